@@ -20,67 +20,25 @@ COLUMNAR = frozenset({"parquet", "avro", "orc"})
 _PREFIX = "cloudfiles."
 _FOREVER = "36500d"
 
-# What Auto Loader itself is told; the rest belongs to the format.
+# Options of Auto Loader itself; the rest belongs to the format.
 _OWN = (
-    "format",
-    "schemaLocation",
-    "schemaEvolutionMode",
-    "inferColumnTypes",
-    "schemaHints",
-    "rescuedDataColumn",
-    "readerCaseSensitive",
-    "maxFilesPerTrigger",
-    "maxBytesPerTrigger",
-    "includeExistingFiles",
-    "allowOverwrites",
-    "maxFileAge",
-    "cleanSource",
-    "cleanSource.retentionDuration",
-    "cleanSource.moveDestination",
-    "partitionColumns",
-    "ignoreCorruptFiles",
-    "ignoreMissingFiles",
-    "pathGlobFilter",
-    "recursiveFileLookup",
-    "modifiedAfter",
-    "modifiedBefore",
+    "format schemaLocation schemaEvolutionMode inferColumnTypes schemaHints rescuedDataColumn "
+    "readerCaseSensitive maxFilesPerTrigger maxBytesPerTrigger includeExistingFiles "
+    "allowOverwrites maxFileAge cleanSource cleanSource.retentionDuration "
+    "cleanSource.moveDestination partitionColumns ignoreCorruptFiles ignoreMissingFiles "
+    "pathGlobFilter recursiveFileLookup modifiedAfter modifiedBefore"
 )
-# Files are found by listing: what steers notifications and listing in parts changes nothing.
+# Files are found by listing: options of notifications, of the queues and accounts behind them, and
+# of listing in parts change nothing.
 _WITHOUT_EFFECT = (
-    "backfillInterval",
-    "fetchParallelism",
-    "listOnStart",
-    "pathRewrites",
-    "resourceTag",
-    "useIncrementalListing",
-    "useManagedFileEvents",
-    "useNotifications",
-    "useStrictGlobber",
-    "validateOptions",
-    # Queues and the accounts that reach them.
-    "awsAccessKey",
-    "awsSecretKey",
-    "clientEmail",
-    "clientId",
-    "clientSecret",
-    "connectionString",
-    "databricks.serviceCredential",
-    "privateKey",
-    "privateKeyId",
-    "projectId",
-    "queueName",
-    "queueUrl",
-    "region",
-    "resourceGroup",
-    "roleArn",
-    "roleExternalId",
-    "roleSessionName",
-    "stsEndpoint",
-    "subscription",
-    "subscriptionId",
-    "tenantId",
+    "backfillInterval fetchParallelism listOnStart pathRewrites resourceTag "
+    "useIncrementalListing useManagedFileEvents useNotifications useStrictGlobber "
+    "validateOptions awsAccessKey awsSecretKey clientEmail clientId clientSecret "
+    "connectionString databricks.serviceCredential privateKey privateKeyId projectId queueName "
+    "queueUrl region resourceGroup roleArn roleExternalId roleSessionName stsEndpoint "
+    "subscription subscriptionId tenantId"
 )
-_KNOWN = {name.lower(): name for name in (*_OWN, *_WITHOUT_EFFECT)}
+_KNOWN = {name.lower(): name for name in f"{_OWN} {_WITHOUT_EFFECT}".split()}
 _IGNORED_PREFIXES = ("resourcetag.", "client.")
 
 

@@ -28,31 +28,12 @@ __all__ = [
     "split_range",
 ]
 
-_OWN = (
-    "startingKey",
-    "maxRowsPerTrigger",
-    "overlap",
-    "settlingDelay",
-    "settleTimeout",
-    "onKeyBack",
-)
+_OWN = "startingKey maxRowsPerTrigger overlap settlingDelay settleTimeout onKeyBack"
 _SPARKS = (
-    "url",
-    "dbtable",
-    "query",
-    "user",
-    "password",
-    "driver",
-    "partitionColumn",
-    "numPartitions",
-    "fetchsize",
-    "queryTimeout",
-    "customSchema",
-    "sessionInitStatement",
-    "pushDownPredicate",
-    "preferTimestampNTZ",
+    "url dbtable query user password driver partitionColumn numPartitions fetchsize queryTimeout "
+    "customSchema sessionInitStatement pushDownPredicate preferTimestampNTZ"
 )
-_KNOWN = {name.lower(): name for name in (*_OWN, *_SPARKS)}
+_KNOWN = {name.lower(): name for name in f"{_OWN} {_SPARKS}".split()}
 # Spark's way to split a batch read: rows outside of these bounds are read as well.
 _BOUNDS = ("lowerbound", "upperbound")
 _LIMIT_FIRST = ("jdbc:mysql:", "jdbc:mariadb:", "jdbc:sqlite:")
@@ -168,7 +149,7 @@ def jdbc_source_options(options: Mapping[str, str]) -> JdbcSourceOptions:
         if "query" in by_lower_name
         else ""
     )
-    own = {*(name.lower() for name in _OWN), "partitioncolumn", "numpartitions"}
+    own = {*_OWN.lower().split(), "partitioncolumn", "numpartitions"}
     own |= {"url", "dbtable", "query"}
     reader = {name: value for name, value in options.items() if name.lower() not in own}
     if "fetchsize" not in by_lower_name:

@@ -17,58 +17,23 @@ __all__ = ["prepare_sink_options", "prepare_source_options"]
 _SUBSCRIPTIONS = ("subscribe", "subscribePattern", "assign")
 
 _SOURCE_OPTIONS = (
-    *_SUBSCRIPTIONS,
-    "startingOffsets",
-    "startingOffsetsByTimestamp",
-    "startingTimestamp",
-    "startingOffsetsByTimestampStrategy",
-    "endingOffsets",
-    "endingOffsetsByTimestamp",
-    "endingTimestamp",
-    "failOnDataLoss",
-    "kafkaConsumer.pollTimeoutMs",
-    "fetchOffset.numRetries",
-    "fetchOffset.retryIntervalMs",
-    "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "minPartitions",
-    "maxRecordsPerPartition",
-    "groupIdPrefix",
-    "includeHeaders",
+    "startingOffsets startingOffsetsByTimestamp startingTimestamp "
+    "startingOffsetsByTimestampStrategy endingOffsets endingOffsetsByTimestamp endingTimestamp "
+    "failOnDataLoss kafkaConsumer.pollTimeoutMs fetchOffset.numRetries "
+    "fetchOffset.retryIntervalMs maxOffsetsPerTrigger minOffsetsPerTrigger maxTriggerDelay "
+    "minPartitions maxRecordsPerPartition groupIdPrefix includeHeaders"
 )
 _SINK_OPTIONS = ("topic", "includeHeaders", "rowIds", "checkpointLocation", "queryName")
 
 # Options of the Kafka client that users forget to prefix; Spark would ignore them.
 _CLIENT_OPTIONS = (
-    "bootstrap.servers",
-    "group.id",
-    "isolation.level",
-    "security.protocol",
-    "sasl.mechanism",
-    "sasl.jaas.config",
-    "sasl.login.callback.handler.class",
-    "sasl.client.callback.handler.class",
-    "ssl.truststore.location",
-    "ssl.truststore.password",
-    "ssl.truststore.type",
-    "ssl.keystore.location",
-    "ssl.keystore.password",
-    "ssl.keystore.type",
-    "ssl.key.password",
-    "ssl.endpoint.identification.algorithm",
-    "request.timeout.ms",
-    "session.timeout.ms",
-    "max.poll.records",
-    "fetch.max.bytes",
-    "max.partition.fetch.bytes",
-    "acks",
-    "compression.type",
-    "linger.ms",
-    "batch.size",
-    "max.request.size",
-    "delivery.timeout.ms",
-    "enable.idempotence",
+    "bootstrap.servers group.id isolation.level security.protocol sasl.mechanism "
+    "sasl.jaas.config sasl.login.callback.handler.class sasl.client.callback.handler.class "
+    "ssl.truststore.location ssl.truststore.password ssl.truststore.type ssl.keystore.location "
+    "ssl.keystore.password ssl.keystore.type ssl.key.password "
+    "ssl.endpoint.identification.algorithm request.timeout.ms session.timeout.ms "
+    "max.poll.records fetch.max.bytes max.partition.fetch.bytes acks compression.type linger.ms "
+    "batch.size max.request.size delivery.timeout.ms enable.idempotence"
 )
 
 _ENDING = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
@@ -130,7 +95,7 @@ def prepare_source_options(options: Mapping[str, str], *, streaming: bool = True
     value wins. Options without a `kafka.` prefix that resemble no known one pass unchanged.
     """
     by_name = _by_lower_name(options)
-    _refuse_unknown(options, _SOURCE_OPTIONS)
+    _refuse_unknown(options, (*_SUBSCRIPTIONS, *_SOURCE_OPTIONS.split()))
     _refuse(by_name, _REFUSED_SOURCE)
     _require_servers(by_name)
     chosen = [name for name in _SUBSCRIPTIONS if name.lower() in by_name]
@@ -226,7 +191,7 @@ def _refuse_unknown(options: Mapping[str, str], known: tuple[str, ...]) -> None:
         if lower.startswith("kafka.") or lower in by_lower:
             continue
         nearest: str | None = None
-        if lower in _CLIENT_OPTIONS:
+        if lower in _CLIENT_OPTIONS.split():
             nearest = f"kafka.{lower}"
         elif close := difflib.get_close_matches(lower, by_lower, n=1, cutoff=0.8):
             nearest = by_lower[close[0]]

@@ -18,42 +18,16 @@ from penstock.errors import ConnectorError
 __all__ = ["KinesisOptions", "StartPosition", "source_options"]
 
 _EXAMPLE = '.option("streamName", "orders")'
-_KNOWN = {
-    name.lower(): name
-    for name in (
-        "streamName",
-        "region",
-        "endpoint",
-        "stsEndpoint",
-        "initialPosition",
-        "awsAccessKey",
-        "awsSecretKey",
-        "awsSessionToken",
-        "roleArn",
-        "roleExternalId",
-        "roleSessionName",
-        "consumerMode",
-        "failOnDataLoss",
-        "maxRecordsPerFetch",
-        "maxFetchRate",
-        "minFetchPeriod",
-        "maxFetchDuration",
-        "fetchBufferSize",
-        "shardsPerTask",
-        "shardFetchInterval",
-        "retryTimeout",
-    )
-}
+_NAMES = (
+    "streamName region endpoint stsEndpoint initialPosition awsAccessKey awsSecretKey "
+    "awsSessionToken roleArn roleExternalId roleSessionName consumerMode failOnDataLoss "
+    "maxRecordsPerFetch maxFetchRate minFetchPeriod maxFetchDuration fetchBufferSize "
+    "shardsPerTask shardFetchInterval retryTimeout"
+)
 # Of Databricks' connector: how it keeps what it fetched ahead. Nothing is fetched ahead here.
-_WITHOUT_EFFECT = frozenset(
-    {
-        "coalescethresholdblocksize",
-        "coalesce",
-        "coalescebinsize",
-        "reusekinesisclient",
-        "maxshardsperdescribe",
-        "avoidemptypartitions",
-    }
+_WITHOUT_EFFECT = (
+    "coalescethresholdblocksize coalesce coalescebinsize reusekinesisclient maxshardsperdescribe "
+    "avoidemptypartitions"
 )
 _REFUSED = {
     "servicecredential": "there are no service credentials here: use the default credentials of "
@@ -72,6 +46,7 @@ _SECONDS = {
     **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0),
     **dict.fromkeys(("h", "hour", "hours"), 3600.0),
 }
+_KNOWN = {name.lower(): name for name in _NAMES.split()}
 _BYTES = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20}
 _BYTES |= {"g": 1 << 30, "gb": 1 << 30}
 _MAX_BUFFER = 1 << 30
@@ -154,7 +129,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Kin
             )
         if lower in _KNOWN:
             by_lower_name[lower] = value.strip()
-        elif lower not in _WITHOUT_EFFECT:
+        elif lower not in _WITHOUT_EFFECT.split():
             _refuse_unknown(name)
     _check_mode(by_lower_name.get("consumermode", "polling"))
     key, secret = by_lower_name.get("awsaccesskey"), by_lower_name.get("awssecretkey")
