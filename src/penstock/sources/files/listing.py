@@ -4,19 +4,31 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 from urllib.parse import unquote
 
 from pyspark.sql import SparkSession
+from pyspark.sql.types import (
+    DataType,
+    DateType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from penstock._tables.files import local_path
 from penstock.errors import ConnectorError
 from penstock.sources.files.options import FileOptions
-from penstock.sources.files.sqltext import PATH, literals
+from penstock.sources.files.sqltext import PATH, literal, literals, type_sql
 
 _GLOB = re.compile(r"[*?\[{]")
 _NAME_FILTER = "pathGlobFilter"
 _MOST_LOOKED_AT = 1000
+_PART = re.compile(r"(?<=/)([^/=]+)=([^/]*)(?=/)")
+_NONE = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True)
@@ -179,3 +191,54 @@ def _common_folder(paths: Sequence[str]) -> str:
         if char == "/":
             end = position + 1
     return shortest[:end]
+
+
+def partition_schema(
+    files: Sequence[FoundFile], roots: FileRoots, options: FileOptions
+) -> StructType:
+    """The partition columns of a sample of files, in the order of the path below the roots."""
+    values: dict[str, list[str]] = {}
+    for file in files:
+        for key, value in _PART.findall(roots.below(file.path)):
+            values.setdefault(key, []).append(value)
+    if options.partition_columns is not None:
+        values = {key: values.get(key, []) for key in options.partition_columns}
+    typed = options.infer_types
+    return StructType(
+        [StructField(k, _kind(v) if typed else StringType(), True) for k, v in values.items()]
+    )
+
+
+def partition_sql(field: StructField) -> str:
+    """SQL of a partition column."""
+    pattern = rf"/{re.escape(field.name)}=([^/]*)/"
+    # Once for the URI that the path is, once for Hive's own escapes; a plus means itself.
+    text = f"regexp_extract({PATH}, {literal('.*' + pattern)}, 1)"
+    for _ in range(2):
+        text = f"try_url_decode(replace({text}, '+', '%2B'))"
+    value = f"nullif(nullif({text}, ''), {literal(_NONE)})"
+    if isinstance(field.dataType, StringType):
+        return value
+    return f"try_cast({value} AS {type_sql(field.dataType)})"
+
+
+def _kind(values: Sequence[str]) -> DataType:
+    present = [value for value in values if value and value != _NONE]
+    if not present:
+        return StringType()
+    if all(re.fullmatch(r"-?(?:0|[1-9]\d{0,17})", value) for value in present):
+        fits = all(-(2**31) <= int(value) < 2**31 for value in present)
+        return IntegerType() if fits else LongType()
+    if all(_is_date(value) for value in present):
+        return DateType()
+    return StringType()
+
+
+def _is_date(text: str) -> bool:
+    if not re.fullmatch(r"\d{4}-\d\d-\d\d", text):
+        return False
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True

@@ -25,12 +25,13 @@ from penstock.sources.files.listing import (
     FileRoots,
     FoundFile,
     file_name,
+    partition_schema,
+    partition_sql,
     readable,
     without_files,
 )
 from penstock.sources.files.merging import apply_hints, mark_rescued, parse_ddl, without_void
 from penstock.sources.files.options import COLUMNAR, Evolution, FileOptions, file_options
-from penstock.sources.files.partitions import partition_schema, partition_sql
 from penstock.sources.files.rows import Rows, finished
 from penstock.sources.files.sqltext import literal, name
 from penstock.sources.files.widening import keep_wider

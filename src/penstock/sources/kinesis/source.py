@@ -1,6 +1,7 @@
 """Kinesis as a source: streams of shards, read by a data source in Python."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,12 +30,23 @@ from penstock.sources.base import (
 )
 from penstock.sources.kinesis.client import require_botocore
 from penstock.sources.kinesis.data_source import BEHIND, FORMAT, kinesis_source
-from penstock.sources.kinesis.failures import FAILURE, HINTS, MAY_PASS
 from penstock.sources.kinesis.offsets import Offset, is_offset, ranges
 from penstock.sources.kinesis.options import KinesisOptions, source_options
 from penstock.sources.kinesis.options import StartPosition as InitialPosition
 
 _TIME = "approximateArrivalTimestamp"
+# The data source fails in Spark's Python processes: only the text of an error comes back.
+_FAILURE = re.compile(
+    r"\[(KINESIS_[A-Z_]+|STREAM_RECREATED|SOURCE_ROWS_LOST|MISSING_EXTRA)\] ([^\n]+)"
+    r"(?:\n +hint: ([^\n]+))?"
+)
+_HINTS = {
+    "SOURCE_ROWS_LOST": 'set failOnDataLoss to "false" to continue without them, or --full-refresh '
+    "TABLE to read what is there",
+    "STREAM_RECREATED": "--full-refresh TABLE reads the new stream from its start; to keep the "
+    "rows of the old one, give the flow a new name: it starts with a new checkpoint",
+}
+_MAY_PASS = ("KINESIS_UNREACHABLE",)
 
 
 class KinesisSource(Source):
@@ -85,17 +97,17 @@ class KinesisStream(OpenedSource):
 
     def explain(self, text: str, flow: Flow) -> PenstockError | None:
         """See `OpenedSource.explain`: what the data source raised in Spark's Python processes."""
-        match = FAILURE.search(text)
+        match = _FAILURE.search(text)
         if match is None:
             return None
         condition, message = match[1], shown(match[2])
-        hint = HINTS.get(condition, match[3] and shown(match[3]))
+        hint = _HINTS.get(condition, match[3] and shown(match[3]))
         raised = CheckpointError if condition == "STREAM_RECREATED" else FlowError
         return raised(
             condition,
             f"flow {flow.name!r}: it failed: {message}",
             flow=flow.name,
-            retryable=condition in MAY_PASS,
+            retryable=condition in _MAY_PASS,
             origin=flow.origin,
             hint=hint and hint.replace("TABLE", flow.target),
         )
