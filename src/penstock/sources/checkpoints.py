@@ -45,6 +45,5 @@ def created_ms(checkpoint: Checkpoint) -> int:
 
 
 def _ended_ms(checkpoint: Checkpoint) -> int:
-    """When its last batch was finished; 0 if it has none."""
     times = [file.stat().st_mtime for file in (checkpoint.path / "commits").glob("[0-9]*")]
     return round(max(times, default=0) * 1000)

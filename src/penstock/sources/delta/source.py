@@ -118,7 +118,6 @@ class PendingVersions:
         return int(self._delta.snapshot(path).version())
 
     def _oldest(self, path: str, version: int, index: int) -> float | None:
-        """Age of the first of very many commits that has rows to read."""
         for number in range(version, version + _MOST_COMMITS):
             added = self._added(path, number)
             if added is None:
@@ -206,7 +205,6 @@ class DeltaStream(OpenedSource):
         return DataFrame(dataset.ofRows(self._spark._jsparkSession, plan), self._spark)
 
     def _within(self, rows: DataFrame, first: int, last: int) -> DataFrame:
-        """The rows that commits of a range have added."""
         if "_commit_version" in rows.columns:  # a change feed has it as a column
             return rows.where(F.col("_commit_version").between(first, last))
         names = added_files(self._spark, self._location, first, last)
@@ -352,7 +350,6 @@ class DeltaStream(OpenedSource):
                 )
 
     def _times(self) -> dict[int, int]:
-        """When the versions that the log still has were made, in milliseconds since 1970."""
         rows = self._spark.sql(f"DESCRIBE HISTORY delta.`{self._location}`")
         return {
             int(row["version"]): int(row["at"])

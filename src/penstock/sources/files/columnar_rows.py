@@ -150,7 +150,6 @@ def avro_missing() -> SetupError:
 
 
 def _without_rescued(cell: str, kind: DataType) -> str:
-    """SQL: a cell without the parts that go to the rescued data."""
     if not isinstance(kind, StructType) or visible(kind) == kind:
         return cell
     fields = ", ".join(

@@ -178,7 +178,6 @@ class _Csv:
         return f"CASE WHEN contains({text}, {literal(self._quote)}) THEN {quoted} ELSE {plain} END"
 
     def _value(self, token: str) -> str:
-        """SQL: what a token says; NULL for none."""
         parser_options = {**self._parse, "mode": "PERMISSIVE"}
         return f"from_csv({token}, 'v string', {options_map(parser_options)}).v"
 
@@ -256,10 +255,8 @@ class _Csv:
 
 
 def _lookup(key: str, names: str) -> str:
-    """SQL: the token `tk` under a name; NULL without one."""
     return f"get(tk, cast(array_position({names}, {key}) AS int) - 1)"
 
 
 def _class(text: str) -> str:
-    """The first character of a text, for a character class."""
     return re.sub(r"([\\\]\[^&-])", r"\\\1", text[:1])

@@ -177,7 +177,6 @@ def _texts(spark: SparkSession, paths: Sequence[str], *, whole: bool) -> DataFra
 
 
 def _readable(options: FileOptions) -> dict[str, str]:
-    """Format options that make sense while a schema is inferred."""
     left_out = ("mode", "columnnameofcorruptrecord", "inferschema")
     return {key: value for key, value in options.parse.items() if key.lower() not in left_out}
 

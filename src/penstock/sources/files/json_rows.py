@@ -254,7 +254,6 @@ def _records(options: FileOptions, parse: dict[str, str]) -> str:
 def _slow(
     schema: StructType, options: FileOptions, comparison: Comparison, parser_options: dict[str, str]
 ) -> str:
-    """SQL of what is left of a record that is not certainly complete."""
     corrupt = f"array({text_fragment('_corrupt_record', _TEXT)})"
     # In an array and an object of our own, what follows the record makes the whole invalid.
     wrapped = (

@@ -240,7 +240,6 @@ def _top_level(text: str) -> Iterator[str]:
 
 
 def _path(part: str) -> tuple[list[str], str]:
-    """The dotted name at the beginning of a hint, and what follows it."""
     names, current, position, quoted = [], "", 0, False
     while position < len(part):
         char = part[position]

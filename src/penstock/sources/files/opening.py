@@ -160,8 +160,6 @@ def _compared(opened: OpenedFiles, sample: "_Found") -> OpenedFiles:
 
 @dataclass
 class _Found:
-    """The files of a source, listed on request."""
-
     spark: SparkSession
     roots: FileRoots
     options: FileOptions
@@ -196,7 +194,6 @@ def _parsed(schema: StructType | str | None) -> StructType | None:
 def _learned(
     sample: _Found, options: FileOptions, state: SourceMemory, *, streaming: bool
 ) -> tuple[StructType, StructType]:
-    """The schema that was inferred at the first start, or is now."""
     versions = state.load() if streaming else []
     if versions:
         names = state.note(_PARTITIONS) or []

@@ -164,7 +164,6 @@ _OF_FORMATS = {"header", "inferschema"}
 
 
 def _split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Auto Loader's own options under their names in lower case, and those of the format."""
     own: dict[str, str] = {}
     parse: dict[str, str] = {}
     for key, value in options.items():

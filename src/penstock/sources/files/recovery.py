@@ -175,7 +175,6 @@ class _Growth:
 
 
 def _message(text: str, start: str, key: str) -> dict[str, Any] | None:
-    """The JSON that follows a word in the text of a failure, if it is about a source."""
     for match in re.finditer(re.escape(start) + r" (?=\{)", text):
         for candidate in (text[match.end() :], text[match.end() :].replace('\\"', '"')):
             try:
@@ -190,7 +189,6 @@ def _message(text: str, start: str, key: str) -> dict[str, Any] | None:
 def _grow(
     source: OpenedFiles, where: str, fields: Sequence[str], message: Mapping[str, Any]
 ) -> _Growth:
-    """Save a schema with the new fields and wider types, if there is anything to save."""
     seen = _seen(source, where, [str(path) for path in message.get("files", ())])
     current = StructType([*source.schema.fields, *source.partitions.fields])
     taken = {name.lower() for name in source.options.reserved}
@@ -331,7 +329,6 @@ def _broken_among(source: OpenedFiles, files: list[FoundFile]) -> list[tuple[str
 
 
 def _unmarked(schema: StructType) -> StructType:
-    """All fields of a schema without their marks."""
     return StructType([StructField(f.name, f.dataType, True) for f in schema.fields])
 
 

@@ -91,7 +91,6 @@ class PendingFiles:
         }
 
     def _listed(self, source: Any) -> dict[str, tuple[int, int | None]]:
-        """Size and time of the last change, in milliseconds, of each file."""
         method = next(
             method
             for method in source.getClass().getDeclaredMethods()
@@ -124,7 +123,6 @@ class PendingFiles:
         return [path for path, several in spellings.items() if unseen.issuperset(several)]
 
     def _spellings(self, path: str) -> list[str]:
-        """How Spark may have remembered a file."""
         if not _PLAIN_PATH.fullmatch(path):
             path = str(self._jvm.org.apache.hadoop.fs.Path(path).toUri().toString())
         if path.startswith("file:/"):
@@ -354,7 +352,6 @@ def options_at(options: Mapping[str, str], position: Position, *, times: bool) -
 
 
 def _within(rows: DataFrame, read: Read) -> DataFrame:
-    """The rows of files that were changed in a range; others are not opened."""
     after, before = read.position.get("modified_after"), read.position.get("modified_before")
     changed = F.col("_metadata.file_modification_time")
     if after is not None:
@@ -365,7 +362,6 @@ def _within(rows: DataFrame, read: Read) -> DataFrame:
 
 
 def _time_of(at: StartPosition, now_ms: int) -> int:
-    """The time after which files belong to what begins at a position."""
     match at.kind:
         case StartKind.LATEST:
             return now_ms

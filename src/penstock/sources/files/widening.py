@@ -107,7 +107,6 @@ def _grows(kind: DataType, whole: str, scale: str) -> str:
 
 
 def _decimal_sql(whole: str, scale: str) -> str:
-    """SQL: the name of a decimal."""
     return f"concat('DECIMAL(', greatest(1, {whole} + {scale}), ',', {scale}, ')')"
 
 

@@ -137,7 +137,6 @@ class JdbcRows(OpenedSource):
                 )
 
     def _read_by(self, done: Sequence[Checkpoint]) -> str | None:
-        """The last key that the checkpoints have read; of a flow with one such stream."""
         keys = [
             str(offset["key"])
             for checkpoint in done

@@ -295,7 +295,6 @@ class JdbcStream:
             )
 
     def _next(self, last: _Range | None, mark: Key) -> _Range:
-        """The next range: up to the mark, or to the last row that a batch may have."""
         self._compare(mark, last)
         low = None if last is None else last.high
         condition = self._condition(low, mark)
@@ -309,7 +308,6 @@ class JdbcStream:
         return _Range(low, high, int(rows or 0))
 
     def _compare(self, mark: Key | None, last: _Range | None) -> None:
-        """Refuse a table that has other keys than were read from it."""
         if last is None or self._options.accept_key_back or self._overlap:
             return
         if mark is not None and mark.order < last.high.order:

@@ -261,7 +261,6 @@ def _server_time(answer: Mapping[str, Any]) -> int:
 
 
 def _session(options: KinesisOptions, config: Any) -> Any:
-    """A session with the credentials that were asked for; without any, AWS's default chain."""
     from botocore.session import Session
 
     session = Session()
