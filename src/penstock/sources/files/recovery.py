@@ -20,28 +20,12 @@ from penstock._spark.failures import full_text, java_causes
 from penstock.errors import FlowError
 from penstock.sources.files.columnar_rows import distinct_schemas, misfit, schema_by_file
 from penstock.sources.files.inference import infer, sample
-from penstock.sources.files.listing import (
-    FoundFile,
-    file_name,
-    file_name_of_uri,
-    readable,
-)
-from penstock.sources.files.merging import (
-    add_fields,
-    add_paths,
-    mark_rescued,
-    widest,
-    without_void,
-)
+from penstock.sources.files.listing import FoundFile, file_name, file_name_of_uri, readable
+from penstock.sources.files.merging import add_fields, add_paths, mark_rescued, widest, without_void
 from penstock.sources.files.opening import QUARANTINED, OpenedFiles
 from penstock.sources.files.options import COLUMNAR, Evolution
 from penstock.sources.files.rows import MALFORMED, UNKNOWN_FIELD
-from penstock.sources.files.widening import (
-    changed_types,
-    told_columns,
-    widen_columns,
-    widen_paths,
-)
+from penstock.sources.files.widening import changed_types, told_columns, widen_columns, widen_paths
 
 _UNREADABLE = re.compile(r"\[FAILED_READ_FILE\.(\w+)\][^\n]*?file (\S+?)\.(?:\s|$)")
 _UNFIT = "UNFIT_TYPES_IN_FILES"

@@ -9,13 +9,7 @@ from penstock.errors import ConnectorError
 from penstock.sources.files.options import Evolution, FileOptions
 from penstock.sources.files.rescue import FLAW, Comparison, typed_columns
 from penstock.sources.files.rows import LEFT, TYPED, Rows, decoded, left_sql
-from penstock.sources.files.sqltext import (
-    NO_TEXTS,
-    literal,
-    options_map,
-    text_fragment,
-    with_value,
-)
+from penstock.sources.files.sqltext import NO_TEXTS, literal, options_map, text_fragment, with_value
 
 _TEXT = "__files_text"
 _READER_ONLY = frozenset(

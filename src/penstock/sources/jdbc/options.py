@@ -185,11 +185,7 @@ def jdbc_source_options(options: Mapping[str, str]) -> JdbcSourceOptions:
 def read_key(kind: KeyKind, text: str) -> Key:
     """A key out of the string in which a database, a checkpoint or an option has it."""
     text = text.strip()
-    pattern = {
-        KeyKind.INTEGER: _INTEGER,
-        KeyKind.DECIMAL: _DECIMAL,
-        KeyKind.TIMESTAMP: _TIME,
-    }[kind]
+    pattern = {KeyKind.INTEGER: _INTEGER, KeyKind.DECIMAL: _DECIMAL, KeyKind.TIMESTAMP: _TIME}[kind]
     if pattern.fullmatch(text) is None:
         raise ConnectorError(
             "JDBC_KEY_INVALID",

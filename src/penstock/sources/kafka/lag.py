@@ -220,12 +220,7 @@ class KafkaLag:
             topic: None if settings is None else settings.as_json()
             for topic, settings in retention.items()
         }
-        return {
-            "kind": "kafka",
-            "partitions": partitions,
-            "retention": shown,
-            "problem": problem,
-        }
+        return {"kind": "kafka", "partitions": partitions, "retention": shown, "problem": problem}
 
     def _partition(
         self,

@@ -118,8 +118,7 @@ def prepare_source_options(options: Mapping[str, str], *, streaming: bool = True
     least, most = by_name.get("minoffsetspertrigger"), by_name.get("maxoffsetspertrigger")
     if least is not None and most is not None and int(least) > int(most):
         raise ConnectorError(
-            "KAFKA_OPTION_INVALID",
-            "option `minOffsetsPerTrigger` is above `maxOffsetsPerTrigger`",
+            "KAFKA_OPTION_INVALID", "option `minOffsetsPerTrigger` is above `maxOffsetsPerTrigger`"
         )
     _check_delay(by_name.get("maxtriggerdelay"))
     prepared = _made_safe(options)

@@ -108,10 +108,7 @@ class KinesisClient:
         )
         try:
             self._client: Any = _session(options, config).create_client(
-                "kinesis",
-                region_name=options.region,
-                endpoint_url=options.endpoint,
-                config=config,
+                "kinesis", region_name=options.region, endpoint_url=options.endpoint, config=config
             )
         except (ValueError, self._errors.BotoCoreError) as error:
             raise ConnectorError(

@@ -6,13 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from penstock.errors import ConnectorError
-from penstock.sources.kinesis.client import (
-    IteratorExpired,
-    KinesisClient,
-    NotInShard,
-    Page,
-    Record,
-)
+from penstock.sources.kinesis.client import IteratorExpired, KinesisClient, NotInShard, Page, Record
 from penstock.sources.kinesis.offsets import Position, ShardRange
 from penstock.sources.kinesis.options import KinesisOptions
 
