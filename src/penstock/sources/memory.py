@@ -81,37 +81,29 @@ class PassingMemory:
 
     def __init__(self, persisted: SourceMemory | None = None) -> None:
         self._persisted = persisted
-        self._added: list[StructType] = []
-        self._notes: dict[str, Any] = {}
-
-    @property
-    def added(self) -> list[StructType]:
+        self.added: list[StructType] = []
         """Versions that the persisted store does not have."""
-        return self._added
-
-    @property
-    def notes(self) -> dict[str, Any]:
+        self.notes: dict[str, Any] = {}
         """Notes that the persisted store does not have."""
-        return self._notes
 
     def load(self) -> list[StructType]:
         """See `SourceMemory.load`."""
         before = self._persisted.load() if self._persisted is not None else []
-        return [*before, *self._added]
+        return [*before, *self.added]
 
     def save(self, schema: StructType) -> None:
         """See `SourceMemory.save`."""
-        self._added.append(schema)
+        self.added.append(schema)
 
     def note(self, name: str) -> Any:
         """See `SourceMemory.note`."""
-        if name in self._notes or self._persisted is None:
-            return self._notes.get(name)
+        if name in self.notes or self._persisted is None:
+            return self.notes.get(name)
         return self._persisted.note(name)
 
     def save_note(self, name: str, value: Any) -> None:
         """See `SourceMemory.save_note`."""
-        self._notes[name] = value
+        self.notes[name] = value
 
 
 def _parsed(text: str | None) -> Any:

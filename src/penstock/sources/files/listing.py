@@ -56,7 +56,7 @@ class FileRoots:
 
     def existing(self) -> list[str]:
         """The roots that are there; one with wildcards counts."""
-        return [path for path in self.paths if _GLOB.search(path) or self._exists(path)]
+        return [path for path in self.paths if _GLOB.search(path) or exists(self._spark, path)]
 
     def missing(self) -> list[str]:
         """The roots that are not there yet."""
@@ -142,13 +142,15 @@ class FileRoots:
         """Whether a file may be below one of the roots."""
         return self.below(path) != file_name(path) or any(_GLOB.match(root) for root in self.paths)
 
-    def _exists(self, path: str) -> bool:
-        local = local_path(path)
-        if local is not None:
-            return local.exists()
-        hadoop: Any = self._spark._jvm.org.apache.hadoop.fs.Path(path)  # type: ignore[union-attr]
-        conf = self._spark._jsparkSession.sessionState().newHadoopConf()
-        return bool(hadoop.getFileSystem(conf).exists(hadoop))
+
+def exists(spark: SparkSession, path: str) -> bool:
+    """Whether a file or folder exists, on a local disk or on a file system of Hadoop."""
+    local = local_path(path)
+    if local is not None:
+        return local.exists()
+    hadoop: Any = spark._jvm.org.apache.hadoop.fs.Path(path)  # type: ignore[union-attr]
+    conf = spark._jsparkSession.sessionState().newHadoopConf()
+    return bool(hadoop.getFileSystem(conf).exists(hadoop))
 
 
 def file_name_sql() -> str:

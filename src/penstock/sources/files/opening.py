@@ -4,10 +4,11 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructType
 
 from penstock._model.exception_text import first_line
 from penstock.errors import DefinitionError
@@ -30,7 +31,13 @@ from penstock.sources.files.listing import (
     readable,
     without_files,
 )
-from penstock.sources.files.merging import apply_hints, mark_rescued, parse_ddl, without_void
+from penstock.sources.files.merging import (
+    apply_hints,
+    mark_rescued,
+    parse_ddl,
+    unmarked,
+    without_void,
+)
 from penstock.sources.files.options import COLUMNAR, Evolution, FileOptions, file_options
 from penstock.sources.files.rows import Rows, finished
 from penstock.sources.files.sqltext import literal, name
@@ -97,10 +104,9 @@ def open_source(
     """
     chosen = file_options(options, has_schema=schema is not None, streaming=streaming)
     roots = FileRoots(spark, [path] if isinstance(path, str) else path, chosen)
-    sample = _Found(spark, roots, chosen)
+    sample = _Files(spark, roots)
     if not chosen.format:
         chosen = replace(chosen, format=detect_format(sample.files))
-        sample.options = chosen
         if chosen.format == "text":
             chosen = file_options(
                 {**options, "format": "text"}, has_schema=schema is not None, streaming=streaming
@@ -138,7 +144,7 @@ def read_source(source: OpenedFiles, *, streaming: bool) -> DataFrame:
     return df.select(*(name(column) for column in (*wanted, *extra)))
 
 
-def _compared(opened: OpenedFiles, sample: "_Found") -> OpenedFiles:
+def _compared(opened: OpenedFiles, sample: "_Files") -> OpenedFiles:
     """A batch knows all its files: extra columns are rescued, files with other types set aside."""
     options = opened.options
     entries = opened.state.note(QUARANTINED) or []
@@ -159,20 +165,16 @@ def _compared(opened: OpenedFiles, sample: "_Found") -> OpenedFiles:
 
 
 @dataclass
-class _Found:
+class _Files:
     spark: SparkSession
     roots: FileRoots
-    options: FileOptions
-    _files: list[FoundFile] | None = None
 
-    @property
+    @cached_property
     def files(self) -> list[FoundFile]:
         """All files, the oldest first."""
-        if self._files is None:
-            self._files = self.roots.list()
-        return self._files
+        return self.roots.list()
 
-    @property
+    @cached_property
     def sample(self) -> list[FoundFile]:
         """Those that a schema is inferred from."""
         return sample(self.spark, self.files)
@@ -192,7 +194,7 @@ def _parsed(schema: StructType | str | None) -> StructType | None:
 
 
 def _learned(
-    sample: _Found, options: FileOptions, state: SourceMemory, *, streaming: bool
+    sample: _Files, options: FileOptions, state: SourceMemory, *, streaming: bool
 ) -> tuple[StructType, StructType]:
     versions = state.load() if streaming else []
     if versions:
@@ -212,7 +214,7 @@ def _learned(
     kept = [field for field in data.fields if field.name.lower() not in folded]
     whole = _hinted(StructType([*kept, *partitions.fields]), options)
     if not [field for field in whole.fields if field.name not in names]:
-        raise _nothing_found(sample, options)
+        raise _nothing_found(sample)
     if streaming:
         state.save_note(_PARTITIONS, names)
         state.save(whole)
@@ -230,7 +232,7 @@ def _split(schema: StructType, partitions: Sequence[str]) -> tuple[StructType, S
     return StructType([f for f in schema.fields if f not in by_path]), StructType(by_path)
 
 
-def _nothing_found(sample: _Found, options: FileOptions) -> DefinitionError:
+def _nothing_found(sample: _Files) -> DefinitionError:
     where = ", ".join(sample.roots.paths)
     if not sample.roots.existing():
         what = f"the folder {where} does not exist"
@@ -249,7 +251,7 @@ def _nothing_found(sample: _Found, options: FileOptions) -> DefinitionError:
 
 
 def _given(
-    schema: StructType, sample: _Found, options: FileOptions, state: SourceMemory
+    schema: StructType, sample: _Files, options: FileOptions, state: SourceMemory
 ) -> tuple[StructType, StructType, FileOptions]:
     """The user's own schema, split into what is data and what is made otherwise."""
     fields = {field.name.lower(): field for field in schema.fields}
@@ -281,7 +283,7 @@ def _given(
     return StructType(data), StructType(partitions), options
 
 
-def _order(sample: _Found, options: FileOptions, state: SourceMemory) -> Mapping[str, list[str]]:
+def _order(sample: _Files, options: FileOptions, state: SourceMemory) -> Mapping[str, list[str]]:
     if options.format != "json":
         return {}
     order = state.note(_KEY_ORDER)
@@ -351,11 +353,11 @@ def _raw(
     try:
         if streaming:
             stream = spark.readStream.format(reader_format).options(**reader_options)
-            stream = stream if schema is None else stream.schema(_plain(schema))
+            stream = stream if schema is None else stream.schema(unmarked(schema))
             df = stream.load(opened.roots.stream_path())
         else:
             batch = spark.read.format(reader_format).options(**reader_options)
-            batch = batch if schema is None else batch.schema(_plain(schema))
+            batch = batch if schema is None else batch.schema(unmarked(schema))
             df = batch.load(opened.roots.existing() or list(opened.roots.paths))
     except Exception as error:
         if options.format == "avro" and "AVRO" in str(error).upper():
@@ -378,7 +380,3 @@ def _conditions(opened: OpenedFiles, *, streaming: bool) -> Iterator[str]:
         yield f"{changed} > cast({literal(options.modified_after)} AS timestamp)"
     if options.modified_before:
         yield f"{changed} < cast({literal(options.modified_before)} AS timestamp)"
-
-
-def _plain(schema: StructType) -> StructType:
-    return StructType([StructField(f.name, f.dataType, True) for f in schema.fields])

@@ -11,8 +11,6 @@ from enum import StrEnum
 
 from penstock.errors import ConnectorError
 
-__all__ = ["Evolution", "FileOptions", "ParseMode", "file_options"]
-
 FORMATS = ("json", "csv", "xml", "parquet", "avro", "orc", "text", "binaryFile")
 TEXTUAL = frozenset({"json", "csv", "xml"})
 COLUMNAR = frozenset({"parquet", "avro", "orc"})
@@ -93,7 +91,6 @@ class FileOptions:
     include_existing: bool
     allow_overwrites: bool
     quarantine_corrupt: bool
-    schema_location: str | None
     modified_after: str | None
     modified_before: str | None
     source: Mapping[str, str]
@@ -151,7 +148,6 @@ def file_options(options: Mapping[str, str], *, has_schema: bool, streaming: boo
         include_existing=_flag(own, "includeExistingFiles", default=True),
         allow_overwrites=_flag(own, "allowOverwrites"),
         quarantine_corrupt=_flag(own, "ignoreCorruptFiles", default=True),
-        schema_location=own.get("schemalocation") or None,
         modified_after=own.get("modifiedafter") or None,
         modified_before=own.get("modifiedbefore") or None,
         source=_source_options(own, streaming=streaming),

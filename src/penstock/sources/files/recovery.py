@@ -7,13 +7,12 @@ and the number of restarts is bounded.
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructType
 
 from penstock._model.flow import Flow
 from penstock._spark.failures import full_text, java_causes
@@ -21,7 +20,14 @@ from penstock.errors import FlowError
 from penstock.sources.files.columnar_rows import distinct_schemas, misfit, schema_by_file
 from penstock.sources.files.inference import infer, sample
 from penstock.sources.files.listing import FoundFile, file_name, file_name_of_uri, readable
-from penstock.sources.files.merging import add_fields, add_paths, mark_rescued, widest, without_void
+from penstock.sources.files.merging import (
+    add_fields,
+    add_paths,
+    mark_rescued,
+    unmarked,
+    widest,
+    without_void,
+)
 from penstock.sources.files.opening import QUARANTINED, OpenedFiles
 from penstock.sources.files.options import COLUMNAR, Evolution
 from penstock.sources.files.rows import MALFORMED, UNKNOWN_FIELD
@@ -117,45 +123,41 @@ def _unknown_fields(text: str, source: OpenedFiles, flow: Flow) -> FlowError | N
     fields = [str(field) for field in message["fields"]]
     where = file_name_of_uri(str(message["file"][0]))
     names = ", ".join(repr(field) for field in fields)
-    grown = _Growth()
+    grown = None
     if source.options.evolution is not Evolution.FAIL:
         grown = _grow(source, where, fields, message)
-    if not grown:
-        return FlowError(
+    if grown is None:
+        return _error(
             "UNKNOWN_FIELD",
-            f"flow {flow.name!r}: {where} has fields that the schema does not have: {names}",
-            flow=flow.name,
-            retryable=False,
-            origin=flow.origin,
+            flow,
+            f"{where} has fields that the schema does not have: {names}",
             hint="add them to the schema or to cloudFiles.schemaHints, remove the file, or choose "
             "another cloudFiles.schemaEvolutionMode",
         )
-    into = "the rescued data has" if not source.options.evolution.adds_columns else "has"
-    return FlowError(
+    added, widened = grown
+    reasons = ["new fields"] * bool(added) + ["values of wider types"] * bool(widened)
+    into = "has" if source.options.evolution.adds_columns else "the rescued data has"
+    columns = ", ".join([*(repr(field) for field in added), *widened])
+    return _error(
         "SCHEMA_EVOLVED",
-        f"flow {flow.name!r}: {UNKNOWN_FIELD}: {where} has {grown.reason}; from now on the schema "
-        f"{into} {', '.join([*(repr(field) for field in grown.added), *grown.widened])}",
-        flow=flow.name,
+        flow,
+        f"{UNKNOWN_FIELD}: {where} has {' and '.join(reasons)}; from now on the schema {into} "
+        f"{columns}",
         retryable=True,
-        origin=flow.origin,
     )
 
 
-@dataclass(frozen=True)
-class _Growth:
-    """Paths of the new fields of a schema, and widened columns with their new types."""
-
-    added: Sequence[str] = ()
-    widened: Sequence[str] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.added or self.widened)
-
-    @property
-    def reason(self) -> str:
-        """Why, for people."""
-        reasons = ("new fields",) if self.added else ()
-        return " and ".join((*reasons, *(("values of wider types",) if self.widened else ())))
+def _error(
+    condition: str, flow: Flow, message: str, *, retryable: bool = False, hint: str | None = None
+) -> FlowError:
+    return FlowError(
+        condition,
+        f"flow {flow.name!r}: {message}",
+        flow=flow.name,
+        retryable=retryable,
+        origin=flow.origin,
+        hint=hint,
+    )
 
 
 def _message(text: str, start: str, key: str) -> dict[str, Any] | None:
@@ -172,7 +174,8 @@ def _message(text: str, start: str, key: str) -> dict[str, Any] | None:
 
 def _grow(
     source: OpenedFiles, where: str, fields: Sequence[str], message: Mapping[str, Any]
-) -> _Growth:
+) -> tuple[list[str], list[str]] | None:
+    """Save a schema with room for a failure; the paths of new fields and the wider columns."""
     seen = _seen(source, where, [str(path) for path in message.get("files", ())])
     current = StructType([*source.schema.fields, *source.partitions.fields])
     taken = {name.lower() for name in source.options.reserved}
@@ -188,9 +191,10 @@ def _grow(
         wide = _widen(source, grown, seen, message)
         widened = changed_types(grown, wide)
         grown = wide
-    if added or widened:
-        source.state.save(grown)
-    return _Growth(added, widened)
+    if not (added or widened):
+        return None
+    source.state.save(grown)
+    return added, widened
 
 
 def _widen(
@@ -225,18 +229,9 @@ def _seen(source: OpenedFiles, where: str, batch: Sequence[str]) -> StructType:
 
 
 def _unreadable(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
-    match = next(
-        (
-            failure
-            for failure in _UNREADABLE.finditer(text)
-            if source.roots.contains(file_name_of_uri(failure.group(2)))
-        ),
-        None,
-    )
-    if match is None:
-        return None
-    name = file_name_of_uri(match.group(2))
-    if not source.options.quarantine_corrupt or not _BROKEN_CONTENT.search(text):
+    files = (file_name_of_uri(failure.group(2)) for failure in _UNREADABLE.finditer(text))
+    name = next(filter(source.roots.contains, files), None)
+    if name is None or not source.options.quarantine_corrupt or not _BROKEN_CONTENT.search(text):
         return None
     # Read once more: a connection that was cut looks the same. And others of the same delivery may
     # be broken as well: one restart for all of them.
@@ -265,13 +260,11 @@ def _set_aside(
         return None
     source.state.save_note(QUARANTINED, [*entries, *new])
     more = f" and {len(new) - 1} more" if len(new) > 1 else ""
-    return FlowError(
+    return _error(
         "FILES_QUARANTINED",
-        f"flow {flow.name!r}: {new[0]['file']}{more} cannot be read and was set aside: "
-        f"{new[0]['reason']}",
-        flow=flow.name,
+        flow,
+        f"{new[0]['file']}{more} cannot be read and was set aside: {new[0]['reason']}",
         retryable=True,
-        origin=flow.origin,
         hint="deliver the file again under another name",
     )
 
@@ -287,14 +280,11 @@ def _broken_since(source: OpenedFiles, failed: str) -> list[tuple[str, str]]:
 
 
 def _broken_among(source: OpenedFiles, files: list[FoundFile]) -> list[tuple[str, str]]:
-    reader_format = source.options.format if source.options.format in COLUMNAR else "text"
+    reader = source.spark.read.format("text").schema("value string")
+    if source.options.format in COLUMNAR:
+        reader = source.spark.read.format(source.options.format).schema(unmarked(source.schema))
     broken: list[tuple[str, str]] = []
     while files:
-        reader = source.spark.read.format(reader_format)
-        if reader_format == "text":
-            reader = reader.schema("value string")
-        else:
-            reader = reader.schema(_unmarked(source.schema))
         try:
             paths = [readable(file.path) for file in files]
             reader.load(paths).write.format("noop").mode("overwrite").save()
@@ -307,26 +297,20 @@ def _broken_among(source: OpenedFiles, files: list[FoundFile]) -> list[tuple[str
                 return broken
             broken.append((name, _cause(text)))
             files = left
-            continue
-        return broken
+        else:
+            return broken
     return broken
-
-
-def _unmarked(schema: StructType) -> StructType:
-    return StructType([StructField(f.name, f.dataType, True) for f in schema.fields])
 
 
 def _malformed(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
     match = _MALFORMED_FILE.search(text)
     if match is None or not source.roots.contains(file_name_of_uri(match.group(1))):
         return None
-    return FlowError(
+    return _error(
         "MALFORMED_RECORD",
-        f"flow {flow.name!r}: {file_name_of_uri(match.group(1))} has a record that cannot be "
-        f"parsed: {match.group(2)[:200]}",
-        flow=flow.name,
-        retryable=False,
-        origin=flow.origin,
+        flow,
+        f"{file_name_of_uri(match.group(1))} has a record that cannot be parsed: "
+        f"{match.group(2)[:200]}",
         hint="option mode is FAILFAST: correct the file, or use PERMISSIVE to keep such records "
         "in the rescued data",
     )

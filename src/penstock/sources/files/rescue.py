@@ -197,10 +197,9 @@ class Comparison:
         return f"{letter}{self._depth}"
 
 
-def typed_columns(schema: StructType, flaw: bool = True) -> str:
+def typed_columns(schema: StructType) -> str:
     """DDL literal of the columns to parse, with the column for what did not fit."""
-    columns = columns_sql(schema)
-    return literal(f"{columns}, {FLAW} string" if flaw else columns)
+    return literal(f"{columns_sql(schema)}, {FLAW} string")
 
 
 def _has_fields(kind: DataType) -> bool:

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from penstock._model.flow import Flow
 from penstock._model.paths import real_path
-from penstock._tables.files import StorageFiles, local_path
+from penstock._tables.files import StorageFiles
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock.errors import PenstockError
 from penstock.sources import checkpoints
@@ -35,6 +35,7 @@ from penstock.sources.base import (
     start_not_available,
 )
 from penstock.sources.files.batch_log import batch_entries, batch_files, forget_overwritten
+from penstock.sources.files.listing import exists
 from penstock.sources.files.opening import OpenedFiles, open_source, read_source, source_key
 from penstock.sources.files.recovery import check_files, recover
 
@@ -319,7 +320,9 @@ class FileStream(OpenedSource):
         gone = [
             path
             for path, changed in _taken_by(done).items()
-            if (after is not None and iso(changed) <= after) or not self._exists(path)
+            if (after is not None and iso(changed) <= after)
+            # A fragment marks a file that was read before it changed.
+            or not exists(self._spark, path.partition("#")[0])
         ]
         missing = ""
         if gone:
@@ -327,16 +330,6 @@ class FileStream(OpenedSource):
         return position, SourceHistory(
             source=report.source, unit=report.unit, again=report.again, missing=missing
         )
-
-    def _exists(self, path: str) -> bool:
-        path = path.partition("#")[0]  # a fragment marks a file that was read before it changed
-        local = local_path(path)
-        if local is not None:
-            return local.exists()
-        jvm: Any = self._spark._jvm
-        hadoop = jvm.org.apache.hadoop.fs.Path(path)
-        conf = self._spark._jsparkSession.sessionState().newHadoopConf()
-        return bool(hadoop.getFileSystem(conf).exists(hadoop))
 
 
 def options_at(options: Mapping[str, str], position: Position, *, times: bool) -> dict[str, str]:

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from penstock.errors import ConnectorError
-from penstock.sources.jdbc.database import DatabaseError
 from penstock.sources.jdbc.options import JdbcSourceOptions, Key
 
 _POLL_SECONDS = 0.05
@@ -200,8 +199,3 @@ def check_postgresql(database: Asks, options: JdbcSourceOptions, key: str) -> Jd
                 "let the table take each row once: @dp.table(deduplicate_by=[...])",
             )
     return options
-
-
-def is_missing(error: DatabaseError) -> bool:
-    """Whether an error says that a table or column is not there."""
-    return error.state in ("42P01", "42703", "3F000", "42S02", "42S22", "42X05", "42X04")

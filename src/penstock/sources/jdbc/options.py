@@ -17,17 +17,6 @@ from penstock._model.duration import parse_seconds
 from penstock._model.redaction import remember_secret
 from penstock.errors import ConnectorError
 
-__all__ = [
-    "JdbcSourceOptions",
-    "Key",
-    "KeyKind",
-    "count_between",
-    "jdbc_source_options",
-    "nth_key",
-    "read_key",
-    "split_range",
-]
-
 _OWN = "startingKey maxRowsPerTrigger overlap settlingDelay settleTimeout onKeyBack"
 _SPARKS = (
     "url dbtable query user password driver partitionColumn numPartitions fetchsize queryTimeout "

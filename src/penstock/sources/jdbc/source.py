@@ -48,7 +48,7 @@ class JdbcSource(Source):
                 hint='cast them in the query, or set .option("customSchema", "amount DOUBLE")',
             )
         options = jdbc_source_options(read.options)
-        bounds = KeyRange.from_json(read.position.get("keys", {}).get(options.place, {}))
+        bounds = KeyRange(**read.position.get("keys", {}).get(options.place, {}))
         if read.position.get("from_the_start"):
             bounds = KeyRange(is_whole=True)
         stream = JdbcStream(read.spark, options, bounds)

@@ -7,7 +7,7 @@ database to Spark's tasks. Offsets are keys, and Spark keeps them in the checkpo
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,13 +59,8 @@ class KeyRange:
     is_whole: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """What `from_json` reads."""
+        """For the position that is kept with the flow."""
         return {name: value for name, value in vars(self).items() if value}
-
-    @staticmethod
-    def from_json(body: Mapping[str, Any]) -> "KeyRange":
-        """A range that was kept with a flow."""
-        return KeyRange(**body)
 
 
 @dataclass
@@ -278,12 +273,7 @@ class JdbcStream:
 
     def _newest(self, database: Asks) -> Key | None:
         ((text,),) = database.query(f"SELECT MAX({self._key}) FROM {self._options.table}")
-        self._refuse_null_keys(database)
-        return None if text is None else read_key(self._kind, text)
-
-    def _refuse_null_keys(self, database: Asks) -> None:
-        count = count_between(self._options, f"{self._key} IS NULL")
-        ((rows,),) = database.query(count)
+        ((rows,),) = database.query(count_between(self._options, f"{self._key} IS NULL"))
         if int(rows or 0):
             raise SourceFailure(
                 "JDBC_KEY_NULL",
@@ -293,6 +283,7 @@ class JdbcStream:
                 f'.option("query", "SELECT * FROM ... WHERE {self._options.key} IS NOT NULL")',
                 is_running=True,
             )
+        return None if text is None else read_key(self._kind, text)
 
     def _next(self, last: _Range | None, mark: Key) -> _Range:
         self._compare(mark, last)
@@ -375,17 +366,12 @@ class JdbcStream:
 
     def newest(self) -> str | None:
         """The greatest key of the table; `None` if it is empty."""
-        with self._explained(), self._connected() as database:
-            ((text,),) = database.query(f"SELECT MAX({self._key}) FROM {self._options.table}")
-        return None if text is None else str(text)
+        return self._value(f"SELECT MAX({self._key}) FROM {self._options.table}")
 
     def last_before(self, key: str) -> str | None:
         """The greatest key below another one; `None` if there is none."""
         below = f"{self._key} < {read_key(self._kind, key).sql}"
-        query = f"SELECT MAX({self._key}) FROM {self._options.table} WHERE {below}"
-        with self._explained(), self._connected() as database:
-            ((text,),) = database.query(query)
-        return None if text is None else str(text)
+        return self._value(f"SELECT MAX({self._key}) FROM {self._options.table} WHERE {below}")
 
     def count(self, bounds: KeyRange) -> int:
         """How many rows of the table have keys within a range."""
@@ -396,9 +382,12 @@ class JdbcStream:
             if text is not None
         ]
         condition = " AND ".join(conditions) or "1 = 1"
+        return int(self._value(count_between(self._options, condition)) or 0)
+
+    def _value(self, query: str) -> str | None:
         with self._explained(), self._connected() as database:
-            ((rows,),) = database.query(count_between(self._options, condition))
-        return int(rows or 0)
+            ((value,),) = database.query(query)
+        return value
 
     def greatest(self, keys: Sequence[str]) -> str | None:
         """The greatest of some keys as they are in checkpoints."""

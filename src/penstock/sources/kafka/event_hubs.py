@@ -16,8 +16,6 @@ from pyspark.sql import functions as F
 from penstock._model.redaction import remember_secret
 from penstock.errors import ConnectorError
 
-__all__ = ["as_events", "kafka_options", "source_options"]
-
 _PORT = 9093
 _STRING = "eventhubs.connectionString"
 _IGNORED = frozenset(

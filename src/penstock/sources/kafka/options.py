@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 
 from penstock.errors import ConnectorError
 
-__all__ = ["prepare_sink_options", "prepare_source_options"]
-
 _SUBSCRIPTIONS = ("subscribe", "subscribePattern", "assign")
 
 _SOURCE_OPTIONS = (
@@ -112,15 +110,12 @@ def prepare_source_options(options: Mapping[str, str], *, streaming: bool = True
     for name in _POSITIVE:
         value = by_name.get(name.lower())
         if value is not None and not (value.strip().isdecimal() and int(value) > 0):
-            raise ConnectorError(
-                "KAFKA_OPTION_INVALID", f"option `{name}` is a whole number above zero"
-            )
+            raise _invalid(f"option `{name}` is a whole number above zero")
     least, most = by_name.get("minoffsetspertrigger"), by_name.get("maxoffsetspertrigger")
     if least is not None and most is not None and int(least) > int(most):
-        raise ConnectorError(
-            "KAFKA_OPTION_INVALID", "option `minOffsetsPerTrigger` is above `maxOffsetsPerTrigger`"
-        )
-    _check_delay(by_name.get("maxtriggerdelay"))
+        raise _invalid("option `minOffsetsPerTrigger` is above `maxOffsetsPerTrigger`")
+    if not _DURATION.fullmatch(by_name.get("maxtriggerdelay", "0").strip().lower()):
+        raise _invalid("option `maxTriggerDelay` is a duration such as `30s`, `5m` or `1h`")
     prepared = _made_safe(options)
     if "failondataloss" not in by_name:
         prepared["failOnDataLoss"] = "true"
@@ -157,17 +152,9 @@ def prepare_sink_options(options: Mapping[str, str]) -> dict[str, str]:
     _refuse(by_name, _REFUSED_SINK)
     _require_servers(by_name)
     if by_name.get("rowids", "true").strip().lower() not in ("true", "false"):
-        raise ConnectorError("KAFKA_OPTION_INVALID", "option `rowIds` is true or false")
+        raise _invalid("option `rowIds` is true or false")
     # Kafka's own minute, for each attempt, is how long a missing topic would stay unnoticed.
     return {_MAX_BLOCK: "20000", **_made_safe(options)}
-
-
-def _check_delay(value: str | None) -> None:
-    if value is not None and not _DURATION.fullmatch(value.strip().lower()):
-        raise ConnectorError(
-            "KAFKA_OPTION_INVALID",
-            "option `maxTriggerDelay` is a duration such as `30s`, `5m` or `1h`",
-        )
 
 
 def _by_lower_name(options: Mapping[str, str]) -> dict[str, str]:
@@ -257,6 +244,10 @@ def _read_jaas(text: str) -> tuple[str, list[str]]:
     return "".join(kept), _LOGIN_MODULE.findall("".join(outline).strip())
 
 
+def _invalid(message: str) -> ConnectorError:
+    return ConnectorError("KAFKA_OPTION_INVALID", message)
+
+
 def _unsafe(name: str, hint: str) -> ConnectorError:
     return ConnectorError(
         "KAFKA_OPTION_UNSAFE",
@@ -290,9 +281,7 @@ def _check_offsets(options: Mapping[str, str], *, streaming: bool) -> None:
     for name in ("startingTimestamp", "endingTimestamp"):
         value = options.get(name.lower())
         if value is not None and not value.strip().isdecimal():
-            raise ConnectorError(
-                "KAFKA_OPTION_INVALID", f"option `{name}` is a time in milliseconds since 1970"
-            )
+            raise _invalid(f"option `{name}` is a time in milliseconds since 1970")
 
 
 def _check_offsets_json(name: str, text: str, keywords: tuple[str, ...]) -> None:

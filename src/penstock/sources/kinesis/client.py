@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from penstock._model.extras import import_extra
 from penstock.errors import ConnectorError
@@ -278,7 +278,11 @@ def _session(options: KinesisOptions, config: Any) -> Any:
         try:
             credentials = sts.assume_role(**wanted)["Credentials"]
         except Exception as error:
-            _role_refused(options, error)
+            raise ConnectorError(
+                "KINESIS_REFUSED",
+                f"the role {options.role_arn} could not be assumed: {error}",
+                hint="check `roleArn` and `roleExternalId`, and that the role trusts who asks",
+            ) from None
         return {
             "access_key": credentials["AccessKeyId"],
             "secret_key": credentials["SecretAccessKey"],
@@ -289,11 +293,3 @@ def _session(options: KinesisOptions, config: Any) -> Any:
     with_role = Session()
     with_role._credentials = DeferredRefreshableCredentials(assume, "assume-role")
     return with_role
-
-
-def _role_refused(options: KinesisOptions, error: Exception) -> NoReturn:
-    raise ConnectorError(
-        "KINESIS_REFUSED",
-        f"the role {options.role_arn} could not be assumed: {error}",
-        hint="check `roleArn` and `roleExternalId`, and that the role trusts who asks",
-    ) from None

@@ -68,18 +68,10 @@ class KinesisDataSource(DataSource):
 
 
 @dataclass
-class ShardSlice:
-    """A part of a task: a range, with its rows or to be read again."""
-
-    part: ShardRange
-    rows: list[Row] | None
-
-
-@dataclass
 class StreamTask(InputPartition):
-    """What one task of a micro-batch reads."""
+    """What a task of a micro-batch reads: ranges with their rows; `None` = to be read again."""
 
-    slices: list[ShardSlice]
+    slices: list[tuple[ShardRange, list[Row] | None]]
 
 
 class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -129,19 +121,19 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 tasks.append(StreamTask([]))
                 size = 0
             size += weight
-            tasks[-1].slices.append(ShardSlice(part, rows))
+            tasks[-1].slices.append((part, rows))
         return tasks
 
     def read(self, partition: InputPartition) -> Iterator[Row]:
         """See `DataSourceStreamReader.read`."""
         assert isinstance(partition, StreamTask)
         client: KinesisClient | None = None
-        for piece in partition.slices:
-            if piece.rows is not None:
-                yield from piece.rows
+        for part, rows in partition.slices:
+            if rows is not None:
+                yield from rows
                 continue
             client = client or KinesisClient(self._options)
-            yield from read_range(client, self._options, piece.part)
+            yield from read_range(client, self._options, part)
 
     def commit(self, end: dict[str, Any]) -> None:
         """See `DataSourceStreamReader.commit`."""

@@ -15,8 +15,6 @@ from zoneinfo import ZoneInfo
 from penstock._model.redaction import remember_secret
 from penstock.errors import ConnectorError
 
-__all__ = ["KinesisOptions", "StartPosition", "source_options"]
-
 _EXAMPLE = '.option("streamName", "orders")'
 _NAMES = (
     "streamName region endpoint stsEndpoint initialPosition awsAccessKey awsSecretKey "
@@ -131,7 +129,16 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Kin
             by_lower_name[lower] = value.strip()
         elif lower not in _WITHOUT_EFFECT.split():
             _refuse_unknown(name)
-    _check_mode(by_lower_name.get("consumermode", "polling"))
+    mode = by_lower_name.get("consumermode", "polling").lower()
+    if mode == "efo":
+        raise ConnectorError(
+            "KINESIS_OPTION_REFUSED",
+            "consumerMode `efo` (enhanced fan-out) is not available: shards are polled",
+            hint="remove the option; polled, all consumers of a shard share 2 MB and 5 reads "
+            "per second",
+        )
+    if mode != "polling":
+        _invalid("consumerMode", "is `polling`")
     key, secret = by_lower_name.get("awsaccesskey"), by_lower_name.get("awssecretkey")
     if bool(key) != bool(secret):
         _invalid("awsAccessKey", "is given together with `awsSecretKey`, or not at all")
@@ -178,18 +185,6 @@ def _refuse_unknown(name: str) -> NoReturn:
 
 def _invalid(name: str, rule: str, hint: str | None = None) -> NoReturn:
     raise ConnectorError("KINESIS_OPTION_INVALID", f"option `{name}` {rule}", hint=hint)
-
-
-def _check_mode(mode: str) -> None:
-    if mode.lower() == "efo":
-        raise ConnectorError(
-            "KINESIS_OPTION_REFUSED",
-            "consumerMode `efo` (enhanced fan-out) is not available: shards are polled",
-            hint="remove the option; polled, all consumers of a shard share 2 MB and 5 reads "
-            "per second",
-        )
-    if mode.lower() != "polling":
-        _invalid("consumerMode", "is `polling`")
 
 
 def _streams(text: str) -> tuple[str, ...]:
