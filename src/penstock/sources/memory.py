@@ -29,11 +29,10 @@ class SourceMemory(Protocol):
 
 
 class FolderMemory:
-    """Versions in `<folder>/_schemas/<n>`, notes in `<folder>/<name>.json`.
+    """Versions in `<folder>/_schemas/<n>`, notes in `<folder>/<name>.json`; a torn one is absent.
 
-    A file is written whole or not at all; a torn one (HDFS) counts as absent. `seed` is what the
-    analysis of the same update learned: the first version, where there is none yet, so that the
-    table and the stream agree.
+    Without a version, `seed` (from the analysis of the same update) is the first, so that the table
+    and the stream agree.
     """
 
     def __init__(

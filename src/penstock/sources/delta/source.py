@@ -104,10 +104,7 @@ class PendingVersions:
         }
 
     def _latest(self, path: str, version: int) -> int:
-        """The newest version, which is at least the one before `version`.
-
-        On a local disk by the names of the commits: Delta would list the whole log, for each flow.
-        """
+        """The newest version; on a local disk without a listing of the whole log."""
         table = local_path(path)
         if table is not None:
             log, at = table / "_delta_log", version
@@ -211,8 +208,6 @@ class DeltaStream(OpenedSource):
         # Delta's streams have no `_metadata`; right above the scan, the name of its file holds.
         return rows.where(F.element_at(F.split(F.input_file_name(), "/"), -1).isin(names))
 
-    # -- a running flow ------------------------------------------------------------------------
-
     def lag(
         self, progress: Mapping[str, Any], java_source: Callable[[], Any]
     ) -> dict[str, Any] | None:
@@ -238,8 +233,6 @@ class DeltaStream(OpenedSource):
                     'option "skipChangeCommits", or --full-refresh this table',
                 )
         return None
-
-    # -- other start positions -----------------------------------------------------------------
 
     def start(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int

@@ -22,10 +22,7 @@ _MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFil
 
 
 def batch_files(files: StorageFiles, checkpoint: str, batch_id: int) -> list[str]:
-    """The files of one micro-batch, as URIs, of all file sources of the query.
-
-    Called while the batch is being written: Spark has planned it, so its offsets are there.
-    """
+    """The files (URIs) of a planned micro-batch, of all file sources of the query."""
     return [path for path, _ in batch_entries(files, checkpoint, batch_id)]
 
 

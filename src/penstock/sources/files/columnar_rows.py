@@ -1,8 +1,4 @@
-"""Parquet, ORC and Avro: Spark reads what the schema names.
-
-A reader of these formats does not say what else a file has. So the schemas of a batch's files are
-looked at before the batch is written, and the query starts again with the columns that are new.
-"""
+"""Parquet, ORC and Avro: Spark reads what the schema names, so schemas are compared by file."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

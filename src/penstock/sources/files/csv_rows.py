@@ -91,8 +91,6 @@ class _Csv:
         self._escape = options.parser_option("escape", default="\\")
         self._comment = options.parser_option("comment")
 
-    # -- lines -----------------------------------------------------------------------------------
-
     def lines(self) -> str:
         """SQL: the records of a file, its header among them."""
         separator = self._options.parser_option("lineSep")
@@ -132,8 +130,6 @@ class _Csv:
             inside += rf"|{escape}(?!{quote}{end})[\s\S]|{escape}{quote}"
         return rf"{quote}(?:{inside})*+{quote}"
 
-    # -- names -----------------------------------------------------------------------------------
-
     def names(self, lines: str) -> str:
         """SQL: the names in a header as Spark's reader would call the columns."""
         tokens = f"transform({self._tokens(f'{lines}[0]')}, x -> trim({self._value('x')}))"
@@ -157,8 +153,6 @@ class _Csv:
             respelled = f"transform(hs, x -> CASE WHEN {alone} THEN {spelling} ELSE x END)"
             names = with_value("hs", names, respelled)
         return with_value("hn", names, f"CASE WHEN hn <> {literals(self._names)} THEN hn END")
-
-    # -- values ----------------------------------------------------------------------------------
 
     def typed(self, text: str) -> str:
         """SQL: the struct of the typed columns."""

@@ -154,7 +154,9 @@ def _csv(spark: SparkSession, options: FileOptions, paths: list[str]) -> StructT
         if row["names"]:
             headers.setdefault(tuple(row["names"]), []).append(row["path"])
     if not options.infer_types:
-        return widest([_strings(names) for names in headers])
+        return widest(
+            [StructType([StructField(n, StringType(), True) for n in names]) for names in headers]
+        )
     groups = []
     for names, group in headers.items():
         seen = reader.csv([readable(file_name_of_uri(path)) for path in group]).schema
@@ -179,10 +181,6 @@ def _texts(spark: SparkSession, paths: Sequence[str], *, whole: bool) -> DataFra
 def _readable(options: FileOptions) -> dict[str, str]:
     left_out = ("mode", "columnnameofcorruptrecord", "inferschema")
     return {key: value for key, value in options.parse.items() if key.lower() not in left_out}
-
-
-def _strings(names: Sequence[str]) -> StructType:
-    return StructType([StructField(name, StringType(), True) for name in names])
 
 
 def sample_size(text: str) -> int:

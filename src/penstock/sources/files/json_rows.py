@@ -202,7 +202,7 @@ def json_rows(raw: DataFrame, schema: StructType, options: FileOptions, order: K
             number, replacement = quote_numbers()
             quoted = f"regexp_replace({_TEXT}, {literal(number)}, {literal(replacement)})"
             source = f"CASE WHEN {_RANK} = 1 THEN {quoted} ELSE {_TEXT} END"
-        rank = case_chain(cases, "2")
+        rank = case_chain(*cases, otherwise="2")
     df = df.selectExpr(_TEXT, f"{rank} AS {_RANK}")
     huge = huge_number(F.col(_TEXT), schema)
     if huge is not None:

@@ -64,10 +64,7 @@ class FileRoots:
         return [path for path in self.paths if path not in present]
 
     def unmatched(self) -> tuple[str, str] | None:
-        """The filter of names and the folder, if none of the folder's files matches it.
-
-        Looked at are the first thousand files of local folders: it is for a warning.
-        """
+        """The filter of names and the folders, if none of their first 1,000 local files match."""
         pattern = self._options.source.get(_NAME_FILTER)
         if not pattern:
             return None

@@ -180,9 +180,6 @@ def _visible_type(data_type: DataType) -> DataType:
     return visible(data_type) if isinstance(data_type, StructType) else data_type
 
 
-# -- hints ---------------------------------------------------------------------------------------
-
-
 def apply_hints(schema: StructType, hints: str) -> StructType:
     """The schema with the types of hints (DDL); columns that it lacks are added."""
     merged: DataType = schema

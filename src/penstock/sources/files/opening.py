@@ -56,11 +56,8 @@ _SPARKS_CORRUPT = "_corrupt_record"
 class OpenedFiles:
     """One source of files that a query reads, with what `recovery` needs.
 
-    Attributes:
-        schema: Of the data, without partition columns; fields may be marked as rescued.
-        partitions: Columns from the path.
-        columns: Of the user's own schema, in its order.
-        key_order: How keys follow each other in JSON files.
+    The schema is without partition columns, and may have fields that are marked as rescued;
+    `columns` are those of the user's own schema.
     """
 
     spark: SparkSession
@@ -98,10 +95,7 @@ def open_source(
     state: SourceMemory,
     analysis: bool,
 ) -> OpenedFiles:
-    """Files as Auto Loader reads them: what options, files and memory say; for `read_source`.
-
-    A schema is inferred only if the memory has none. Paths are absolute.
-    """
+    """Files as Auto Loader reads them; a schema is inferred only if the memory has none."""
     chosen = file_options(options, has_schema=schema is not None, streaming=streaming)
     roots = FileRoots(spark, [path] if isinstance(path, str) else path, chosen)
     sample = _Files(spark, roots)
@@ -292,9 +286,6 @@ def _order(sample: _Files, options: FileOptions, state: SourceMemory) -> Mapping
         if order:
             state.save_note(_KEY_ORDER, order)
     return order or {}
-
-
-# -- rows ----------------------------------------------------------------------------------------
 
 
 def _rows(opened: OpenedFiles, *, streaming: bool) -> DataFrame:

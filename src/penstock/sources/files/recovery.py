@@ -1,7 +1,6 @@
 """Recovery of a flow that failed for its files: a larger schema, or a file set aside.
 
-Each recovery changes what the source remembers, so the next start differs from the one that failed
-and the number of restarts is bounded.
+Each changes what the source remembers, so the number of restarts is bounded.
 """
 
 import json
@@ -51,10 +50,7 @@ _MOST_PROBED = 1000
 
 
 def recover(text: str, sources: Iterable[OpenedFiles], flow: Flow) -> FlowError | None:
-    """The error for a failure that a source of files caused; `None` for other failures.
-
-    With `SCHEMA_EVOLVED` or `FILES_QUARANTINED` the flow can start again at once.
-    """
+    """The error for a failure that files caused; retryable if the next start differs."""
     for source in sources:
         error = (
             _unknown_fields(text, source, flow)
@@ -68,10 +64,7 @@ def recover(text: str, sources: Iterable[OpenedFiles], flow: Flow) -> FlowError 
 
 
 def check_files(source: OpenedFiles, paths: Sequence[str]) -> None:
-    """Compare the schemas of a batch's files (URIs) before the batch is written.
-
-    Only for formats whose rows do not show what else a file has; raises `FilesDifferError`.
-    """
+    """Refuse a batch whose files (URIs) differ from the schema, where rows do not show it."""
     options = source.options
     if not source.shows_columns_by_file:
         return
@@ -111,9 +104,6 @@ def _unknown_columns(source: OpenedFiles, seen: StructType) -> list[str]:
     _, added = add_fields(known, without_void(seen))
     taken = {name.lower() for name in source.options.reserved}
     return [path for path in added if path.strip("`").lower() not in taken]
-
-
-# -- new fields ----------------------------------------------------------------------------------
 
 
 def _unknown_fields(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
@@ -223,9 +213,6 @@ def _seen(source: OpenedFiles, where: str, batch: Sequence[str]) -> StructType:
     bad = {entry["file"] for entry in source.state.note(QUARANTINED) or ()}
     chosen = [file for file in chosen if file_name(file.path) not in bad]
     return infer(source.spark, source.options, sample(source.spark, chosen))
-
-
-# -- files that cannot be read -------------------------------------------------------------------
 
 
 def _unreadable(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:

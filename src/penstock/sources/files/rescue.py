@@ -39,10 +39,7 @@ def _items(variant: str) -> str:
 
 @dataclass
 class Comparison:
-    """Builds the three questions for one schema, with the SQL function and options of its parser.
-
-    `reserved` names cannot become columns; fields with such a name are rescued.
-    """
+    """Builds the three questions for one schema; fields with `reserved` names are rescued."""
 
     parse: dict[str, str]
     parser: str = "from_json"
@@ -115,10 +112,7 @@ class Comparison:
         return f"from_json({text}, {wanted}, {options}).{FLAW} IS NOT NULL"
 
     def new_fields(self, fields: str, schema: StructType, prefix: str = "") -> str:
-        """SQL: paths of the fields that the schema does not know in any case.
-
-        `prefix` is the path of the struct, with a dot at its end.
-        """
+        """SQL: paths of the fields that the schema does not know in any case."""
         return self._names(fields, schema, prefix, exact=False)
 
     def wider_types(self, fields: str, schema: StructType, prefix: str = "") -> str:

@@ -207,10 +207,7 @@ _FORMAT_OPTIONS = ("cloudfiles.format", "format")
 
 
 class FileStream(OpenedSource):
-    """A stream of files. Positions are times of their last change; see `OpenedSource`.
-
-    `opened` is `None` for Spark's own streams.
-    """
+    """A stream of files, by the time of their last change; `opened` for Auto Loader only."""
 
     def __init__(
         self, rows: DataFrame, spark: SparkSession, *, name: str, opened: OpenedFiles | None = None
@@ -219,8 +216,6 @@ class FileStream(OpenedSource):
         self.opened = opened
         self._spark = spark
         self._lag = PendingFiles(spark)
-
-    # -- a running flow ------------------------------------------------------------------------
 
     def prepare_start(self, checkpoint: str, siblings: Sequence[OpenedSource]) -> str | None:
         """See `OpenedSource.prepare_start`: files that were overwritten are read again."""
@@ -249,8 +244,6 @@ class FileStream(OpenedSource):
             return None
         java = java_source()
         return dict(UNKNOWN_FILES) if java is None else self._lag.measure(java)
-
-    # -- other start positions -----------------------------------------------------------------
 
     def start(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int

@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 from penstock._tables.write.widening import widen, widened
 from penstock.sources.files.merging import RESCUED, split_path
 from penstock.sources.files.options import TEXTUAL
-from penstock.sources.files.sqltext import literal
+from penstock.sources.files.sqltext import case_chain, literal
 
 _MOST_DIGITS = 38
 _RANGES: dict[type[DataType], tuple[int, int]] = {
@@ -36,19 +36,13 @@ _RANGES: dict[type[DataType], tuple[int, int]] = {
 _NUMBER = "^[+-]?(?:[0-9]+(?:[.][0-9]*)?|[.][0-9]+)(?:[eE][+-]?[0-9]+)?$"
 
 
-# -- SQL -----------------------------------------------------------------------------------------
-
-
 def can_widen(kind: DataType) -> bool:
     """Whether a value in a text file can need a wider type than this."""
     return isinstance(kind, LongType | DecimalType) or type(kind) in _RANGES
 
 
 def wider_for_variant(value: str, kind: DataType, *, prefers_decimal: bool) -> str:
-    """SQL: the type that a column needs for a variant that it has no room for, else NULL.
-
-    With `prefers_decimal` the inference makes decimals of fractions, not doubles.
-    """
+    """SQL: the type that a column needs for a variant that it has no room for, else NULL."""
     if isinstance(kind, DecimalType):
         return wider_for_text(f"to_json({value})", kind)
     seen = f"schema_of_variant({value})"
@@ -60,9 +54,9 @@ def wider_for_variant(value: str, kind: DataType, *, prefers_decimal: bool) -> s
     exact = "true" if prefers_decimal else f"{scale} = 0"
     large = (f"{is_decimal} AND {exact} AND {_grows(kind, whole, scale)}", seen)
     if isinstance(kind, LongType):
-        return _first(large)
+        return case_chain(large)
     low, high = _RANGES[type(kind)]
-    return _first(
+    return case_chain(
         (f"{seen} = 'BIGINT' AND NOT {number} BETWEEN {low} AND {high}", "'BIGINT'"),
         large,
         (f"{is_decimal} OR {seen} IN ('DOUBLE', 'FLOAT')", "'DOUBLE'"),
@@ -76,14 +70,16 @@ def wider_for_text(text: str, kind: DataType) -> str:
     is_whole = f"{text} RLIKE '^[+-]?[0-9]+$'"
     if isinstance(kind, DecimalType):
         is_plain = f"{text} RLIKE '^[+-]?(?:[0-9]+(?:[.][0-9]*)?|[.][0-9]+)$'"
-        return _first((f"{is_plain} AND {_grows(kind, whole, scale)}", _decimal_sql(whole, scale)))
+        return case_chain(
+            (f"{is_plain} AND {_grows(kind, whole, scale)}", _decimal_sql(whole, scale))
+        )
     number = f"try_cast({text} AS bigint)"
     beyond = f"{is_whole} AND {number} IS NULL AND {_grows(kind, whole, '0')}"
     large = (beyond, _decimal_sql(whole, "0"))
     if isinstance(kind, LongType):
-        return _first(large)
+        return case_chain(large)
     low, high = _RANGES[type(kind)]
-    return _first(
+    return case_chain(
         (f"{is_whole} AND NOT {number} BETWEEN {low} AND {high}", "'BIGINT'"),
         large,
         (f"{text} RLIKE '{_NUMBER}' AND NOT {is_whole}", "'DOUBLE'"),
@@ -110,19 +106,8 @@ def _decimal_sql(whole: str, scale: str) -> str:
     return f"concat('DECIMAL(', greatest(1, {whole} + {scale}), ',', {scale}, ')')"
 
 
-def _first(*cases: tuple[str, str]) -> str:
-    inside = " ".join(f"WHEN {condition} THEN {value}" for condition, value in cases)
-    return f"CASE {inside} END"
-
-
-# -- schemas -------------------------------------------------------------------------------------
-
-
 def widen_columns(known: StructType, seen: StructType, file_format: str) -> StructType:
-    """The known schema with room for what files have; names and fields stay as they are.
-
-    Narrow files of the format must be readable with the wider type afterwards.
-    """
+    """The known schema with room for files of a format; names and fields stay as they are."""
     comparable = StructType([f for f in seen.fields if _is_column(known, f.name)])
     wide, changes = widen(known, _supported(known, comparable, file_format))
     return wide if changes else known

@@ -7,7 +7,7 @@ there; what looks like one of ours, but is none, is an error.
 import difflib
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -145,6 +145,9 @@ def jdbc_source_options(options: Mapping[str, str]) -> JdbcSourceOptions:
         # Some drivers read a whole result into memory otherwise.
         reader["fetchsize"] = "1000"
     delay = by_lower_name.get("settlingdelay")
+    on_key_back = by_lower_name.get("onkeyback", "refuse").strip().lower()
+    if on_key_back not in ("refuse", "continue"):
+        raise _invalid("option `onKeyBack` must be one of refuse, continue")
     chosen = JdbcSourceOptions(
         url=by_lower_name["url"].strip(),
         table=table or by_lower_name["dbtable"].strip(),
@@ -157,7 +160,7 @@ def jdbc_source_options(options: Mapping[str, str]) -> JdbcSourceOptions:
         settle_timeout_seconds=_seconds(
             "settleTimeout", by_lower_name.get("settletimeout", "5 minutes")
         ),
-        accept_key_back=_choice(by_lower_name, "onKeyBack", ("refuse", "continue")) == "continue",
+        accept_key_back=on_key_back == "continue",
         partitions=_count(by_lower_name, "numPartitions", 1),
         reader=reader,
     )
@@ -228,10 +231,7 @@ def between(key: str, low: Key | None, high: Key, *, inclusive: bool = False) ->
 def split_range(
     key: str, low: Key | None, high: Key, parts: int, *, inclusive: bool = False
 ) -> list[str]:
-    """Conditions that take each row of a range once: one per task.
-
-    Only ranges of whole numbers with both ends are split.
-    """
+    """Conditions that take each row of a range once, one per task; only whole numbers are split."""
     whole = between(key, low, high, inclusive=inclusive)
     if low is None or high.kind is not KeyKind.INTEGER or parts == 1:
         return [whole]
@@ -281,13 +281,6 @@ def _seconds(name: str, text: str) -> float:
     if seconds is None:
         raise _invalid(f"option `{name}` must be a time, such as 30 seconds")
     return seconds
-
-
-def _choice(options: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
-    value = options.get(name.lower(), choices[0]).strip().lower()
-    if value not in choices:
-        raise _invalid(f"option `{name}` must be one of {', '.join(choices)}")
-    return value
 
 
 def _invalid(message: str, hint: str | None = None) -> ConnectorError:

@@ -48,10 +48,7 @@ _KINDS: tuple[tuple[type[T.DataType], KeyKind], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class KeyRange:
-    """Keys between which a stream reads, from `since` or behind `after`; all of them by default.
-
-    `is_whole`: from the first key of the table, whatever the option `startingKey` says.
-    """
+    """Keys between which a stream reads; `is_whole` overrules the option `startingKey`."""
 
     since: str | None = None
     after: str | None = None
@@ -65,10 +62,7 @@ class KeyRange:
 
 @dataclass
 class SourceFailure(Exception):
-    """Why a stream cannot continue, before the flow is known.
-
-    `is_running`: the stream had begun, or only a flow can fail in this way.
-    """
+    """Why a stream cannot continue, before the flow is known; `is_running` if it had begun."""
 
     condition: str
     message: str
@@ -91,10 +85,7 @@ class SourceFailure(Exception):
 
 @dataclass(frozen=True)
 class _Range:
-    """An offset: the last key that was planned, and the first key and rows of the batch before it.
-
-    `low` is the key before the range; `None` for the first one.
-    """
+    """An offset: last key and rows of a batch, and the key before it (`None` at the start)."""
 
     low: Key | None
     high: Key
@@ -102,10 +93,7 @@ class _Range:
 
 
 class JdbcStream:
-    """`Source` of Spark for one table. Asked by one query, on its thread; `stop` on any.
-
-    `failure` is why the stream has ended; set before Spark is notified.
-    """
+    """`Source` of Spark for one table. Asked by one query, on its thread; `stop` on any."""
 
     def __init__(
         self, spark: SparkSession, options: JdbcSourceOptions, bounds: KeyRange | None = None
@@ -124,6 +112,7 @@ class JdbcStream:
         self._is_bounded = False
         self._is_compared = False
         self._is_idle = False
+        # Why the stream has ended; set before Spark is notified.
         self.failure: SourceFailure | None = None
 
     # -- before the query ----------------------------------------------------------------------

@@ -36,10 +36,7 @@ _RENAMED = {
 
 
 def kafka_options(connection_string: str) -> dict[str, str]:
-    """Options of Spark's Kafka source and sink that mean the same as a connection string.
-
-    `subscribe` is among them if the string names an event hub (`;EntityPath=...`).
-    """
+    """Options of Spark's Kafka source and sink; with `subscribe` if there is an EntityPath."""
     remember_secret(connection_string)
     parts: dict[str, str] = {}
     for piece in connection_string.strip().strip(";").split(";"):
@@ -79,10 +76,7 @@ def kafka_options(connection_string: str) -> dict[str, str]:
 
 
 def source_options(options: Mapping[str, str], *, streaming: bool) -> dict[str, str]:
-    """Options of the `eventhubs` format as those of Spark's Kafka source.
-
-    Options that begin with `kafka.` pass on, over those of the connection string.
-    """
+    """Options of `eventhubs` as those of Spark's Kafka source; those with `kafka.` come first."""
     by_lower_name = {name.lower(): value for name, value in options.items()}
     if _STRING.lower() not in by_lower_name:
         raise _invalid_string(f"option `{_STRING}` is missing")

@@ -61,10 +61,7 @@ class Loss(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """What a topic's settings say: whether, by age (ms) and by bytes of a partition, records go.
-
-    -1 for never. `deletes` is False for a topic that is only compacted.
-    """
+    """Whether a topic deletes records, from which age (ms) and partition size; -1 for never."""
 
     deletes: bool
     milliseconds: int
@@ -122,11 +119,7 @@ def risk_of(
     now_ms: int,
     start_rate: float | None,
 ) -> Risk:
-    """What becomes of the rows of a partition from the first unread `offset` on.
-
-    `latest` is the offset after the last record, `start_rate` how fast `earliest` moves, in offsets
-    per second; `None` if it does not.
-    """
+    """The risk for rows from `offset` on; `earliest` moves by `start_rate` offsets a second."""
     if earliest is None or latest is None:
         return Risk(loss=Loss.UNKNOWN, lost_records=None)
     if earliest > offset:

@@ -143,10 +143,7 @@ def at_mapped_servers(options: Mapping[str, str], map_path: Callable[[str], str]
 
 
 def prepare_sink_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Check the options of a Kafka sink, stream or batch.
-
-    The producer waits 20 s for a topic, unless `kafka.max.block.ms` says otherwise.
-    """
+    """Check the options of a Kafka sink; the producer waits 20 s for a topic by default."""
     by_name = _by_lower_name(options)
     _refuse_unknown(options, _SINK_OPTIONS)
     _refuse(by_name, _REFUSED_SINK)

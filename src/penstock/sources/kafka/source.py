@@ -125,8 +125,6 @@ class KafkaStream(OpenedSource):
         rows = reader.load()
         super().__init__(_before_end(rows, read.position), name=name, unit="offsets")
 
-    # -- a running flow ------------------------------------------------------------------------
-
     def check_identity(self, known: Mapping[str, str], flow: Flow, display: str) -> dict[str, str]:
         """See `OpenedSource.check_identity`: ids of topics.
 
@@ -173,8 +171,6 @@ class KafkaStream(OpenedSource):
 
     def _is_mine(self, progress: Mapping[str, Any]) -> bool:
         return is_stream_of(str(progress.get("description", "")), self._options)
-
-    # -- other start positions -----------------------------------------------------------------
 
     def start(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int

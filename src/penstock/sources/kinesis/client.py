@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from penstock._model.extras import import_extra
 from penstock.errors import ConnectorError
 from penstock.sources.kinesis.offsets import Position, Shard
 from penstock.sources.kinesis.options import KinesisOptions
 
-_T = TypeVar("_T")
 _THROTTLED = frozenset(
     {
         "ProvisionedThroughputExceededException",
@@ -53,13 +52,9 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """An answer to one request for records.
+    """Records behind an iterator, none of them although more may follow; times in milliseconds.
 
-    Attributes:
-        records: In their order; may be empty although more follow.
-        next: Iterator of the next page; `None` at the end of a closed shard.
-        behind_millis: How far its end is behind the end of the shard.
-        now: The server's clock, milliseconds since 1970.
+    `next` is `None` at the end of a closed shard; `now` is the server's clock.
     """
 
     records: tuple[Record, ...]

@@ -75,10 +75,7 @@ class StreamTask(InputPartition):
 
 
 class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches beside the driver, and reads them in tasks.
-
-    It is pickled before it connects.
-    """
+    """Plans micro-batches beside the driver, reads them in tasks; is pickled before it connects."""
 
     def __init__(self, options: KinesisOptions) -> None:
         self._options = options

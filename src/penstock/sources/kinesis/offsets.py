@@ -15,10 +15,7 @@ _TOLERANT = "tolerant"
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """A shard as Kinesis lists it, with those it was split or merged from.
-
-    `first` is the lowest sequence number that it can have.
-    """
+    """A shard as Kinesis lists it; `first` is the lowest sequence number that it can have."""
 
     id: str
     parents: tuple[str, ...] = ()
@@ -57,10 +54,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Offset:
-    """Positions by stream and shard; read-only by convention, `with_` makes new ones.
-
-    `tolerant`: the query that wrote it continues when rows are gone.
-    """
+    """Positions by stream and shard; `tolerant` if the query continues when rows are gone."""
 
     streams: Mapping[str, Mapping[str, Position]] = field(default_factory=dict)
     tolerant: bool = field(default=False, compare=False)

@@ -60,11 +60,7 @@ class KinesisSource(Source):
         return f"kinesis {names[0] if names else ''}".rstrip()
 
     def open(self, read: Read) -> OpenedSource:
-        """See `Source.open`.
-
-        The source is registered again for each read, with the options in its class: options of
-        Spark's are shown in plans.
-        """
+        """See `Source.open`; the options are in a class, as Spark shows its options in plans."""
         checked = source_options(read.options, streaming=read.is_stream)
         require_botocore()
         options = _options_at(checked, read.position)
@@ -148,7 +144,8 @@ class KinesisStream(OpenedSource):
 
     def is_past_end(self, position: Position, progress: Mapping[str, Any]) -> bool:
         """See `OpenedSource.is_past_end`."""
-        end, before = _json(progress.get("endOffset")), position.get("arrived_before")
+        end, before = progress.get("endOffset"), position.get("arrived_before")
+        end = json.loads(end) if isinstance(end, str) else end
         if before is None or not is_offset(end):
             return False
         shards = [p for s in Offset.from_json(end).streams.values() for p in s.values()]
@@ -198,10 +195,6 @@ def _seen_ms(done: Sequence[Checkpoint]) -> int:
         if not shard.closed
     ]
     return min(seen, default=0)
-
-
-def _json(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, str) else value
 
 
 def lost_records(progress: Mapping[str, Any]) -> list[Loss]:
