@@ -269,13 +269,9 @@ def _slow(
         wrapped,
         f"CASE WHEN {alone} THEN try_variant_get(w, '$[0].r', 'map<string,variant>') END",
     )
-    left = comparison.left_over("f", TYPED, schema)
-    new = comparison.new_fields("f", schema) if options.evolution != "none" else NO_TEXTS
     flawed = f"{TYPED}.{FLAW} IS NOT NULL OR {TYPED} IS NULL"
-    is_widening = options.evolution is Evolution.WIDEN
-    wide = comparison.wider_types("f", schema) if is_widening else NO_TEXTS
     broken = left_sql(fragments=corrupt, bad=flawed, broken=True)
-    whole = left_sql(fragments=left, new=new, wide=wide)
+    whole = comparison.left_of_record(schema, options)
     return with_value("f", record, f"CASE WHEN f IS NULL THEN {broken} ELSE {whole} END")
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
+from penstock.sources.files.options import Evolution, FileOptions
+from penstock.sources.files.rows import TYPED, left_sql
 from penstock.sources.files.sqltext import (
     NO_TEXTS,
     columns_sql,
@@ -45,6 +47,15 @@ class Comparison:
     parser: str = "from_json"
     reserved: tuple[str, ...] = ()
     _depth: int = 0
+
+    def left_of_record(self, schema: StructType, options: FileOptions) -> str:
+        """SQL of `LEFT` for a record whose fields are in the map of variants `f`."""
+        left, new, wide = self.left_over("f", TYPED, schema), NO_TEXTS, NO_TEXTS
+        if options.evolution is not Evolution.NONE:
+            new = self.new_fields("f", schema)
+        if options.evolution is Evolution.WIDEN:
+            wide = self.wider_types("f", schema)
+        return left_sql(fragments=left, new=new, wide=wide)
 
     def left_over(self, fields: str, typed: str, schema: StructType) -> str:
         """SQL: fragments of a map of variants that are in no typed column."""
@@ -131,7 +142,10 @@ class Comparison:
     def _wider(self, value: str, kind: DataType, path: str) -> str:
         """SQL of the texts for one value, empty where nothing in it can become wider."""
         if can_widen(kind):
-            prefers = _is_set(self.parse, "prefersdecimal")
+            prefers = any(
+                k.lower() == "prefersdecimal" and v.strip().lower() == "true"
+                for k, v in self.parse.items()
+            )
             return f"array({entry(path, wider_for_variant(value, kind, prefers_decimal=prefers))})"
         if isinstance(kind, StructType):
             inner = self._variable("m")
@@ -202,7 +216,3 @@ def _has_fields(kind: DataType) -> bool:
     if isinstance(kind, ArrayType):
         return _has_fields(kind.elementType)
     return isinstance(kind, MapType) and _has_fields(kind.valueType)
-
-
-def _is_set(options: dict[str, str], name: str) -> bool:
-    return any(k.lower() == name and v.strip().lower() == "true" for k, v in options.items())

@@ -108,7 +108,8 @@ def _decimal_sql(whole: str, scale: str) -> str:
 
 def widen_columns(known: StructType, seen: StructType, file_format: str) -> StructType:
     """The known schema with room for files of a format; names and fields stay as they are."""
-    comparable = StructType([f for f in seen.fields if _is_column(known, f.name)])
+    columns = {f.name.lower() for f in known.fields if not f.metadata.get(RESCUED)}
+    comparable = StructType([f for f in seen.fields if f.name.lower() in columns])
     wide, changes = widen(known, _supported(known, comparable, file_format))
     return wide if changes else known
 
@@ -155,11 +156,6 @@ def _kept(hinted: StructField, known: StructField | None) -> StructField:
     wide, changes = widen(StructType([hinted]), StructType([known]))
     # What a hint newly says is no narrower version of what is there: it counts.
     return wide[0] if changes and not widen(StructType([known]), wide)[1] else hinted
-
-
-def _is_column(known: StructType, name: str) -> bool:
-    folded = name.lower()
-    return any(f.name.lower() == folded and not f.metadata.get(RESCUED) for f in known.fields)
 
 
 def _supported(known: StructType, seen: StructType, file_format: str) -> StructType:

@@ -18,15 +18,9 @@ from penstock.errors import ConnectorError
 
 _PORT = 9093
 _STRING = "eventhubs.connectionString"
-_IGNORED = frozenset(
-    {
-        "eventhubs.consumergroup",
-        "eventhubs.receivertimeout",
-        "eventhubs.operationtimeout",
-        "eventhubs.prefetchcount",
-        "eventhubs.threadpoolsize",
-        "eventhubs.useexclusivereceiver",
-    }
+_IGNORED = (
+    "eventhubs.consumergroup eventhubs.receivertimeout eventhubs.operationtimeout "
+    "eventhubs.prefetchcount eventhubs.threadpoolsize eventhubs.useexclusivereceiver"
 )
 _RENAMED = {
     "maxeventspertrigger": "maxOffsetsPerTrigger",
@@ -46,11 +40,8 @@ def kafka_options(connection_string: str) -> dict[str, str]:
         parts[name.strip().lower()] = value.strip()
     if "sharedaccesskey" in parts:
         remember_secret(parts["sharedaccesskey"])
-    missing = [
-        name
-        for name in ("Endpoint", "SharedAccessKeyName", "SharedAccessKey")
-        if name.lower() not in parts
-    ]
+    needed = ("Endpoint", "SharedAccessKeyName", "SharedAccessKey")
+    missing = [name for name in needed if name.lower() not in parts]
     if missing:
         raise _invalid_string(f"it lacks {', '.join(missing)}")
     endpoint = re.fullmatch(r"(?:sb|amqps)://([\w.-]+)(?::(\d+))?/?", parts["endpoint"])
@@ -99,7 +90,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> dict[str, 
             made[_RENAMED[name]] = value
         elif name.startswith("kafka."):
             made[name] = value
-        elif name not in _IGNORED:
+        elif name not in _IGNORED.split():
             raise ConnectorError(
                 "EVENTHUBS_OPTION_INVALID",
                 f"the option `{name}` of the eventhubs format is not supported",

@@ -389,9 +389,9 @@ def lost_ranges(
                     ranges.append(
                         {"topic": topic, "partition": number, "first": first, "end": until}
                     )
-    return [Loss(text=_range_text(lost), body=lost) for lost in ranges]
-
-
-def _range_text(lost: Mapping[str, Any]) -> str:
-    last = "its end" if lost["end"] is None else str(lost["end"] - 1)
-    return f"{lost['topic']}-{lost['partition']} from {lost['first']} to {last}"
+    losses = []
+    for lost in ranges:
+        last = "its end" if lost["end"] is None else lost["end"] - 1
+        text = f"{lost['topic']}-{lost['partition']} from {lost['first']} to {last}"
+        losses.append(Loss(text=text, body=lost))
+    return losses

@@ -14,16 +14,9 @@ from penstock.errors import ConnectorError
 from penstock.sources.kinesis.offsets import Position, Shard
 from penstock.sources.kinesis.options import KinesisOptions
 
-_THROTTLED = frozenset(
-    {
-        "ProvisionedThroughputExceededException",
-        "LimitExceededException",
-        "ThrottlingException",
-        "Throttling",
-        "RequestLimitExceeded",
-        "KMSThrottlingException",
-        "SlowDown",
-    }
+_THROTTLED = (
+    "ProvisionedThroughputExceededException LimitExceededException ThrottlingException Throttling "
+    "RequestLimitExceeded KMSThrottlingException SlowDown"
 )
 _BUSY = frozenset(
     {"InternalFailure", "InternalFailureException", "ServiceUnavailable", "RequestTimeout"}
@@ -214,7 +207,7 @@ class KinesisClient:
         code = str(error.response.get("Error", {}).get("Code", ""))
         message = str(error.response.get("Error", {}).get("Message", ""))
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        if code in _THROTTLED:
+        if code in _THROTTLED.split():
             return f"throttled ({code})"
         if code in _BUSY or status >= 500:
             return f"it failed ({code or status})"

@@ -128,7 +128,15 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Kin
         if lower in _KNOWN:
             by_lower_name[lower] = value.strip()
         elif lower not in _WITHOUT_EFFECT.split():
-            _refuse_unknown(name)
+            near = difflib.get_close_matches(lower, _KNOWN, n=1, cutoff=0.6)
+            known = (
+                f"did you mean `{_KNOWN[near[0]]}`?"
+                if near
+                else f"known: {', '.join(_KNOWN.values())}"
+            )
+            raise ConnectorError(
+                "KINESIS_OPTION_UNKNOWN", f"the Kinesis source has no option `{name}`", hint=known
+            )
     mode = by_lower_name.get("consumermode", "polling").lower()
     if mode == "efo":
         raise ConnectorError(
@@ -169,17 +177,6 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Kin
         shards_per_task=_whole("shardsPerTask", by_lower_name, 5),
         shard_interval_seconds=_duration("shardFetchInterval", by_lower_name, 1.0),
         retry_seconds=_duration("retryTimeout", by_lower_name, 60.0),
-    )
-
-
-def _refuse_unknown(name: str) -> NoReturn:
-    near = difflib.get_close_matches(name.lower(), _KNOWN, n=1, cutoff=0.6)
-    raise ConnectorError(
-        "KINESIS_OPTION_UNKNOWN",
-        f"the Kinesis source has no option `{name}`",
-        hint=f"did you mean `{_KNOWN[near[0]]}`?"
-        if near
-        else f"known: {', '.join(_KNOWN.values())}",
     )
 
 
