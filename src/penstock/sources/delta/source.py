@@ -53,8 +53,6 @@ def _now_ms() -> int:
 
 @dataclass
 class _Added:
-    """Size and rows of each file that a commit added, and when it was made."""
-
     files: list[tuple[int, int | None]] = field(default_factory=list)
     at: int | None = None
 
@@ -124,7 +122,6 @@ class PendingVersions:
         return None
 
     def _added(self, path: str, number: int) -> "_Added | None":
-        """What a commit added as new rows; `None` if it is gone."""
         key = (path, number)
         if key not in self._commits:
             lines = self._delta.commit_lines(path, number)
@@ -404,10 +401,7 @@ def added_files(spark: SparkSession, path: str, first: int, last: int) -> list[s
 def lost_versions(
     removals: LoggedRemovals, *, own_start: str, start: int | None, read: int, created_ms: int
 ) -> tuple[str, str]:
-    """What a table has lost since a flow began to read it (`created_ms`), and what is not known.
-
-    `start` is `None` for the table as it is; the flow has read all versions before `read`.
-    """
+    """What a table has lost since a flow began to read it, and what is unknown."""
     missing = ""
     changed = [
         f"{version} ({operation})"

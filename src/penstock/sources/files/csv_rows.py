@@ -160,7 +160,6 @@ class _Csv:
         return f"from_csv({text}, {typed_columns(self._schema)}, {options_map(parser_options)})"
 
     def _tokens(self, text: str) -> str:
-        """SQL: the tokens of a line as they are written, quotes included."""
         separator = re.escape(self._separator)
         plain = f"split({text}, {literal(separator)}, -1)"
         if not self._quote:
@@ -222,7 +221,6 @@ class _Csv:
         return f"CASE WHEN NOT ({fits}) THEN {slow} END"
 
     def _wider(self) -> str:
-        """SQL: columns that have no room for their values; uses `tk` and `tn` of `left`."""
         entries = []
         for field in self._schema.fields:
             if self._options.evolution is not Evolution.WIDEN or not can_widen(field.dataType):

@@ -212,7 +212,6 @@ def parse_hints(hints: str) -> list[tuple[list[str], DataType]]:
 
 
 def _top_level(text: str) -> Iterator[str]:
-    """The parts between commas that are in no bracket and no backticks."""
     depth, quoted, part = 0, False, ""
     for char in text:
         if char == "`":

@@ -247,7 +247,6 @@ def _nothing_found(sample: _Files) -> DefinitionError:
 def _given(
     schema: StructType, sample: _Files, options: FileOptions, state: SourceMemory
 ) -> tuple[StructType, StructType, FileOptions]:
-    """The user's own schema, split into what is data and what is made otherwise."""
     fields = {field.name.lower(): field for field in schema.fields}
     corrupt = options.corrupt or _SPARKS_CORRUPT
     options = replace(
@@ -269,11 +268,8 @@ def _given(
     if versions:
         # What the files have besides, for the rescued data.
         besides = [field for field in versions[-1].fields if field.name.lower() not in folded]
-        return (
-            mark_rescued(StructType(data), StructType(besides))[0],
-            StructType(partitions),
-            options,
-        )
+        marked, _ = mark_rescued(StructType(data), StructType(besides))
+        return marked, StructType(partitions), options
     return StructType(data), StructType(partitions), options
 
 
@@ -331,7 +327,6 @@ def _raw(
     streaming: bool,
     whole: bool = False,
 ) -> DataFrame:
-    """What Spark's reader gives, without the files that are left out."""
     options = opened.options
     reader_options = dict(options.source)
     if reader_format != "text":

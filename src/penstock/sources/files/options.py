@@ -1,7 +1,6 @@
 """Option rules of Auto Loader (`cloudFiles`, `read_files`): names, defaults, refusals.
 
-Options come with or without the prefix `cloudFiles.`, in any case. An unknown option with the
-prefix is an error; without it, it may be one that the format's reader judges.
+Options may have the prefix `cloudFiles.`; with it, an unknown option is an error.
 """
 
 import difflib
@@ -72,8 +71,6 @@ class FileOptions:
         rescued: Column for what fits nowhere; `None` for none.
         corrupt: Column for malformed lines, where the user named one.
         partition_columns: Taken from the path; `None` to find them, empty for none.
-        include_existing: Whether files that were there before the first start count.
-        quarantine_corrupt: Whether an unreadable file is set aside rather than failing the flow.
         source: Options of Spark's file source.
         parse: Options of the format.
     """

@@ -201,7 +201,6 @@ def _widen(
 
 
 def _seen(source: OpenedFiles, where: str, batch: Sequence[str]) -> StructType:
-    """The schema of the file with the new field and of what came with it or later."""
     files = source.roots.list()
     if batch:
         chosen = [file for file in files if file_name(file.path) in set(batch)]
@@ -257,7 +256,6 @@ def _set_aside(
 
 
 def _broken_since(source: OpenedFiles, failed: str) -> list[tuple[str, str]]:
-    """The file that failed and others, not older, that cannot be read; with the reasons."""
     files = source.roots.list()
     named = [file for file in files if file_name(file.path) == failed]
     since = named[0].modified if named else 0
@@ -306,6 +304,4 @@ def _malformed(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
 def _cause(text: str) -> str:
     causes = re.findall(r"Caused by: ([^\n]+)", text)
     reported = [cause for cause in causes if _BROKEN_CONTENT.search(cause)]
-    return (reported[-1] if reported else causes[-1] if causes else "it cannot be read").strip()[
-        :300
-    ]
+    return (reported or causes or ["it cannot be read"])[-1].strip()[:300]

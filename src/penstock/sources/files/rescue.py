@@ -140,7 +140,6 @@ class Comparison:
         return f"filter(concat({', '.join(parts)}), x -> x IS NOT NULL)"
 
     def _wider(self, value: str, kind: DataType, path: str) -> str:
-        """SQL of the texts for one value, empty where nothing in it can become wider."""
         if can_widen(kind):
             prefers = any(
                 k.lower() == "prefersdecimal" and v.strip().lower() == "true"

@@ -359,7 +359,6 @@ def _time_of(at: StartPosition, now_ms: int) -> int:
 
 
 def _taken_by(done: Sequence[Checkpoint]) -> dict[str, int]:
-    """The files that checkpoints have taken into batches, with the time of their last change."""
     files: dict[str, int] = {}
     for checkpoint in done:
         for log in (checkpoint.path / "sources").glob("*/*"):

@@ -1,8 +1,6 @@
 """Types that become wider with the files: what a value needs, and the schema that has room for it.
 
-Rows of text formats say which columns are too narrow for them, as `path TYPE`: the type that the
-inference would give to the value. A schema file says it all at once, so those of Parquet, ORC and
-Avro are compared as they are.
+Rows of text formats report columns that are too narrow as `path TYPE`, with the inferred type.
 """
 
 from collections.abc import Iterable
@@ -92,7 +90,6 @@ def entry(path: str, wider: str) -> str:
 
 
 def _grows(kind: DataType, whole: str, scale: str) -> str:
-    """SQL: whether a number with so many digits needs more of them, and no more than there are."""
     if isinstance(kind, DecimalType):
         have, finer = max(kind.precision - kind.scale, 1), kind.scale
         # A parser rounds what has more digits behind the point, without a word.
@@ -159,7 +156,6 @@ def _kept(hinted: StructField, known: StructField | None) -> StructField:
 
 
 def _supported(known: StructType, seen: StructType, file_format: str) -> StructType:
-    """What files have, without the types whose narrower files the format could not read then."""
     types = {field.name.lower(): field.dataType for field in known.fields}
     return StructType(
         [

@@ -100,10 +100,7 @@ class Marks:
             self._stopped.wait(left)
 
     def settle(self, wait_seconds: float) -> Key | None:
-        """The newest settled key, after waiting so long for what is visible now.
-
-        Raises `NotSettledError` if the same transactions have held the stream back for too long.
-        """
+        """The newest settled key, after waiting so long for what is visible now."""
         until = self._clock() + wait_seconds
         with self._connect() as database:
             while True:

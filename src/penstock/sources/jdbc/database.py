@@ -1,7 +1,6 @@
-"""A database from the driver, through the JDBC driver in Spark's JVM.
+"""A database from the driver, through the JDBC driver in Spark's JVM; rows never go this way.
 
-A handful of statements per micro-batch go this way; rows never do. Connections are short: a driver
-process that hangs must hold neither locks nor sessions.
+Connections are short: a driver process that hangs must hold neither locks nor sessions.
 """
 
 import contextlib

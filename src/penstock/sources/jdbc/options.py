@@ -1,8 +1,4 @@
-"""Option rules of the JDBC stream, and the SQL that reads it. Pure functions.
-
-Options have the names that Spark's JDBC reader gives them. Unknown options go to the driver, as
-there; what looks like one of ours, but is none, is an error.
-"""
+"""Option rules of the JDBC stream, named as in Spark's reader, and the SQL that reads it."""
 
 import difflib
 import itertools
@@ -78,7 +74,6 @@ class JdbcSourceOptions:
     """Checked options of a JDBC stream.
 
     Attributes:
-        url: As given; never shown.
         table: Table, or a query in brackets with a name.
         max_rows: Most rows of a micro-batch; rows with the same key stay together.
         overlap: So many key values, or seconds, before the last key are read again.
@@ -86,8 +81,6 @@ class JdbcSourceOptions:
             committed; `None` to ask PostgreSQL for the transactions that write.
         settle_timeout_seconds: How long to be held back by transactions before it is an error.
         accept_key_back: Continue where the table has other keys than were read from it.
-        partitions: Tasks of a micro-batch.
-        reader: Options for Spark's reader; never shown.
     """
 
     url: str = field(repr=False)

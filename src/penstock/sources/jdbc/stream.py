@@ -319,14 +319,12 @@ class JdbcStream:
         )
 
     def _condition(self, low: Key | None, high: Key) -> str:
-        """The rows above `low`; from the first key on if there is none."""
         if low is not None:
             return between(self._key, low, high)
         start, is_inclusive = self._first()
         return between(self._key, start, high, inclusive=is_inclusive)
 
     def _first(self) -> tuple[Key | None, bool]:
-        """Where the stream begins, and whether with that key."""
         if self._bounds.after is not None:
             return read_key(self._kind, self._bounds.after), False
         start = self._bounds.since
@@ -335,7 +333,6 @@ class JdbcStream:
         return (None, False) if start is None else (read_key(self._kind, start), True)
 
     def _within(self, mark: Key | None) -> Key | None:
-        """A key up to which may be read, or the end of the range if that is smaller."""
         if mark is None or self._bounds.until is None:
             return mark
         last = read_key(self._kind, self._bounds.until)

@@ -1,7 +1,6 @@
-"""Azure Event Hubs through its Kafka endpoint: a connection string is enough.
+"""Azure Event Hubs through its Kafka endpoint, with the options and columns of `eventhubs`.
 
-Understands the options of the `eventhubs` format, and gives the columns that it gives. No Azure
-library is needed: an event hub is a topic, its namespace a cluster that wants SASL PLAIN over TLS.
+An event hub is a topic, its namespace a cluster that wants SASL PLAIN over TLS.
 """
 
 import json

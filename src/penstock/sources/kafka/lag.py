@@ -284,7 +284,6 @@ class KafkaLag:
     def _read_oldest(
         self, unread: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]
     ) -> None:
-        """Learn the timestamps of records by reading these records, and no others."""
         new = [
             partition
             for partition, at in unread.items()

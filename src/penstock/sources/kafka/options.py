@@ -125,10 +125,7 @@ def prepare_source_options(options: Mapping[str, str], *, streaming: bool = True
 
 
 def at_mapped_servers(options: Mapping[str, str], map_path: Callable[[str], str]) -> dict[str, str]:
-    """The options with other brokers where `paths` of the settings maps `kafka://` and theirs.
-
-    The other brokers are contacted in plain text: the credentials in the source are not theirs.
-    """
+    """The options with other brokers where the settings map them, without their credentials."""
     name = next((name for name in options if name.lower() == SERVERS), None)
     if name is None:
         return dict(options)

@@ -24,16 +24,14 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """How far a shard was read.
+    """How far a shard was read; times in milliseconds since 1970.
 
     Attributes:
         after: Sequence number of the last record that was read.
-        since: Where nothing was read yet: records from this time on, milliseconds since 1970;
-            `None` = from the oldest one.
-        first: Sequence number of the first record of the batch that ended at `after`.
-        rows: How many rows that batch had of the shard.
+        since: Where nothing was read yet: records from this time on; `None` = from the oldest one.
+        first: Of the batch that ended at `after`, which had so many `rows` of the shard.
         closed: Whether the shard has ended and was read to its end.
-        seen: Time until which everything that had arrived was read, milliseconds since 1970.
+        seen: Time until which everything that had arrived was read.
         lost: Set by a batch before which records were removed unread: the number after which they
             would have been; `?` if nothing was read before.
     """
@@ -129,7 +127,6 @@ class Reconciled:
     """A stream's positions, compared with the shards that it has now.
 
     Attributes:
-        positions: Of all shards that are still worth knowing.
         ready: Shards to read from: not at their end, and no parent has unread records.
         gone: Shards that were not read to their end and are no more.
         recreated: A shard whose numbers begin behind what was read: the stream is another one.

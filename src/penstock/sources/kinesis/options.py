@@ -1,7 +1,4 @@
-"""Options of the Kinesis source: those of Databricks' connector, checked before anything is read.
-
-Names are compared without regard to case, as Spark does; values that may be secrets are not shown.
-"""
+"""Options of the Kinesis source, as of Databricks' connector, checked before anything is read."""
 
 import difflib
 import json
@@ -75,16 +72,11 @@ class KinesisOptions:
 
     Attributes:
         region: Of the streams; `None` to let the environment say.
-        endpoint: URL of the service instead of the region's.
-        sts_endpoint: URL of the service that hands out roles.
         access_key: With `secret_key` and maybe `session_token`, instead of AWS's default chain.
-        records_per_fetch: Most records of one request.
         fetch_rate: Bytes per second and shard.
         fetch_period_seconds: Shortest time between two requests for a shard.
         fetch_seconds: How long to collect one micro-batch.
         buffer_bytes: Size from which on a micro-batch is not added to.
-        shards_per_task: How many shards one task reads.
-        shard_interval_seconds: How often to look for new shards.
         retry_seconds: How long a request that is throttled or not answered is tried again.
     """
 
@@ -111,11 +103,7 @@ class KinesisOptions:
 
 
 def source_options(options: Mapping[str, str], *, streaming: bool = True) -> KinesisOptions:
-    """Check the options of a Kinesis source and fill up the defaults.
-
-    Keys and tokens are remembered, so that no text that Penstock shows has them. A batch begins at
-    the oldest record unless another position is named.
-    """
+    """Check the options of a Kinesis source, fill up the defaults, and remember keys and tokens."""
     by_lower_name: dict[str, str] = {}
     for name, value in options.items():
         lower = name.lower()

@@ -184,7 +184,6 @@ class Prober:
             return list(zip(places, fetched, strict=True))
 
     def _fetch(self, place: Place, offset: Offset) -> _Fetched:
-        """Read one shard until its end, the limits, or what this query shall have."""
         stream, shard = place
         position = offset.streams[stream][shard]
         deadline = time.monotonic() + self._options.fetch_seconds

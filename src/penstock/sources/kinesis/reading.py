@@ -89,7 +89,6 @@ class ShardReading:
     """Pages of a shard behind a position; finds out whether Kinesis still knows the position.
 
     Attributes:
-        iterator: Of the next page; set it where it is known.
         removed: Whether the last record that was read is no longer there, and maybe more.
         skips_position: Whether pages begin after the record at which the position is.
     """
@@ -137,10 +136,7 @@ class ShardReading:
         return page
 
     def _from_the_oldest(self, page: Page) -> Page:
-        """An iterator at what has expired gives nothing for ever, and never catches up.
-
-        So a look at the oldest records tells whether that is why a page has none: else it is a gap.
-        """
+        """Look at the oldest records: an expired iterator gives nothing for ever, as in a gap."""
         self._has_looked = True
         after = self._position.after
         if after is None:

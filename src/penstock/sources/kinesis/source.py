@@ -184,7 +184,6 @@ def _time_of(at: StartPosition, now_ms: int) -> int | None:
 
 
 def _seen_ms(done: Sequence[Checkpoint]) -> int:
-    """Time until which everything that had arrived was read; 0 if nothing was."""
     seen = [
         shard.seen
         for checkpoint in done
