@@ -247,8 +247,6 @@ class OpenedSource:
         self.name = name
         self.unit = unit
 
-    # -- a running flow ------------------------------------------------------------------------
-
     def check_identity(self, known: Mapping[str, str], flow: Flow, display: str) -> dict[str, str]:
         """Compare what is read with what the checkpoint has read; called before each start.
 
@@ -305,8 +303,6 @@ class OpenedSource:
             `kind`, `seconds_behind` and the figures of the source; `None` for unknown figures.
         """
         return None
-
-    # -- other start positions -----------------------------------------------------------------
 
     def start(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
+from os.path import commonprefix
 from typing import Any
 from urllib.parse import unquote
 
@@ -102,7 +103,8 @@ class FileRoots:
                 "several paths in one stream must be on one file system",
                 hint="read each path with a flow of its own into the same table",
             )
-        start = _common_folder(patterns)
+        start = commonprefix(patterns)  # noqa: RUF071 - cut at a slash below
+        start = start[: start.rfind("/") + 1]
         return start + "{" + ",".join(path[len(start) :] for path in patterns) + "}"
 
     def list(self) -> list[FoundFile]:
@@ -179,17 +181,6 @@ def _as_pattern(path: str) -> str:
     trimmed = path.rstrip("/")
     last = trimmed[-1]
     return f"{trimmed[:-1]}[{last}]"
-
-
-def _common_folder(paths: Sequence[str]) -> str:
-    shortest = min(paths, key=len)
-    end = 0
-    for position, char in enumerate(shortest):
-        if any(path[position] != char for path in paths):
-            break
-        if char == "/":
-            end = position + 1
-    return shortest[:end]
 
 
 def partition_schema(

@@ -110,16 +110,9 @@ def open_source(
         data, partitions = _learned(sample, chosen, state, streaming=streaming)
     else:
         data, partitions, chosen = _given(declared, sample, chosen, state)
+    columns = () if declared is None else tuple(declared.fieldNames())
     opened = OpenedFiles(
-        spark,
-        source_key(path, options),
-        chosen,
-        roots,
-        data,
-        partitions,
-        () if declared is None else tuple(declared.fieldNames()),
-        state,
-        {},
+        spark, source_key(path, options), chosen, roots, data, partitions, columns, state, {}
     )
     if streaming and not chosen.include_existing and not analysis and state.note(EXISTING) is None:
         state.save_note(EXISTING, [file_name(file.path) for file in sample.files])

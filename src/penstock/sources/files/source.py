@@ -180,7 +180,7 @@ class AutoLoaderSource(FileSource):
 
     def describe(self, read: Read) -> str:
         """See `Source.describe`."""
-        kinds = [v for k, v in read.options.items() if k.lower() in _FORMAT_OPTIONS]
+        kinds = [v for k, v in read.options.items() if k.lower() in ("cloudfiles.format", "format")]
         return f"{kinds[0].lower() if kinds else 'files'} {','.join(read.paths)}"
 
     def open(self, read: Read) -> OpenedSource:
@@ -201,9 +201,6 @@ class AutoLoaderSource(FileSource):
         rows = read_source(opened, streaming=read.is_stream)
         name = f"files {', '.join(read.paths)}"
         return FileStream(rows, read.spark, name=name, opened=opened)
-
-
-_FORMAT_OPTIONS = ("cloudfiles.format", "format")
 
 
 class FileStream(OpenedSource):

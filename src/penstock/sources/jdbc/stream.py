@@ -115,8 +115,6 @@ class JdbcStream:
         # Why the stream has ended; set before Spark is notified.
         self.failure: SourceFailure | None = None
 
-    # -- before the query ----------------------------------------------------------------------
-
     def open(self) -> DataFrame:
         """Look at the table, and give its stream."""
         with self._explained():
@@ -136,7 +134,8 @@ class JdbcStream:
         with self._connected() as database:
             # The database's own words about a wrong password or name, before Spark's.
             database.query(f"SELECT 1 FROM {options.table} WHERE 1 = 0")
-            self._schema = self._reader().load().schema
+            reader = self._spark.read.format("jdbc").options(**reader_options)
+            self._schema = reader.load().schema
             field = self._key_field()
             dialect = self._jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(options.url)
             self._key = str(dialect.quoteIdentifier(field.name))
@@ -147,11 +146,6 @@ class JdbcStream:
             for text in (options.starting_key, self._bounds.since, self._bounds.after):
                 if text is not None:
                     read_key(self._kind, text)
-
-    def _reader(self) -> Any:
-        options = self._options
-        reader = self._spark.read.format("jdbc").options(**options.reader)
-        return reader.options(url=options.url, dbtable=options.table)
 
     def _key_field(self) -> T.StructField:
         wanted = self._options.key.strip('"`').lower()
@@ -172,8 +166,6 @@ class JdbcStream:
             f"{fields[0].dataType.simpleString()}, which is no key for a stream",
             hint="name a column of whole numbers, or of times with option `overlap`",
         )
-
-    # -- Spark asks ----------------------------------------------------------------------------
 
     def latestOffset(self, start: Any, limit: Any) -> Any:
         """The end of the next batch; Spark's limit is not used: the option is."""
@@ -258,8 +250,6 @@ class JdbcStream:
             "org.apache.spark.sql.connector.read.streaming.SupportsTriggerAvailableNow",
         )
 
-    # -- keys ----------------------------------------------------------------------------------
-
     def _newest(self, database: Asks) -> Key | None:
         ((text,),) = database.query(f"SELECT MAX({self._key}) FROM {self._options.table}")
         ((rows,),) = database.query(count_between(self._options, f"{self._key} IS NULL"))
@@ -338,8 +328,6 @@ class JdbcStream:
         last = read_key(self._kind, self._bounds.until)
         return last if last.order < mark.order else mark
 
-    # -- positions -----------------------------------------------------------------------------
-
     @property
     def key_name(self) -> str:
         """The column that orders the rows."""
@@ -379,8 +367,6 @@ class JdbcStream:
         """The greatest of some keys as they are in checkpoints."""
         known = [read_key(self._kind, key) for key in keys]
         return max(known, key=lambda key: key.order).text if known else None
-
-    # -- rows ----------------------------------------------------------------------------------
 
     def _rows(self, low: Key | None, high: Key) -> DataFrame:
         inclusive = False
@@ -427,8 +413,6 @@ class JdbcStream:
         session = self._spark._jsparkSession
         return DataFrame(getattr(datasets, "MODULE$").ofRows(session, plan), self._spark)
 
-    # -- offsets -------------------------------------------------------------------------------
-
     def _offset(self, java: Any) -> _Range:
         body = json.loads(str(java.json()))
         low = body.get("after")
@@ -447,8 +431,6 @@ class JdbcStream:
     def _serialized(self, text: str) -> Any:
         runtime = self._jvm.org.apache.spark.sql.execution.streaming.runtime
         return runtime.SerializedOffset(text)
-
-    # -- the database --------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[Database]:
@@ -493,7 +475,14 @@ class JdbcStream:
                 retryable=True,
             ) from error
         except DatabaseError as error:
-            raise self._refused(error) from error
+            raise SourceFailure(
+                "JDBC_SOURCE_UNAVAILABLE",
+                f"{place}: {error}",
+                "nothing is lost: it continues after the last key"
+                if error.may_pass
+                else "check url, user, password and the name of the table",
+                retryable=error.may_pass,
+            ) from error
         except (Py4JJavaError, PySparkException) as error:
             text = shown(first_line(error))
             if "ClassNotFoundException" in str(error) or "No suitable driver" in str(error):
@@ -505,13 +494,3 @@ class JdbcStream:
                     "with the setting spark.jars, and its class as option `driver`",
                 ) from error
             raise SourceFailure("JDBC_SOURCE_UNAVAILABLE", f"{place}: {text}") from error
-
-    def _refused(self, error: DatabaseError) -> SourceFailure:
-        return SourceFailure(
-            "JDBC_SOURCE_UNAVAILABLE",
-            f"{self._options.place}: {error}",
-            "check url, user, password and the name of the table"
-            if not error.may_pass
-            else "nothing is lost: it continues after the last key",
-            retryable=error.may_pass,
-        )

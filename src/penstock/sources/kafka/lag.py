@@ -181,16 +181,16 @@ class KafkaLag:
         if next_offsets:
             if time.monotonic() >= self._silent.get(servers, 0.0):
                 self._failed = None
-                with (
-                    self._noting_failure(),
-                    admin_of(self._spark, self._options, _TIMEOUT_MS) as admin,
-                ):
-                    known = list(next_offsets)
-                    # A partition that is gone must not hide the others.
-                    earliest = admin.offsets(known, "earliest", self._note)
-                    latest = admin.offsets(known, "latest", self._note)
-                    if latest:
-                        retention = self._retentions(admin, sorted(offsets))
+                try:
+                    with admin_of(self._spark, self._options, _TIMEOUT_MS) as admin:
+                        known = list(next_offsets)
+                        # A partition that is gone must not hide the others.
+                        earliest = admin.offsets(known, "earliest", self._note)
+                        latest = admin.offsets(known, "latest", self._note)
+                        if latest:
+                            retention = self._retentions(admin, sorted(offsets))
+                except Py4JError as error:
+                    self._note(error)
                 if not latest and self._failed is not None:
                     problem = _problem(servers, self._failed)
                 # Who refuses this flow may serve the others: only silence is about all of them.
@@ -257,13 +257,6 @@ class KafkaLag:
             "loss_by": risk.by,
             "lost_records": risk.lost_records,
         }
-
-    @contextlib.contextmanager
-    def _noting_failure(self) -> Iterator[None]:
-        try:
-            yield
-        except Py4JError as error:
-            self._note(error)
 
     def _note(self, error: Py4JError) -> None:
         # Another error than one of Java's: the JVM is going down.
