@@ -314,7 +314,6 @@ class DeltaStream(OpenedSource):
         return any(self._options.get(name, "false").lower() != "false" for name in names)
 
     def _version(self, at: StartPosition) -> int:
-        """The first version that belongs to what begins at a position."""
         times = self._times()
         first, newest = min(times), max(times)
         match at.kind:

@@ -151,7 +151,6 @@ def _without_rescued(cell: str, kind: DataType) -> str:
 
 
 def _fragments(cell: str, schema: StructType) -> list[str]:
-    """SQL: one fragment for each field that goes to the rescued data, NULL without a value."""
     fragments = []
     for field in schema.fields:
         value = f"{cell}.{name(field.name)}" if cell else name(field.name)

@@ -218,7 +218,6 @@ def json_rows(raw: DataFrame, schema: StructType, options: FileOptions, order: K
 
 
 def _records(options: FileOptions, parse: dict[str, str]) -> str:
-    """SQL: the JSON texts of a line or a file, each for one row."""
     shown_options = f", {options_map(parse)}" if parse else ""
     # As variants, because Spark shortens long fractions when it copies a value into a string; they
     # refuse repeated keys, which the other way keeps. No lambdas here: they would keep Spark from

@@ -74,7 +74,6 @@ class Comparison:
         return f"concat({unknown}, filter(array({', '.join(misfits)}), x -> x IS NOT NULL))"
 
     def _misfit(self, fields: str, typed: str, column: str, kind: DataType) -> str:
-        """SQL: the fragment of one known field, NULL where its column holds it."""
         value, cell = self._variable("v"), f"{typed}.{name(column)}"
         whole = fragment(literal(column), value)
         if isinstance(kind, StructType):
@@ -112,7 +111,6 @@ class Comparison:
         return with_value(value, source, f"CASE WHEN {present} THEN {test} END")
 
     def _broken(self, value: str, kind: DataType) -> str:
-        """SQL: whether an element of a collection did not fit its type."""
         if self.parser != "from_json" or isinstance(kind, MapType):
             return "false"
         wanted = literal(f"x {type_sql(kind)}, {FLAW} string")
@@ -187,17 +185,14 @@ class Comparison:
             inner = self._variable("m")
             names = self._names(inner, kind, prefix, exact=exact)
             return f"coalesce({with_value(inner, _map(variant), names)}, {NO_TEXTS})"
-        if isinstance(kind, ArrayType) and _has_fields(kind.elementType):
-            item = self._variable("i")
-            names = self._names_inside(item, kind.elementType, prefix, exact=exact)
-            listed = f"flatten(transform({_items(variant)}, {item} -> {names}))"
-            return f"coalesce(array_distinct({listed}), {NO_TEXTS})"
-        if isinstance(kind, MapType) and _has_fields(kind.valueType):
-            item = self._variable("i")
-            names = self._names_inside(item, kind.valueType, prefix, exact=exact)
-            listed = f"flatten(transform(map_values({_map(variant)}), {item} -> {names}))"
-            return f"coalesce(array_distinct({listed}), {NO_TEXTS})"
-        return NO_TEXTS
+        if not isinstance(kind, ArrayType | MapType) or not _has_fields(kind):
+            return NO_TEXTS
+        inside = kind.elementType if isinstance(kind, ArrayType) else kind.valueType
+        items = _items(variant) if isinstance(kind, ArrayType) else f"map_values({_map(variant)})"
+        item = self._variable("i")
+        names = self._names_inside(item, inside, prefix, exact=exact)
+        listed = f"flatten(transform({items}, {item} -> {names}))"
+        return f"coalesce(array_distinct({listed}), {NO_TEXTS})"
 
     def _variable(self, letter: str) -> str:
         self._depth += 1

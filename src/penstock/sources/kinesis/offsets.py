@@ -100,6 +100,13 @@ class ShardRange:
     last: str
     rows: int
 
+    @staticmethod
+    def of(stream: str, shard: str, position: Position) -> "ShardRange":
+        """The records of the batch that ended at a position."""
+        first, last, rows = position.first, position.after, position.rows
+        assert first is not None and last is not None
+        return ShardRange(stream=stream, shard=shard, first=first, last=last, rows=rows)
+
 
 def ranges(start: Offset, end: Offset) -> list[ShardRange]:
     """What the micro-batch between two successive offsets has, ordered by stream and shard."""
@@ -110,15 +117,7 @@ def ranges(start: Offset, end: Offset) -> list[ShardRange]:
             if position.after is None or position.first is None:
                 continue
             if before is None or before.after != position.after:
-                ranges.append(
-                    ShardRange(
-                        stream=stream,
-                        shard=shard,
-                        first=position.first,
-                        last=position.after,
-                        rows=position.rows,
-                    )
-                )
+                ranges.append(ShardRange.of(stream, shard, position))
     return ranges
 
 

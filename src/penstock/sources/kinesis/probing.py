@@ -132,15 +132,7 @@ class Prober:
                 continue
             end = end.with_(stream, {**end.streams[stream], shard: fetched.position})
             if fetched.rows:
-                assert fetched.position.first is not None and fetched.position.after is not None
-                part = ShardRange(
-                    stream=stream,
-                    shard=shard,
-                    first=fetched.position.first,
-                    last=fetched.position.after,
-                    rows=fetched.position.rows,
-                )
-                rows[part] = fetched.rows
+                rows[ShardRange.of(stream, shard, fetched.position)] = fetched.rows
         # The last one may not have been planned yet; what was before it, has been.
         self._batches = [*self._batches[-1:], (end, rows)] if end != start else self._batches
         return end
