@@ -84,15 +84,10 @@ EARLIEST = StartPosition(kind=StartKind.EARLIEST)
 
 
 def parse_start(text: str, option: str = "--from") -> StartPosition:
-    """A start position from the command line.
+    """A start position from the command line; raises `START_INVALID`, which names the option.
 
-    Args:
-        text: `earliest`, `latest`, an ISO timestamp (UTC if it has no offset), `version=12`,
-            `key=500`, or offsets as JSON.
-        option: Named in the error.
-
-    Raises:
-        SpecError: `START_INVALID`.
+    `earliest`, `latest`, an ISO timestamp (UTC if it has no offset), `version=12`, `key=500`, or
+    offsets as JSON.
     """
     word = text.strip()
     if word.lower() in (StartKind.EARLIEST, StartKind.LATEST):
@@ -174,7 +169,6 @@ class StartReport:
     """What a start position means for one source.
 
     Attributes:
-        source: Its name.
         unit: What is counted: `offsets`, `versions`, `files`, `rows`.
         again: How many are read that the flow has read already; `None` if unknown.
         skipped: How many that it has not read are never read; `None` if unknown.
@@ -188,14 +182,7 @@ class StartReport:
 
 @dataclass(frozen=True, kw_only=True)
 class RangeReport:
-    """What a range is of one source.
-
-    Attributes:
-        source: Its name.
-        unit: As in `StartReport`.
-        count: How many.
-        text: From where to where.
-    """
+    """How much a range is of one source, and in words from where to where; see `StartReport`."""
 
     source: str
     unit: str
@@ -208,12 +195,9 @@ class SourceHistory:
     """What a source still has of what a table was made of.
 
     Attributes:
-        source: Its name.
-        unit: As in `StartReport`.
         again: How many the flow reads again; `None` if unknown.
         size: Of what is read, in bytes; `None` if unknown.
         missing: What the old table was made of and the new one will not be; empty if nothing.
-        note: What else there is to know.
     """
 
     source: str
@@ -229,12 +213,9 @@ class Range:
     """A range of a flow's sources, as a user names it.
 
     Attributes:
-        flow: Name of the flow.
-        begin: The first rows.
         end: The rows behind the last, of versions the last one; `None` (and `latest`, which
             `flow.resolve_range` replaces) = where the flow is.
         files: Pattern of file names; `None` = all.
-        now_ms: The time.
     """
 
     flow: str
@@ -246,12 +227,7 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """Rows that a source no longer had when they were to be read.
-
-    Attributes:
-        text: What is lost, for the message.
-        body: The same for the event log.
-    """
+    """Rows that a source no longer had when they were to be read: for people, and for the log."""
 
     text: str
     body: Mapping[str, Any]
@@ -263,18 +239,13 @@ class OpenedSource:
     `lag` is called on a thread of its own, `lost` on that of Spark's listener, the others on the
     thread of the command or of the query; never two at the same time for one method.
 
-    Args:
-        df: Its rows.
-        name: For people; without secrets.
-        unit: What its positions count.
+    `name` is for people, without secrets; `unit` is what positions count.
     """
 
     def __init__(self, df: DataFrame, *, name: str, unit: str = "rows") -> None:
         self.df = df
         self.name = name
         self.unit = unit
-
-    # -- a running flow ------------------------------------------------------------------------
 
     def check_identity(self, known: Mapping[str, str], flow: Flow, display: str) -> dict[str, str]:
         """Compare what is read with what the checkpoint has read; called before each start.
@@ -311,20 +282,12 @@ class OpenedSource:
         """The error for a failure that this source caused; `None` if it did not.
 
         May remember what lets the next start succeed, such as a larger schema; the error is
-        retryable then.
-
-        Args:
-            text: All that the failure says, with its causes in the JVM.
-            flow: The flow that failed.
+        retryable then. The text is all that the failure says, with its causes in the JVM.
         """
         return None
 
     def lost(self, progress: Mapping[str, Any]) -> Sequence[Loss]:
-        """What a batch was to read and did not get.
-
-        Args:
-            progress: The entry of one source in Spark's report, of any source of the flow.
-        """
+        """What a batch was to read and did not get, by a source's entry in Spark's report."""
         return ()
 
     def lag(
@@ -340,8 +303,6 @@ class OpenedSource:
             `kind`, `seconds_behind` and the figures of the source; `None` for unknown figures.
         """
         return None
-
-    # -- other start positions -----------------------------------------------------------------
 
     def start(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
@@ -375,24 +336,13 @@ class OpenedSource:
         )
 
     def is_past_end(self, position: Position, progress: Mapping[str, Any]) -> bool:
-        """Whether all that is still to come lies behind a range.
-
-        Args:
-            position: From `range`.
-            progress: As for `lost`.
-        """
+        """Whether all that is still to come lies behind a range, by an entry as for `lost`."""
         return False
 
     def check_range(
         self, position: Position, done: Checkpoint, checkpoint: str, batch: int
     ) -> None:
-        """Refuse a batch of a range that the flow has not read.
-
-        Args:
-            position: From `range`.
-            done: The flow's own checkpoint.
-            checkpoint: Folder of the query that reads the range.
-            batch: Its batch.
+        """Refuse a batch of a range that the flow, by its own checkpoint `done`, has not read.
 
         Raises:
             PlanError: `BACKFILL_NOT_READ_YET`.
@@ -410,24 +360,12 @@ class OpenedSource:
 
 
 class Source(ABC):
-    """A system, by the names of its formats. One object per process, without state.
-
-    Attributes:
-        formats: Names for `format()`, lower case.
-    """
+    """A system, by the names of its formats in lower case. One object per process, stateless."""
 
     formats: ClassVar[Sequence[str]] = ()
 
     def check_options(self, options: Mapping[str, str], *, is_stream: bool) -> dict[str, str]:
-        """The options as Spark takes them, with defaults.
-
-        Args:
-            options: With secrets filled in.
-            is_stream: Whether they are for `readStream`.
-
-        Raises:
-            ConnectorError: It cannot be read with these options.
-        """
+        """The options as Spark takes them, with defaults; raises `ConnectorError`."""
         return dict(options)
 
     def map_options(

@@ -13,12 +13,7 @@ def is_known(checkpoints: Sequence[Checkpoint]) -> bool:
 
 
 def that_count(checkpoints: Sequence[Checkpoint], replaced_ms: int) -> list[Checkpoint]:
-    """The checkpoints of which a table may have rows.
-
-    Args:
-        checkpoints: The one that the flow continues with and those before.
-        replaced_ms: When all rows of the table were replaced: those that ended before do not count.
-    """
+    """The checkpoints of which a table may have rows: not those that ended before `replaced_ms`."""
     return [c for c in checkpoints if c.is_current or _ended_ms(c) > replaced_ms]
 
 
@@ -50,6 +45,5 @@ def created_ms(checkpoint: Checkpoint) -> int:
 
 
 def _ended_ms(checkpoint: Checkpoint) -> int:
-    """When its last batch was finished; 0 if it has none."""
     times = [file.stat().st_mtime for file in (checkpoint.path / "commits").glob("[0-9]*")]
     return round(max(times, default=0) * 1000)

@@ -28,11 +28,7 @@ def distinct(sources: Iterable[OpenedSource]) -> list[OpenedSource]:
 def start_position(
     sources: Iterable[OpenedSource], at: StartPosition, done: Sequence[Checkpoint], now_ms: int
 ) -> tuple[dict[str, Any], tuple[StartReport, ...]]:
-    """Fix where all streams of a flow begin; see `OpenedSource.start`.
-
-    Raises:
-        PlanError: `START_NOT_AVAILABLE`.
-    """
+    """Fix where all streams of a flow begin; see `OpenedSource.start`."""
     streams = _streams(sources, at)
     starts = [source.start(at, done, now_ms) for source in streams]
     return merged([part for part, _ in starts]), tuple(report for _, report in starts)
@@ -50,11 +46,7 @@ def source_history(
 def resolve_range(
     sources: Iterable[OpenedSource], wanted: Range, done: Checkpoint
 ) -> tuple[dict[str, Any], tuple[RangeReport, ...]]:
-    """Fix both ends of a range; see `OpenedSource.range`.
-
-    Raises:
-        PlanError: `BACKFILL_RANGE_INVALID`, `BACKFILL_NOT_READ_YET`, `START_NOT_AVAILABLE`.
-    """
+    """Fix both ends of a range; see `OpenedSource.range`."""
     streams = distinct(sources)
     if not streams:
         raise range_invalid("the flow reads no stream", "--full-refresh recomputes it")
@@ -70,13 +62,7 @@ def resolve_range(
 def is_past_end(
     sources: Iterable[OpenedSource], position: Position, entries: Sequence[Any]
 ) -> bool:
-    """Whether all that is still to come lies behind a range.
-
-    Args:
-        sources: Of the query.
-        position: From `resolve_range`.
-        entries: Of the sources in Spark's report.
-    """
+    """Whether all that is still to come lies behind a range; `entries` are of Spark's report."""
     known = list(sources)
     return bool(entries) and all(
         any(source.is_past_end(position, entry) for source in known) for entry in entries

@@ -29,15 +29,10 @@ class SourceMemory(Protocol):
 
 
 class FolderMemory:
-    """Versions in `<folder>/_schemas/<n>`, notes in `<folder>/<name>.json`.
+    """Versions in `<folder>/_schemas/<n>`, notes in `<folder>/<name>.json`; a torn one is absent.
 
-    A file is written whole or not at all; a torn one (HDFS) counts as absent.
-
-    Args:
-        files: Reads and writes below the storage root.
-        folder: Of one source of one flow.
-        seed: What the analysis of the same update learned: the first version, where there is none
-            yet, so that the table and the stream agree.
+    Without a version, `seed` (from the analysis of the same update) is the first, so that the table
+    and the stream agree.
     """
 
     def __init__(
@@ -81,45 +76,33 @@ class FolderMemory:
 
 
 class PassingMemory:
-    """Keeps everything in memory; reads what a persisted store has, and never writes to it.
-
-    Args:
-        persisted: What was kept by earlier updates.
-    """
+    """Keeps everything in memory; reads what a persisted store has, and never writes to it."""
 
     def __init__(self, persisted: SourceMemory | None = None) -> None:
         self._persisted = persisted
-        self._added: list[StructType] = []
-        self._notes: dict[str, Any] = {}
-
-    @property
-    def added(self) -> list[StructType]:
+        self.added: list[StructType] = []
         """Versions that the persisted store does not have."""
-        return self._added
-
-    @property
-    def notes(self) -> dict[str, Any]:
+        self.notes: dict[str, Any] = {}
         """Notes that the persisted store does not have."""
-        return self._notes
 
     def load(self) -> list[StructType]:
         """See `SourceMemory.load`."""
         before = self._persisted.load() if self._persisted is not None else []
-        return [*before, *self._added]
+        return [*before, *self.added]
 
     def save(self, schema: StructType) -> None:
         """See `SourceMemory.save`."""
-        self._added.append(schema)
+        self.added.append(schema)
 
     def note(self, name: str) -> Any:
         """See `SourceMemory.note`."""
-        if name in self._notes or self._persisted is None:
-            return self._notes.get(name)
+        if name in self.notes or self._persisted is None:
+            return self.notes.get(name)
         return self._persisted.note(name)
 
     def save_note(self, name: str, value: Any) -> None:
         """See `SourceMemory.save_note`."""
-        self._notes[name] = value
+        self.notes[name] = value
 
 
 def _parsed(text: str | None) -> Any:

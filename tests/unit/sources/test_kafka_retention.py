@@ -1,6 +1,6 @@
 """When unread rows go, from what is known of a partition; and that unknown stays unknown."""
 
-from penstock.sources.kafka.retention import Loss, Retention, Risk, StartRate, risk_of
+from penstock.sources.kafka.lag import Loss, Retention, Risk, StartRate, risk_of
 
 WEEK = Retention(deletes=True, milliseconds=604_800_000, size=-1)
 SIZED = Retention(deletes=True, milliseconds=-1, size=1000)

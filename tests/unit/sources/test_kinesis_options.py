@@ -4,8 +4,8 @@ import pytest
 
 from penstock._model.redaction import forget_secrets, redact
 from penstock.errors import ConnectorError
-from penstock.sources.kinesis.aggregation import unpack
 from penstock.sources.kinesis.options import source_options
+from penstock.sources.kinesis.reading import unpack
 
 
 def checked(streaming: bool = True, **options: str):

@@ -1,14 +1,18 @@
 """Streams of Delta tables, the pipeline's own and others."""
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock._model.flow import Flow
 from penstock._tables.delta_log import DeltaJvm, size_in_bytes
+from penstock._tables.files import local_path
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock._tables.read.log_scan import LoggedRemovals, append_only_start, logged_removals
 from penstock.errors import FlowError, PenstockError, PlanError
@@ -24,12 +28,12 @@ from penstock.sources.base import (
     StartKind,
     StartPosition,
     StartReport,
+    age_of_oldest,
     not_read_yet,
     path_key,
     range_invalid,
     start_not_available,
 )
-from penstock.sources.delta.lag import PendingVersions
 
 _DESCRIPTION = "DeltaSource["
 _STARTS = ("startingversion", "startingtimestamp")
@@ -40,6 +44,102 @@ _OWN_BEGINNING = (*_FEEDS, "witheventtimeorder", "schematrackinglocation", "sche
 _MOST_FILES = 20_000
 _LONGEST_LOG = 10_000
 _BEYOND_NEWEST = "spark.databricks.delta.changeDataFeed.timestampOutOfRange.enabled"
+_MOST_COMMITS = 500
+
+
+def _now_ms() -> int:
+    return round(time.time() * 1000)
+
+
+@dataclass
+class _Added:
+    files: list[tuple[int, int | None]] = field(default_factory=list)
+    at: int | None = None
+
+
+class PendingVersions:
+    """Counts the commits of a Delta table that a stream has not read yet."""
+
+    def __init__(self, spark: SparkSession, now_ms: Callable[[], int] = _now_ms) -> None:
+        self._now_ms = now_ms
+        self._delta = DeltaJvm(spark)
+        self._commits: dict[tuple[str, int], _Added | None] = {}
+
+    def measure(self, path: str, offset: Mapping[str, Any]) -> dict[str, Any]:
+        """Versions, bytes, rows and age of the oldest after an offset; `None` where unknown."""
+        unknown: dict[str, Any] = {"kind": "delta", "seconds_behind": None}
+        unknown |= dict.fromkeys(("versions", "bytes", "rows"))
+        try:
+            version, index = int(offset["reservoirVersion"]), int(offset["index"])
+            latest = self._latest(path, version)
+        except (Py4JError, KeyError, TypeError, ValueError):
+            return {**unknown, "latest_version": None}
+        unknown["latest_version"] = latest
+        if offset.get("isStartingVersion"):
+            # A snapshot is being read, in an order of Delta's own.
+            return {**unknown, "versions": latest - version + 1}
+        if latest - version >= _MOST_COMMITS:
+            oldest = self._oldest(path, version, index)
+            return {**unknown, "versions": latest - version + 1, "seconds_behind": oldest}
+        waiting: list[list[tuple[int, int | None]]] = []
+        times: list[int | None] = []
+        for number in range(version, latest + 1):
+            added = self._added(path, number)
+            if added is None:
+                return {**unknown, "versions": latest - version + 1}
+            left = added.files[max(0, index + 1) :] if number == version else added.files
+            if left:
+                waiting.append(left)
+                times.append(added.at)
+        files = [file for left in waiting for file in left]
+        rows = [count for _, count in files]
+        return {
+            **unknown,
+            "versions": len(waiting),
+            "bytes": sum(size for size, _ in files),
+            "rows": None if None in rows else sum(count or 0 for count in rows),
+            "seconds_behind": age_of_oldest(times, self._now_ms()),
+        }
+
+    def _latest(self, path: str, version: int) -> int:
+        """The newest version; on a local disk without a listing of the whole log."""
+        table = local_path(path)
+        if table is not None:
+            log, at = table / "_delta_log", version
+            while (log / f"{at:020d}.json").exists():
+                at += 1
+            if at > version or (log / f"{version - 1:020d}.json").exists():
+                return at - 1
+        return int(self._delta.snapshot(path).version())
+
+    def _oldest(self, path: str, version: int, index: int) -> float | None:
+        for number in range(version, version + _MOST_COMMITS):
+            added = self._added(path, number)
+            if added is None:
+                return None
+            if added.files[max(0, index + 1) :] if number == version else added.files:
+                return age_of_oldest([added.at], self._now_ms())
+        return None
+
+    def _added(self, path: str, number: int) -> "_Added | None":
+        key = (path, number)
+        if key not in self._commits:
+            lines = self._delta.commit_lines(path, number)
+            version = None
+            if lines is not None:
+                version = _Added()
+                for line in lines:
+                    if line.startswith('{"commitInfo"'):
+                        info = json.loads(line)["commitInfo"]
+                        version.at = info.get("inCommitTimestamp") or info.get("timestamp")
+                    file = json.loads(line).get("add") if line.startswith('{"add"') else None
+                    if file is not None and file.get("dataChange", True):
+                        stats = json.loads(file["stats"]) if file.get("stats") else {}
+                        version.files.append((int(file["size"]), stats.get("numRecords")))
+            if len(self._commits) > 4 * _MOST_COMMITS:
+                self._commits.clear()
+            self._commits[key] = version
+        return self._commits[key]
 
 
 class DeltaSource(Source):
@@ -59,12 +159,7 @@ class DeltaSource(Source):
 
 
 class DeltaStream(OpenedSource):
-    """A stream of one table. Positions are versions; see `OpenedSource`.
-
-    Args:
-        read: The reader; its options may say where to begin.
-        path: Of the table.
-    """
+    """A stream of one table. Positions are versions; see `OpenedSource`."""
 
     def __init__(self, read: Read, path: str) -> None:
         self.path = path_key(path)
@@ -104,14 +199,11 @@ class DeltaStream(OpenedSource):
         return DataFrame(dataset.ofRows(self._spark._jsparkSession, plan), self._spark)
 
     def _within(self, rows: DataFrame, first: int, last: int) -> DataFrame:
-        """The rows that commits of a range have added."""
         if "_commit_version" in rows.columns:  # a change feed has it as a column
             return rows.where(F.col("_commit_version").between(first, last))
         names = added_files(self._spark, self._location, first, last)
         # Delta's streams have no `_metadata`; right above the scan, the name of its file holds.
         return rows.where(F.element_at(F.split(F.input_file_name(), "/"), -1).isin(names))
-
-    # -- a running flow ------------------------------------------------------------------------
 
     def lag(
         self, progress: Mapping[str, Any], java_source: Callable[[], Any]
@@ -138,8 +230,6 @@ class DeltaStream(OpenedSource):
                     'option "skipChangeCommits", or --full-refresh this table',
                 )
         return None
-
-    # -- other start positions -----------------------------------------------------------------
 
     def start(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
@@ -214,11 +304,7 @@ class DeltaStream(OpenedSource):
 
     @property
     def on_replacement(self) -> str:
-        """What the stream does with a commit that replaces all rows of the table.
-
-        `stops`, `skips` (the commit is passed over) or `changes` (a change feed has it as deleted
-        and inserted rows).
-        """
+        """`stops`, `skips` (the commit is passed over) or `changes` (deleted and inserted rows)."""
         if self.has_any(_FEEDS):
             return "changes"
         return "skips" if self.has_any(_SKIPS) else "stops"
@@ -228,11 +314,6 @@ class DeltaStream(OpenedSource):
         return any(self._options.get(name, "false").lower() != "false" for name in names)
 
     def _version(self, at: StartPosition) -> int:
-        """The first version that belongs to what begins at a position.
-
-        Raises:
-            PlanError: `START_NOT_AVAILABLE`: the table does not have it any more, or not yet.
-        """
         times = self._times()
         first, newest = min(times), max(times)
         match at.kind:
@@ -258,7 +339,6 @@ class DeltaStream(OpenedSource):
                 )
 
     def _times(self) -> dict[int, int]:
-        """When the versions that the log still has were made, in milliseconds since 1970."""
         rows = self._spark.sql(f"DESCRIBE HISTORY delta.`{self._location}`")
         return {
             int(row["version"]): int(row["at"])
@@ -301,11 +381,7 @@ def options_at(options: Mapping[str, str], position: Position, path: str) -> dic
 
 
 def added_files(spark: SparkSession, path: str, first: int, last: int) -> list[str]:
-    """Names of the files that the commits of a range have added.
-
-    Raises:
-        PlanError: `BACKFILL_RANGE_INVALID`: there are too many to name.
-    """
+    """Names of the files that the commits of a range have added."""
     delta = DeltaJvm(spark)
     names: list[str] = []
     for version in range(first, last + 1):
@@ -324,15 +400,7 @@ def added_files(spark: SparkSession, path: str, first: int, last: int) -> list[s
 def lost_versions(
     removals: LoggedRemovals, *, own_start: str, start: int | None, read: int, created_ms: int
 ) -> tuple[str, str]:
-    """What a table has lost since a flow began to read it, and what is not known.
-
-    Args:
-        removals: Of its log.
-        own_start: Option `startingVersion` of the query.
-        start: The version that the flow shall begin with; `None` for the table as it is.
-        read: The version before which the flow has read it.
-        created_ms: When the flow began to read.
-    """
+    """What a table has lost since a flow began to read it, and what is unknown."""
     missing = ""
     changed = [
         f"{version} ({operation})"

@@ -1,20 +1,28 @@
-"""Which files a micro-batch of Spark's file source has, from the checkpoint of its query."""
+"""The log of Spark's file source: the files of a micro-batch, and those to be read again.
+
+Spark remembers each path that it has read in the source's log, and reads none twice. For a stream
+that allows files to be overwritten, the entries of changed files get a fragment, which no path of
+a file can have. Entries of a batch that was not committed stay as they are: it may be replayed.
+"""
 
 import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 from penstock._tables.files import StorageFiles
+from penstock.errors import ConnectorError
+from penstock.sources.files.listing import file_name, file_name_of_uri
+from penstock.sources.files.opening import EXISTING, QUARANTINED, OpenedFiles
+
+_NUMBER = re.compile(r"(\d+)(\.compact)?")
+_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager"
 
 
 def batch_files(files: StorageFiles, checkpoint: str, batch_id: int) -> list[str]:
-    """The files of one micro-batch, as URIs, of all file sources of the query.
-
-    Called while the batch is being written: Spark has planned it, so its offsets are there.
-
-    Args:
-        files: Reads the checkpoint.
-        checkpoint: Of the query.
-        batch_id: The batch.
-    """
+    """The files (URIs) of a planned micro-batch, of all file sources of the query."""
     return [path for path, _ in batch_entries(files, checkpoint, batch_id)]
 
 
@@ -33,16 +41,7 @@ def batch_entries(files: StorageFiles, checkpoint: str, batch_id: int) -> list[t
 
 
 def last_entries(files: StorageFiles, checkpoint: str, batch_id: int) -> list[int | None]:
-    """The number of the last log entry that each source of a query has up to a batch.
-
-    Args:
-        files: Reads the checkpoint.
-        checkpoint: Of the query.
-        batch_id: The batch.
-
-    Returns:
-        In the order of the sources; `None` for sources of other kinds.
-    """
+    """The last log entry of each source up to a batch, in their order; `None` for other kinds."""
     text = files.read(f"{checkpoint}/offsets/{batch_id}") or ""
     counts: list[int | None] = []
     # Two lines of its own, then one for each source.
@@ -69,3 +68,124 @@ def _logged(files: StorageFiles, log: str, number: int) -> list[tuple[str, int]]
             if entry.get("batchId", number) == number
         ]
     return []
+
+
+def forget_overwritten(
+    spark: SparkSession, sources: Sequence[OpenedFiles], checkpoint: str
+) -> list[str]:
+    """Make a query read the files again that changed since it read them; returns their names.
+
+    Called before the query starts. If it is interrupted, the next start does the rest.
+    Changed files also leave the lists of quarantined files and of files that were there before the
+    first start; a query that was made before still has them.
+    """
+    allowing = [source for source in sources if source.options.allow_overwrites]
+    if not allowing:
+        return []
+    logs = _SourceLogs(spark, checkpoint)
+    ends = logs.committed()
+    if not ends:
+        return []
+    modified: dict[str, int] = {}
+    for source in allowing:
+        for file in source.roots.list():
+            name = file_name(file.path)
+            _refuse_shared(name, sources)
+            modified[name] = file.modified
+    changed: set[str] = set()
+    for number, end in enumerate(ends):
+        if end is not None:
+            changed |= logs.rename(number, end, modified)
+    for source in allowing:
+        _forget_notes(source, changed)
+    return sorted(changed)
+
+
+def _refuse_shared(name: str, sources: Sequence[OpenedFiles]) -> None:
+    # Which log belongs to which source cannot be told, so both would read the file again.
+    others = [other for other in sources if not other.options.allow_overwrites]
+    if any(other.roots.contains(name) for other in others):
+        raise ConnectorError(
+            "AUTOLOADER_OPTION_INVALID",
+            f"two sources of one query read {name}, and cloudFiles.allowOverwrites is set for one "
+            "of them only",
+            hint="set it for both, or read the folder once, in a table of its own",
+        )
+
+
+def _forget_notes(source: OpenedFiles, changed: set[str]) -> None:
+    listed = source.state.note(QUARANTINED) or []
+    kept = [entry for entry in listed if entry["file"] not in changed]
+    if len(kept) < len(listed):
+        source.state.save_note(QUARANTINED, kept)
+    existing = source.state.note(EXISTING) or []
+    still = [name for name in existing if name not in changed]
+    if len(still) < len(existing):
+        source.state.save_note(EXISTING, still)
+
+
+class _SourceLogs:
+    """The logs of a query's file sources, through Spark's own manager of checkpoint files."""
+
+    def __init__(self, spark: SparkSession, checkpoint: str) -> None:
+        jvm: Any = spark._jvm
+        self._jvm = jvm
+        self._checkpoint = checkpoint
+        self._files = StorageFiles(spark)
+        conf = spark._jsparkSession.sessionState().newHadoopConf()
+        manager: Any = getattr(jvm, f"{_MANAGER}$")
+        path = self._path(checkpoint)
+        self._manager = getattr(manager, "MODULE$").create(path, conf)
+
+    def committed(self) -> list[int | None]:
+        """The last log entry of each source in the newest committed batch; `None` for others."""
+        batches = [int(name) for name in self._names("commits") if name.isdigit()]
+        return last_entries(self._files, self._checkpoint, max(batches)) if batches else []
+
+    def rename(self, source: int, end: int, modified: Mapping[str, int]) -> set[str]:
+        """Give entries up to `end` another path where the file is newer; the files' names."""
+        folder = f"sources/{source}"
+        columns: set[str] = set()
+        for name in self._current(folder):
+            text = self._files.read(f"{self._checkpoint}/{folder}/{name}") or ""
+            version, *lines = text.splitlines()
+            renamed = [_renamed(line, end, modified) for line in lines]
+            changed = {entry[0] for entry in renamed if entry is not None}
+            if changed:
+                columns |= changed
+                new = [old if r is None else r[1] for old, r in zip(lines, renamed, strict=True)]
+                self._replace(f"{folder}/{name}", "\n".join([version, *new]))
+        return columns
+
+    def _current(self, folder: str) -> list[str]:
+        """The files that Spark reads at a start: the newest compacted one, and those after it."""
+        matches = [m for name in self._names(folder) if (m := _NUMBER.fullmatch(name))]
+        compacted = max((int(m[1]) for m in matches if m[2]), default=-1)
+        return [m[0] for m in matches if int(m[1]) > compacted or (m[2] and int(m[1]) == compacted)]
+
+    def _names(self, folder: str) -> list[str]:
+        path = self._path(f"{self._checkpoint}/{folder}")
+        if not self._manager.exists(path):
+            return []
+        return [status.getPath().getName() for status in self._manager.list(path)]
+
+    def _replace(self, name: str, text: str) -> None:
+        stream = self._manager.createAtomic(self._path(f"{self._checkpoint}/{name}"), True)
+        try:
+            stream.write(bytearray(text.encode()))
+        except BaseException:
+            stream.cancel()
+            raise
+        stream.close()
+
+    def _path(self, text: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(text)
+
+
+def _renamed(line: str, end: int, modified: Mapping[str, int]) -> tuple[str, str] | None:
+    entry = json.loads(line)
+    name = file_name_of_uri(entry["path"])
+    if entry["batchId"] > end or modified.get(name, 0) <= entry["timestamp"]:
+        return None
+    entry["path"] = f"{entry['path']}#{entry['timestamp']}"
+    return name, json.dumps(entry, separators=(",", ":"))

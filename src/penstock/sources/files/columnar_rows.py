@@ -1,9 +1,4 @@
-"""Parquet, ORC and Avro: Spark reads what the schema names; extra columns are found per file.
-
-A reader of these formats does not say what else a file has. So the schemas of a batch's files are
-looked at before the batch is written, and a column that is new makes the query start again with a
-schema that has it: as a column, or as a part of the rescued data.
-"""
+"""Parquet, ORC and Avro: Spark reads what the schema names, so schemas are compared by file."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,13 +23,7 @@ from pyspark.sql.types import (
 from penstock.errors import SetupError
 from penstock.sources.files.merging import RESCUED, visible, widest
 from penstock.sources.files.options import FileOptions
-from penstock.sources.files.sqltext import (
-    json_text,
-    literal,
-    name,
-    rescued_json,
-    with_value,
-)
+from penstock.sources.files.sqltext import json_text, literal, name, rescued_json, with_value
 
 _READERS = 4
 _SPARK_ERRORS = (PySparkException, Py4JJavaError)
@@ -50,13 +39,7 @@ _WIDER: dict[type[DataType], tuple[type[DataType], ...]] = {
 
 
 def columnar_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> DataFrame:
-    """The columns that the user sees.
-
-    Args:
-        raw: As Spark's reader gives it, with the columns of `schema`.
-        schema: With the fields that go to the rescued data marked.
-        options: What was asked.
-    """
+    """The columns that the user sees; in `schema`, the fields of the rescued data are marked."""
     columns = []
     for field in visible(schema).fields:
         whole = next(known for known in schema.fields if known.name == field.name)
@@ -73,11 +56,7 @@ def columnar_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> D
 def file_schemas(
     spark: SparkSession, options: FileOptions, paths: Sequence[str]
 ) -> StructType | None:
-    """All columns that some files have; `None` if no file could be read.
-
-    Raises:
-        SetupError: `JARS_MISSING`: Avro without its jar.
-    """
+    """All columns that some files have; `None` if no file could be read."""
     schemas = distinct_schemas(spark, options, paths)
     return widest(schemas) if schemas else None
 
@@ -85,11 +64,7 @@ def file_schemas(
 def distinct_schemas(
     spark: SparkSession, options: FileOptions, paths: Sequence[str]
 ) -> list[StructType]:
-    """The schema that some files have together, or one for each file where types differ.
-
-    Raises:
-        SetupError: `JARS_MISSING`: Avro without its jar.
-    """
+    """The schema that some files have together, or one for each file where types differ."""
     if not paths:
         return []
     reader = spark.read.format(options.format).option("ignoreCorruptFiles", "true")
@@ -165,7 +140,6 @@ def avro_missing() -> SetupError:
 
 
 def _without_rescued(cell: str, kind: DataType) -> str:
-    """SQL: a cell without the parts that go to the rescued data."""
     if not isinstance(kind, StructType) or visible(kind) == kind:
         return cell
     fields = ", ".join(
@@ -177,7 +151,6 @@ def _without_rescued(cell: str, kind: DataType) -> str:
 
 
 def _fragments(cell: str, schema: StructType) -> list[str]:
-    """SQL: one fragment for each field that goes to the rescued data, NULL without a value."""
     fragments = []
     for field in schema.fields:
         value = f"{cell}.{name(field.name)}" if cell else name(field.name)

@@ -47,13 +47,7 @@ def needs_whole_files(options: FileOptions) -> bool:
 
 
 def csv_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
-    """Parse text into `Rows`.
-
-    Args:
-        raw: Column `value` with one file each, or one line where `needs_whole_files` says no.
-        schema: Of the typed columns.
-        options: What was asked.
-    """
+    """Parse text: column `value` with one file each, or a line unless `needs_whole_files`."""
     csv = _Csv(schema, options)
     whole = needs_whole_files(options)
     df = decoded(raw, options, whole=whole)
@@ -80,12 +74,7 @@ def csv_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
 
 
 def header_names(raw: DataFrame, options: FileOptions) -> DataFrame:
-    """The column names in the header of each file, one row with `names` each.
-
-    Args:
-        raw: Column `value` with one file each.
-        options: What was asked.
-    """
+    """The column names in the header of each file, one row with `names` each."""
     csv = _Csv(StructType([]), options)
     df = decoded(raw, options, whole=True).selectExpr(f"{csv.lines()} AS __files_lines")
     return df.selectExpr(f"{csv.names('__files_lines')} AS names")
@@ -101,8 +90,6 @@ class _Csv:
         self._quote = options.parser_option("quote", default='"')
         self._escape = options.parser_option("escape", default="\\")
         self._comment = options.parser_option("comment")
-
-    # -- lines -----------------------------------------------------------------------------------
 
     def lines(self) -> str:
         """SQL: the records of a file, its header among them."""
@@ -143,8 +130,6 @@ class _Csv:
             inside += rf"|{escape}(?!{quote}{end})[\s\S]|{escape}{quote}"
         return rf"{quote}(?:{inside})*+{quote}"
 
-    # -- names -----------------------------------------------------------------------------------
-
     def names(self, lines: str) -> str:
         """SQL: the names in a header as Spark's reader would call the columns."""
         tokens = f"transform({self._tokens(f'{lines}[0]')}, x -> trim({self._value('x')}))"
@@ -169,15 +154,12 @@ class _Csv:
             names = with_value("hs", names, respelled)
         return with_value("hn", names, f"CASE WHEN hn <> {literals(self._names)} THEN hn END")
 
-    # -- values ----------------------------------------------------------------------------------
-
     def typed(self, text: str) -> str:
         """SQL: the struct of the typed columns."""
         parser_options = {**self._parse, "columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
         return f"from_csv({text}, {typed_columns(self._schema)}, {options_map(parser_options)})"
 
     def _tokens(self, text: str) -> str:
-        """SQL: the tokens of a line as they are written, quotes included."""
         separator = re.escape(self._separator)
         plain = f"split({text}, {literal(separator)}, -1)"
         if not self._quote:
@@ -189,7 +171,6 @@ class _Csv:
         return f"CASE WHEN contains({text}, {literal(self._quote)}) THEN {quoted} ELSE {plain} END"
 
     def _value(self, token: str) -> str:
-        """SQL: what a token says; NULL for none."""
         parser_options = {**self._parse, "mode": "PERMISSIVE"}
         return f"from_csv({token}, 'v string', {options_map(parser_options)}).v"
 
@@ -240,7 +221,6 @@ class _Csv:
         return f"CASE WHEN NOT ({fits}) THEN {slow} END"
 
     def _wider(self) -> str:
-        """SQL: columns that have no room for their values; uses `tk` and `tn` of `left`."""
         entries = []
         for field in self._schema.fields:
             if self._options.evolution is not Evolution.WIDEN or not can_widen(field.dataType):
@@ -267,10 +247,8 @@ class _Csv:
 
 
 def _lookup(key: str, names: str) -> str:
-    """SQL: the token `tk` under a name; NULL without one."""
     return f"get(tk, cast(array_position({names}, {key}) AS int) - 1)"
 
 
 def _class(text: str) -> str:
-    """The first character of a text, for a character class."""
     return re.sub(r"([\\\]\[^&-])", r"\\\1", text[:1])

@@ -20,11 +20,11 @@ from pyspark.sql.types import (
 from penstock.errors import ConnectorError
 from penstock.sources.files.columnar_rows import file_schemas
 from penstock.sources.files.csv_rows import header_names, needs_whole_files
+from penstock.sources.files.json_rows import key_order
 from penstock.sources.files.listing import FoundFile, file_name_of_uri, readable
 from penstock.sources.files.merging import one_spelling, widest, without_void
 from penstock.sources.files.options import COLUMNAR, FORMATS, FileOptions
 from penstock.sources.files.rows import decoded
-from penstock.sources.files.shape import key_order
 from penstock.sources.files.xml_rows import row_tag
 
 TEXT = StructType([StructField("value", StringType())])
@@ -81,11 +81,7 @@ def infer(spark: SparkSession, options: FileOptions, files: Sequence[FoundFile])
 
 
 def detect_format(files: Sequence[FoundFile]) -> str:
-    """The format that the names of files tell.
-
-    Raises:
-        ConnectorError: `AUTOLOADER_OPTION_INVALID`: they tell none.
-    """
+    """The format that the names of files show."""
     known = {name.lower() for name in FORMATS} - {"binaryfile"}
     for file in files:
         parts = file.path.rsplit("/", 1)[-1].lower().split(".")[1:]
@@ -158,7 +154,9 @@ def _csv(spark: SparkSession, options: FileOptions, paths: list[str]) -> StructT
         if row["names"]:
             headers.setdefault(tuple(row["names"]), []).append(row["path"])
     if not options.infer_types:
-        return widest([_strings(names) for names in headers])
+        return widest(
+            [StructType([StructField(n, StringType(), True) for n in names]) for names in headers]
+        )
     groups = []
     for names, group in headers.items():
         seen = reader.csv([readable(file_name_of_uri(path)) for path in group]).schema
@@ -181,13 +179,8 @@ def _texts(spark: SparkSession, paths: Sequence[str], *, whole: bool) -> DataFra
 
 
 def _readable(options: FileOptions) -> dict[str, str]:
-    """Format options that make sense while a schema is inferred."""
     left_out = ("mode", "columnnameofcorruptrecord", "inferschema")
     return {key: value for key, value in options.parse.items() if key.lower() not in left_out}
-
-
-def _strings(names: Sequence[str]) -> StructType:
-    return StructType([StructField(name, StringType(), True) for name in names])
 
 
 def sample_size(text: str) -> int:

@@ -4,30 +4,37 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
+from os.path import commonprefix
 from typing import Any
 from urllib.parse import unquote
 
 from pyspark.sql import SparkSession
+from pyspark.sql.types import (
+    DataType,
+    DateType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from penstock._tables.files import local_path
 from penstock.errors import ConnectorError
 from penstock.sources.files.options import FileOptions
-from penstock.sources.files.sqltext import PATH, literals
+from penstock.sources.files.sqltext import PATH, literal, literals, type_sql
 
 _GLOB = re.compile(r"[*?\[{]")
 _NAME_FILTER = "pathGlobFilter"
 _MOST_LOOKED_AT = 1000
+_PART = re.compile(r"(?<=/)([^/=]+)=([^/]*)(?=/)")
+_NONE = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True)
 class FoundFile:
-    """One file below a root.
-
-    Attributes:
-        path: As Spark writes it, without escapes.
-        size: In bytes.
-        modified: Milliseconds since 1970.
-    """
+    """A file: path as Spark writes it without escapes, bytes, and milliseconds since 1970."""
 
     path: str
     size: int
@@ -35,13 +42,7 @@ class FoundFile:
 
 
 class FileRoots:
-    """The folders of a source.
-
-    Args:
-        spark: Session whose file systems are asked.
-        paths: As the user gave them, absolute.
-        options: Filters of names and times.
-    """
+    """The folders of a source, with its filters of names and times."""
 
     def __init__(self, spark: SparkSession, paths: Sequence[str], options: FileOptions) -> None:
         if not paths or any(not path.strip() for path in paths):
@@ -56,7 +57,7 @@ class FileRoots:
 
     def existing(self) -> list[str]:
         """The roots that are there; one with wildcards counts."""
-        return [path for path in self.paths if _GLOB.search(path) or self._exists(path)]
+        return [path for path in self.paths if _GLOB.search(path) or exists(self._spark, path)]
 
     def missing(self) -> list[str]:
         """The roots that are not there yet."""
@@ -64,10 +65,7 @@ class FileRoots:
         return [path for path in self.paths if path not in present]
 
     def unmatched(self) -> tuple[str, str] | None:
-        """The filter of names and the folder, if none of the folder's files matches it.
-
-        Looked at are the first thousand files of local folders: it is for a warning.
-        """
+        """The filter of names and the folders, if none of their first 1,000 local files match."""
         pattern = self._options.source.get(_NAME_FILTER)
         if not pattern:
             return None
@@ -86,8 +84,7 @@ class FileRoots:
     def stream_path(self) -> str:
         """One path for Spark's file source, which takes no list and no missing folder.
 
-        A missing folder is named by a pattern that matches nothing else: then the stream waits for
-        it instead of failing.
+        A missing folder is given as a pattern that matches only it, so the stream waits for it.
         """
         present = set(self.existing())
         patterns = [path if path in present else _as_pattern(path) for path in self.paths]
@@ -106,7 +103,8 @@ class FileRoots:
                 "several paths in one stream must be on one file system",
                 hint="read each path with a flow of its own into the same table",
             )
-        start = _common_folder(patterns)
+        start = commonprefix(patterns)  # noqa: RUF071 - cut at a slash below
+        start = start[: start.rfind("/") + 1]
         return start + "{" + ",".join(path[len(start) :] for path in patterns) + "}"
 
     def list(self) -> list[FoundFile]:
@@ -143,13 +141,15 @@ class FileRoots:
         """Whether a file may be below one of the roots."""
         return self.below(path) != file_name(path) or any(_GLOB.match(root) for root in self.paths)
 
-    def _exists(self, path: str) -> bool:
-        local = local_path(path)
-        if local is not None:
-            return local.exists()
-        hadoop: Any = self._spark._jvm.org.apache.hadoop.fs.Path(path)  # type: ignore[union-attr]
-        conf = self._spark._jsparkSession.sessionState().newHadoopConf()
-        return bool(hadoop.getFileSystem(conf).exists(hadoop))
+
+def exists(spark: SparkSession, path: str) -> bool:
+    """Whether a file or folder exists, on a local disk or on a file system of Hadoop."""
+    local = local_path(path)
+    if local is not None:
+        return local.exists()
+    hadoop: Any = spark._jvm.org.apache.hadoop.fs.Path(path)  # type: ignore[union-attr]
+    conf = spark._jsparkSession.sessionState().newHadoopConf()
+    return bool(hadoop.getFileSystem(conf).exists(hadoop))
 
 
 def file_name_sql() -> str:
@@ -183,12 +183,52 @@ def _as_pattern(path: str) -> str:
     return f"{trimmed[:-1]}[{last}]"
 
 
-def _common_folder(paths: Sequence[str]) -> str:
-    shortest = min(paths, key=len)
-    end = 0
-    for position, char in enumerate(shortest):
-        if any(path[position] != char for path in paths):
-            break
-        if char == "/":
-            end = position + 1
-    return shortest[:end]
+def partition_schema(
+    files: Sequence[FoundFile], roots: FileRoots, options: FileOptions
+) -> StructType:
+    """The partition columns of a sample of files, in the order of the path below the roots."""
+    values: dict[str, list[str]] = {}
+    for file in files:
+        for key, value in _PART.findall(roots.below(file.path)):
+            values.setdefault(key, []).append(value)
+    if options.partition_columns is not None:
+        values = {key: values.get(key, []) for key in options.partition_columns}
+    typed = options.infer_types
+    return StructType(
+        [StructField(k, _kind(v) if typed else StringType(), True) for k, v in values.items()]
+    )
+
+
+def partition_sql(field: StructField) -> str:
+    """SQL of a partition column."""
+    pattern = rf"/{re.escape(field.name)}=([^/]*)/"
+    # Once for the URI that the path is, once for Hive's own escapes; a plus means itself.
+    text = f"regexp_extract({PATH}, {literal('.*' + pattern)}, 1)"
+    for _ in range(2):
+        text = f"try_url_decode(replace({text}, '+', '%2B'))"
+    value = f"nullif(nullif({text}, ''), {literal(_NONE)})"
+    if isinstance(field.dataType, StringType):
+        return value
+    return f"try_cast({value} AS {type_sql(field.dataType)})"
+
+
+def _kind(values: Sequence[str]) -> DataType:
+    present = [value for value in values if value and value != _NONE]
+    if not present:
+        return StringType()
+    if all(re.fullmatch(r"-?(?:0|[1-9]\d{0,17})", value) for value in present):
+        fits = all(-(2**31) <= int(value) < 2**31 for value in present)
+        return IntegerType() if fits else LongType()
+    if all(_is_date(value) for value in present):
+        return DateType()
+    return StringType()
+
+
+def _is_date(text: str) -> bool:
+    if not re.fullmatch(r"\d{4}-\d\d-\d\d", text):
+        return False
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True

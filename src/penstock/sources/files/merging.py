@@ -28,35 +28,43 @@ _WIDTH: dict[type[DataType], int] = {IntegerType: 1, LongType: 2, FloatType: 3, 
 
 
 def add_fields(known: StructType, seen: StructType) -> tuple[StructType, list[str]]:
-    """The known schema with the fields that only `seen` has; types of known fields stay.
-
-    Returns:
-        The schema, and the paths of what was added.
-    """
+    """The known schema with the fields that only `seen` has, and their paths; known types stay."""
     added: list[str] = []
     return _add(known, seen, "", added), added
 
 
-def _add(known: StructType, seen: StructType, prefix: str, added: list[str]) -> StructType:
+def mark_rescued(known: StructType, seen: StructType) -> tuple[StructType, list[str]]:
+    """As `add_fields`, with what was added marked as rescued; fields inside of arrays are not."""
+    added: list[str] = []
+    return _add(known, seen, "", added, rescued=True), added
+
+
+def _add(
+    known: StructType, seen: StructType, prefix: str, added: list[str], *, rescued: bool = False
+) -> StructType:
+    metadata = {RESCUED: True} if rescued else None
     fields = {field.name.lower(): field for field in known.fields}
     for field in seen.fields:
         key = field.name.lower()
         path = prefix + path_part(field.name)
         if key not in fields:
-            fields[key] = StructField(field.name, field.dataType, True)
+            fields[key] = StructField(field.name, field.dataType, True, metadata)
             added.append(path)
             continue
         before = fields[key]
-        inner = _inside(before.dataType, field.dataType, path, added)
+        inner = _inside(before.dataType, field.dataType, path, added, rescued=rescued)
         fields[key] = StructField(before.name, inner, before.nullable, before.metadata)
     return StructType(list(fields.values()))
 
 
-def _inside(known: DataType, seen: DataType, path: str, added: list[str]) -> DataType:
+def _inside(
+    known: DataType, seen: DataType, path: str, added: list[str], *, rescued: bool
+) -> DataType:
     if isinstance(known, StructType) and isinstance(seen, StructType):
-        return _add(known, seen, path + ".", added)
-    if isinstance(known, ArrayType) and isinstance(seen, ArrayType):
-        return ArrayType(_inside(known.elementType, seen.elementType, path, added), True)
+        return _add(known, seen, path + ".", added, rescued=rescued)
+    if isinstance(known, ArrayType) and isinstance(seen, ArrayType) and not rescued:
+        inner = _inside(known.elementType, seen.elementType, path, added, rescued=False)
+        return ArrayType(inner, True)
     return known
 
 
@@ -127,6 +135,11 @@ def without_void(schema: StructType) -> StructType:
     return StructType([StructField(f.name, _filled(f.dataType), True) for f in schema.fields])
 
 
+def unmarked(schema: StructType) -> StructType:
+    """All fields of the schema, nullable and without metadata."""
+    return StructType([StructField(f.name, f.dataType, True) for f in schema.fields])
+
+
 def _filled(data_type: DataType) -> DataType:
     if isinstance(data_type, NullType):
         return StringType()
@@ -167,41 +180,8 @@ def _visible_type(data_type: DataType) -> DataType:
     return visible(data_type) if isinstance(data_type, StructType) else data_type
 
 
-def mark_rescued(known: StructType, seen: StructType) -> tuple[StructType, list[str]]:
-    """As `add_fields`, with what was added marked as rescued; fields inside of arrays are not."""
-    added: list[str] = []
-    return _mark(known, seen, "", added), added
-
-
-def _mark(known: StructType, seen: StructType, prefix: str, added: list[str]) -> StructType:
-    fields = {field.name.lower(): field for field in known.fields}
-    for field in seen.fields:
-        key = field.name.lower()
-        path = prefix + path_part(field.name)
-        if key not in fields:
-            fields[key] = StructField(field.name, field.dataType, True, {RESCUED: True})
-            added.append(path)
-            continue
-        before = fields[key]
-        if isinstance(before.dataType, StructType) and isinstance(field.dataType, StructType):
-            inner = _mark(before.dataType, field.dataType, path + ".", added)
-            fields[key] = StructField(before.name, inner, before.nullable, before.metadata)
-    return StructType(list(fields.values()))
-
-
-# -- hints ---------------------------------------------------------------------------------------
-
-
 def apply_hints(schema: StructType, hints: str) -> StructType:
-    """The schema with the types of hints; columns that it lacks are added.
-
-    Args:
-        schema: What was inferred.
-        hints: DDL, such as `id BIGINT, address.zip STRING, tags.element INT`.
-
-    Raises:
-        ConnectorError: `SCHEMA_HINTS_INVALID`.
-    """
+    """The schema with the types of hints (DDL); columns that it lacks are added."""
     merged: DataType = schema
     for path, kind in parse_hints(hints):
         merged = _set(merged, path, kind, hints)
@@ -217,11 +197,7 @@ def parse_ddl(text: str) -> StructType:
 
 
 def parse_hints(hints: str) -> list[tuple[list[str], DataType]]:
-    """Paths and types of hints.
-
-    Raises:
-        ConnectorError: `SCHEMA_HINTS_INVALID`.
-    """
+    """Paths and types of hints such as `id BIGINT, address.zip STRING, tags.element INT`."""
     columns_of_hints = []
     for part in _top_level(hints):
         path, rest = _path(part)
@@ -236,7 +212,6 @@ def parse_hints(hints: str) -> list[tuple[list[str], DataType]]:
 
 
 def _top_level(text: str) -> Iterator[str]:
-    """The parts between commas that are in no bracket and no backticks."""
     depth, quoted, part = 0, False, ""
     for char in text:
         if char == "`":
@@ -256,7 +231,6 @@ def _top_level(text: str) -> Iterator[str]:
 
 
 def _path(part: str) -> tuple[list[str], str]:
-    """The dotted name at the beginning of a hint, and what follows it."""
     names, current, position, quoted = [], "", 0, False
     while position < len(part):
         char = part[position]

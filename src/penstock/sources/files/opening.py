@@ -4,10 +4,11 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructType
 
 from penstock._model.exception_text import first_line
 from penstock.errors import DefinitionError
@@ -25,12 +26,19 @@ from penstock.sources.files.listing import (
     FileRoots,
     FoundFile,
     file_name,
+    partition_schema,
+    partition_sql,
     readable,
     without_files,
 )
-from penstock.sources.files.merging import apply_hints, mark_rescued, parse_ddl, without_void
+from penstock.sources.files.merging import (
+    apply_hints,
+    mark_rescued,
+    parse_ddl,
+    unmarked,
+    without_void,
+)
 from penstock.sources.files.options import COLUMNAR, Evolution, FileOptions, file_options
-from penstock.sources.files.partitions import partition_schema, partition_sql
 from penstock.sources.files.rows import Rows, finished
 from penstock.sources.files.sqltext import literal, name
 from penstock.sources.files.widening import keep_wider
@@ -46,18 +54,10 @@ _SPARKS_CORRUPT = "_corrupt_record"
 
 @dataclass(frozen=True)
 class OpenedFiles:
-    """One source of files that a query reads; what `recovery` needs to help it on.
+    """One source of files that a query reads, with what `recovery` needs.
 
-    Attributes:
-        spark: Its session.
-        key: Of the source within its flow.
-        options: Checked.
-        roots: Where the files are.
-        schema: Of the data, without partition columns; fields may be marked as rescued.
-        partitions: Columns from the path.
-        columns: Of the user's own schema, in its order.
-        state: Its memory.
-        key_order: How keys follow each other in JSON files.
+    The schema is without partition columns, and may have fields that are marked as rescued;
+    `columns` are those of the user's own schema.
     """
 
     spark: SparkSession
@@ -78,12 +78,7 @@ class OpenedFiles:
 
 
 def source_key(path: str | Sequence[str], options: Mapping[str, str]) -> str:
-    """A name for a source that stays the same as long as it reads the same folder.
-
-    Args:
-        path: One or more folders, files or patterns; absolute.
-        options: As the user set them; only the format counts.
-    """
+    """A name for a source that stays the same as long as it reads the same folder and format."""
     paths = [path] if isinstance(path, str) else sorted(path)
     formats = [v for k, v in options.items() if k.lower().removeprefix("cloudfiles.") == "format"]
     text = json.dumps([paths, [name.lower() for name in formats]])
@@ -100,28 +95,12 @@ def open_source(
     state: SourceMemory,
     analysis: bool,
 ) -> OpenedFiles:
-    """Files as Auto Loader reads them: what options, files and memory say; for `read_source`.
-
-    Args:
-        spark: The session.
-        path: One or more folders, files or patterns; absolute.
-        options: As the user set them, with or without `cloudFiles.`.
-        schema: The user's own, if any.
-        streaming: Whether new files are waited for.
-        state: What this source remembers. A schema is inferred only if it has none.
-        analysis: Whether the query is only looked at, not started.
-
-    Raises:
-        ConnectorError: Options or hints are wrong.
-        DefinitionError: `SCHEMA_NOT_INFERRED`: there is nothing to infer a schema from.
-        SetupError: Avro without its jar.
-    """
+    """Files as Auto Loader reads them; a schema is inferred only if the memory has none."""
     chosen = file_options(options, has_schema=schema is not None, streaming=streaming)
     roots = FileRoots(spark, [path] if isinstance(path, str) else path, chosen)
-    sample = _Found(spark, roots, chosen)
+    sample = _Files(spark, roots)
     if not chosen.format:
         chosen = replace(chosen, format=detect_format(sample.files))
-        sample.options = chosen
         if chosen.format == "text":
             chosen = file_options(
                 {**options, "format": "text"}, has_schema=schema is not None, streaming=streaming
@@ -131,16 +110,9 @@ def open_source(
         data, partitions = _learned(sample, chosen, state, streaming=streaming)
     else:
         data, partitions, chosen = _given(declared, sample, chosen, state)
+    columns = () if declared is None else tuple(declared.fieldNames())
     opened = OpenedFiles(
-        spark,
-        source_key(path, options),
-        chosen,
-        roots,
-        data,
-        partitions,
-        () if declared is None else tuple(declared.fieldNames()),
-        state,
-        {},
+        spark, source_key(path, options), chosen, roots, data, partitions, columns, state, {}
     )
     if streaming and not chosen.include_existing and not analysis and state.note(EXISTING) is None:
         state.save_note(EXISTING, [file_name(file.path) for file in sample.files])
@@ -159,7 +131,7 @@ def read_source(source: OpenedFiles, *, streaming: bool) -> DataFrame:
     return df.select(*(name(column) for column in (*wanted, *extra)))
 
 
-def _compared(opened: OpenedFiles, sample: "_Found") -> OpenedFiles:
+def _compared(opened: OpenedFiles, sample: "_Files") -> OpenedFiles:
     """A batch knows all its files: extra columns are rescued, files with other types set aside."""
     options = opened.options
     entries = opened.state.note(QUARANTINED) or []
@@ -180,22 +152,16 @@ def _compared(opened: OpenedFiles, sample: "_Found") -> OpenedFiles:
 
 
 @dataclass
-class _Found:
-    """The files of a source, listed on request."""
-
+class _Files:
     spark: SparkSession
     roots: FileRoots
-    options: FileOptions
-    _files: list[FoundFile] | None = None
 
-    @property
+    @cached_property
     def files(self) -> list[FoundFile]:
         """All files, the oldest first."""
-        if self._files is None:
-            self._files = self.roots.list()
-        return self._files
+        return self.roots.list()
 
-    @property
+    @cached_property
     def sample(self) -> list[FoundFile]:
         """Those that a schema is inferred from."""
         return sample(self.spark, self.files)
@@ -215,9 +181,8 @@ def _parsed(schema: StructType | str | None) -> StructType | None:
 
 
 def _learned(
-    sample: _Found, options: FileOptions, state: SourceMemory, *, streaming: bool
+    sample: _Files, options: FileOptions, state: SourceMemory, *, streaming: bool
 ) -> tuple[StructType, StructType]:
-    """The schema that was inferred at the first start, or is now."""
     versions = state.load() if streaming else []
     if versions:
         names = state.note(_PARTITIONS) or []
@@ -236,7 +201,7 @@ def _learned(
     kept = [field for field in data.fields if field.name.lower() not in folded]
     whole = _hinted(StructType([*kept, *partitions.fields]), options)
     if not [field for field in whole.fields if field.name not in names]:
-        raise _nothing_found(sample, options)
+        raise _nothing_found(sample)
     if streaming:
         state.save_note(_PARTITIONS, names)
         state.save(whole)
@@ -254,7 +219,7 @@ def _split(schema: StructType, partitions: Sequence[str]) -> tuple[StructType, S
     return StructType([f for f in schema.fields if f not in by_path]), StructType(by_path)
 
 
-def _nothing_found(sample: _Found, options: FileOptions) -> DefinitionError:
+def _nothing_found(sample: _Files) -> DefinitionError:
     where = ", ".join(sample.roots.paths)
     if not sample.roots.existing():
         what = f"the folder {where} does not exist"
@@ -273,9 +238,8 @@ def _nothing_found(sample: _Found, options: FileOptions) -> DefinitionError:
 
 
 def _given(
-    schema: StructType, sample: _Found, options: FileOptions, state: SourceMemory
+    schema: StructType, sample: _Files, options: FileOptions, state: SourceMemory
 ) -> tuple[StructType, StructType, FileOptions]:
-    """The user's own schema, split into what is data and what is made otherwise."""
     fields = {field.name.lower(): field for field in schema.fields}
     corrupt = options.corrupt or _SPARKS_CORRUPT
     options = replace(
@@ -297,15 +261,12 @@ def _given(
     if versions:
         # What the files have besides, for the rescued data.
         besides = [field for field in versions[-1].fields if field.name.lower() not in folded]
-        return (
-            mark_rescued(StructType(data), StructType(besides))[0],
-            StructType(partitions),
-            options,
-        )
+        marked, _ = mark_rescued(StructType(data), StructType(besides))
+        return marked, StructType(partitions), options
     return StructType(data), StructType(partitions), options
 
 
-def _order(sample: _Found, options: FileOptions, state: SourceMemory) -> Mapping[str, list[str]]:
+def _order(sample: _Files, options: FileOptions, state: SourceMemory) -> Mapping[str, list[str]]:
     if options.format != "json":
         return {}
     order = state.note(_KEY_ORDER)
@@ -314,9 +275,6 @@ def _order(sample: _Found, options: FileOptions, state: SourceMemory) -> Mapping
         if order:
             state.save_note(_KEY_ORDER, order)
     return order or {}
-
-
-# -- rows ----------------------------------------------------------------------------------------
 
 
 def _rows(opened: OpenedFiles, *, streaming: bool) -> DataFrame:
@@ -362,7 +320,6 @@ def _raw(
     streaming: bool,
     whole: bool = False,
 ) -> DataFrame:
-    """What Spark's reader gives, without the files that are left out."""
     options = opened.options
     reader_options = dict(options.source)
     if reader_format != "text":
@@ -375,11 +332,11 @@ def _raw(
     try:
         if streaming:
             stream = spark.readStream.format(reader_format).options(**reader_options)
-            stream = stream if schema is None else stream.schema(_plain(schema))
+            stream = stream if schema is None else stream.schema(unmarked(schema))
             df = stream.load(opened.roots.stream_path())
         else:
             batch = spark.read.format(reader_format).options(**reader_options)
-            batch = batch if schema is None else batch.schema(_plain(schema))
+            batch = batch if schema is None else batch.schema(unmarked(schema))
             df = batch.load(opened.roots.existing() or list(opened.roots.paths))
     except Exception as error:
         if options.format == "avro" and "AVRO" in str(error).upper():
@@ -402,7 +359,3 @@ def _conditions(opened: OpenedFiles, *, streaming: bool) -> Iterator[str]:
         yield f"{changed} > cast({literal(options.modified_after)} AS timestamp)"
     if options.modified_before:
         yield f"{changed} < cast({literal(options.modified_before)} AS timestamp)"
-
-
-def _plain(schema: StructType) -> StructType:
-    return StructType([StructField(f.name, f.dataType, True) for f in schema.fields])

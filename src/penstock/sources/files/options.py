@@ -1,8 +1,6 @@
 """Option rules of Auto Loader (`cloudFiles`, `read_files`): names, defaults, refusals.
 
-Pure functions over option maps. Options come with or without the prefix `cloudFiles.`, in any case.
-An unknown option with the prefix is an error, because it would be ignored without a word; without
-the prefix it may be one of the file format, which the format's reader judges.
+Options may have the prefix `cloudFiles.`; with it, an unknown option is an error.
 """
 
 import difflib
@@ -12,8 +10,6 @@ from enum import StrEnum
 
 from penstock.errors import ConnectorError
 
-__all__ = ["Evolution", "FileOptions", "ParseMode", "file_options"]
-
 FORMATS = ("json", "csv", "xml", "parquet", "avro", "orc", "text", "binaryFile")
 TEXTUAL = frozenset({"json", "csv", "xml"})
 COLUMNAR = frozenset({"parquet", "avro", "orc"})
@@ -21,67 +17,25 @@ COLUMNAR = frozenset({"parquet", "avro", "orc"})
 _PREFIX = "cloudfiles."
 _FOREVER = "36500d"
 
-# What Auto Loader itself is told; the rest belongs to the format.
+# Options of Auto Loader itself; the rest belongs to the format.
 _OWN = (
-    "format",
-    "schemaLocation",
-    "schemaEvolutionMode",
-    "inferColumnTypes",
-    "schemaHints",
-    "rescuedDataColumn",
-    "readerCaseSensitive",
-    "maxFilesPerTrigger",
-    "maxBytesPerTrigger",
-    "includeExistingFiles",
-    "allowOverwrites",
-    "maxFileAge",
-    "cleanSource",
-    "cleanSource.retentionDuration",
-    "cleanSource.moveDestination",
-    "partitionColumns",
-    "ignoreCorruptFiles",
-    "ignoreMissingFiles",
-    "pathGlobFilter",
-    "recursiveFileLookup",
-    "modifiedAfter",
-    "modifiedBefore",
+    "format schemaLocation schemaEvolutionMode inferColumnTypes schemaHints rescuedDataColumn "
+    "readerCaseSensitive maxFilesPerTrigger maxBytesPerTrigger includeExistingFiles "
+    "allowOverwrites maxFileAge cleanSource cleanSource.retentionDuration "
+    "cleanSource.moveDestination partitionColumns ignoreCorruptFiles ignoreMissingFiles "
+    "pathGlobFilter recursiveFileLookup modifiedAfter modifiedBefore"
 )
-# Files are found by listing: what steers notifications and listing in parts changes nothing.
+# Files are found by listing: options of notifications, of the queues and accounts behind them, and
+# of listing in parts change nothing.
 _WITHOUT_EFFECT = (
-    "backfillInterval",
-    "fetchParallelism",
-    "listOnStart",
-    "pathRewrites",
-    "resourceTag",
-    "useIncrementalListing",
-    "useManagedFileEvents",
-    "useNotifications",
-    "useStrictGlobber",
-    "validateOptions",
-    # Queues and the accounts that reach them.
-    "awsAccessKey",
-    "awsSecretKey",
-    "clientEmail",
-    "clientId",
-    "clientSecret",
-    "connectionString",
-    "databricks.serviceCredential",
-    "privateKey",
-    "privateKeyId",
-    "projectId",
-    "queueName",
-    "queueUrl",
-    "region",
-    "resourceGroup",
-    "roleArn",
-    "roleExternalId",
-    "roleSessionName",
-    "stsEndpoint",
-    "subscription",
-    "subscriptionId",
-    "tenantId",
+    "backfillInterval fetchParallelism listOnStart pathRewrites resourceTag "
+    "useIncrementalListing useManagedFileEvents useNotifications useStrictGlobber "
+    "validateOptions awsAccessKey awsSecretKey clientEmail clientId clientSecret "
+    "connectionString databricks.serviceCredential privateKey privateKeyId projectId queueName "
+    "queueUrl region resourceGroup roleArn roleExternalId roleSessionName stsEndpoint "
+    "subscription subscriptionId tenantId"
 )
-_KNOWN = {name.lower(): name for name in (*_OWN, *_WITHOUT_EFFECT)}
+_KNOWN = {name.lower(): name for name in f"{_OWN} {_WITHOUT_EFFECT}".split()}
 _IGNORED_PREFIXES = ("resourcetag.", "client.")
 
 
@@ -110,25 +64,13 @@ class ParseMode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions:
-    """What was asked of a stream of files.
+    """Checked options of a stream of files.
 
     Attributes:
-        format: One of `FORMATS`, in lower case; empty to go by the names of the files.
-        evolution: See `Evolution`.
-        infer_types: Whether JSON, CSV and XML get types, not only strings.
-        hints: DDL of columns whose type is known.
+        format: One of `FORMATS`, in lower case; empty to detect it from the names of the files.
         rescued: Column for what fits nowhere; `None` for none.
-        corrupt: Column for lines that are no records, where the user named one.
-        mode: See `ParseMode`.
-        multiline: Whether a record may span lines.
-        case_sensitive: Whether a field in another case is another field.
+        corrupt: Column for malformed lines, where the user named one.
         partition_columns: Taken from the path; `None` to find them, empty for none.
-        include_existing: Whether files that were there before the first start count.
-        allow_overwrites: Whether a file that was written again is read again.
-        quarantine_corrupt: Whether an unreadable file is set aside rather than failing the flow.
-        schema_location: Where the user wants the schema kept.
-        modified_after: Only files changed after this timestamp.
-        modified_before: Only files changed before this timestamp.
         source: Options of Spark's file source.
         parse: Options of the format.
     """
@@ -146,7 +88,6 @@ class FileOptions:
     include_existing: bool
     allow_overwrites: bool
     quarantine_corrupt: bool
-    schema_location: str | None
     modified_after: str | None
     modified_before: str | None
     source: Mapping[str, str]
@@ -177,16 +118,7 @@ class FileOptions:
 
 
 def file_options(options: Mapping[str, str], *, has_schema: bool, streaming: bool) -> FileOptions:
-    """Check options and fill in defaults.
-
-    Args:
-        options: As the user gave them.
-        has_schema: Whether the user gave a schema as well.
-        streaming: Whether new files are waited for.
-
-    Raises:
-        ConnectorError: `AUTOLOADER_OPTION_UNKNOWN` or `AUTOLOADER_OPTION_INVALID`.
-    """
+    """Check options and fill in defaults."""
     own, parse = _split(options)
     if not has_schema and own.get("format", "").strip().lower() == "csv":
         # Who lets columns be inferred has them named in the files, unless he says otherwise.
@@ -213,7 +145,6 @@ def file_options(options: Mapping[str, str], *, has_schema: bool, streaming: boo
         include_existing=_flag(own, "includeExistingFiles", default=True),
         allow_overwrites=_flag(own, "allowOverwrites"),
         quarantine_corrupt=_flag(own, "ignoreCorruptFiles", default=True),
-        schema_location=own.get("schemalocation") or None,
         modified_after=own.get("modifiedafter") or None,
         modified_before=own.get("modifiedbefore") or None,
         source=_source_options(own, streaming=streaming),
@@ -226,7 +157,6 @@ _OF_FORMATS = {"header", "inferschema"}
 
 
 def _split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Auto Loader's own options under their names in lower case, and those of the format."""
     own: dict[str, str] = {}
     parse: dict[str, str] = {}
     for key, value in options.items():

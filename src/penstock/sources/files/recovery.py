@@ -1,47 +1,36 @@
-"""What helps a flow on that failed for its files: a larger schema, or a file set aside.
+"""Recovery of a flow that failed for its files: a larger schema, or a file set aside.
 
-Each recovery changes what the source remembers, so the next start differs from the one that failed
-and the number of restarts is bounded by what there is to learn.
+Each changes what the source remembers, so the number of restarts is bounded.
 """
 
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructType
 
 from penstock._model.flow import Flow
 from penstock._spark.failures import full_text, java_causes
 from penstock.errors import FlowError
 from penstock.sources.files.columnar_rows import distinct_schemas, misfit, schema_by_file
 from penstock.sources.files.inference import infer, sample
-from penstock.sources.files.listing import (
-    FoundFile,
-    file_name,
-    file_name_of_uri,
-    readable,
-)
+from penstock.sources.files.listing import FoundFile, file_name, file_name_of_uri, readable
 from penstock.sources.files.merging import (
     add_fields,
     add_paths,
     mark_rescued,
+    unmarked,
     widest,
     without_void,
 )
 from penstock.sources.files.opening import QUARANTINED, OpenedFiles
 from penstock.sources.files.options import COLUMNAR, Evolution
 from penstock.sources.files.rows import MALFORMED, UNKNOWN_FIELD
-from penstock.sources.files.widening import (
-    changed_types,
-    told_columns,
-    widen_columns,
-    widen_paths,
-)
+from penstock.sources.files.widening import changed_types, told_columns, widen_columns, widen_paths
 
 _UNREADABLE = re.compile(r"\[FAILED_READ_FILE\.(\w+)\][^\n]*?file (\S+?)\.(?:\s|$)")
 _UNFIT = "UNFIT_TYPES_IN_FILES"
@@ -61,17 +50,7 @@ _MOST_PROBED = 1000
 
 
 def recover(text: str, sources: Iterable[OpenedFiles], flow: Flow) -> FlowError | None:
-    """Act on a failure that a source of files caused.
-
-    Args:
-        text: Everything that the failure says.
-        sources: What the flow reads.
-        flow: For the error.
-
-    Returns:
-        The error to report, with `SCHEMA_EVOLVED` or `FILES_QUARANTINED` where the flow can start
-        again at once; `None` if the failure has nothing to do with files.
-    """
+    """The error for a failure that files caused; retryable if the next start differs."""
     for source in sources:
         error = (
             _unknown_fields(text, source, flow)
@@ -85,17 +64,7 @@ def recover(text: str, sources: Iterable[OpenedFiles], flow: Flow) -> FlowError 
 
 
 def check_files(source: OpenedFiles, paths: Sequence[str]) -> None:
-    """Look at the schemas of a batch's files before the batch is written.
-
-    Only for formats whose rows do not show what else a file has.
-
-    Args:
-        source: The source.
-        paths: The batch's files, as URIs.
-
-    Raises:
-        FilesDifferError: A file has columns that the schema lacks, or types that it cannot hold.
-    """
+    """Refuse a batch whose files (URIs) differ from the schema, where rows do not show it."""
     options = source.options
     if not source.shows_columns_by_file:
         return
@@ -137,9 +106,6 @@ def _unknown_columns(source: OpenedFiles, seen: StructType) -> list[str]:
     return [path for path in added if path.strip("`").lower() not in taken]
 
 
-# -- new fields ----------------------------------------------------------------------------------
-
-
 def _unknown_fields(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
     message = _message(text, UNKNOWN_FIELD, source.key)
     if message is None:
@@ -147,54 +113,44 @@ def _unknown_fields(text: str, source: OpenedFiles, flow: Flow) -> FlowError | N
     fields = [str(field) for field in message["fields"]]
     where = file_name_of_uri(str(message["file"][0]))
     names = ", ".join(repr(field) for field in fields)
-    grown = _Growth()
+    grown = None
     if source.options.evolution is not Evolution.FAIL:
         grown = _grow(source, where, fields, message)
-    if not grown:
-        return FlowError(
+    if grown is None:
+        return _error(
             "UNKNOWN_FIELD",
-            f"flow {flow.name!r}: {where} has fields that the schema does not have: {names}",
-            flow=flow.name,
-            retryable=False,
-            origin=flow.origin,
+            flow,
+            f"{where} has fields that the schema does not have: {names}",
             hint="add them to the schema or to cloudFiles.schemaHints, remove the file, or choose "
             "another cloudFiles.schemaEvolutionMode",
         )
-    into = "the rescued data has" if not source.options.evolution.adds_columns else "has"
-    return FlowError(
+    added, widened = grown
+    reasons = ["new fields"] * bool(added) + ["values of wider types"] * bool(widened)
+    into = "has" if source.options.evolution.adds_columns else "the rescued data has"
+    columns = ", ".join([*(repr(field) for field in added), *widened])
+    return _error(
         "SCHEMA_EVOLVED",
-        f"flow {flow.name!r}: {UNKNOWN_FIELD}: {where} has {grown.reason}; from now on the schema "
-        f"{into} {', '.join([*(repr(field) for field in grown.added), *grown.widened])}",
-        flow=flow.name,
+        flow,
+        f"{UNKNOWN_FIELD}: {where} has {' and '.join(reasons)}; from now on the schema {into} "
+        f"{columns}",
         retryable=True,
-        origin=flow.origin,
     )
 
 
-@dataclass(frozen=True)
-class _Growth:
-    """What a new version of a schema has more.
-
-    Attributes:
-        added: Paths of new fields.
-        widened: Columns with their new types, as text.
-    """
-
-    added: Sequence[str] = ()
-    widened: Sequence[str] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.added or self.widened)
-
-    @property
-    def reason(self) -> str:
-        """Why, for people."""
-        reasons = ("new fields",) if self.added else ()
-        return " and ".join((*reasons, *(("values of wider types",) if self.widened else ())))
+def _error(
+    condition: str, flow: Flow, message: str, *, retryable: bool = False, hint: str | None = None
+) -> FlowError:
+    return FlowError(
+        condition,
+        f"flow {flow.name!r}: {message}",
+        flow=flow.name,
+        retryable=retryable,
+        origin=flow.origin,
+        hint=hint,
+    )
 
 
 def _message(text: str, start: str, key: str) -> dict[str, Any] | None:
-    """The JSON that follows a word in the text of a failure, if it is about a source."""
     for match in re.finditer(re.escape(start) + r" (?=\{)", text):
         for candidate in (text[match.end() :], text[match.end() :].replace('\\"', '"')):
             try:
@@ -208,8 +164,8 @@ def _message(text: str, start: str, key: str) -> dict[str, Any] | None:
 
 def _grow(
     source: OpenedFiles, where: str, fields: Sequence[str], message: Mapping[str, Any]
-) -> _Growth:
-    """Save a schema with the new fields and wider types, if there is anything to save."""
+) -> tuple[list[str], list[str]] | None:
+    """Save a schema with room for a failure; the paths of new fields and the wider columns."""
     seen = _seen(source, where, [str(path) for path in message.get("files", ())])
     current = StructType([*source.schema.fields, *source.partitions.fields])
     taken = {name.lower() for name in source.options.reserved}
@@ -225,9 +181,10 @@ def _grow(
         wide = _widen(source, grown, seen, message)
         widened = changed_types(grown, wide)
         grown = wide
-    if added or widened:
-        source.state.save(grown)
-    return _Growth(added, widened)
+    if not (added or widened):
+        return None
+    source.state.save(grown)
+    return added, widened
 
 
 def _widen(
@@ -244,7 +201,6 @@ def _widen(
 
 
 def _seen(source: OpenedFiles, where: str, batch: Sequence[str]) -> StructType:
-    """The schema of the file with the new field and of what came with it or later."""
     files = source.roots.list()
     if batch:
         chosen = [file for file in files if file_name(file.path) in set(batch)]
@@ -258,22 +214,10 @@ def _seen(source: OpenedFiles, where: str, batch: Sequence[str]) -> StructType:
     return infer(source.spark, source.options, sample(source.spark, chosen))
 
 
-# -- files that cannot be read -------------------------------------------------------------------
-
-
 def _unreadable(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
-    match = next(
-        (
-            failure
-            for failure in _UNREADABLE.finditer(text)
-            if source.roots.contains(file_name_of_uri(failure.group(2)))
-        ),
-        None,
-    )
-    if match is None:
-        return None
-    name = file_name_of_uri(match.group(2))
-    if not source.options.quarantine_corrupt or not _BROKEN_CONTENT.search(text):
+    files = (file_name_of_uri(failure.group(2)) for failure in _UNREADABLE.finditer(text))
+    name = next(filter(source.roots.contains, files), None)
+    if name is None or not source.options.quarantine_corrupt or not _BROKEN_CONTENT.search(text):
         return None
     # Read once more: a connection that was cut looks the same. And others of the same delivery may
     # be broken as well: one restart for all of them.
@@ -302,19 +246,16 @@ def _set_aside(
         return None
     source.state.save_note(QUARANTINED, [*entries, *new])
     more = f" and {len(new) - 1} more" if len(new) > 1 else ""
-    return FlowError(
+    return _error(
         "FILES_QUARANTINED",
-        f"flow {flow.name!r}: {new[0]['file']}{more} cannot be read and was set aside: "
-        f"{new[0]['reason']}",
-        flow=flow.name,
+        flow,
+        f"{new[0]['file']}{more} cannot be read and was set aside: {new[0]['reason']}",
         retryable=True,
-        origin=flow.origin,
         hint="deliver the file again under another name",
     )
 
 
 def _broken_since(source: OpenedFiles, failed: str) -> list[tuple[str, str]]:
-    """The file that failed and others, not older, that cannot be read; with the reasons."""
     files = source.roots.list()
     named = [file for file in files if file_name(file.path) == failed]
     since = named[0].modified if named else 0
@@ -324,14 +265,11 @@ def _broken_since(source: OpenedFiles, failed: str) -> list[tuple[str, str]]:
 
 
 def _broken_among(source: OpenedFiles, files: list[FoundFile]) -> list[tuple[str, str]]:
-    reader_format = source.options.format if source.options.format in COLUMNAR else "text"
+    reader = source.spark.read.format("text").schema("value string")
+    if source.options.format in COLUMNAR:
+        reader = source.spark.read.format(source.options.format).schema(unmarked(source.schema))
     broken: list[tuple[str, str]] = []
     while files:
-        reader = source.spark.read.format(reader_format)
-        if reader_format == "text":
-            reader = reader.schema("value string")
-        else:
-            reader = reader.schema(_unmarked(source.schema))
         try:
             paths = [readable(file.path) for file in files]
             reader.load(paths).write.format("noop").mode("overwrite").save()
@@ -344,27 +282,20 @@ def _broken_among(source: OpenedFiles, files: list[FoundFile]) -> list[tuple[str
                 return broken
             broken.append((name, _cause(text)))
             files = left
-            continue
-        return broken
+        else:
+            return broken
     return broken
-
-
-def _unmarked(schema: StructType) -> StructType:
-    """All fields of a schema without their marks."""
-    return StructType([StructField(f.name, f.dataType, True) for f in schema.fields])
 
 
 def _malformed(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
     match = _MALFORMED_FILE.search(text)
     if match is None or not source.roots.contains(file_name_of_uri(match.group(1))):
         return None
-    return FlowError(
+    return _error(
         "MALFORMED_RECORD",
-        f"flow {flow.name!r}: {file_name_of_uri(match.group(1))} has a record that cannot be "
-        f"parsed: {match.group(2)[:200]}",
-        flow=flow.name,
-        retryable=False,
-        origin=flow.origin,
+        flow,
+        f"{file_name_of_uri(match.group(1))} has a record that cannot be parsed: "
+        f"{match.group(2)[:200]}",
         hint="option mode is FAILFAST: correct the file, or use PERMISSIVE to keep such records "
         "in the rescued data",
     )
@@ -373,6 +304,4 @@ def _malformed(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
 def _cause(text: str) -> str:
     causes = re.findall(r"Caused by: ([^\n]+)", text)
     reported = [cause for cause in causes if _BROKEN_CONTENT.search(cause)]
-    return (reported[-1] if reported else causes[-1] if causes else "it cannot be read").strip()[
-        :300
-    ]
+    return (reported or causes or ["it cannot be read"])[-1].strip()[:300]

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
+from penstock.sources.files.options import Evolution, FileOptions
+from penstock.sources.files.rows import TYPED, left_sql
 from penstock.sources.files.sqltext import (
     NO_TEXTS,
     columns_sql,
@@ -39,27 +41,24 @@ def _items(variant: str) -> str:
 
 @dataclass
 class Comparison:
-    """Builds the three questions for one schema.
-
-    Attributes:
-        parse: Options of the parser that made the typed columns.
-        parser: Its SQL function.
-        reserved: Names that cannot become columns; fields with such a name are rescued.
-    """
+    """Builds the three questions for one schema; fields with `reserved` names are rescued."""
 
     parse: dict[str, str]
     parser: str = "from_json"
     reserved: tuple[str, ...] = ()
     _depth: int = 0
 
-    def left_over(self, fields: str, typed: str, schema: StructType) -> str:
-        """SQL: fragments of the values that are in no typed column.
+    def left_of_record(self, schema: StructType, options: FileOptions) -> str:
+        """SQL of `LEFT` for a record whose fields are in the map of variants `f`."""
+        left, new, wide = self.left_over("f", TYPED, schema), NO_TEXTS, NO_TEXTS
+        if options.evolution is not Evolution.NONE:
+            new = self.new_fields("f", schema)
+        if options.evolution is Evolution.WIDEN:
+            wide = self.wider_types("f", schema)
+        return left_sql(fragments=left, new=new, wide=wide)
 
-        Args:
-            fields: SQL name of a map of variants, a variable or column.
-            typed: SQL of the struct.
-            schema: Its schema.
-        """
+    def left_over(self, fields: str, typed: str, schema: StructType) -> str:
+        """SQL: fragments of a map of variants that are in no typed column."""
         known = literals(field.name for field in schema.fields)
         entry = self._variable("e")
         unknown = (
@@ -75,7 +74,6 @@ class Comparison:
         return f"concat({unknown}, filter(array({', '.join(misfits)}), x -> x IS NOT NULL))"
 
     def _misfit(self, fields: str, typed: str, column: str, kind: DataType) -> str:
-        """SQL: the fragment of one known field, NULL where its column holds it."""
         value, cell = self._variable("v"), f"{typed}.{name(column)}"
         whole = fragment(literal(column), value)
         if isinstance(kind, StructType):
@@ -113,7 +111,6 @@ class Comparison:
         return with_value(value, source, f"CASE WHEN {present} THEN {test} END")
 
     def _broken(self, value: str, kind: DataType) -> str:
-        """SQL: whether an element of a collection did not fit its type."""
         if self.parser != "from_json" or isinstance(kind, MapType):
             return "false"
         wanted = literal(f"x {type_sql(kind)}, {FLAW} string")
@@ -124,23 +121,11 @@ class Comparison:
         return f"from_json({text}, {wanted}, {options}).{FLAW} IS NOT NULL"
 
     def new_fields(self, fields: str, schema: StructType, prefix: str = "") -> str:
-        """SQL: paths of the fields that the schema does not know in any case.
-
-        Args:
-            fields: SQL name of a map of variants.
-            schema: Of the struct.
-            prefix: Path of the struct, with a dot at its end.
-        """
+        """SQL: paths of the fields that the schema does not know in any case."""
         return self._names(fields, schema, prefix, exact=False)
 
     def wider_types(self, fields: str, schema: StructType, prefix: str = "") -> str:
-        """SQL: columns that have no room for their values, as `path TYPE`.
-
-        Args:
-            fields: As for `new_fields`.
-            schema: As for `new_fields`.
-            prefix: As for `new_fields`.
-        """
+        """SQL: columns that have no room for their values, as `path TYPE`; see `new_fields`."""
         parts = []
         for field in schema.fields:
             value = self._variable("w")
@@ -153,9 +138,11 @@ class Comparison:
         return f"filter(concat({', '.join(parts)}), x -> x IS NOT NULL)"
 
     def _wider(self, value: str, kind: DataType, path: str) -> str:
-        """SQL of the texts for one value, empty where nothing in it can become wider."""
         if can_widen(kind):
-            prefers = _is_set(self.parse, "prefersdecimal")
+            prefers = any(
+                k.lower() == "prefersdecimal" and v.strip().lower() == "true"
+                for k, v in self.parse.items()
+            )
             return f"array({entry(path, wider_for_variant(value, kind, prefers_decimal=prefers))})"
         if isinstance(kind, StructType):
             inner = self._variable("m")
@@ -198,27 +185,23 @@ class Comparison:
             inner = self._variable("m")
             names = self._names(inner, kind, prefix, exact=exact)
             return f"coalesce({with_value(inner, _map(variant), names)}, {NO_TEXTS})"
-        if isinstance(kind, ArrayType) and _has_fields(kind.elementType):
-            item = self._variable("i")
-            names = self._names_inside(item, kind.elementType, prefix, exact=exact)
-            listed = f"flatten(transform({_items(variant)}, {item} -> {names}))"
-            return f"coalesce(array_distinct({listed}), {NO_TEXTS})"
-        if isinstance(kind, MapType) and _has_fields(kind.valueType):
-            item = self._variable("i")
-            names = self._names_inside(item, kind.valueType, prefix, exact=exact)
-            listed = f"flatten(transform(map_values({_map(variant)}), {item} -> {names}))"
-            return f"coalesce(array_distinct({listed}), {NO_TEXTS})"
-        return NO_TEXTS
+        if not isinstance(kind, ArrayType | MapType) or not _has_fields(kind):
+            return NO_TEXTS
+        inside = kind.elementType if isinstance(kind, ArrayType) else kind.valueType
+        items = _items(variant) if isinstance(kind, ArrayType) else f"map_values({_map(variant)})"
+        item = self._variable("i")
+        names = self._names_inside(item, inside, prefix, exact=exact)
+        listed = f"flatten(transform({items}, {item} -> {names}))"
+        return f"coalesce(array_distinct({listed}), {NO_TEXTS})"
 
     def _variable(self, letter: str) -> str:
         self._depth += 1
         return f"{letter}{self._depth}"
 
 
-def typed_columns(schema: StructType, flaw: bool = True) -> str:
+def typed_columns(schema: StructType) -> str:
     """DDL literal of the columns to parse, with the column for what did not fit."""
-    columns = columns_sql(schema)
-    return literal(f"{columns}, {FLAW} string" if flaw else columns)
+    return literal(f"{columns_sql(schema)}, {FLAW} string")
 
 
 def _has_fields(kind: DataType) -> bool:
@@ -227,7 +210,3 @@ def _has_fields(kind: DataType) -> bool:
     if isinstance(kind, ArrayType):
         return _has_fields(kind.elementType)
     return isinstance(kind, MapType) and _has_fields(kind.valueType)
-
-
-def _is_set(options: dict[str, str], name: str) -> bool:
-    return any(k.lower() == name and v.strip().lower() == "true" for k, v in options.items())

@@ -40,13 +40,7 @@ def left_sql(
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a text format.
-
-    Attributes:
-        df: With the columns `TYPED`, `LEFT` and the record's text.
-        schema: Of `TYPED`.
-        text: Name of the column with the record as it was in the file.
-    """
+    """Rows of a text format: `TYPED` (of `schema`), `LEFT`, and the record in column `text`."""
 
     df: DataFrame
     schema: StructType
@@ -54,13 +48,7 @@ class Rows:
 
 
 def decoded(raw: DataFrame, options: FileOptions, *, whole: bool) -> DataFrame:
-    """Text in the encoding that the user named, without a byte order mark.
-
-    Args:
-        raw: Column `value`.
-        options: What was asked.
-        whole: Whether a row is a file. Hadoop takes the mark out of the first line by itself.
-    """
+    """Text in the user's encoding; of lines, Hadoop itself removes the byte order mark."""
     encoding = options.parser_option("encoding", "charset", default="UTF-8")
     text = "value"
     if encoding.upper().replace("-", "") != "UTF8":
@@ -69,17 +57,13 @@ def decoded(raw: DataFrame, options: FileOptions, *, whole: bool) -> DataFrame:
 
 
 def finished(rows: Rows, options: FileOptions, source: str) -> DataFrame:
-    """The columns that the user sees, and a failure where the schema must grow first.
-
-    Args:
-        rows: Parsed.
-        options: What was asked.
-        source: Key of the source, for the message of the failure.
-    """
+    """The columns that the user sees, and a failure where the schema must grow first."""
     df = rows.df
     if options.evolution.adds_columns or options.evolution is Evolution.FAIL:
         # A filter, because a column that the query does not use would never be computed.
-        df = df.filter(F.expr(_unless_new(source)))
+        raising = f"cast(raise_error({failure_text(source)}) AS boolean)"
+        grows = f"size({LEFT}.new) > 0 OR size({LEFT}.wide) > 0"
+        df = df.filter(F.expr(f"CASE WHEN {grows} THEN {raising} ELSE true END"))
     if options.mode is ParseMode.FAIL:
         message = f"concat({literal(MALFORMED + ' ')}, {PATH}, ': ', substr({rows.text}, 1, 200))"
         raising = f"cast(raise_error({message}) AS boolean)"
@@ -116,9 +100,3 @@ def failure_text(source: str) -> str:
     start = literal(f"{UNKNOWN_FIELD} " + json.dumps({"source": source})[:-1] + ', "fields": ')
     details = f"to_json({LEFT}.new), ', \"wide\": ', to_json({LEFT}.wide)"
     return f"concat({start}, {details}, ', \"file\": ', to_json(array({PATH})), '}}')"
-
-
-def _unless_new(source: str) -> str:
-    raising = f"cast(raise_error({failure_text(source)}) AS boolean)"
-    grows = f"size({LEFT}.new) > 0 OR size({LEFT}.wide) > 0"
-    return f"CASE WHEN {grows} THEN {raising} ELSE true END"

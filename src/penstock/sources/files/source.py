@@ -1,16 +1,19 @@
 """Files as sources: Spark's own streams of them, and Auto Loader (`cloudFiles`)."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
+from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock._model.flow import Flow
 from penstock._model.paths import real_path
-from penstock._tables.files import StorageFiles, local_path
+from penstock._tables.files import StorageFiles
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock.errors import PenstockError
 from penstock.sources import checkpoints
@@ -25,15 +28,15 @@ from penstock.sources.base import (
     StartKind,
     StartPosition,
     StartReport,
+    age_of_oldest,
     iso,
     not_read_yet,
     path_key,
     start_not_available,
 )
-from penstock.sources.files.batch_log import batch_entries, batch_files
-from penstock.sources.files.lag import UNKNOWN_FILES, PendingFiles
+from penstock.sources.files.batch_log import batch_entries, batch_files, forget_overwritten
+from penstock.sources.files.listing import exists
 from penstock.sources.files.opening import OpenedFiles, open_source, read_source, source_key
-from penstock.sources.files.overwritten import forget_overwritten
 from penstock.sources.files.recovery import check_files, recover
 
 FORMATS = ("json", "csv", "parquet", "orc", "text", "avro", "xml")
@@ -44,6 +47,95 @@ _RANGE_OPTIONS = {
     "modifiedBefore": "modified_before",
     "pathGlobFilter": "files",
 }
+_STATUS = re.compile(
+    r"\w*FileStatus\{path=(.*?); isDirectory=false; length=(\d+);"
+    r"(?:[^{}\n]*?; modification_time=(\d+))?"
+)
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9/:._=,+@-]+")
+_MOST_SPECIAL = 1000
+
+UNKNOWN_FILES = {"kind": "files", "files": None, "bytes": None, "seconds_behind": None}
+"""Of a folder about which nothing can be told."""
+
+
+def _now_ms() -> int:
+    return round(time.time() * 1000)
+
+
+class PendingFiles:
+    """Counts the files that Spark's file source has not taken into a batch yet.
+
+    Spark lists its folder as it does for every batch, and what it remembers is taken away, all in
+    its JVM: the figures are those that the next batch would see.
+    """
+
+    def __init__(self, spark: SparkSession, now_ms: Callable[[], int] = _now_ms) -> None:
+        self._now_ms = now_ms
+        self._jvm: Any = spark._jvm
+        self._gateway: Any = spark.sparkContext._gateway
+
+    def measure(self, source: Any) -> dict[str, Any]:
+        """Files, bytes, age of the oldest of a `FileStreamSource`; `None` where unknown."""
+        try:
+            files, known = self._listed(source), self._seen(source)
+            waiting = self._unseen(files, known)
+        except Py4JError:
+            waiting = None  # Spark was changing its memory meanwhile, or its inside is another one
+        if waiting is None:
+            return dict(UNKNOWN_FILES)
+        times = [files[path][1] for path in waiting]
+        return {
+            "kind": "files",
+            "files": len(waiting),
+            "bytes": sum(files[path][0] for path in waiting),
+            "seconds_behind": age_of_oldest(times, self._now_ms()),
+        }
+
+    def _listed(self, source: Any) -> dict[str, tuple[int, int | None]]:
+        method = next(
+            method
+            for method in source.getClass().getDeclaredMethods()
+            if method.getName() == "allFilesUsingInMemoryFileIndex"
+        )
+        method.setAccessible(True)
+        nothing = self._gateway.new_array(self._jvm.java.lang.Object, 0)
+        text = str(method.invoke(source, nothing).mkString("\n"))
+        return {
+            path: (int(length), int(changed) if changed else None)
+            for path, length, changed in _STATUS.findall(text)
+        }
+
+    def _seen(self, source: Any) -> Any:
+        seen = _field(source, "seenFiles")
+        return _field(seen, "map").keySet()
+
+    def _unseen(self, files: Collection[str], known: Any) -> list[str] | None:
+        special = [path for path in files if not _PLAIN_PATH.fullmatch(path)]
+        if len(special) > _MOST_SPECIAL:
+            return None
+        spellings = {path: self._spellings(path) for path in files}
+        text = "\n".join(spelling for several in spellings.values() for spelling in several)
+        if not text:
+            return []
+        split = self._jvm.java.util.regex.Pattern.compile("\n").splitAsStream(text)
+        left = self._jvm.java.util.HashSet(split.toList())
+        left.removeAll(known)
+        unseen = set(str(self._jvm.java.lang.String.join("\n", left)).split("\n"))
+        return [path for path, several in spellings.items() if unseen.issuperset(several)]
+
+    def _spellings(self, path: str) -> list[str]:
+        if not _PLAIN_PATH.fullmatch(path):
+            path = str(self._jvm.org.apache.hadoop.fs.Path(path).toUri().toString())
+        if path.startswith("file:/"):
+            rest = path.removeprefix("file:").lstrip("/")
+            return [f"file:/{rest}", f"file:///{rest}"]
+        return [path]
+
+
+def _field(holder: Any, name: str) -> Any:
+    field = holder.getClass().getDeclaredField(name)
+    field.setAccessible(True)
+    return field.get(holder)
 
 
 class FileSource(Source):
@@ -88,7 +180,7 @@ class AutoLoaderSource(FileSource):
 
     def describe(self, read: Read) -> str:
         """See `Source.describe`."""
-        kinds = [v for k, v in read.options.items() if k.lower() in _FORMAT_OPTIONS]
+        kinds = [v for k, v in read.options.items() if k.lower() in ("cloudfiles.format", "format")]
         return f"{kinds[0].lower() if kinds else 'files'} {','.join(read.paths)}"
 
     def open(self, read: Read) -> OpenedSource:
@@ -111,18 +203,8 @@ class AutoLoaderSource(FileSource):
         return FileStream(rows, read.spark, name=name, opened=opened)
 
 
-_FORMAT_OPTIONS = ("cloudfiles.format", "format")
-
-
 class FileStream(OpenedSource):
-    """A stream of files. Positions are times of their last change; see `OpenedSource`.
-
-    Args:
-        rows: Of the files.
-        spark: The session.
-        name: For people.
-        opened: What Auto Loader knows; `None` for Spark's own streams.
-    """
+    """A stream of files, by the time of their last change; `opened` for Auto Loader only."""
 
     def __init__(
         self, rows: DataFrame, spark: SparkSession, *, name: str, opened: OpenedFiles | None = None
@@ -131,8 +213,6 @@ class FileStream(OpenedSource):
         self.opened = opened
         self._spark = spark
         self._lag = PendingFiles(spark)
-
-    # -- a running flow ------------------------------------------------------------------------
 
     def prepare_start(self, checkpoint: str, siblings: Sequence[OpenedSource]) -> str | None:
         """See `OpenedSource.prepare_start`: files that were overwritten are read again."""
@@ -161,8 +241,6 @@ class FileStream(OpenedSource):
             return None
         java = java_source()
         return dict(UNKNOWN_FILES) if java is None else self._lag.measure(java)
-
-    # -- other start positions -----------------------------------------------------------------
 
     def start(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
@@ -232,7 +310,9 @@ class FileStream(OpenedSource):
         gone = [
             path
             for path, changed in _taken_by(done).items()
-            if (after is not None and iso(changed) <= after) or not self._exists(path)
+            if (after is not None and iso(changed) <= after)
+            # A fragment marks a file that was read before it changed.
+            or not exists(self._spark, path.partition("#")[0])
         ]
         missing = ""
         if gone:
@@ -240,16 +320,6 @@ class FileStream(OpenedSource):
         return position, SourceHistory(
             source=report.source, unit=report.unit, again=report.again, missing=missing
         )
-
-    def _exists(self, path: str) -> bool:
-        path = path.partition("#")[0]  # a fragment marks a file that was read before it changed
-        local = local_path(path)
-        if local is not None:
-            return local.exists()
-        jvm: Any = self._spark._jvm
-        hadoop = jvm.org.apache.hadoop.fs.Path(path)
-        conf = self._spark._jsparkSession.sessionState().newHadoopConf()
-        return bool(hadoop.getFileSystem(conf).exists(hadoop))
 
 
 def options_at(options: Mapping[str, str], position: Position, *, times: bool) -> dict[str, str]:
@@ -265,7 +335,6 @@ def options_at(options: Mapping[str, str], position: Position, *, times: bool) -
 
 
 def _within(rows: DataFrame, read: Read) -> DataFrame:
-    """The rows of files that were changed in a range; others are not opened."""
     after, before = read.position.get("modified_after"), read.position.get("modified_before")
     changed = F.col("_metadata.file_modification_time")
     if after is not None:
@@ -276,7 +345,6 @@ def _within(rows: DataFrame, read: Read) -> DataFrame:
 
 
 def _time_of(at: StartPosition, now_ms: int) -> int:
-    """The time after which files belong to what begins at a position."""
     match at.kind:
         case StartKind.LATEST:
             return now_ms
@@ -288,7 +356,6 @@ def _time_of(at: StartPosition, now_ms: int) -> int:
 
 
 def _taken_by(done: Sequence[Checkpoint]) -> dict[str, int]:
-    """The files that checkpoints have taken into batches, with the time of their last change."""
     files: dict[str, int] = {}
     for checkpoint in done:
         for log in (checkpoint.path / "sources").glob("*/*"):

@@ -54,7 +54,7 @@ def with_value(variable: str, value: str, body: str) -> str:
     return f"transform(array({value}), {variable} -> {body})[0]"
 
 
-def case_chain(cases: Iterable[tuple[str, str]], otherwise: str) -> str:
+def case_chain(*cases: tuple[str, str], otherwise: str = "NULL") -> str:
     """`CASE WHEN .. THEN .. ELSE .. END`."""
     inside = " ".join(f"WHEN {condition} THEN {value}" for condition, value in cases)
     return f"CASE {inside} ELSE {otherwise} END"
@@ -73,7 +73,7 @@ def fragment(key: str, variant: str) -> str:
 
 def text_fragment(key: str, text: str) -> str:
     """SQL of `"key":"text"` for a fixed key and SQL text."""
-    return f"concat({literal(_json_key(key) + ':')}, {json_text(text)})"
+    return f"concat({literal(json.dumps(key, ensure_ascii=False) + ':')}, {json_text(text)})"
 
 
 def rescued_json(fragments: str) -> str:
@@ -89,10 +89,6 @@ def dotted(prefix: str, key: str) -> str:
     """SQL of a field's path: prefix and key, the key quoted where it must be."""
     quoted = rf"CASE WHEN {key} RLIKE '^\\w+$' THEN {key} ELSE concat('`', {key}, '`') END"
     return f"concat({literal(prefix)}, {quoted})" if prefix else quoted
-
-
-def _json_key(key: str) -> str:
-    return json.dumps(key, ensure_ascii=False)
 
 
 _PLAIN = re.compile(r"\w+", re.ASCII)

@@ -1,8 +1,6 @@
 """Types that become wider with the files: what a value needs, and the schema that has room for it.
 
-Rows of text formats say which columns are too narrow for them, as `path TYPE`: the type that the
-inference would give to the value. A schema file says it all at once, so those of Parquet, ORC and
-Avro are compared as they are.
+Rows of text formats report columns that are too narrow as `path TYPE`, with the inferred type.
 """
 
 from collections.abc import Iterable
@@ -25,7 +23,7 @@ from pyspark.sql.types import (
 from penstock._tables.write.widening import widen, widened
 from penstock.sources.files.merging import RESCUED, split_path
 from penstock.sources.files.options import TEXTUAL
-from penstock.sources.files.sqltext import literal
+from penstock.sources.files.sqltext import case_chain, literal
 
 _MOST_DIGITS = 38
 _RANGES: dict[type[DataType], tuple[int, int]] = {
@@ -36,22 +34,13 @@ _RANGES: dict[type[DataType], tuple[int, int]] = {
 _NUMBER = "^[+-]?(?:[0-9]+(?:[.][0-9]*)?|[.][0-9]+)(?:[eE][+-]?[0-9]+)?$"
 
 
-# -- SQL -----------------------------------------------------------------------------------------
-
-
 def can_widen(kind: DataType) -> bool:
     """Whether a value in a text file can need a wider type than this."""
     return isinstance(kind, LongType | DecimalType) or type(kind) in _RANGES
 
 
 def wider_for_variant(value: str, kind: DataType, *, prefers_decimal: bool) -> str:
-    """SQL: the type that a column needs for a value that it has no room for, else NULL.
-
-    Args:
-        value: SQL of a variant.
-        kind: Type of the column; `can_widen` says yes.
-        prefers_decimal: Whether fractions are decimals to the inference, not doubles.
-    """
+    """SQL: the type that a column needs for a variant that it has no room for, else NULL."""
     if isinstance(kind, DecimalType):
         return wider_for_text(f"to_json({value})", kind)
     seen = f"schema_of_variant({value})"
@@ -63,9 +52,9 @@ def wider_for_variant(value: str, kind: DataType, *, prefers_decimal: bool) -> s
     exact = "true" if prefers_decimal else f"{scale} = 0"
     large = (f"{is_decimal} AND {exact} AND {_grows(kind, whole, scale)}", seen)
     if isinstance(kind, LongType):
-        return _first(large)
+        return case_chain(large)
     low, high = _RANGES[type(kind)]
-    return _first(
+    return case_chain(
         (f"{seen} = 'BIGINT' AND NOT {number} BETWEEN {low} AND {high}", "'BIGINT'"),
         large,
         (f"{is_decimal} OR {seen} IN ('DOUBLE', 'FLOAT')", "'DOUBLE'"),
@@ -73,25 +62,22 @@ def wider_for_variant(value: str, kind: DataType, *, prefers_decimal: bool) -> s
 
 
 def wider_for_text(text: str, kind: DataType) -> str:
-    """As `wider_for_variant`, for a number as text.
-
-    Args:
-        text: SQL of a string.
-        kind: Type of the column; `can_widen` says yes.
-    """
+    """As `wider_for_variant`, for a number as text."""
     parts = f"regexp_extract({text}, '^[+-]?0*([0-9]*)(?:[.]([0-9]*?)0*)?$', %d)"
     whole, scale = f"length({parts % 1})", f"length({parts % 2})"
     is_whole = f"{text} RLIKE '^[+-]?[0-9]+$'"
     if isinstance(kind, DecimalType):
         is_plain = f"{text} RLIKE '^[+-]?(?:[0-9]+(?:[.][0-9]*)?|[.][0-9]+)$'"
-        return _first((f"{is_plain} AND {_grows(kind, whole, scale)}", _decimal_sql(whole, scale)))
+        return case_chain(
+            (f"{is_plain} AND {_grows(kind, whole, scale)}", _decimal_sql(whole, scale))
+        )
     number = f"try_cast({text} AS bigint)"
     beyond = f"{is_whole} AND {number} IS NULL AND {_grows(kind, whole, '0')}"
     large = (beyond, _decimal_sql(whole, "0"))
     if isinstance(kind, LongType):
-        return _first(large)
+        return case_chain(large)
     low, high = _RANGES[type(kind)]
-    return _first(
+    return case_chain(
         (f"{is_whole} AND NOT {number} BETWEEN {low} AND {high}", "'BIGINT'"),
         large,
         (f"{text} RLIKE '{_NUMBER}' AND NOT {is_whole}", "'DOUBLE'"),
@@ -99,17 +85,11 @@ def wider_for_text(text: str, kind: DataType) -> str:
 
 
 def entry(path: str, wider: str) -> str:
-    """SQL: `path TYPE` as text, NULL without a type.
-
-    Args:
-        path: Of a column.
-        wider: SQL of the type.
-    """
+    """SQL: `path TYPE` as text, NULL without a type."""
     return f"concat({literal(path + ' ')}, {wider})"
 
 
 def _grows(kind: DataType, whole: str, scale: str) -> str:
-    """SQL: whether a number with so many digits needs more of them, and no more than there are."""
     if isinstance(kind, DecimalType):
         have, finer = max(kind.precision - kind.scale, 1), kind.scale
         # A parser rounds what has more digits behind the point, without a word.
@@ -120,38 +100,19 @@ def _grows(kind: DataType, whole: str, scale: str) -> str:
 
 
 def _decimal_sql(whole: str, scale: str) -> str:
-    """SQL: the name of a decimal."""
     return f"concat('DECIMAL(', greatest(1, {whole} + {scale}), ',', {scale}, ')')"
 
 
-def _first(*cases: tuple[str, str]) -> str:
-    inside = " ".join(f"WHEN {condition} THEN {value}" for condition, value in cases)
-    return f"CASE {inside} END"
-
-
-# -- schemas -------------------------------------------------------------------------------------
-
-
 def widen_columns(known: StructType, seen: StructType, file_format: str) -> StructType:
-    """The known schema with room for what files have; names and fields stay as they are.
-
-    Args:
-        known: The schema.
-        seen: Of files.
-        file_format: Narrow files must be readable with the wider type afterwards.
-    """
-    comparable = StructType([f for f in seen.fields if _is_column(known, f.name)])
+    """The known schema with room for files of a format; names and fields stay as they are."""
+    columns = {f.name.lower() for f in known.fields if not f.metadata.get(RESCUED)}
+    comparable = StructType([f for f in seen.fields if f.name.lower() in columns])
     wide, changes = widen(known, _supported(known, comparable, file_format))
     return wide if changes else known
 
 
 def widen_paths(known: StructType, entries: Iterable[str]) -> StructType:
-    """The known schema with room for the values that rows told of.
-
-    Args:
-        known: The schema.
-        entries: Texts of `entry`.
-    """
+    """The known schema with room for the values that entries of rows report."""
     for entry in entries:
         path, _, name = entry.rpartition(" ")
         known = _struct_at(known, split_path(path), _told_type(name))
@@ -194,13 +155,7 @@ def _kept(hinted: StructField, known: StructField | None) -> StructField:
     return wide[0] if changes and not widen(StructType([known]), wide)[1] else hinted
 
 
-def _is_column(known: StructType, name: str) -> bool:
-    folded = name.lower()
-    return any(f.name.lower() == folded and not f.metadata.get(RESCUED) for f in known.fields)
-
-
 def _supported(known: StructType, seen: StructType, file_format: str) -> StructType:
-    """What files have, without the types whose narrower files the format could not read then."""
     types = {field.name.lower(): field.dataType for field in known.fields}
     return StructType(
         [

@@ -6,16 +6,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConnectorError
-from penstock.sources.files.options import Evolution, FileOptions
+from penstock.sources.files.options import FileOptions
 from penstock.sources.files.rescue import FLAW, Comparison, typed_columns
 from penstock.sources.files.rows import LEFT, TYPED, Rows, decoded, left_sql
-from penstock.sources.files.sqltext import (
-    NO_TEXTS,
-    literal,
-    options_map,
-    text_fragment,
-    with_value,
-)
+from penstock.sources.files.sqltext import literal, options_map, text_fragment, with_value
 
 _TEXT = "__files_text"
 _READER_ONLY = frozenset(
@@ -25,11 +19,7 @@ _READER_ONLY = frozenset(
 
 
 def row_tag(options: FileOptions) -> str:
-    """The element that is a row.
-
-    Raises:
-        ConnectorError: `AUTOLOADER_OPTION_INVALID`: none was given.
-    """
+    """The element that is a row."""
     tag = options.parser_option("rowTag").strip()
     if not tag:
         raise ConnectorError(
@@ -41,13 +31,7 @@ def row_tag(options: FileOptions) -> str:
 
 
 def xml_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
-    """Parse text into `Rows`.
-
-    Args:
-        raw: Column `value` with one file each.
-        schema: Of the typed columns.
-        options: What was asked.
-    """
+    """Parse text: column `value` with one file each."""
     parse = {k: v for k, v in options.parse.items() if k.lower() not in _READER_ONLY}
     parser_options = {**parse, "columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
     df = decoded(raw, options, whole=True).selectExpr(f"{_elements(row_tag(options))} AS {_TEXT}")
@@ -58,15 +42,12 @@ def xml_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
     variant = variant or f"from_xml({_TEXT}, 'variant')"
     record = f"try_variant_get({variant}, '$', 'map<string,variant>')"
     corrupt = f"array({text_fragment('_corrupt_record', _TEXT)})"
-    left = comparison.left_over("f", TYPED, schema)
-    new = comparison.new_fields("f", schema) if options.evolution != "none" else NO_TEXTS
-    is_widening = options.evolution is Evolution.WIDEN
-    wide = comparison.wider_types("f", schema) if is_widening else NO_TEXTS
     broken = left_sql(fragments=corrupt, bad="true", broken=True)
-    whole = left_sql(fragments=left, new=new, wide=wide)
+    whole = comparison.left_of_record(schema, options)
     # A text that is no complete element cannot be made a variant: Spark would fail the batch.
+    complete = literal(rf"(?:/>|</{re.escape(row_tag(options))}\s*>)\z")
     slow = (
-        f"CASE WHEN {_TEXT} NOT RLIKE {literal(_complete(row_tag(options)))} THEN {broken} ELSE "
+        f"CASE WHEN {_TEXT} NOT RLIKE {complete} THEN {broken} ELSE "
         + with_value("f", record, f"CASE WHEN f IS NULL THEN {broken} ELSE {whole} END")
         + " END"
     )
@@ -79,8 +60,3 @@ def _elements(tag: str) -> str:
     name = re.escape(tag)
     whole = rf"<{name}(?:\s[^>]*+)?/>|<{name}(?:\s[^>]*+)?>[\s\S]*?(?:</{name}\s*>|\z)"
     return f"explode(regexp_extract_all(value, {literal(whole)}, 0))"
-
-
-def _complete(tag: str) -> str:
-    name = re.escape(tag)
-    return rf"(?:/>|</{name}\s*>)\z"

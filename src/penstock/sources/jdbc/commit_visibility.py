@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from penstock.errors import ConnectorError
-from penstock.sources.jdbc.database import DatabaseError
 from penstock.sources.jdbc.options import JdbcSourceOptions, Key
 
 _POLL_SECONDS = 0.05
@@ -67,11 +66,8 @@ class _Mark:
 class Marks:
     """The newest settled key of a stream. Used on one thread, but `stop` on any.
 
-    Args:
-        options: Of the stream.
-        newest: Reads the greatest key that is visible; `None` in an empty table.
-        connect: Opens a connection in which each statement sees what is committed then.
-        clock: Seconds, for waiting.
+    `newest` reads the greatest visible key (`None` in an empty table) on a connection of `connect`,
+    in which each statement sees what is committed then. `clock` counts seconds.
     """
 
     def __init__(
@@ -104,11 +100,7 @@ class Marks:
             self._stopped.wait(left)
 
     def settle(self, wait_seconds: float) -> Key | None:
-        """The newest settled key, after waiting so long for what is visible now.
-
-        Raises:
-            NotSettledError: The same transactions have held the stream back for too long.
-        """
+        """The newest settled key, after waiting so long for what is visible now."""
         until = self._clock() + wait_seconds
         with self._connect() as database:
             while True:
@@ -166,19 +158,7 @@ class Marks:
 
 
 def check_postgresql(database: Asks, options: JdbcSourceOptions, key: str) -> JdbcSourceOptions:
-    """Refuse what running transactions do not show, and tell a view from a table.
-
-    Args:
-        database: A PostgreSQL.
-        options: Of the stream.
-        key: Name of the key column, as the table spells it.
-
-    Returns:
-        The options, with a view or foreign table marked as a query.
-
-    Raises:
-        ConnectorError: `JDBC_KEY_NOT_ORDERED` or `JDBC_OPTION_INVALID`.
-    """
+    """Refuse what running transactions do not show, and mark a view or foreign table as a query."""
     if options.settling_delay_seconds is None:
         ((standby,),) = database.query("SELECT pg_is_in_recovery()")
         if standby in ("t", "true"):
@@ -216,8 +196,3 @@ def check_postgresql(database: Asks, options: JdbcSourceOptions, key: str) -> Jd
                 "let the table take each row once: @dp.table(deduplicate_by=[...])",
             )
     return options
-
-
-def is_missing(error: DatabaseError) -> bool:
-    """Whether an error says that a table or column is not there."""
-    return error.state in ("42P01", "42703", "3F000", "42S02", "42S22", "42X05", "42X04")

@@ -1,7 +1,6 @@
-"""A database from the driver, through the JDBC driver in Spark's JVM.
+"""A database from the driver, through the JDBC driver in Spark's JVM; rows never go this way.
 
-A handful of statements per micro-batch go this way; rows never do. Connections are short: a driver
-process that hangs must hold neither locks nor sessions.
+Connections are short: a driver process that hangs must hold neither locks nor sessions.
 """
 
 import contextlib
@@ -14,12 +13,7 @@ from penstock._observe.masking import shown
 
 
 class DatabaseError(Exception):
-    """The database or the way to it failed.
-
-    Attributes:
-        state: SQLSTATE; empty if it is not known.
-        text: What it said, without secrets.
-    """
+    """The database or the way to it failed. SQLSTATE may be empty; the text has no secrets."""
 
     def __init__(self, state: str, text: str) -> None:
         self.state = state
@@ -38,21 +32,13 @@ class DatabaseError(Exception):
 
 
 class Database:
-    """One open connection; not shared between threads.
-
-    Args:
-        connection: `java.sql.Connection`, in auto-commit mode.
-    """
+    """One open `java.sql.Connection` in auto-commit mode; not shared between threads."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
     def execute(self, sql: str, *values: str | int) -> int:
-        """Run a statement; returns the number of rows that it changed.
-
-        Raises:
-            DatabaseError: It failed.
-        """
+        """Run a statement; returns the number of rows that it changed."""
         with translated():
             statement = self._connection.prepareStatement(sql)
             try:
@@ -62,11 +48,7 @@ class Database:
                 statement.close()
 
     def query(self, sql: str, *values: str | int) -> list[tuple[str | None, ...]]:
-        """Run a query; returns all rows, as text.
-
-        Raises:
-            DatabaseError: It failed.
-        """
+        """Run a query; returns all rows, as text."""
         with translated():
             statement = self._connection.prepareStatement(sql)
             try:
@@ -84,9 +66,7 @@ class Database:
     def transaction(self) -> Iterator[None]:
         """Commit what the block did, or roll it back if it raises.
 
-        Raises:
-            DatabaseError: A statement or the commit failed. After a failed commit it is unknown
-                whether the transaction is in.
+        After a failed commit it is unknown whether the transaction is in.
         """
         with translated():
             self._connection.setAutoCommit(False)

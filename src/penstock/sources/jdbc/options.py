@@ -1,13 +1,9 @@
-"""Option rules of the JDBC stream, and the SQL that reads it. Pure functions.
-
-Options have the names that Spark's JDBC reader gives them. Unknown options go to the driver, as
-there; what looks like one of ours, but is none, is an error.
-"""
+"""Option rules of the JDBC stream, named as in Spark's reader, and the SQL that reads it."""
 
 import difflib
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -17,42 +13,12 @@ from penstock._model.duration import parse_seconds
 from penstock._model.redaction import remember_secret
 from penstock.errors import ConnectorError
 
-__all__ = [
-    "JdbcSourceOptions",
-    "Key",
-    "KeyKind",
-    "count_between",
-    "jdbc_source_options",
-    "nth_key",
-    "read_key",
-    "split_range",
-]
-
-_OWN = (
-    "startingKey",
-    "maxRowsPerTrigger",
-    "overlap",
-    "settlingDelay",
-    "settleTimeout",
-    "onKeyBack",
-)
+_OWN = "startingKey maxRowsPerTrigger overlap settlingDelay settleTimeout onKeyBack"
 _SPARKS = (
-    "url",
-    "dbtable",
-    "query",
-    "user",
-    "password",
-    "driver",
-    "partitionColumn",
-    "numPartitions",
-    "fetchsize",
-    "queryTimeout",
-    "customSchema",
-    "sessionInitStatement",
-    "pushDownPredicate",
-    "preferTimestampNTZ",
+    "url dbtable query user password driver partitionColumn numPartitions fetchsize queryTimeout "
+    "customSchema sessionInitStatement pushDownPredicate preferTimestampNTZ"
 )
-_KNOWN = {name.lower(): name for name in (*_OWN, *_SPARKS)}
+_KNOWN = {name.lower(): name for name in f"{_OWN} {_SPARKS}".split()}
 # Spark's way to split a batch read: rows outside of these bounds are read as well.
 _BOUNDS = ("lowerbound", "upperbound")
 _LIMIT_FIRST = ("jdbc:mysql:", "jdbc:mariadb:", "jdbc:sqlite:")
@@ -72,12 +38,7 @@ class KeyKind(StrEnum):
 
 @dataclass(frozen=True, order=False)
 class Key:
-    """A value of the key column, as the database spells it.
-
-    Attributes:
-        kind: How it is read and compared.
-        text: Its digits, or its time with the zone if the column has one.
-    """
+    """A value of the key column, as the database spells it: digits, or a time."""
 
     kind: KeyKind
     text: str
@@ -110,22 +71,16 @@ class Key:
 
 @dataclass(frozen=True, kw_only=True)
 class JdbcSourceOptions:
-    """What was asked of a JDBC stream.
+    """Checked options of a JDBC stream.
 
     Attributes:
-        url: As given; never shown.
         table: Table, or a query in brackets with a name.
-        is_query: Whether `table` is a query.
-        key: Name of the strictly increasing column.
-        starting_key: Rows with smaller keys are left out.
         max_rows: Most rows of a micro-batch; rows with the same key stay together.
         overlap: So many key values, or seconds, before the last key are read again.
         settling_delay_seconds: How long after a key was seen its row and all before it count as
             committed; `None` to ask PostgreSQL for the transactions that write.
         settle_timeout_seconds: How long to be held back by transactions before it is an error.
         accept_key_back: Continue where the table has other keys than were read from it.
-        partitions: Tasks of a micro-batch.
-        reader: Options for Spark's reader; never shown.
     """
 
     url: str = field(repr=False)
@@ -155,14 +110,7 @@ class JdbcSourceOptions:
 
 
 def jdbc_source_options(options: Mapping[str, str]) -> JdbcSourceOptions:
-    """Check the options of a JDBC stream and fill in defaults.
-
-    Args:
-        options: As the user gave them, in any case, secrets already resolved.
-
-    Raises:
-        ConnectorError: `JDBC_OPTION_UNKNOWN` or `JDBC_OPTION_INVALID`.
-    """
+    """Check the options of a JDBC stream and fill in defaults."""
     by_lower_name = {name.lower(): value for name, value in options.items()}
     _remember_secrets(by_lower_name)
     _refuse(options)
@@ -183,13 +131,16 @@ def jdbc_source_options(options: Mapping[str, str]) -> JdbcSourceOptions:
         if "query" in by_lower_name
         else ""
     )
-    own = {*(name.lower() for name in _OWN), "partitioncolumn", "numpartitions"}
+    own = {*_OWN.lower().split(), "partitioncolumn", "numpartitions"}
     own |= {"url", "dbtable", "query"}
     reader = {name: value for name, value in options.items() if name.lower() not in own}
     if "fetchsize" not in by_lower_name:
         # Some drivers read a whole result into memory otherwise.
         reader["fetchsize"] = "1000"
     delay = by_lower_name.get("settlingdelay")
+    on_key_back = by_lower_name.get("onkeyback", "refuse").strip().lower()
+    if on_key_back not in ("refuse", "continue"):
+        raise _invalid("option `onKeyBack` must be one of refuse, continue")
     chosen = JdbcSourceOptions(
         url=by_lower_name["url"].strip(),
         table=table or by_lower_name["dbtable"].strip(),
@@ -202,7 +153,7 @@ def jdbc_source_options(options: Mapping[str, str]) -> JdbcSourceOptions:
         settle_timeout_seconds=_seconds(
             "settleTimeout", by_lower_name.get("settletimeout", "5 minutes")
         ),
-        accept_key_back=_choice(by_lower_name, "onKeyBack", ("refuse", "continue")) == "continue",
+        accept_key_back=on_key_back == "continue",
         partitions=_count(by_lower_name, "numPartitions", 1),
         reader=reader,
     )
@@ -217,17 +168,9 @@ def jdbc_source_options(options: Mapping[str, str]) -> JdbcSourceOptions:
 
 
 def read_key(kind: KeyKind, text: str) -> Key:
-    """A key out of what the database, a checkpoint or an option says.
-
-    Raises:
-        ConnectorError: `JDBC_KEY_INVALID`.
-    """
+    """A key out of the string in which a database, a checkpoint or an option has it."""
     text = text.strip()
-    pattern = {
-        KeyKind.INTEGER: _INTEGER,
-        KeyKind.DECIMAL: _DECIMAL,
-        KeyKind.TIMESTAMP: _TIME,
-    }[kind]
+    pattern = {KeyKind.INTEGER: _INTEGER, KeyKind.DECIMAL: _DECIMAL, KeyKind.TIMESTAMP: _TIME}[kind]
     if pattern.fullmatch(text) is None:
         raise ConnectorError(
             "JDBC_KEY_INVALID",
@@ -237,11 +180,7 @@ def read_key(kind: KeyKind, text: str) -> Key:
 
 
 def overlap_amount(options: JdbcSourceOptions, kind: KeyKind) -> float:
-    """The overlap as a number of key values or seconds; 0 for none.
-
-    Raises:
-        ConnectorError: `JDBC_OPTION_INVALID`.
-    """
+    """The overlap as a number of key values or seconds; 0 for none."""
     text = options.overlap
     if kind is KeyKind.TIMESTAMP:
         if text is None:
@@ -285,10 +224,7 @@ def between(key: str, low: Key | None, high: Key, *, inclusive: bool = False) ->
 def split_range(
     key: str, low: Key | None, high: Key, parts: int, *, inclusive: bool = False
 ) -> list[str]:
-    """Conditions that take each row of a range once: one per task.
-
-    Only ranges of whole numbers with both ends are split.
-    """
+    """Conditions that take each row of a range once, one per task; only whole numbers are split."""
     whole = between(key, low, high, inclusive=inclusive)
     if low is None or high.kind is not KeyKind.INTEGER or parts == 1:
         return [whole]
@@ -338,13 +274,6 @@ def _seconds(name: str, text: str) -> float:
     if seconds is None:
         raise _invalid(f"option `{name}` must be a time, such as 30 seconds")
     return seconds
-
-
-def _choice(options: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
-    value = options.get(name.lower(), choices[0]).strip().lower()
-    if value not in choices:
-        raise _invalid(f"option `{name}` must be one of {', '.join(choices)}")
-    return value
 
 
 def _invalid(message: str, hint: str | None = None) -> ConnectorError:

@@ -38,13 +38,7 @@ class JdbcSource(Source):
         return f"jdbc {options.get('dbtable', 'query')}"
 
     def open(self, read: Read) -> OpenedSource:
-        """See `Source.open`.
-
-        Raises:
-            ConnectorError: Options or table are wrong.
-            FlowError: `JDBC_SOURCE_UNAVAILABLE`: the database is away.
-            SetupError: Its driver is not there.
-        """
+        """See `Source.open`."""
         if not read.is_stream:
             return OpenedSource(read.load(read.options), name=self.describe(read))
         if read.schema is not None:
@@ -54,7 +48,7 @@ class JdbcSource(Source):
                 hint='cast them in the query, or set .option("customSchema", "amount DOUBLE")',
             )
         options = jdbc_source_options(read.options)
-        bounds = KeyRange.from_json(read.position.get("keys", {}).get(options.place, {}))
+        bounds = KeyRange(**read.position.get("keys", {}).get(options.place, {}))
         if read.position.get("from_the_start"):
             bounds = KeyRange(is_whole=True)
         stream = JdbcStream(read.spark, options, bounds)
@@ -143,7 +137,6 @@ class JdbcRows(OpenedSource):
                 )
 
     def _read_by(self, done: Sequence[Checkpoint]) -> str | None:
-        """The last key that the checkpoints have read; of a flow with one such stream."""
         keys = [
             str(offset["key"])
             for checkpoint in done

@@ -7,7 +7,7 @@ database to Spark's tasks. Offsets are keys, and Spark keeps them in the checkpo
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,14 +48,7 @@ _KINDS: tuple[tuple[type[T.DataType], KeyKind], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class KeyRange:
-    """Keys between which a stream reads; all of them by default.
-
-    Attributes:
-        since: The first key.
-        after: The key before the first one.
-        until: The last key.
-        is_whole: From the first key of the table, whatever the option `startingKey` says.
-    """
+    """Keys between which a stream reads; `is_whole` overrules the option `startingKey`."""
 
     since: str | None = None
     after: str | None = None
@@ -63,26 +56,13 @@ class KeyRange:
     is_whole: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """What `from_json` reads."""
+        """For the position that is kept with the flow."""
         return {name: value for name, value in vars(self).items() if value}
-
-    @staticmethod
-    def from_json(body: Mapping[str, Any]) -> "KeyRange":
-        """A range that was kept with a flow."""
-        return KeyRange(**body)
 
 
 @dataclass
 class SourceFailure(Exception):
-    """Why a stream cannot continue, before it is known whose it is.
-
-    Attributes:
-        condition: Of the error.
-        message: Without secrets.
-        hint: The way out.
-        is_running: Whether the stream had begun, or only a flow can fail in this way.
-        retryable: Whether the same may work later.
-    """
+    """Why a stream cannot continue, before the flow is known; `is_running` if it had begun."""
 
     condition: str
     message: str
@@ -105,13 +85,7 @@ class SourceFailure(Exception):
 
 @dataclass(frozen=True)
 class _Range:
-    """An offset: the last key that was planned, and what the batch before it had.
-
-    Attributes:
-        low: The key before the range; `None` for the first one.
-        high: Its last key.
-        rows: How many rows it had when it was planned.
-    """
+    """An offset: last key and rows of a batch, and the key before it (`None` at the start)."""
 
     low: Key | None
     high: Key
@@ -119,16 +93,7 @@ class _Range:
 
 
 class JdbcStream:
-    """`Source` of Spark for one table. Asked by one query, on its thread; `stop` on any.
-
-    Args:
-        spark: The session.
-        options: Checked.
-        bounds: The keys that it reads.
-
-    Attributes:
-        failure: Why the stream has ended; set before Spark is notified.
-    """
+    """`Source` of Spark for one table. Asked by one query, on its thread; `stop` on any."""
 
     def __init__(
         self, spark: SparkSession, options: JdbcSourceOptions, bounds: KeyRange | None = None
@@ -147,17 +112,11 @@ class JdbcStream:
         self._is_bounded = False
         self._is_compared = False
         self._is_idle = False
+        # Why the stream has ended; set before Spark is notified.
         self.failure: SourceFailure | None = None
 
-    # -- before the query ----------------------------------------------------------------------
-
     def open(self) -> DataFrame:
-        """Look at the table, and give its stream.
-
-        Raises:
-            ConnectorError: The key cannot be used.
-            SourceFailure: The database refuses.
-        """
+        """Look at the table, and give its stream."""
         with self._explained():
             self._look()
         gateway = self._spark.sparkContext._gateway
@@ -175,7 +134,8 @@ class JdbcStream:
         with self._connected() as database:
             # The database's own words about a wrong password or name, before Spark's.
             database.query(f"SELECT 1 FROM {options.table} WHERE 1 = 0")
-            self._schema = self._reader().load().schema
+            reader = self._spark.read.format("jdbc").options(**reader_options)
+            self._schema = reader.load().schema
             field = self._key_field()
             dialect = self._jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(options.url)
             self._key = str(dialect.quoteIdentifier(field.name))
@@ -186,11 +146,6 @@ class JdbcStream:
             for text in (options.starting_key, self._bounds.since, self._bounds.after):
                 if text is not None:
                     read_key(self._kind, text)
-
-    def _reader(self) -> Any:
-        options = self._options
-        reader = self._spark.read.format("jdbc").options(**options.reader)
-        return reader.options(url=options.url, dbtable=options.table)
 
     def _key_field(self) -> T.StructField:
         wanted = self._options.key.strip('"`').lower()
@@ -211,8 +166,6 @@ class JdbcStream:
             f"{fields[0].dataType.simpleString()}, which is no key for a stream",
             hint="name a column of whole numbers, or of times with option `overlap`",
         )
-
-    # -- Spark asks ----------------------------------------------------------------------------
 
     def latestOffset(self, start: Any, limit: Any) -> Any:
         """The end of the next batch; Spark's limit is not used: the option is."""
@@ -297,16 +250,9 @@ class JdbcStream:
             "org.apache.spark.sql.connector.read.streaming.SupportsTriggerAvailableNow",
         )
 
-    # -- keys ----------------------------------------------------------------------------------
-
     def _newest(self, database: Asks) -> Key | None:
         ((text,),) = database.query(f"SELECT MAX({self._key}) FROM {self._options.table}")
-        self._refuse_null_keys(database)
-        return None if text is None else read_key(self._kind, text)
-
-    def _refuse_null_keys(self, database: Asks) -> None:
-        count = count_between(self._options, f"{self._key} IS NULL")
-        ((rows,),) = database.query(count)
+        ((rows,),) = database.query(count_between(self._options, f"{self._key} IS NULL"))
         if int(rows or 0):
             raise SourceFailure(
                 "JDBC_KEY_NULL",
@@ -316,9 +262,9 @@ class JdbcStream:
                 f'.option("query", "SELECT * FROM ... WHERE {self._options.key} IS NOT NULL")',
                 is_running=True,
             )
+        return None if text is None else read_key(self._kind, text)
 
     def _next(self, last: _Range | None, mark: Key) -> _Range:
-        """The next range: up to the mark, or to the last row that a batch may have."""
         self._compare(mark, last)
         low = None if last is None else last.high
         condition = self._condition(low, mark)
@@ -332,7 +278,6 @@ class JdbcStream:
         return _Range(low, high, int(rows or 0))
 
     def _compare(self, mark: Key | None, last: _Range | None) -> None:
-        """Refuse a table that has other keys than were read from it."""
         if last is None or self._options.accept_key_back or self._overlap:
             return
         if mark is not None and mark.order < last.high.order:
@@ -364,14 +309,12 @@ class JdbcStream:
         )
 
     def _condition(self, low: Key | None, high: Key) -> str:
-        """The rows above `low`; from the first key on if there is none."""
         if low is not None:
             return between(self._key, low, high)
         start, is_inclusive = self._first()
         return between(self._key, start, high, inclusive=is_inclusive)
 
     def _first(self) -> tuple[Key | None, bool]:
-        """Where the stream begins, and whether with that key."""
         if self._bounds.after is not None:
             return read_key(self._kind, self._bounds.after), False
         start = self._bounds.since
@@ -380,13 +323,10 @@ class JdbcStream:
         return (None, False) if start is None else (read_key(self._kind, start), True)
 
     def _within(self, mark: Key | None) -> Key | None:
-        """A key up to which may be read, or the end of the range if that is smaller."""
         if mark is None or self._bounds.until is None:
             return mark
         last = read_key(self._kind, self._bounds.until)
         return last if last.order < mark.order else mark
-
-    # -- positions -----------------------------------------------------------------------------
 
     @property
     def key_name(self) -> str:
@@ -400,17 +340,12 @@ class JdbcStream:
 
     def newest(self) -> str | None:
         """The greatest key of the table; `None` if it is empty."""
-        with self._explained(), self._connected() as database:
-            ((text,),) = database.query(f"SELECT MAX({self._key}) FROM {self._options.table}")
-        return None if text is None else str(text)
+        return self._value(f"SELECT MAX({self._key}) FROM {self._options.table}")
 
     def last_before(self, key: str) -> str | None:
         """The greatest key below another one; `None` if there is none."""
         below = f"{self._key} < {read_key(self._kind, key).sql}"
-        query = f"SELECT MAX({self._key}) FROM {self._options.table} WHERE {below}"
-        with self._explained(), self._connected() as database:
-            ((text,),) = database.query(query)
-        return None if text is None else str(text)
+        return self._value(f"SELECT MAX({self._key}) FROM {self._options.table} WHERE {below}")
 
     def count(self, bounds: KeyRange) -> int:
         """How many rows of the table have keys within a range."""
@@ -421,16 +356,17 @@ class JdbcStream:
             if text is not None
         ]
         condition = " AND ".join(conditions) or "1 = 1"
+        return int(self._value(count_between(self._options, condition)) or 0)
+
+    def _value(self, query: str) -> str | None:
         with self._explained(), self._connected() as database:
-            ((rows,),) = database.query(count_between(self._options, condition))
-        return int(rows or 0)
+            ((value,),) = database.query(query)
+        return value
 
     def greatest(self, keys: Sequence[str]) -> str | None:
         """The greatest of some keys as they are in checkpoints."""
         known = [read_key(self._kind, key) for key in keys]
         return max(known, key=lambda key: key.order).text if known else None
-
-    # -- rows ----------------------------------------------------------------------------------
 
     def _rows(self, low: Key | None, high: Key) -> DataFrame:
         inclusive = False
@@ -477,8 +413,6 @@ class JdbcStream:
         session = self._spark._jsparkSession
         return DataFrame(getattr(datasets, "MODULE$").ofRows(session, plan), self._spark)
 
-    # -- offsets -------------------------------------------------------------------------------
-
     def _offset(self, java: Any) -> _Range:
         body = json.loads(str(java.json()))
         low = body.get("after")
@@ -497,8 +431,6 @@ class JdbcStream:
     def _serialized(self, text: str) -> Any:
         runtime = self._jvm.org.apache.spark.sql.execution.streaming.runtime
         return runtime.SerializedOffset(text)
-
-    # -- the database --------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[Database]:
@@ -543,7 +475,14 @@ class JdbcStream:
                 retryable=True,
             ) from error
         except DatabaseError as error:
-            raise self._refused(error) from error
+            raise SourceFailure(
+                "JDBC_SOURCE_UNAVAILABLE",
+                f"{place}: {error}",
+                "nothing is lost: it continues after the last key"
+                if error.may_pass
+                else "check url, user, password and the name of the table",
+                retryable=error.may_pass,
+            ) from error
         except (Py4JJavaError, PySparkException) as error:
             text = shown(first_line(error))
             if "ClassNotFoundException" in str(error) or "No suitable driver" in str(error):
@@ -555,13 +494,3 @@ class JdbcStream:
                     "with the setting spark.jars, and its class as option `driver`",
                 ) from error
             raise SourceFailure("JDBC_SOURCE_UNAVAILABLE", f"{place}: {text}") from error
-
-    def _refused(self, error: DatabaseError) -> SourceFailure:
-        return SourceFailure(
-            "JDBC_SOURCE_UNAVAILABLE",
-            f"{self._options.place}: {error}",
-            "check url, user, password and the name of the table"
-            if not error.may_pass
-            else "nothing is lost: it continues after the last key",
-            retryable=error.may_pass,
-        )

@@ -44,13 +44,7 @@ class KafkaOptions:
 
 
 class KafkaAdmin:
-    """An open client for the brokers of one stream; raises `Py4JError` if they do not answer.
-
-    Args:
-        spark: Its JVM has the Kafka client.
-        options: Of the stream.
-        client: Java's `AdminClient`.
-    """
+    """An open client for the brokers of one stream; raises `Py4JError` if they do not answer."""
 
     def __init__(self, spark: SparkSession, options: KafkaOptions, client: Any) -> None:
         self._jvm: Any = spark._jvm
@@ -93,13 +87,10 @@ class KafkaAdmin:
         at: str | int,
         on_error: Callable[[Py4JError], None] | None = None,
     ) -> dict[TopicPartition, int]:
-        """One offset of each partition.
+        """One offset of each partition; one that fails goes to `on_error` and is left out.
 
-        Args:
-            partitions: Of any topics.
-            at: `earliest`, `latest` (of the next record), or milliseconds since 1970: the first
-                record that is not older, -1 where there is none.
-            on_error: Takes the failure of a single partition, which is left out then.
+        `at` is `earliest`, `latest` (of the next record), or milliseconds since 1970: the first
+        record that is not older, -1 where there is none.
         """
         specs = self._jvm.org.apache.kafka.clients.admin.OffsetSpec
         spec = specs.forTimestamp(at) if isinstance(at, int) else getattr(specs, at)()
@@ -164,23 +155,14 @@ def admin_of(
 
 
 class TopicOffsets:
-    """The first, the next, and the first offsets since a timestamp, of the topics of a stream.
-
-    Args:
-        spark: Its JVM has the Kafka client.
-        options: Of the stream.
-    """
+    """The first, the next, and the first offsets since a timestamp, of the topics of a stream."""
 
     def __init__(self, spark: SparkSession, options: KafkaOptions) -> None:
         self._spark = spark
         self._options = options
 
     def earliest(self) -> dict[str, dict[str, int]]:
-        """The first offset that each partition still has.
-
-        Raises:
-            ConnectorError: `KAFKA_NOT_ANSWERING`; so do the others.
-        """
+        """The first offset of each partition; raises `KAFKA_NOT_ANSWERING`, as the others."""
         return self._of("earliest")
 
     def latest(self) -> dict[str, dict[str, int]]:

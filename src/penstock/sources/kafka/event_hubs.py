@@ -1,7 +1,6 @@
-"""Azure Event Hubs through its Kafka endpoint: a connection string is enough.
+"""Azure Event Hubs through its Kafka endpoint, with the options and columns of `eventhubs`.
 
-Understands the options of the `eventhubs` format, and gives the columns that it gives. No Azure
-library is needed: an event hub is a topic, its namespace a cluster that wants SASL PLAIN over TLS.
+An event hub is a topic, its namespace a cluster that wants SASL PLAIN over TLS.
 """
 
 import json
@@ -16,19 +15,11 @@ from pyspark.sql import functions as F
 from penstock._model.redaction import remember_secret
 from penstock.errors import ConnectorError
 
-__all__ = ["as_events", "kafka_options", "source_options"]
-
 _PORT = 9093
 _STRING = "eventhubs.connectionString"
-_IGNORED = frozenset(
-    {
-        "eventhubs.consumergroup",
-        "eventhubs.receivertimeout",
-        "eventhubs.operationtimeout",
-        "eventhubs.prefetchcount",
-        "eventhubs.threadpoolsize",
-        "eventhubs.useexclusivereceiver",
-    }
+_IGNORED = (
+    "eventhubs.consumergroup eventhubs.receivertimeout eventhubs.operationtimeout "
+    "eventhubs.prefetchcount eventhubs.threadpoolsize eventhubs.useexclusivereceiver"
 )
 _RENAMED = {
     "maxeventspertrigger": "maxOffsetsPerTrigger",
@@ -38,18 +29,7 @@ _RENAMED = {
 
 
 def kafka_options(connection_string: str) -> dict[str, str]:
-    """Options of Spark's Kafka source and sink that mean the same as a connection string.
-
-    Args:
-        connection_string: `Endpoint=sb://...;SharedAccessKeyName=...;SharedAccessKey=...`, with
-            `;EntityPath=...` the name of the event hub.
-
-    Returns:
-        Servers and security; `subscribe` if the string names an event hub.
-
-    Raises:
-        ConnectorError: `EVENTHUBS_CONNECTION_STRING_INVALID`.
-    """
+    """Options of Spark's Kafka source and sink; with `subscribe` if there is an EntityPath."""
     remember_secret(connection_string)
     parts: dict[str, str] = {}
     for piece in connection_string.strip().strip(";").split(";"):
@@ -59,11 +39,8 @@ def kafka_options(connection_string: str) -> dict[str, str]:
         parts[name.strip().lower()] = value.strip()
     if "sharedaccesskey" in parts:
         remember_secret(parts["sharedaccesskey"])
-    missing = [
-        name
-        for name in ("Endpoint", "SharedAccessKeyName", "SharedAccessKey")
-        if name.lower() not in parts
-    ]
+    needed = ("Endpoint", "SharedAccessKeyName", "SharedAccessKey")
+    missing = [name for name in needed if name.lower() not in parts]
     if missing:
         raise _invalid_string(f"it lacks {', '.join(missing)}")
     endpoint = re.fullmatch(r"(?:sb|amqps)://([\w.-]+)(?::(\d+))?/?", parts["endpoint"])
@@ -89,17 +66,7 @@ def kafka_options(connection_string: str) -> dict[str, str]:
 
 
 def source_options(options: Mapping[str, str], *, streaming: bool) -> dict[str, str]:
-    """Options of the `eventhubs` format as those of Spark's Kafka source.
-
-    Options that begin with `kafka.` pass on, over those of the connection string.
-
-    Args:
-        options: As the user gave them, secrets filled in.
-        streaming: Whether they are for `readStream`.
-
-    Raises:
-        ConnectorError: `EVENTHUBS_CONNECTION_STRING_INVALID` or `EVENTHUBS_OPTION_INVALID`.
-    """
+    """Options of `eventhubs` as those of Spark's Kafka source; those with `kafka.` come first."""
     by_lower_name = {name.lower(): value for name, value in options.items()}
     if _STRING.lower() not in by_lower_name:
         raise _invalid_string(f"option `{_STRING}` is missing")
@@ -122,7 +89,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> dict[str, 
             made[_RENAMED[name]] = value
         elif name.startswith("kafka."):
             made[name] = value
-        elif name not in _IGNORED:
+        elif name not in _IGNORED.split():
             raise ConnectorError(
                 "EVENTHUBS_OPTION_INVALID",
                 f"the option `{name}` of the eventhubs format is not supported",

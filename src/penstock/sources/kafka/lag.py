@@ -1,9 +1,18 @@
-"""Kafka's side of the lag: first and last offsets, age of what is unread, retention."""
+"""Kafka's side of the lag: first and last offsets, age of unread records, retention.
+
+Kafka deletes whole segments: one is due when its newest record is older than `retention.ms`, or
+when the partition is larger than `retention.bytes` without it. So a time by age is the earliest
+possible one. By size nothing is known in advance; what is measured is how fast the start of the
+partition has been moving lately.
+"""
 
 import contextlib
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -16,7 +25,6 @@ from penstock.sources.kafka.admin import (
     admin_of,
     client_properties,
 )
-from penstock.sources.kafka.retention import Retention, StartRate, risk_of
 
 _TIMEOUT_MS = 5000
 _SILENT_SECONDS = 5.0
@@ -36,6 +44,102 @@ _SUBSCRIPTION = re.compile(r"KafkaV2\[(Subscribe|SubscribePattern|Assign)\[(.*)\
 # Brokers that did not answer, and until when they are not asked again; one for all flows, so that
 # these do not wait for the same brokers one after the other.
 _silent: dict[str, float] = {}
+_WINDOW_SECONDS = 1800.0
+
+
+class Loss(StrEnum):
+    """What becomes of the unread rows of a partition; the worst last."""
+
+    NONE = "none"
+    """There are none, or nothing ever removes them."""
+    UNKNOWN = "unknown"
+    EXPECTED = "expected"
+    """In so many seconds, unless they are read before."""
+    HAPPENED = "happened"
+    """Some are gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retention:
+    """Whether a topic deletes records, from which age (ms) and partition size; -1 for never."""
+
+    deletes: bool
+    milliseconds: int
+    size: int
+
+    def as_json(self) -> dict[str, Any]:
+        """For the event; what never happens is `None`."""
+        return {
+            "deletes": self.deletes,
+            "seconds": None if self.milliseconds < 0 else self.milliseconds / 1000,
+            "bytes": None if self.size < 0 else self.size,
+        }
+
+
+@dataclass
+class StartRate:
+    """How fast the first offset of a partition moves."""
+
+    seen: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def note(self, now: float, earliest: int) -> None:
+        """Remember where the partition begins now."""
+        self.seen.append((now, earliest))
+        while len(self.seen) > 2 and now - self.seen[0][0] > _WINDOW_SECONDS:
+            self.seen.popleft()
+
+    @property
+    def offsets_per_second(self) -> float | None:
+        """`None` while it has not moved."""
+        (begin, first), (end, last) = self.seen[0], self.seen[-1]
+        return (last - first) / (end - begin) if last > first and end > begin else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Risk:
+    """What is known about the loss of a partition's unread rows.
+
+    `seconds` until the oldest may be removed, `None` if never or unknown, by `age` or `size`;
+    `lost_records` are offsets that are gone, `None` if unknown.
+    """
+
+    loss: Loss
+    seconds: float | None = None
+    by: str | None = None
+    lost_records: int | None = 0
+
+
+def risk_of(
+    offset: int,
+    *,
+    earliest: int | None,
+    latest: int | None,
+    oldest_ms: int | None,
+    retention: Retention | None,
+    now_ms: int,
+    start_rate: float | None,
+) -> Risk:
+    """The risk for rows from `offset` on; `earliest` moves by `start_rate` offsets a second."""
+    if earliest is None or latest is None:
+        return Risk(loss=Loss.UNKNOWN, lost_records=None)
+    if earliest > offset:
+        return Risk(loss=Loss.HAPPENED, seconds=0.0, lost_records=earliest - offset)
+    if latest <= offset:
+        return Risk(loss=Loss.NONE)
+    if retention is None:
+        return Risk(loss=Loss.UNKNOWN)
+    if not retention.deletes or (retention.milliseconds < 0 and retention.size < 0):
+        return Risk(loss=Loss.NONE)
+    known: list[tuple[float, str]] = []
+    if retention.milliseconds >= 0 and oldest_ms is not None:
+        left = (oldest_ms + retention.milliseconds - now_ms) / 1000
+        known.append((round(max(0.0, left), 1), "age"))
+    if retention.size >= 0 and start_rate:
+        known.append((round((offset - earliest) / start_rate, 1), "size"))
+    if not known:
+        return Risk(loss=Loss.UNKNOWN)
+    seconds, by = min(known)
+    return Risk(loss=Loss.EXPECTED, seconds=seconds, by=by)
 
 
 class KafkaLag:
@@ -43,12 +147,6 @@ class KafkaLag:
 
     Costs two requests to the brokers, and one record of each partition whose oldest unread record
     is another one than the last time; never more than a few seconds.
-
-    Args:
-        spark: Its JVM has the Kafka client.
-        options: Of the stream.
-        now_ms: The time as Kafka's timestamps have it.
-        silent: See `_silent`.
     """
 
     def __init__(
@@ -69,11 +167,7 @@ class KafkaLag:
         self._oldest: dict[TopicPartition, tuple[int, int | None]] = {}
 
     def measure(self, offsets: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-        """What is known about the stream; what is not is `None`.
-
-        Args:
-            offsets: The first unread offset by topic and partition, as in a progress report.
-        """
+        """What is known about the stream, from its first unread offsets; what is not is `None`."""
         next_offsets = {
             (topic, int(number)): offset
             for topic, partitions in offsets.items()
@@ -87,16 +181,16 @@ class KafkaLag:
         if next_offsets:
             if time.monotonic() >= self._silent.get(servers, 0.0):
                 self._failed = None
-                with (
-                    self._noting_failure(),
-                    admin_of(self._spark, self._options, _TIMEOUT_MS) as admin,
-                ):
-                    known = list(next_offsets)
-                    # A partition that is gone must not hide the others.
-                    earliest = admin.offsets(known, "earliest", self._note)
-                    latest = admin.offsets(known, "latest", self._note)
-                    if latest:
-                        retention = self._retentions(admin, sorted(offsets))
+                try:
+                    with admin_of(self._spark, self._options, _TIMEOUT_MS) as admin:
+                        known = list(next_offsets)
+                        # A partition that is gone must not hide the others.
+                        earliest = admin.offsets(known, "earliest", self._note)
+                        latest = admin.offsets(known, "latest", self._note)
+                        if latest:
+                            retention = self._retentions(admin, sorted(offsets))
+                except Py4JError as error:
+                    self._note(error)
                 if not latest and self._failed is not None:
                     problem = _problem(servers, self._failed)
                 # Who refuses this flow may serve the others: only silence is about all of them.
@@ -119,12 +213,7 @@ class KafkaLag:
             topic: None if settings is None else settings.as_json()
             for topic, settings in retention.items()
         }
-        return {
-            "kind": "kafka",
-            "partitions": partitions,
-            "retention": shown,
-            "problem": problem,
-        }
+        return {"kind": "kafka", "partitions": partitions, "retention": shown, "problem": problem}
 
     def _partition(
         self,
@@ -169,13 +258,6 @@ class KafkaLag:
             "lost_records": risk.lost_records,
         }
 
-    @contextlib.contextmanager
-    def _noting_failure(self) -> Iterator[None]:
-        try:
-            yield
-        except Py4JError as error:
-            self._note(error)
-
     def _note(self, error: Py4JError) -> None:
         # Another error than one of Java's: the JVM is going down.
         self._failed = error if isinstance(error, Py4JJavaError) else None
@@ -195,7 +277,6 @@ class KafkaLag:
     def _read_oldest(
         self, unread: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]
     ) -> None:
-        """Learn the timestamps of records by reading these records, and no others."""
         new = [
             partition
             for partition, at in unread.items()
@@ -273,12 +354,7 @@ def _retention(config: Any) -> Retention:
 
 
 def is_stream_of(description: str, options: KafkaOptions) -> bool:
-    """Whether a source of Spark's progress reads what a stream with these options reads.
-
-    Args:
-        description: Spark's name of the source.
-        options: Of the stream.
-    """
+    """Whether a source of Spark's progress reads what a stream with these options reads."""
     match = _SUBSCRIPTION.match(description)
     if match is None:
         return False

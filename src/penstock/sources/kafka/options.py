@@ -1,9 +1,8 @@
 """Option rules of Spark's Kafka source and sink: checked before Spark ever sees them.
 
 Spark ignores an option that it does not know, so a typo in `startingOffset` would silently read
-from the wrong place, and some client options make a configuration run foreign code. Everything here
-is a pure function over option maps. Option names are compared without regard to case, as Spark
-does; values are never shown in an error, because they may be secrets.
+from the wrong offset, and some client options make a configuration run foreign code. Option names
+are compared without regard to case; values are never shown, because they may be secrets.
 """
 
 import difflib
@@ -13,63 +12,26 @@ from collections.abc import Callable, Mapping
 
 from penstock.errors import ConnectorError
 
-__all__ = ["prepare_sink_options", "prepare_source_options"]
-
 _SUBSCRIPTIONS = ("subscribe", "subscribePattern", "assign")
 
 _SOURCE_OPTIONS = (
-    *_SUBSCRIPTIONS,
-    "startingOffsets",
-    "startingOffsetsByTimestamp",
-    "startingTimestamp",
-    "startingOffsetsByTimestampStrategy",
-    "endingOffsets",
-    "endingOffsetsByTimestamp",
-    "endingTimestamp",
-    "failOnDataLoss",
-    "kafkaConsumer.pollTimeoutMs",
-    "fetchOffset.numRetries",
-    "fetchOffset.retryIntervalMs",
-    "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "minPartitions",
-    "maxRecordsPerPartition",
-    "groupIdPrefix",
-    "includeHeaders",
+    "startingOffsets startingOffsetsByTimestamp startingTimestamp "
+    "startingOffsetsByTimestampStrategy endingOffsets endingOffsetsByTimestamp endingTimestamp "
+    "failOnDataLoss kafkaConsumer.pollTimeoutMs fetchOffset.numRetries "
+    "fetchOffset.retryIntervalMs maxOffsetsPerTrigger minOffsetsPerTrigger maxTriggerDelay "
+    "minPartitions maxRecordsPerPartition groupIdPrefix includeHeaders"
 )
 _SINK_OPTIONS = ("topic", "includeHeaders", "rowIds", "checkpointLocation", "queryName")
 
 # Options of the Kafka client that users forget to prefix; Spark would ignore them.
 _CLIENT_OPTIONS = (
-    "bootstrap.servers",
-    "group.id",
-    "isolation.level",
-    "security.protocol",
-    "sasl.mechanism",
-    "sasl.jaas.config",
-    "sasl.login.callback.handler.class",
-    "sasl.client.callback.handler.class",
-    "ssl.truststore.location",
-    "ssl.truststore.password",
-    "ssl.truststore.type",
-    "ssl.keystore.location",
-    "ssl.keystore.password",
-    "ssl.keystore.type",
-    "ssl.key.password",
-    "ssl.endpoint.identification.algorithm",
-    "request.timeout.ms",
-    "session.timeout.ms",
-    "max.poll.records",
-    "fetch.max.bytes",
-    "max.partition.fetch.bytes",
-    "acks",
-    "compression.type",
-    "linger.ms",
-    "batch.size",
-    "max.request.size",
-    "delivery.timeout.ms",
-    "enable.idempotence",
+    "bootstrap.servers group.id isolation.level security.protocol sasl.mechanism "
+    "sasl.jaas.config sasl.login.callback.handler.class sasl.client.callback.handler.class "
+    "ssl.truststore.location ssl.truststore.password ssl.truststore.type ssl.keystore.location "
+    "ssl.keystore.password ssl.keystore.type ssl.key.password "
+    "ssl.endpoint.identification.algorithm request.timeout.ms session.timeout.ms "
+    "max.poll.records fetch.max.bytes max.partition.fetch.bytes acks compression.type linger.ms "
+    "batch.size max.request.size delivery.timeout.ms enable.idempotence"
 )
 
 _ENDING = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
@@ -129,21 +91,9 @@ def prepare_source_options(options: Mapping[str, str], *, streaming: bool = True
 
     Defaults are `failOnDataLoss=true` and `kafka.isolation.level=read_committed`; the user's own
     value wins. Options without a `kafka.` prefix that resemble no known one pass unchanged.
-
-    Args:
-        options: As the user gave them, secrets already resolved.
-        streaming: Whether the source is read as a stream; a batch may also have ending offsets.
-
-    Returns:
-        Options for Spark's reader.
-
-    Raises:
-        ConnectorError: `KAFKA_BOOTSTRAP_SERVERS_MISSING`, `KAFKA_SUBSCRIPTION_INVALID`,
-            `KAFKA_OPTION_UNKNOWN`, `KAFKA_OPTION_REFUSED`, `KAFKA_OPTION_UNSAFE`,
-            `KAFKA_OPTION_INVALID` or `KAFKA_OFFSETS_INVALID`.
     """
     by_name = _by_lower_name(options)
-    _refuse_unknown(options, _SOURCE_OPTIONS)
+    _refuse_unknown(options, (*_SUBSCRIPTIONS, *_SOURCE_OPTIONS.split()))
     _refuse(by_name, _REFUSED_SOURCE)
     _require_servers(by_name)
     chosen = [name for name in _SUBSCRIPTIONS if name.lower() in by_name]
@@ -160,16 +110,12 @@ def prepare_source_options(options: Mapping[str, str], *, streaming: bool = True
     for name in _POSITIVE:
         value = by_name.get(name.lower())
         if value is not None and not (value.strip().isdecimal() and int(value) > 0):
-            raise ConnectorError(
-                "KAFKA_OPTION_INVALID", f"option `{name}` is a whole number above zero"
-            )
+            raise _invalid(f"option `{name}` is a whole number above zero")
     least, most = by_name.get("minoffsetspertrigger"), by_name.get("maxoffsetspertrigger")
     if least is not None and most is not None and int(least) > int(most):
-        raise ConnectorError(
-            "KAFKA_OPTION_INVALID",
-            "option `minOffsetsPerTrigger` is above `maxOffsetsPerTrigger`",
-        )
-    _check_delay(by_name.get("maxtriggerdelay"))
+        raise _invalid("option `minOffsetsPerTrigger` is above `maxOffsetsPerTrigger`")
+    if not _DURATION.fullmatch(by_name.get("maxtriggerdelay", "0").strip().lower()):
+        raise _invalid("option `maxTriggerDelay` is a duration such as `30s`, `5m` or `1h`")
     prepared = _made_safe(options)
     if "failondataloss" not in by_name:
         prepared["failOnDataLoss"] = "true"
@@ -179,14 +125,7 @@ def prepare_source_options(options: Mapping[str, str], *, streaming: bool = True
 
 
 def at_mapped_servers(options: Mapping[str, str], map_path: Callable[[str], str]) -> dict[str, str]:
-    """The options with other brokers where `paths` of the settings maps `kafka://` and theirs.
-
-    What stands for them is dialled in plain text: the credentials in the source are not theirs.
-
-    Args:
-        options: Of a source or sink.
-        map_path: See `PathMap.map`.
-    """
+    """The options with other brokers where the settings map them, without their credentials."""
     name = next((name for name in options if name.lower() == SERVERS), None)
     if name is None:
         return dict(options)
@@ -201,36 +140,15 @@ def at_mapped_servers(options: Mapping[str, str], map_path: Callable[[str], str]
 
 
 def prepare_sink_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Check the options of a Kafka sink, stream or batch.
-
-    Args:
-        options: As the user gave them, secrets already resolved.
-
-    The producer waits 20 s for a topic, unless `kafka.max.block.ms` says otherwise.
-
-    Returns:
-        Options for Spark's writer.
-
-    Raises:
-        ConnectorError: `KAFKA_BOOTSTRAP_SERVERS_MISSING`, `KAFKA_OPTION_UNKNOWN`,
-            `KAFKA_OPTION_REFUSED`, `KAFKA_OPTION_INVALID` or `KAFKA_OPTION_UNSAFE`.
-    """
+    """Check the options of a Kafka sink; the producer waits 20 s for a topic by default."""
     by_name = _by_lower_name(options)
     _refuse_unknown(options, _SINK_OPTIONS)
     _refuse(by_name, _REFUSED_SINK)
     _require_servers(by_name)
     if by_name.get("rowids", "true").strip().lower() not in ("true", "false"):
-        raise ConnectorError("KAFKA_OPTION_INVALID", "option `rowIds` is true or false")
+        raise _invalid("option `rowIds` is true or false")
     # Kafka's own minute, for each attempt, is how long a missing topic would stay unnoticed.
     return {_MAX_BLOCK: "20000", **_made_safe(options)}
-
-
-def _check_delay(value: str | None) -> None:
-    if value is not None and not _DURATION.fullmatch(value.strip().lower()):
-        raise ConnectorError(
-            "KAFKA_OPTION_INVALID",
-            "option `maxTriggerDelay` is a duration such as `30s`, `5m` or `1h`",
-        )
 
 
 def _by_lower_name(options: Mapping[str, str]) -> dict[str, str]:
@@ -253,7 +171,7 @@ def _refuse_unknown(options: Mapping[str, str], known: tuple[str, ...]) -> None:
         if lower.startswith("kafka.") or lower in by_lower:
             continue
         nearest: str | None = None
-        if lower in _CLIENT_OPTIONS:
+        if lower in _CLIENT_OPTIONS.split():
             nearest = f"kafka.{lower}"
         elif close := difflib.get_close_matches(lower, by_lower, n=1, cutoff=0.8):
             nearest = by_lower[close[0]]
@@ -320,6 +238,10 @@ def _read_jaas(text: str) -> tuple[str, list[str]]:
     return "".join(kept), _LOGIN_MODULE.findall("".join(outline).strip())
 
 
+def _invalid(message: str) -> ConnectorError:
+    return ConnectorError("KAFKA_OPTION_INVALID", message)
+
+
 def _unsafe(name: str, hint: str) -> ConnectorError:
     return ConnectorError(
         "KAFKA_OPTION_UNSAFE",
@@ -353,9 +275,7 @@ def _check_offsets(options: Mapping[str, str], *, streaming: bool) -> None:
     for name in ("startingTimestamp", "endingTimestamp"):
         value = options.get(name.lower())
         if value is not None and not value.strip().isdecimal():
-            raise ConnectorError(
-                "KAFKA_OPTION_INVALID", f"option `{name}` is a time in milliseconds since 1970"
-            )
+            raise _invalid(f"option `{name}` is a time in milliseconds since 1970")
 
 
 def _check_offsets_json(name: str, text: str, keywords: tuple[str, ...]) -> None:

@@ -7,7 +7,7 @@ shorter than before, Spark fails; once it is longer, rows are skipped silently. 
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -125,16 +125,11 @@ class KafkaStream(OpenedSource):
         rows = reader.load()
         super().__init__(_before_end(rows, read.position), name=name, unit="offsets")
 
-    # -- a running flow ------------------------------------------------------------------------
-
     def check_identity(self, known: Mapping[str, str], flow: Flow, display: str) -> dict[str, str]:
         """See `OpenedSource.check_identity`: ids of topics.
 
         A cluster that does not answer, or does not let the user describe topics, is no error here:
         Spark will report what is wrong, or there is nothing to compare.
-
-        Raises:
-            CheckpointError: `TOPIC_RECREATED`.
         """
         ids: dict[str, str] = {}
         with contextlib.suppress(Py4JError), admin_of(self._spark, self._options) as admin:
@@ -177,8 +172,6 @@ class KafkaStream(OpenedSource):
     def _is_mine(self, progress: Mapping[str, Any]) -> bool:
         return is_stream_of(str(progress.get("description", "")), self._options)
 
-    # -- other start positions -----------------------------------------------------------------
-
     def start(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
     ) -> tuple[Position, StartReport]:
@@ -186,11 +179,10 @@ class KafkaStream(OpenedSource):
         offsets = self._at(at)
         read, _ = self._read_by(done)
         again = skipped = 0
-        for topic, partitions in offsets.items():
-            for number, offset in partitions.items():
-                end = read.get(topic, _EMPTY).get(number, 0)
-                again += max(0, end - offset)
-                skipped += max(0, offset - end) if topic in read else 0
+        for topic, number, offset in _each(offsets):
+            end = read.get(topic, _EMPTY).get(number, 0)
+            again += max(0, end - offset)
+            skipped += max(0, offset - end) if topic in read else 0
         is_known = checkpoints.is_known(done)
         report = StartReport(
             source=self.name,
@@ -216,25 +208,23 @@ class KafkaStream(OpenedSource):
         first: dict[str, dict[str, int]] = {}
         last: dict[str, dict[str, int]] = {}
         count = 0
-        for topic, partitions in newest.items():
-            for number, latest in partitions.items():
-                stop = ends.get(topic, _EMPTY).get(number, 0)
-                known = read.get(topic, _EMPTY).get(number, 0)
-                begins = min(start.get(topic, _EMPTY).get(number, stop), stop)
-                if stop > known and stop > begins:
-                    raise not_read_yet(
-                        wanted.flow,
-                        f"it is at offset {known} of {topic}-{number}, the range ends at {stop}",
-                    )
-                if stop > begins:
-                    last.setdefault(topic, {})[number] = stop
-                    count += stop - begins
-                # A partition without a part of the range is not read at all.
-                first.setdefault(topic, {})[number] = begins if stop > begins else latest
+        for topic, number, latest in _each(newest):
+            stop = ends.get(topic, _EMPTY).get(number, 0)
+            known = read.get(topic, _EMPTY).get(number, 0)
+            begins = min(start.get(topic, _EMPTY).get(number, stop), stop)
+            if stop > known and stop > begins:
+                raise not_read_yet(
+                    wanted.flow,
+                    f"it is at offset {known} of {topic}-{number}, the range ends at {stop}",
+                )
+            if stop > begins:
+                last.setdefault(topic, {})[number] = stop
+                count += stop - begins
+            # A partition without a part of the range is not read at all.
+            first.setdefault(topic, {})[number] = begins if stop > begins else latest
         text = "; ".join(
             f"{topic}-{number} {first[topic][number]} to {end - 1}"
-            for topic, partitions in sorted(last.items())
-            for number, end in sorted(partitions.items())
+            for topic, number, end in sorted(_each(last))
         )
         report = RangeReport(source=self.name, unit=self.unit, count=count, text=text)
         return {"offsets": first, "end_offsets": last}, report
@@ -247,8 +237,7 @@ class KafkaStream(OpenedSource):
             return False
         return all(
             int((end.get(topic) or _EMPTY).get(number, 0)) >= stop
-            for topic, partitions in position.get("end_offsets", {}).items()
-            for number, stop in partitions.items()
+            for topic, number, stop in _each(position.get("end_offsets", {}))
         )
 
     def history(
@@ -297,6 +286,12 @@ class KafkaStream(OpenedSource):
         return ends, starts
 
 
+def _each(offsets: Offsets) -> Iterator[tuple[str, str, int]]:
+    for topic, partitions in offsets.items():
+        for number, offset in partitions.items():
+            yield topic, number, offset
+
+
 def is_offset(offset: Mapping[str, Any]) -> bool:
     """Whether an offset of a checkpoint is one of Kafka."""
     return bool(offset) and all(
@@ -325,8 +320,7 @@ def options_at(
         # A batch shall not read far behind the end of the range.
         wanted = sum(
             max(0, end - offsets.get(topic, _EMPTY).get(number, 0))
-            for topic, partitions in ends.items()
-            for number, end in partitions.items()
+            for topic, number, end in _each(ends)
         )
         kept["maxOffsetsPerTrigger"] = str(max(_LEAST_OFFSETS, min(_MOST_OFFSETS, wanted)))
     return kept
@@ -337,32 +331,21 @@ def _before_end(rows: DataFrame, position: Position) -> DataFrame:
     if not ends:
         return rows
     condition: Column = F.lit(False)
-    for topic, partitions in ends.items():
-        for number, end in partitions.items():
-            condition = condition | (
-                (F.col("topic") == topic)
-                & (F.col("partition") == int(number))
-                & (F.col("offset") < end)
-            )
+    for topic, number, end in _each(ends):
+        of_partition = (F.col("topic") == topic) & (F.col("partition") == int(number))
+        condition = condition | (of_partition & (F.col("offset") < end))
     return rows.where(condition)
 
 
 def lost_offsets(starts: Offsets, ends: Offsets, first: Offsets) -> str:
-    """The records that a flow has read of Kafka and that lie before a start, in words.
-
-    Args:
-        starts: Where it would begin.
-        ends: Where it is.
-        first: Where it began.
-    """
+    """The records that a flow has read of Kafka and that lie before a start, in words."""
     gone = []
-    for topic, partitions in sorted(ends.items()):
-        for number, end in sorted(partitions.items()):
-            begin = first.get(topic, _EMPTY).get(number, 0)
-            start = starts.get(topic, _EMPTY).get(number)
-            stop = end if start is None else min(start, end)
-            if stop > begin:
-                gone.append(f"{topic}-{number} {begin} to {stop - 1}")
+    for topic, number, end in sorted(_each(ends)):
+        begin = first.get(topic, _EMPTY).get(number, 0)
+        start = starts.get(topic, _EMPTY).get(number)
+        stop = end if start is None else min(start, end)
+        if stop > begin:
+            gone.append(f"{topic}-{number} {begin} to {stop - 1}")
     return f"offsets of {'; '.join(gone)} are not read" if gone else ""
 
 
@@ -371,16 +354,11 @@ def lost_ranges(
     rows: int,
     earliest: Callable[[str, Sequence[int]], Mapping[int, int]],
 ) -> list[Loss]:
-    """What a source's report says about rows that are gone.
+    """What a source's report says about rows that are gone; `rows` is how many came.
 
     Fewer rows than offsets are normal (transactions, compaction), and retention may remove rows
     right after they were read. So a range is lost if rows are missing and the partition begins
     behind the offset where reading was to begin.
-
-    Args:
-        progress: Entry of Spark's progress.
-        rows: How many rows came.
-        earliest: Gives the first offsets that partitions of a topic still have.
     """
     start, end = progress.get("startOffset"), progress.get("endOffset")
     if not (isinstance(start, dict) and isinstance(end, dict)):
@@ -407,9 +385,9 @@ def lost_ranges(
                     ranges.append(
                         {"topic": topic, "partition": number, "first": first, "end": until}
                     )
-    return [Loss(text=_range_text(lost), body=lost) for lost in ranges]
-
-
-def _range_text(lost: Mapping[str, Any]) -> str:
-    last = "its end" if lost["end"] is None else str(lost["end"] - 1)
-    return f"{lost['topic']}-{lost['partition']} from {lost['first']} to {last}"
+    losses = []
+    for lost in ranges:
+        last = "its end" if lost["end"] is None else lost["end"] - 1
+        text = f"{lost['topic']}-{lost['partition']} from {lost['first']} to {last}"
+        losses.append(Loss(text=text, body=lost))
+    return losses

@@ -7,24 +7,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 from penstock._model.extras import import_extra
 from penstock.errors import ConnectorError
 from penstock.sources.kinesis.offsets import Position, Shard
 from penstock.sources.kinesis.options import KinesisOptions
 
-_T = TypeVar("_T")
-_THROTTLED = frozenset(
-    {
-        "ProvisionedThroughputExceededException",
-        "LimitExceededException",
-        "ThrottlingException",
-        "Throttling",
-        "RequestLimitExceeded",
-        "KMSThrottlingException",
-        "SlowDown",
-    }
+_THROTTLED = (
+    "ProvisionedThroughputExceededException LimitExceededException ThrottlingException Throttling "
+    "RequestLimitExceeded KMSThrottlingException SlowDown"
 )
 _BUSY = frozenset(
     {"InternalFailure", "InternalFailureException", "ServiceUnavailable", "RequestTimeout"}
@@ -53,13 +45,9 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """An answer to one request for records.
+    """Records behind an iterator, none of them although more may follow; times in milliseconds.
 
-    Attributes:
-        records: In their order; may be empty although more follow.
-        next: Iterator of the next page; `None` at the end of a closed shard.
-        behind_millis: How far its end is behind the end of the shard.
-        now: The server's clock, since 1970.
+    `next` is `None` at the end of a closed shard; `now` is the server's clock.
     """
 
     records: tuple[Record, ...]
@@ -82,27 +70,14 @@ class NotInShard(Exception):
 
 
 def require_botocore() -> Any:
-    """The botocore package.
-
-    Raises:
-        MissingExtraError: `MISSING_EXTRA`.
-    """
+    """The botocore package; raises `MISSING_EXTRA` without it."""
     return import_extra(
         "botocore", "botocore.session", extra="kinesis", feature="the Kinesis source"
     )
 
 
 class KinesisClient:
-    """One connection pool; used by several threads.
-
-    Args:
-        options: Where and as whom.
-        connections: How many requests run at once.
-
-    Raises:
-        MissingExtraError: botocore is not installed.
-        ConnectorError: `KINESIS_OPTION_INVALID`: no region, or an endpoint that is no URL.
-    """
+    """One connection pool; used by several threads, for `connections` requests at once."""
 
     def __init__(self, options: KinesisOptions, *, connections: int = 10) -> None:
         require_botocore()
@@ -121,10 +96,7 @@ class KinesisClient:
         )
         try:
             self._client: Any = _session(options, config).create_client(
-                "kinesis",
-                region_name=options.region,
-                endpoint_url=options.endpoint,
-                config=config,
+                "kinesis", region_name=options.region, endpoint_url=options.endpoint, config=config
             )
         except (ValueError, self._errors.BotoCoreError) as error:
             raise ConnectorError(
@@ -135,11 +107,7 @@ class KinesisClient:
             ) from None
 
     def shards(self, stream: str) -> tuple[list[Shard], int]:
-        """All shards of a stream that still have records, and the server's clock.
-
-        Raises:
-            ConnectorError: `KINESIS_REFUSED` or `KINESIS_UNREACHABLE`.
-        """
+        """All shards of a stream that still have records, and the server's clock."""
         shards: list[Shard] = []
         wanted: dict[str, Any] = {"StreamName": stream}
         while True:
@@ -166,11 +134,7 @@ class KinesisClient:
         return self._iterator(stream, shard, "TRIM_HORIZON")
 
     def at(self, stream: str, shard: str, number: str) -> str:
-        """An iterator at a record.
-
-        Raises:
-            NotInShard: Kinesis no longer knows it.
-        """
+        """An iterator at a record; raises `NotInShard` if Kinesis no longer knows it."""
         return self._iterator(stream, shard, "AT_SEQUENCE_NUMBER", StartingSequenceNumber=number)
 
     def unread(self, stream: str, shard: str, position: Position) -> str:
@@ -192,12 +156,7 @@ class KinesisClient:
         return str(answer["ShardIterator"])
 
     def page(self, iterator: str, limit: int) -> Page:
-        """The records behind an iterator.
-
-        Raises:
-            IteratorExpired: A new one is needed.
-            ConnectorError: `KINESIS_REFUSED` or `KINESIS_UNREACHABLE`.
-        """
+        """The records behind an iterator; raises `IteratorExpired` if a new one is needed."""
         answer = self._call("get_records", "records", ShardIterator=iterator, Limit=limit)
         return Page(
             records=tuple(
@@ -248,7 +207,7 @@ class KinesisClient:
         code = str(error.response.get("Error", {}).get("Code", ""))
         message = str(error.response.get("Error", {}).get("Message", ""))
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        if code in _THROTTLED:
+        if code in _THROTTLED.split():
             return f"throttled ({code})"
         if code in _BUSY or status >= 500:
             return f"it failed ({code or status})"
@@ -287,7 +246,6 @@ def _server_time(answer: Mapping[str, Any]) -> int:
 
 
 def _session(options: KinesisOptions, config: Any) -> Any:
-    """A session with the credentials that were asked for; without any, AWS's default chain."""
     from botocore.session import Session
 
     session = Session()
@@ -308,7 +266,11 @@ def _session(options: KinesisOptions, config: Any) -> Any:
         try:
             credentials = sts.assume_role(**wanted)["Credentials"]
         except Exception as error:
-            _role_refused(options, error)
+            raise ConnectorError(
+                "KINESIS_REFUSED",
+                f"the role {options.role_arn} could not be assumed: {error}",
+                hint="check `roleArn` and `roleExternalId`, and that the role trusts who asks",
+            ) from None
         return {
             "access_key": credentials["AccessKeyId"],
             "secret_key": credentials["SecretAccessKey"],
@@ -319,11 +281,3 @@ def _session(options: KinesisOptions, config: Any) -> Any:
     with_role = Session()
     with_role._credentials = DeferredRefreshableCredentials(assume, "assume-role")
     return with_role
-
-
-def _role_refused(options: KinesisOptions, error: Exception) -> NoReturn:
-    raise ConnectorError(
-        "KINESIS_REFUSED",
-        f"the role {options.role_arn} could not be assumed: {error}",
-        hint="check `roleArn` and `roleExternalId`, and that the role trusts who asks",
-    ) from None

@@ -45,11 +45,7 @@ def kinesis_source(options: KinesisOptions) -> type[DataSource]:
 
 
 class KinesisDataSource(DataSource):
-    """Streams of Amazon Kinesis.
-
-    Attributes:
-        settings: Checked options.
-    """
+    """Streams of Amazon Kinesis."""
 
     settings: KinesisOptions
 
@@ -72,26 +68,14 @@ class KinesisDataSource(DataSource):
 
 
 @dataclass
-class ShardSlice:
-    """A part of a task: a range, with its rows or to be read again."""
-
-    part: ShardRange
-    rows: list[Row] | None
-
-
-@dataclass
 class StreamTask(InputPartition):
-    """What one task of a micro-batch reads."""
+    """What a task of a micro-batch reads: ranges with their rows; `None` = to be read again."""
 
-    slices: list[ShardSlice]
+    slices: list[tuple[ShardRange, list[Row] | None]]
 
 
 class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches beside the driver, and reads them in tasks.
-
-    Args:
-        options: Checked. The reader is pickled before it connects.
-    """
+    """Plans micro-batches beside the driver, reads them in tasks; is pickled before it connects."""
 
     def __init__(self, options: KinesisOptions) -> None:
         self._options = options
@@ -134,19 +118,19 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 tasks.append(StreamTask([]))
                 size = 0
             size += weight
-            tasks[-1].slices.append(ShardSlice(part, rows))
+            tasks[-1].slices.append((part, rows))
         return tasks
 
     def read(self, partition: InputPartition) -> Iterator[Row]:
         """See `DataSourceStreamReader.read`."""
         assert isinstance(partition, StreamTask)
         client: KinesisClient | None = None
-        for piece in partition.slices:
-            if piece.rows is not None:
-                yield from piece.rows
+        for part, rows in partition.slices:
+            if rows is not None:
+                yield from rows
                 continue
             client = client or KinesisClient(self._options)
-            yield from read_range(client, self._options, piece.part)
+            yield from read_range(client, self._options, part)
 
     def commit(self, end: dict[str, Any]) -> None:
         """See `DataSourceStreamReader.commit`."""
@@ -162,11 +146,7 @@ class BatchTask(InputPartition):
 
 
 class KinesisBatchReader(DataSourceReader):
-    """Everything that is there when the batch is planned.
-
-    Args:
-        options: Checked.
-    """
+    """Everything that is there when the batch is planned."""
 
     def __init__(self, options: KinesisOptions) -> None:
         self._options = options

@@ -15,13 +15,7 @@ _TOLERANT = "tolerant"
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """A shard as Kinesis lists it.
-
-    Attributes:
-        id: Its name within the stream.
-        parents: Shards that it was made of, by a split or a merge.
-        first: The lowest sequence number that it can have.
-    """
+    """A shard as Kinesis lists it; `first` is the lowest sequence number that it can have."""
 
     id: str
     parents: tuple[str, ...] = ()
@@ -30,16 +24,14 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """How far a shard was read.
+    """How far a shard was read; times in milliseconds since 1970.
 
     Attributes:
         after: Sequence number of the last record that was read.
-        since: Where nothing was read yet: records from this time on, milliseconds since 1970;
-            `None` = from the oldest one.
-        first: Sequence number of the first record of the batch that ended at `after`.
-        rows: How many rows that batch had of the shard.
+        since: Where nothing was read yet: records from this time on; `None` = from the oldest one.
+        first: Of the batch that ended at `after`, which had so many `rows` of the shard.
         closed: Whether the shard has ended and was read to its end.
-        seen: Time until which everything that had arrived was read, milliseconds since 1970.
+        seen: Time until which everything that had arrived was read.
         lost: Set by a batch before which records were removed unread: the number after which they
             would have been; `?` if nothing was read before.
     """
@@ -60,13 +52,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Offset:
-    """Positions by stream and shard.
-
-    Attributes:
-        streams: Read-only by convention; `with_` makes new ones.
-        tolerant: Whether the query that wrote it continues when rows are gone; says nothing about
-            where it is.
-    """
+    """Positions by stream and shard; `tolerant` if the query continues when rows are gone."""
 
     streams: Mapping[str, Mapping[str, Position]] = field(default_factory=dict)
     tolerant: bool = field(default=False, compare=False)
@@ -106,21 +92,20 @@ def is_offset(value: object) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRange:
-    """Records of a shard that belong to a micro-batch.
-
-    Attributes:
-        stream: Name of the stream.
-        shard: Name of the shard.
-        first: Sequence number of the first.
-        last: Sequence number of the last.
-        rows: How many rows they are.
-    """
+    """Records of a shard that belong to a micro-batch, by their first and last sequence number."""
 
     stream: str
     shard: str
     first: str
     last: str
     rows: int
+
+    @staticmethod
+    def of(stream: str, shard: str, position: Position) -> "ShardRange":
+        """The records of the batch that ended at a position."""
+        first, last, rows = position.first, position.after, position.rows
+        assert first is not None and last is not None
+        return ShardRange(stream=stream, shard=shard, first=first, last=last, rows=rows)
 
 
 def ranges(start: Offset, end: Offset) -> list[ShardRange]:
@@ -132,15 +117,7 @@ def ranges(start: Offset, end: Offset) -> list[ShardRange]:
             if position.after is None or position.first is None:
                 continue
             if before is None or before.after != position.after:
-                ranges.append(
-                    ShardRange(
-                        stream=stream,
-                        shard=shard,
-                        first=position.first,
-                        last=position.after,
-                        rows=position.rows,
-                    )
-                )
+                ranges.append(ShardRange.of(stream, shard, position))
     return ranges
 
 
@@ -149,7 +126,6 @@ class Reconciled:
     """A stream's positions, compared with the shards that it has now.
 
     Attributes:
-        positions: Of all shards that are still worth knowing.
         ready: Shards to read from: not at their end, and no parent has unread records.
         gone: Shards that were not read to their end and are no more.
         recreated: A shard whose numbers begin behind what was read: the stream is another one.
@@ -166,12 +142,7 @@ def reconcile(known: Mapping[str, Position], shards: Iterable[Shard], now: int) 
 
     A shard that appears while a stream is read has only records that are not read yet: it begins at
     its oldest one. It is read when a *checkpointed* batch has read its parents to their ends, so
-    that records of a key come in order, batch by batch.
-
-    Args:
-        known: Positions of the last offset.
-        shards: All shards that Kinesis lists, closed ones too.
-        now: Milliseconds since 1970.
+    that records of a key come in order, batch by batch. Closed shards are listed too.
     """
     listed = {shard.id: shard for shard in shards}
     for name, shard in listed.items():

@@ -1,8 +1,4 @@
-"""Options of the Kinesis source: those of Databricks' connector, checked before anything is read.
-
-Everything here is a pure function over option maps. Names are compared without regard to case, as
-Spark does; values are shown in no error where they may be secrets.
-"""
+"""Options of the Kinesis source, as of Databricks' connector, checked before anything is read."""
 
 import difflib
 import json
@@ -16,45 +12,17 @@ from zoneinfo import ZoneInfo
 from penstock._model.redaction import remember_secret
 from penstock.errors import ConnectorError
 
-__all__ = ["KinesisOptions", "StartPosition", "source_options"]
-
 _EXAMPLE = '.option("streamName", "orders")'
-_KNOWN = {
-    name.lower(): name
-    for name in (
-        "streamName",
-        "region",
-        "endpoint",
-        "stsEndpoint",
-        "initialPosition",
-        "awsAccessKey",
-        "awsSecretKey",
-        "awsSessionToken",
-        "roleArn",
-        "roleExternalId",
-        "roleSessionName",
-        "consumerMode",
-        "failOnDataLoss",
-        "maxRecordsPerFetch",
-        "maxFetchRate",
-        "minFetchPeriod",
-        "maxFetchDuration",
-        "fetchBufferSize",
-        "shardsPerTask",
-        "shardFetchInterval",
-        "retryTimeout",
-    )
-}
+_NAMES = (
+    "streamName region endpoint stsEndpoint initialPosition awsAccessKey awsSecretKey "
+    "awsSessionToken roleArn roleExternalId roleSessionName consumerMode failOnDataLoss "
+    "maxRecordsPerFetch maxFetchRate minFetchPeriod maxFetchDuration fetchBufferSize "
+    "shardsPerTask shardFetchInterval retryTimeout"
+)
 # Of Databricks' connector: how it keeps what it fetched ahead. Nothing is fetched ahead here.
-_WITHOUT_EFFECT = frozenset(
-    {
-        "coalescethresholdblocksize",
-        "coalesce",
-        "coalescebinsize",
-        "reusekinesisclient",
-        "maxshardsperdescribe",
-        "avoidemptypartitions",
-    }
+_WITHOUT_EFFECT = (
+    "coalescethresholdblocksize coalesce coalescebinsize reusekinesisclient maxshardsperdescribe "
+    "avoidemptypartitions"
 )
 _REFUSED = {
     "servicecredential": "there are no service credentials here: use the default credentials of "
@@ -73,6 +41,7 @@ _SECONDS = {
     **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0),
     **dict.fromkeys(("h", "hour", "hours"), 3600.0),
 }
+_KNOWN = {name.lower(): name for name in _NAMES.split()}
 _BYTES = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20}
 _BYTES |= {"g": 1 << 30, "gb": 1 << 30}
 _MAX_BUFFER = 1 << 30
@@ -91,12 +60,7 @@ _ZONES = {
 
 @dataclass(frozen=True, kw_only=True)
 class StartPosition:
-    """Where a stream begins that has no checkpoint yet.
-
-    Attributes:
-        kind: `latest`, `trim_horizon` or `at_timestamp`.
-        millis: Of `at_timestamp`, since 1970.
-    """
+    """Where a stream without checkpoint begins: `latest`, `trim_horizon` or `at_timestamp`."""
 
     kind: str
     millis: int = 0
@@ -107,25 +71,12 @@ class KinesisOptions:
     """Checked options.
 
     Attributes:
-        streams: Names of the streams.
-        start: Where a new checkpoint begins.
         region: Of the streams; `None` to let the environment say.
-        endpoint: URL of the service instead of the region's.
-        sts_endpoint: URL of the service that hands out roles.
         access_key: With `secret_key` and maybe `session_token`, instead of AWS's default chain.
-        secret_key: Never shown.
-        session_token: Never shown.
-        role_arn: Role to assume.
-        role_external_id: For the role.
-        role_session_name: For the role.
-        fails_on_loss: Whether rows that are gone end the flow.
-        records_per_fetch: Most records of one request.
         fetch_rate: Bytes per second and shard.
         fetch_period_seconds: Shortest time between two requests for a shard.
         fetch_seconds: How long to collect one micro-batch.
         buffer_bytes: Size from which on a micro-batch is not added to.
-        shards_per_task: How many shards one task reads.
-        shard_interval_seconds: How often to look for new shards.
         retry_seconds: How long a request that is throttled or not answered is tried again.
     """
 
@@ -152,19 +103,7 @@ class KinesisOptions:
 
 
 def source_options(options: Mapping[str, str], *, streaming: bool = True) -> KinesisOptions:
-    """Check the options of a Kinesis source and fill up the defaults.
-
-    Keys and tokens are remembered, so that no text that Penstock shows has them.
-
-    Args:
-        options: As the user gave them, secrets already resolved.
-        streaming: Whether the source is read as a stream; a batch begins at the oldest record
-            unless another place is named.
-
-    Raises:
-        ConnectorError: `KINESIS_OPTION_UNKNOWN`, `KINESIS_OPTION_REFUSED` or
-            `KINESIS_OPTION_INVALID`.
-    """
+    """Check the options of a Kinesis source, fill up the defaults, and remember keys and tokens."""
     by_lower_name: dict[str, str] = {}
     for name, value in options.items():
         lower = name.lower()
@@ -176,9 +115,26 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Kin
             )
         if lower in _KNOWN:
             by_lower_name[lower] = value.strip()
-        elif lower not in _WITHOUT_EFFECT:
-            _refuse_unknown(name)
-    _check_mode(by_lower_name.get("consumermode", "polling"))
+        elif lower not in _WITHOUT_EFFECT.split():
+            near = difflib.get_close_matches(lower, _KNOWN, n=1, cutoff=0.6)
+            known = (
+                f"did you mean `{_KNOWN[near[0]]}`?"
+                if near
+                else f"known: {', '.join(_KNOWN.values())}"
+            )
+            raise ConnectorError(
+                "KINESIS_OPTION_UNKNOWN", f"the Kinesis source has no option `{name}`", hint=known
+            )
+    mode = by_lower_name.get("consumermode", "polling").lower()
+    if mode == "efo":
+        raise ConnectorError(
+            "KINESIS_OPTION_REFUSED",
+            "consumerMode `efo` (enhanced fan-out) is not available: shards are polled",
+            hint="remove the option; polled, all consumers of a shard share 2 MB and 5 reads "
+            "per second",
+        )
+    if mode != "polling":
+        _invalid("consumerMode", "is `polling`")
     key, secret = by_lower_name.get("awsaccesskey"), by_lower_name.get("awssecretkey")
     if bool(key) != bool(secret):
         _invalid("awsAccessKey", "is given together with `awsSecretKey`, or not at all")
@@ -212,31 +168,8 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Kin
     )
 
 
-def _refuse_unknown(name: str) -> NoReturn:
-    near = difflib.get_close_matches(name.lower(), _KNOWN, n=1, cutoff=0.6)
-    raise ConnectorError(
-        "KINESIS_OPTION_UNKNOWN",
-        f"the Kinesis source has no option `{name}`",
-        hint=f"did you mean `{_KNOWN[near[0]]}`?"
-        if near
-        else f"known: {', '.join(_KNOWN.values())}",
-    )
-
-
 def _invalid(name: str, rule: str, hint: str | None = None) -> NoReturn:
     raise ConnectorError("KINESIS_OPTION_INVALID", f"option `{name}` {rule}", hint=hint)
-
-
-def _check_mode(mode: str) -> None:
-    if mode.lower() == "efo":
-        raise ConnectorError(
-            "KINESIS_OPTION_REFUSED",
-            "consumerMode `efo` (enhanced fan-out) is not available: shards are polled",
-            hint="remove the option; polled, all consumers of a shard share 2 MB and 5 reads "
-            "per second",
-        )
-    if mode.lower() != "polling":
-        _invalid("consumerMode", "is `polling`")
 
 
 def _streams(text: str) -> tuple[str, ...]:

@@ -41,12 +41,7 @@ class _Fetched:
 
 
 class Prober:
-    """Reads shards for one query, from offset to offset. Used by one thread at a time.
-
-    Args:
-        options: Of the source.
-        client: Connected.
-    """
+    """Reads shards for one query, from offset to offset. Used by one thread at a time."""
 
     def __init__(self, options: KinesisOptions, client: KinesisClient) -> None:
         self._options = options
@@ -94,11 +89,7 @@ class Prober:
         return offset
 
     def end_with_what_is_there(self) -> int:
-        """From now on, read nothing that arrives later; `advance` comes to an end.
-
-        Returns:
-            The time, in milliseconds since 1970.
-        """
+        """Read nothing that arrives later, so that `advance` ends; returns the time (ms)."""
         for stream in self._options.streams:
             self._list(stream, fresh=True)
         # Its clock shows seconds.
@@ -106,12 +97,7 @@ class Prober:
         return self._until
 
     def advance(self, start: Offset) -> Offset:
-        """Read on, and say how far; `start` itself if there is nothing new.
-
-        Raises:
-            ConnectorError: `SOURCE_ROWS_LOST`, `STREAM_RECREATED`, `KINESIS_REFUSED` or
-                `KINESIS_UNREACHABLE`.
-        """
+        """Read on, and return how far; `start` itself if there is nothing new."""
         self._wait_for_turn()
         end = replace(start, tolerant=not self._options.fails_on_loss)
         ready: list[Place] = []
@@ -146,15 +132,7 @@ class Prober:
                 continue
             end = end.with_(stream, {**end.streams[stream], shard: fetched.position})
             if fetched.rows:
-                assert fetched.position.first is not None and fetched.position.after is not None
-                part = ShardRange(
-                    stream=stream,
-                    shard=shard,
-                    first=fetched.position.first,
-                    last=fetched.position.after,
-                    rows=fetched.position.rows,
-                )
-                rows[part] = fetched.rows
+                rows[ShardRange.of(stream, shard, fetched.position)] = fetched.rows
         # The last one may not have been planned yet; what was before it, has been.
         self._batches = [*self._batches[-1:], (end, rows)] if end != start else self._batches
         return end
@@ -198,7 +176,6 @@ class Prober:
             return list(zip(places, fetched, strict=True))
 
     def _fetch(self, place: Place, offset: Offset) -> _Fetched:
-        """Read one shard until its end, the limits, or what this query shall have."""
         stream, shard = place
         position = offset.streams[stream][shard]
         deadline = time.monotonic() + self._options.fetch_seconds

@@ -1,18 +1,12 @@
 """Records of one shard, page by page, and the rows of a planned range of it."""
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 
 from penstock.errors import ConnectorError
-from penstock.sources.kinesis.aggregation import unpack
-from penstock.sources.kinesis.client import (
-    IteratorExpired,
-    KinesisClient,
-    NotInShard,
-    Page,
-    Record,
-)
+from penstock.sources.kinesis.client import IteratorExpired, KinesisClient, NotInShard, Page, Record
 from penstock.sources.kinesis.offsets import Position, ShardRange
 from penstock.sources.kinesis.options import KinesisOptions
 
@@ -21,19 +15,80 @@ RETENTION_MILLIS = 24 * 3600 * 1000
 
 Row = tuple[str, bytes, str, str, str, datetime]
 
+_MAGIC = b"\xf3\x89\x9a\xc2"
+_DIGEST = 16
+
+
+def unpack(partition_key: str, data: bytes) -> list[tuple[str, bytes]]:
+    """Partition key and data of each row of a record; one that is not packed stays as it is.
+
+    A record that the Kinesis Producer Library packed begins with four magic bytes and ends with the
+    MD5 of what lies between: a protobuf message with a table of partition keys (field 1) and the
+    records (field 3), each with the index of its key (field 1) and its data (field 3).
+    """
+    if not data.startswith(_MAGIC) or len(data) < len(_MAGIC) + _DIGEST:
+        return [(partition_key, data)]
+    message, digest = data[len(_MAGIC) : -_DIGEST], data[-_DIGEST:]
+    if hashlib.md5(message, usedforsecurity=False).digest() != digest:
+        return [(partition_key, data)]
+    try:
+        keys: list[str] = []
+        packed: list[bytes] = []
+        for number, value in _fields(message):
+            if number == 1 and isinstance(value, bytes):
+                keys.append(value.decode())
+            elif number == 3 and isinstance(value, bytes):
+                packed.append(value)
+        return [_row(record, keys) for record in packed]
+    except (ValueError, IndexError):
+        return [(partition_key, data)]
+
+
+def _row(record: bytes, keys: list[str]) -> tuple[str, bytes]:
+    index, data = 0, b""
+    for number, value in _fields(record):
+        if number == 1 and isinstance(value, int):
+            index = value
+        elif number == 3 and isinstance(value, bytes):
+            data = value
+    return keys[index], data
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        kind = tag & 7
+        if kind == 0:
+            number, at = _varint(message, at)
+            yield tag >> 3, number
+        elif kind == 2:
+            size, at = _varint(message, at)
+            if at + size > len(message):
+                raise ValueError("a field is cut off")
+            yield tag >> 3, message[at : at + size]
+            at += size
+        else:
+            raise ValueError(f"wire type {kind} is not expected")
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = message[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number is too long")
+
 
 class ShardReading:
     """Pages of a shard behind a position; finds out whether Kinesis still knows the position.
 
-    Args:
-        client: Connected.
-        stream: Name of the stream.
-        shard: Name of the shard.
-        position: How far it was read.
-        limit: Most records of a page.
-
     Attributes:
-        iterator: Of the next page; set it where it is known.
         removed: Whether the last record that was read is no longer there, and maybe more.
         skips_position: Whether pages begin after the record at which the position is.
     """
@@ -81,10 +136,7 @@ class ShardReading:
         return page
 
     def _from_the_oldest(self, page: Page) -> Page:
-        """An iterator at what has expired gives nothing for ever, and never catches up.
-
-        So a look at the oldest records tells whether that is why a page has none: else it is a gap.
-        """
+        """Look at the oldest records: an expired iterator gives nothing for ever, as in a gap."""
         self._has_looked = True
         after = self._position.after
         if after is None:
@@ -136,11 +188,7 @@ def rows_of(stream: str, shard: str, record: Record) -> list[Row]:
 
 
 def read_range(client: KinesisClient, options: KinesisOptions, part: ShardRange) -> Iterator[Row]:
-    """The rows of a range that was planned, as they were when it was.
-
-    Raises:
-        ConnectorError: `SOURCE_ROWS_LOST`: some are gone, and that is an error.
-    """
+    """The rows of a planned range, as they were then; `SOURCE_ROWS_LOST` if some are gone."""
     last = int(part.last)
     # At the first one: a range says nothing about what is before it.
     reading = ShardReading(

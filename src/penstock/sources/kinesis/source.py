@@ -1,6 +1,7 @@
 """Kinesis as a source: streams of shards, read by a data source in Python."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,12 +30,23 @@ from penstock.sources.base import (
 )
 from penstock.sources.kinesis.client import require_botocore
 from penstock.sources.kinesis.data_source import BEHIND, FORMAT, kinesis_source
-from penstock.sources.kinesis.failures import FAILURE, HINTS, MAY_PASS
 from penstock.sources.kinesis.offsets import Offset, is_offset, ranges
 from penstock.sources.kinesis.options import KinesisOptions, source_options
 from penstock.sources.kinesis.options import StartPosition as InitialPosition
 
 _TIME = "approximateArrivalTimestamp"
+# The data source fails in Spark's Python processes: only the text of an error comes back.
+_FAILURE = re.compile(
+    r"\[(KINESIS_[A-Z_]+|STREAM_RECREATED|SOURCE_ROWS_LOST|MISSING_EXTRA)\] ([^\n]+)"
+    r"(?:\n +hint: ([^\n]+))?"
+)
+_HINTS = {
+    "SOURCE_ROWS_LOST": 'set failOnDataLoss to "false" to continue without them, or --full-refresh '
+    "TABLE to read what is there",
+    "STREAM_RECREATED": "--full-refresh TABLE reads the new stream from its start; to keep the "
+    "rows of the old one, give the flow a new name: it starts with a new checkpoint",
+}
+_MAY_PASS = ("KINESIS_UNREACHABLE",)
 
 
 class KinesisSource(Source):
@@ -48,15 +60,7 @@ class KinesisSource(Source):
         return f"kinesis {names[0] if names else ''}".rstrip()
 
     def open(self, read: Read) -> OpenedSource:
-        """See `Source.open`.
-
-        The source is registered again for each read, with the options in its class: options of
-        Spark's are shown in plans.
-
-        Raises:
-            ConnectorError: The options are wrong.
-            MissingExtraError: botocore is not installed.
-        """
+        """See `Source.open`; the options are in a class, as Spark shows its options in plans."""
         checked = source_options(read.options, streaming=read.is_stream)
         require_botocore()
         options = _options_at(checked, read.position)
@@ -67,10 +71,7 @@ class KinesisSource(Source):
 
 
 class KinesisStream(OpenedSource):
-    """Streams of shards. Positions are times of arrival; see `OpenedSource`.
-
-    A range has the records that arrived in it by the clock of Kinesis.
-    """
+    """Streams of shards. Positions are times of arrival by the clock of Kinesis."""
 
     def __init__(self, rows: Any, read: Read, *, name: str) -> None:
         super().__init__(_within(rows, read.position), name=name, unit="milliseconds")
@@ -92,17 +93,17 @@ class KinesisStream(OpenedSource):
 
     def explain(self, text: str, flow: Flow) -> PenstockError | None:
         """See `OpenedSource.explain`: what the data source raised in Spark's Python processes."""
-        match = FAILURE.search(text)
+        match = _FAILURE.search(text)
         if match is None:
             return None
         condition, message = match[1], shown(match[2])
-        hint = HINTS.get(condition, match[3] and shown(match[3]))
+        hint = _HINTS.get(condition, match[3] and shown(match[3]))
         raised = CheckpointError if condition == "STREAM_RECREATED" else FlowError
         return raised(
             condition,
             f"flow {flow.name!r}: it failed: {message}",
             flow=flow.name,
-            retryable=condition in MAY_PASS,
+            retryable=condition in _MAY_PASS,
             origin=flow.origin,
             hint=hint and hint.replace("TABLE", flow.target),
         )
@@ -143,7 +144,8 @@ class KinesisStream(OpenedSource):
 
     def is_past_end(self, position: Position, progress: Mapping[str, Any]) -> bool:
         """See `OpenedSource.is_past_end`."""
-        end, before = _json(progress.get("endOffset")), position.get("arrived_before")
+        end, before = progress.get("endOffset"), position.get("arrived_before")
+        end = json.loads(end) if isinstance(end, str) else end
         if before is None or not is_offset(end):
             return False
         shards = [p for s in Offset.from_json(end).streams.values() for p in s.values()]
@@ -182,7 +184,6 @@ def _time_of(at: StartPosition, now_ms: int) -> int | None:
 
 
 def _seen_ms(done: Sequence[Checkpoint]) -> int:
-    """Time until which everything that had arrived was read; 0 if nothing was."""
     seen = [
         shard.seen
         for checkpoint in done
@@ -193,10 +194,6 @@ def _seen_ms(done: Sequence[Checkpoint]) -> int:
         if not shard.closed
     ]
     return min(seen, default=0)
-
-
-def _json(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, str) else value
 
 
 def lost_records(progress: Mapping[str, Any]) -> list[Loss]:
