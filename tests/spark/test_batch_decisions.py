@@ -127,19 +127,29 @@ WRITERS: dict[str, tuple[Write, int]] = {
 def random_batch(
     spark: SparkSession, chance: random.Random, batch_id: int
 ) -> tuple[DataFrame, list[Any]]:
-    """The same rows for a batch, and rules and a joined table that differ at each attempt."""
+    """The same rows for a batch, and rules and a joined table that differ at each attempt.
+
+    What differs is in the rows rather than in the query, which Spark would compile each time.
+    """
     first = batch_id * ROWS
     known = first + chance.randrange(ROWS)
-    df = spark.range(first, first + ROWS, 1, 2).selectExpr("id", "1L AS seq")
-    if chance.randrange(3):
-        df = df.selectExpr("*", f"IF(id >= {known}, 1, NULL) AS k")
-    else:
-        joined = spark.range(known, first + ROWS).select("id", F.lit(1).alias("k"))
-        df = df.join(F.broadcast(joined), "id", "left")
     divisor = chance.randrange(2, 5)
+    other = chance.randrange(divisor)
+    is_joined = not chance.randrange(3)
+    rows = ", ".join(
+        f"({number}L, 1L, {'NULL' if is_joined or number < known else 1}, {divisor}, {other})"
+        for number in range(first, first + ROWS)
+    )
+    df = spark.sql(f"SELECT * FROM VALUES {rows} AS batch (id, seq, k, divisor, other)")
+    if is_joined:
+        matches = ", ".join(f"({number}L, 1)" for number in range(known, first + ROWS))
+        dimension = spark.sql(f"SELECT * FROM VALUES {matches} AS dimension (id, k)")
+        df = df.drop("k").join(F.broadcast(dimension), "id", "left")
+    else:
+        df = df.withColumn("k", F.col("k").cast("int"))
     rules = [
         rule("known", "k IS NOT NULL"),
-        rule("divides", f"id % {divisor} <> {chance.randrange(divisor)}"),
+        rule("divides", "id % divisor <> other"),
         rule("chance", "rand() < 0.8"),
     ]
     return df, chance.sample(rules, chance.randrange(1, 4))

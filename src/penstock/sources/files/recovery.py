@@ -302,6 +302,6 @@ def _malformed(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
 
 
 def _cause(text: str) -> str:
-    causes = re.findall(r"Caused by: ([^\n]+)", text)
+    causes: list[str] = re.findall(r"Caused by: ([^\n]+)", text)
     reported = [cause for cause in causes if _BROKEN_CONTENT.search(cause)]
     return (reported or causes or ["it cannot be read"])[-1].strip()[:300]

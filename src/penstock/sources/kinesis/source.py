@@ -146,7 +146,7 @@ class KinesisStream(OpenedSource):
         """See `OpenedSource.is_past_end`."""
         end, before = progress.get("endOffset"), position.get("arrived_before")
         end = json.loads(end) if isinstance(end, str) else end
-        if before is None or not is_offset(end):
+        if before is None or end is None or not is_offset(end):
             return False
         shards = [p for s in Offset.from_json(end).streams.values() for p in s.values()]
         return all(shard.closed or shard.seen >= before for shard in shards)
