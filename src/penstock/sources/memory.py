@@ -43,7 +43,6 @@ class FolderMemory:
         self._seed = seed
 
     def load(self) -> list[StructType]:
-        """See `SourceMemory.load`."""
         schemas: list[StructType] = []
         while (schema := self._read(len(schemas))) is not None:
             schemas.append(schema)
@@ -55,7 +54,6 @@ class FolderMemory:
         return schemas
 
     def save(self, schema: StructType) -> None:
-        """See `SourceMemory.save`."""
         number = 0
         while self._read(number) is not None:
             number += 1
@@ -63,11 +61,9 @@ class FolderMemory:
         self._files.write(f"{self._folder}/_schemas/{number}", json.dumps(body, indent=1))
 
     def note(self, name: str) -> Any:
-        """See `SourceMemory.note`."""
         return _parsed(self._files.read(f"{self._folder}/{name}.json"))
 
     def save_note(self, name: str, value: Any) -> None:
-        """See `SourceMemory.save_note`."""
         self._files.write(f"{self._folder}/{name}.json", json.dumps(value, indent=1))
 
     def _read(self, number: int) -> StructType | None:
@@ -86,22 +82,18 @@ class PassingMemory:
         """Notes that the persisted store does not have."""
 
     def load(self) -> list[StructType]:
-        """See `SourceMemory.load`."""
         before = self._persisted.load() if self._persisted is not None else []
         return [*before, *self.added]
 
     def save(self, schema: StructType) -> None:
-        """See `SourceMemory.save`."""
         self.added.append(schema)
 
     def note(self, name: str) -> Any:
-        """See `SourceMemory.note`."""
         if name in self.notes or self._persisted is None:
             return self.notes.get(name)
         return self._persisted.note(name)
 
     def save_note(self, name: str, value: Any) -> None:
-        """See `SourceMemory.save_note`."""
         self.notes[name] = value
 
 

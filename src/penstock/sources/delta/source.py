@@ -148,11 +148,9 @@ class DeltaSource(Source):
     formats = ("delta",)
 
     def describe(self, read: Read) -> str:
-        """See `Source.describe`."""
         return f"delta {read.paths[0]}" if read.paths else "delta"
 
     def open(self, read: Read) -> OpenedSource:
-        """See `Source.open`."""
         if not read.is_stream or len(read.paths) != 1:
             return OpenedSource(read.load(read.options), name=self.describe(read))
         return DeltaStream(read, read.paths[0])
@@ -208,7 +206,6 @@ class DeltaStream(OpenedSource):
     def lag(
         self, progress: Mapping[str, Any], java_source: Callable[[], Any]
     ) -> dict[str, Any] | None:
-        """See `OpenedSource.lag`."""
         name, end = str(progress.get("description", "")), progress.get("endOffset")
         if not name.startswith(_DESCRIPTION) or not isinstance(end, dict):
             return None
@@ -234,7 +231,6 @@ class DeltaStream(OpenedSource):
     def start(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
     ) -> tuple[Position, StartReport]:
-        """See `OpenedSource.start`."""
         version = self._version(at)
         read = self._read_by(done)
         is_known = checkpoints.is_known(done)
@@ -276,7 +272,6 @@ class DeltaStream(OpenedSource):
     def history(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
     ) -> tuple[Position, SourceHistory]:
-        """See `OpenedSource.history`."""
         position, report = self.start(at, done, now_ms)
         snapshot = self._delta.snapshot(self._location)
         newest = int(snapshot.version())

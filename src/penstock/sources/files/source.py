@@ -144,7 +144,6 @@ class FileSource(Source):
     formats: ClassVar[Sequence[str]] = FORMATS
 
     def check_options(self, options: Mapping[str, str], *, is_stream: bool) -> dict[str, str]:
-        """See `Source.check_options`."""
         if not is_stream or "maxfileage" in {name.lower() for name in options}:
             return dict(options)
         # Spark skips files older than 7 days (by the newest one seen) without a word.
@@ -160,7 +159,6 @@ class FileSource(Source):
         }
 
     def open(self, read: Read) -> OpenedSource:
-        """See `Source.open`."""
         name = f"files {read.paths[0]}" if read.paths else "files"
         if not read.is_stream:
             return OpenedSource(read.load(read.options), name=name)
@@ -179,12 +177,10 @@ class AutoLoaderSource(FileSource):
         return dict(options)
 
     def describe(self, read: Read) -> str:
-        """See `Source.describe`."""
         kinds = [v for k, v in read.options.items() if k.lower() in ("cloudfiles.format", "format")]
         return f"{kinds[0].lower() if kinds else 'files'} {','.join(read.paths)}"
 
     def open(self, read: Read) -> OpenedSource:
-        """See `Source.open`."""
         options = read.options
         if read.is_stream:
             options = options_at(options, read.position, times=True)
@@ -236,7 +232,6 @@ class FileStream(OpenedSource):
     def lag(
         self, progress: Mapping[str, Any], java_source: Callable[[], Any]
     ) -> dict[str, Any] | None:
-        """See `OpenedSource.lag`."""
         if not str(progress.get("description", "")).startswith(_DESCRIPTION):
             return None
         java = java_source()
@@ -245,7 +240,6 @@ class FileStream(OpenedSource):
     def start(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
     ) -> tuple[Position, StartReport]:
-        """See `OpenedSource.start`."""
         after = None if at.kind is StartKind.EARLIEST else _time_of(at, now_ms)
         taken = _taken_by(done).values()
         again = len([1 for changed in taken if after is None or changed > after])
@@ -261,7 +255,6 @@ class FileStream(OpenedSource):
         return {"modified_after": iso(after)}, report
 
     def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
-        """See `OpenedSource.range`."""
         begin, end = wanted.begin, wanted.end
         after = None if begin.kind is StartKind.EARLIEST else _time_of(begin, wanted.now_ms)
         read = _taken_by([done])
@@ -288,7 +281,6 @@ class FileStream(OpenedSource):
     def check_range(
         self, position: Position, done: Checkpoint, checkpoint: str, batch_id: int
     ) -> None:
-        """See `OpenedSource.check_range`."""
         after, before = position.get("modified_after"), position.get("modified_before")
         taken = {path_key(path) for path in _taken_by([done])}
         new = [
@@ -304,7 +296,6 @@ class FileStream(OpenedSource):
     def history(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
     ) -> tuple[Position, SourceHistory]:
-        """See `OpenedSource.history`."""
         position, report = self.start(at, done, now_ms)
         after = position.get("modified_after")
         gone = [

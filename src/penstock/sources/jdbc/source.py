@@ -33,12 +33,10 @@ class JdbcSource(Source):
     formats = ("jdbc",)
 
     def describe(self, read: Read) -> str:
-        """See `Source.describe`."""
         options = {name.lower(): value for name, value in read.options.items()}
         return f"jdbc {options.get('dbtable', 'query')}"
 
     def open(self, read: Read) -> OpenedSource:
-        """See `Source.open`."""
         if not read.is_stream:
             return OpenedSource(read.load(read.options), name=self.describe(read))
         if read.schema is not None:
@@ -79,7 +77,6 @@ class JdbcRows(OpenedSource):
     def start(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
     ) -> tuple[Position, StartReport]:
-        """See `OpenedSource.start`."""
         read = self._read_by(done)
         if at.kind is StartKind.EARLIEST:
             again = self._stream.count(KeyRange(until=read)) if read else 0
@@ -101,7 +98,6 @@ class JdbcRows(OpenedSource):
         return {"keys": {self._place: bounds.as_json()}}, report
 
     def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
-        """See `OpenedSource.range`."""
         if wanted.files is not None:
             raise range_invalid("--files is for folders", "leave it out")
         read = self._read_by([done])

@@ -57,7 +57,6 @@ class KafkaSource(Source):
     formats = ("kafka",)
 
     def check_options(self, options: Mapping[str, str], *, is_stream: bool) -> dict[str, str]:
-        """See `Source.check_options`."""
         return prepare_source_options(options, streaming=is_stream)
 
     def map_options(
@@ -67,17 +66,14 @@ class KafkaSource(Source):
         return at_mapped_servers(options, map_path)
 
     def endpoints(self, options: Mapping[str, str]) -> Sequence[str]:
-        """See `Source.endpoints`."""
         return [value for name, value in options.items() if name.lower() == SERVERS]
 
     def describe(self, read: Read) -> str:
-        """See `Source.describe`."""
         options = KafkaOptions(read.options)
         topics = (options.get(name) for name in ("subscribe", "subscribePattern", "assign"))
         return f"{read.format} {next((text for text in topics if text), '')}".rstrip()
 
     def open(self, read: Read) -> OpenedSource:
-        """See `Source.open`."""
         if not read.is_stream:
             return OpenedSource(read.load(read.options), name=self.describe(read))
         return KafkaStream(read, name=self.describe(read))
@@ -89,7 +85,6 @@ class EventHubSource(KafkaSource):
     formats = ("eventhubs",)
 
     def check_options(self, options: Mapping[str, str], *, is_stream: bool) -> dict[str, str]:
-        """See `Source.check_options`."""
         return prepare_source_options(
             source_options(options, streaming=is_stream), streaming=is_stream
         )
@@ -97,11 +92,9 @@ class EventHubSource(KafkaSource):
     def map_options(
         self, options: Mapping[str, str], map_path: Callable[[str], str]
     ) -> dict[str, str]:
-        """See `Source.map_options`."""
         return dict(options)
 
     def open(self, read: Read) -> OpenedSource:
-        """See `Source.open`."""
         if not read.is_stream:
             rows = read.spark.read.format("kafka").options(**read.options).load()
             return OpenedSource(as_events(rows), name=self.describe(read))
@@ -163,7 +156,6 @@ class KafkaStream(OpenedSource):
     def lag(
         self, progress: Mapping[str, Any], java_source: Callable[[], Any]
     ) -> dict[str, Any] | None:
-        """See `OpenedSource.lag`."""
         end = progress.get("endOffset")
         if not self._is_mine(progress) or not isinstance(end, dict):
             return None
@@ -175,7 +167,6 @@ class KafkaStream(OpenedSource):
     def start(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
     ) -> tuple[Position, StartReport]:
-        """See `OpenedSource.start`."""
         offsets = self._at(at)
         read, _ = self._read_by(done)
         again = skipped = 0
@@ -194,7 +185,6 @@ class KafkaStream(OpenedSource):
         return {"from_the_start": True} if is_earliest else {"offsets": offsets}, report
 
     def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
-        """See `OpenedSource.range`."""
         if wanted.files is not None:
             raise range_invalid("--files is for folders", "leave it out")
         read, _ = self._read_by([done])
@@ -230,7 +220,6 @@ class KafkaStream(OpenedSource):
         return {"offsets": first, "end_offsets": last}, report
 
     def is_past_end(self, position: Position, progress: Mapping[str, Any]) -> bool:
-        """See `OpenedSource.is_past_end`."""
         end = progress.get("endOffset")
         end = json.loads(end) if isinstance(end, str) else end
         if not self._is_mine(progress) or not isinstance(end, dict):
@@ -243,7 +232,6 @@ class KafkaStream(OpenedSource):
     def history(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
     ) -> tuple[Position, SourceHistory]:
-        """See `OpenedSource.history`."""
         position, report = self.start(at, done, now_ms)
         missing = lost_offsets(self._at(at), *self._read_by(done))
         return position, SourceHistory(

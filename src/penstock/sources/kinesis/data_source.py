@@ -51,7 +51,6 @@ class KinesisDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """See `DataSource.name`."""
         return FORMAT
 
     def schema(self) -> str:
@@ -59,11 +58,9 @@ class KinesisDataSource(DataSource):
         return COLUMNS
 
     def streamReader(self, schema: StructType) -> "KinesisStreamReader":
-        """See `DataSource.streamReader`."""
         return KinesisStreamReader(self.settings)
 
     def reader(self, schema: StructType) -> "KinesisBatchReader":
-        """See `DataSource.reader`."""
         return KinesisBatchReader(self.settings)
 
 
@@ -85,11 +82,9 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Prober(self._options, KinesisClient(self._options, connections=16))
 
     def initialOffset(self) -> dict[str, Any]:
-        """See `DataSourceStreamReader.initialOffset`."""
         return self._prober.initial().to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """See `SupportsTriggerAvailableNow`."""
         self._prober.end_with_what_is_there()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -106,7 +101,6 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {BEHIND: {"/".join(place): millis for place, millis in sorted(behind.items())}}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """See `DataSourceStreamReader.partitions`."""
         until = Offset.from_json(end)
         tasks: list[StreamTask] = []
         size = 0
@@ -122,7 +116,6 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return tasks
 
     def read(self, partition: InputPartition) -> Iterator[Row]:
-        """See `DataSourceStreamReader.read`."""
         assert isinstance(partition, StreamTask)
         client: KinesisClient | None = None
         for part, rows in partition.slices:
@@ -133,7 +126,6 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from read_range(client, self._options, part)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """See `DataSourceStreamReader.commit`."""
         self._prober.forget(Offset.from_json(end))
 
 
@@ -152,7 +144,6 @@ class KinesisBatchReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> list[InputPartition]:
-        """See `DataSourceReader.partitions`."""
         prober = Prober(self._options, KinesisClient(self._options))
         start = prober.initial()
         shards = [
@@ -167,7 +158,6 @@ class KinesisBatchReader(DataSourceReader):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[Row]:
-        """See `DataSourceReader.read`."""
         assert isinstance(partition, BatchTask)
         client = KinesisClient(self._options)
         for stream, shard, position in partition.shards:

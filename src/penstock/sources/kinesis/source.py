@@ -55,7 +55,6 @@ class KinesisSource(Source):
     formats = (FORMAT,)
 
     def describe(self, read: Read) -> str:
-        """See `Source.describe`."""
         names = [v for k, v in read.options.items() if k.lower() == "streamname"]
         return f"kinesis {names[0] if names else ''}".rstrip()
 
@@ -79,7 +78,6 @@ class KinesisStream(OpenedSource):
     def lag(
         self, progress: Mapping[str, Any], java_source: Callable[[], Any]
     ) -> dict[str, Any] | None:
-        """See `OpenedSource.lag`."""
         latest = progress.get("latestOffset")
         if not isinstance(latest, dict) or BEHIND not in latest:
             return None
@@ -111,7 +109,6 @@ class KinesisStream(OpenedSource):
     def start(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
     ) -> tuple[Position, StartReport]:
-        """See `OpenedSource.start`."""
         seen = _seen_ms(done)
         since = _time_of(at, now_ms)
         report = StartReport(
@@ -125,7 +122,6 @@ class KinesisStream(OpenedSource):
         return {"arrived_from": since}, report
 
     def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
-        """See `OpenedSource.range`."""
         if wanted.files is not None:
             raise range_invalid("--files is for folders", "leave it out")
         seen = _seen_ms([done])
@@ -143,7 +139,6 @@ class KinesisStream(OpenedSource):
         return position, RangeReport(source=self.name, unit=self.unit, count=count, text=text)
 
     def is_past_end(self, position: Position, progress: Mapping[str, Any]) -> bool:
-        """See `OpenedSource.is_past_end`."""
         end, before = progress.get("endOffset"), position.get("arrived_before")
         end = json.loads(end) if isinstance(end, str) else end
         if before is None or end is None or not is_offset(end):
