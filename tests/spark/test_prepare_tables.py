@@ -103,7 +103,7 @@ def test_change_is_refused_with_the_way_out_when_rows_would_be_lost(
     declared = replace(other_type, declared=True)
     required = TableSpec(schema=parse_schema(spark, "id BIGINT NOT NULL, p INT"), declared=True)
     for spec, condition, message in (
-        (partitioned, "PARTITIONING_CHANGED", "declared is p"),
+        (partitioned, "PARTITIONING_CHANGED", "declared with p"),
         (other_type, "SCHEMA_INCOMPATIBLE", "BIGINT in the table and STRING in the query"),
         (declared, "SCHEMA_INCOMPATIBLE", "BIGINT in the table and is declared STRING"),
         (required, "SCHEMA_INCOMPATIBLE", "is declared NOT NULL, but is nullable"),

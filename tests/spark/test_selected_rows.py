@@ -88,7 +88,7 @@ def test_rows_are_those_of_the_ids_when_files_have_partitions_and_vectors(
     some = tuple(left[number] for number in (3, 4, 12))
     fits = quarantine.select(rows=some, rules=("odd, or",), where="part = 'a b/%0'")
     assert fits == ({12}, {10, 14}, 1)
-    with pytest.raises(PlanError, match=r"QUARANTINE_ROWS_GONE\] 1 of the 3 rows"):
+    with pytest.raises(PlanError, match=r"QUARANTINE_ROWS_GONE\] 1 of the 3 selected rows"):
         quarantine.select(rows=three)
 
 
@@ -106,7 +106,7 @@ def test_a_selection_is_refused_in_words_when_it_cannot_be_used(spark: Any, tmp_
         ({"where": "rand() < 0.5"}, "not deterministic", ""),
         ({"where": "cast(_row AS INT) = 1"}, "for every row", "try_cast"),
         ({"rules": ("low", "hihg")}, "broke 'hihg'", "low, odd, or"),
-        ({"rows": ("0" * 16 + "-3",)}, "1 of the 1 rows", "list the quarantine again"),
+        ({"rows": ("0" * 16 + "-3",)}, "1 of the 1 selected rows", "list the quarantine again"),
     ):
         with pytest.raises((SpecError, PlanError)) as caught:
             quarantine.select(**chosen)

@@ -184,7 +184,7 @@ def test_each_failure_names_batches_and_commands(damaged: Damaged):
     assert "the quarantine of" in damaged.failure("kept").message
     assert "the CDC state of" in damaged.failure("keyed").message
     assert "offsets/1 is empty" in damaged.failure("emptied").message
-    assert "offsets/1: nothing of the batch is in the table" in (
+    assert "offsets/1: the table has no rows of the batch" in (
         damaged.failure("planned").hint or ""
     )
     assert "--full-refresh" in (damaged.failure("unstated").hint or "")

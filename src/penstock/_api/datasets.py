@@ -117,7 +117,7 @@ def temporary_view(
 
 @checked_call
 def create_streaming_table(name: str, **options: Unpack[StreamingTableArguments]) -> None:
-    """Define a streaming table that `append_flow`s write to.
+    """Define a streaming table that the flows of `append_flow` write to.
 
     Args:
         name: One to three parts.

@@ -119,12 +119,12 @@ def test_memory_is_bounded_when_a_hook_is_slow_or_disabled():
     events.start([hook(slow), hook(broken, limit=0)])
     bus.emit(update_progress(ORIGIN, UpdateState.RUNNING, "0"))
     assert began.wait(30)
-    broken_line = events._lines[1]
+    broken_line = events._workers[1]
     assert broken_line.thread is not None
     broken_line.thread.join(30)
     for number in range(1, 21):
         bus.emit(update_progress(ORIGIN, UpdateState.RUNNING, str(number)))
-    assert [line.events.qsize() for line in events._lines] == [5, 0]
+    assert [line.events.qsize() for line in events._workers] == [5, 0]
     release.set()
     events.close()
     assert seen == ["0", "1", "2", "3", "4", "5"]

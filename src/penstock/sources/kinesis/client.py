@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from penstock._model.exception_text import first_line
 from penstock._model.extras import import_extra
 from penstock.errors import ConnectorError
 from penstock.sources.kinesis.offsets import Position, Shard
@@ -268,7 +269,7 @@ def _session(options: KinesisOptions, config: Any) -> Any:
         except Exception as error:
             raise ConnectorError(
                 "KINESIS_REFUSED",
-                f"the role {options.role_arn} could not be assumed: {error}",
+                f"the role {options.role_arn} could not be assumed: {first_line(error)}",
                 hint="check `roleArn` and `roleExternalId`, and that the role trusts who asks",
             ) from None
         return {
