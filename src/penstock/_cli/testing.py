@@ -29,6 +29,9 @@ def test(
         raise SetupError(
             "PYTEST_NOT_FOUND", "pytest is not installed", hint="run `pip install pytest`"
         )
+    if str(project).startswith("-"):  # `penstock test -- -x`: the project is left out
+        arguments = [str(project), *(arguments or [])]
+        project = Path()
     tests = project / "tests"
     if not tests.is_dir():
         raise SpecError(
@@ -38,4 +41,6 @@ def test(
         )
     import pytest
 
-    return int(pytest.main(["--rootdir", str(project), str(tests), *(arguments or [])]))
+    # This process has imported penstock, whose assertions pytest would rewrite, as it has a plugin.
+    quiet = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    return int(pytest.main(["--rootdir", str(project), *quiet, str(tests), *(arguments or [])]))
