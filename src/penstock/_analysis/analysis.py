@@ -30,6 +30,7 @@ from penstock._analysis.replacing import window_of
 from penstock._analysis.sinks import checked_options, column_types, note_endpoints, with_sink_facts
 from penstock._analysis.state_growth import growing_state
 from penstock._analysis.table_columns import check_columns, check_identity
+from penstock._formats.options import Evolution
 from penstock._graph.build import build_graph, cycle_error
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph
@@ -46,7 +47,6 @@ from penstock._tables.write.prepare import check_properties, parse_schema
 from penstock._tables.write.schema import merged, with_types
 from penstock.errors import DefinitionError, DefinitionErrors, PenstockError
 from penstock.quality.rules import check_expectations, condition_column, quoted
-from penstock.sources.files.options import Evolution
 
 
 @dataclass(frozen=True, kw_only=True)

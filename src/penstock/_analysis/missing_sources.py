@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 
 from pyspark.sql.types import StructType
 
+from penstock._formats.merging import apply_hints
 from penstock._model.exception_text import first_line
 from penstock._tables.files import local_path
 from penstock.errors import DefinitionError, PenstockError
-from penstock.sources.files.merging import apply_hints
 
 MAP_PATH = "map its beginning below `paths` in the settings"
 NOTHING_THERE = f"the path does not exist; {MAP_PATH}"

@@ -3,12 +3,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, StructField, StructType
 
-from penstock._tables.files import StorageFiles
-from penstock.sources.files.batch_log import batch_files
-from penstock.sources.files.columnar_rows import misfit
-from penstock.sources.files.inference import sample_size
-from penstock.sources.files.listing import file_name, file_name_of_uri, readable
-from penstock.sources.files.merging import (
+from penstock._formats.columnar_rows import misfit
+from penstock._formats.merging import (
     add_fields,
     add_paths,
     mark_rescued,
@@ -16,6 +12,10 @@ from penstock.sources.files.merging import (
     visible,
     widest,
 )
+from penstock._tables.files import StorageFiles
+from penstock.sources.files.batch_log import batch_files
+from penstock.sources.files.inference import sample_size
+from penstock.sources.files.listing import file_name, file_name_of_uri, readable
 from penstock.sources.files.opening import source_key
 from penstock.sources.memory import FolderMemory, PassingMemory
 

@@ -17,15 +17,15 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from penstock._formats.columnar_rows import file_schemas
+from penstock._formats.csv_rows import header_names, needs_whole_files
+from penstock._formats.json_rows import key_order
+from penstock._formats.merging import one_spelling, widest, without_void
+from penstock._formats.options import COLUMNAR, FORMATS, FileOptions
+from penstock._formats.rows import decoded
+from penstock._formats.xml_rows import row_tag
 from penstock.errors import ConnectorError
-from penstock.sources.files.columnar_rows import file_schemas
-from penstock.sources.files.csv_rows import header_names, needs_whole_files
-from penstock.sources.files.json_rows import key_order
 from penstock.sources.files.listing import FoundFile, file_name_of_uri, readable
-from penstock.sources.files.merging import one_spelling, widest, without_void
-from penstock.sources.files.options import COLUMNAR, FORMATS, FileOptions
-from penstock.sources.files.rows import decoded
-from penstock.sources.files.xml_rows import row_tag
 
 TEXT = StructType([StructField("value", StringType())])
 BINARY = StructType(

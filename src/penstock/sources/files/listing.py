@@ -20,10 +20,10 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from penstock._formats.options import FileOptions
+from penstock._formats.sqltext import PATH, literal, literals, type_sql
 from penstock._tables.files import local_path
 from penstock.errors import ConnectorError
-from penstock.sources.files.options import FileOptions
-from penstock.sources.files.sqltext import PATH, literal, literals, type_sql
 
 _GLOB = re.compile(r"[*?\[{]")
 _NAME_FILTER = "pathGlobFilter"

@@ -10,18 +10,30 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from penstock._model.exception_text import first_line
-from penstock.errors import DefinitionError
-from penstock.sources.files.columnar_rows import (
+from penstock._formats.columnar_rows import (
     avro_missing,
     columnar_rows,
     file_schemas,
     misfit,
     schema_by_file,
 )
-from penstock.sources.files.csv_rows import csv_rows, needs_whole_files
+from penstock._formats.csv_rows import csv_rows, needs_whole_files
+from penstock._formats.json_rows import json_rows
+from penstock._formats.merging import (
+    apply_hints,
+    mark_rescued,
+    parse_ddl,
+    unmarked,
+    without_void,
+)
+from penstock._formats.options import COLUMNAR, Evolution, FileOptions, file_options
+from penstock._formats.rows import Rows, finished
+from penstock._formats.sqltext import literal, name
+from penstock._formats.widening import keep_wider
+from penstock._formats.xml_rows import xml_rows
+from penstock._model.exception_text import first_line
+from penstock.errors import DefinitionError
 from penstock.sources.files.inference import detect_format, infer, sample, sample_key_order
-from penstock.sources.files.json_rows import json_rows
 from penstock.sources.files.listing import (
     FileRoots,
     FoundFile,
@@ -31,18 +43,6 @@ from penstock.sources.files.listing import (
     readable,
     without_files,
 )
-from penstock.sources.files.merging import (
-    apply_hints,
-    mark_rescued,
-    parse_ddl,
-    unmarked,
-    without_void,
-)
-from penstock.sources.files.options import COLUMNAR, Evolution, FileOptions, file_options
-from penstock.sources.files.rows import Rows, finished
-from penstock.sources.files.sqltext import literal, name
-from penstock.sources.files.widening import keep_wider
-from penstock.sources.files.xml_rows import xml_rows
 from penstock.sources.memory import SourceMemory
 
 QUARANTINED = "quarantined_files"

@@ -13,13 +13,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
-from penstock._model.flow import Flow
-from penstock._spark.failures import full_text, java_causes
-from penstock.errors import FlowError
-from penstock.sources.files.columnar_rows import distinct_schemas, misfit, schema_by_file
-from penstock.sources.files.inference import infer, sample
-from penstock.sources.files.listing import FoundFile, file_name, file_name_of_uri, readable
-from penstock.sources.files.merging import (
+from penstock._formats.columnar_rows import distinct_schemas, misfit, schema_by_file
+from penstock._formats.merging import (
     add_fields,
     add_paths,
     mark_rescued,
@@ -27,10 +22,15 @@ from penstock.sources.files.merging import (
     widest,
     without_void,
 )
+from penstock._formats.options import COLUMNAR, Evolution
+from penstock._formats.rows import MALFORMED, UNKNOWN_FIELD
+from penstock._formats.widening import changed_types, told_columns, widen_columns, widen_paths
+from penstock._model.flow import Flow
+from penstock._spark.failures import full_text, java_causes
+from penstock.errors import FlowError
+from penstock.sources.files.inference import infer, sample
+from penstock.sources.files.listing import FoundFile, file_name, file_name_of_uri, readable
 from penstock.sources.files.opening import QUARANTINED, OpenedFiles
-from penstock.sources.files.options import COLUMNAR, Evolution
-from penstock.sources.files.rows import MALFORMED, UNKNOWN_FIELD
-from penstock.sources.files.widening import changed_types, told_columns, widen_columns, widen_paths
 
 _UNREADABLE = re.compile(r"\[FAILED_READ_FILE\.(\w+)\][^\n]*?file (\S+?)\.(?:\s|$)")
 _UNFIT = "UNFIT_TYPES_IN_FILES"

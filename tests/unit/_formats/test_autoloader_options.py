@@ -1,7 +1,7 @@
 import pytest
 
+from penstock._formats.options import Evolution, FileOptions, ParseMode, file_options
 from penstock.errors import ConnectorError
-from penstock.sources.files.options import Evolution, FileOptions, ParseMode, file_options
 
 
 def options(given: dict[str, str], *, schema: bool = False, streaming: bool = True) -> FileOptions:

@@ -13,7 +13,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from penstock.sources.files.json_rows import clean_line, key_order, quote_numbers
+from penstock._formats.json_rows import clean_line, key_order, quote_numbers
 
 SCHEMA = StructType(
     [

@@ -7,8 +7,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from penstock.sources.files.options import Evolution, FileOptions, ParseMode
-from penstock.sources.files.sqltext import NO_TEXTS, PATH, literal, name, rescued_json
+from penstock._formats.options import Evolution, FileOptions, ParseMode
+from penstock._formats.sqltext import NO_TEXTS, PATH, literal, name, rescued_json
 
 TYPED = "__files_typed"
 """Struct of the typed columns."""

@@ -18,8 +18,8 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from penstock._formats.sqltext import path_part
 from penstock.errors import ConnectorError
-from penstock.sources.files.sqltext import path_part
 
 RESCUED = "penstock.rescued"
 """Metadata key of a field that files have, but that belongs into the rescued data."""

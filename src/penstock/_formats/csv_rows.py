@@ -10,10 +10,10 @@ import re
 from pyspark.sql import DataFrame
 from pyspark.sql.types import DecimalType, StructType
 
-from penstock.sources.files.options import Evolution, FileOptions
-from penstock.sources.files.rescue import FLAW, typed_columns
-from penstock.sources.files.rows import LEFT, TYPED, Rows, decoded, left_sql
-from penstock.sources.files.sqltext import (
+from penstock._formats.options import Evolution, FileOptions
+from penstock._formats.rescue import FLAW, typed_columns
+from penstock._formats.rows import LEFT, TYPED, Rows, decoded, left_sql
+from penstock._formats.sqltext import (
     NO_TEXTS,
     json_text,
     literal,
@@ -24,7 +24,7 @@ from penstock.sources.files.sqltext import (
     text_fragment,
     with_value,
 )
-from penstock.sources.files.widening import can_widen, entry, wider_for_text
+from penstock._formats.widening import can_widen, entry, wider_for_text
 
 _LINE = "__files_line"
 _HEADER = "__files_header"

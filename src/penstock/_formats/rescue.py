@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
-from penstock.sources.files.options import Evolution, FileOptions
-from penstock.sources.files.rows import TYPED, left_sql
-from penstock.sources.files.sqltext import (
+from penstock._formats.options import Evolution, FileOptions
+from penstock._formats.rows import TYPED, left_sql
+from penstock._formats.sqltext import (
     NO_TEXTS,
     columns_sql,
     dotted,
@@ -25,7 +25,7 @@ from penstock.sources.files.sqltext import (
     type_sql,
     with_value,
 )
-from penstock.sources.files.widening import can_widen, entry, wider_for_variant
+from penstock._formats.widening import can_widen, entry, wider_for_variant
 
 FLAW = "__files_flaw"
 """Column of `from_json` and its like that holds the text of what did not fit."""

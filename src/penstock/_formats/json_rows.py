@@ -26,11 +26,10 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from penstock.parsing.exponents import huge_number
-from penstock.sources.files.options import Evolution, FileOptions
-from penstock.sources.files.rescue import FLAW, Comparison, typed_columns
-from penstock.sources.files.rows import LEFT, TYPED, Rows, decoded, left_sql
-from penstock.sources.files.sqltext import (
+from penstock._formats.options import Evolution, FileOptions
+from penstock._formats.rescue import FLAW, Comparison, typed_columns
+from penstock._formats.rows import LEFT, TYPED, Rows, decoded, left_sql
+from penstock._formats.sqltext import (
     NO_TEXTS,
     case_chain,
     literal,
@@ -38,6 +37,7 @@ from penstock.sources.files.sqltext import (
     text_fragment,
     with_value,
 )
+from penstock.parsing.exponents import huge_number
 
 _TEXT = "__files_text"
 _RANK = "__files_rank"

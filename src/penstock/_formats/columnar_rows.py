@@ -20,10 +20,10 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from penstock._formats.merging import RESCUED, visible, widest
+from penstock._formats.options import FileOptions
+from penstock._formats.sqltext import json_text, literal, name, rescued_json, with_value
 from penstock.errors import SetupError
-from penstock.sources.files.merging import RESCUED, visible, widest
-from penstock.sources.files.options import FileOptions
-from penstock.sources.files.sqltext import json_text, literal, name, rescued_json, with_value
 
 _READERS = 4
 _SPARK_ERRORS = (PySparkException, Py4JJavaError)

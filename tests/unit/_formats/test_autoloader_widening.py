@@ -15,7 +15,7 @@ from pyspark.sql.types import (
     TimestampNTZType,
 )
 
-from penstock.sources.files.widening import (
+from penstock._formats.widening import (
     can_widen,
     changed_types,
     keep_wider,

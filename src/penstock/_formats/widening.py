@@ -20,10 +20,10 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from penstock._formats.merging import RESCUED, split_path
+from penstock._formats.options import TEXTUAL
+from penstock._formats.sqltext import case_chain, literal
 from penstock._tables.write.widening import widen, widened
-from penstock.sources.files.merging import RESCUED, split_path
-from penstock.sources.files.options import TEXTUAL
-from penstock.sources.files.sqltext import case_chain, literal
 
 _MOST_DIGITS = 38
 _RANGES: dict[type[DataType], tuple[int, int]] = {

@@ -5,11 +5,11 @@ import re
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from penstock._formats.options import FileOptions
+from penstock._formats.rescue import FLAW, Comparison, typed_columns
+from penstock._formats.rows import LEFT, TYPED, Rows, decoded, left_sql
+from penstock._formats.sqltext import literal, options_map, text_fragment, with_value
 from penstock.errors import ConnectorError
-from penstock.sources.files.options import FileOptions
-from penstock.sources.files.rescue import FLAW, Comparison, typed_columns
-from penstock.sources.files.rows import LEFT, TYPED, Rows, decoded, left_sql
-from penstock.sources.files.sqltext import literal, options_map, text_fragment, with_value
 
 _TEXT = "__files_text"
 _READER_ONLY = frozenset(
