@@ -30,7 +30,7 @@ chaos: jars  ## one sitting of kill -9 over the demo and auto CDC, without two d
 chaos-sinks: jars  ## kill -9 of pipeline and PostgreSQL 100 and 50 times; KILLS=10,5 for fewer, PENSTOCK_TEST_SEED to repeat
 	PENSTOCK_SINK_KILLS=$(or $(KILLS),$(CHAOS_KILLS)) $(BIN)/python -m pytest tests/jdbc/test_sink_kills.py -s $(PYTEST_ARGS)
 
-lint: .venv/.installed  ## style, types, and the layers of the rooms
+lint: .venv/.installed  ## style, types, and the order of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
