@@ -178,9 +178,7 @@ def _check_kind(
 
 
 def _assemble(
-    index: DefinitionIndex,
-    analyses: Mapping[str, FlowAnalysis],
-    kinds: Mapping[str, DatasetKind],
+    index: DefinitionIndex, analyses: Mapping[str, FlowAnalysis], kinds: Mapping[str, DatasetKind]
 ) -> DataflowGraph:
     upstream = {
         key: frozenset().union(*(analyses[flow.name].inputs for flow in dataset.flows))
@@ -220,9 +218,7 @@ def _assemble(
         for name in names
     }
     return DataflowGraph(
-        datasets=MappingProxyType(datasets),
-        flows=MappingProxyType(flows),
-        sinks=index.sinks,
+        datasets=MappingProxyType(datasets), flows=MappingProxyType(flows), sinks=index.sinks
     )
 
 

@@ -246,13 +246,7 @@ class AlertBook:
         ]
 
     def _set(
-        self,
-        rule: AlertRule,
-        about: str,
-        value: float,
-        message: str,
-        *,
-        fires: bool | None = None,
+        self, rule: AlertRule, about: str, value: float, message: str, *, fires: bool | None = None
     ) -> None:
         state = self._states.setdefault((rule.name, about), _State())
         was = state.is_firing

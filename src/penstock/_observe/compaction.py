@@ -15,14 +15,7 @@ from typing import BinaryIO
 
 from penstock._observe.codec import event_of_line
 from penstock._observe.events import DatasetDefinition, FlowProgress, FlowStatus
-from penstock._observe.rollup import (
-    Counts,
-    Measured,
-    Recorded,
-    counts_of,
-    measured_of,
-    recorded_of,
-)
+from penstock._observe.rollup import Counts, Measured, Recorded, counts_of, measured_of, recorded_of
 from penstock._observe.state import MATERIALIZED_VIEW
 
 NEWEST = 128

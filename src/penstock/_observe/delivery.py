@@ -259,9 +259,6 @@ class Delivery:
             text += f" ({reason[:500]})"
         if lost:
             info = ErrorInfo(
-                condition=signal.condition,
-                class_name=signal.class_name,
-                message=text,
-                fatal=False,
+                condition=signal.condition, class_name=signal.class_name, message=text, fatal=False
             )
         self._bus.emit(Event(self._origin, signal.body(**sums), text, error=info))

@@ -90,11 +90,7 @@ class Exports:
         try:
             telemetry.require_extra()
             self._telemetry = Telemetry(
-                settings.telemetry,
-                self._bus,
-                self._origin,
-                update,
-                resolve_secrets=resolve_secrets,
+                settings.telemetry, self._bus, self._origin, update, resolve_secrets=resolve_secrets
             )
         except (MissingExtraError, SpecError) as error:
             if is_wanted:
@@ -118,9 +114,6 @@ class Exports:
             return
         self._client = make_client(settings.lineage, settings.root, resolve_secrets)
         self._lineage = Lineage(
-            self._bus,
-            self._origin,
-            self._client.emit,
-            namespace=settings.lineage.namespace,
+            self._bus, self._origin, self._client.emit, namespace=settings.lineage.namespace
         )
         self._bus.subscribe(self._lineage)

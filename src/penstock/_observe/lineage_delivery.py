@@ -56,10 +56,7 @@ def require_extra() -> None:
         MissingExtraError: `MISSING_EXTRA`.
     """
     import_extra(
-        "openlineage.client",
-        extra="openlineage",
-        feature="lineage",
-        package="openlineage-python",
+        "openlineage.client", extra="openlineage", feature="lineage", package="openlineage-python"
     )
 
 

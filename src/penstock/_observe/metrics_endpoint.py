@@ -64,11 +64,7 @@ def exposition(update: ObservedUpdate, accept: str = "") -> tuple[bytes, str]:
 
 
 def _family(series: Series) -> "Family":
-    from prometheus_client.core import (
-        CounterMetricFamily,
-        GaugeMetricFamily,
-        HistogramMetricFamily,
-    )
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
     metric = series.metric
     if metric.kind is Kind.HISTOGRAM:

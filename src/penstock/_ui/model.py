@@ -15,13 +15,7 @@ from penstock._observe.events import (
     SinkDefinition,
     StreamProgress,
 )
-from penstock._observe.snapshot import (
-    DatasetView,
-    FlowView,
-    UpdateView,
-    short_names,
-    update_view,
-)
+from penstock._observe.snapshot import DatasetView, FlowView, UpdateView, short_names, update_view
 from penstock._observe.state import ObservedUpdate
 from penstock._ui.lineage import lineage_view
 from penstock._ui.progress import progress_view
@@ -355,11 +349,7 @@ def _outside(body: FlowDefinition) -> list[str]:
 def _rules(declared: DatasetDefinition, dataset: DatasetView | None) -> list[dict[str, Any]]:
     counted = {rule.name: rule for rule in dataset.rules} if dataset is not None else {}
     rules = [
-        {
-            "name": rule.name,
-            "condition": rule.condition,
-            "action": rule.action,
-        }
+        {"name": rule.name, "condition": rule.condition, "action": rule.action}
         for rule in declared.expectations
     ]
     known = {rule["name"] for rule in rules}
