@@ -44,14 +44,10 @@ class _Flow:
 
 
 class LinePrinter:
-    """Subscriber that prints one line when a flow starts, ends, fails or gets on.
+    """Subscriber that prints one line when a flow starts, ends, fails or makes progress.
 
     The progress of a flow is shown at most every ten seconds, counted by the events themselves.
-
-    Args:
-        output: Where the lines go.
-        update: Its state, which has taken in an event before this subscriber gets it.
-        quiet: Errors only.
+    `update` must be subscribed before; with `quiet` only errors are printed.
     """
 
     def __init__(self, output: Output, update: ObservedUpdate, *, quiet: bool = False) -> None:
@@ -181,13 +177,7 @@ def _figures(flow: ObservedFlow, spent: str = "") -> str:
 
 
 class JsonPrinter:
-    """Subscriber that prints every event as one JSON line, in the shape of the event log.
-
-    Args:
-        output: Where the lines go.
-        instance: Id of this writer in the events' sequence.
-        quiet: Errors and the states of the update only.
-    """
+    """Prints every event as a line of the event log; `quiet`: errors and states only."""
 
     def __init__(self, output: Output, *, instance: str, quiet: bool = False) -> None:
         self._output = output

@@ -39,13 +39,7 @@ _TICK = _Tick()
 
 @dataclass
 class _Notification:
-    """An alert and the results of its targets so far.
-
-    Attributes:
-        done: Number of targets that were tried.
-        delivered: Labels of the targets that accepted it.
-        errors: Why the others did not.
-    """
+    """An alert; `done` targets were tried, those in `delivered` accepted it."""
 
     notice: AlertProgress
     done: int = 0
@@ -92,10 +86,7 @@ class Alerts:
             self._events.put(event)
 
     def close(self, timeout_seconds: float = _DRAIN_SECONDS) -> None:
-        """Send the queued notifications; those left after the timeout are reported as not sent.
-
-        Idempotent.
-        """
+        """Send the queued notifications; those left after the timeout are reported as not sent."""
         self._events.put(None)
         self._closing.set()
         self._thread.join(timeout_seconds)

@@ -35,8 +35,6 @@ _EVOLVED = "SCHEMA_EVOLVED"
 
 @dataclass
 class _State:
-    """State of one alert about one subject."""
-
     is_firing: bool = False
     is_notified: bool = False
     notified_at: datetime | None = None
@@ -60,13 +58,7 @@ class _Watermark:
 
 
 class AlertBook:
-    """The states of all alerts of one update. Not thread-safe.
-
-    Args:
-        rules: The alerts to evaluate.
-        repeat_seconds: See `AlertSettings`.
-        schemas: Schemas of the datasets in the last update, as Spark's JSON.
-    """
+    """The alerts of one update; `schemas` are those of the last update. Not thread-safe."""
 
     def __init__(
         self,

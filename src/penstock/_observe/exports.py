@@ -17,15 +17,7 @@ from penstock.errors import MissingExtraError, SpecError
 
 
 class Exports:
-    """Opens the configured exports and subscribes them to the bus; close it at the end.
-
-    `update` must be subscribed to the bus already.
-
-    Raises:
-        SetupError: `CANNOT_LISTEN`.
-        MissingExtraError: `MISSING_EXTRA`.
-        SpecError: `LINEAGE_NOT_CONFIGURED`, `TELEMETRY_NOT_CONFIGURED`.
-    """
+    """Opens the configured exports; `update` must be subscribed to the bus already."""
 
     def __init__(
         self,

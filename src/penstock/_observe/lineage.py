@@ -79,7 +79,6 @@ class _Flow:
     counts: dict[str, list[int]] = field(default_factory=dict)
 
     def begin(self, at: datetime) -> None:
-        """Begin a run and reset its metrics."""
         self.number += 1
         self.is_running, self.sent_at = True, at
         self.rows_in = self.rows_out = self.version = None

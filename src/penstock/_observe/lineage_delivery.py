@@ -50,11 +50,7 @@ def is_wanted(settings: LineageSettings, root: str, environ: Mapping[str, str]) 
 
 
 def require_extra() -> None:
-    """Check that OpenLineage's client is installed.
-
-    Raises:
-        MissingExtraError: `MISSING_EXTRA`.
-    """
+    """Raise `MISSING_EXTRA` unless OpenLineage's client is installed."""
     import_extra(
         "openlineage.client", extra="openlineage", feature="lineage", package="openlineage-python"
     )
@@ -63,11 +59,7 @@ def require_extra() -> None:
 def make_client(
     settings: LineageSettings, root: str, resolve_secrets: Callable[[str], str]
 ) -> "OpenLineageClient":
-    """OpenLineage's client with its own configuration, overridden by the settings.
-
-    Raises:
-        SpecError: `LINEAGE_NOT_CONFIGURED`.
-    """
+    """OpenLineage's client with its own configuration, overridden by the settings."""
     import yaml
     from openlineage.client import OpenLineageClient
 
@@ -117,10 +109,7 @@ def _remember(value: Any, *, is_secret: bool = False) -> None:
 
 
 class Lineage(Delivery):
-    """Converts the events of an update to OpenLineage and sends them; a subscriber of the bus.
-
-    `send` sends one event and raises on failure.
-    """
+    """Converts the events of an update and sends them by `send`; a subscriber of the bus."""
 
     def __init__(
         self,

@@ -53,13 +53,9 @@ class EventLog:
     """Appends the events of one update to its own segments. Subscribe it to the bus.
 
     The first event creates the first segment; a new one is created when the newest is large or old
-    enough. Each event is passed to the operating system before the call returns, so it can be read
-    at once and survives a `kill -9` of this process; a power loss may lose the newest events. A
-    partially written line (full disk) does not corrupt the next one. Thread-safe.
-
-    Args:
-        directory: Event log folder of the pipeline; created if missing.
-        keep: Retention settings; they determine the size and age of segments.
+    enough (`keep`). Each event is passed to the operating system before the call returns, so it can
+    be read at once and survives a `kill -9` of this process; a power loss may lose the newest
+    events. A partially written line (full disk) does not corrupt the next one. Thread-safe.
     """
 
     def __init__(self, directory: Path, keep: EventLogSettings | None = None) -> None:
@@ -82,11 +78,7 @@ class EventLog:
         return self.update.path(self._segment) if self.update is not None else None
 
     def __call__(self, event: Event) -> None:
-        """Append one event.
-
-        Raises:
-            OSError: The event could not be written; later events are tried again.
-        """
+        """Append one event; after an `OSError` later events are tried again."""
         with self._lock:
             if self._closed:
                 return
@@ -158,10 +150,8 @@ class RecordedBatch(NamedTuple):
 class EventFilter:
     """Selects events; an unset field selects all.
 
-    Attributes:
-        event_type: `flow_progress`, ...
-        dataset: Name of a dataset or sink, any case; a bare name matches any catalog and schema.
-        level: INFO, WARN and ERROR include higher severities; METRICS means METRICS only.
+    `dataset` may be a sink; it ignores case, and a bare name matches any catalog and schema. INFO,
+    WARN and ERROR include higher severities; METRICS means METRICS only.
     """
 
     event_type: str | None = None
@@ -189,14 +179,9 @@ class EventFilter:
 def read_events(
     directory: Path, *, update: str | None = None, **wanted: str | None
 ) -> Iterator[dict[str, Any]]:
-    """The JSON form of recorded events in order; may be read while an update runs.
+    """Recorded events as JSON values, in order; truncated lines are skipped.
 
-    Truncated lines are skipped.
-
-    Args:
-        directory: Event log folder.
-        update: `latest`, an update id or a prefix of one; all updates when `None`.
-        wanted: See `EventFilter`.
+    May be read while an update runs. `update` is `latest`, an id or a prefix of one; `None` = all.
     """
     events = EventFilter(**wanted)
     for recorded in select_updates(directory, update):
@@ -224,13 +209,8 @@ def follow(
     """The JSON form of recorded events, then of new events as they are written.
 
     With an update id it ends after the last event of this update; otherwise it starts with the
-    newest update, continues with later ones and ends only when stopped.
-
-    Args:
-        directory: Event log folder; need not exist yet.
-        update: An update id or a prefix of one; `latest` and `None` follow the newest updates.
-        stop: Set it, on any thread, to end within a quarter of a second.
-        wanted: See `EventFilter`.
+    newest update, continues with later ones and ends only when stopped. The folder need not exist
+    yet. Set `stop`, on any thread, to end within a quarter of a second.
     """
     events = EventFilter(**wanted)
     stop = stop if stop is not None else threading.Event()

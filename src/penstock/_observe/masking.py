@@ -164,10 +164,7 @@ def _redacted(value: Any) -> Any:
 
 
 def masked_values(values: dict[str, Any]) -> dict[str, Any]:
-    """Nested values with credentials masked, by key or form.
-
-    Values unknown to JSON become strings.
-    """
+    """Nested values with credentials masked, by key or form; unknown types become strings."""
     body: dict[str, Any] = json.loads(masked(encode(values)))
     return {key: _redacted(value) for key, value in body.items()}
 

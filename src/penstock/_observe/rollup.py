@@ -29,8 +29,6 @@ _BOUNDS = (*(str(bound) for bound in BATCH_BUCKETS), "+Inf")
 
 @dataclass(frozen=True)
 class Recorded:
-    """A line of an event log and its event."""
-
     line: dict[str, Any]
     event: Event
 
@@ -146,7 +144,6 @@ class Counts:
         )
 
     def line(self) -> bytes:
-        """The roll-up event."""
         assert self.last is not None
         rules = tuple(
             ExpectationCounts(name=name, dataset=owner, passed_records=good, failed_records=bad)
@@ -158,10 +155,7 @@ class Counts:
 
 
 def measured_of(recorded: Recorded) -> RolledUp | None:
-    """The sums that remain of a `stream_progress` or `lag_progress` event.
-
-    `None` if the event cannot be read: then it is kept.
-    """
+    """The sums that remain of a measurement; `None` if it cannot be read: then it is kept."""
     body, since = recorded.event.body, recorded.line["timestamp"]
     if isinstance(body, LagProgress):
         return RolledUp(events=1, since=since)

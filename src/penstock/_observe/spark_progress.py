@@ -46,7 +46,6 @@ def watermark_text(progress: Progress) -> str | None:
 
 
 def watermark_of(progress: Progress) -> datetime | None:
-    """The watermark; `None` before the first."""
     return timestamp_of(watermark_text(progress))
 
 

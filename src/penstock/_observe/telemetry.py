@@ -56,11 +56,7 @@ def _has_signal(settings: TelemetrySettings, signal: str, environ: Mapping[str, 
 
 
 def require_extra() -> None:
-    """Check that OpenTelemetry's SDK and exporters are installed.
-
-    Raises:
-        MissingExtraError: `MISSING_EXTRA`.
-    """
+    """Raise `MISSING_EXTRA` unless OpenTelemetry's SDK and exporters are installed."""
     import_extra(
         "opentelemetry.exporter.otlp.proto.http",
         "opentelemetry.sdk.trace",
@@ -75,9 +71,6 @@ class Telemetry:
 
     Subscribe it to the bus after the state of the update. `environ` is for tests: OpenTelemetry
     itself reads the variables of the process.
-
-    Raises:
-        SpecError: `TELEMETRY_NOT_CONFIGURED`.
     """
 
     def __init__(
@@ -256,7 +249,6 @@ class _ExporterLog(logging.Handler):
         self._messages[record.name.rpartition(".")[2]] = record.getMessage()
 
     def last(self, exporter: str) -> str:
-        """The latest message of an exporter."""
         return self._messages.get(exporter, "the receiver did not accept the request")
 
     def close(self) -> None:

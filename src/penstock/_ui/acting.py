@@ -24,16 +24,12 @@ class _Strict(BaseModel):
 
 
 class Start(_Strict):
-    """Body of a `start` request."""
-
     refresh: list[str] = Field(default_factory=list, max_length=_MOST_NAMES)
     full_refresh: list[str] = Field(default_factory=list, max_length=_MOST_NAMES)
     continuous: bool | None = None
 
 
 class Stop(_Strict):
-    """Body of a `stop` request."""
-
     now: bool = False
 
 
@@ -53,14 +49,7 @@ class Replay(_Strict):
 
 
 def add_acting(app: FastAPI, recording_of: Callable[[str], Recording], *, allowed: bool) -> None:
-    """Add the addresses.
-
-    Args:
-        app: Gets them.
-        recording_of: The pipeline of a key; raises where there is none.
-        allowed: Whether this dashboard acts at all; else only the question whether it does is
-            answered.
-    """
+    """Add the endpoints; unless `allowed`, only the one that reports so."""
 
     @app.get("/api/pipelines/{key}/control")
     def show_control(key: str) -> Response:

@@ -64,14 +64,9 @@ def as_left(items: list[dict[str, Any]], *, is_gone: bool) -> list[dict[str, Any
 class _Shown:
     """State of an update at one time. Immutable, so that a message is consistent.
 
-    Attributes:
-        version: Increases with each change.
-        seen: The update, and how much of its log was folded.
-        structure: Changes with the set of datasets or flows.
-        body: Everything, as returned by `whole_update`.
-        stamps: Version of the last change of each part, and the part.
-        whole_at: The version from which incremental changes suffice.
-        encoded: Messages by the version of their watchers; used by the event loop only.
+    `version` increases with each change, `structure` changes with the set of datasets or flows.
+    `stamps` are the version of the last change of each part, and the part; from `whole_at` on
+    incremental changes suffice. `encoded` is used by the event loop only.
     """
 
     version: int = 0

@@ -10,15 +10,10 @@ _MAX_COLUMNS = 2000
 
 
 def lineage_view(flows: Iterable[FlowLineage]) -> dict[str, Any] | None:
-    """Lineage of a dataset from that of its flows; `None` where no plan told it.
+    """Lineage of a dataset from that of its flows; `None` if no plan has lineage.
 
-    Args:
-        flows: What plans told of each.
-
-    Returns:
-        `columns`: by name, what each is made of; `influences`: what decides which rows there are.
-        Each input has `dataset` (of the pipeline, or empty), `place` (outside of it), `column` and
-        `how`.
+    `columns` are by name, `influences` determine which rows there are. Each input has `dataset` (of
+    the pipeline, or empty), `place` (outside of it), `column` and `how`.
     """
     columns: dict[str, list[dict[str, str]]] = {}
     influences: list[dict[str, str]] = []

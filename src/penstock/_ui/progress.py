@@ -17,12 +17,7 @@ _MAX_PARTITIONS = 500
 
 
 def progress_view(body: Progress, measured: LagProgress | None) -> dict[str, Any]:
-    """The part of a StreamingQueryProgress that the dashboard shows; the rest stays behind.
-
-    Args:
-        body: The progress.
-        measured: What was measured beside it, if anything.
-    """
+    """The part of a StreamingQueryProgress that the dashboard shows, with the measured lag."""
     sources, delay = lag_sources(body, measured), watermark_delay(body)
     return {
         "batch_id": body.get("batchId"),

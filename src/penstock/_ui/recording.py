@@ -124,18 +124,10 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateSummary:
-    """One update in the history.
+    """One update in the history; times are in milliseconds since the epoch.
 
-    Attributes:
-        started: In milliseconds since the epoch.
-        ended: Likewise; for an interrupted update the time of its last event.
-        state: Latest state; empty if unknown.
-        is_over: Whether a final state was recorded.
-        is_gone: Whether it was interrupted: its process is gone, or a later update has begun.
-        continuous: Whether it runs until stopped.
-        full_refresh: Whether a table was fully refreshed.
-        error: Why it failed.
-        message: Message of the latest change of state.
+    `ended` of an interrupted update is the time of its last event. `is_over`: a final state was
+    recorded; `is_gone`: its process is gone, or a later update has begun.
     """
 
     update_id: str
@@ -154,13 +146,8 @@ class UpdateSummary:
 class Recording:
     """The event log of one pipeline. Any thread may call; one at a time is served.
 
-    Attributes:
-        key: Names the pipeline in addresses.
-        label: What to call it before it has events.
-        directory: The folder of its event log; it need not be there yet.
-        tables: Looks into its tables; `None` where their storage is not known.
-        sources: Looks into its sources; `None` where its project is not known.
-        control: Acts on it; `None` where its project is not known.
+    `key` names the pipeline in URLs, `label` is shown before it has events. The folder need not
+    exist yet.
     """
 
     def __init__(
@@ -249,12 +236,7 @@ class Recording:
         return self.newest() != update or self.is_writer_gone(update)
 
     def history(self, *, before: int | None = None, limit: int = 50) -> list[UpdateSummary]:
-        """Updates, newest first.
-
-        Args:
-            before: Only those at positions below this one, counted from the oldest; all if `None`.
-            limit: How many at most.
-        """
+        """Updates, newest first; `before` is a position counted from the oldest."""
         with self._lock:
             self._list()
             end = len(self._logs) if before is None else max(0, min(before, len(self._logs)))

@@ -71,15 +71,7 @@ def build_app(
     hub: Hub | None = None,
     acts: bool = False,
 ) -> App:
-    """The dashboard over some pipelines, behind its guard.
-
-    Args:
-        recordings: Event logs, with different keys.
-        host: The address that the server listens on.
-        token: What every request must know; `None` for none, on a loopback address only.
-        hub: Of the streams; whoever ends the server closes it before.
-        acts: Whether visitors may start, stop and replay; needs a token.
-    """
+    """The dashboard over some pipelines, behind its guard; the caller closes `hub` at the end."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     pipelines = {recording.key: recording for recording in recordings}
     assets = load_assets()

@@ -24,12 +24,7 @@ Name = Annotated[str, Query(max_length=1000)]
 
 
 def add_stored(app: FastAPI, recording_of: Callable[[str], Recording]) -> None:
-    """Add the addresses.
-
-    Args:
-        app: Gets them.
-        recording_of: The pipeline of a key; raises where there is none.
-    """
+    """Add the endpoints; `recording_of` raises for an unknown key."""
 
     @app.get("/api/pipelines/{key}/rows")
     def show_rows(key: str, name: Name) -> Response:
