@@ -92,7 +92,8 @@ class LinePrinter:
             if event.error is not None:
                 self._print(event, f"  {error_line(event.error)}")
             return
-        head = self._position(flow)
+        # All flows are queued before the first one starts, so the total is known by then.
+        head = f"{flow.number} of {len(self._flows)}"
         if status in _BEGUN and flow.started is None and body.metrics is None:
             flow.started = flow.shown = event.timestamp
             self._print(event, f"{head} START {self._label(event)}")
@@ -129,10 +130,6 @@ class LinePrinter:
             for text in (f"[{event.error.condition}] {first}", *rest):
                 self._print(event, f"  {text}", is_error=status is FlowStatus.FAILED)
         flow.started = None
-
-    def _position(self, flow: _Flow) -> str:
-        # All flows are queued before the first one starts, so the total is known by then.
-        return f"{flow.number} of {len(self._flows)}"
 
     def _label(self, event: Event) -> str:
         """`streaming table silver`, with the flow if its name differs from the target's."""

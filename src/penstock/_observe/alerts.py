@@ -6,7 +6,7 @@ are notified; a state that lasts, or that flaps, is notified again after `repeat
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
 from penstock._model.alert import AlertKind, AlertRule
@@ -44,11 +44,6 @@ class _State:
 
 
 @dataclass
-class _Counts:
-    batches: deque[tuple[int, int]] = field(default_factory=deque)
-
-
-@dataclass
 class _Watermark:
     """A watermark, and the first and last batch with rows at which it did not advance."""
 
@@ -72,7 +67,7 @@ class AlertBook:
         self._schemas = dict(schemas or {})
         self._watermarks: dict[str, _Watermark] = {}
         self._states: dict[tuple[str, str], _State] = {}
-        self._counts: dict[tuple[str, str, str], _Counts] = {}
+        self._counts: dict[tuple[str, str, str], deque[tuple[int, int]]] = {}
         self._running: dict[str, datetime] = {}
         self._pipeline = ""
         self._update_id = ""
@@ -206,7 +201,7 @@ class AlertBook:
             wanted = rule.dataset.lower()
             if wanted and not f".{dataset.lower()}".endswith(f".{wanted}"):
                 continue
-            window = self._counts.setdefault((rule.name, dataset, name), _Counts()).batches
+            window = self._counts.setdefault((rule.name, dataset, name), deque())
             window.append((counts.passed_records, counts.failed_records))
             while len(window) > rule.batches:
                 window.popleft()

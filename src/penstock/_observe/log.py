@@ -11,7 +11,6 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -146,34 +145,27 @@ class RecordedBatch(NamedTuple):
     table_version: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class EventFilter:
-    """Selects events; an unset field selects all.
-
-    `dataset` may be a sink; it ignores case, and a bare name matches any catalog and schema. INFO,
-    WARN and ERROR include higher severities; METRICS means METRICS only.
-    """
-
-    event_type: str | None = None
-    dataset: str | None = None
-    level: str | None = None
-
-    def accepts(self, event: dict[str, Any]) -> bool:
-        if self.event_type is not None and event.get("event_type") != self.event_type:
+def _accepts(
+    event: dict[str, Any],
+    *,
+    event_type: str | None = None,
+    dataset: str | None = None,
+    level: str | None = None,
+) -> bool:
+    if event_type is not None and event.get("event_type") != event_type:
+        return False
+    if dataset is not None:
+        wanted = dataset.lower()
+        origin = event.get("origin", {})
+        names = [origin.get(key, "").lower() for key in ("dataset_name", "sink_name")]
+        if not any(name == wanted or name.endswith(f".{wanted}") for name in names):
             return False
-        if self.dataset is not None:
-            wanted = self.dataset.lower()
-            origin = event.get("origin", {})
-            names = [origin.get(key, "").lower() for key in ("dataset_name", "sink_name")]
-            if not any(name == wanted or name.endswith(f".{wanted}") for name in names):
-                return False
-        if self.level is not None:
-            wanted_level = self.level.upper()
-            level = event.get("level", "")
-            if wanted_level not in _SEVERITY:
-                return bool(level == wanted_level)
-            return _SEVERITY.get(level, -1) >= _SEVERITY[wanted_level]
-        return True
+    if level is not None:
+        wanted_level, severity = level.upper(), event.get("level", "")
+        if wanted_level not in _SEVERITY:
+            return bool(severity == wanted_level)
+        return _SEVERITY.get(severity, -1) >= _SEVERITY[wanted_level]
+    return True
 
 
 def read_events(
@@ -182,13 +174,14 @@ def read_events(
     """Recorded events as JSON values, in order; truncated lines are skipped.
 
     May be read while an update runs. `update` is `latest`, an id or a prefix of one; `None` = all.
+    `wanted` are `event_type`, `level` (INFO, WARN and ERROR include higher severities, METRICS does
+    not) and `dataset`: a dataset or sink, where a bare name matches any catalog and schema.
     """
-    events = EventFilter(**wanted)
     for recorded in select_updates(directory, update):
         with contextlib.suppress(FileNotFoundError):
             for line in recorded.lines():
                 event = _decode(line)
-                if event is not None and events.accepts(event):
+                if event is not None and _accepts(event, **wanted):
                     yield event
 
 
@@ -212,7 +205,6 @@ def follow(
     newest update, continues with later ones and ends only when stopped. The folder need not exist
     yet. Set `stop`, on any thread, to end within a quarter of a second.
     """
-    events = EventFilter(**wanted)
     stop = stop if stop is not None else threading.Event()
     endless = update is None or update == LATEST
     last: UpdateLog | None = None
@@ -225,7 +217,7 @@ def follow(
             continue
         last = recorded[0]
         for event in _tail(last, stop, endless=endless):
-            if events.accepts(event):
+            if _accepts(event, **wanted):
                 yield event
         if not endless:
             return

@@ -77,11 +77,6 @@ class _Shown:
     whole_at: int = 0
     encoded: dict[int, bytes] = field(default_factory=dict)
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether more of a long log can be read at once."""
-        return self.body.get("read_percent") is not None
-
     def message(self, since: int) -> bytes:
         """A server-sent event with what is newer than a version; encoded once for all watchers."""
         known = self.encoded.get(since)
@@ -223,7 +218,9 @@ class Hub:
                 await asyncio.sleep(_LONGEST_BEAT_SECONDS)
                 continue
             has_failed = False
-            took = 0.0 if topic.shown.is_behind else time.monotonic() - began
+            # At once if more of a long log is left to read.
+            is_behind = topic.shown.body.get("read_percent") is not None
+            took = 0.0 if is_behind else time.monotonic() - began
             if topic.shown.version != before.version:
                 async with topic.wake:
                     topic.wake.notify_all()

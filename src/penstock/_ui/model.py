@@ -17,9 +17,8 @@ from penstock._observe.events import (
 )
 from penstock._observe.snapshot import DatasetView, FlowView, UpdateView, short_names, update_view
 from penstock._observe.state import ObservedUpdate
-from penstock._ui.lineage import lineage_view
-from penstock._ui.progress import progress_view
 from penstock._ui.series import Series
+from penstock._ui.views import lineage_view, progress_view
 
 _MAX_COLUMNS = 2000
 _SHOWN_PROPERTIES = (

@@ -166,7 +166,7 @@ class Recording:
         self.directory = directory
         self.tables = tables
         self.control = control
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._logs: list[UpdateLog] = []
         self._by_id: dict[str, UpdateLog] = {}
         self._listed: tuple[int, int] | None = None
@@ -175,19 +175,19 @@ class Recording:
 
     def newest(self) -> str | None:
         """Id of the newest update; `None` before the first one."""
-        with self._lock:
+        with self.lock:
             self._list()
             return self._logs[-1].update_id if self._logs else None
 
     def has(self, update: str) -> bool:
         """Whether there is an update with this id, or `latest`, which may still come."""
-        with self._lock:
+        with self.lock:
             self._list()
             return update == LATEST or update in self._by_id
 
     def count(self) -> int:
         """How many updates are recorded."""
-        with self._lock:
+        with self.lock:
             self._list()
             return len(self._logs)
 
@@ -196,7 +196,7 @@ class Recording:
 
         The caller reads the model under `lock`.
         """
-        with self._lock:
+        with self.lock:
             self._list()
             log = self._logs[-1] if update == LATEST and self._logs else self._by_id.get(update)
             if log is None:
@@ -209,11 +209,6 @@ class Recording:
                 self._models.popitem(last=False)
             recorded.refresh()
             return recorded
-
-    @property
-    def lock(self) -> threading.RLock:
-        """Held while a model is read."""
-        return self._lock
 
     def is_writer_gone(self, update: str) -> bool:
         """Whether the process of an update is known to be gone; only this machine's are known."""
@@ -237,7 +232,7 @@ class Recording:
 
     def history(self, *, before: int | None = None, limit: int = 50) -> list[UpdateSummary]:
         """Updates, newest first; `before` is a position counted from the oldest."""
-        with self._lock:
+        with self.lock:
             self._list()
             end = len(self._logs) if before is None else max(0, min(before, len(self._logs)))
             logs = self._logs[max(0, end - limit) : end]
