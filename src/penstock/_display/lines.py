@@ -37,7 +37,6 @@ class _Flow:
     shown: datetime | None = None
 
     def is_due(self, now: datetime) -> bool:
-        """Whether it runs and its figures are due to be printed."""
         if self.shown is None:
             return False
         return (now - self.shown).total_seconds() >= _PROGRESS_SECONDS

@@ -69,7 +69,6 @@ class DataflowGraph:
     sinks: Mapping[str, Sink]
 
     def stored(self) -> tuple[DatasetNode, ...]:
-        """The datasets that are Delta tables, upstream before downstream."""
         return tuple(node for node in self.datasets.values() if node.is_stored)
 
     def find(self, display: str) -> DatasetNode | None:

@@ -106,7 +106,6 @@ def event_of_line(line: bytes) -> Event | None:
 
 
 def event_of(body: Any) -> Event | None:
-    """The event of a parsed line; `None` if it is not an event."""
     try:
         return event_of_json(body)
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -33,9 +33,6 @@ _LONGEST_PAUSE = 30.0
 
 _logger = logging.getLogger(__name__)
 
-Fold = Callable[[Event], Iterable[Any]]
-Send = Callable[[list[Any]], None]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Signal:
@@ -64,8 +61,8 @@ class Delivery:
         origin: EventOrigin,
         signal: Signal,
         *,
-        fold: Fold,
-        send: Send,
+        fold: Callable[[Event], Iterable[Any]],
+        send: Callable[[list[Any]], None],
         finish: Callable[[], Iterable[Any]] = tuple,
         on_interval: Callable[[], Iterable[Any]] = tuple,
         interval_seconds: float | None = None,

@@ -83,8 +83,6 @@ class ErrorInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectationCounts:
-    """Passed and failed rows of one rule in one micro-batch."""
-
     name: str
     dataset: str
     passed_records: int
@@ -163,8 +161,6 @@ class UpdateProgress(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A declared expectation of a dataset."""
-
     name: str = ""
     condition: str = ""
     action: str = ""
@@ -203,8 +199,6 @@ class SinkDefinition(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class FlowDefinition(Body):
-    """A flow: what it reads and where it writes to."""
-
     event_type = "flow_definition"
     output_dataset: str | None = ""
     output_sink: str | None = ""
@@ -398,8 +392,6 @@ class DeliveryProgress(Body):
 
 
 class LineageProgress(DeliveryProgress):
-    """Delivery of OpenLineage events."""
-
     event_type = "lineage_progress"
 
 

@@ -38,8 +38,6 @@ class GraphEdge:
 
 @dataclass
 class FlowGraph:
-    """All nodes and edges, in the order of the events."""
-
     nodes: dict[str, GraphNode] = field(default_factory=dict)
     edges: dict[GraphEdge, None] = field(default_factory=dict)
 

@@ -29,8 +29,6 @@ _SIGNAL = Signal(
 _CONFIGURED = ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG")
 _FILE = "openlineage.yml"
 
-Send = Callable[[Any], None]
-
 
 def is_wanted(settings: LineageSettings, root: str, environ: Mapping[str, str]) -> bool:
     """Whether lineage is enabled, by the settings or else by the configuration of OpenLineage.
@@ -115,7 +113,7 @@ class Lineage(Delivery):
         self,
         bus: EventBus,
         origin: EventOrigin,
-        send: Send,
+        send: Callable[[Any], None],
         *,
         namespace: str = "",
         running_seconds: float = RUNNING_SECONDS,

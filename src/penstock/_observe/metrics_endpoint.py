@@ -34,8 +34,6 @@ def require_metrics_extra() -> None:
 
 
 class StateCollector:
-    """A prometheus-client collector of the metrics of an update."""
-
     def __init__(self, update: ObservedUpdate) -> None:
         self._update = update
 

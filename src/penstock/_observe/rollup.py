@@ -46,7 +46,6 @@ class Recorded:
 
 
 def recorded_of(line: bytes) -> Recorded | None:
-    """The event of a line; `None` if it has none."""
     try:
         body = json.loads(line)
     except ValueError:
@@ -180,8 +179,6 @@ def measured_of(recorded: Recorded) -> RolledUp | None:
 
 @dataclass
 class Measured:
-    """Sums that remain of the measurements of one flow."""
-
     last: Recorded | None = None
     durations: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)

@@ -47,7 +47,6 @@ class UpdateLog:
     files: tuple[Segment, ...] = ()
 
     def path(self, first: int, last: int | None = None) -> Path:
-        """Path of a segment, or of a roll-up."""
         numbers = f".{first:04}" if first > 1 or last is not None else ""
         if last is not None:
             numbers += f"-{last:04}"

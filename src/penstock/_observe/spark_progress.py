@@ -15,7 +15,6 @@ def durations_of(progress: Progress) -> Mapping[str, Any]:
 
 
 def timestamp_of(text: Any) -> datetime | None:
-    """A timestamp of Spark; `None` for anything else."""
     if not isinstance(text, str):
         return None
     try:

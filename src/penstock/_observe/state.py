@@ -145,7 +145,6 @@ class ObservedFlow:
 
     @property
     def rows(self) -> int:
-        """Rows written: inserted and merged."""
         return self.count("num_output_rows", "num_upserted_rows")
 
     def change(self, at: datetime, status: FlowStatus) -> None:
@@ -198,7 +197,6 @@ class ObservedFlow:
         self._replaced = {name: self.totals.get(name, 0) for name in _REPLACED}
 
     def report(self, event: Event, body: StreamProgress) -> None:
-        """Apply Spark's progress of a micro-batch, or a roll-up of many."""
         rolled = body.rolled_up
         if rolled is not None:
             self._spend(rolled.durations_ms or {}, rolled.dropped_by_watermark or {})

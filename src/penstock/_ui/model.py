@@ -56,7 +56,6 @@ class UpdateModel:
             return
 
     def _fold(self, event: Event) -> None:
-        """What only pages need."""
         match event.body:
             case DatasetDefinition() | SinkDefinition() | FlowDefinition():
                 self.structure += 1
@@ -78,11 +77,9 @@ class UpdateModel:
         return dataset.definition if dataset is not None else None
 
     def view(self, now: datetime | None = None) -> UpdateView:
-        """The update at one moment, for the methods below."""
         return update_view(self._update, now)
 
     def head(self, view: UpdateView | None = None) -> dict[str, Any]:
-        """State of the update as a whole."""
         view = view or self.view()
         changes = [(_millis(at), state.value) for at, state in self._update.changes]
         return {
@@ -133,7 +130,6 @@ class UpdateModel:
         }
 
     def declarations(self) -> dict[str, str]:
-        """File and line of each dataset that was declared."""
         return {
             name: dataset.definition.declared_at
             for name, dataset in self._update.datasets.items()
@@ -141,7 +137,6 @@ class UpdateModel:
         }
 
     def edges(self) -> list[dict[str, str]]:
-        """Which dataset feeds which, by which flow."""
         edges: dict[tuple[str, str], str] = {}
         for flow, body in self._definitions().items():
             for source in (*body.input_datasets, *_outside(body)):
@@ -151,7 +146,6 @@ class UpdateModel:
         ]
 
     def flows(self, view: UpdateView | None = None) -> list[dict[str, Any]]:
-        """What each flow went through, for the timeline."""
         view = view or self.view()
         return [self._flow(flow) for dataset in view.datasets for flow in dataset.flows]
 

@@ -186,7 +186,6 @@ class Recording:
             return update == LATEST or update in self._by_id
 
     def count(self) -> int:
-        """How many updates are recorded."""
         with self.lock:
             self._list()
             return len(self._logs)

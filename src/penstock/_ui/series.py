@@ -33,7 +33,6 @@ class Point:
     is_rolled_up: bool = False
 
     def absorb(self, later: "Point") -> None:
-        """Take in the next point."""
         self.at = later.at
         self.rows_in += later.rows_in
         self.rows_out += later.rows_out
@@ -93,16 +92,13 @@ class Series:
             self._join()
 
     def last_seconds(self) -> float | None:
-        """How long the newest micro-batch or refresh took."""
         busy_ms = self._points[-1].busy_ms if self._points else 0
         return busy_ms / 1000 if busy_ms else None
 
     def busy_seconds(self) -> float:
-        """How long all micro-batches and refreshes took together."""
         return round(sum(point.busy_ms for point in self._points) / 1000, 3)
 
     def recent(self) -> list[dict[str, Any]]:
-        """The newest micro-batches, newest first."""
         return [
             {
                 "flow": flow,

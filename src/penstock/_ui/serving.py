@@ -88,7 +88,6 @@ def new_token() -> str:
 
 
 def address_of(listening: socket.socket, host: str, token: str | None) -> str:
-    """What to open in a browser."""
     port = listening.getsockname()[1]
     name = host
     try:

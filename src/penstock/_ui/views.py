@@ -43,7 +43,6 @@ def _sum(counts: Iterable[int]) -> int | None:
 
 
 def _source(source: Mapping[str, Any]) -> dict[str, Any]:
-    """One source with what waits there; what is not known is `None`."""
     return {
         "description": str(source["source"]),
         "rows": source["input_rows"],
