@@ -79,7 +79,7 @@ class Alerts:
             self._events.put(event)
 
     def close(self, timeout_seconds: float = _DRAIN_SECONDS) -> None:
-        """Send the queued notifications; those left after the timeout are reported as not sent."""
+        """Send what is queued; after the timeout the rest is reported as not sent. Idempotent."""
         self._events.put(None)
         self._closing.set()
         self._thread.join(timeout_seconds)
