@@ -2,10 +2,9 @@
 
 import sys
 import uuid
-from contextlib import redirect_stdout, suppress
+from contextlib import AbstractContextManager, redirect_stdout, suppress
 from enum import StrEnum
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from penstock._display.lines import JsonPrinter, LinePrinter
 from penstock._display.render import final_line, live_view, summary_lines, summary_table
@@ -31,48 +30,19 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-class Display(Protocol):
-    """Shows an update between `__enter__` and `__exit__`."""
-
-    def __enter__(self) -> Self:
-        """Start showing events."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Show the result, also after an exception."""
-
-
 def choose_display(
     bus: EventBus, update: ObservedUpdate, *, log_format: LogFormat, quiet: bool
-) -> Display:
+) -> AbstractContextManager[object]:
     """The display for these options and this terminal, subscribed to the bus."""
     terminal = detect(sys.stdout)
     if log_format is LogFormat.JSON:
         lines = Output(sys.stdout)
         bus.subscribe(JsonPrinter(lines, instance=str(uuid.uuid4()), quiet=quiet))
-        return SilentDisplay()
+        return redirect_stdout(sys.stderr)  # all other output
     if terminal.is_live and not quiet:
         return LiveDisplay(update, terminal)
     bus.subscribe(LinePrinter(Output(sys.stderr if quiet else None), update, quiet=quiet))
     return LineDisplay(update, terminal, quiet=quiet)
-
-
-class SilentDisplay:
-    """Shows nothing, and redirects all other output from stdout to stderr."""
-
-    def __init__(self) -> None:
-        self._others = redirect_stdout(sys.stderr)
-
-    def __enter__(self) -> Self:
-        self._others.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._others.__exit__(None, None, None)
 
 
 class LineDisplay:

@@ -37,21 +37,16 @@ class _Flow:
     shown: datetime | None = None
 
     def is_due(self, now: datetime) -> bool:
-        """Whether it runs and its figures are due to be printed."""
         if self.shown is None:
             return False
         return (now - self.shown).total_seconds() >= _PROGRESS_SECONDS
 
 
 class LinePrinter:
-    """Subscriber that prints one line when a flow starts, ends, fails or gets on.
+    """Subscriber that prints one line when a flow starts, ends, fails or makes progress.
 
     The progress of a flow is shown at most every ten seconds, counted by the events themselves.
-
-    Args:
-        output: Where the lines go.
-        update: Its state, which has taken in an event before this subscriber gets it.
-        quiet: Errors only.
+    `update` must be subscribed before; with `quiet` only errors are printed.
     """
 
     def __init__(self, output: Output, update: ObservedUpdate, *, quiet: bool = False) -> None:
@@ -96,7 +91,8 @@ class LinePrinter:
             if event.error is not None:
                 self._print(event, f"  {error_line(event.error)}")
             return
-        head = self._position(flow)
+        # All flows are queued before the first one starts, so the total is known by then.
+        head = f"{flow.number} of {len(self._flows)}"
         if status in _BEGUN and flow.started is None and body.metrics is None:
             flow.started = flow.shown = event.timestamp
             self._print(event, f"{head} START {self._label(event)}")
@@ -133,10 +129,6 @@ class LinePrinter:
             for text in (f"[{event.error.condition}] {first}", *rest):
                 self._print(event, f"  {text}", is_error=status is FlowStatus.FAILED)
         flow.started = None
-
-    def _position(self, flow: _Flow) -> str:
-        # All flows are queued before the first one starts, so the total is known by then.
-        return f"{flow.number} of {len(self._flows)}"
 
     def _label(self, event: Event) -> str:
         """`streaming table silver`, with the flow if its name differs from the target's."""
@@ -181,13 +173,7 @@ def _figures(flow: ObservedFlow, spent: str = "") -> str:
 
 
 class JsonPrinter:
-    """Subscriber that prints every event as one JSON line, in the shape of the event log.
-
-    Args:
-        output: Where the lines go.
-        instance: Id of this writer in the events' sequence.
-        quiet: Errors and the states of the update only.
-    """
+    """Prints every event as a line of the event log; `quiet`: errors and states only."""
 
     def __init__(self, output: Output, *, instance: str, quiet: bool = False) -> None:
         self._output = output

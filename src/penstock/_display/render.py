@@ -34,13 +34,7 @@ _UPDATE_STYLES = {
 
 
 def live_view(view: UpdateView, *, width: int, note: str = "") -> "RenderableType":
-    """The running update: a head line, one row per dataset, the newest errors.
-
-    Args:
-        view: What to show.
-        width: Columns of the terminal.
-        note: A line for the user below the table.
-    """
+    """The running update: a head line, one row per dataset, the newest errors, and a `note`."""
     from rich.console import Group
     from rich.text import Text
 

@@ -28,12 +28,6 @@ class StopSignals:
     nothing to stop gracefully: a signal raises `KeyboardInterrupt`. A signal that is ignored on
     entry (SIGHUP below `nohup`) stays ignored. Does nothing on a thread that is not the main one:
     Python delivers signals only there.
-
-    Args:
-        monotonic: The clock that tells which signals belong together.
-
-    Attributes:
-        received: How many requests came.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:

@@ -16,13 +16,7 @@ _PLAIN_WIDTH = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Terminal:
-    """The abilities of an output stream.
-
-    Attributes:
-        is_live: A person watches and the cursor can be moved.
-        has_colour: Colours are wanted and understood.
-        width: Columns.
-    """
+    """The abilities of an output stream; `is_live`: the cursor can be moved for a reader."""
 
     is_live: bool
     has_colour: bool
@@ -76,12 +70,7 @@ class Output:
         self._is_broken = False
 
     def line(self, text: str, *, is_masked: bool = False) -> None:
-        """Write one line. What the stream's encoding lacks is replaced.
-
-        Args:
-            text: The line.
-            is_masked: It is JSON that holds no secrets any more, as events do.
-        """
+        """Write one line, replacing what the encoding lacks; `is_masked` JSON has no secrets."""
         if self._is_broken:
             return
         stream = self._stream if self._stream is not None else sys.stdout

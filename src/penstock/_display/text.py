@@ -50,11 +50,9 @@ def size(number: int) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """`1 table`, `2 tables`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def error_line(error: "ErrorInfo") -> str:
-    """The condition and the first line of an error."""
     first = error.message.strip().partition("\n")[0]
     return f"[{error.condition}] {first}"

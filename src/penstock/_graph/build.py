@@ -19,17 +19,11 @@ def build_graph(
     errors: Mapping[str, PenstockError],
     selected: Collection[str] | None = None,
 ) -> DataflowGraph:
-    """Build the graph, or raise everything that is wrong with the pipeline.
+    """Build the graph, or raise all errors of the pipeline as `DefinitionErrors`.
 
-    Args:
-        index: The declarations by name.
-        analyses: What analysis found, by flow name.
-        errors: Why a flow could not be analysed, by flow name; what is wrong with a table, by key.
-        selected: Keys of datasets and names of sinks; `None` = all. What is wrong with the others
-            is no error, and those that cannot be analysed are not in the graph.
-
-    Raises:
-        DefinitionErrors: With all errors, ordered as declared.
+    `errors` are by name of a flow that could not be analysed, or by key of a table. `selected` are
+    keys of datasets and names of sinks, `None` = all: errors of the others are ignored, and those
+    that cannot be analysed are not in the graph.
     """
     targets = {name: index.flow_targets.get(name, name) for name in errors}
     if selected is not None:
@@ -178,9 +172,7 @@ def _check_kind(
 
 
 def _assemble(
-    index: DefinitionIndex,
-    analyses: Mapping[str, FlowAnalysis],
-    kinds: Mapping[str, DatasetKind],
+    index: DefinitionIndex, analyses: Mapping[str, FlowAnalysis], kinds: Mapping[str, DatasetKind]
 ) -> DataflowGraph:
     upstream = {
         key: frozenset().union(*(analyses[flow.name].inputs for flow in dataset.flows))
@@ -220,9 +212,7 @@ def _assemble(
         for name in names
     }
     return DataflowGraph(
-        datasets=MappingProxyType(datasets),
-        flows=MappingProxyType(flows),
-        sinks=index.sinks,
+        datasets=MappingProxyType(datasets), flows=MappingProxyType(flows), sinks=index.sinks
     )
 
 

@@ -10,12 +10,7 @@ from penstock._model.name import DatasetName, split_name
 
 @dataclass(frozen=True, kw_only=True)
 class FlowNode:
-    """A flow, what analysis found out about it, and where it writes.
-
-    Attributes:
-        target: Dataset key or sink name.
-        upstream: Keys of the *stored* datasets whose rows it needs; views are looked through.
-    """
+    """A flow and its analysis; `upstream` are keys of *stored* datasets: views are resolved."""
 
     flow: Flow
     analysis: FlowAnalysis
@@ -23,11 +18,7 @@ class FlowNode:
     upstream: frozenset[str]
 
     def type_name(self, target: "DatasetNode | None") -> str:
-        """What kind of flow it is, as the event log says it.
-
-        Args:
-            target: The dataset that it writes to; `None` = a sink.
-        """
+        """Type of the flow in the event log; `target` is `None` for a sink."""
         if self.flow.cdc is not None:
             return "CHANGE"
         if self.flow.snapshot is not None:
@@ -42,16 +33,7 @@ class FlowNode:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetNode:
-    """A dataset with its kind decided.
-
-    Attributes:
-        key: Canonical name.
-        display: Name without the pipeline's default catalog and schema.
-        flows: Names of the flows that write to it.
-        upstream: Keys of the datasets that its flows read, views included.
-        downstream: Keys of the datasets whose flows read it.
-        schema_json: Schema of its rows, Spark's JSON form.
-    """
+    """A dataset with its kind; `upstream` and `downstream` are keys of datasets, also views."""
 
     key: str
     name: DatasetName
@@ -80,20 +62,13 @@ class DatasetNode:
 
 @dataclass(frozen=True, kw_only=True)
 class DataflowGraph:
-    """All nodes of a pipeline. Built by `_graph.build` only.
-
-    Attributes:
-        datasets: By key, upstream before downstream.
-        flows: By flow name, upstream before downstream.
-        sinks: By name.
-    """
+    """All nodes of a pipeline, upstream before downstream. Built by `_graph.build` only."""
 
     datasets: Mapping[str, DatasetNode]
     flows: Mapping[str, FlowNode]
     sinks: Mapping[str, Sink]
 
     def stored(self) -> tuple[DatasetNode, ...]:
-        """The datasets that are Delta tables, upstream before downstream."""
         return tuple(node for node in self.datasets.values() if node.is_stored)
 
     def find(self, display: str) -> DatasetNode | None:

@@ -26,8 +26,6 @@ _OTHERS = ("samples", "system", "hive_metastore")
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredDataset:
-    """A declared dataset under its resolved name."""
-
     name: DatasetName
     declared: Dataset
     flows: tuple[Flow, ...]
@@ -35,17 +33,10 @@ class DeclaredDataset:
 
 @dataclass(frozen=True, kw_only=True)
 class DefinitionIndex:
-    """Declarations keyed by canonical name.
+    """Declarations keyed by canonical name, in the order of declaration.
 
-    Attributes:
-        datasets: By `DatasetName.key`, in the order of declaration.
-        sinks: By name.
-        flows: By flow name; the flow of a dataset decorator has the dataset's display name.
-        flow_targets: Flow name to dataset key or sink name.
-        catalog: Default catalog.
-        schema: Default schema.
-        errors: What is wrong already, without having called a query function.
-        notes: What the user should know, one sentence each.
+    The flow of a dataset decorator has the dataset's display name; `flow_targets` are dataset keys
+    or sink names. `errors` need no query function; `notes` are sentences for the user.
     """
 
     datasets: Mapping[str, DeclaredDataset]
@@ -60,13 +51,7 @@ class DefinitionIndex:
     def find(
         self, text: str, *, catalog: str | None = None, schema: str | None = None
     ) -> DeclaredDataset | None:
-        """Look a dataset up as a user would write it: one to three parts, `LIVE.`, any case.
-
-        Args:
-            text: The name.
-            catalog: Default catalog instead of the pipeline's.
-            schema: Default schema instead of the pipeline's.
-        """
+        """Look up a dataset as a user would write it: one to three parts, `LIVE.`, any case."""
         if text.lower().startswith(("live.", "`live`.")):
             catalog = schema = None  # the pipeline's own schema, whatever `USE` says
         try:
@@ -165,10 +150,7 @@ def display_name(name: DatasetName, *, catalog: str, schema: str) -> str:
 
 
 def build_index(definition: PipelineDefinition, settings: PipelineSettings) -> DefinitionIndex:
-    """Resolve all names and collect every error that needs no query function.
-
-    Never raises for a wrong pipeline: the errors are in the result.
-    """
+    """Resolve all names and collect every error that needs no query function; never raises."""
     errors: list[PenstockError] = []
     notes = list(settings.notes)
     placed = [_placed(dataset, PathMap(settings.paths), notes) for dataset in definition.datasets]

@@ -36,7 +36,6 @@ def check_alone(shown: str, flows: Sequence[Flow]) -> Iterator[PenstockError]:
 
 
 def check_window(shown: str, flow: Flow, analysis: FlowAnalysis) -> Iterator[PenstockError]:
-    """The query of a flow that replaces rows must be a batch query."""
     if analysis.is_streaming:
         yield DefinitionError(
             "REPLACE_WHERE_READS_STREAM",

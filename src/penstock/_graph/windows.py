@@ -10,11 +10,7 @@ from penstock.errors import SpecError
 
 
 def with_windows(index: DefinitionIndex, windows: Mapping[str, str]) -> DefinitionIndex:
-    """Replace the conditions of flows that replace rows, by flow name.
-
-    Raises:
-        SpecError: `UNKNOWN_REPLACE_WHERE_FLOW`.
-    """
+    """Replace the conditions of flows that replace rows, by flow name."""
     if not windows:
         return index
     flows = dict(index.flows)

@@ -30,22 +30,9 @@ _DRAIN_SECONDS = 20.0
 _logger = logging.getLogger(__name__)
 
 
-class _Tick:
-    """No event arrived within the interval."""
-
-
-_TICK = _Tick()
-
-
 @dataclass
 class _Notification:
-    """An alert and the results of its targets so far.
-
-    Attributes:
-        done: Number of targets that were tried.
-        delivered: Labels of the targets that accepted it.
-        errors: Why the others did not.
-    """
+    """An alert; `done` targets were tried, those in `delivered` accepted it."""
 
     notice: AlertProgress
     done: int = 0
@@ -92,10 +79,7 @@ class Alerts:
             self._events.put(event)
 
     def close(self, timeout_seconds: float = _DRAIN_SECONDS) -> None:
-        """Send the queued notifications; those left after the timeout are reported as not sent.
-
-        Idempotent.
-        """
+        """Send what is queued; after the timeout the rest is reported as not sent. Idempotent."""
         self._events.put(None)
         self._closing.set()
         self._thread.join(timeout_seconds)
@@ -117,13 +101,13 @@ class Alerts:
 
     def _watch(self) -> None:
         while True:
-            event: Event | _Tick | None
             try:
                 event = self._events.get(timeout=_TICK_SECONDS)
             except queue.Empty:
-                event = _TICK
-            if event is None:
-                return
+                event = None
+            else:
+                if event is None:
+                    return
             with self._lock:
                 if self._is_closed:
                     return
@@ -135,9 +119,10 @@ class Alerts:
         with self._lock:
             return self._queue[0] if self._queue else None
 
-    def _decide(self, event: "Event | _Tick") -> None:
+    def _decide(self, event: Event | None) -> None:
+        """Evaluate an event; without one, the alerts that depend on time."""
         try:
-            if isinstance(event, Event):
+            if event is not None:
                 notices = self._book.observe(event)
             else:
                 notices = self._book.tick(datetime.now(UTC))
@@ -222,7 +207,6 @@ def notice_json(notice: AlertProgress) -> dict[str, Any]:
 
 
 def slack_form(notice: AlertProgress) -> dict[str, Any]:
-    """The notice in the format of a Slack incoming webhook."""
     sign = ":rotating_light:" if notice.state == "firing" else ":white_check_mark:"
     text = f"{sign} *{notice.pipeline}*: {notice.alert} is {notice.state}"
     # Slack reads three characters as markup.

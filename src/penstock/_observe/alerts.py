@@ -6,7 +6,7 @@ are notified; a state that lasts, or that flaps, is notified again after `repeat
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
 from penstock._model.alert import AlertKind, AlertRule
@@ -35,19 +35,12 @@ _EVOLVED = "SCHEMA_EVOLVED"
 
 @dataclass
 class _State:
-    """State of one alert about one subject."""
-
     is_firing: bool = False
     is_notified: bool = False
     notified_at: datetime | None = None
     suppressed: int = 0
     value: float | None = None
     message: str = ""
-
-
-@dataclass
-class _Counts:
-    batches: deque[tuple[int, int]] = field(default_factory=deque)
 
 
 @dataclass
@@ -60,13 +53,7 @@ class _Watermark:
 
 
 class AlertBook:
-    """The states of all alerts of one update. Not thread-safe.
-
-    Args:
-        rules: The alerts to evaluate.
-        repeat_seconds: See `AlertSettings`.
-        schemas: Schemas of the datasets in the last update, as Spark's JSON.
-    """
+    """The alerts of one update; `schemas` are those of the last update. Not thread-safe."""
 
     def __init__(
         self,
@@ -80,7 +67,7 @@ class AlertBook:
         self._schemas = dict(schemas or {})
         self._watermarks: dict[str, _Watermark] = {}
         self._states: dict[tuple[str, str], _State] = {}
-        self._counts: dict[tuple[str, str, str], _Counts] = {}
+        self._counts: dict[tuple[str, str, str], deque[tuple[int, int]]] = {}
         self._running: dict[str, datetime] = {}
         self._pipeline = ""
         self._update_id = ""
@@ -214,7 +201,7 @@ class AlertBook:
             wanted = rule.dataset.lower()
             if wanted and not f".{dataset.lower()}".endswith(f".{wanted}"):
                 continue
-            window = self._counts.setdefault((rule.name, dataset, name), _Counts()).batches
+            window = self._counts.setdefault((rule.name, dataset, name), deque())
             window.append((counts.passed_records, counts.failed_records))
             while len(window) > rule.batches:
                 window.popleft()
@@ -246,13 +233,7 @@ class AlertBook:
         ]
 
     def _set(
-        self,
-        rule: AlertRule,
-        about: str,
-        value: float,
-        message: str,
-        *,
-        fires: bool | None = None,
+        self, rule: AlertRule, about: str, value: float, message: str, *, fires: bool | None = None
     ) -> None:
         state = self._states.setdefault((rule.name, about), _State())
         was = state.is_firing

@@ -38,10 +38,7 @@ Convert = Callable[[Any], Any]
 
 
 def event_json(event: Event, *, instance: str, seq_no: int) -> dict[str, Any]:
-    """An event in the format of Lakeflow's event log; empty fields of the origin are omitted.
-
-    `seq_no` is the sequence number of the event within the writer `instance`.
-    """
+    """An event in Lakeflow's format; `seq_no` is its number within the writer `instance`."""
     origin = {
         key: value
         for key in ("pipeline_name", "update_id", "dataset_name", "flow_name", "sink_name")
@@ -109,7 +106,6 @@ def event_of_line(line: bytes) -> Event | None:
 
 
 def event_of(body: Any) -> Event | None:
-    """The event of a parsed line; `None` if it is not an event."""
     try:
         return event_of_json(body)
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -117,12 +113,7 @@ def event_of(body: Any) -> Event | None:
 
 
 def event_of_json(body: Mapping[str, Any]) -> Event:
-    """The event that `event_json` wrote; unknown keys are ignored.
-
-    Raises:
-        ValueError: A field has an invalid value.
-        KeyError: A field is missing.
-    """
+    """The event that `event_json` wrote; raises `ValueError` or `KeyError` for invalid fields."""
     origin = body.get("origin") or {}
     batch_id = origin.get("batch_id")
     event_type, details = str(body["event_type"]), body.get("details") or {}
@@ -189,11 +180,7 @@ def details_of(body: Body | UnknownBody) -> Mapping[str, Any]:
 
 
 def body_of(event_type: str, details: Mapping[str, Any]) -> Body | UnknownBody:
-    """The body of a JSON form; an `UnknownBody` if it matches no event type.
-
-    Raises:
-        ValueError: The details are not an object.
-    """
+    """The body of a JSON form, else an `UnknownBody`; `ValueError` if it is not an object."""
     body, known = details.get(event_type, {}), _BODIES.get(event_type)
     if not isinstance(body, dict):
         raise ValueError("the details of an event must be an object")
@@ -262,8 +249,6 @@ def _flow_of(body: Mapping[str, Any]) -> events.FlowProgress:
 
 
 class _Column(NamedTuple):
-    """A field and the converters of its values."""
-
     name: str
     is_required: bool
     write: Convert | None

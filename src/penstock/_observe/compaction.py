@@ -15,14 +15,7 @@ from typing import BinaryIO
 
 from penstock._observe.codec import event_of_line
 from penstock._observe.events import DatasetDefinition, FlowProgress, FlowStatus
-from penstock._observe.rollup import (
-    Counts,
-    Measured,
-    Recorded,
-    counts_of,
-    measured_of,
-    recorded_of,
-)
+from penstock._observe.rollup import Counts, Measured, Recorded, counts_of, measured_of, recorded_of
 from penstock._observe.state import MATERIALIZED_VIEW
 
 NEWEST = 128
@@ -50,12 +43,9 @@ class Stopped(Exception):
 
 
 class Pace:
-    """Works for some milliseconds, then pauses three times as long.
+    """Works for some milliseconds, then pauses three times as long; `stop` ends it (`Stopped`).
 
     Pauses release the GIL to the update: a low thread priority alone does not.
-
-    Args:
-        stop: Set it, on any thread, to end the work with `Stopped`.
     """
 
     def __init__(self, stop: threading.Event) -> None:
@@ -87,13 +77,7 @@ class _Kind(Enum):
 
 @dataclass
 class Survey:
-    """What is not rolled up.
-
-    Attributes:
-        staying: Line numbers of the newest measurement and commit of each flow.
-        counted: Number of events with row counts, by flow.
-        newest: How many of the newest of these stay per flow.
-    """
+    """What is not rolled up: line numbers (`staying`) and the `newest` row counts per flow."""
 
     staying: set[int] = field(default_factory=set)
     counted: Counter[bytes] = field(default_factory=Counter)
@@ -101,7 +85,6 @@ class Survey:
 
 
 def survey(lines: Iterable[bytes], *, pace: Pace) -> Survey:
-    """Read all lines of an update and determine what stays."""
     result = Survey()
     last: dict[tuple[bytes, bytes], int] = {}
     for number, line in enumerate(lines):

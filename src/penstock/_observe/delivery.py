@@ -33,21 +33,10 @@ _LONGEST_PAUSE = 30.0
 
 _logger = logging.getLogger(__name__)
 
-Fold = Callable[[Event], Iterable[Any]]
-Send = Callable[[list[Any]], None]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Signal:
-    """How a delivery reports its progress.
-
-    Attributes:
-        name: Prefix of messages and thread names.
-        items: Plural noun for messages: `spans`.
-        body: Makes the body of a progress event from the totals; such events are not delivered.
-        condition: Error condition of items that were not delivered.
-        class_name: Error class of items that were not delivered.
-    """
+    """How a delivery reports its progress; `body` makes the body of an event from the totals."""
 
     name: str
     items: str
@@ -61,22 +50,9 @@ class Delivery:
 
     One thread folds, so the queue of events stays short. Another thread sends from a bounded queue
     and backs off after a failure. Progress events report the totals of sent, failed and dropped
-    items: a warning at the first failure, then at most twice a minute, and at the end.
-
-    Args:
-        bus: Receives the progress events.
-        origin: Origin of the progress events.
-        signal: How progress is reported.
-        fold: Makes items of an event, on the folding thread.
-        send: Sends items, on the sending thread; raises on failure.
-        finish: Makes the last items, after the last event.
-        on_interval: Makes items every `interval_seconds`.
-        batch_size: Maximum number of items per `send`.
-        gather_seconds: How long to wait for a batch to fill.
-        ignored: Bodies of events that are not folded.
-        queue_size: See `QUEUE_SIZE`.
-        drop_oldest: Drop the oldest item of a full queue instead of the new one: for cumulative
-            items.
+    items: a warning at the first failure, then at most twice a minute, and at the end. `send`
+    raises on failure. With `drop_oldest` a full queue drops its oldest item instead of the new one,
+    for cumulative items.
     """
 
     def __init__(
@@ -85,8 +61,8 @@ class Delivery:
         origin: EventOrigin,
         signal: Signal,
         *,
-        fold: Fold,
-        send: Send,
+        fold: Callable[[Event], Iterable[Any]],
+        send: Callable[[list[Any]], None],
         finish: Callable[[], Iterable[Any]] = tuple,
         on_interval: Callable[[], Iterable[Any]] = tuple,
         interval_seconds: float | None = None,
@@ -136,10 +112,7 @@ class Delivery:
         return self._failures > 0
 
     def close(self, timeout_seconds: float = DRAIN_SECONDS) -> None:
-        """Send the queued items; after the timeout the rest is dropped and reported.
-
-        The wait is short if the last request failed.
-        """
+        """Send the queued items within a timeout, a short one after a failure; report the rest."""
         if self._closing.is_set():
             return
         self._deadline = time.monotonic() + timeout_seconds
@@ -259,9 +232,6 @@ class Delivery:
             text += f" ({reason[:500]})"
         if lost:
             info = ErrorInfo(
-                condition=signal.condition,
-                class_name=signal.class_name,
-                message=text,
-                fatal=False,
+                condition=signal.condition, class_name=signal.class_name, message=text, fatal=False
             )
         self._bus.emit(Event(self._origin, signal.body(**sums), text, error=info))

@@ -43,8 +43,6 @@ TERMINAL_STATES = frozenset({UpdateState.COMPLETED, UpdateState.FAILED, UpdateSt
 
 
 class FlowStatus(StrEnum):
-    """States of a flow within an update."""
-
     QUEUED = "QUEUED"
     STARTING = "STARTING"
     RUNNING = "RUNNING"
@@ -85,8 +83,6 @@ class ErrorInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectationCounts:
-    """Passed and failed rows of one rule in one micro-batch."""
-
     name: str
     dataset: str
     passed_records: int
@@ -97,18 +93,9 @@ class ExpectationCounts:
 class FlowMetrics:
     """Figures of one micro-batch or one refresh; `None` = not known.
 
-    Attributes:
-        num_output_rows: Rows written to the target.
-        num_upserted_rows: Rows merged into the target by an update-mode flow; of a CDC flow the
-            upserts that it applied.
-        num_deleted_rows: Deletes that a CDC flow applied.
-        num_input_rows: Rows that came in.
-        batch_duration_ms: Wall time of the whole micro-batch.
-        backlog_records: Rows (Kafka: offsets) that wait at the sources.
-        dropped_records: Rows that broke a drop rule.
-        quarantined_records: Those of them that are kept in quarantine.
-        late_records: Rows that came after the watermark had passed them.
-        duplicate_records: Rows whose key the table had already.
+    `num_upserted_rows` are merged by an update-mode or CDC flow. `backlog_records` wait at the
+    sources (Kafka: offsets). `dropped_records` include the quarantined ones. `late_records` came
+    after the watermark; of `duplicate_records` the table had the key already.
     """
 
     num_output_rows: int | None = None
@@ -174,8 +161,6 @@ class UpdateProgress(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A declared expectation of a dataset."""
-
     name: str = ""
     condition: str = ""
     action: str = ""
@@ -183,15 +168,7 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetDefinition(Body):
-    """A table or view of the pipeline.
-
-    Attributes:
-        dataset_type: `STREAMING_TABLE`, `MATERIALIZED_VIEW`, `TEMPORARY_VIEW`, ...
-        path: Location of the table.
-        num_flows: Number of flows that write to it.
-        declared_at: File and line.
-        schema_json: Spark's JSON of the schema.
-    """
+    """A table or view; `declared_at` is file and line, `schema_json` Spark's JSON of the schema."""
 
     event_type = "dataset_definition"
     omits_none = True
@@ -222,8 +199,6 @@ class SinkDefinition(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class FlowDefinition(Body):
-    """A flow: what it reads and where it writes to."""
-
     event_type = "flow_definition"
     output_dataset: str | None = ""
     output_sink: str | None = ""
@@ -241,8 +216,6 @@ class FlowDefinition(Body):
 
 @dataclass(frozen=True)
 class ColumnLineage(Body):
-    """Column lineage of a flow."""
-
     event_type = "column_lineage"
     severity = Level.METRICS
     lineage: FlowLineage
@@ -269,11 +242,8 @@ class RolledUp:
 class FlowProgress(Body):
     """A flow entered a state, or finished a micro-batch (`RUNNING` with metrics).
 
-    Attributes:
-        metrics: Metrics of the micro-batch.
-        expectations: Counts per rule of the micro-batch: sum them over events.
-        table_version: Delta version that the micro-batch committed to the target.
-        rolled_up: Set if the event replaces many micro-batches.
+    The counts are those of the micro-batch, which committed `table_version` of the target.
+    `rolled_up` is set if the event replaces many micro-batches.
     """
 
     event_type = "flow_progress"
@@ -292,12 +262,7 @@ class FlowProgress(Body):
 
 @dataclass(frozen=True)
 class StreamProgress(Body):
-    """Spark's own `StreamingQueryProgress` of one micro-batch, or the sums of many.
-
-    Attributes:
-        progress_json: As Spark reports it; `_observe.spark_progress` reads it.
-        rolled_up: Instead of it.
-    """
+    """Spark's own `StreamingQueryProgress` of one micro-batch, or the sums of many."""
 
     event_type = "stream_progress"
     omits_none = True
@@ -361,9 +326,8 @@ class SourceProgress(Body):
 class SourceRowsLost(Body):
     """A source had deleted rows before they were read, and the flow continued without them.
 
-    Attributes:
-        ranges: `topic`, `partition`, `first` and `end` (exclusive, `None` if unknown) of each range
-            of offsets. For Kinesis `stream`, `shard`, `after`, `rows`.
+    Each range has `topic`, `partition`, `first` and `end` (exclusive, `None` if unknown); for
+    Kinesis `stream`, `shard`, `after`, `rows`.
     """
 
     event_type = "source_rows_lost"
@@ -386,17 +350,9 @@ class HookProgress(Body):
 class AlertProgress(Body):
     """An alert fired or was resolved, and the targets that were notified.
 
-    Attributes:
-        version: Version of the form for webhooks and commands: all fields but the last two.
-        alert: Name of the alert.
-        kind: Condition of the alert.
-        state: `firing` or `resolved`.
-        about: Flow, or dataset and rule.
-        value: Measured value, if any.
-        timestamp: Time of the decision.
-        suppressed: Changes of state since the last notification that were not notified.
-        told: Labels of the targets that were notified.
-        not_told: Why the others were not.
+    `version` is that of the form for webhooks and commands: all fields but the last two, which are
+    the labels of the notified targets and why the others were not. `about` is a flow, or a dataset
+    and rule; `suppressed` counts the changes of state that were not notified.
     """
 
     event_type = "alert_progress"
@@ -436,14 +392,10 @@ class DeliveryProgress(Body):
 
 
 class LineageProgress(DeliveryProgress):
-    """Delivery of OpenLineage events."""
-
     event_type = "lineage_progress"
 
 
 class TelemetryProgress(DeliveryProgress):
-    """Delivery of metrics or traces."""
-
     event_type = "telemetry_progress"
 
 
@@ -471,15 +423,7 @@ class MigrationProgress(Body):
 
 @dataclass(frozen=True)
 class Event:
-    """One event.
-
-    Attributes:
-        origin: What it is about.
-        body: What happened.
-        message: One line for people.
-        error: Why it happened, if it is a failure.
-        timestamp: Wall clock, UTC.
-    """
+    """One event; `timestamp` is in UTC, `message` is one line for people."""
 
     origin: EventOrigin
     body: Body | UnknownBody

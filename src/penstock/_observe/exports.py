@@ -17,15 +17,7 @@ from penstock.errors import MissingExtraError, SpecError
 
 
 class Exports:
-    """Opens the configured exports and subscribes them to the bus; close it at the end.
-
-    `update` must be subscribed to the bus already.
-
-    Raises:
-        SetupError: `CANNOT_LISTEN`.
-        MissingExtraError: `MISSING_EXTRA`.
-        SpecError: `LINEAGE_NOT_CONFIGURED`, `TELEMETRY_NOT_CONFIGURED`.
-    """
+    """Opens the configured exports; `update` must be subscribed to the bus already."""
 
     def __init__(
         self,
@@ -90,11 +82,7 @@ class Exports:
         try:
             telemetry.require_extra()
             self._telemetry = Telemetry(
-                settings.telemetry,
-                self._bus,
-                self._origin,
-                update,
-                resolve_secrets=resolve_secrets,
+                settings.telemetry, self._bus, self._origin, update, resolve_secrets=resolve_secrets
             )
         except (MissingExtraError, SpecError) as error:
             if is_wanted:
@@ -118,9 +106,6 @@ class Exports:
             return
         self._client = make_client(settings.lineage, settings.root, resolve_secrets)
         self._lineage = Lineage(
-            self._bus,
-            self._origin,
-            self._client.emit,
-            namespace=settings.lineage.namespace,
+            self._bus, self._origin, self._client.emit, namespace=settings.lineage.namespace
         )
         self._bus.subscribe(self._lineage)

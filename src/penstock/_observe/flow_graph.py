@@ -16,16 +16,7 @@ _COLOURS = {"FAILED": "#d64545", "COMPLETED": "#2e8b57", "RUNNING": "#2f7fbf"}
 
 @dataclass
 class GraphNode:
-    """A dataset, a sink, or an external source.
-
-    Attributes:
-        id: Full name; of a source, a description of what the query reads.
-        name: Short name for display.
-        kind: `streaming table`, `materialized view`, `view`, `sink` or `source`.
-        expectations: Names of its rules.
-        state: Latest state of its flows; empty before the first run.
-        declared_at: File and line.
-    """
+    """A dataset, a sink, or an external source; `state` is empty before the first run."""
 
     id: str
     name: str
@@ -47,13 +38,10 @@ class GraphEdge:
 
 @dataclass
 class FlowGraph:
-    """All nodes and edges, in the order of the events."""
-
     nodes: dict[str, GraphNode] = field(default_factory=dict)
     edges: dict[GraphEdge, None] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """JSON form with stable keys."""
         return {
             "version": 1,
             "nodes": [
@@ -145,7 +133,6 @@ def text_lines(graph: FlowGraph) -> Iterator[str]:
 
 
 def mermaid_lines(graph: FlowGraph) -> Iterator[str]:
-    """A Mermaid flowchart."""
     yield "flowchart LR"
     ids = {name: f"n{at}" for at, name in enumerate(graph.nodes)}
     for name, node in graph.nodes.items():

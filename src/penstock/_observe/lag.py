@@ -39,10 +39,7 @@ def _has_ended_since(progress: Progress, measured_at: str | None) -> bool:
 
 
 def waiting_rows(sources: list[dict[str, Any]]) -> int | None:
-    """Unread rows of all sources; `None` if a source that counts rows does not know.
-
-    Kafka counts them, and Delta tables with statistics do.
-    """
+    """Unread rows of all sources; `None` if one that counts rows (Kafka, Delta) does not know."""
     counts: list[int | None] = []
     for source in sources:
         counts += [part["records"] for part in source.get("partitions") or ()]
@@ -66,9 +63,6 @@ def lag_summary(sources: list[dict[str, Any]]) -> dict[str, Any]:
     """Lag of the flow: highest age, shortest time to loss and worst loss of its sources.
 
     The age is known only if it is known for each source that can report one.
-
-    Args:
-        sources: As `lag_sources` returns them, or as measured.
     """
     parts = [part for source in sources for part in source.get("partitions") or ()]
     ages = [age for source in sources for age in ages_of(source)]

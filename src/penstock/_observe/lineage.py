@@ -79,7 +79,6 @@ class _Flow:
     counts: dict[str, list[int]] = field(default_factory=dict)
 
     def begin(self, at: datetime) -> None:
-        """Begin a run and reset its metrics."""
         self.number += 1
         self.is_running, self.sent_at = True, at
         self.rows_in = self.rows_out = self.version = None
@@ -208,32 +207,21 @@ class LineageFold:
     def _flow(
         self, event: Event, flow: _Flow, body: FlowProgress
     ) -> "Iterator[event_v2.BaseEvent]":
-        status = body.status
-        if body.metrics is not None:
-            if not flow.is_running:
-                # A repeated refresh of a view, or a batch of an earlier update.
-                flow.begin(event.timestamp)
-                yield self._flow_event("START", event, flow)
+        status, has_counts = body.status, body.metrics is not None
+        if not flow.is_running and (
+            has_counts or status in (FlowStatus.STARTING, FlowStatus.FAILED)
+        ):
+            # Counts begin a run for a repeated refresh of a view, or a batch of an earlier update.
+            flow.begin(event.timestamp)
+            yield self._flow_event("START", event, flow)
+        if has_counts:
             self._count(flow, body)
-            if status in _ENDS:
-                yield from self._end(event, flow, status)
-            elif self._is_due(flow, event.timestamp):
-                flow.sent_at, flow.has_news = event.timestamp, False
-                yield self._flow_event("RUNNING", event, flow)
-        elif status is FlowStatus.STARTING:
-            if not flow.is_running:
-                flow.begin(event.timestamp)
-                yield self._flow_event("START", event, flow)
-        elif status in _ENDS:
-            if not flow.is_running and status is FlowStatus.FAILED:
-                flow.begin(event.timestamp)
-                yield self._flow_event("START", event, flow)
-            if flow.is_running:
-                yield from self._end(event, flow, status)
-
-    def _end(self, event: Event, flow: _Flow, status: FlowStatus) -> "Iterator[event_v2.BaseEvent]":
-        yield self._flow_event(_ENDS[status], event, flow)
-        flow.is_running = flow.has_news = False
+        if status in _ENDS and flow.is_running:
+            yield self._flow_event(_ENDS[status], event, flow)
+            flow.is_running = flow.has_news = False
+        elif has_counts and self._is_due(flow, event.timestamp):
+            flow.sent_at, flow.has_news = event.timestamp, False
+            yield self._flow_event("RUNNING", event, flow)
 
     def _count(self, flow: _Flow, body: FlowProgress) -> None:
         flow.has_news = True

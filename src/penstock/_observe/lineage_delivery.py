@@ -29,8 +29,6 @@ _SIGNAL = Signal(
 _CONFIGURED = ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG")
 _FILE = "openlineage.yml"
 
-Send = Callable[[Any], None]
-
 
 def is_wanted(settings: LineageSettings, root: str, environ: Mapping[str, str]) -> bool:
     """Whether lineage is enabled, by the settings or else by the configuration of OpenLineage.
@@ -50,27 +48,16 @@ def is_wanted(settings: LineageSettings, root: str, environ: Mapping[str, str]) 
 
 
 def require_extra() -> None:
-    """Check that OpenLineage's client is installed.
-
-    Raises:
-        MissingExtraError: `MISSING_EXTRA`.
-    """
+    """Raise `MISSING_EXTRA` unless OpenLineage's client is installed."""
     import_extra(
-        "openlineage.client",
-        extra="openlineage",
-        feature="lineage",
-        package="openlineage-python",
+        "openlineage.client", extra="openlineage", feature="lineage", package="openlineage-python"
     )
 
 
 def make_client(
     settings: LineageSettings, root: str, resolve_secrets: Callable[[str], str]
 ) -> "OpenLineageClient":
-    """OpenLineage's client with its own configuration, overridden by the settings.
-
-    Raises:
-        SpecError: `LINEAGE_NOT_CONFIGURED`.
-    """
+    """OpenLineage's client with its own configuration, overridden by the settings."""
     import yaml
     from openlineage.client import OpenLineageClient
 
@@ -120,16 +107,13 @@ def _remember(value: Any, *, is_secret: bool = False) -> None:
 
 
 class Lineage(Delivery):
-    """Converts the events of an update to OpenLineage and sends them; a subscriber of the bus.
-
-    `send` sends one event and raises on failure.
-    """
+    """Converts the events of an update and sends them by `send`; a subscriber of the bus."""
 
     def __init__(
         self,
         bus: EventBus,
         origin: EventOrigin,
-        send: Send,
+        send: Callable[[Any], None],
         *,
         namespace: str = "",
         running_seconds: float = RUNNING_SECONDS,

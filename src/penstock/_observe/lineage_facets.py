@@ -25,7 +25,6 @@ def schema_facets(columns: Sequence[Mapping[str, Any]]) -> "dict[str, DatasetFac
 
 
 def table_facets(namespace: str, name: str) -> "dict[str, DatasetFacet]":
-    """The storage format of a table and its name in the pipeline."""
     from openlineage.client.facet_v2 import storage_dataset, symlinks_dataset
 
     identifier = symlinks_dataset.Identifier(namespace=namespace, name=name, type="TABLE")

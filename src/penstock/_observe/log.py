@@ -11,7 +11,6 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -53,13 +52,9 @@ class EventLog:
     """Appends the events of one update to its own segments. Subscribe it to the bus.
 
     The first event creates the first segment; a new one is created when the newest is large or old
-    enough. Each event is passed to the operating system before the call returns, so it can be read
-    at once and survives a `kill -9` of this process; a power loss may lose the newest events. A
-    partially written line (full disk) does not corrupt the next one. Thread-safe.
-
-    Args:
-        directory: Event log folder of the pipeline; created if missing.
-        keep: Retention settings; they determine the size and age of segments.
+    enough (`keep`). Each event is passed to the operating system before the call returns, so it can
+    be read at once and survives a `kill -9` of this process; a power loss may lose the newest
+    events. A partially written line (full disk) does not corrupt the next one. Thread-safe.
     """
 
     def __init__(self, directory: Path, keep: EventLogSettings | None = None) -> None:
@@ -82,11 +77,7 @@ class EventLog:
         return self.update.path(self._segment) if self.update is not None else None
 
     def __call__(self, event: Event) -> None:
-        """Append one event.
-
-        Raises:
-            OSError: The event could not be written; later events are tried again.
-        """
+        """Append one event; after an `OSError` later events are tried again."""
         with self._lock:
             if self._closed:
                 return
@@ -154,56 +145,43 @@ class RecordedBatch(NamedTuple):
     table_version: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class EventFilter:
-    """Selects events; an unset field selects all.
-
-    Attributes:
-        event_type: `flow_progress`, ...
-        dataset: Name of a dataset or sink, any case; a bare name matches any catalog and schema.
-        level: INFO, WARN and ERROR include higher severities; METRICS means METRICS only.
-    """
-
-    event_type: str | None = None
-    dataset: str | None = None
-    level: str | None = None
-
-    def accepts(self, event: dict[str, Any]) -> bool:
-        if self.event_type is not None and event.get("event_type") != self.event_type:
+def _accepts(
+    event: dict[str, Any],
+    *,
+    event_type: str | None = None,
+    dataset: str | None = None,
+    level: str | None = None,
+) -> bool:
+    if event_type is not None and event.get("event_type") != event_type:
+        return False
+    if dataset is not None:
+        wanted = dataset.lower()
+        origin = event.get("origin", {})
+        names = [origin.get(key, "").lower() for key in ("dataset_name", "sink_name")]
+        if not any(name == wanted or name.endswith(f".{wanted}") for name in names):
             return False
-        if self.dataset is not None:
-            wanted = self.dataset.lower()
-            origin = event.get("origin", {})
-            names = [origin.get(key, "").lower() for key in ("dataset_name", "sink_name")]
-            if not any(name == wanted or name.endswith(f".{wanted}") for name in names):
-                return False
-        if self.level is not None:
-            wanted_level = self.level.upper()
-            level = event.get("level", "")
-            if wanted_level not in _SEVERITY:
-                return bool(level == wanted_level)
-            return _SEVERITY.get(level, -1) >= _SEVERITY[wanted_level]
-        return True
+    if level is not None:
+        wanted_level, severity = level.upper(), event.get("level", "")
+        if wanted_level not in _SEVERITY:
+            return bool(severity == wanted_level)
+        return _SEVERITY.get(severity, -1) >= _SEVERITY[wanted_level]
+    return True
 
 
 def read_events(
     directory: Path, *, update: str | None = None, **wanted: str | None
 ) -> Iterator[dict[str, Any]]:
-    """The JSON form of recorded events in order; may be read while an update runs.
+    """Recorded events as JSON values, in order; truncated lines are skipped.
 
-    Truncated lines are skipped.
-
-    Args:
-        directory: Event log folder.
-        update: `latest`, an update id or a prefix of one; all updates when `None`.
-        wanted: See `EventFilter`.
+    May be read while an update runs. `update` is `latest`, an id or a prefix of one; `None` = all.
+    `wanted` are `event_type`, `level` (INFO, WARN and ERROR include higher severities, METRICS does
+    not) and `dataset`: a dataset or sink, where a bare name matches any catalog and schema.
     """
-    events = EventFilter(**wanted)
     for recorded in select_updates(directory, update):
         with contextlib.suppress(FileNotFoundError):
             for line in recorded.lines():
                 event = _decode(line)
-                if event is not None and events.accepts(event):
+                if event is not None and _accepts(event, **wanted):
                     yield event
 
 
@@ -224,15 +202,9 @@ def follow(
     """The JSON form of recorded events, then of new events as they are written.
 
     With an update id it ends after the last event of this update; otherwise it starts with the
-    newest update, continues with later ones and ends only when stopped.
-
-    Args:
-        directory: Event log folder; need not exist yet.
-        update: An update id or a prefix of one; `latest` and `None` follow the newest updates.
-        stop: Set it, on any thread, to end within a quarter of a second.
-        wanted: See `EventFilter`.
+    newest update, continues with later ones and ends only when stopped. The folder need not exist
+    yet. Set `stop`, on any thread, to end within a quarter of a second.
     """
-    events = EventFilter(**wanted)
     stop = stop if stop is not None else threading.Event()
     endless = update is None or update == LATEST
     last: UpdateLog | None = None
@@ -245,7 +217,7 @@ def follow(
             continue
         last = recorded[0]
         for event in _tail(last, stop, endless=endless):
-            if events.accepts(event):
+            if _accepts(event, **wanted):
                 yield event
         if not endless:
             return

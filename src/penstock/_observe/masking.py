@@ -22,37 +22,10 @@ _KEY = (
 )
 # Most lines contain none of these words, and searching for words is faster than for patterns.
 _HINTS = (
-    b"passw",
-    b"passphrase",
-    b"secret",
-    b"token",
-    b"_key",
-    b"-key",
-    b".key",
-    b"apikey",
-    b"accesskey",
-    b"accountkey",
-    b"sharedkey",
-    b"credential",
-    b"authorization",
-    b"signature",
-    b"jaas",
-    b"://",
-    b"akia",
-    b"asia",
-    b"eyj",
-    b"dapi",
-    b"ghp_",
-    b"gho_",
-    b"ghu_",
-    b"ghs_",
-    b"ghr_",
-    b"xox",
-    b"sig=",
-    b"x-amz",
-    b"bearer",
-    b"basic",
-    b"private",
+    *(b"passw", b"passphrase", b"secret", b"token", b"_key", b"-key", b".key", b"apikey"),
+    *(b"accesskey", b"accountkey", b"sharedkey", b"credential", b"authorization", b"signature"),
+    *(b"jaas", b"://", b"akia", b"asia", b"eyj", b"dapi", b"ghp_", b"gho_", b"ghu_", b"ghs_"),
+    *(b"ghr_", b"xox", b"sig=", b"x-amz", b"bearer", b"basic", b"private"),
 )
 # Text within a JSON string: characters and whole escapes, so that a match neither cuts an escape
 # in two nor runs over the end of its string.
@@ -164,10 +137,7 @@ def _redacted(value: Any) -> Any:
 
 
 def masked_values(values: dict[str, Any]) -> dict[str, Any]:
-    """Nested values with credentials masked, by key or form.
-
-    Values unknown to JSON become strings.
-    """
+    """Nested values with credentials masked, by key or form; unknown types become strings."""
     body: dict[str, Any] = json.loads(masked(encode(values)))
     return {key: _redacted(value) for key, value in body.items()}
 

@@ -21,8 +21,6 @@ _FLOW = ("pipeline", "flow", "dataset")
 
 
 class Kind(StrEnum):
-    """Prometheus metric types."""
-
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
@@ -30,8 +28,6 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric: name, type, labels and help text with the unit."""
-
     name: str
     kind: Kind
     labels: tuple[str, ...]

@@ -24,11 +24,7 @@ _FRESH_SECONDS = 0.5
 
 
 def require_metrics_extra() -> None:
-    """Check that prometheus-client is installed.
-
-    Raises:
-        MissingExtraError: `MISSING_EXTRA`.
-    """
+    """Raise `MISSING_EXTRA` unless prometheus-client is installed."""
     import_extra(
         "prometheus_client",
         extra="metrics",
@@ -38,8 +34,6 @@ def require_metrics_extra() -> None:
 
 
 class StateCollector:
-    """A prometheus-client collector of the metrics of an update."""
-
     def __init__(self, update: ObservedUpdate) -> None:
         self._update = update
 
@@ -64,11 +58,7 @@ def exposition(update: ObservedUpdate, accept: str = "") -> tuple[bytes, str]:
 
 
 def _family(series: Series) -> "Family":
-    from prometheus_client.core import (
-        CounterMetricFamily,
-        GaugeMetricFamily,
-        HistogramMetricFamily,
-    )
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
     metric = series.metric
     if metric.kind is Kind.HISTOGRAM:
@@ -89,20 +79,11 @@ def _family(series: Series) -> "Family":
 
 
 class MetricsEndpoint:
-    """Serves the metrics of an update on `/metrics` until it is closed.
+    """Serves the metrics of an update on `/metrics` until it is closed; port 0 is any free one.
 
     On a loopback address only loopback host names are accepted, so that a web page cannot read the
     metrics by DNS rebinding. The response is rendered at most twice a second and at most eight
     clients are served at once, to bound the load on the driver.
-
-    Args:
-        update: State of the update, subscribed to the bus by the caller.
-        address: IP address or host name to listen on.
-        port: 0 for any free port.
-
-    Raises:
-        SetupError: `CANNOT_LISTEN`.
-        MissingExtraError: `MISSING_EXTRA`.
     """
 
     def __init__(self, update: ObservedUpdate, *, address: str, port: int) -> None:
@@ -129,7 +110,6 @@ class MetricsEndpoint:
 
     @property
     def url(self) -> str:
-        """URL to scrape."""
         name = f"[{self._address}]" if ":" in self._address else self._address
         return f"http://{name}:{self._server.server_address[1]}{PATH}"
 

@@ -97,9 +97,6 @@ def clean(
     """Delete events older than their retention; roll up those that are old or too large.
 
     `own` is the id of the running update, which is not changed; set `stop` to end early.
-
-    Raises:
-        OSError: Disk full or permission denied; the log is unchanged or partly cleaned up.
     """
     stop = stop if stop is not None else threading.Event()
     shutil.rmtree(directory / ".held", ignore_errors=True)  # of earlier versions
@@ -131,10 +128,7 @@ def roll_up(
     """Replace segments by a roll-up if due, and delete the segments that it replaces.
 
     `is_over` tells whether the newest segment is complete; set `stop` to end early. Returns whether
-    segments were replaced.
-
-    Raises:
-        OSError: Disk full or permission denied; the log is unchanged.
+    segments were replaced; after an `OSError` the log is unchanged.
     """
     sizes = [_size_of(segment) for segment in update.segments()]
     count = due(sizes, settings, now=now, is_over=is_over)

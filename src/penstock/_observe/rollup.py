@@ -29,8 +29,6 @@ _BOUNDS = (*(str(bound) for bound in BATCH_BUCKETS), "+Inf")
 
 @dataclass(frozen=True)
 class Recorded:
-    """A line of an event log and its event."""
-
     line: dict[str, Any]
     event: Event
 
@@ -48,7 +46,6 @@ class Recorded:
 
 
 def recorded_of(line: bytes) -> Recorded | None:
-    """The event of a line; `None` if it has none."""
     try:
         body = json.loads(line)
     except ValueError:
@@ -146,7 +143,6 @@ class Counts:
         )
 
     def line(self) -> bytes:
-        """The roll-up event."""
         assert self.last is not None
         rules = tuple(
             ExpectationCounts(name=name, dataset=owner, passed_records=good, failed_records=bad)
@@ -158,10 +154,7 @@ class Counts:
 
 
 def measured_of(recorded: Recorded) -> RolledUp | None:
-    """The sums that remain of a `stream_progress` or `lag_progress` event.
-
-    `None` if the event cannot be read: then it is kept.
-    """
+    """The sums that remain of a measurement; `None` if it cannot be read: then it is kept."""
     body, since = recorded.event.body, recorded.line["timestamp"]
     if isinstance(body, LagProgress):
         return RolledUp(events=1, since=since)
@@ -186,8 +179,6 @@ def measured_of(recorded: Recorded) -> RolledUp | None:
 
 @dataclass
 class Measured:
-    """Sums that remain of the measurements of one flow."""
-
     last: Recorded | None = None
     durations: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)

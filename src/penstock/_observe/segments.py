@@ -28,11 +28,7 @@ _SEQUENCE_WITHIN = 400
 
 
 class Segment(NamedTuple):
-    """A file with events of one update.
-
-    Attributes:
-        first, last: Segment numbers that a roll-up replaces; else the number of the segment.
-    """
+    """A file with events; `first` and `last` are the segments that a roll-up replaces."""
 
     path: Path
     first: int
@@ -42,12 +38,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateLog:
-    """The recorded events of one update.
-
-    Attributes:
-        name: Prefix of the names of its files.
-        files: Files when the folder was listed, by number.
-    """
+    """The recorded events of one update; `name` is the prefix of the names of its files."""
 
     update_id: str
     started: datetime
@@ -56,7 +47,6 @@ class UpdateLog:
     files: tuple[Segment, ...] = ()
 
     def path(self, first: int, last: int | None = None) -> Path:
-        """Path of a segment, or of a roll-up."""
         numbers = f".{first:04}" if first > 1 or last is not None else ""
         if last is not None:
             numbers += f"-{last:04}"
@@ -91,11 +81,7 @@ class UpdateLog:
 
     @contextlib.contextmanager
     def opened(self, after: int = 0) -> Iterator[list[tuple[Segment, BinaryIO]]]:
-        """The segments and their open files, which can be read to the end even if deleted.
-
-        Raises:
-            FileNotFoundError: A file cannot be opened, such as a broken link.
-        """
+        """The segments and their open files, which can be read to the end even if deleted."""
         update = self
         with contextlib.ExitStack() as files:
             while True:

@@ -36,17 +36,9 @@ class RuleView:
 class Figures:
     """Metrics of a flow, and of a dataset as the sums of its flows.
 
-    Attributes:
-        rows: Inserted and merged rows; of a materialized view, by the latest refresh.
-        rows_per_second: Over the last batches; `None` before the first and when they are old.
-        batch_seconds: Wall time of the last batch.
-        dropped: Rows that failed a drop rule, including quarantined rows.
-        late: Rows that arrived after the watermark.
-        duplicates: Rows whose key was already in the table.
-        deleted: Rows that auto CDC deleted.
-        lag: Unread rows at the sources, as of the last batch.
-        last_error: Latest error, fatal or followed by a restart.
-        duration_seconds: From its start to its end, or to now.
+    `rows` of a materialized view are those of the latest refresh. `rows_per_second` is of the last
+    batches, `None` when they are old; `lag` is as of the last batch. `dropped` includes quarantined
+    rows; `last_error` may have been followed by a restart.
     """
 
     state: FlowStatus
@@ -75,14 +67,7 @@ class FlowView(Figures):
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetView(Figures):
-    """One table, view or sink.
-
-    Attributes:
-        display: Shortest suffix of the name that is unique.
-        kind: `streaming table`, `materialized view`, `sink`; empty if unknown.
-        rules: Its expectations that were evaluated.
-        flows: In the order of their events.
-    """
+    """One table, view or sink; `display` is the shortest unique suffix of its name."""
 
     name: str
     display: str
@@ -93,18 +78,7 @@ class DatasetView(Figures):
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateView:
-    """One update at one time.
-
-    Attributes:
-        state: `None` until the first state.
-        message: Message of the latest change of state.
-        started: Time of the first event.
-        duration_seconds: From there to the end, or to now.
-        error: Why the update failed.
-        datasets: In the order of their first event.
-        warnings: The newest messages of level WARN.
-        properties: The body of `create_update`.
-    """
+    """One update at one time; it lasts from its first event to its end, or to now."""
 
     pipeline_name: str
     update_id: str

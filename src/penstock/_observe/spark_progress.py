@@ -15,7 +15,6 @@ def durations_of(progress: Progress) -> Mapping[str, Any]:
 
 
 def timestamp_of(text: Any) -> datetime | None:
-    """A timestamp of Spark; `None` for anything else."""
     if not isinstance(text, str):
         return None
     try:
@@ -46,7 +45,6 @@ def watermark_text(progress: Progress) -> str | None:
 
 
 def watermark_of(progress: Progress) -> datetime | None:
-    """The watermark; `None` before the first."""
     return timestamp_of(watermark_text(progress))
 
 

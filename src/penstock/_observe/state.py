@@ -94,30 +94,14 @@ def bucket_of(seconds: float) -> int:
 class ObservedFlow:
     """One flow.
 
-    Attributes:
-        target: Name of the dataset or sink, as in the events; empty until it is known.
-        state: Latest status, including those reported with row counts.
-        status: Latest status reported by itself, since `since` with `message`.
-        changes: These statuses with their times.
-        working_since: Start of the run, or of the latest refresh.
-        started, ended: Including errors and restarts.
-        last_error: Latest error, fatal or followed by a restart.
-        errors: Counts by condition and whether the error was fatal.
-        batches: Finished micro-batches and refreshes; `None` before the first.
-        batch_id: The newest batch id, if any.
-        last_batch_at: Time of the latest row counts.
-        totals: Sums of the reported fields of `FlowMetrics`.
-        backlog: Unread rows at the sources, as of the last batch.
-        recent: Input rows and milliseconds of the last batches.
-        table_version: The Delta version that the flow wrote last.
-        progress: Spark's latest report; `reports` are short forms of the last ones, with their
-            times.
-        phases: Seconds per phase of the micro-batches.
-        dropped_by_watermark: Rows per stateful operator.
-        lag: Latest measurement of the lag; `aged` is the latest with ages.
-        lag_is_newer: Whether it is newer than the latest report.
-        technique: Technique of the latest refresh.
-        lost: Rows by topic that the source had deleted before they were read.
+    `status` is what it reported by itself, since `since` with `message`, and `changes` are all of
+    these; `state` includes statuses reported with row counts. `started` and `ended` include errors
+    and restarts; `working_since` is the start of the run, or of the latest refresh. `errors` are
+    counted by condition and whether they were fatal. `batches` are finished micro-batches and
+    refreshes; `totals` sums fields of `FlowMetrics`; `recent` has input rows and milliseconds of
+    the last batches. `progress` is Spark's latest report, `reports` are short forms of the last
+    ones. `lag` is the latest measurement, `aged` the latest with ages. `lost` are rows by topic
+    that the source had deleted before they were read.
     """
 
     name: str
@@ -161,11 +145,9 @@ class ObservedFlow:
 
     @property
     def rows(self) -> int:
-        """Rows written: inserted and merged."""
         return self.count("num_output_rows", "num_upserted_rows")
 
     def change(self, at: datetime, status: FlowStatus) -> None:
-        """Set the state."""
         if not self.changes or self.changes[-1][1] is not status:
             self.changes.append((at, status))
 
@@ -215,7 +197,6 @@ class ObservedFlow:
         self._replaced = {name: self.totals.get(name, 0) for name in _REPLACED}
 
     def report(self, event: Event, body: StreamProgress) -> None:
-        """Apply Spark's progress of a micro-batch, or a roll-up of many."""
         rolled = body.rolled_up
         if rolled is not None:
             self._spend(rolled.durations_ms or {}, rolled.dropped_by_watermark or {})
@@ -233,7 +214,6 @@ class ObservedFlow:
             self.dropped_by_watermark[name] = self.dropped_by_watermark.get(name, 0) + count
 
     def measure(self, body: LagProgress) -> None:
-        """Apply a measurement of the lag."""
         self.lag, self.lag_is_newer = body, True
         if any(ages_of(source) for source in body.sources):
             self.aged = body
@@ -243,16 +223,8 @@ class ObservedFlow:
 class ObservedDataset:
     """One table, view or sink.
 
-    Attributes:
-        name: As in the events.
-        kind: `streaming table`, `materialized view`, `sink`; empty if unknown.
-        is_excluded: Whether the selection excludes it.
-        status: Latest status that a flow or the selection reported by itself.
-        flows: In the order of their events.
-        rules: Passed and failed rows by dataset and rule; of a materialized view those of its
-            latest refresh.
-        table_version: The newest Delta version that a flow wrote.
-        error: Latest error of its flows, with its time.
+    `status` is the latest that a flow or the selection reported by itself. `rules` are passed and
+    failed rows by dataset and rule; of a materialized view those of its latest refresh.
     """
 
     name: str
@@ -275,20 +247,9 @@ class ObservedUpdate:
     """Folds the events of one update. Subscribe it to the bus; thread-safe.
 
     The events of a later update are added to the same sums. Readers on other threads hold `lock`.
-
-    Attributes:
-        begun: The `create_update` event; `properties` is its body.
-        state: `None` until the first state; `message` and `since` are of the latest change,
-            `changes` are all.
-        started, ended: Times of the first event, and of the final state.
-        error: Why the update failed.
-        last_event: Time of the latest event; `events` counts them by level.
-        warnings: The newest messages of level WARN.
-        datasets: In the order of their first event, as are `flows`.
-        rules: Passed and failed rows of the whole update by dataset and rule.
-        refreshes: Refreshes of materialized views by dataset and technique.
-        deliveries: The latest event per type and signal.
-        firing: Subjects for which each alert fires.
+    `begun` is the `create_update` event; `message` and `since` are of the latest change of state.
+    `events` are counted by level, `rules` have passed and failed rows of the whole update,
+    `refreshes` of materialized views are by dataset and technique, `deliveries` by type and signal.
     """
 
     def __init__(self) -> None:

@@ -115,7 +115,7 @@ def _lag(
     if not progress:
         return None
     sources = lag_sources(progress, measured)
-    seconds = _seconds(batches)
+    seconds = sum(batch["seconds"] for batch in batches)
     rows = sum(batch["input_rows"] for batch in batches)
     rate = rows / seconds if rows and seconds else None
     newest = timestamp_of(event_times(progress).get("max"))
@@ -136,10 +136,6 @@ def _catch_up(records: int, rate: float | None) -> float | None:
     if records == 0:
         return 0.0
     return None if rate is None else round(records / rate, 1)
-
-
-def _seconds(batches: list[dict[str, Any]]) -> float:
-    return float(sum(batch["seconds"] for batch in batches))
 
 
 def _falls_behind(batches: list[dict[str, Any]]) -> bool | None:

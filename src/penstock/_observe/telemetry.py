@@ -56,11 +56,7 @@ def _has_signal(settings: TelemetrySettings, signal: str, environ: Mapping[str, 
 
 
 def require_extra() -> None:
-    """Check that OpenTelemetry's SDK and exporters are installed.
-
-    Raises:
-        MissingExtraError: `MISSING_EXTRA`.
-    """
+    """Raise `MISSING_EXTRA` unless OpenTelemetry's SDK and exporters are installed."""
     import_extra(
         "opentelemetry.exporter.otlp.proto.http",
         "opentelemetry.sdk.trace",
@@ -75,9 +71,6 @@ class Telemetry:
 
     Subscribe it to the bus after the state of the update. `environ` is for tests: OpenTelemetry
     itself reads the variables of the process.
-
-    Raises:
-        SpecError: `TELEMETRY_NOT_CONFIGURED`.
     """
 
     def __init__(
@@ -92,7 +85,12 @@ class Telemetry:
     ) -> None:
         self._bus, self._origin = bus, origin
         _require_http(settings, environ)
-        options = _Options(settings, environ, resolve_secrets)
+        self._endpoint, self._environ = settings.endpoint.rstrip("/"), environ
+        self._headers = {key: resolve_secrets(value) for key, value in settings.headers.items()}
+        for value in self._headers.values():
+            remember_secret(value)
+            remember_secret(value.rpartition(" ")[2])
+        self._interval_seconds = settings.interval_seconds or _interval(environ)
         self._exporter_log = _ExporterLog()
         self._exporters: list[Any] = []
         self._metrics: Delivery | None = None
@@ -100,9 +98,9 @@ class Telemetry:
         try:
             resource = _resource(origin, environ)
             if _has_signal(settings, "metrics", environ):
-                self._metrics = self._open_metrics(options, resource, update)
+                self._metrics = self._open_metrics(resource, update)
             if _has_signal(settings, "traces", environ):
-                self._traces = self._open_traces(options, resource, environ)
+                self._traces = self._open_traces(resource)
         except Exception as error:
             # The exporters read a dozen variables and have no exception type for invalid ones.
             self.close()
@@ -146,17 +144,27 @@ class Telemetry:
 
     # -- signals -------------------------------------------------------------------------------
 
-    def _open_traces(
-        self, options: "_Options", resource: "Resource", environ: Mapping[str, str]
-    ) -> Delivery:
+    def _options(self, signal: str) -> dict[str, Any]:
+        """Arguments of an exporter, which reads the rest from `OTEL_*` variables."""
+        options: dict[str, Any] = {}
+        if self._endpoint:
+            options["endpoint"] = f"{self._endpoint}/v1/{signal}"
+        if self._headers:
+            options["headers"] = self._headers
+        names = ("OTEL_EXPORTER_OTLP_TIMEOUT", f"OTEL_EXPORTER_OTLP_{signal.upper()}_TIMEOUT")
+        if not any(self._environ.get(name) for name in names):
+            options["timeout"] = _TIMEOUT_SECONDS
+        return options
+
+    def _open_traces(self, resource: "Resource") -> Delivery:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         from penstock._observe.telemetry_traces import TraceFold
 
-        exporter = OTLPSpanExporter(**options.of("traces"))
+        exporter = OTLPSpanExporter(**self._options("traces"))
         self._exporters.append(exporter)
-        fold = TraceFold(resource, environ)
+        fold = TraceFold(resource, self._environ)
 
         def send(spans: list[Any]) -> None:
             if exporter.export(spans) is not SpanExportResult.SUCCESS:
@@ -173,15 +181,13 @@ class Telemetry:
             gather_seconds=_GATHER_SECONDS,
         )
 
-    def _open_metrics(
-        self, options: "_Options", resource: "Resource", update: ObservedUpdate
-    ) -> Delivery:
+    def _open_metrics(self, resource: "Resource", update: ObservedUpdate) -> Delivery:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.sdk.metrics.export import MetricExportResult
 
         from penstock._observe.telemetry_metrics import metrics_data
 
-        exporter = OTLPMetricExporter(**options.of("metrics"))
+        exporter = OTLPMetricExporter(**self._options("metrics"))
         self._exporters.append(exporter)
         started = time.time_ns()
 
@@ -202,40 +208,11 @@ class Telemetry:
             send=send,
             finish=report,
             on_interval=report,
-            interval_seconds=options.interval_seconds,
+            interval_seconds=self._interval_seconds,
             queue_size=2,
             batch_size=2,
             drop_oldest=True,
         )
-
-
-class _Options:
-    """Arguments of the exporters from the settings; they read the rest from `OTEL_*` variables."""
-
-    def __init__(
-        self,
-        settings: TelemetrySettings,
-        environ: Mapping[str, str],
-        resolve_secrets: Callable[[str], str],
-    ) -> None:
-        self._endpoint = settings.endpoint.rstrip("/")
-        self._headers = {key: resolve_secrets(value) for key, value in settings.headers.items()}
-        for value in self._headers.values():
-            remember_secret(value)
-            remember_secret(value.rpartition(" ")[2])
-        self._environ = environ
-        self.interval_seconds = settings.interval_seconds or _interval(environ)
-
-    def of(self, signal: str) -> dict[str, Any]:
-        attributes: dict[str, Any] = {}
-        if self._endpoint:
-            attributes["endpoint"] = f"{self._endpoint}/v1/{signal}"
-        if self._headers:
-            attributes["headers"] = self._headers
-        names = ("OTEL_EXPORTER_OTLP_TIMEOUT", f"OTEL_EXPORTER_OTLP_{signal.upper()}_TIMEOUT")
-        if not any(self._environ.get(name) for name in names):
-            attributes["timeout"] = _TIMEOUT_SECONDS
-        return attributes
 
 
 class _ExporterLog(logging.Handler):
@@ -256,7 +233,6 @@ class _ExporterLog(logging.Handler):
         self._messages[record.name.rpartition(".")[2]] = record.getMessage()
 
     def last(self, exporter: str) -> str:
-        """The latest message of an exporter."""
         return self._messages.get(exporter, "the receiver did not accept the request")
 
     def close(self) -> None:

@@ -47,8 +47,6 @@ Attributes = dict[str, str | int | float]
 
 @dataclass
 class _Flow:
-    """A flow whose span has not ended."""
-
     span: "Span"
     sums: dict[str, int] = field(default_factory=dict)
     written: tuple[int, Attributes] = (-1, {})

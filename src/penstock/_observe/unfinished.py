@@ -31,9 +31,6 @@ def end_unfinished(directory: Path) -> list[str]:
 
     The caller must hold the lease of the pipeline, so none of them can still run. Updates before
     the newest finished one were handled by an earlier start.
-
-    Raises:
-        OSError: A file could not be read or written.
     """
     ended = []
     for update in reversed(updates(directory)):

@@ -20,16 +20,10 @@ Outline = Mapping[str, Any]
 
 
 def differences(before: Outline, after: Outline) -> dict[str, Any]:
-    """Two updates beside each other.
+    """Two updates beside each other, from `UpdateModel.outline()`; changed definitions first.
 
-    Args:
-        before: `UpdateModel.outline()` of the earlier one.
-        after: Of the later one.
-
-    Returns:
-        `properties`: settings that differ; `datasets` and `flows`, those with a difference of
-        definition first: `change`, `facts`, `columns`, `rules`, `lineage` (columns that are made
-        of something else) and `numbers`, each with what was before and after.
+    Datasets and flows have `change`, `facts`, `columns`, `rules`, `lineage` (columns that are made
+    of something else) and `numbers`, each with the values before and after.
     """
     return {
         "properties": _facts(

@@ -43,12 +43,6 @@ class Guard:
 
     Actions are POST requests with the token, a small JSON body and a header that forms cannot set,
     from a page of this server. Clients without an Origin need the `Bearer` token.
-
-    Args:
-        app: The application.
-        host: The address that the server listens on.
-        token: Required if the address is not a loopback address.
-        acts: Whether actions are allowed; this requires the token.
     """
 
     def __init__(self, app: App, *, host: str, token: str | None, acts: bool = False) -> None:
@@ -62,7 +56,6 @@ class Guard:
         self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve or refuse a request."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return

@@ -64,14 +64,9 @@ def as_left(items: list[dict[str, Any]], *, is_gone: bool) -> list[dict[str, Any
 class _Shown:
     """State of an update at one time. Immutable, so that a message is consistent.
 
-    Attributes:
-        version: Increases with each change.
-        seen: The update, and how much of its log was folded.
-        structure: Changes with the set of datasets or flows.
-        body: Everything, as returned by `whole_update`.
-        stamps: Version of the last change of each part, and the part.
-        whole_at: The version from which incremental changes suffice.
-        encoded: Messages by the version of their watchers; used by the event loop only.
+    `version` increases with each change, `structure` changes with the set of datasets or flows.
+    `stamps` are the version of the last change of each part, and the part; from `whole_at` on
+    incremental changes suffice. `encoded` is used by the event loop only.
     """
 
     version: int = 0
@@ -81,11 +76,6 @@ class _Shown:
     stamps: dict[str, tuple[int, Any]] = field(default_factory=dict)
     whole_at: int = 0
     encoded: dict[int, bytes] = field(default_factory=dict)
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether more of a long log can be read at once."""
-        return self.body.get("read_percent") is not None
 
     def message(self, since: int) -> bytes:
         """A server-sent event with what is newer than a version; encoded once for all watchers."""
@@ -228,7 +218,9 @@ class Hub:
                 await asyncio.sleep(_LONGEST_BEAT_SECONDS)
                 continue
             has_failed = False
-            took = 0.0 if topic.shown.is_behind else time.monotonic() - began
+            # At once if more of a long log is left to read.
+            is_behind = topic.shown.body.get("read_percent") is not None
+            took = 0.0 if is_behind else time.monotonic() - began
             if topic.shown.version != before.version:
                 async with topic.wake:
                     topic.wake.notify_all()

@@ -15,17 +15,10 @@ from penstock._observe.events import (
     SinkDefinition,
     StreamProgress,
 )
-from penstock._observe.snapshot import (
-    DatasetView,
-    FlowView,
-    UpdateView,
-    short_names,
-    update_view,
-)
+from penstock._observe.snapshot import DatasetView, FlowView, UpdateView, short_names, update_view
 from penstock._observe.state import ObservedUpdate
-from penstock._ui.lineage import lineage_view
-from penstock._ui.progress import progress_view
 from penstock._ui.series import Series
+from penstock._ui.views import lineage_view, progress_view
 
 _MAX_COLUMNS = 2000
 _SHOWN_PROPERTIES = (
@@ -63,7 +56,6 @@ class UpdateModel:
             return
 
     def _fold(self, event: Event) -> None:
-        """What only pages need."""
         match event.body:
             case DatasetDefinition() | SinkDefinition() | FlowDefinition():
                 self.structure += 1
@@ -85,11 +77,9 @@ class UpdateModel:
         return dataset.definition if dataset is not None else None
 
     def view(self, now: datetime | None = None) -> UpdateView:
-        """The update at one moment, for the methods below."""
         return update_view(self._update, now)
 
     def head(self, view: UpdateView | None = None) -> dict[str, Any]:
-        """State of the update as a whole."""
         view = view or self.view()
         changes = [(_millis(at), state.value) for at, state in self._update.changes]
         return {
@@ -140,7 +130,6 @@ class UpdateModel:
         }
 
     def declarations(self) -> dict[str, str]:
-        """File and line of each dataset that was declared."""
         return {
             name: dataset.definition.declared_at
             for name, dataset in self._update.datasets.items()
@@ -148,7 +137,6 @@ class UpdateModel:
         }
 
     def edges(self) -> list[dict[str, str]]:
-        """Which dataset feeds which, by which flow."""
         edges: dict[tuple[str, str], str] = {}
         for flow, body in self._definitions().items():
             for source in (*body.input_datasets, *_outside(body)):
@@ -158,7 +146,6 @@ class UpdateModel:
         ]
 
     def flows(self, view: UpdateView | None = None) -> list[dict[str, Any]]:
-        """What each flow went through, for the timeline."""
         view = view or self.view()
         return [self._flow(flow) for dataset in view.datasets for flow in dataset.flows]
 
@@ -355,11 +342,7 @@ def _outside(body: FlowDefinition) -> list[str]:
 def _rules(declared: DatasetDefinition, dataset: DatasetView | None) -> list[dict[str, Any]]:
     counted = {rule.name: rule for rule in dataset.rules} if dataset is not None else {}
     rules = [
-        {
-            "name": rule.name,
-            "condition": rule.condition,
-            "action": rule.action,
-        }
+        {"name": rule.name, "condition": rule.condition, "action": rule.action}
         for rule in declared.expectations
     ]
     known = {rule["name"] for rule in rules}

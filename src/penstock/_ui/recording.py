@@ -124,18 +124,10 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateSummary:
-    """One update in the history.
+    """One update in the history; times are in milliseconds since the epoch.
 
-    Attributes:
-        started: In milliseconds since the epoch.
-        ended: Likewise; for an interrupted update the time of its last event.
-        state: Latest state; empty if unknown.
-        is_over: Whether a final state was recorded.
-        is_gone: Whether it was interrupted: its process is gone, or a later update has begun.
-        continuous: Whether it runs until stopped.
-        full_refresh: Whether a table was fully refreshed.
-        error: Why it failed.
-        message: Message of the latest change of state.
+    `ended` of an interrupted update is the time of its last event. `is_over`: a final state was
+    recorded; `is_gone`: its process is gone, or a later update has begun.
     """
 
     update_id: str
@@ -154,13 +146,8 @@ class UpdateSummary:
 class Recording:
     """The event log of one pipeline. Any thread may call; one at a time is served.
 
-    Attributes:
-        key: Names the pipeline in addresses.
-        label: What to call it before it has events.
-        directory: The folder of its event log; it need not be there yet.
-        tables: Looks into its tables; `None` where their storage is not known.
-        sources: Looks into its sources; `None` where its project is not known.
-        control: Acts on it; `None` where its project is not known.
+    `key` names the pipeline in URLs, `label` is shown before it has events. The folder need not
+    exist yet.
     """
 
     def __init__(
@@ -179,7 +166,7 @@ class Recording:
         self.directory = directory
         self.tables = tables
         self.control = control
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._logs: list[UpdateLog] = []
         self._by_id: dict[str, UpdateLog] = {}
         self._listed: tuple[int, int] | None = None
@@ -188,19 +175,18 @@ class Recording:
 
     def newest(self) -> str | None:
         """Id of the newest update; `None` before the first one."""
-        with self._lock:
+        with self.lock:
             self._list()
             return self._logs[-1].update_id if self._logs else None
 
     def has(self, update: str) -> bool:
         """Whether there is an update with this id, or `latest`, which may still come."""
-        with self._lock:
+        with self.lock:
             self._list()
             return update == LATEST or update in self._by_id
 
     def count(self) -> int:
-        """How many updates are recorded."""
-        with self._lock:
+        with self.lock:
             self._list()
             return len(self._logs)
 
@@ -209,7 +195,7 @@ class Recording:
 
         The caller reads the model under `lock`.
         """
-        with self._lock:
+        with self.lock:
             self._list()
             log = self._logs[-1] if update == LATEST and self._logs else self._by_id.get(update)
             if log is None:
@@ -222,11 +208,6 @@ class Recording:
                 self._models.popitem(last=False)
             recorded.refresh()
             return recorded
-
-    @property
-    def lock(self) -> threading.RLock:
-        """Held while a model is read."""
-        return self._lock
 
     def is_writer_gone(self, update: str) -> bool:
         """Whether the process of an update is known to be gone; only this machine's are known."""
@@ -249,13 +230,8 @@ class Recording:
         return self.newest() != update or self.is_writer_gone(update)
 
     def history(self, *, before: int | None = None, limit: int = 50) -> list[UpdateSummary]:
-        """Updates, newest first.
-
-        Args:
-            before: Only those at positions below this one, counted from the oldest; all if `None`.
-            limit: How many at most.
-        """
-        with self._lock:
+        """Updates, newest first; `before` is a position counted from the oldest."""
+        with self.lock:
             self._list()
             end = len(self._logs) if before is None else max(0, min(before, len(self._logs)))
             logs = self._logs[max(0, end - limit) : end]

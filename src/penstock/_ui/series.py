@@ -17,17 +17,8 @@ BatchKey = tuple[str, int | None]
 class Point:
     """One micro-batch, or several consecutive ones merged.
 
-    Attributes:
-        at: End of the last batch, in milliseconds since the epoch.
-        rows_in: Rows read.
-        rows_out: Rows written and merged.
-        busy_ms: Sum of the durations.
-        slowest_ms: Longest duration.
-        quarantined: Rows put into quarantine.
-        dropped: Rows that broke a drop rule, including quarantined rows.
-        lag: Backlog at the sources after the last batch, if known.
-        rules: Passed and failed rows per rule.
-        is_rolled_up: Whether its event is a roll-up of many micro-batches.
+    `at` is the end of the last batch, in milliseconds since the epoch, and `lag` the backlog after
+    it. `dropped` includes quarantined rows.
     """
 
     at: int
@@ -42,7 +33,6 @@ class Point:
     is_rolled_up: bool = False
 
     def absorb(self, later: "Point") -> None:
-        """Take in the next point."""
         self.at = later.at
         self.rows_in += later.rows_in
         self.rows_out += later.rows_out
@@ -69,13 +59,7 @@ class Series:
         self._recent: deque[tuple[BatchKey, Point]] = deque(maxlen=_MAX_RECENT)
 
     def add(self, event: Event, body: FlowProgress, *, since_ms: int | None) -> None:
-        """Take in a `flow_progress` event with metrics.
-
-        Args:
-            event: The event.
-            body: Of it.
-            since_ms: When the work on it began; used where the event has no duration.
-        """
+        """Add a `flow_progress` event with metrics; `since_ms` is for events without a duration."""
         metrics, rolled = body.metrics or FlowMetrics(), body.rolled_up
         at = int(event.timestamp.timestamp() * 1000)
         point = Point(
@@ -108,16 +92,13 @@ class Series:
             self._join()
 
     def last_seconds(self) -> float | None:
-        """How long the newest micro-batch or refresh took."""
         busy_ms = self._points[-1].busy_ms if self._points else 0
         return busy_ms / 1000 if busy_ms else None
 
     def busy_seconds(self) -> float:
-        """How long all micro-batches and refreshes took together."""
         return round(sum(point.busy_ms for point in self._points) / 1000, 3)
 
     def recent(self) -> list[dict[str, Any]]:
-        """The newest micro-batches, newest first."""
         return [
             {
                 "flow": flow,

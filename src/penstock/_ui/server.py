@@ -9,14 +9,12 @@ from typing import Annotated, Any
 from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
-from penstock._observe.codec import encode
 from penstock._observe.segments import LATEST
-from penstock._ui.acting import add_acting
 from penstock._ui.difference import differences
+from penstock._ui.endpoints import add_acting, add_stored, json_response
 from penstock._ui.guard import App, Guard
 from penstock._ui.hub import MAX_WATCHERS, Hub, as_left, whole_update
 from penstock._ui.recording import Recording
-from penstock._ui.stored import add_stored
 
 STATIC = Path(__file__).parent / "static"
 _TYPES = {
@@ -71,15 +69,7 @@ def build_app(
     hub: Hub | None = None,
     acts: bool = False,
 ) -> App:
-    """The dashboard over some pipelines, behind its guard.
-
-    Args:
-        recordings: Event logs, with different keys.
-        host: The address that the server listens on.
-        token: What every request must know; `None` for none, on a loopback address only.
-        hub: Of the streams; whoever ends the server closes it before.
-        acts: Whether visitors may start, stop and replay; needs a token.
-    """
+    """The dashboard over some pipelines, behind its guard; the caller closes `hub` at the end."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     pipelines = {recording.key: recording for recording in recordings}
     assets = load_assets()
@@ -93,14 +83,14 @@ def build_app(
 
     @app.get("/api/pipelines")
     def list_pipelines() -> Response:
-        return _json({"pipelines": [_pipeline(each) for each in recordings]})
+        return json_response({"pipelines": [_pipeline(each) for each in recordings]})
 
     @app.get("/api/pipelines/{key}/update")
     def show_update(key: str, update: Update = LATEST) -> Response:
         body = whole_update(recording_of(key), update)
         if body is None:
             raise HTTPException(404, "no such update")
-        return _json(body)
+        return json_response(body)
 
     @app.get("/api/pipelines/{key}/dataset")
     def show_dataset(
@@ -117,7 +107,7 @@ def build_app(
             is_gone = recording.has_broken_off(recorded)
             (body["card"],) = as_left([body["card"]], is_gone=is_gone)
             body["flows"] = as_left(body["flows"], is_gone=is_gone)
-        return _json(body)
+        return json_response(body)
 
     @app.get("/api/pipelines/{key}/updates")
     def list_updates(
@@ -129,7 +119,7 @@ def build_app(
         total = recording.count()
         updates = recording.history(before=before, limit=limit)
         end = total if before is None else min(before, total)
-        return _json(
+        return json_response(
             {
                 "total": total,
                 "next": end - len(updates) if end > len(updates) else None,
@@ -156,9 +146,9 @@ def build_app(
                 outlines.append(recorded.model.outline())
         if read_percent is not None:
             # What is not read yet would look like a difference: the page asks again.
-            return _json({"read_percent": read_percent})
+            return json_response({"read_percent": read_percent})
         heads = {"before": outlines[0]["head"], "after": outlines[1]["head"]}
-        return _json({**heads, **differences(*outlines)})
+        return json_response({**heads, **differences(*outlines)})
 
     @app.get("/api/pipelines/{key}/stream")
     async def stream(key: str, update: Update = LATEST) -> Response:
@@ -198,12 +188,6 @@ def _pipeline(recording: Recording) -> dict[str, Any]:
         "total": recording.count(),
         "updates": [asdict(summary) for summary in dots],
     }
-
-
-def _json(body: Any) -> Response:
-    return Response(
-        encode(body), media_type="application/json", headers={"cache-control": "no-store"}
-    )
 
 
 def _asset(asset: Asset, request: Request) -> Response:

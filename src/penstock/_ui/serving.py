@@ -28,15 +28,7 @@ _IDLE_SECONDS = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class WatchedLog:
-    """A pipeline to show.
-
-    Attributes:
-        label: What to call it before it has events.
-        directory: Its event log.
-        tables: Looks into its tables; `None` where their storage is not known.
-        sources: Looks into its sources; `None` where its project is not known.
-        control: Acts on it; `None` where its project is not known.
-    """
+    """A pipeline to show; `label` is shown before it has events."""
 
     label: str
     directory: Path
@@ -69,16 +61,7 @@ def recordings_of(logs: Sequence[WatchedLog]) -> list[Recording]:
 
 
 def listen(host: str, port: int, *, or_any: bool = False) -> socket.socket:
-    """A socket that listens.
-
-    Args:
-        host: Address or name.
-        port: 0 for any free one.
-        or_any: Take any free port where this one is taken.
-
-    Raises:
-        SetupError: `CANNOT_LISTEN`: the port is taken, or the address is not of this machine.
-    """
+    """A listening socket on a port, or any free one if it is 0 or, with `or_any`, taken."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -101,12 +84,10 @@ def listen(host: str, port: int, *, or_any: bool = False) -> socket.socket:
 
 
 def new_token() -> str:
-    """A token that cannot be guessed."""
     return secrets.token_urlsafe(_TOKEN_BYTES)
 
 
 def address_of(listening: socket.socket, host: str, token: str | None) -> str:
-    """What to open in a browser."""
     port = listening.getsockname()[1]
     name = host
     try:
@@ -120,11 +101,7 @@ def address_of(listening: socket.socket, host: str, token: str | None) -> str:
 
 
 def require_extra() -> None:
-    """Make sure that the server's packages are installed.
-
-    Raises:
-        MissingExtraError: `MISSING_EXTRA`.
-    """
+    """Raise `MISSING_EXTRA` unless the server's packages are installed."""
     import_extra("fastapi", "uvicorn", extra="ui", feature="the dashboard")
 
 
@@ -138,19 +115,10 @@ def serve(
     until: BinaryIO | None = None,
     ready: Callable[[], None] | None = None,
 ) -> None:
-    """Serve until Ctrl-C, SIGTERM, or the end of a stream.
+    """Serve until Ctrl-C, SIGTERM, or the end of the stream `until`.
 
-    Args:
-        logs: The pipelines to show.
-        listening: From `listen`.
-        host: The address that it listens on.
-        token: What every request must know.
-        acts: Whether visitors may start, stop and replay; needs a token.
-        until: Read to its end on a thread; then the server stops.
-        ready: Called before the first request is answered.
-
-    Raises:
-        MissingExtraError: `MISSING_EXTRA`.
+    `listening` is from `listen`, on the address `host`. `ready` is called before the first request
+    is answered; visitors may start, stop and replay with `acts`, which needs a token.
     """
     require_extra()
     import uvicorn

@@ -1,8 +1,9 @@
-"""Spark's progress of a micro-batch for pages: sources, state, watermark."""
+"""JSON forms for pages: Spark's progress of a micro-batch, and column lineage."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from penstock._model.lineage import ColumnInput, FlowLineage, LineageSource
 from penstock._observe.events import LagProgress
 from penstock._observe.lag import lag_sources, problem_of, waiting_rows
 from penstock._observe.spark_progress import (
@@ -14,15 +15,12 @@ from penstock._observe.spark_progress import (
 )
 
 _MAX_PARTITIONS = 500
+_MAX_INPUTS = 20
+_MAX_COLUMNS = 2000
 
 
 def progress_view(body: Progress, measured: LagProgress | None) -> dict[str, Any]:
-    """The part of a StreamingQueryProgress that the dashboard shows; the rest stays behind.
-
-    Args:
-        body: The progress.
-        measured: What was measured beside it, if anything.
-    """
+    """The part of a StreamingQueryProgress that the dashboard shows, with the measured lag."""
     sources, delay = lag_sources(body, measured), watermark_delay(body)
     return {
         "batch_id": body.get("batchId"),
@@ -45,7 +43,6 @@ def _sum(counts: Iterable[int]) -> int | None:
 
 
 def _source(source: Mapping[str, Any]) -> dict[str, Any]:
-    """One source with what waits there; what is not known is `None`."""
     return {
         "description": str(source["source"]),
         "rows": source["input_rows"],
@@ -84,3 +81,35 @@ def _state(operator: Mapping[str, Any]) -> dict[str, Any]:
         "dropped_by_watermark": operator.get("numRowsDroppedByWatermark"),
         "duplicates_dropped": custom.get("numDroppedDuplicateRows"),
     }
+
+
+def lineage_view(flows: Iterable[FlowLineage]) -> dict[str, Any] | None:
+    """Lineage of a dataset from that of its flows; `None` if no plan has lineage.
+
+    `columns` are by name, `influences` determine which rows there are. Each input has `dataset` (of
+    the pipeline, or empty), `place` (outside of it), `column` and `how`.
+    """
+    columns: dict[str, list[dict[str, str]]] = {}
+    influences: list[dict[str, str]] = []
+    known = False
+    for flow in flows:
+        known = True
+        sources = [_lineage_source(source) for source in flow.sources]
+        for name, inputs in list(flow.columns.items())[:_MAX_COLUMNS]:
+            _extend(columns.setdefault(name, []), sources, inputs)
+        _extend(influences, sources, flow.influences)
+    return {"columns": columns, "influences": influences} if known else None
+
+
+def _lineage_source(source: LineageSource) -> dict[str, str]:
+    place = "" if source.dataset else f"{source.namespace} {source.name}".strip()
+    return {"dataset": source.dataset, "place": place}
+
+
+def _extend(
+    columns: list[dict[str, str]], sources: list[dict[str, str]], inputs: Sequence[ColumnInput]
+) -> None:
+    for column in inputs:
+        entry = sources[column.source] | {"column": column.column, "how": column.transformation}
+        if entry not in columns and len(columns) < _MAX_INPUTS:
+            columns.append(entry)
