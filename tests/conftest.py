@@ -124,6 +124,7 @@ def spark(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> "Iterator[SparkSession]":
     """One session for all Spark tests, built as a pipeline builds its own."""
+    from penstock._spark.call_sites import own_columns
     from penstock._spark.session import SessionOptions, build_session, stop_session
 
     root = tmp_path_factory.mktemp("spark")
@@ -146,5 +147,6 @@ def spark(
             ),
         )
     )
-    yield session
+    with own_columns():  # as in a pipeline
+        yield session
     stop_session(session)

@@ -31,6 +31,7 @@ from penstock._project.path_mapping import path_mapping
 from penstock._project.secrets import resolve_secrets
 from penstock._runtime.leases import PipelineLeases
 from penstock._session import open_session, spark_log
+from penstock._spark.call_sites import user_columns
 from penstock._tables.files import StorageFiles
 from penstock._tables.layout import StorageLayout
 from penstock.errors import SpecError
@@ -266,7 +267,7 @@ def execute(
         load: `load_definitions`, or `load_sources` to continue after errors.
         reads: Carries out what the files read meanwhile; `None` = new ones.
     """
-    with redirected(reads or ExternalReads(spark, context)):
+    with redirected(reads or ExternalReads(spark, context)), user_columns():
         return load(
             settings, namespace=notebook_globals(spark, settings, map_path=context.map_path)
         )

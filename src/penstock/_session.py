@@ -11,6 +11,7 @@ from penstock._local.jars import SPARK_JAR_SETS, class_path
 from penstock._local.java import require_java
 from penstock._model.pipeline import PipelineSettings
 from penstock._project.secrets import remember_settings, resolve_secrets
+from penstock._spark.call_sites import own_columns
 from penstock._spark.session import (
     SessionOptions,
     borrow_session,
@@ -48,7 +49,7 @@ def open_session(
     os.chdir(settings.root)
     borrowed = borrow_session()
     if borrowed is not None:  # of the calling process, as in tests; it is left running
-        with _configured(borrowed, settings):
+        with _configured(borrowed, settings), own_columns():
             yield borrowed
         return
     require_java()
@@ -68,7 +69,8 @@ def open_session(
         )
     )
     try:
-        yield spark
+        with own_columns():
+            yield spark
     except Exception as error:
         exit_code = jvm_exit_code(spark, error)
         if exit_code is None:

@@ -13,6 +13,7 @@ from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
 from penstock._observe.masking import shown
+from penstock._spark.call_sites import user_columns
 from penstock.errors import DefinitionError, PenstockError, UserCodeError
 
 _PLATFORM_FUNCTION = re.compile(r"(?i)(?:^|[`.])(?:ai_\w+|vector_search|http_request)`?$")
@@ -64,7 +65,8 @@ def user_code(flow: Flow, nearest: Callable[[str], str | None]) -> Iterator[None
         UserCodeError: Any other exception.
     """
     try:
-        yield
+        with user_columns():
+            yield
     except PenstockError:
         raise
     except Exception as error:

@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock._api.batches import MicroBatch, writing
 from penstock._model.paths import real_path
+from penstock._spark.call_sites import user_columns
 from penstock._spark.failures import flow_error, full_text
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import StorageFiles
@@ -66,7 +67,7 @@ class FunctionSinkWriter(BatchSink):
         )
         tools = _Tools(opened.spark, batch, opened.notes, opened.map_path)
         try:
-            with writing(tools):
+            with writing(tools), user_columns():
                 self._function(df, batch_id)
         except PenstockError as error:
             if error.origin is None:
