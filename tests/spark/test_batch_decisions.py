@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from stored_rows import stored_rows
 from writer_harness import Harness, decision_file, rule
 
 from penstock._model.cdc import CdcSpec, ScdType
@@ -61,8 +62,7 @@ class Tables:
         }
 
     def ids(self, ref: TableRef) -> list[int]:
-        rows = self.spark.read.format("delta").load(ref.path).select("id").collect()
-        return sorted(row[0] for row in rows)
+        return [row[0] for row in stored_rows(self.spark, ref.path, "id")]
 
 
 def split_of(tables: Tables, df: DataFrame, rules: list[Any]) -> RowSplit:

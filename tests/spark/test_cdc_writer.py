@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from stored_rows import stored_rows
 from writer_harness import decision_file, rule
 
 from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
@@ -71,9 +72,7 @@ class Target:
         return self.writer.write(split.df, batch_id)
 
     def rows(self, *columns: str) -> list[tuple[Any, ...]]:
-        df = self.spark.read.format("delta").load(self.target.path)
-        found = (df.selectExpr(*columns) if columns else df).collect()
-        return sorted((tuple(row) for row in found), key=repr)
+        return stored_rows(self.spark, self.target.path, *columns, key=repr)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from made_events import details
+from stored_rows import stored_rows
 
 from penstock._observe.bus import EventBus
 from penstock._observe.events import Event, Level, UpdateState
@@ -51,12 +52,8 @@ class Example:
     def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
         root = local_path(StorageLayout(load_settings(self.root).storage).root)
         assert root is not None
-        df = self.spark.read.format("delta").load(
-            str(root / "tables" / "spark_catalog" / "default" / table)
-        )
-        return sorted(
-            (tuple(row) for row in (df.select(*columns) if columns else df).collect()), key=str
-        )
+        folder = root / "tables" / "spark_catalog" / "default" / table
+        return stored_rows(self.spark, folder, *columns, key=str)
 
     def counted(self, flow: str, key: str) -> int:
         total = 0

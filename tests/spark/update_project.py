@@ -2,14 +2,12 @@
 
 import contextlib
 import json
-import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-from deltalake import DeltaTable
+from stored_rows import stored_rows
 
 from penstock._observe.bus import EventBus
 from penstock._observe.events import Event
@@ -19,9 +17,6 @@ from penstock._runtime.update import UpdateResult
 from penstock._tables.files import local_path
 from penstock._tables.layout import StorageLayout
 from penstock._update import UpdateOptions, run_update
-
-_SCALAR = r"u?int\d+|string|bool|double|float|date32.*|decimal.*"
-_PLAIN = re.compile(rf"{_SCALAR}|list<\w+: (?:{_SCALAR})(?: not null)?>")
 
 HEADER = """
 import penstock as dp
@@ -77,24 +72,8 @@ class Project:
     def rows(
         self, name: str, *columns: str, key: Callable[[Any], Any] | None = None
     ) -> list[tuple[Any, ...]]:
-        """The rows of a table, sorted; columns may be expressions.
-
-        Read without Spark where that makes no difference: Delta's Spark jobs for one look at a
-        table of three rows take two seconds of the processor.
-        """
-        folder = str(self.path(name))
-        if DeltaTable.is_deltatable(folder):
-            table = DeltaTable(folder)
-            types = {field.name: str(field.type) for field in pyarrow.schema(table.schema())}
-            chosen = columns or tuple(types)
-            is_plain = all(_PLAIN.fullmatch(types.get(column, "")) for column in chosen)
-            if is_plain and not table.protocol().reader_features:
-                found = table.to_pyarrow_table(columns=list(chosen)).to_pydict()
-                values = zip(*(found[column] for column in chosen), strict=True)
-                return sorted(values, key=key)
-        df = self.table(name)
-        df = df.selectExpr(*columns) if columns else df
-        return sorted((tuple(row) for row in df.collect()), key=key)
+        """The rows of a table, sorted; columns may be expressions."""
+        return stored_rows(self.spark, self.path(name), *columns, key=key)
 
     def version(self, name: str) -> int:
         return max(int(f.stem) for f in (self.path(name) / "_delta_log").glob("*.json"))
