@@ -34,11 +34,7 @@ def register(app: typer.Typer) -> None:
 
 
 @options.grouped
-def list_all(
-    *,
-    project: options.ReadOptions,
-    output: options.Output = OutputFormat.TEXT,
-) -> None:
+def list_all(*, project: options.ReadOptions, output: options.Output = OutputFormat.TEXT) -> None:
     """List the checkpoints of all flows, current and earlier ones."""
     from penstock._repair.reading import readable_storage
     from penstock._tables.read.checkpoint_files import checkpoints

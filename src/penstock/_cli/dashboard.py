@@ -58,8 +58,7 @@ def ui(
         ),
     ] = None,
     control: Annotated[
-        bool,
-        typer.Option("--control", help="Allow starts, stops and replays; requires the token."),
+        bool, typer.Option("--control", help="Allow starts, stops and replays; requires the token.")
     ] = False,
     rows: Annotated[
         bool, typer.Option("--rows/--no-rows", help="Show rows of tables and quarantines.")

@@ -68,9 +68,7 @@ def preview(
 
 @options.grouped
 def list_tables(
-    *,
-    project: options.ReadOptions,
-    output: options.Output = OutputFormat.TEXT,
+    *, project: options.ReadOptions, output: options.Output = OutputFormat.TEXT
 ) -> None:
     """Print how many rows of each table are in quarantine, and which rules they broke."""
     from penstock._repair.reading import list_quarantines

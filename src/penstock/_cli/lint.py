@@ -50,8 +50,7 @@ def lint(
         FailOn, typer.Option("--fail-on", help="Minimum severity for exit code 1.")
     ] = FailOn.WARNING,
     text_only: Annotated[
-        bool,
-        typer.Option("--text-only", help="Check the source text only, without Spark."),
+        bool, typer.Option("--text-only", help="Check the source text only, without Spark.")
     ] = False,
     explain: Annotated[
         str | None,

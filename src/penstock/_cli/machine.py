@@ -223,8 +223,7 @@ def stop(
 
 
 def status(
-    directory: Directory = _BROKER_DIRECTORY,
-    output: options.Output = OutputFormat.TEXT,
+    directory: Directory = _BROKER_DIRECTORY, output: options.Output = OutputFormat.TEXT
 ) -> int:
     """Print the state of the broker; exit code 3 if it is not running."""
     from penstock._local.broker import broker_status

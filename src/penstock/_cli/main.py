@@ -58,8 +58,7 @@ def _root(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
     _debug: Annotated[
-        bool,
-        typer.Option("--debug", help="Show tracebacks of errors; also PENSTOCK_DEBUG=1."),
+        bool, typer.Option("--debug", help="Show tracebacks of errors; also PENSTOCK_DEBUG=1.")
     ] = False,
 ) -> None:
     pass

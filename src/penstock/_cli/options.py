@@ -42,8 +42,7 @@ Spec = Annotated[
     Path | None, typer.Option("--spec", help="Spec file; default: the one in the project folder.")
 ]
 Storage = Annotated[
-    str | None,
-    typer.Option("--storage", help="Root of tables and checkpoints: a folder or URI."),
+    str | None, typer.Option("--storage", help="Root of tables and checkpoints: a folder or URI.")
 ]
 Conf = Annotated[
     list[str] | None,
@@ -89,8 +88,7 @@ TriggerText = Annotated[
     ),
 ]
 Pipeline = Annotated[
-    str | None,
-    typer.Option("--pipeline", help="Key of the pipeline if the bundle has several."),
+    str | None, typer.Option("--pipeline", help="Key of the pipeline if the bundle has several.")
 ]
 Target = Annotated[str | None, typer.Option("--target", help="Target of a bundle.")]
 Maps = Annotated[

@@ -59,8 +59,7 @@ class Case:
 
 
 JUnit = Annotated[
-    Path | None,
-    typer.Option("--junit", metavar="FILE", help="Also write the result as JUnit XML."),
+    Path | None, typer.Option("--junit", metavar="FILE", help="Also write the result as JUnit XML.")
 ]
 Report = Annotated[ReportFormat, typer.Option("--output", "-o", help="Output format.")]
 

@@ -31,12 +31,7 @@ class OrderProducer:
     """
 
     def __init__(
-        self,
-        bootstrap_servers: str,
-        topic: str,
-        stream: OrderStream,
-        *,
-        total: int | None,
+        self, bootstrap_servers: str, topic: str, stream: OrderStream, *, total: int | None
     ) -> None:
         self._topic = topic
         self._stream = stream
