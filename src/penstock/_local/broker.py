@@ -1,8 +1,7 @@
-"""The embedded Kafka broker: one JVM in KRaft mode, started from jars, with a directory of its own.
+"""The embedded Kafka broker: one JVM in KRaft mode, with a directory of its own.
 
-The directory holds everything: data, configuration, log, and `broker.json`, which remembers process
-and ports. Any process can find, use and stop the broker through it. The data outlive the process,
-also when it was killed.
+The directory has its data, configuration, log, and `broker.json` with process and ports, through
+which any process can use and stop the broker.
 """
 
 import fcntl
@@ -61,14 +60,6 @@ _children: dict[int, subprocess.Popen[bytes]] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerHandle:
-    """A broker that answers.
-
-    Attributes:
-        bootstrap_servers: What a Kafka client connects to.
-        pid: Its process.
-        directory: Where it lives.
-    """
-
     bootstrap_servers: str
     pid: int
     directory: Path
@@ -76,19 +67,11 @@ class BrokerHandle:
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerStatus:
-    """What is known about a directory's broker without connecting to it.
-
-    Attributes:
-        running: Whether its process lives.
-        bootstrap_servers: Of the running broker, else `None`.
-        pid: Of the running broker, else `None`.
-        directory: Where it lives.
-        log_file: What it wrote, now or the last time.
-    """
+    """State of a directory's broker, determined without a connection."""
 
     running: bool
-    bootstrap_servers: str | None
-    pid: int | None
+    bootstrap_servers: str | None  # None unless it is running
+    pid: int | None  # None unless it is running
     directory: Path
     log_file: Path
 
@@ -103,23 +86,11 @@ def start_broker(
     own_group: bool = True,
     timeout_seconds: float = _START_SECONDS,
 ) -> BrokerHandle:
-    """Start the directory's broker, or find the one that runs, and return when it answers.
+    """Start the directory's broker unless it is running, and wait until it responds.
 
-    Args:
-        directory: Made when missing. An earlier broker's data and, when they are free, its ports
-            are used again.
-        jars: Instead of the jar set `kafka-broker`.
-        java: Instead of the Java that is found.
-        properties: Kafka's broker properties, over the defaults; for a new start only.
-        secure: A listener with TLS and user names, beside the plain one; for a new start only.
-        own_group: Put the broker into a session of its own, so that Ctrl-C and the end of the
-            caller do not touch it; otherwise it shares the caller's process group.
-        timeout_seconds: Until it must answer.
-
-    Raises:
-        SetupError: `BROKER_FAILED`, `BROKER_TIMEOUT`, `BROKER_DIRECTORY_UNUSABLE`,
-            `JARS_MISSING`, `JAVA_NOT_FOUND`, `JAVA_TOO_OLD`.
-        MissingExtraError: `MISSING_EXTRA`: the Kafka client is not installed.
+    Data and, if they are free, ports of an earlier broker are used again. `properties` and `secure`
+    apply to a new start only. `own_group` puts the broker into a session of its own, so that Ctrl-C
+    and the end of the caller do not stop it.
     """
     import_admin()
     directory = directory.absolute()
@@ -142,14 +113,9 @@ def start_broker(
 
 
 def stop_broker(directory: Path, *, grace_seconds: float = _GRACE_SECONDS) -> bool:
-    """End the directory's broker and return when its process is gone. Its data stay.
+    """Stop the broker and wait until its process has ended; its data stay.
 
-    Args:
-        directory: As given to `start_broker`.
-        grace_seconds: How long it may take to end by itself before it is killed.
-
-    Returns:
-        Whether a broker was running.
+    It is killed after `grace_seconds`. Returns whether a broker was running.
     """
     directory = directory.absolute()
     state = _running(directory)
@@ -163,7 +129,6 @@ def stop_broker(directory: Path, *, grace_seconds: float = _GRACE_SECONDS) -> bo
 
 
 def broker_status(directory: Path) -> BrokerStatus:
-    """The state and address of the directory's broker; neither connects nor changes anything."""
     directory = directory.absolute()
     state = _running(directory)
     return BrokerStatus(

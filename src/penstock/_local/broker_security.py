@@ -1,4 +1,4 @@
-"""A second listener of the embedded broker: TLS with user names, as real clusters have it."""
+"""A second listener of the embedded broker, with TLS and SASL as in real clusters."""
 
 import re
 from collections.abc import Mapping
@@ -14,18 +14,11 @@ _MODULES = "org.apache.kafka.common.security"
 
 @dataclass(frozen=True, kw_only=True)
 class SecureListener:
-    """SASL_SSL with PLAIN and SCRAM, beside the plain listener.
+    """SASL_SSL with PLAIN and SCRAM, beside the plain listener."""
 
-    Attributes:
-        keystore: PKCS12 file with the broker's key and certificate, of the name `127.0.0.1`.
-        keystore_password: Of the file and the key.
-        users: Passwords by name, of PLAIN. Those of SCRAM are made by an admin client.
-        port: A free one by default.
-    """
-
-    keystore: Path
+    keystore: Path  # PKCS12 with key and certificate of 127.0.0.1
     keystore_password: str = field(repr=False)
-    users: Mapping[str, str] = field(repr=False)
+    users: Mapping[str, str] = field(repr=False)  # passwords for PLAIN, by name
     port: int = field(default_factory=lambda: free_ports()[0])
 
     @property
@@ -33,7 +26,6 @@ class SecureListener:
         return f"127.0.0.1:{self.port}"
 
     def add_to(self, settings: Mapping[str, str]) -> dict[str, str]:
-        """The broker's properties with this listener."""
         users = " ".join(f"user_{name}={_quoted(word)}" for name, word in self.users.items())
         plain = f"{_MODULES}.plain.PlainLoginModule required {users};"
         scram = f"{_MODULES}.scram.ScramLoginModule required;"

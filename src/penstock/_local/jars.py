@@ -1,9 +1,4 @@
-"""The jars that Spark and the broker load: fetch, verify, and name them.
-
-The lock says which (`lock`), a repository or a folder gives them (`repository`, `download`), and
-one cache per user keeps them for all projects. Nothing here touches the network when the jars are
-there.
-"""
+"""The jars of Spark and the broker: downloaded into one cache per user, verified, listed."""
 
 import shutil
 import threading
@@ -55,15 +50,6 @@ class JarState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class JarStatus:
-    """One jar of the lock against the file in the cache.
-
-    Attributes:
-        jar: As locked.
-        path: Where it is, or should be.
-        state: What was found.
-        actual_sha256: Of the file that is there.
-    """
-
     jar: Jar
     path: Path
     state: JarState
@@ -72,17 +58,7 @@ class JarStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class SyncProgress:
-    """A moment of a running sync. Calls come from several threads, one at a time.
-
-    Attributes:
-        file_name: The jar that moved.
-        file_bytes: How much of it is there.
-        file_size: All of it.
-        done_bytes: Over all jars that were missing.
-        total_bytes: All of them.
-        done_files: Jars that are finished.
-        total_files: Jars that were missing.
-    """
+    """Progress of a sync. Totals are over all jars that were missing."""
 
     file_name: str
     file_bytes: int
@@ -95,30 +71,18 @@ class SyncProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class SyncResult:
-    """What a sync did.
-
-    Attributes:
-        paths: Every jar that was asked for, in the order of the lock.
-        fetched: Those that were missing or damaged before.
-        fetched_bytes: Their size.
-    """
-
-    paths: tuple[Path, ...]
-    fetched: tuple[Path, ...]
+    paths: tuple[Path, ...]  # all selected jars, in the order of the lock
+    fetched: tuple[Path, ...]  # were missing or damaged
     fetched_bytes: int
 
 
 def class_path(
     sets: Iterable[str], *, lock: JarLock | None = None, cache_root: Path | None = None
 ) -> list[Path]:
-    """The jars of some sets, in the order of the lock, after a look at their sizes.
+    """The jars of some sets in the order of the lock, after a check of their sizes.
 
-    With the set `delta` come the Java classes that are part of Penstock.
-
-    Raises:
-        SetupError: `JARS_MISSING`: at least one is not there, or cut short.
-        SpecError: `UNKNOWN_JAR_SET`.
-        ValueError: The sets belong to different class paths (Spark's and the broker's).
+    With the set `delta` come the Java classes of Penstock. The sets of Spark and of the broker have
+    different class paths: a `ValueError` if they are combined.
     """
     root = cache_root or cache_directory()
     selected = (lock or load_lock()).select(sets)
@@ -147,11 +111,6 @@ def verify(
     lock: JarLock | None = None,
     cache_root: Path | None = None,
 ) -> list[JarStatus]:
-    """Compare the SHA-256 of every jar with the lock. Changes nothing, reads no network.
-
-    Raises:
-        SpecError: `UNKNOWN_JAR_SET`.
-    """
     root = cache_root or cache_directory()
     statuses = []
     for jar_set in (lock or load_lock()).select(sets):
@@ -177,26 +136,12 @@ def sync(
     cache_root: Path | None = None,
     local_repository: Path | None = None,
 ) -> SyncResult:
-    """Bring the cache to what the lock says: fetch what is missing, replace what is damaged.
+    """Download missing jars and replace damaged ones.
 
-    Parallel, resumable, atomic per file; several processes may do it at once. When everything is
-    there, nothing is written and no network is used. A jar that Maven has fetched on this machine
-    before is copied from there, if it is the right one.
-
-    Args:
-        sets: Names of sets; `None` for all.
-        repository: URL of a Maven repository; see `find_repository` for the default.
-        from_dir: Take everything from this folder (flat, or laid out like a repository) and
-            nothing from the network.
-        progress: Told about every piece that arrives.
-        lock: Another lock than the one of this release.
-        cache_root: Another cache than the user's.
-        local_repository: Maven's own cache; `~/.m2/repository` by default.
-
-    Raises:
-        SetupError: `JARS_UNREACHABLE`, `JARS_REPOSITORY_UNKNOWN`, `JAR_NOT_FOUND`,
-            `JAR_DOWNLOAD_FAILED`, `JAR_CHECKSUM_MISMATCH`, `DISK_FULL`, `CACHE_NOT_WRITABLE`.
-        SpecError: `UNKNOWN_JAR_SET`, `INVALID_JARS_REPOSITORY`.
+    Parallel, resumable, atomic per file; several processes may do it at once. Without missing jars, no
+    network is used. Jars in Maven's local repository are copied from there if they are as locked.
+    `from_dir` is a flat folder or one laid out like a repository, used instead of the network;
+    `progress` is called from several threads, one at a time.
     """
     root = cache_root or cache_directory()
     jars = [jar for jar_set in (lock or load_lock()).select(sets) for jar in jar_set.jars]
@@ -213,7 +158,6 @@ def sync(
 
 
 def _prepare(root: Path, missing: list[Jar]) -> None:
-    """Create the folders; fail early if the disk is too small."""
     try:
         for folder in {jar.folder for jar in missing}:
             (root / folder).mkdir(parents=True, exist_ok=True)
@@ -230,8 +174,6 @@ def _prepare(root: Path, missing: list[Jar]) -> None:
 
 
 class _Sync:
-    """A running sync: its threads, the first error, and the number of bytes received."""
-
     def __init__(
         self,
         root: Path,

@@ -1,4 +1,4 @@
-"""What Penstock asks of a Kafka broker as a client: does it answer, and has it this topic."""
+"""A Kafka client for the embedded broker: readiness and topics."""
 
 import threading
 import time
@@ -11,11 +11,6 @@ _POLL_SECONDS = 0.05
 
 
 def import_admin() -> Any:
-    """The client library's module for administration.
-
-    Raises:
-        MissingExtraError: `MISSING_EXTRA`.
-    """
     return import_extra(
         "confluent_kafka.admin",
         extra="kafka",
@@ -25,11 +20,6 @@ def import_admin() -> Any:
 
 
 def admin_client(bootstrap_servers: str) -> Any:
-    """A client that connects again quickly and writes nothing to the terminal.
-
-    Raises:
-        MissingExtraError: `MISSING_EXTRA`.
-    """
     settings = {
         "bootstrap.servers": bootstrap_servers,
         "log_level": 0,  # a broker that is about to listen is no reason to write to the terminal
@@ -51,14 +41,9 @@ def answers(admin: Any, cluster_id: str) -> bool:
 def ensure_topic(
     bootstrap_servers: str, topic: str, partitions: int = 1, *, timeout_seconds: float = 30.0
 ) -> int:
-    """Make a topic unless it exists, and return when it can be written to.
+    """Create a topic unless it exists, and wait until it has leaders.
 
-    Returns:
-        Its number of partitions: an existing topic is left as it is.
-
-    Raises:
-        SetupError: `BROKER_TIMEOUT`, `TOPIC_FAILED`.
-        MissingExtraError: `MISSING_EXTRA`.
+    Returns its number of partitions; an existing topic is not changed.
     """
     admin = admin_client(bootstrap_servers)
     deadline = time.monotonic() + timeout_seconds

@@ -1,4 +1,4 @@
-"""Brings the generator and a continuous update to a common end."""
+"""Ends the generator and a continuous update together."""
 
 import threading
 import time
@@ -22,15 +22,9 @@ class Stoppable(Protocol):
 class Conductor:
     """Starts the generator when the update runs, and ends the update when all is processed.
 
-    Stands in for the update towards signals: the first request stops the generator and lets what
-    is on its way drain, the next one ends the update after the batches in flight, one more
-    interrupts them.
-
-    Args:
-        places: Of the demo.
-        read_ranges: Asks the broker how long the topic is.
-        producer: Not started yet.
-        stall_seconds: The update is ended when no flow commits anything for so long.
+    Receives signals instead of the update: the first request stops the generator and drains what was
+    sent, the second ends the update after the batches in flight, the third interrupts them. The update
+    also ends if no flow commits for `stall_seconds`.
     """
 
     def __init__(
@@ -52,14 +46,12 @@ class Conductor:
 
     @property
     def was_cut_short(self) -> bool:
-        """Whether a second stop was requested before everything was processed."""
         return self._requests > 1
 
     def begin(self, update: Stoppable) -> Stoppable:
-        """The update runs: send orders, and watch. Called again for an update that follows it.
+        """Start sending and watching. Called again for an update that follows a failed JVM.
 
-        Returns:
-            What signals must be sent to instead of the update.
+        Returns what receives signals instead of the update.
         """
         self._update = update
         if self._thread.ident is None:
@@ -70,7 +62,6 @@ class Conductor:
         return self
 
     def request_stop(self) -> None:
-        """See the class. Signal-safe."""
         self._requests += 1
         if self._requests == 1:
             self._producer.request_stop()
@@ -78,11 +69,7 @@ class Conductor:
             self._update.request_stop()
 
     def end(self, timeout_seconds: float = 60.0) -> None:
-        """The update has ended, for whatever reason: end the generator, too.
-
-        Raises:
-            SetupError: `DEMO_PRODUCER_FAILED`.
-        """
+        """End the generator after the update."""
         self._over.set()
         self._producer.request_stop()
         if self._thread.ident is not None:

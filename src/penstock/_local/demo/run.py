@@ -1,4 +1,4 @@
-"""The demo from start to end: broker, generator, pipeline, account."""
+"""The demo: broker, generator, pipeline, account."""
 
 import uuid
 from collections import Counter
@@ -47,21 +47,10 @@ class RunPipeline(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOutcome:
-    """How a demo ended.
-
-    Attributes:
-        account: Where every message is.
-        broken_rules: Rows in quarantine per rule that they broke.
-        succeeded: The account balances, no flow failed, and nothing is pending unless that
-            was requested.
-        was_cut_short: A stop was requested more than once.
-        lines: All of this for people.
-    """
-
     account: Account
-    broken_rules: dict[str, int]
-    succeeded: bool
-    was_cut_short: bool
+    broken_rules: dict[str, int]  # rows in quarantine per rule that they broke
+    succeeded: bool  # balanced, no failed flow, and nothing pending unless cut short
+    was_cut_short: bool  # a stop was requested more than once
     lines: tuple[str, ...]
 
 
@@ -77,19 +66,8 @@ def run_demo(
 ) -> DemoOutcome:
     """Send orders through the demo's pipeline and account for each of them.
 
-    Continues what lies in the folder, also after everything was killed.
-
-    Args:
-        directory: Folder of everything: project, tables, broker. Made when missing.
-        run_pipeline: Runs an update.
-        events: How many; `None` sends until someone asks to stop (with `once`: a fixed number).
-        rate: Events per second.
-        once: Send everything first, then run one triggered update.
-        seed: Another seed gives other orders.
-        say: Takes lines about what happens before and after the update.
-
-    Raises:
-        PenstockError: Something could not start. `LEASE_HELD` when a demo runs in this folder.
+    Resumes with the data of the folder, also after a kill. Without `events` it sends until a stop is
+    requested (with `once`: a fixed number). `say` is called with lines before and after the update.
     """
     places = DemoPlaces(directory.absolute())
     with Lease.acquire(places.lease, holder={"pipeline": PIPELINE}):
