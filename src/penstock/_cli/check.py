@@ -1,4 +1,4 @@
-"""`check`: whether an existing project would run here, and what it needs."""
+"""`check`: whether an existing project would run here, and its requirements."""
 
 from collections.abc import Iterator
 from pathlib import Path

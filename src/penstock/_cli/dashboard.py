@@ -124,7 +124,6 @@ def _log_of(
     pipeline: str | None,
     target: str | None,
 ) -> "WatchedLog":
-    """The event log at a path: of a project, or any folder of recorded events."""
     from penstock._cli.controls import ProcessControl
     from penstock._observe.log import event_directory
     from penstock._observe.segments import updates
@@ -180,13 +179,10 @@ def _sources_of(root: Path) -> "Sources":
 
 @contextmanager
 def dashboard_beside(settings: "PipelineSettings", *, enabled: bool) -> Iterator[None]:
-    """Serve the dashboard of a pipeline from a process of its own while the body runs.
+    """Serve the dashboard of a pipeline from a separate process while the body runs.
 
-    A separate process, so that the dashboard does not slow down the driver. It ignores signals of
-    the terminal and ends when its standard input is closed, also after a `kill -9`.
-
-    Raises:
-        MissingExtraError: `MISSING_EXTRA`.
+    So the dashboard does not slow down the driver. The process ignores signals of the terminal and
+    ends when its standard input is closed, also after a `kill -9`.
     """
     if not enabled:
         yield

@@ -1,4 +1,4 @@
-"""Exceptions become text on stderr and an exit code. The one place that knows both."""
+"""Reports exceptions as text on stderr and an exit code."""
 
 import sys
 import tempfile
@@ -16,12 +16,7 @@ from penstock.errors import DefinitionErrors, InternalError, PenstockError
 
 
 def report(error: BaseException, *, debug: bool) -> int:
-    """Tell the user how a command failed, and say what to exit with.
-
-    Args:
-        error: What ended the command.
-        debug: Show the traceback of any error.
-    """
+    """Report the error of a command; the exit code. `debug` adds the traceback."""
     output = Output(sys.stderr)
     if isinstance(error, BrokenPipeError):
         silence(sys.stdout)

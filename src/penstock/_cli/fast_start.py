@@ -1,8 +1,7 @@
-"""After `jars sync`: a class-data archive, so that Spark's JVM starts in half the time.
+"""After `jars sync`: a class-data archive, which halves the start of Spark's JVM.
 
-The JVM writes it at the end of a training run: the example project of `penstock init`, which uses
-what pipelines use. It is made once per machine, Java and set of jars, and only ever an
-acceleration: whatever goes wrong is a warning.
+The JVM writes it at the end of a training run of the `penstock init` project, once per machine,
+Java and set of jars. Every failure is only a warning.
 """
 
 import sys

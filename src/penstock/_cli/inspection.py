@@ -268,11 +268,7 @@ def _counts(event: "Event") -> Iterable[dict[str, Any]]:
 
 
 def one_update(directory: Path, prefix: str) -> str:
-    """The id of the only update that begins with `prefix`; `latest` as it is.
-
-    Raises:
-        SpecError: `UNKNOWN_UPDATE`.
-    """
+    """The id of the only update that begins with `prefix`; `latest` is returned as is."""
     from penstock._observe import segments
     from penstock.errors import SpecError
 

@@ -17,8 +17,6 @@ _VERSION = 1
 
 
 class FindingFormat(StrEnum):
-    """Format of the findings."""
-
     TEXT = "text"
     JSON = "json"
     GITHUB = "github"
@@ -26,8 +24,6 @@ class FindingFormat(StrEnum):
 
 
 class FailOn(StrEnum):
-    """Minimum severity for exit code 1."""
-
     NOTE = "note"
     WARNING = "warning"
     ERROR = "error"
@@ -177,7 +173,6 @@ def _finding(finding: "Finding") -> dict[str, Any]:
 
 
 def _as_github(report: "LintReport") -> Iterator[str]:
-    """Annotations in the format of GitHub Actions."""
     yield from reports.annotations(_cases(report, FailOn.NOTE))
     yield _verdict(report)
 

@@ -1,4 +1,4 @@
-"""The command line: which commands there are, and the door through which errors leave."""
+"""The command line: its commands, and the handling of their errors."""
 
 import logging
 import os
@@ -82,15 +82,7 @@ dashboard.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command.
-
-    Args:
-        arguments: Without the program's name; those of the process by default. `--debug` may stand
-            anywhere before a `--`.
-
-    Returns:
-        The exit code, see `exit_codes`.
-    """
+    """Run a command; the exit code. `--debug` may be anywhere before a `--`."""
     own = list(sys.argv[1:] if arguments is None else arguments)
     rest: list[str] = []
     if "--" in own:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 
 class OutputFormat(StrEnum):
-    """Format of a command's result on stdout."""
-
     TEXT = "text"
     JSON = "json"
 
@@ -135,14 +133,11 @@ class _ProjectOptions:
     """Options that choose a pipeline and its settings, named as the arguments of `settings_of`."""
 
     def settings(self) -> "PipelineSettings":
-        """The settings of the pipeline; raises as `settings_of` does."""
         return settings_of(**vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions(_ProjectOptions):
-    """Of commands that read tables, checkpoints or event logs."""
-
     path: Project = None
     spec: Spec = None
     storage: Storage = None
@@ -260,15 +255,7 @@ def stdout_to_stderr() -> redirect_stdout[TextIO]:
 
 
 def check_conflicts(actions: dict[str, bool], others: dict[str, object]) -> None:
-    """Reject two actions at once, and options that an action ignores.
-
-    Args:
-        actions: Switches such as `--resume`, of which at most one is set.
-        others: Options that have an effect only without them.
-
-    Raises:
-        typer.BadParameter: The options conflict.
-    """
+    """Reject two of the `actions` at once, and `others`, which an action ignores."""
     chosen = [name for name, is_set in actions.items() if is_set]
     if len(chosen) > 1:
         raise typer.BadParameter("these options exclude each other", param_hint=", ".join(chosen))
@@ -281,7 +268,6 @@ def check_conflicts(actions: dict[str, bool], others: dict[str, object]) -> None
 
 
 def attributes(value: object, *names: str) -> dict[str, Any]:
-    """The attributes of an object as a JSON object with the same keys."""
     return {name: getattr(value, name) for name in names}
 
 
@@ -291,7 +277,6 @@ def print_json(body: Any, *, indent: int | None = 2) -> None:
 
 
 def masked_json(body: Any) -> Any:
-    """A JSON value with secrets in its strings masked."""
     from penstock._observe.masking import masked_values
 
     return masked_values({"body": body})["body"]
@@ -304,11 +289,7 @@ def names(values: list[str] | None) -> tuple[str, ...]:
 
 
 def assignments(values: list[str] | None, option: str = "--conf") -> dict[str, str]:
-    """`KEY=VALUE` options; the last one of a key wins.
-
-    Raises:
-        typer.BadParameter: There is no `=` or no key.
-    """
+    """`KEY=VALUE` options; the last one of a key wins."""
     pairs = {}
     for value in values or []:
         key, sign, text = value.partition("=")
@@ -331,11 +312,6 @@ def settings_of(
     continuous: bool | None = None,
     trigger: str | None = None,
 ) -> "PipelineSettings":
-    """The settings of the project at `path`, or of the current folder.
-
-    Raises:
-        SpecError: The project or its spec file is invalid.
-    """
     from penstock._project.spec import load_settings
 
     configuration = assignments(conf)
@@ -357,11 +333,7 @@ def settings_of(
 
 
 def _is_continuous(text: str, continuous: bool | None) -> bool:
-    """Whether an update with this trigger runs until it is stopped.
-
-    Raises:
-        typer.BadParameter: There is no such trigger, or it contradicts `--continuous`.
-    """
+    """Whether an update with this trigger runs until stopped; may contradict `--continuous`."""
     from penstock._model.trigger import TRIGGER_FORMS, parse_trigger
 
     trigger = parse_trigger(text)

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 
 def replayed_body(done: "Replayed") -> dict[str, Any]:
-    """The result of a replay as JSON."""
     return {
         **attributes(done, "table", "chosen", "moved", "kept", "resumed"),
         "quarantine_version": done.version,
@@ -20,7 +19,6 @@ def replayed_body(done: "Replayed") -> dict[str, Any]:
 
 
 def preview_body(preview: "ReplayPreview") -> dict[str, Any]:
-    """The result of a dry run as JSON."""
     return {
         **attributes(preview, "table", "chosen", "unfinished"),
         "quarantine_version": preview.version,

@@ -22,16 +22,12 @@ _UNPRINTABLE = re.compile(r"[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010f
 
 
 class ReportFormat(StrEnum):
-    """Output format of a command that reports problems."""
-
     TEXT = "text"
     JSON = "json"
     GITHUB = "github"
 
 
 class Verdict(StrEnum):
-    """Result of a case."""
-
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"
@@ -39,22 +35,15 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A checked flow, dataset or rule.
-
-    Attributes:
-        group: Its kind.
-        title: One line; empty if it passed.
-        level: `error`, `warning` or `notice`, as in GitHub annotations.
-        file: Empty without a location.
-    """
+    """A checked flow, dataset or rule."""
 
     name: str
-    group: str
+    group: str  # kind
     verdict: Verdict = Verdict.PASSED
-    title: str = ""
+    title: str = ""  # one line; empty if it passed
     text: str = ""
-    level: str = "error"
-    file: str = ""
+    level: str = "error"  # error, warning or notice, as in GitHub annotations
+    file: str = ""  # empty without a location
     line: int = 0
 
 
@@ -65,12 +54,10 @@ Report = Annotated[ReportFormat, typer.Option("--output", "-o", help="Output for
 
 
 def distinct(errors: Iterable[PenstockError]) -> list[PenstockError]:
-    """The errors without duplicates, by their text."""
     return list({str(error): error for error in errors}.values())
 
 
 def cases_of(error: PenstockError) -> list[Case]:
-    """The errors in an error, each as a failed case."""
     parts = error.errors if isinstance(error, DefinitionErrors) else (error,)
     return [failed(part, "definition") for part in distinct(parts)]
 
@@ -78,7 +65,6 @@ def cases_of(error: PenstockError) -> list[Case]:
 def failed(
     error: PenstockError, group: str, name: str = "", verdict: Verdict = Verdict.FAILED
 ) -> Case:
-    """One error as a case."""
     origin = error.origin
     return Case(
         name=name or (f"{error.condition} {origin}" if origin else error.condition),
@@ -93,7 +79,6 @@ def failed(
 
 
 def error_body(error: PenstockError) -> dict[str, Any]:
-    """An error as JSON."""
     return {
         "condition": error.condition,
         "message": error.message,
@@ -103,11 +88,7 @@ def error_body(error: PenstockError) -> dict[str, Any]:
 
 
 def write_junit(path: Path, suite: str, cases: Sequence[Case]) -> None:
-    """Write JUnit XML, with secrets masked.
-
-    Raises:
-        typer.BadParameter: It cannot be written.
-    """
+    """Write JUnit XML, with secrets masked."""
     verdicts = [case.verdict for case in cases]
     counts = {
         "tests": str(len(cases)),
@@ -134,7 +115,6 @@ def write_junit(path: Path, suite: str, cases: Sequence[Case]) -> None:
 
 
 def annotations(cases: Iterable[Case]) -> Iterator[str]:
-    """Annotations in the format of GitHub Actions."""
     for case in cases:
         if case.verdict is Verdict.PASSED:
             continue
@@ -153,11 +133,7 @@ def escaped(text: str, more: str = "") -> str:
 
 
 def write_summary(path: Path, view: "UpdateView") -> None:
-    """Write a summary of an update as Markdown; appends to the step summary of GitHub Actions.
-
-    Raises:
-        typer.BadParameter: It cannot be written.
-    """
+    """Write a Markdown summary of an update; appends to the step summary of GitHub Actions."""
     text = "\n".join(summary(view)) + "\n"
     shared = os.environ.get("GITHUB_STEP_SUMMARY")
     if shared and path.resolve() == Path(shared).resolve():
@@ -171,7 +147,6 @@ def write_summary(path: Path, view: "UpdateView") -> None:
 
 
 def summary(view: "UpdateView") -> Iterator[str]:
-    """The lines of the summary."""
     state = view.state.value if view.state is not None else "ended"
     yield f"## {_cell(view.pipeline_name or 'pipeline')}: {state}"
     yield ""

@@ -1,4 +1,4 @@
-"""`init`: a small project that runs as it is, with one rule that some of its rows break."""
+"""`init`: a small example project that runs, with a rule that some of its rows break."""
 
 import json
 import re
@@ -42,19 +42,7 @@ def init(
 
 
 def write_project(parent: Path, name: str) -> list[Path]:
-    """Write the example project.
-
-    Args:
-        parent: Where its folder is made.
-        name: Of the folder and the pipeline: a letter, then letters, digits, `-` and `_`.
-
-    Returns:
-        The files, in the order of their paths.
-
-    Raises:
-        SpecError: `INVALID_PROJECT_NAME`, `PROJECT_EXISTS`.
-        SetupError: `PROJECT_NOT_WRITABLE`.
-    """
+    """Write the example project into a new folder; its files, sorted."""
     if not _NAME.fullmatch(name):
         raise SpecError(
             "INVALID_PROJECT_NAME",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def shown_progress(*, quiet: bool) -> "Iterator[Callable[[SyncProgress], None] | None]":
-    """A callback that shows a sync: a bar for people, one line per finished jar otherwise."""
+    """A callback that shows a sync: a progress bar on a terminal, else a line per jar."""
     if quiet:
         yield None
         return

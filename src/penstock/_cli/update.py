@@ -167,7 +167,6 @@ def exit_code_of(state: "UpdateState") -> int:
 
 
 def show_failures(result: "UpdateResult") -> None:
-    """Print the full error of each failed flow to stderr."""
     lines = Output(sys.stderr)
     for error in result.failures:
         flow = getattr(error, "flow", "")

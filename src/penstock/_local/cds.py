@@ -27,7 +27,7 @@ _QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
 def archive_path(
     class_path: Sequence[Path], *, java: Java | None = None, cache_root: Path | None = None
 ) -> Path:
-    """Path of the archive for this Java, PySpark and extra class path of the driver, in its order."""
+    """Path of the archive for this Java, PySpark and extra class path of the driver."""
     chosen = java or require_java()
     digest = hashlib.sha256(f"{chosen.executable}\n{chosen.version}\n".encode())
     spark = spark_jars_directory()

@@ -104,8 +104,8 @@ def download_jar(
 ) -> None:
     """Download a jar into the cache, and resume an earlier attempt.
 
-    The folder of `target` exists. `stop` ends the download soon, and keeps the received bytes, which
-    `report` is called with.
+    The folder of `target` exists. `stop` ends the download soon, and keeps the received bytes,
+    which `report` is called with.
     """
     with _disk_errors(target), _part_file(jar, target, stop) as part:
         if part is None:

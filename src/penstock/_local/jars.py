@@ -138,10 +138,10 @@ def sync(
 ) -> SyncResult:
     """Download missing jars and replace damaged ones.
 
-    Parallel, resumable, atomic per file; several processes may do it at once. Without missing jars, no
-    network is used. Jars in Maven's local repository are copied from there if they are as locked.
-    `from_dir` is a flat folder or one laid out like a repository, used instead of the network;
-    `progress` is called from several threads, one at a time.
+    Parallel, resumable, atomic per file; several processes may do it at once. Without missing jars,
+    no network is used. Jars in Maven's local repository are copied from there if they are as
+    locked. `from_dir` is a flat folder or one laid out like a repository, used instead of the
+    network; `progress` is called from several threads, one at a time.
     """
     root = cache_root or cache_directory()
     jars = [jar for jar_set in (lock or load_lock()).select(sets) for jar in jar_set.jars]

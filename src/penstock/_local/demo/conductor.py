@@ -22,9 +22,9 @@ class Stoppable(Protocol):
 class Conductor:
     """Starts the generator when the update runs, and ends the update when all is processed.
 
-    Receives signals instead of the update: the first request stops the generator and drains what was
-    sent, the second ends the update after the batches in flight, the third interrupts them. The update
-    also ends if no flow commits for `stall_seconds`.
+    Receives signals instead of the update: the first request stops the generator and drains what
+    was sent, the second ends the update after the batches in flight, the third interrupts them. The
+    update also ends if no flow commits for `stall_seconds`.
     """
 
     def __init__(

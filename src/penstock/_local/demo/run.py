@@ -66,8 +66,9 @@ def run_demo(
 ) -> DemoOutcome:
     """Send orders through the demo's pipeline and account for each of them.
 
-    Resumes with the data of the folder, also after a kill. Without `events` it sends until a stop is
-    requested (with `once`: a fixed number). `say` is called with lines before and after the update.
+    Resumes with the data of the folder, also after a kill. Without `events` it sends until a stop
+    is requested (with `once`: a fixed number). `say` is called with lines before and after the
+    update.
     """
     places = DemoPlaces(directory.absolute())
     with Lease.acquire(places.lease, holder={"pipeline": PIPELINE}):
