@@ -2,8 +2,9 @@
 
 import json
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext, redirect_stdout
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,10 +14,14 @@ from penstock._cli import exit_codes, options
 from penstock._cli.dashboard import WithDashboard, dashboard_beside
 from penstock._cli.inspection import print_table
 from penstock._cli.options import OutputFormat
-from penstock._display.terminal import Output
+from penstock._cli.scaffold import write_project
+from penstock._display.terminal import Output, console, detect
+from penstock._display.text import plural, size
+from penstock.errors import SetupError
 
 if TYPE_CHECKING:
     from penstock._display.signals import Stoppable
+    from penstock._local.jars import SyncProgress
     from penstock._model.pipeline import PipelineSettings
     from penstock._runtime.update import UpdateResult
 
@@ -79,10 +84,8 @@ def sync(
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Download missing jars into the shared cache and verify them against the jar lock."""
-    from penstock._cli.fast_start import prepare_fast_start
-    from penstock._cli.transfer import shown_progress
-    from penstock._display.text import plural, size
     from penstock._local import jars
+    from penstock._local.lock import cache_directory
 
     as_json = output is OutputFormat.JSON
     quiet = quiet or as_json
@@ -92,17 +95,99 @@ def sync(
         fetched = "nothing to fetch"
         if result.fetched:
             fetched = f"{plural(len(result.fetched), 'jar')} fetched, {size(result.fetched_bytes)}"
-        print(f"{fetched}; {plural(len(result.paths), 'jar')} ready in {jars.cache_directory()}")
+        print(f"{fetched}; {plural(len(result.paths), 'jar')} ready in {cache_directory()}")
     if archive:
         prepare_fast_start(quiet=quiet)
     if as_json:
         body = {
-            "directory": str(jars.cache_directory()),
+            "directory": str(cache_directory()),
             "ready": [str(path) for path in result.paths],
             "fetched": len(result.fetched),
             "fetched_bytes": result.fetched_bytes,
         }
         print(json.dumps(body, indent=2))
+
+
+@contextmanager
+def shown_progress(*, quiet: bool) -> "Iterator[Callable[[SyncProgress], None] | None]":
+    """A callback that shows a sync: a progress bar on a terminal, else a line per jar."""
+    if quiet:
+        yield None
+        return
+    terminal = detect(sys.stderr)
+    if not terminal.is_live:
+        yield _line_per_jar(Output(sys.stderr))
+        return
+
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=console(terminal, sys.stderr),
+        refresh_per_second=4,
+        expand=True,
+    )
+    with bar:
+        task = bar.add_task("jars", total=None, start=False)
+
+        def show(progress: "SyncProgress") -> None:
+            if not bar.tasks[0].started:
+                bar.start_task(task)
+            bar.update(
+                task,
+                description=f"jars {progress.done_files}/{progress.total_files}",
+                completed=progress.done_bytes,
+                total=progress.total_bytes,
+            )
+
+        yield show
+        if not bar.tasks[0].started:
+            bar.update(task, visible=False)
+
+
+def _line_per_jar(output: Output) -> "Callable[[SyncProgress], None]":
+    done = 0
+
+    def show(progress: "SyncProgress") -> None:
+        nonlocal done
+        if progress.done_files > done:
+            done = progress.done_files
+            output.line(
+                f"{progress.done_files} of {progress.total_files} {progress.file_name} "
+                f"({size(progress.done_bytes)} of {size(progress.total_bytes)})"
+            )
+
+    return show
+
+
+def prepare_fast_start(*, quiet: bool) -> None:
+    """Build a class-data archive, which halves the start of Spark's JVM, unless it exists.
+
+    The JVM writes it at the end of a training run of the `penstock init` project, once per machine,
+    Java and set of jars. Every failure is only a warning.
+    """
+    from penstock._local import cds
+    from penstock._local.jars import SPARK_JAR_SETS, class_path
+
+    try:
+        jars = class_path(SPARK_JAR_SETS)
+        if cds.is_ready(jars):
+            return
+        if not quiet:
+            print("preparing faster starts of Spark by one training run ...", flush=True)
+        with tempfile.TemporaryDirectory(prefix="penstock-training-") as scratch:
+            write_project(Path(scratch), "training")
+            project = str(Path(scratch) / "training")
+            command = [sys.executable, "-m", "penstock", "run", project, "--quiet"]
+            archive = cds.build(command, jars)
+        if not quiet:
+            print(f"class-data archive ready: {archive}")
+    except SetupError as error:
+        if error.condition != "JARS_MISSING":
+            print(f"warning: {error}", file=sys.stderr)
 
 
 def verify(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> int:
@@ -137,13 +222,12 @@ def verify(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> int
 
 def list_sets(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> None:
     """List the jar sets and whether their jars are cached."""
-    from penstock._display.text import size
-    from penstock._local import jars
+    from penstock._local.lock import cache_directory, load_lock
 
-    root = jars.cache_directory()
+    root = cache_directory()
     rows = []
     body = []
-    for jar_set in jars.load_lock().select(sets):
+    for jar_set in load_lock().select(sets):
         ready = sum(jar.path(root).is_file() for jar in jar_set.jars)
         body.append(
             {
@@ -252,8 +336,7 @@ def topic(
     output: options.Output = OutputFormat.TEXT,
 ) -> int:
     """Create a topic unless it exists; exit code 3 if the broker is not running."""
-    from penstock._local.broker import broker_status
-    from penstock._local.topics import ensure_topic
+    from penstock._local.broker import broker_status, ensure_topic
 
     servers = broker_status(directory).bootstrap_servers
     if not broker_status(directory).running or servers is None:

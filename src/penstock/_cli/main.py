@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from penstock._cli import (
-    backfill,
     check,
     checkpoint,
     dashboard,
@@ -18,12 +17,9 @@ from penstock._cli import (
     inspection,
     lint,
     machine,
-    metrics,
-    migrate,
+    repair,
     scaffold,
-    state,
     status,
-    testing,
     update,
 )
 from penstock._cli.failure import report
@@ -71,12 +67,8 @@ graph.register(app)
 scaffold.register(app)
 inspection.register(app)
 status.register(app)
-metrics.register(app)
 checkpoint.register(app)
-backfill.register(app)
-migrate.register(app)
-state.register(app)
-testing.register(app)
+repair.register(app)
 machine.register(app)
 dashboard.register(app)
 

@@ -71,8 +71,8 @@ def masked_output() -> Iterator[None]:
                 continue
 
 
-def print_as_is(text: str, stream: TextIO | None = None) -> None:
+def print_as_is(text: str) -> None:
     """Print a line past the mask; see `MaskedStream.write_as_is`."""
-    out: Any = sys.stdout if stream is None else stream
+    out: Any = sys.stdout
     getattr(out, "write_as_is", out.write)(text + "\n")
     out.flush()

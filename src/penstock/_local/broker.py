@@ -5,13 +5,14 @@ which any process can use and stop the broker.
 """
 
 import fcntl
+import re
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from penstock._local.broker_files import (
     LOG_FILE,
     BrokerState,
     configuration,
+    free_ports,
     is_formatted,
     new_state,
     read_log,
@@ -28,21 +30,10 @@ from penstock._local.broker_files import (
     write_configuration,
     write_state,
 )
-from penstock._local.broker_security import SecureListener
 from penstock._local.jars import class_path
 from penstock._local.java import Java, require_java
-from penstock._local.topics import admin_client, answers, ensure_topic, import_admin
+from penstock._model.extras import import_extra
 from penstock.errors import SetupError
-
-__all__ = [
-    "BrokerHandle",
-    "BrokerStatus",
-    "SecureListener",
-    "broker_status",
-    "ensure_topic",
-    "start_broker",
-    "stop_broker",
-]
 
 _START_SECONDS = 60.0
 _GRACE_SECONDS = 10.0
@@ -52,6 +43,9 @@ _SHOWN_LOG_LINES = 15
 _MARKER = "-Dpenstock.broker.directory="
 # The first compiler only: half the time to start, and enough speed for one machine.
 _JVM_OPTIONS = ("-Xms64m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+_MAP = "listener.security.protocol.map"
+_MODULES = "org.apache.kafka.common.security"
 _CLASHES = ("Address already in use", "BindException", "Socket server failed to bind")
 
 # Brokers that this process started: kept, so that they are reaped when they end.
@@ -74,6 +68,45 @@ class BrokerStatus:
     pid: int | None  # None unless it is running
     directory: Path
     log_file: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureListener:
+    """SASL_SSL with PLAIN and SCRAM, beside the plain listener."""
+
+    keystore: Path  # PKCS12 with key and certificate of 127.0.0.1
+    keystore_password: str = field(repr=False)
+    users: Mapping[str, str] = field(repr=False)  # passwords for PLAIN, by name
+    port: int = field(default_factory=lambda: free_ports()[0])
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def add_to(self, settings: Mapping[str, str]) -> dict[str, str]:
+        users = " ".join(f"user_{name}={_quoted(word)}" for name, word in self.users.items())
+        plain = f"{_MODULES}.plain.PlainLoginModule required {users};"
+        scram = f"{_MODULES}.scram.ScramLoginModule required;"
+        prefix = "listener.name.secure."
+        return {
+            **settings,
+            "listeners": f"{settings['listeners']},SECURE://{self.bootstrap_servers}",
+            "advertised.listeners": f"{settings['advertised.listeners']},"
+            f"SECURE://{self.bootstrap_servers}",
+            "listener.security.protocol.map": f"{settings[_MAP]},SECURE:SASL_SSL",
+            f"{prefix}sasl.enabled.mechanisms": ",".join(_MECHANISMS),
+            f"{prefix}plain.sasl.jaas.config": plain,
+            f"{prefix}scram-sha-256.sasl.jaas.config": scram,
+            f"{prefix}scram-sha-512.sasl.jaas.config": scram,
+            f"{prefix}ssl.keystore.type": "PKCS12",
+            f"{prefix}ssl.keystore.location": str(self.keystore),
+            f"{prefix}ssl.keystore.password": self.keystore_password,
+            f"{prefix}ssl.key.password": self.keystore_password,
+        }
+
+
+def _quoted(text: str) -> str:
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
 
 
 def start_broker(
@@ -308,3 +341,87 @@ def _start_lock(directory: Path, deadline: float) -> Iterator[None]:
                     raise _timeout(directory, 0, "another process to start it") from None
                 pause.wait(_POLL_SECONDS)
         yield
+
+
+# -- client --------------------------------------------------------------------------------------
+
+
+def import_admin() -> Any:
+    return import_extra(
+        "confluent_kafka.admin",
+        extra="kafka",
+        feature="the embedded broker",
+        package="confluent-kafka",
+    )
+
+
+def admin_client(bootstrap_servers: str) -> Any:
+    settings = {
+        "bootstrap.servers": bootstrap_servers,
+        "log_level": 0,  # a broker that is about to listen is no reason to write to the terminal
+        "reconnect.backoff.ms": 20,
+        "reconnect.backoff.max.ms": 100,
+    }
+    return import_admin().AdminClient(settings)
+
+
+def answers(admin: Any, cluster_id: str) -> bool:
+    """Whether the broker of this cluster, and no other one, responds."""
+    try:
+        metadata = admin.list_topics(timeout=1.0)
+    except Exception:  # the client library has one exception for everything: not ready yet
+        return False
+    return bool(metadata.brokers) and metadata.cluster_id == cluster_id
+
+
+def ensure_topic(
+    bootstrap_servers: str, topic: str, partitions: int = 1, *, timeout_seconds: float = 30.0
+) -> int:
+    """Create a topic unless it exists, and wait until it has leaders.
+
+    Returns its number of partitions; an existing topic is not changed.
+    """
+    admin = admin_client(bootstrap_servers)
+    deadline = time.monotonic() + timeout_seconds
+    known = _partitions(admin, topic)
+    if known:
+        return known
+    new_topic = import_admin().NewTopic(topic, num_partitions=partitions, replication_factor=1)
+    future = admin.create_topics([new_topic], operation_timeout=timeout_seconds)[topic]
+    try:
+        future.result(timeout_seconds)
+    except Exception as error:
+        if not _already_exists(error):
+            raise SetupError(
+                "TOPIC_FAILED",
+                f"the broker at {bootstrap_servers} did not create the topic {topic!r}: {error}",
+                hint="run `penstock broker status`, and see its log",
+            ) from error
+    pause = threading.Event()
+    while time.monotonic() < deadline:
+        known = _partitions(admin, topic)
+        if known:
+            return known
+        pause.wait(_POLL_SECONDS)
+    raise SetupError(
+        "BROKER_TIMEOUT",
+        f"the topic {topic!r} got no leader within {timeout_seconds:g} s",
+        hint="see the broker's log",
+    )
+
+
+def _partitions(admin: Any, topic: str) -> int:
+    """Number of partitions of a topic; 0 while it is unknown or a partition has no leader."""
+    try:
+        metadata = admin.list_topics(timeout=5.0).topics.get(topic)
+    except Exception:  # as above
+        return 0
+    if metadata is None or metadata.error is not None:
+        return 0
+    leaders = [partition.leader for partition in metadata.partitions.values()]
+    return len(leaders) if all(leader >= 0 for leader in leaders) else 0
+
+
+def _already_exists(error: Exception) -> bool:
+    cause = error.args[0] if error.args else None
+    return getattr(cause, "name", lambda: "")() == "TOPIC_ALREADY_EXISTS"

@@ -22,20 +22,6 @@ from penstock._local.lock import Jar, JarLock, cache_directory, load_lock
 from penstock._local.repository import Repository, find_repository
 from penstock.errors import SetupError
 
-__all__ = [
-    "SPARK_JAR_SETS",
-    "JarLock",
-    "JarState",
-    "JarStatus",
-    "SyncProgress",
-    "SyncResult",
-    "cache_directory",
-    "class_path",
-    "load_lock",
-    "sync",
-    "verify",
-]
-
 SPARK_JAR_SETS = ("delta", "local-fs", "kafka", "avro", "postgresql")
 """Jar sets that every session gets."""
 
@@ -61,8 +47,6 @@ class SyncProgress:
     """Progress of a sync. Totals are over all jars that were missing."""
 
     file_name: str
-    file_bytes: int
-    file_size: int
     done_bytes: int
     total_bytes: int
     done_files: int
@@ -259,8 +243,6 @@ class _Sync:
             self._progress(
                 SyncProgress(
                     file_name=jar.file_name,
-                    file_bytes=self._arrived[jar],
-                    file_size=jar.size,
                     done_bytes=sum(self._arrived.values()),
                     total_bytes=sum(j.size for j in self._missing),
                     done_files=len(self._done),
