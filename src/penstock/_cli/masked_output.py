@@ -56,7 +56,6 @@ class MaskedStream:
 
 @contextmanager
 def masked_output() -> Iterator[None]:
-    """Mask secrets in everything that this process prints."""
     before = sys.stdout, sys.stderr
     masked = MaskedStream(sys.stdout), MaskedStream(sys.stderr)
     sys.stdout, sys.stderr = masked

@@ -50,41 +50,6 @@ Refresh = Annotated[
     list[str] | None,
     typer.Option("--refresh", "--select", help="Update only these tables.", metavar="A,B"),
 ]
-FullRefresh = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--full-refresh", help="Truncate these tables and process all input again.", metavar="A,B"
-    ),
-]
-FullRefreshAll = Annotated[
-    bool,
-    typer.Option("--full-refresh-all", help="Truncate all tables and process all input again."),
-]
-ReplaceWhere = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--replace-where",
-        help="Override the rows that a flow replaces, for this update only; may be repeated.",
-        metavar="FLOW=CONDITION",
-    ),
-]
-Continuous = Annotated[
-    bool | None,
-    typer.Option(
-        "--continuous/--triggered",
-        help="Run until stopped, or until all available input is processed; default: settings.",
-        show_default=False,
-    ),
-]
-TriggerText = Annotated[
-    str | None,
-    typer.Option(
-        "--trigger",
-        metavar="TRIGGER",
-        help="availableNow, once, default, processingTime=10s, continuous=1s or realTime=5m; "
-        "tables with their own trigger keep it.",
-    ),
-]
 Pipeline = Annotated[
     str | None, typer.Option("--pipeline", help="Key of the pipeline if the bundle has several.")
 ]
@@ -96,10 +61,6 @@ Maps = Annotated[
         help="Local location for paths with this prefix; may be repeated.",
         metavar="PREFIX=LOCATION",
     ),
-]
-Parameters = Annotated[
-    list[str] | None,
-    typer.Option("--param", help="Pipeline parameter; may be repeated.", metavar="KEY=VALUE"),
 ]
 Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="Output format.")]
 FlowName = Annotated[str, typer.Argument(help="Name of the flow.", metavar="FLOW")]
@@ -147,8 +108,6 @@ class ReadOptions(_ProjectOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class StatusOptions(ReadOptions):
-    """Of `status` and `metrics`."""
-
     path: ProjectPath = None
 
 
@@ -169,29 +128,41 @@ class CheckOptions(_ProjectOptions):
     pipeline: Pipeline = None
     target: Target = None
     maps: Maps = None
-    parameters: Parameters = None
+    parameters: Annotated[
+        list[str] | None,
+        typer.Option("--param", help="Pipeline parameter; may be repeated.", metavar="KEY=VALUE"),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphOptions(CheckOptions):
-    """Of `graph`."""
-
     storage: Storage = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainOptions(GraphOptions):
-    """Of `explain`."""
-
     path: Project = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateOptions(GraphOptions):
-    """Of `run` and `dry-run`."""
-
-    continuous: Continuous = None
-    trigger: TriggerText = None
+    continuous: Annotated[
+        bool | None,
+        typer.Option(
+            "--continuous/--triggered",
+            help="Run until stopped, or until all available input is processed; default: settings.",
+            show_default=False,
+        ),
+    ] = None
+    trigger: Annotated[
+        str | None,
+        typer.Option(
+            "--trigger",
+            metavar="TRIGGER",
+            help="availableNow, once, default, processingTime=10s, continuous=1s or realTime=5m; "
+            "tables with their own trigger keep it.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,9 +170,26 @@ class Selection:
     """What an update processes and what it resets."""
 
     refresh: Refresh = None
-    full_refresh: FullRefresh = None
-    full_refresh_all: FullRefreshAll = False
-    replace_where: ReplaceWhere = None
+    full_refresh: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--full-refresh",
+            help="Truncate these tables and process all input again.",
+            metavar="A,B",
+        ),
+    ] = None
+    full_refresh_all: Annotated[
+        bool,
+        typer.Option("--full-refresh-all", help="Truncate all tables and process all input again."),
+    ] = False
+    replace_where: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--replace-where",
+            help="Override the rows that a flow replaces, for this update only; may be repeated.",
+            metavar="FLOW=CONDITION",
+        ),
+    ] = None
 
     def arguments(self) -> dict[str, Any]:
         """The same as arguments of `UpdateOptions` and of `penstock.plan`."""

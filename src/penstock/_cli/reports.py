@@ -35,8 +35,6 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A checked flow, dataset or rule."""
-
     name: str
     group: str  # kind
     verdict: Verdict = Verdict.PASSED

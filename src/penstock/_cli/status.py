@@ -197,17 +197,12 @@ def _metrics_body(state: Any) -> list[dict[str, Any]]:
 def _no_update(name: str, update: str) -> Exception:
     from penstock.errors import SpecError
 
+    problem = f"no recorded update of pipeline {name!r} begins with {update!r}"
+    hint = "run `penstock history` to list the updates"
     if update == "latest":
-        return SpecError(
-            "UNKNOWN_UPDATE",
-            f"pipeline {name!r} has no recorded update",
-            hint="run `penstock run`, or set --storage if the storage is not the default one",
-        )
-    return SpecError(
-        "UNKNOWN_UPDATE",
-        f"no recorded update of pipeline {name!r} begins with {update!r}",
-        hint="run `penstock history` to list the updates",
-    )
+        problem = f"pipeline {name!r} has no recorded update"
+        hint = "run `penstock run`, or set --storage if the storage is not the default one"
+    return SpecError("UNKNOWN_UPDATE", problem, hint=hint)
 
 
 def _check_flow(body: Mapping[str, Any], flow: str | None) -> None:

@@ -257,7 +257,6 @@ def _java_command(directory: Path, jars: Sequence[Path] | None, java: Java | Non
 
 
 def _running(directory: Path) -> BrokerState | None:
-    """The record of a running broker."""
     state = read_state(directory)
     if state is None:
         return None
@@ -283,7 +282,6 @@ def _handle(directory: Path, state: BrokerState) -> BrokerHandle:
 
 
 def _wait_ready(directory: Path, state: BrokerState, *, offset: int, deadline: float) -> None:
-    """Wait until the broker of this directory, and no other one, responds."""
     pause = threading.Event()
     admin: Any = None
     while time.monotonic() < deadline:

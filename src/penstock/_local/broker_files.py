@@ -67,8 +67,6 @@ rootLogger.appenderRef.console.ref=Console
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerState:
-    """The content of `broker.json`."""
-
     cluster_id: str
     port: int
     controller_port: int

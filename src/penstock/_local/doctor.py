@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
 
 from penstock._local.broker_files import free_ports
@@ -26,6 +27,7 @@ _LOW_MEMORY_BYTES = 3 * 1024**3
 _CLOCK_SLACK_SECONDS = 24 * 3600
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)([^;]*)")
 _CLAUSE = re.compile(r"(==|>=|<=|!=|<|>)\s*([0-9][0-9.]*)")
+_COMPARISONS = {"==": eq, "!=": ne, ">=": ge, "<=": le, ">": gt, "<": lt}
 
 
 class CheckState(StrEnum):
@@ -176,20 +178,12 @@ def check_memory(available: int | None = None) -> Check:
 def satisfies(version: str, specifier: str) -> bool:
     """Whether a plain version (numbers and dots) meets a specifier such as `>=2.2,<3`."""
     actual = _numbers(version)
-    for operator, text in _CLAUSE.findall(specifier):
+    for sign, text in _CLAUSE.findall(specifier):
         wanted = _numbers(text)
         width = max(len(actual), len(wanted))
         left = actual + (0,) * (width - len(actual))
         right = wanted + (0,) * (width - len(wanted))
-        holds = {
-            "==": left == right,
-            "!=": left != right,
-            ">=": left >= right,
-            "<=": left <= right,
-            ">": left > right,
-            "<": left < right,
-        }[operator]
-        if not holds:
+        if not _COMPARISONS[sign](left, right):
             return False
     return True
 

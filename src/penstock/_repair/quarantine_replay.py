@@ -340,7 +340,6 @@ def replay_quarantine(
 def preview_replay(
     settings: PipelineSettings, table: str, *, selection: RowSelection = _ALL
 ) -> ReplayPreview:
-    """What `replay_quarantine` would do; nothing is changed."""
     with _open_replay(settings, table, lambda _: None) as replay:
         return replay.preview(selection)
 

@@ -84,9 +84,9 @@ def take_account(places: DemoPlaces, ranges: Ranges) -> Account:
     )
 
     unsettled = old.filter(pa.array(~np.isin(_codes(old), settled)))
-    is_repeat = np.array(
-        _are_repeats(unsettled.column("value").to_pylist(), set(orders.to_pylist())), dtype=bool
-    )
+    accepted = set(orders.to_pylist()) - {None}
+    values = unsettled.column("value").to_pylist()
+    is_repeat = np.array([order_id(value) in accepted for value in values], dtype=bool)
     left = _codes(unsettled)
     foreign = np.setdiff1d(np.concatenate([bronze, settled]), log)
     # Messages that came after `ranges` was asked for are no strangers.
@@ -116,11 +116,6 @@ def order_id(value: bytes | None) -> str | None:
         return None
     order = content.get("order_id") if isinstance(content, dict) else None
     return order if isinstance(order, str) else None
-
-
-def _are_repeats(values: Sequence[bytes | None], accepted: set[str | None]) -> list[bool]:
-    orders = (order_id(value) for value in values)
-    return [order is not None and order in accepted for order in orders]
 
 
 def _files(table: Any) -> tuple[DataFile, ...]:
