@@ -27,7 +27,14 @@ _LOW_MEMORY_BYTES = 3 * 1024**3
 _CLOCK_SLACK_SECONDS = 24 * 3600
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)([^;]*)")
 _CLAUSE = re.compile(r"(==|>=|<=|!=|<|>)\s*([0-9][0-9.]*)")
-_COMPARISONS = {"==": eq, "!=": ne, ">=": ge, "<=": le, ">": gt, "<": lt}
+_COMPARISONS: dict[str, Callable[[object, object], bool]] = {
+    "==": eq,
+    "!=": ne,
+    ">=": ge,
+    "<=": le,
+    ">": gt,
+    "<": lt,
+}
 
 
 class CheckState(StrEnum):

@@ -157,31 +157,25 @@ def _prepare(root: Path, missing: list[Jar]) -> None:
         )
 
 
+@dataclass
 class _Sync:
-    def __init__(
-        self,
-        root: Path,
-        missing: list[Jar],
-        repository: str | None,
-        from_dir: Path | None,
-        maven: Path,
-        progress: Callable[[SyncProgress], None] | None,
-    ) -> None:
-        self._root = root
-        self._missing = missing
-        self._argument = repository
-        self._from_dir = from_dir
-        self._maven = maven
-        self._progress = progress
+    root: Path
+    missing: list[Jar]
+    argument: str | None  # of the repository
+    from_dir: Path | None
+    maven: Path
+    progress: Callable[[SyncProgress], None] | None
+
+    def __post_init__(self) -> None:
         self._stop = threading.Event()
         self._mutex = threading.Lock()
-        self._arrived = dict.fromkeys(missing, 0)
+        self._arrived = dict.fromkeys(self.missing, 0)
         self._done: set[Jar] = set()
         self._repository: Repository | None = None
 
     def run(self) -> None:
         # The largest first, so that no thread ends alone with a long one.
-        ordered = sorted(self._missing, key=lambda jar: -jar.size)
+        ordered = sorted(self.missing, key=lambda jar: -jar.size)
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="jars") as pool:
             futures = [pool.submit(self._fetch, jar) for jar in ordered]
             try:
@@ -196,11 +190,11 @@ class _Sync:
                 raise error
 
     def _fetch(self, jar: Jar) -> None:
-        target = jar.path(self._root)
-        if self._from_dir is not None:
-            copy_jar(jar, target, self._find(self._from_dir, jar), stop=self._stop)
+        target = jar.path(self.root)
+        if self.from_dir is not None:
+            copy_jar(jar, target, self._find(self.from_dir, jar), stop=self._stop)
         else:
-            local = self._maven / jar.repository_path
+            local = self.maven / jar.repository_path
             if is_intact(jar, local):
                 copy_jar(jar, target, local, stop=self._stop)
             else:
@@ -230,22 +224,22 @@ class _Sync:
     def _remote(self) -> Repository:
         with self._mutex:
             if self._repository is None:
-                self._repository = find_repository(self._argument)
+                self._repository = find_repository(self.argument)
             return self._repository
 
     def _report(self, jar: Jar, count: int, *, finished: bool = False) -> None:
-        if self._progress is None:
+        if self.progress is None:
             return
         with self._mutex:
             self._arrived[jar] = min(count, jar.size)
             if finished:
                 self._done.add(jar)
-            self._progress(
+            self.progress(
                 SyncProgress(
                     file_name=jar.file_name,
                     done_bytes=sum(self._arrived.values()),
-                    total_bytes=sum(j.size for j in self._missing),
+                    total_bytes=sum(j.size for j in self.missing),
                     done_files=len(self._done),
-                    total_files=len(self._missing),
+                    total_files=len(self.missing),
                 )
             )
