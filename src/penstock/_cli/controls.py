@@ -1,8 +1,4 @@
-"""Actions of the dashboard on a pipeline: start, stop, replay of the quarantine.
-
-Each action runs a command in a separate process with its own lease, which continues after the
-dashboard ends and is stopped by a signal.
-"""
+"""Actions of the dashboard: commands in separate processes, which continue after it ends."""
 
 import os
 import signal
@@ -193,7 +189,6 @@ def _identity(holder: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _name(text: str) -> str:
-    """A dataset name that is safe as an argument."""
     if not text or text.startswith("-") or any(c in text for c in ",\n\r\0"):
         raise _refused(f"{text!r} cannot be named here")
     return text

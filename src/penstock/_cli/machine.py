@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -225,30 +225,23 @@ def list_sets(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> 
     from penstock._local.lock import cache_directory, load_lock
 
     root = cache_directory()
-    rows = []
-    body = []
-    for jar_set in load_lock().select(sets):
-        ready = sum(jar.path(root).is_file() for jar in jar_set.jars)
-        body.append(
-            {
-                "set": jar_set.name,
-                "there": ready,
-                "jars": len(jar_set.jars),
-                "bytes": jar_set.size,
-                "for": jar_set.description,
-            }
-        )
-        rows.append(
-            (
-                jar_set.name,
-                f"{ready} of {len(jar_set.jars)}",
-                size(jar_set.size),
-                jar_set.description,
-            )
-        )
+    body: list[dict[str, Any]] = [
+        {
+            "set": jar_set.name,
+            "there": sum(jar.path(root).is_file() for jar in jar_set.jars),
+            "jars": len(jar_set.jars),
+            "bytes": jar_set.size,
+            "for": jar_set.description,
+        }
+        for jar_set in load_lock().select(sets)
+    ]
     if output is OutputFormat.JSON:
         print(json.dumps(body, indent=2, ensure_ascii=False))
         return
+    rows = [
+        (row["set"], f"{row['there']} of {row['jars']}", size(row["bytes"]), row["for"])
+        for row in body
+    ]
     print_table(("set", "there", "size", "for"), rows, right=("there", "size"))
 
 

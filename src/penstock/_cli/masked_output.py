@@ -71,7 +71,6 @@ def masked_output() -> Iterator[None]:
 
 
 def print_as_is(text: str) -> None:
-    """Print a line past the mask; see `MaskedStream.write_as_is`."""
     out: Any = sys.stdout
     getattr(out, "write_as_is", out.write)(text + "\n")
     out.flush()

@@ -113,15 +113,11 @@ class StatusOptions(ReadOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class RepairOptions(ReadOptions):
-    """Of commands that change tables or checkpoints outside an update."""
-
     conf: Conf = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions(_ProjectOptions):
-    """Of commands that analyse the source files without the storage."""
-
     path: ProjectPath = None
     spec: Spec = None
     conf: Conf = None
@@ -167,8 +163,6 @@ class UpdateOptions(GraphOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What an update processes and what it resets."""
-
     refresh: Refresh = None
     full_refresh: Annotated[
         list[str] | None,

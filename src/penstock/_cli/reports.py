@@ -124,7 +124,6 @@ def annotations(cases: Iterable[Case]) -> Iterator[str]:
 
 
 def escaped(text: str, more: str = "") -> str:
-    """A string escaped for a workflow command of GitHub Actions."""
     for sign in f"%\r\n{more}":
         text = text.replace(sign, f"%{ord(sign):02X}")
     return text
@@ -134,14 +133,8 @@ def write_summary(path: Path, view: "UpdateView") -> None:
     """Write a Markdown summary of an update; appends to the step summary of GitHub Actions."""
     text = "\n".join(summary(view)) + "\n"
     shared = os.environ.get("GITHUB_STEP_SUMMARY")
-    if shared and path.resolve() == Path(shared).resolve():
-        try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(text)
-        except OSError as error:
-            raise _unwritable(path, "--summary", error) from error
-        return
-    _write(path, text, "--summary")
+    is_shared = shared and path.resolve() == Path(shared).resolve()
+    _write(path, text, "--summary", mode="a" if is_shared else "w")
 
 
 def summary(view: "UpdateView") -> Iterator[str]:
@@ -197,7 +190,6 @@ def summary(view: "UpdateView") -> Iterator[str]:
 
 
 def _cell(text: str) -> str:
-    """One line of Markdown with special characters escaped."""
     flat = " ".join(_clean(text).split())
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", flat)
 
@@ -208,14 +200,11 @@ def _clean(text: str) -> str:
     return _UNPRINTABLE.sub("?", shown(text))
 
 
-def _write(path: Path, text: str, option: str) -> None:
+def _write(path: Path, text: str, option: str, *, mode: str = "w") -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
-        raise _unwritable(path, option, error) from error
-
-
-def _unwritable(path: Path, option: str, error: OSError) -> typer.BadParameter:
-    reason = error.strerror or str(error)
-    return typer.BadParameter(f"{path} cannot be written: {reason}", param_hint=option)
+        problem = f"{path} cannot be written: {error.strerror or error}"
+        raise typer.BadParameter(problem, param_hint=option) from error

@@ -72,8 +72,6 @@ class BrokerStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class SecureListener:
-    """SASL_SSL with PLAIN and SCRAM, beside the plain listener."""
-
     keystore: Path  # PKCS12 with key and certificate of 127.0.0.1
     keystore_password: str = field(repr=False)
     users: Mapping[str, str] = field(repr=False)  # passwords for PLAIN, by name
@@ -327,7 +325,6 @@ def _log_tail(directory: Path, offset: int) -> str:
 
 @contextmanager
 def _start_lock(directory: Path, deadline: float) -> Iterator[None]:
-    """Let one process at a time start this directory's broker."""
     pause = threading.Event()
     with (directory / "start.lock").open("a") as handle:
         while True:
@@ -339,9 +336,6 @@ def _start_lock(directory: Path, deadline: float) -> Iterator[None]:
                     raise _timeout(directory, 0, "another process to start it") from None
                 pause.wait(_POLL_SECONDS)
         yield
-
-
-# -- client --------------------------------------------------------------------------------------
 
 
 def import_admin() -> Any:

@@ -213,7 +213,6 @@ def _requirement(name: str) -> str | None:
 
 
 def _newest_jar(lock: JarLock, cache_root: Path | None) -> float:
-    """The newest timestamp that is certainly in the past, from the installed files."""
     root = cache_root or cache_directory()
     paths = [jar.path(root) for jar_set in lock.sets.values() for jar in jar_set.jars]
     return max(path.stat().st_mtime for path in [Path(__file__), *paths] if path.exists())

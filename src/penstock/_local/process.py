@@ -49,7 +49,6 @@ def is_same(pid: int, started: str) -> bool:
 
 
 def wait_gone(pid: int, started: str, timeout_seconds: float) -> bool:
-    """Wait until the process ends; `False` after the timeout."""
     deadline = time.monotonic() + timeout_seconds
     pause = threading.Event()
     while is_same(pid, started):

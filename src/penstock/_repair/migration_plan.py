@@ -232,7 +232,6 @@ class MigrationFacts:
         }
 
     def replaced_at(self) -> int:
-        """When all rows of the table were last replaced; see `log_scan.replaced_at`."""
         delta, path = DeltaJvm(self._pipeline.spark), self._pipeline.tables.paths[self._dataset.key]
         return replaced_at(delta, path, delta.version(path))
 
@@ -255,7 +254,6 @@ class MigrationFacts:
         return changed_columns(before, now)
 
     def readers(self) -> tuple[Reader, ...]:
-        """Flows of the pipeline that read the table, and the effect of its replacement."""
         pipeline, key = self._pipeline, self._dataset.key
         readers = []
         for name, node in pipeline.graph.flows.items():

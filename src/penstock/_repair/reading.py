@@ -24,14 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReadableStorage:
-    """A local storage, or a local copy of a remote one."""
-
     settings: PipelineSettings
     shown: Callable[[str], str] = str  # restores the paths of the pipeline's storage in a string
 
 
 def read_table(settings: PipelineSettings, name: str, limit: int) -> "TablePreview":
-    if _is_local(settings):
+    if local_path(settings.storage) is not None:
         return preview.read_table(settings, name, limit)
     with _session(settings) as spark:
         from penstock._tables.read.remote_storage import RemoteTables
@@ -42,7 +40,7 @@ def read_table(settings: PipelineSettings, name: str, limit: int) -> "TablePrevi
 def read_quarantine(
     settings: PipelineSettings, name: str, limit: int, *, ids: bool = False
 ) -> "TablePreview":
-    if _is_local(settings):
+    if local_path(settings.storage) is not None:
         return preview.read_quarantine(settings, name, limit, ids=ids)
     with _session(settings) as spark:
         from penstock._tables.read.remote_storage import RemoteTables
@@ -51,7 +49,7 @@ def read_quarantine(
 
 
 def list_quarantines(settings: PipelineSettings) -> "list[QuarantineSummary]":
-    if _is_local(settings):
+    if local_path(settings.storage) is not None:
         return preview.list_quarantines(settings)
     with _session(settings) as spark:
         from penstock._tables.read.remote_storage import RemoteTables
@@ -62,7 +60,7 @@ def list_quarantines(settings: PipelineSettings) -> "list[QuarantineSummary]":
 @contextmanager
 def readable_storage(settings: PipelineSettings) -> Iterator[ReadableStorage]:
     """The storage of a pipeline if it is local, else a temporary copy of its small files."""
-    if _is_local(settings):
+    if local_path(settings.storage) is not None:
         yield ReadableStorage(settings)
         return
     with tempfile.TemporaryDirectory(prefix="penstock-storage-") as folder:
@@ -80,10 +78,6 @@ def readable_storage(settings: PipelineSettings) -> Iterator[ReadableStorage]:
         except PenstockError as error:
             error.message = shown(error.message)
             raise
-
-
-def _is_local(settings: PipelineSettings) -> bool:
-    return local_path(settings.storage) is not None
 
 
 @contextmanager

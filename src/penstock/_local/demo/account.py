@@ -157,7 +157,6 @@ def _repeated(codes: Any) -> Any:
 
 
 def _same_order(orders: pa.Array, codes: Any) -> Any:
-    """Coordinates of rows with the order id of an earlier row."""
     seen: set[str] = set()
     again = []
     for order, code in zip(orders.to_pylist(), codes, strict=True):

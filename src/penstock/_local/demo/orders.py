@@ -68,8 +68,6 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True)
 class OrderStream:
-    """All messages of one run."""
-
     run_id: str  # part of every order id: unique per run
     rate: float  # messages per second
     seed: int = 0

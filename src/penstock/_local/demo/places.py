@@ -87,11 +87,7 @@ class DemoPlaces:
         return [self._committed_offset(flow) for flow in flows]
 
     def is_caught_up(self, ranges: Ranges) -> bool:
-        """Whether all flows have committed everything that lies in Kafka. Reads small files only.
-
-        Args:
-            ranges: What the broker says.
-        """
+        """Whether all flows have committed everything in Kafka. Reads small files only."""
         bronze = self._committed_offset("orders_bronze")
         if bronze is None:
             return all(begin == end for begin, end in ranges.values())
@@ -112,7 +108,6 @@ class DemoPlaces:
         return state is not None and str(snapshot.version) in map(str, state["sources"].values())
 
     def _committed_offset(self, flow: str) -> dict[str, Any] | None:
-        """Where the newest committed batch of a flow with one source ended."""
         state = _read_json(self.storage / "state" / "flows" / f"{quote(flow, safe=' ')}.json")
         if state is None:
             return None

@@ -104,7 +104,6 @@ class Conductor:
             self._update.request_stop()
 
     def end(self, timeout_seconds: float = 60.0) -> None:
-        """End the generator after the update."""
         self._over.set()
         self._producer.request_stop()
         if self._thread.ident is not None:
