@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _STOP_SECONDS = 3.0
 _NICENESS = 10
+_SHORTEST_TOKEN = 12
 
 WithDashboard = Annotated[
     bool, typer.Option("--ui", help="Serve the dashboard while the pipeline runs.")
@@ -114,9 +115,6 @@ def ui(
 
         with suppress(KeyboardInterrupt):
             serving.serve(logs, listener, host=host, token=token, acts=control, ready=ready)
-
-
-_SHORTEST_TOKEN = 12
 
 
 def _log_of(

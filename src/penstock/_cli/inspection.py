@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _UNBOUNDED = 1_000_000
 
 _quarantine = typer.Typer(help="Rows that violated a drop expectation, with the reasons.")
+Table = Annotated[str, typer.Argument(help="Name of the table.", metavar="TABLE")]
 
 
 def register(app: typer.Typer) -> None:
@@ -48,9 +49,6 @@ def register(app: typer.Typer) -> None:
         epilog="Examples: penstock events --level WARN | penstock events --follow | "
         "penstock events --update all --type flow_progress --output json",
     )(events)
-
-
-Table = Annotated[str, typer.Argument(help="Name of the table.", metavar="TABLE")]
 
 
 @options.grouped

@@ -164,10 +164,9 @@ def _line_per_jar(output: Output) -> "Callable[[SyncProgress], None]":
 
 
 def prepare_fast_start(*, quiet: bool) -> None:
-    """Build a class-data archive, which halves the start of Spark's JVM, unless it exists.
+    """Build a class-data archive by a training run of the `penstock init` project.
 
-    The JVM writes it at the end of a training run of the `penstock init` project, once per machine,
-    Java and set of jars. Every failure is only a warning.
+    It halves the start of Spark's JVM; every failure is only a warning.
     """
     from penstock._local import cds
     from penstock._local.jars import SPARK_JAR_SETS, class_path
@@ -277,11 +276,8 @@ def start(
 
     handle = start_broker(directory)
     if output is OutputFormat.JSON:
-        body = {
-            "bootstrap_servers": handle.bootstrap_servers,
-            "pid": handle.pid,
-            "directory": str(handle.directory),
-        }
+        body = options.attributes(handle, "bootstrap_servers", "pid")
+        body |= {"directory": str(handle.directory)}
         print(json.dumps(body, indent=2))
         return
     print(f"broker ready at {handle.bootstrap_servers} (pid {handle.pid}, {handle.directory})")

@@ -70,8 +70,6 @@ Yes = Annotated[
     bool, typer.Option("--yes", help="Apply the plan; without it, the plan is only printed.")
 ]
 Limit = Annotated[int, typer.Option("-n", "--limit", min=1, help="Maximum number of rows.")]
-
-
 RecordedUpdate = Annotated[
     str, typer.Option("--update", help="Update to show: `latest`, or the prefix of an id.")
 ]

@@ -61,8 +61,6 @@ class BrokerHandle:
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerStatus:
-    """State of a directory's broker, determined without a connection."""
-
     running: bool
     bootstrap_servers: str | None  # None unless it is running
     pid: int | None  # None unless it is running

@@ -1,8 +1,7 @@
 """A class-data archive for Spark's JVM: classes parsed once, mapped at every start.
 
-Java writes the archive at the end of a training run (`-XX:ArchiveClassesAtExit`) and refuses it by
-itself when Java or the class path is another one. It is only ever an acceleration: without it, or
-with one that does not fit, Spark starts as usual.
+Java writes it at the end of a training run (`-XX:ArchiveClassesAtExit`), and ignores it if Java or
+the class path has changed: then Spark starts as usual.
 """
 
 import fcntl

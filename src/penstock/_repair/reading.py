@@ -1,7 +1,4 @@
-"""Commands that only read: local storage without Spark, remote storage with it.
-
-PySpark is imported when it is needed, because its import takes a second.
-"""
+"""Commands that only read: local storage without Spark, which takes a second to import."""
 
 import tempfile
 from collections.abc import Callable, Iterator

@@ -36,7 +36,15 @@ class OrderProducer:
         self._stop = threading.Event()
         self._failure: str | None = None
         self._acknowledged = 0
-        self._client = _client(bootstrap_servers)
+        self._client = import_client().Producer(
+            {
+                "bootstrap.servers": bootstrap_servers,
+                "enable.idempotence": True,
+                "linger.ms": 20,
+                "queue.buffering.max.messages": 4 * _UNACKNOWLEDGED,
+                "log_level": 0,
+            }
+        )
         self._thread = threading.Thread(target=self._run, name="penstock-demo-orders", daemon=True)
 
     @property
@@ -115,15 +123,3 @@ class OrderProducer:
             self._acknowledged += 1
         else:
             self._failure = str(error)
-
-
-def _client(bootstrap_servers: str) -> Any:
-    return import_client().Producer(
-        {
-            "bootstrap.servers": bootstrap_servers,
-            "enable.idempotence": True,
-            "linger.ms": 20,
-            "queue.buffering.max.messages": 4 * _UNACKNOWLEDGED,
-            "log_level": 0,
-        }
-    )
