@@ -1,4 +1,4 @@
-"""`check`: whether an existing project would run here, and what it needs."""
+"""`check`: whether an existing project would run here, and its requirements."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,7 +84,6 @@ def _as_text(result: "ProjectCheck") -> Iterator[str]:
 
 
 def _cases(result: "ProjectCheck") -> list[reports.Case]:
-    """Planned flows pass, refused ones fail, uncertain ones are skipped."""
     cases = [reports.Case(name=name, group="flow") for name in result.planned]
     cases += [reports.failed(error, "refused") for error in reports.distinct(list(result.refused))]
     cases += [

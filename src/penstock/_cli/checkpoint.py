@@ -1,4 +1,4 @@
-"""`checkpoint`: list, inspect, diagnose and reset the checkpoints of flows."""
+"""`checkpoint` and `state`: the checkpoints of flows, and the state of their operators."""
 
 import json
 from collections.abc import Callable
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock._tables.read.checkpoint_files import Checkpoint
 
 _app = typer.Typer(help="List, inspect, diagnose and reset the checkpoints of flows.")
+_state = typer.Typer(help="State of stateful operators, read from the checkpoint.")
 
 
 def register(app: typer.Typer) -> None:
@@ -31,14 +32,21 @@ def register(app: typer.Typer) -> None:
         "penstock checkpoint reset gold --from version=12 --yes",
     )(reset)
     app.add_typer(_app, name="checkpoint", no_args_is_help=True)
+    _state.command(
+        "show",
+        epilog="Examples: penstock state show revenue_5m | "
+        "penstock state show revenue_5m --operator 0 --output json",
+    )(show_state)
+    app.add_typer(_state, name="state", no_args_is_help=True)
+
+
+@_state.callback()
+def _root() -> None:
+    pass
 
 
 @options.grouped
-def list_all(
-    *,
-    project: options.ReadOptions,
-    output: options.Output = OutputFormat.TEXT,
-) -> None:
+def list_all(*, project: options.ReadOptions, output: options.Output = OutputFormat.TEXT) -> None:
     """List the checkpoints of all flows, current and earlier ones."""
     from penstock._repair.reading import readable_storage
     from penstock._tables.read.checkpoint_files import checkpoints
@@ -230,6 +238,45 @@ def reset(
         print(f"refused: {plan.refused}")
         print("  use --truncate, --accept-duplicates or another start position")
     print("done" if yes else "nothing was changed; --yes applies the plan")
+
+
+@options.grouped
+def show_state(
+    flow: options.FlowName,
+    operator: Annotated[
+        int | None,
+        typer.Option("--operator", min=0, help="Show only the operator with this number."),
+    ] = None,
+    limit: options.Limit = 20,
+    *,
+    project: options.ReadOptions,
+    output: options.Output = OutputFormat.TEXT,
+) -> None:
+    """Print the state of a flow; the pipeline must be stopped."""
+    from penstock._repair.state import read_flow_state
+
+    settings = project.settings()
+    sections = read_flow_state(settings, flow, operator=operator, limit=limit)
+    if output is OutputFormat.JSON:
+        names = ("operator", "operator_name", "name", "batch_id", "total", "rows")
+        options.print_json([options.attributes(section, *names) for section in sections])
+        return
+    for section in sections:
+        print(
+            f"operator {section.operator} ({section.operator_name}), {section.name}, "
+            f"batch {section.batch_id}"
+        )
+        rows = section.rows
+        if rows:
+            columns = list(dict.fromkeys(name for row in rows for name in row))
+            print_table(columns, [[_cell(row.get(name)) for name in columns] for row in rows])
+        print(f"{len(rows):,} of {section.total:,} entr{'y' if section.total == 1 else 'ies'}")
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={_cell(inner)}" for key, inner in value.items())
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _summary(checkpoint: "Checkpoint", shown: Callable[[str], str]) -> dict[str, Any]:

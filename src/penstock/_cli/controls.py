@@ -1,8 +1,4 @@
-"""Actions of the dashboard on a pipeline: start, stop, replay of the quarantine.
-
-Each action runs a command in a separate process with its own lease, which continues after the
-dashboard ends and is stopped by a signal.
-"""
+"""Actions of the dashboard: commands in separate processes, which continue after it ends."""
 
 import os
 import signal
@@ -29,8 +25,6 @@ _SHOWN_OUTPUT = 6000
 
 @dataclass
 class _Job:
-    """A process that this dashboard started."""
-
     what: str
     process: "subprocess.Popen[bytes]"
     log: Path
@@ -55,12 +49,7 @@ class _Job:
 class ProcessControl:
     """Controls one pipeline by processes and signals. Any thread may call.
 
-    Args:
-        settings: Of the pipeline.
-        project: What names it on the command line, such as `("shop",)`; empty for the current
-            folder.
-        choice: Options of the command line that choose it, such as `("--target=dev",)`.
-        command: The command line itself.
+    `project` and `choice` are arguments and options of the command line that select the pipeline.
     """
 
     def __init__(
@@ -108,16 +97,7 @@ class ProcessControl:
         full_refresh: Sequence[str] = (),
         continuous: bool | None = None,
     ) -> None:
-        """Start an update.
-
-        Args:
-            refresh: Only these datasets; all by default.
-            full_refresh: Datasets that are emptied and started over.
-            continuous: Until it is stopped; as the settings say by default.
-
-        Raises:
-            SetupError: `CONTROL_REFUSED`: something holds the pipeline, or it cannot be started.
-        """
+        """Start an update of all datasets or of `refresh` and `full_refresh`."""
         arguments = ["run", "--quiet"]
         arguments += [f"--refresh={_name(name)}" for name in refresh]
         arguments += [f"--full-refresh={_name(name)}" for name in full_refresh]
@@ -126,16 +106,7 @@ class ProcessControl:
         self._run("update", [*arguments, *self._choice, "--", *self._project])
 
     def replay(self, dataset: str, *, rules: Sequence[str] = (), rows: Sequence[str] = ()) -> None:
-        """Replay the quarantine of a dataset.
-
-        Args:
-            dataset: Its name.
-            rules: Only rows that broke one of these.
-            rows: Only rows with these ids.
-
-        Raises:
-            SetupError: `CONTROL_REFUSED`: something holds the pipeline, or it cannot be started.
-        """
+        """Replay the quarantine of a dataset: rows that broke one of the rules, or with an id."""
         project = [f"--project={path}" for path in self._project]
         chosen = [f"--rule={rule}" for rule in rules]
         what = f"replay of {dataset}"
@@ -148,14 +119,7 @@ class ProcessControl:
         self._run(what, words)
 
     def stop(self, *, now: bool = False) -> None:
-        """Let what holds the pipeline end after the batches in flight.
-
-        Args:
-            now: Interrupt them, after a first `stop`.
-
-        Raises:
-            SetupError: `CONTROL_REFUSED`: nothing runs, it runs elsewhere, or was asked before.
-        """
+        """Stop after the batches in flight; with `now`, after a first stop, interrupt them."""
         with self._lock:
             holder = self._holder()
             if holder is None:
@@ -212,7 +176,6 @@ class ProcessControl:
             self._jobs.append(_Job(what=what, process=process, log=log))
 
     def _note(self, what: str) -> None:
-        """Log the action to the terminal of the dashboard."""
         print(f"{self._name}: {what}, from the dashboard", file=sys.stderr, flush=True)
 
 
@@ -226,7 +189,6 @@ def _identity(holder: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _name(text: str) -> str:
-    """A dataset name that is safe as an argument."""
     if not text or text.startswith("-") or any(c in text for c in ",\n\r\0"):
         raise _refused(f"{text!r} cannot be named here")
     return text

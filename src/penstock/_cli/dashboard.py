@@ -17,11 +17,11 @@ from penstock._cli.masked_output import print_as_is
 
 if TYPE_CHECKING:
     from penstock._model.pipeline import PipelineSettings
-    from penstock._ui.ports import Sources, Tables
     from penstock._ui.serving import WatchedLog
 
 _STOP_SECONDS = 3.0
 _NICENESS = 10
+_SHORTEST_TOKEN = 12
 
 WithDashboard = Annotated[
     bool, typer.Option("--ui", help="Serve the dashboard while the pipeline runs.")
@@ -58,8 +58,7 @@ def ui(
         ),
     ] = None,
     control: Annotated[
-        bool,
-        typer.Option("--control", help="Allow starts, stops and replays; requires the token."),
+        bool, typer.Option("--control", help="Allow starts, stops and replays; requires the token.")
     ] = False,
     rows: Annotated[
         bool, typer.Option("--rows/--no-rows", help="Show rows of tables and quarantines.")
@@ -80,12 +79,15 @@ def ui(
 
     serving.require_extra()
     if listening is not None:
+        from penstock._project.excerpt import ProjectSources
+        from penstock._tables.read.browsing import TableBrowser
+
         logs = [
             serving.WatchedLog(
                 label=name,
                 directory=Path(place),
-                tables=_tables_of(storage, trusts_paths=True) if storage else None,
-                sources=_sources_of(sources) if sources is not None else None,
+                tables=TableBrowser(storage, trusts_paths=True) if storage else None,
+                sources=ProjectSources(sources) if sources is not None else None,
             )
             for name, place in options.assignments(event_log, "--event-log").items()
         ]
@@ -115,9 +117,6 @@ def ui(
             serving.serve(logs, listener, host=host, token=token, acts=control, ready=ready)
 
 
-_SHORTEST_TOKEN = 12
-
-
 def _log_of(
     path: Path | None,
     spec: Path | None,
@@ -125,10 +124,11 @@ def _log_of(
     pipeline: str | None,
     target: str | None,
 ) -> "WatchedLog":
-    """The event log at a path: of a project, or any folder of recorded events."""
     from penstock._cli.controls import ProcessControl
     from penstock._observe.log import event_directory
     from penstock._observe.segments import updates
+    from penstock._project.excerpt import ProjectSources
+    from penstock._tables.read.browsing import TableBrowser
     from penstock._ui.serving import WatchedLog
 
     if path is not None and path.is_dir():
@@ -140,16 +140,16 @@ def _log_of(
                 return WatchedLog(
                     label=named.name or "pipeline",
                     directory=directory,
-                    tables=_tables_of(str(named), trusts_paths=False) if is_beside else None,
+                    tables=TableBrowser(str(named), trusts_paths=False) if is_beside else None,
                     # Where the storage is in the project's folder, its sources are there, too.
-                    sources=_sources_of(named) if is_beside else None,
+                    sources=ProjectSources(named) if is_beside else None,
                 )
     settings = options.settings_of(path, spec, storage, pipeline=pipeline, target=target)
     return WatchedLog(
         label=settings.name,
         directory=event_directory(settings),
-        tables=_tables_of(settings.storage, trusts_paths=True),
-        sources=_sources_of(Path(settings.root)),
+        tables=TableBrowser(settings.storage, trusts_paths=True),
+        sources=ProjectSources(Path(settings.root)),
         control=ProcessControl(
             settings,
             project=[str(path)] if path is not None else [],
@@ -167,27 +167,12 @@ def _log_of(
     )
 
 
-def _tables_of(storage: str, *, trusts_paths: bool) -> "Tables":
-    from penstock._tables.read.browsing import TableBrowser
-
-    return TableBrowser(storage, trusts_paths=trusts_paths)
-
-
-def _sources_of(root: Path) -> "Sources":
-    from penstock._project.excerpt import ProjectSources
-
-    return ProjectSources(root)
-
-
 @contextmanager
 def dashboard_beside(settings: "PipelineSettings", *, enabled: bool) -> Iterator[None]:
-    """Serve the dashboard of a pipeline from a process of its own while the body runs.
+    """Serve the dashboard of a pipeline from a separate process while the body runs.
 
-    A separate process, so that the dashboard does not slow down the driver. It ignores signals of
-    the terminal and ends when its standard input is closed, also after a `kill -9`.
-
-    Raises:
-        MissingExtraError: `MISSING_EXTRA`.
+    So the dashboard does not slow down the driver. The process ignores signals of the terminal and
+    ends when its standard input is closed, also after a `kill -9`.
     """
     if not enabled:
         yield

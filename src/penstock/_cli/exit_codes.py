@@ -1,4 +1,4 @@
-"""What `penstock` exits with. Part of its documented interface."""
+"""Exit codes of `penstock`, part of its documented interface."""
 
 OK = 0
 UPDATE_FAILED = 1

@@ -1,4 +1,4 @@
-"""Exceptions become text on stderr and an exit code. The one place that knows both."""
+"""Reports exceptions as text on stderr and an exit code."""
 
 import sys
 import tempfile
@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import typer
+from typer.exceptions import TyperException
 
 from penstock._cli import exit_codes
 from penstock._display.terminal import Output, silence
@@ -16,12 +17,7 @@ from penstock.errors import DefinitionErrors, InternalError, PenstockError
 
 
 def report(error: BaseException, *, debug: bool) -> int:
-    """Tell the user how a command failed, and say what to exit with.
-
-    Args:
-        error: What ended the command.
-        debug: Show the traceback of any error.
-    """
+    """Report the error of a command; the exit code. `debug` adds the traceback."""
     output = Output(sys.stderr)
     if isinstance(error, BrokenPipeError):
         silence(sys.stdout)
@@ -45,29 +41,17 @@ def report(error: BaseException, *, debug: bool) -> int:
         case PenstockError():
             output.line(f"Error: {error}")
             return error.exit_code
-        case _ if _is_usage_error(error):
-            _show_usage_error(error)
+        case TyperException():  # the root of usage errors, whose own classes are not public
+            show = getattr(error, "show", None)  # with the usage line of the command
+            if show is not None:
+                show()
+            else:
+                output.line(f"Error: {error}")
             return exit_codes.USAGE
         case _:
             output.line(f"Error: unexpected {type(error).__name__}: {first_line(error)}")
             _ask_for_report(error, output)
             return exit_codes.BUG
-
-
-def _is_usage_error(error: BaseException) -> bool:
-    # Typer carries its own copy of Click, whose exceptions have no public name; their root has.
-    from typer.exceptions import TyperException
-
-    return isinstance(error, TyperException)
-
-
-def _show_usage_error(error: BaseException) -> None:
-    # Every usage error that Typer raises can show itself, with the usage line of its command.
-    show = getattr(error, "show", None)
-    if show is not None:
-        show()
-    else:
-        Output(sys.stderr).line(f"Error: {error}")
 
 
 def _ask_for_report(error: BaseException, output: Output) -> None:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 
 class GraphFormat(StrEnum):
-    """Format of a drawn graph."""
-
     TEXT = "text"
     MERMAID = "mermaid"
     DOT = "dot"
@@ -208,7 +206,6 @@ def _flow(
 
 
 def _checkpoints(settings: "PipelineSettings") -> dict[str, dict[str, Any]]:
-    """The current checkpoint of each flow."""
     from penstock._tables.read.checkpoint_files import checkpoints
     from penstock.errors import PenstockError
 

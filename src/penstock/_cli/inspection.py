@@ -1,7 +1,7 @@
 """`preview`, `quarantine`, `quality` and `events`: the contents of tables and of the event log."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,11 +13,13 @@ from penstock._display.text import plural, seconds
 
 if TYPE_CHECKING:
     from penstock._observe.events import Event
+    from penstock._repair.quarantine_replay import Replayed, ReplayPreview
     from penstock._tables.read.preview import TablePreview
 
 _UNBOUNDED = 1_000_000
 
 _quarantine = typer.Typer(help="Rows that violated a drop expectation, with the reasons.")
+Table = Annotated[str, typer.Argument(help="Name of the table.", metavar="TABLE")]
 
 
 def register(app: typer.Typer) -> None:
@@ -49,9 +51,6 @@ def register(app: typer.Typer) -> None:
     )(events)
 
 
-Table = Annotated[str, typer.Argument(help="Name of the table.", metavar="TABLE")]
-
-
 @options.grouped
 def preview(
     table: Table,
@@ -68,9 +67,7 @@ def preview(
 
 @options.grouped
 def list_tables(
-    *,
-    project: options.ReadOptions,
-    output: options.Output = OutputFormat.TEXT,
+    *, project: options.ReadOptions, output: options.Output = OutputFormat.TEXT
 ) -> None:
     """Print how many rows of each table are in quarantine, and which rules they broke."""
     from penstock._repair.reading import list_quarantines
@@ -145,7 +142,6 @@ def replay(
     others stay, with the expectations that they violate now. The next replay finishes an
     interrupted one: no row is lost or duplicated. Not possible while the pipeline runs.
     """
-    from penstock._cli import replay_report
     from penstock._repair.quarantine_replay import preview_replay, replay_quarantine
     from penstock._tables.read.row_selection import RowSelection
 
@@ -157,17 +153,83 @@ def replay(
     with options.stdout_to_stderr():
         if dry_run:
             preview = preview_replay(settings, table, selection=selection)
-            body = replay_report.preview_body(preview)
-            lines = replay_report.preview_lines(preview, is_all=selection.is_all)
+            body = preview_body(preview)
+            lines = preview_lines(preview, is_all=selection.is_all)
         else:
             done = replay_quarantine(settings, table, selection=selection)
-            body = replay_report.replayed_body(done)
-            lines = replay_report.replayed_lines(done, is_all=selection.is_all)
+            body = replayed_body(done)
+            lines = replayed_lines(done, is_all=selection.is_all)
     if output is OutputFormat.JSON:
         options.print_json(body)
         return
     for line in lines:
         print(line)
+
+
+def replayed_body(done: "Replayed") -> dict[str, Any]:
+    return {
+        **options.attributes(done, "table", "chosen", "moved", "kept", "resumed"),
+        "quarantine_version": done.version,
+        "finished": done.finished and options.attributes(done.finished, "chosen", "moved", "kept"),
+    }
+
+
+def preview_body(preview: "ReplayPreview") -> dict[str, Any]:
+    return {
+        **options.attributes(preview, "table", "chosen", "unfinished"),
+        "quarantine_version": preview.version,
+        "would_move": preview.moves,
+        "would_keep": preview.keeps,
+        "by_rule": dict(preview.by_rule),
+    }
+
+
+def replayed_lines(done: "Replayed", *, is_all: bool) -> Iterator[str]:
+    """The result of a replay as text; `is_all` if no option selected rows."""
+    if done.finished is not None:
+        yield f"an interrupted replay of other rows was finished first: {_moved(done.finished)}"
+    if done.version is None:
+        yield f"{done.table} has no quarantined rows"
+        return
+    if done.resumed and done.finished is None:
+        # The interrupted replay keeps its own selection.
+        yield f"an interrupted replay was finished: {_moved(done)}"
+    elif is_all:
+        yield _moved(done)
+    elif not done.chosen:
+        yield f"no row in the quarantine of {done.table} matches; nothing was changed"
+    else:
+        yield f"{plural(done.chosen, 'row')} chosen: {_moved(done)}"
+
+
+def preview_lines(preview: "ReplayPreview", *, is_all: bool) -> Iterator[str]:
+    """The result of a dry run as text; `is_all` if no option selected rows."""
+    if preview.version is None:
+        yield f"{preview.table} has no quarantined rows"
+        return
+    if preview.unfinished:
+        yield (
+            "an interrupted replay would be finished first, with its own selection; "
+            "these figures are of the current quarantine"
+        )
+    if not preview.chosen and not is_all:
+        yield f"no row in the quarantine of {preview.table} matches"
+        return
+    chosen = "" if is_all else f"{plural(preview.chosen, 'row')} chosen: "
+    yield (
+        f"{chosen}{plural(preview.moves, 'row')} would move into {preview.table}, "
+        f"{preview.keeps:,} would stay in quarantine"
+    )
+    for rule, rows in preview.by_rule.items():
+        yield f"  {plural(rows, 'row')} would break {rule}"
+    yield "nothing was changed (--dry-run)"
+
+
+def _moved(done: "Replayed") -> str:
+    stay = "stays" if done.kept == 1 else "stay"
+    return (
+        f"{plural(done.moved, 'row')} moved into {done.table}, {done.kept:,} {stay} in quarantine"
+    )
 
 
 @options.grouped
@@ -270,11 +332,7 @@ def _counts(event: "Event") -> Iterable[dict[str, Any]]:
 
 
 def one_update(directory: Path, prefix: str) -> str:
-    """The id of the only update that begins with `prefix`; `latest` as it is.
-
-    Raises:
-        SpecError: `UNKNOWN_UPDATE`.
-    """
+    """The id of the only update that begins with `prefix`; `latest` is returned as is."""
     from penstock._observe import segments
     from penstock.errors import SpecError
 

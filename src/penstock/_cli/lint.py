@@ -17,8 +17,6 @@ _VERSION = 1
 
 
 class FindingFormat(StrEnum):
-    """Format of the findings."""
-
     TEXT = "text"
     JSON = "json"
     GITHUB = "github"
@@ -26,8 +24,6 @@ class FindingFormat(StrEnum):
 
 
 class FailOn(StrEnum):
-    """Minimum severity for exit code 1."""
-
     NOTE = "note"
     WARNING = "warning"
     ERROR = "error"
@@ -50,8 +46,7 @@ def lint(
         FailOn, typer.Option("--fail-on", help="Minimum severity for exit code 1.")
     ] = FailOn.WARNING,
     text_only: Annotated[
-        bool,
-        typer.Option("--text-only", help="Check the source text only, without Spark."),
+        bool, typer.Option("--text-only", help="Check the source text only, without Spark.")
     ] = False,
     explain: Annotated[
         str | None,
@@ -83,21 +78,22 @@ def lint(
         case FindingFormat.SARIF:
             options.print_json(_as_sarif(report))
         case FindingFormat.GITHUB:
-            print("\n".join(_as_github(report)))
+            annotations = reports.annotations(_cases(report, FailOn.NOTE))
+            print("\n".join([*annotations, _verdict(report)]))
         case FindingFormat.TEXT:
             print("\n".join(_as_text(report)))
     if report.refused:
         return exit_codes.USAGE
-    return exit_codes.UPDATE_FAILED if _fails(report, fail_on) else exit_codes.OK
+    fails = any(_counts(finding, fail_on) for finding in report.findings)
+    return exit_codes.UPDATE_FAILED if fails else exit_codes.OK
 
 
-def _fails(report: "LintReport", fail_on: FailOn) -> bool:
+def _counts(finding: "Finding", fail_on: FailOn) -> bool:
     from penstock._lint.finding import Severity
 
-    if fail_on is FailOn.NEVER:
-        return False
-    least = Severity(fail_on.value).rank
-    return any(finding.rule.severity.rank >= least for finding in report.findings)
+    return (
+        fail_on is not FailOn.NEVER and finding.rule.severity.rank >= Severity(fail_on.value).rank
+    )
 
 
 def _explanation(rule_id: str) -> Iterator[str]:
@@ -177,28 +173,18 @@ def _finding(finding: "Finding") -> dict[str, Any]:
     }
 
 
-def _as_github(report: "LintReport") -> Iterator[str]:
-    """Annotations in the format of GitHub Actions."""
-    yield from reports.annotations(_cases(report, FailOn.NOTE))
-    yield _verdict(report)
-
-
 def _cases(report: "LintReport", fail_on: FailOn) -> list[reports.Case]:
     """Findings as cases, skipped below `fail_on`; a single passed case without findings."""
-    from penstock._lint.finding import Severity
-
     words = {"note": "notice", "warning": "warning", "error": "error"}
-    never = fail_on is FailOn.NEVER
-    least = 0 if never else Severity(fail_on.value).rank
+    failed, skipped = reports.Verdict.FAILED, reports.Verdict.SKIPPED
     cases = []
     for finding in report.findings:
         rule = finding.rule
-        counts = not never and rule.severity.rank >= least
         cases.append(
             reports.Case(
                 name=f"{rule.id} {finding.origin}",
                 group=rule.name,
-                verdict=reports.Verdict.FAILED if counts else reports.Verdict.SKIPPED,
+                verdict=failed if _counts(finding, fail_on) else skipped,
                 title=f"{rule.id} {rule.name}",
                 text=f"{_message(finding)}\n{rule.why}\nfix: {rule.fix}",
                 level=words[rule.severity.value],
@@ -208,8 +194,7 @@ def _cases(report: "LintReport", fail_on: FailOn) -> list[reports.Case]:
         )
     cases += [reports.failed(error, "refused") for error in reports.distinct(report.refused)]
     cases += [
-        reports.failed(error, "not checked", name, reports.Verdict.SKIPPED)
-        for name, error in report.unsure.items()
+        reports.failed(error, "not checked", name, skipped) for name, error in report.unsure.items()
     ]
     return cases or [reports.Case(name=report.settings.name, group="no findings")]
 

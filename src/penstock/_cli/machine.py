@@ -2,10 +2,11 @@
 
 import json
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext, redirect_stdout
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,10 +14,14 @@ from penstock._cli import exit_codes, options
 from penstock._cli.dashboard import WithDashboard, dashboard_beside
 from penstock._cli.inspection import print_table
 from penstock._cli.options import OutputFormat
-from penstock._display.terminal import Output
+from penstock._cli.scaffold import write_project
+from penstock._display.terminal import Output, console, detect
+from penstock._display.text import plural, size
+from penstock.errors import SetupError
 
 if TYPE_CHECKING:
     from penstock._display.signals import Stoppable
+    from penstock._local.jars import SyncProgress
     from penstock._model.pipeline import PipelineSettings
     from penstock._runtime.update import UpdateResult
 
@@ -79,10 +84,8 @@ def sync(
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Download missing jars into the shared cache and verify them against the jar lock."""
-    from penstock._cli.fast_start import prepare_fast_start
-    from penstock._cli.transfer import shown_progress
-    from penstock._display.text import plural, size
     from penstock._local import jars
+    from penstock._local.lock import cache_directory
 
     as_json = output is OutputFormat.JSON
     quiet = quiet or as_json
@@ -92,17 +95,98 @@ def sync(
         fetched = "nothing to fetch"
         if result.fetched:
             fetched = f"{plural(len(result.fetched), 'jar')} fetched, {size(result.fetched_bytes)}"
-        print(f"{fetched}; {plural(len(result.paths), 'jar')} ready in {jars.cache_directory()}")
+        print(f"{fetched}; {plural(len(result.paths), 'jar')} ready in {cache_directory()}")
     if archive:
         prepare_fast_start(quiet=quiet)
     if as_json:
         body = {
-            "directory": str(jars.cache_directory()),
+            "directory": str(cache_directory()),
             "ready": [str(path) for path in result.paths],
             "fetched": len(result.fetched),
             "fetched_bytes": result.fetched_bytes,
         }
         print(json.dumps(body, indent=2))
+
+
+@contextmanager
+def shown_progress(*, quiet: bool) -> "Iterator[Callable[[SyncProgress], None] | None]":
+    """A callback that shows a sync: a progress bar on a terminal, else a line per jar."""
+    if quiet:
+        yield None
+        return
+    terminal = detect(sys.stderr)
+    if not terminal.is_live:
+        yield _line_per_jar(Output(sys.stderr))
+        return
+
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=console(terminal, sys.stderr),
+        refresh_per_second=4,
+        expand=True,
+    )
+    with bar:
+        task = bar.add_task("jars", total=None, start=False)
+
+        def show(progress: "SyncProgress") -> None:
+            if not bar.tasks[0].started:
+                bar.start_task(task)
+            bar.update(
+                task,
+                description=f"jars {progress.done_files}/{progress.total_files}",
+                completed=progress.done_bytes,
+                total=progress.total_bytes,
+            )
+
+        yield show
+        if not bar.tasks[0].started:
+            bar.update(task, visible=False)
+
+
+def _line_per_jar(output: Output) -> "Callable[[SyncProgress], None]":
+    done = 0
+
+    def show(progress: "SyncProgress") -> None:
+        nonlocal done
+        if progress.done_files > done:
+            done = progress.done_files
+            output.line(
+                f"{progress.done_files} of {progress.total_files} {progress.file_name} "
+                f"({size(progress.done_bytes)} of {size(progress.total_bytes)})"
+            )
+
+    return show
+
+
+def prepare_fast_start(*, quiet: bool) -> None:
+    """Build a class-data archive by a training run of the `penstock init` project.
+
+    It halves the start of Spark's JVM; every failure is only a warning.
+    """
+    from penstock._local import cds
+    from penstock._local.jars import SPARK_JAR_SETS, class_path
+
+    try:
+        jars = class_path(SPARK_JAR_SETS)
+        if cds.is_ready(jars):
+            return
+        if not quiet:
+            print("preparing faster starts of Spark by one training run ...", flush=True)
+        with tempfile.TemporaryDirectory(prefix="penstock-training-") as scratch:
+            write_project(Path(scratch), "training")
+            project = str(Path(scratch) / "training")
+            command = [sys.executable, "-m", "penstock", "run", project, "--quiet"]
+            archive = cds.build(command, jars)
+        if not quiet:
+            print(f"class-data archive ready: {archive}")
+    except SetupError as error:
+        if error.condition != "JARS_MISSING":
+            print(f"warning: {error}", file=sys.stderr)
 
 
 def verify(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> int:
@@ -137,34 +221,26 @@ def verify(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> int
 
 def list_sets(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> None:
     """List the jar sets and whether their jars are cached."""
-    from penstock._display.text import size
-    from penstock._local import jars
+    from penstock._local.lock import cache_directory, load_lock
 
-    root = jars.cache_directory()
-    rows = []
-    body = []
-    for jar_set in jars.load_lock().select(sets):
-        ready = sum(jar.path(root).is_file() for jar in jar_set.jars)
-        body.append(
-            {
-                "set": jar_set.name,
-                "there": ready,
-                "jars": len(jar_set.jars),
-                "bytes": jar_set.size,
-                "for": jar_set.description,
-            }
-        )
-        rows.append(
-            (
-                jar_set.name,
-                f"{ready} of {len(jar_set.jars)}",
-                size(jar_set.size),
-                jar_set.description,
-            )
-        )
+    root = cache_directory()
+    body: list[dict[str, Any]] = [
+        {
+            "set": jar_set.name,
+            "there": sum(jar.path(root).is_file() for jar in jar_set.jars),
+            "jars": len(jar_set.jars),
+            "bytes": jar_set.size,
+            "for": jar_set.description,
+        }
+        for jar_set in load_lock().select(sets)
+    ]
     if output is OutputFormat.JSON:
         print(json.dumps(body, indent=2, ensure_ascii=False))
         return
+    rows = [
+        (row["set"], f"{row['there']} of {row['jars']}", size(row["bytes"]), row["for"])
+        for row in body
+    ]
     print_table(("set", "there", "size", "for"), rows, right=("there", "size"))
 
 
@@ -200,11 +276,8 @@ def start(
 
     handle = start_broker(directory)
     if output is OutputFormat.JSON:
-        body = {
-            "bootstrap_servers": handle.bootstrap_servers,
-            "pid": handle.pid,
-            "directory": str(handle.directory),
-        }
+        body = options.attributes(handle, "bootstrap_servers", "pid")
+        body |= {"directory": str(handle.directory)}
         print(json.dumps(body, indent=2))
         return
     print(f"broker ready at {handle.bootstrap_servers} (pid {handle.pid}, {handle.directory})")
@@ -223,8 +296,7 @@ def stop(
 
 
 def status(
-    directory: Directory = _BROKER_DIRECTORY,
-    output: options.Output = OutputFormat.TEXT,
+    directory: Directory = _BROKER_DIRECTORY, output: options.Output = OutputFormat.TEXT
 ) -> int:
     """Print the state of the broker; exit code 3 if it is not running."""
     from penstock._local.broker import broker_status
@@ -253,8 +325,7 @@ def topic(
     output: options.Output = OutputFormat.TEXT,
 ) -> int:
     """Create a topic unless it exists; exit code 3 if the broker is not running."""
-    from penstock._local.broker import broker_status
-    from penstock._local.topics import ensure_topic
+    from penstock._local.broker import broker_status, ensure_topic
 
     servers = broker_status(directory).bootstrap_servers
     if not broker_status(directory).running or servers is None:

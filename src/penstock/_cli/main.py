@@ -1,4 +1,4 @@
-"""The command line: which commands there are, and the door through which errors leave."""
+"""The command line: its commands, and the handling of their errors."""
 
 import logging
 import os
@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from penstock._cli import (
-    backfill,
     check,
     checkpoint,
     dashboard,
@@ -18,12 +17,9 @@ from penstock._cli import (
     inspection,
     lint,
     machine,
-    metrics,
-    migrate,
+    repair,
     scaffold,
-    state,
     status,
-    testing,
     update,
 )
 from penstock._cli.failure import report
@@ -58,8 +54,7 @@ def _root(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
     _debug: Annotated[
-        bool,
-        typer.Option("--debug", help="Show tracebacks of errors; also PENSTOCK_DEBUG=1."),
+        bool, typer.Option("--debug", help="Show tracebacks of errors; also PENSTOCK_DEBUG=1.")
     ] = False,
 ) -> None:
     pass
@@ -72,26 +67,14 @@ graph.register(app)
 scaffold.register(app)
 inspection.register(app)
 status.register(app)
-metrics.register(app)
 checkpoint.register(app)
-backfill.register(app)
-migrate.register(app)
-state.register(app)
-testing.register(app)
+repair.register(app)
 machine.register(app)
 dashboard.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command.
-
-    Args:
-        arguments: Without the program's name; those of the process by default. `--debug` may stand
-            anywhere before a `--`.
-
-    Returns:
-        The exit code, see `exit_codes`.
-    """
+    """Run a command; the exit code. `--debug` may be anywhere before a `--`."""
     own = list(sys.argv[1:] if arguments is None else arguments)
     rest: list[str] = []
     if "--" in own:

@@ -1,4 +1,4 @@
-"""Standard output and error without secrets: the door of the command line."""
+"""Standard output and error with secrets masked."""
 
 import sys
 import threading
@@ -10,11 +10,7 @@ _LONGEST_LINE = 1 << 16
 
 
 class MaskedStream:
-    """A text stream that masks whole lines; what has no end of line yet waits for a flush.
-
-    Args:
-        stream: Where the text goes; it answers all that is not about writing.
-    """
+    """A text stream that masks complete lines; an incomplete one waits for a flush."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -25,7 +21,6 @@ class MaskedStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write a text of any number of lines."""
         with self._lock:
             self._line += text
             end = self._line.rfind("\n") + 1
@@ -36,19 +31,17 @@ class MaskedStream:
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Write texts, one after the other."""
         for line in lines:
             self.write(line)
 
     def write_as_is(self, text: str) -> None:
-        """Write what was masked already, or what its reader needs: the dashboard's address."""
+        """Write what was masked already, or must not be: the dashboard's address."""
         with self._lock:
             self._put(self._line)
             self._line = ""
             self._stream.write(text)
 
     def flush(self) -> None:
-        """Write what is left."""
         with self._lock:
             line, self._line = self._line, ""
             self._put(line)
@@ -63,7 +56,6 @@ class MaskedStream:
 
 @contextmanager
 def masked_output() -> Iterator[None]:
-    """Let all that this process prints lose its secrets first."""
     before = sys.stdout, sys.stderr
     masked = MaskedStream(sys.stdout), MaskedStream(sys.stderr)
     sys.stdout, sys.stderr = masked
@@ -78,8 +70,7 @@ def masked_output() -> Iterator[None]:
                 continue
 
 
-def print_as_is(text: str, stream: TextIO | None = None) -> None:
-    """Print a line past the mask; see `MaskedStream.write_as_is`."""
-    out: Any = sys.stdout if stream is None else stream
+def print_as_is(text: str) -> None:
+    out: Any = sys.stdout
     getattr(out, "write_as_is", out.write)(text + "\n")
     out.flush()

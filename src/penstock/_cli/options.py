@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 
 class OutputFormat(StrEnum):
-    """Format of a command's result on stdout."""
-
     TEXT = "text"
     JSON = "json"
 
@@ -42,8 +40,7 @@ Spec = Annotated[
     Path | None, typer.Option("--spec", help="Spec file; default: the one in the project folder.")
 ]
 Storage = Annotated[
-    str | None,
-    typer.Option("--storage", help="Root of tables and checkpoints: a folder or URI."),
+    str | None, typer.Option("--storage", help="Root of tables and checkpoints: a folder or URI.")
 ]
 Conf = Annotated[
     list[str] | None,
@@ -53,44 +50,8 @@ Refresh = Annotated[
     list[str] | None,
     typer.Option("--refresh", "--select", help="Update only these tables.", metavar="A,B"),
 ]
-FullRefresh = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--full-refresh", help="Truncate these tables and process all input again.", metavar="A,B"
-    ),
-]
-FullRefreshAll = Annotated[
-    bool,
-    typer.Option("--full-refresh-all", help="Truncate all tables and process all input again."),
-]
-ReplaceWhere = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--replace-where",
-        help="Override the rows that a flow replaces, for this update only; may be repeated.",
-        metavar="FLOW=CONDITION",
-    ),
-]
-Continuous = Annotated[
-    bool | None,
-    typer.Option(
-        "--continuous/--triggered",
-        help="Run until stopped, or until all available input is processed; default: settings.",
-        show_default=False,
-    ),
-]
-TriggerText = Annotated[
-    str | None,
-    typer.Option(
-        "--trigger",
-        metavar="TRIGGER",
-        help="availableNow, once, default, processingTime=10s, continuous=1s or realTime=5m; "
-        "tables with their own trigger keep it.",
-    ),
-]
 Pipeline = Annotated[
-    str | None,
-    typer.Option("--pipeline", help="Key of the pipeline if the bundle has several."),
+    str | None, typer.Option("--pipeline", help="Key of the pipeline if the bundle has several.")
 ]
 Target = Annotated[str | None, typer.Option("--target", help="Target of a bundle.")]
 Maps = Annotated[
@@ -101,10 +62,6 @@ Maps = Annotated[
         metavar="PREFIX=LOCATION",
     ),
 ]
-Parameters = Annotated[
-    list[str] | None,
-    typer.Option("--param", help="Pipeline parameter; may be repeated.", metavar="KEY=VALUE"),
-]
 Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="Output format.")]
 FlowName = Annotated[str, typer.Argument(help="Name of the flow.", metavar="FLOW")]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted operation.")]
@@ -113,8 +70,6 @@ Yes = Annotated[
     bool, typer.Option("--yes", help="Apply the plan; without it, the plan is only printed.")
 ]
 Limit = Annotated[int, typer.Option("-n", "--limit", min=1, help="Maximum number of rows.")]
-
-
 RecordedUpdate = Annotated[
     str, typer.Option("--update", help="Update to show: `latest`, or the prefix of an id.")
 ]
@@ -137,14 +92,11 @@ class _ProjectOptions:
     """Options that choose a pipeline and its settings, named as the arguments of `settings_of`."""
 
     def settings(self) -> "PipelineSettings":
-        """The settings of the pipeline; raises as `settings_of` does."""
         return settings_of(**vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions(_ProjectOptions):
-    """Of commands that read tables, checkpoints or event logs."""
-
     path: Project = None
     spec: Spec = None
     storage: Storage = None
@@ -154,61 +106,82 @@ class ReadOptions(_ProjectOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class StatusOptions(ReadOptions):
-    """Of `status` and `metrics`."""
-
     path: ProjectPath = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RepairOptions(ReadOptions):
-    """Of commands that change tables or checkpoints outside an update."""
-
     conf: Conf = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions(_ProjectOptions):
-    """Of commands that analyse the source files without the storage."""
-
     path: ProjectPath = None
     spec: Spec = None
     conf: Conf = None
     pipeline: Pipeline = None
     target: Target = None
     maps: Maps = None
-    parameters: Parameters = None
+    parameters: Annotated[
+        list[str] | None,
+        typer.Option("--param", help="Pipeline parameter; may be repeated.", metavar="KEY=VALUE"),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphOptions(CheckOptions):
-    """Of `graph`."""
-
     storage: Storage = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainOptions(GraphOptions):
-    """Of `explain`."""
-
     path: Project = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateOptions(GraphOptions):
-    """Of `run` and `dry-run`."""
-
-    continuous: Continuous = None
-    trigger: TriggerText = None
+    continuous: Annotated[
+        bool | None,
+        typer.Option(
+            "--continuous/--triggered",
+            help="Run until stopped, or until all available input is processed; default: settings.",
+            show_default=False,
+        ),
+    ] = None
+    trigger: Annotated[
+        str | None,
+        typer.Option(
+            "--trigger",
+            metavar="TRIGGER",
+            help="availableNow, once, default, processingTime=10s, continuous=1s or realTime=5m; "
+            "tables with their own trigger keep it.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What an update processes and what it resets."""
-
     refresh: Refresh = None
-    full_refresh: FullRefresh = None
-    full_refresh_all: FullRefreshAll = False
-    replace_where: ReplaceWhere = None
+    full_refresh: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--full-refresh",
+            help="Truncate these tables and process all input again.",
+            metavar="A,B",
+        ),
+    ] = None
+    full_refresh_all: Annotated[
+        bool,
+        typer.Option("--full-refresh-all", help="Truncate all tables and process all input again."),
+    ] = False
+    replace_where: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--replace-where",
+            help="Override the rows that a flow replaces, for this update only; may be repeated.",
+            metavar="FLOW=CONDITION",
+        ),
+    ] = None
 
     def arguments(self) -> dict[str, Any]:
         """The same as arguments of `UpdateOptions` and of `penstock.plan`."""
@@ -262,15 +235,7 @@ def stdout_to_stderr() -> redirect_stdout[TextIO]:
 
 
 def check_conflicts(actions: dict[str, bool], others: dict[str, object]) -> None:
-    """Reject two actions at once, and options that an action ignores.
-
-    Args:
-        actions: Switches such as `--resume`, of which at most one is set.
-        others: Options that have an effect only without them.
-
-    Raises:
-        typer.BadParameter: The options conflict.
-    """
+    """Reject two of the `actions` at once, and `others`, which an action ignores."""
     chosen = [name for name, is_set in actions.items() if is_set]
     if len(chosen) > 1:
         raise typer.BadParameter("these options exclude each other", param_hint=", ".join(chosen))
@@ -283,7 +248,6 @@ def check_conflicts(actions: dict[str, bool], others: dict[str, object]) -> None
 
 
 def attributes(value: object, *names: str) -> dict[str, Any]:
-    """The attributes of an object as a JSON object with the same keys."""
     return {name: getattr(value, name) for name in names}
 
 
@@ -293,7 +257,6 @@ def print_json(body: Any, *, indent: int | None = 2) -> None:
 
 
 def masked_json(body: Any) -> Any:
-    """A JSON value with secrets in its strings masked."""
     from penstock._observe.masking import masked_values
 
     return masked_values({"body": body})["body"]
@@ -306,11 +269,7 @@ def names(values: list[str] | None) -> tuple[str, ...]:
 
 
 def assignments(values: list[str] | None, option: str = "--conf") -> dict[str, str]:
-    """`KEY=VALUE` options; the last one of a key wins.
-
-    Raises:
-        typer.BadParameter: There is no `=` or no key.
-    """
+    """`KEY=VALUE` options; the last one of a key wins."""
     pairs = {}
     for value in values or []:
         key, sign, text = value.partition("=")
@@ -333,11 +292,6 @@ def settings_of(
     continuous: bool | None = None,
     trigger: str | None = None,
 ) -> "PipelineSettings":
-    """The settings of the project at `path`, or of the current folder.
-
-    Raises:
-        SpecError: The project or its spec file is invalid.
-    """
     from penstock._project.spec import load_settings
 
     configuration = assignments(conf)
@@ -359,11 +313,7 @@ def settings_of(
 
 
 def _is_continuous(text: str, continuous: bool | None) -> bool:
-    """Whether an update with this trigger runs until it is stopped.
-
-    Raises:
-        typer.BadParameter: There is no such trigger, or it contradicts `--continuous`.
-    """
+    """Whether an update with this trigger runs until stopped; may contradict `--continuous`."""
     from penstock._model.trigger import TRIGGER_FORMS, parse_trigger
 
     trigger = parse_trigger(text)

@@ -22,16 +22,12 @@ _UNPRINTABLE = re.compile(r"[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010f
 
 
 class ReportFormat(StrEnum):
-    """Output format of a command that reports problems."""
-
     TEXT = "text"
     JSON = "json"
     GITHUB = "github"
 
 
 class Verdict(StrEnum):
-    """Result of a case."""
-
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"
@@ -39,39 +35,27 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A checked flow, dataset or rule.
-
-    Attributes:
-        group: Its kind.
-        title: One line; empty if it passed.
-        level: `error`, `warning` or `notice`, as in GitHub annotations.
-        file: Empty without a location.
-    """
-
     name: str
-    group: str
+    group: str  # kind
     verdict: Verdict = Verdict.PASSED
-    title: str = ""
+    title: str = ""  # one line; empty if it passed
     text: str = ""
-    level: str = "error"
-    file: str = ""
+    level: str = "error"  # error, warning or notice, as in GitHub annotations
+    file: str = ""  # empty without a location
     line: int = 0
 
 
 JUnit = Annotated[
-    Path | None,
-    typer.Option("--junit", metavar="FILE", help="Also write the result as JUnit XML."),
+    Path | None, typer.Option("--junit", metavar="FILE", help="Also write the result as JUnit XML.")
 ]
 Report = Annotated[ReportFormat, typer.Option("--output", "-o", help="Output format.")]
 
 
 def distinct(errors: Iterable[PenstockError]) -> list[PenstockError]:
-    """The errors without duplicates, by their text."""
     return list({str(error): error for error in errors}.values())
 
 
 def cases_of(error: PenstockError) -> list[Case]:
-    """The errors in an error, each as a failed case."""
     parts = error.errors if isinstance(error, DefinitionErrors) else (error,)
     return [failed(part, "definition") for part in distinct(parts)]
 
@@ -79,7 +63,6 @@ def cases_of(error: PenstockError) -> list[Case]:
 def failed(
     error: PenstockError, group: str, name: str = "", verdict: Verdict = Verdict.FAILED
 ) -> Case:
-    """One error as a case."""
     origin = error.origin
     return Case(
         name=name or (f"{error.condition} {origin}" if origin else error.condition),
@@ -94,7 +77,6 @@ def failed(
 
 
 def error_body(error: PenstockError) -> dict[str, Any]:
-    """An error as JSON."""
     return {
         "condition": error.condition,
         "message": error.message,
@@ -104,11 +86,7 @@ def error_body(error: PenstockError) -> dict[str, Any]:
 
 
 def write_junit(path: Path, suite: str, cases: Sequence[Case]) -> None:
-    """Write JUnit XML, with secrets masked.
-
-    Raises:
-        typer.BadParameter: It cannot be written.
-    """
+    """Write JUnit XML, with secrets masked."""
     verdicts = [case.verdict for case in cases]
     counts = {
         "tests": str(len(cases)),
@@ -135,7 +113,6 @@ def write_junit(path: Path, suite: str, cases: Sequence[Case]) -> None:
 
 
 def annotations(cases: Iterable[Case]) -> Iterator[str]:
-    """Annotations in the format of GitHub Actions."""
     for case in cases:
         if case.verdict is Verdict.PASSED:
             continue
@@ -147,32 +124,20 @@ def annotations(cases: Iterable[Case]) -> Iterator[str]:
 
 
 def escaped(text: str, more: str = "") -> str:
-    """A string escaped for a workflow command of GitHub Actions."""
     for sign in f"%\r\n{more}":
         text = text.replace(sign, f"%{ord(sign):02X}")
     return text
 
 
 def write_summary(path: Path, view: "UpdateView") -> None:
-    """Write a summary of an update as Markdown; appends to the step summary of GitHub Actions.
-
-    Raises:
-        typer.BadParameter: It cannot be written.
-    """
+    """Write a Markdown summary of an update; appends to the step summary of GitHub Actions."""
     text = "\n".join(summary(view)) + "\n"
     shared = os.environ.get("GITHUB_STEP_SUMMARY")
-    if shared and path.resolve() == Path(shared).resolve():
-        try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(text)
-        except OSError as error:
-            raise _unwritable(path, "--summary", error) from error
-        return
-    _write(path, text, "--summary")
+    is_shared = shared and path.resolve() == Path(shared).resolve()
+    _write(path, text, "--summary", mode="a" if is_shared else "w")
 
 
 def summary(view: "UpdateView") -> Iterator[str]:
-    """The lines of the summary."""
     state = view.state.value if view.state is not None else "ended"
     yield f"## {_cell(view.pipeline_name or 'pipeline')}: {state}"
     yield ""
@@ -225,7 +190,6 @@ def summary(view: "UpdateView") -> Iterator[str]:
 
 
 def _cell(text: str) -> str:
-    """One line of Markdown with special characters escaped."""
     flat = " ".join(_clean(text).split())
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", flat)
 
@@ -236,14 +200,11 @@ def _clean(text: str) -> str:
     return _UNPRINTABLE.sub("?", shown(text))
 
 
-def _write(path: Path, text: str, option: str) -> None:
+def _write(path: Path, text: str, option: str, *, mode: str = "w") -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
-        raise _unwritable(path, option, error) from error
-
-
-def _unwritable(path: Path, option: str, error: OSError) -> typer.BadParameter:
-    reason = error.strerror or str(error)
-    return typer.BadParameter(f"{path} cannot be written: {reason}", param_hint=option)
+        problem = f"{path} cannot be written: {error.strerror or error}"
+        raise typer.BadParameter(problem, param_hint=option) from error

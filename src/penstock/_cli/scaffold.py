@@ -1,9 +1,10 @@
-"""`init`: a small project that runs as it is, with one rule that some of its rows break."""
+"""`init`: a small example project that runs, with a rule that some of its rows break; `test`."""
 
 import json
 import re
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from typing import Annotated
@@ -22,6 +23,10 @@ def register(app: typer.Typer) -> None:
     app.command("init", epilog="Examples: penstock init shop | penstock init shop --output json")(
         init
     )
+    app.command(
+        "test",
+        epilog="Examples: penstock test | penstock test shop | penstock test shop -- -k orders -x",
+    )(test)
 
 
 def init(
@@ -42,19 +47,7 @@ def init(
 
 
 def write_project(parent: Path, name: str) -> list[Path]:
-    """Write the example project.
-
-    Args:
-        parent: Where its folder is made.
-        name: Of the folder and the pipeline: a letter, then letters, digits, `-` and `_`.
-
-    Returns:
-        The files, in the order of their paths.
-
-    Raises:
-        SpecError: `INVALID_PROJECT_NAME`, `PROJECT_EXISTS`.
-        SetupError: `PROJECT_NOT_WRITABLE`.
-    """
+    """Write the example project into a new folder; its files, sorted."""
     if not _NAME.fullmatch(name):
         raise SpecError(
             "INVALID_PROJECT_NAME",
@@ -93,3 +86,33 @@ def _copy(source: Traversable, target: Path, name: str) -> list[Path]:
         path.write_text(text, encoding="utf-8")
         written.append(path)
     return written
+
+
+def test(
+    project: Annotated[
+        Path, typer.Argument(help="Folder of the project.", metavar="PROJECT")
+    ] = Path(),
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Passed to pytest, after `--`.", metavar="ARGS")
+    ] = None,
+) -> int:
+    """Run the tests in PROJECT/tests with pytest; see docs/testing.md for their fixtures."""
+    if find_spec("pytest") is None:
+        raise SetupError(
+            "PYTEST_NOT_FOUND", "pytest is not installed", hint="run `pip install pytest`"
+        )
+    if str(project).startswith("-"):  # `penstock test -- -x`: the project is left out
+        arguments = [str(project), *(arguments or [])]
+        project = Path()
+    tests = project / "tests"
+    if not tests.is_dir():
+        raise SpecError(
+            "TESTS_NOT_FOUND",
+            f"the project {project.resolve()} has no folder `tests`",
+            hint="write one, as `penstock init` does",
+        )
+    import pytest
+
+    # This process has imported penstock, whose assertions pytest would rewrite, as it has a plugin.
+    quiet = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    return int(pytest.main(["--rootdir", str(project), *quiet, str(tests), *(arguments or [])]))

@@ -1,4 +1,4 @@
-"""`status` and `history`: the state of a pipeline, read from another process."""
+"""`status`, `history` and `metrics`: the state of a pipeline, from its event log."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock._cli import exit_codes, options
-from penstock._cli.inspection import print_table
+from penstock._cli.inspection import one_update, print_table
 from penstock._cli.masked_output import print_as_is
 from penstock._cli.options import OutputFormat
 from penstock._display.text import plural, seconds, size
@@ -30,6 +30,11 @@ def register(app: typer.Typer) -> None:
         epilog="Examples: penstock status | penstock status shop --watch | "
         "penstock status --output json | jq '.flows[] | {flow, state, lag: .lag.records}'",
     )(status)
+    app.command(
+        "metrics",
+        epilog="Examples: penstock metrics | penstock metrics shop --update 8c1f | "
+        "penstock metrics > /var/lib/node_exporter/shop.prom",
+    )(metrics)
 
 
 @options.grouped
@@ -134,20 +139,70 @@ def history(
     )
 
 
+@options.grouped
+def metrics(
+    *,
+    project: options.StatusOptions,
+    update: options.RecordedUpdate = "latest",
+    output: options.Output = OutputFormat.TEXT,
+) -> None:
+    """Print the metrics of an update in Prometheus format, from its event log, without Spark.
+
+    The same metrics as the endpoint of `run --metrics-port`, also after the end of the update.
+    """
+    from penstock._observe import log, segments
+    from penstock._observe.metrics_endpoint import exposition, require_metrics_extra
+    from penstock._observe.state import ObservedUpdate
+
+    if output is OutputFormat.TEXT:
+        require_metrics_extra()
+    directory = log.event_directory(project.settings())
+    state = ObservedUpdate()
+    for event in log.recorded_events(directory, one_update(directory, update)):
+        state(event)
+    if output is OutputFormat.JSON:
+        options.print_json(_metrics_body(state))
+        return
+    print(exposition(state)[0].decode(), end="")
+    if not segments.updates(directory):
+        print(f"there are no events yet in {directory}", file=sys.stderr)
+
+
+def _metrics_body(state: Any) -> list[dict[str, Any]]:
+    from penstock._observe.metrics import metric_series
+    from penstock._observe.state import BATCH_BUCKETS
+
+    body = []
+    for series in metric_series(state):
+        metric = series.metric
+        samples: list[dict[str, Any]] = [
+            {"labels": dict(zip(metric.labels, labels, strict=True)), "value": value}
+            for labels, value in series.values.items()
+        ]
+        for labels, histogram in series.histograms.items():
+            named = dict(zip(metric.labels, labels, strict=True))
+            buckets = [
+                {"above": low, "count": count}
+                for low, count in zip((0.0, *BATCH_BUCKETS), histogram.counts, strict=True)
+            ]
+            sums = {"count": sum(histogram.counts), "sum": histogram.total, "buckets": buckets}
+            samples.append({"labels": named, **sums})
+        body.append(
+            {"name": metric.name, "type": metric.kind.value, "help": metric.help}
+            | {"samples": samples}
+        )
+    return body
+
+
 def _no_update(name: str, update: str) -> Exception:
     from penstock.errors import SpecError
 
+    problem = f"no recorded update of pipeline {name!r} begins with {update!r}"
+    hint = "run `penstock history` to list the updates"
     if update == "latest":
-        return SpecError(
-            "UNKNOWN_UPDATE",
-            f"pipeline {name!r} has no recorded update",
-            hint="run `penstock run`, or set --storage if the storage is not the default one",
-        )
-    return SpecError(
-        "UNKNOWN_UPDATE",
-        f"no recorded update of pipeline {name!r} begins with {update!r}",
-        hint="run `penstock history` to list the updates",
-    )
+        problem = f"pipeline {name!r} has no recorded update"
+        hint = "run `penstock run`, or set --storage if the storage is not the default one"
+    return SpecError("UNKNOWN_UPDATE", problem, hint=hint)
 
 
 def _check_flow(body: Mapping[str, Any], flow: str | None) -> None:

@@ -19,28 +19,9 @@ if TYPE_CHECKING:
     from penstock._observe.state import ObservedUpdate
     from penstock.pipelines import UpdateResult, UpdateState
 
-StopTimeout = Annotated[
-    float,
-    typer.Option("--stop-timeout", min=0, metavar="SECONDS", help="Timeout of a graceful stop."),
-]
 Format = Annotated[
     LogFormat, typer.Option("--log-format", help="Format of the progress: text or JSON lines.")
 ]
-MetricsPort = Annotated[
-    int | None,
-    typer.Option(
-        "--metrics-port",
-        min=0,
-        max=65535,
-        metavar="PORT",
-        help="Serve Prometheus metrics on this port; 0 for any free port.",
-    ),
-]
-Summary = Annotated[
-    Path | None,
-    typer.Option("--summary", metavar="FILE", help="Also write a summary as Markdown, for CI."),
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and the final line.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -63,11 +44,30 @@ def run(
     project: options.UpdateOptions,
     selection: options.Selection,
     log_format: Format = LogFormat.TEXT,
-    quiet: Quiet = False,
-    stop_timeout: StopTimeout = 60.0,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print only errors and the final line.")
+    ] = False,
+    stop_timeout: Annotated[
+        float,
+        typer.Option(
+            "--stop-timeout", min=0, metavar="SECONDS", help="Timeout of a graceful stop."
+        ),
+    ] = 60.0,
     ui: WithDashboard = False,
-    metrics_port: MetricsPort = None,
-    summary: Summary = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port",
+            min=0,
+            max=65535,
+            metavar="PORT",
+            help="Serve Prometheus metrics on this port; 0 for any free port.",
+        ),
+    ] = None,
+    summary: Annotated[
+        Path | None,
+        typer.Option("--summary", metavar="FILE", help="Also write a summary as Markdown, for CI."),
+    ] = None,
     output: options.Output = OutputFormat.TEXT,
 ) -> int:
     """Run the pipeline: process all available input, or run until stopped with --continuous."""
@@ -167,7 +167,6 @@ def exit_code_of(state: "UpdateState") -> int:
 
 
 def show_failures(result: "UpdateResult") -> None:
-    """Print the full error of each failed flow to stderr."""
     lines = Output(sys.stderr)
     for error in result.failures:
         flow = getattr(error, "flow", "")

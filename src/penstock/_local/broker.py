@@ -1,18 +1,18 @@
-"""The embedded Kafka broker: one JVM in KRaft mode, started from jars, with a directory of its own.
+"""The embedded Kafka broker: one JVM in KRaft mode, with a directory of its own.
 
-The directory holds everything: data, configuration, log, and `broker.json`, which remembers process
-and ports. Any process can find, use and stop the broker through it. The data outlive the process,
-also when it was killed.
+The directory has its data, configuration, log, and `broker.json` with process and ports, through
+which any process can use and stop the broker.
 """
 
 import fcntl
+import re
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from penstock._local.broker_files import (
     LOG_FILE,
     BrokerState,
     configuration,
+    free_ports,
     is_formatted,
     new_state,
     read_log,
@@ -29,21 +30,10 @@ from penstock._local.broker_files import (
     write_configuration,
     write_state,
 )
-from penstock._local.broker_security import SecureListener
 from penstock._local.jars import class_path
 from penstock._local.java import Java, require_java
-from penstock._local.topics import admin_client, answers, ensure_topic, import_admin
+from penstock._model.extras import import_extra
 from penstock.errors import SetupError
-
-__all__ = [
-    "BrokerHandle",
-    "BrokerStatus",
-    "SecureListener",
-    "broker_status",
-    "ensure_topic",
-    "start_broker",
-    "stop_broker",
-]
 
 _START_SECONDS = 60.0
 _GRACE_SECONDS = 10.0
@@ -53,6 +43,9 @@ _SHOWN_LOG_LINES = 15
 _MARKER = "-Dpenstock.broker.directory="
 # The first compiler only: half the time to start, and enough speed for one machine.
 _JVM_OPTIONS = ("-Xms64m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+_MAP = "listener.security.protocol.map"
+_MODULES = "org.apache.kafka.common.security"
 _CLASHES = ("Address already in use", "BindException", "Socket server failed to bind")
 
 # Brokers that this process started: kept, so that they are reaped when they end.
@@ -61,14 +54,6 @@ _children: dict[int, subprocess.Popen[bytes]] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerHandle:
-    """A broker that answers.
-
-    Attributes:
-        bootstrap_servers: What a Kafka client connects to.
-        pid: Its process.
-        directory: Where it lives.
-    """
-
     bootstrap_servers: str
     pid: int
     directory: Path
@@ -76,21 +61,48 @@ class BrokerHandle:
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerStatus:
-    """What is known about a directory's broker without connecting to it.
-
-    Attributes:
-        running: Whether its process lives.
-        bootstrap_servers: Of the running broker, else `None`.
-        pid: Of the running broker, else `None`.
-        directory: Where it lives.
-        log_file: What it wrote, now or the last time.
-    """
-
     running: bool
-    bootstrap_servers: str | None
-    pid: int | None
+    bootstrap_servers: str | None  # None unless it is running
+    pid: int | None  # None unless it is running
     directory: Path
     log_file: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureListener:
+    keystore: Path  # PKCS12 with key and certificate of 127.0.0.1
+    keystore_password: str = field(repr=False)
+    users: Mapping[str, str] = field(repr=False)  # passwords for PLAIN, by name
+    port: int = field(default_factory=lambda: free_ports()[0])
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def add_to(self, settings: Mapping[str, str]) -> dict[str, str]:
+        users = " ".join(f"user_{name}={_quoted(word)}" for name, word in self.users.items())
+        plain = f"{_MODULES}.plain.PlainLoginModule required {users};"
+        scram = f"{_MODULES}.scram.ScramLoginModule required;"
+        prefix = "listener.name.secure."
+        return {
+            **settings,
+            "listeners": f"{settings['listeners']},SECURE://{self.bootstrap_servers}",
+            "advertised.listeners": f"{settings['advertised.listeners']},"
+            f"SECURE://{self.bootstrap_servers}",
+            "listener.security.protocol.map": f"{settings[_MAP]},SECURE:SASL_SSL",
+            f"{prefix}sasl.enabled.mechanisms": ",".join(_MECHANISMS),
+            f"{prefix}plain.sasl.jaas.config": plain,
+            f"{prefix}scram-sha-256.sasl.jaas.config": scram,
+            f"{prefix}scram-sha-512.sasl.jaas.config": scram,
+            f"{prefix}ssl.keystore.type": "PKCS12",
+            f"{prefix}ssl.keystore.location": str(self.keystore),
+            f"{prefix}ssl.keystore.password": self.keystore_password,
+            f"{prefix}ssl.key.password": self.keystore_password,
+        }
+
+
+def _quoted(text: str) -> str:
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
 
 
 def start_broker(
@@ -103,23 +115,11 @@ def start_broker(
     own_group: bool = True,
     timeout_seconds: float = _START_SECONDS,
 ) -> BrokerHandle:
-    """Start the directory's broker, or find the one that runs, and return when it answers.
+    """Start the directory's broker unless it is running, and wait until it responds.
 
-    Args:
-        directory: Made when missing. An earlier broker's data and, when they are free, its ports
-            are used again.
-        jars: Instead of the jar set `kafka-broker`.
-        java: Instead of the Java that is found.
-        properties: Kafka's broker properties, over the defaults; for a new start only.
-        secure: A listener with TLS and user names, beside the plain one; for a new start only.
-        own_group: Put the broker into a session of its own, so that Ctrl-C and the end of the
-            caller do not touch it; otherwise it shares the caller's process group.
-        timeout_seconds: Until it must answer.
-
-    Raises:
-        SetupError: `BROKER_FAILED`, `BROKER_TIMEOUT`, `BROKER_DIRECTORY_UNUSABLE`,
-            `JARS_MISSING`, `JAVA_NOT_FOUND`, `JAVA_TOO_OLD`.
-        MissingExtraError: `MISSING_EXTRA`: the Kafka client is not installed.
+    Data and, if they are free, ports of an earlier broker are used again. `properties` and `secure`
+    apply to a new start only. `own_group` puts the broker into a session of its own, so that Ctrl-C
+    and the end of the caller do not stop it.
     """
     import_admin()
     directory = directory.absolute()
@@ -142,14 +142,9 @@ def start_broker(
 
 
 def stop_broker(directory: Path, *, grace_seconds: float = _GRACE_SECONDS) -> bool:
-    """End the directory's broker and return when its process is gone. Its data stay.
+    """Stop the broker and wait until its process has ended; its data stay.
 
-    Args:
-        directory: As given to `start_broker`.
-        grace_seconds: How long it may take to end by itself before it is killed.
-
-    Returns:
-        Whether a broker was running.
+    It is killed after `grace_seconds`. Returns whether a broker was running.
     """
     directory = directory.absolute()
     state = _running(directory)
@@ -163,7 +158,6 @@ def stop_broker(directory: Path, *, grace_seconds: float = _GRACE_SECONDS) -> bo
 
 
 def broker_status(directory: Path) -> BrokerStatus:
-    """The state and address of the directory's broker; neither connects nor changes anything."""
     directory = directory.absolute()
     state = _running(directory)
     return BrokerStatus(
@@ -259,7 +253,6 @@ def _java_command(directory: Path, jars: Sequence[Path] | None, java: Java | Non
 
 
 def _running(directory: Path) -> BrokerState | None:
-    """The record of a running broker."""
     state = read_state(directory)
     if state is None:
         return None
@@ -285,7 +278,6 @@ def _handle(directory: Path, state: BrokerState) -> BrokerHandle:
 
 
 def _wait_ready(directory: Path, state: BrokerState, *, offset: int, deadline: float) -> None:
-    """Wait until the broker of this directory, and no other one, responds."""
     pause = threading.Event()
     admin: Any = None
     while time.monotonic() < deadline:
@@ -331,7 +323,6 @@ def _log_tail(directory: Path, offset: int) -> str:
 
 @contextmanager
 def _start_lock(directory: Path, deadline: float) -> Iterator[None]:
-    """Let one process at a time start this directory's broker."""
     pause = threading.Event()
     with (directory / "start.lock").open("a") as handle:
         while True:
@@ -343,3 +334,84 @@ def _start_lock(directory: Path, deadline: float) -> Iterator[None]:
                     raise _timeout(directory, 0, "another process to start it") from None
                 pause.wait(_POLL_SECONDS)
         yield
+
+
+def import_admin() -> Any:
+    return import_extra(
+        "confluent_kafka.admin",
+        extra="kafka",
+        feature="the embedded broker",
+        package="confluent-kafka",
+    )
+
+
+def admin_client(bootstrap_servers: str) -> Any:
+    settings = {
+        "bootstrap.servers": bootstrap_servers,
+        "log_level": 0,  # a broker that is about to listen is no reason to write to the terminal
+        "reconnect.backoff.ms": 20,
+        "reconnect.backoff.max.ms": 100,
+    }
+    return import_admin().AdminClient(settings)
+
+
+def answers(admin: Any, cluster_id: str) -> bool:
+    """Whether the broker of this cluster, and no other one, responds."""
+    try:
+        metadata = admin.list_topics(timeout=1.0)
+    except Exception:  # the client library has one exception for everything: not ready yet
+        return False
+    return bool(metadata.brokers) and metadata.cluster_id == cluster_id
+
+
+def ensure_topic(
+    bootstrap_servers: str, topic: str, partitions: int = 1, *, timeout_seconds: float = 30.0
+) -> int:
+    """Create a topic unless it exists, and wait until it has leaders.
+
+    Returns its number of partitions; an existing topic is not changed.
+    """
+    admin = admin_client(bootstrap_servers)
+    deadline = time.monotonic() + timeout_seconds
+    known = _partitions(admin, topic)
+    if known:
+        return known
+    new_topic = import_admin().NewTopic(topic, num_partitions=partitions, replication_factor=1)
+    future = admin.create_topics([new_topic], operation_timeout=timeout_seconds)[topic]
+    try:
+        future.result(timeout_seconds)
+    except Exception as error:
+        if not _already_exists(error):
+            raise SetupError(
+                "TOPIC_FAILED",
+                f"the broker at {bootstrap_servers} did not create the topic {topic!r}: {error}",
+                hint="run `penstock broker status`, and see its log",
+            ) from error
+    pause = threading.Event()
+    while time.monotonic() < deadline:
+        known = _partitions(admin, topic)
+        if known:
+            return known
+        pause.wait(_POLL_SECONDS)
+    raise SetupError(
+        "BROKER_TIMEOUT",
+        f"the topic {topic!r} got no leader within {timeout_seconds:g} s",
+        hint="see the broker's log",
+    )
+
+
+def _partitions(admin: Any, topic: str) -> int:
+    """Number of partitions of a topic; 0 while it is unknown or a partition has no leader."""
+    try:
+        metadata = admin.list_topics(timeout=5.0).topics.get(topic)
+    except Exception:  # as above
+        return 0
+    if metadata is None or metadata.error is not None:
+        return 0
+    leaders = [partition.leader for partition in metadata.partitions.values()]
+    return len(leaders) if all(leader >= 0 for leader in leaders) else 0
+
+
+def _already_exists(error: Exception) -> bool:
+    cause = error.args[0] if error.args else None
+    return getattr(cause, "name", lambda: "")() == "TOPIC_ALREADY_EXISTS"

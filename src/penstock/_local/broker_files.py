@@ -67,21 +67,11 @@ rootLogger.appenderRef.console.ref=Console
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerState:
-    """What `broker.json` remembers.
-
-    Attributes:
-        cluster_id: Kafka's id of the cluster, made once.
-        port: Of the clients' listener.
-        controller_port: Of the controller's listener.
-        pid: Process of the broker; 0 when it was stopped.
-        started: Start time of that process, as `process.start_time` gives it.
-    """
-
     cluster_id: str
     port: int
     controller_port: int
-    pid: int = 0
-    started: str = ""
+    pid: int = 0  # 0 = stopped
+    started: str = ""  # see `process.start_time`
 
     @property
     def bootstrap_servers(self) -> str:
@@ -89,7 +79,6 @@ class BrokerState:
 
 
 def read_state(directory: Path) -> BrokerState | None:
-    """The record; `None` if it is missing or unreadable."""
     try:
         return BrokerState(**json.loads((directory / _STATE_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -97,16 +86,11 @@ def read_state(directory: Path) -> BrokerState | None:
 
 
 def write_state(directory: Path, state: BrokerState) -> None:
-    """Replace the record atomically."""
     _replace(directory / _STATE_FILE, json.dumps(asdict(state), indent=2) + "\n")
 
 
 def new_state(directory: Path, earlier: BrokerState | None, *, keep_ports: bool) -> BrokerState:
-    """Cluster id and ports for the next start.
-
-    The id is the one that the data carry. The ports are those of the last time when they are free
-    and wanted, else free ones.
-    """
+    """Cluster id of the data and ports for the next start; earlier ports if they are free."""
     cluster_id = _formatted_cluster_id(directory) or (earlier.cluster_id if earlier else None)
     if earlier and keep_ports and are_free(earlier.port, earlier.controller_port):
         port, controller_port = earlier.port, earlier.controller_port
@@ -118,7 +102,6 @@ def new_state(directory: Path, earlier: BrokerState | None, *, keep_ports: bool)
 
 
 def is_formatted(directory: Path) -> bool:
-    """Whether the storage tool has finished its work here."""
     return _formatted_cluster_id(directory) is not None
 
 
@@ -151,7 +134,6 @@ def trim_log(directory: Path) -> int:
 
 
 def read_log(directory: Path, offset: int) -> str:
-    """What the broker has logged since `offset`."""
     with suppress(OSError), (directory / LOG_FILE).open("rb") as log:
         log.seek(offset)
         return log.read().decode("utf-8", errors="replace")
@@ -159,7 +141,6 @@ def read_log(directory: Path, offset: int) -> str:
 
 
 def are_free(*ports: int) -> bool:
-    """Whether all ports are free on the loopback address."""
     for port in ports:
         with socket.socket() as probe:
             # As Kafka binds: connections of an earlier broker that linger are no obstacle.

@@ -1,8 +1,7 @@
 """A class-data archive for Spark's JVM: classes parsed once, mapped at every start.
 
-Java writes the archive at the end of a training run (`-XX:ArchiveClassesAtExit`) and refuses it by
-itself when Java or the class path is another one. It is only ever an acceleration: without it, or
-with one that does not fit, Spark starts as usual.
+Java writes it at the end of a training run (`-XX:ArchiveClassesAtExit`), and ignores it if Java or
+the class path has changed: then Spark starts as usual.
 """
 
 import fcntl
@@ -27,13 +26,7 @@ _QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
 def archive_path(
     class_path: Sequence[Path], *, java: Java | None = None, cache_root: Path | None = None
 ) -> Path:
-    """Where the archive for this Java, PySpark and extra class path belongs.
-
-    Args:
-        class_path: The jars that `spark.driver.extraClassPath` names, in that order.
-        java: Instead of the Java that is found.
-        cache_root: Instead of the user's cache.
-    """
+    """Path of the archive for this Java, PySpark and extra class path of the driver."""
     chosen = java or require_java()
     digest = hashlib.sha256(f"{chosen.executable}\n{chosen.version}\n".encode())
     spark = spark_jars_directory()
@@ -55,7 +48,6 @@ def is_ready(
 
 
 def is_training(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether this process is a training run of `build`; its JVM writes the archive at its end."""
     return bool((os.environ if environ is None else environ).get(_TRAINING_VARIABLE))
 
 
@@ -66,9 +58,9 @@ def java_options(
     cache_root: Path | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """What to add to `spark.driver.extraJavaOptions`; nothing when there is no archive.
+    """Options for `spark.driver.extraJavaOptions`; none without an archive.
 
-    Inside of a training run these are the options that make the archive.
+    In a training run, the options that create the archive.
     """
     env = os.environ if environ is None else environ
     training = env.get(_TRAINING_VARIABLE)
@@ -89,18 +81,9 @@ def build(
     cache_root: Path | None = None,
     timeout_seconds: float = _BUILD_SECONDS,
 ) -> Path:
-    """Make the archive by a training run, unless it is there. Takes as long as the run.
+    """Create the archive with a training run unless it exists.
 
-    Args:
-        command: Starts Spark with what `java_options` gives, uses what pipelines use, and ends
-            Spark's JVM normally. Run with this process's environment.
-        class_path: As for `archive_path`.
-        java: Instead of the Java that is found.
-        cache_root: Instead of the user's cache.
-        timeout_seconds: For the training run.
-
-    Raises:
-        SetupError: `CLASS_ARCHIVE_FAILED`: nothing depends on it; Spark only starts more slowly.
+    `command` starts Spark with `java_options`, uses what pipelines use, and ends its JVM normally.
     """
     target = archive_path(class_path, java=java, cache_root=cache_root)
     try:

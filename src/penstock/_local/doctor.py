@@ -1,4 +1,4 @@
-"""Is this machine ready? Every check says what it found and, when that is not good, what to do."""
+"""Checks of the machine, each with its finding and, if it failed, a fix."""
 
 import importlib.metadata
 import os
@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
 
 from penstock._local.broker_files import free_ports
@@ -26,6 +27,14 @@ _LOW_MEMORY_BYTES = 3 * 1024**3
 _CLOCK_SLACK_SECONDS = 24 * 3600
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)([^;]*)")
 _CLAUSE = re.compile(r"(==|>=|<=|!=|<|>)\s*([0-9][0-9.]*)")
+_COMPARISONS: dict[str, Callable[[object, object], bool]] = {
+    "==": eq,
+    "!=": ne,
+    ">=": ge,
+    "<=": le,
+    ">": gt,
+    "<": lt,
+}
 
 
 class CheckState(StrEnum):
@@ -36,17 +45,8 @@ class CheckState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One check.
-
-    Attributes:
-        name: What was looked at, in a word or two.
-        state: `fail` means that pipelines cannot run.
-        detail: What was found.
-        fix: What to do about it; empty when all is well.
-    """
-
     name: str
-    state: CheckState
+    state: CheckState  # FAIL: pipelines cannot run
     detail: str
     fix: str = ""
 
@@ -58,13 +58,9 @@ def run_checks(
     lock: JarLock | None = None,
     cache_root: Path | None = None,
 ) -> list[Check]:
-    """Look at everything that a pipeline needs of this machine. Starts no JVM, uses no network.
+    """Check all requirements of a pipeline, without a JVM or network.
 
-    Args:
-        storage: Folder of the pipeline's storage; made by a run when missing.
-        sets: Jar sets that must be there; by default all but the optional ones.
-        lock: Another jar lock than the one of this release.
-        cache_root: Another cache than the user's.
+    `sets` are the required jar sets; by default all but the optional ones.
     """
     locked = lock or load_lock()
     required = frozenset(locked.sets) - _OPTIONAL_JAR_SETS if sets is None else frozenset(sets)
@@ -88,21 +84,14 @@ def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
 
 
 def check_java() -> Check:
-    """Whether the Java that Spark would use exists and is new enough."""
     try:
         java = require_java(MINIMUM_JAVA)
     except SetupError as error:
-        return _from_error("Java", error)
+        return _fail("Java", error.message, error.hint or "")
     return _ok("Java", f"{java.version} ({java.executable})")
 
 
 def check_package(name: str, installed: str | None = None) -> Check:
-    """Whether a Python package has the version that Penstock was built for.
-
-    Args:
-        name: Of the distribution.
-        installed: Instead of the version that is installed.
-    """
     try:
         actual = installed or importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -116,7 +105,6 @@ def check_package(name: str, installed: str | None = None) -> Check:
 
 
 def check_jars(name: str, lock: JarLock, cache_root: Path | None, *, required: bool) -> Check:
-    """Whether the jars of a set exist with the locked checksums."""
     label = f"jars: {name}"
     statuses = verify([name], lock=lock, cache_root=cache_root)
     fix = f"penstock jars sync --set {name}"
@@ -132,7 +120,6 @@ def check_jars(name: str, lock: JarLock, cache_root: Path | None, *, required: b
 
 
 def check_ports() -> Check:
-    """Whether programs may listen on the loopback address."""
     try:
         free_ports()
     except OSError as error:
@@ -145,7 +132,6 @@ def check_ports() -> Check:
 
 
 def check_storage(storage: Path) -> Check:
-    """Whether the storage folder is writable; leaves no files behind."""
     existing = storage.absolute()
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
@@ -171,16 +157,13 @@ def check_clock(
     now: Callable[[], float] = time.time,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Check:
-    """Whether the clock can be right: leases, watermarks and table versions go by it.
+    """Check the clock, which leases, watermarks and table versions depend on.
 
-    Args:
-        not_before: A moment that is certainly past, in seconds since 1970.
-        now: The wall clock.
-        monotonic: The clock for durations.
+    `not_before` is a time that is certainly past, in seconds since 1970.
     """
-    moment = now()
-    shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(moment))
-    if moment < not_before - _CLOCK_SLACK_SECONDS:
+    timestamp = now()
+    shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(timestamp))
+    if timestamp < not_before - _CLOCK_SLACK_SECONDS:
         past = time.strftime("%Y-%m-%d", time.gmtime(not_before))
         return _fail("clock", f"{shown}, but files here are from {past}", "set the system's clock")
     first = monotonic()
@@ -190,7 +173,6 @@ def check_clock(
 
 
 def check_memory(available: int | None = None) -> Check:
-    """Whether the machine has enough memory for Spark and the broker."""
     memory = available if available is not None else _available_memory()
     if memory is None:
         return _ok("memory", "unknown on this system")
@@ -203,20 +185,12 @@ def check_memory(available: int | None = None) -> Check:
 def satisfies(version: str, specifier: str) -> bool:
     """Whether a plain version (numbers and dots) meets a specifier such as `>=2.2,<3`."""
     actual = _numbers(version)
-    for operator, text in _CLAUSE.findall(specifier):
+    for sign, text in _CLAUSE.findall(specifier):
         wanted = _numbers(text)
         width = max(len(actual), len(wanted))
         left = actual + (0,) * (width - len(actual))
         right = wanted + (0,) * (width - len(wanted))
-        holds = {
-            "==": left == right,
-            "!=": left != right,
-            ">=": left >= right,
-            "<=": left <= right,
-            ">": left > right,
-            "<": left < right,
-        }[operator]
-        if not holds:
+        if not _COMPARISONS[sign](left, right):
             return False
     return True
 
@@ -227,7 +201,6 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _requirement(name: str) -> str | None:
-    """The version specifier of a package in our own metadata."""
     try:
         requirements = importlib.metadata.requires("penstock") or []
     except importlib.metadata.PackageNotFoundError:
@@ -240,15 +213,9 @@ def _requirement(name: str) -> str | None:
 
 
 def _newest_jar(lock: JarLock, cache_root: Path | None) -> float:
-    """The newest timestamp that is certainly in the past, from the installed files."""
     root = cache_root or cache_directory()
-    moments = [Path(__file__).stat().st_mtime]
-    for jar_set in lock.sets.values():
-        for jar in jar_set.jars:
-            path = jar.path(root)
-            if path.exists():
-                moments.append(path.stat().st_mtime)
-    return max(moments)
+    paths = [jar.path(root) for jar_set in lock.sets.values() for jar in jar_set.jars]
+    return max(path.stat().st_mtime for path in [Path(__file__), *paths] if path.exists())
 
 
 def _available_memory() -> int | None:
@@ -261,10 +228,6 @@ def _available_memory() -> int | None:
             return None
     match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
     return int(match.group(1)) * 1024 if match else None
-
-
-def _from_error(name: str, error: SetupError) -> Check:
-    return _fail(name, error.message, error.hint or "")
 
 
 def _ok(name: str, detail: str) -> Check:

@@ -1,7 +1,7 @@
-"""One jar into the cache: resumable, checked against the lock, atomic, safe between processes.
+"""Puts one jar into the cache: resumable, atomic, safe between processes.
 
-A jar grows as `<file>.part`, which one process at a time holds locked. It gets its real name only
-when size and SHA-256 are those of the jar lock: a file under its real name is always whole.
+A jar grows as `<file>.part`, locked by one process at a time. It gets its real name only if its
+size and SHA-256 are those of the jar lock: a file with its real name is always complete.
 """
 
 import errno
@@ -58,7 +58,7 @@ def sha256_of(path: Path) -> str:
 
 
 def has_size(jar: Jar, target: Path) -> bool:
-    """Whether the file is there with the size of the lock: cheap, done before every use."""
+    """Whether the file has the locked size: a cheap check before every use."""
     try:
         return target.stat().st_size == jar.size
     except OSError:
@@ -66,7 +66,6 @@ def has_size(jar: Jar, target: Path) -> bool:
 
 
 def is_intact(jar: Jar, target: Path) -> bool:
-    """Whether the file is there with the size and the SHA-256 of the lock."""
     try:
         return has_size(jar, target) and sha256_of(target) == jar.sha256
     except OSError:
@@ -74,13 +73,6 @@ def is_intact(jar: Jar, target: Path) -> bool:
 
 
 def copy_jar(jar: Jar, target: Path, source: Path, *, stop: threading.Event) -> None:
-    """Bring a jar from a local file into the cache.
-
-    Raises:
-        SetupError: `JAR_CHECKSUM_MISMATCH`, `JAR_DOWNLOAD_FAILED`, `DISK_FULL`,
-            `CACHE_NOT_WRITABLE`.
-        SyncStoppedError: `stop` was set.
-    """
     try:
         stream = source.open("rb")
     except OSError as error:
@@ -110,19 +102,10 @@ def download_jar(
     stop: threading.Event,
     report: Callable[[int], None],
 ) -> None:
-    """Bring a jar from a repository into the cache, continuing where an earlier try ended.
+    """Download a jar into the cache, and resume an earlier attempt.
 
-    Args:
-        jar: What to fetch.
-        target: Where it goes; its folder exists.
-        repository: Where it comes from.
-        stop: Set to give up soon; what arrived is kept for the next time.
-        report: Told how many bytes of this jar are there, whenever that changes.
-
-    Raises:
-        SetupError: `JARS_UNREACHABLE`, `JAR_NOT_FOUND`, `JAR_DOWNLOAD_FAILED`,
-            `JAR_CHECKSUM_MISMATCH`, `DISK_FULL`, `CACHE_NOT_WRITABLE`.
-        SyncStoppedError: `stop` was set.
+    The folder of `target` exists. `stop` ends the download soon, and keeps the received bytes,
+    which `report` is called with.
     """
     with _disk_errors(target), _part_file(jar, target, stop) as part:
         if part is None:
@@ -175,7 +158,6 @@ def _receive(
     stop: threading.Event,
     report: Callable[[int], None],
 ) -> None:
-    """Request the missing part and append the response."""
     offset = _prefix(part, jar)
     if offset == jar.size:
         return
@@ -252,7 +234,7 @@ def _append(
 
 
 def _prefix(part: BufferedRandom, jar: Jar) -> int:
-    """Number of bytes received so far; 0 if the part is longer than the jar."""
+    """The number of received bytes; 0 if the part is longer than the jar."""
     size = os.fstat(part.fileno()).st_size
     if size > jar.size:
         part.truncate(0)
@@ -266,7 +248,6 @@ def _digest(part: BufferedRandom) -> str:
 
 
 def _publish(jar: Jar, target: Path, part: BufferedRandom, source: str) -> None:
-    """Rename the finished file, or delete it if it is invalid."""
     actual, size = _digest(part), os.fstat(part.fileno()).st_size
     part_path = _part_path(target)
     if actual != jar.sha256:
@@ -321,7 +302,6 @@ def _is_still(part: BufferedRandom, path: Path) -> bool:
 
 @contextmanager
 def _disk_errors(target: Path) -> Iterator[None]:
-    """Translate file-system errors of the cache into errors with a hint."""
     try:
         yield
     except OSError as error:
@@ -329,7 +309,6 @@ def _disk_errors(target: Path) -> Iterator[None]:
 
 
 def disk_error(error: OSError, folder: Path) -> SetupError:
-    """The setup error for a file-system error below `folder`."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return SetupError(
             "DISK_FULL",

@@ -1,9 +1,4 @@
-"""The jars that Spark and the broker load: fetch, verify, and name them.
-
-The lock says which (`lock`), a repository or a folder gives them (`repository`, `download`), and
-one cache per user keeps them for all projects. Nothing here touches the network when the jars are
-there.
-"""
+"""The jars of Spark and the broker: downloaded into one cache per user, verified, listed."""
 
 import shutil
 import threading
@@ -27,20 +22,6 @@ from penstock._local.lock import Jar, JarLock, cache_directory, load_lock
 from penstock._local.repository import Repository, find_repository
 from penstock.errors import SetupError
 
-__all__ = [
-    "SPARK_JAR_SETS",
-    "JarLock",
-    "JarState",
-    "JarStatus",
-    "SyncProgress",
-    "SyncResult",
-    "cache_directory",
-    "class_path",
-    "load_lock",
-    "sync",
-    "verify",
-]
-
 SPARK_JAR_SETS = ("delta", "local-fs", "kafka", "avro", "postgresql")
 """Jar sets that every session gets."""
 
@@ -55,15 +36,6 @@ class JarState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class JarStatus:
-    """One jar of the lock against the file in the cache.
-
-    Attributes:
-        jar: As locked.
-        path: Where it is, or should be.
-        state: What was found.
-        actual_sha256: Of the file that is there.
-    """
-
     jar: Jar
     path: Path
     state: JarState
@@ -72,21 +44,9 @@ class JarStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class SyncProgress:
-    """A moment of a running sync. Calls come from several threads, one at a time.
-
-    Attributes:
-        file_name: The jar that moved.
-        file_bytes: How much of it is there.
-        file_size: All of it.
-        done_bytes: Over all jars that were missing.
-        total_bytes: All of them.
-        done_files: Jars that are finished.
-        total_files: Jars that were missing.
-    """
+    """Progress of a sync. Totals are over all jars that were missing."""
 
     file_name: str
-    file_bytes: int
-    file_size: int
     done_bytes: int
     total_bytes: int
     done_files: int
@@ -95,30 +55,18 @@ class SyncProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class SyncResult:
-    """What a sync did.
-
-    Attributes:
-        paths: Every jar that was asked for, in the order of the lock.
-        fetched: Those that were missing or damaged before.
-        fetched_bytes: Their size.
-    """
-
-    paths: tuple[Path, ...]
-    fetched: tuple[Path, ...]
+    paths: tuple[Path, ...]  # all selected jars, in the order of the lock
+    fetched: tuple[Path, ...]  # were missing or damaged
     fetched_bytes: int
 
 
 def class_path(
     sets: Iterable[str], *, lock: JarLock | None = None, cache_root: Path | None = None
 ) -> list[Path]:
-    """The jars of some sets, in the order of the lock, after a look at their sizes.
+    """The jars of some sets in the order of the lock, after a check of their sizes.
 
-    With the set `delta` come the Java classes that are part of Penstock.
-
-    Raises:
-        SetupError: `JARS_MISSING`: at least one is not there, or cut short.
-        SpecError: `UNKNOWN_JAR_SET`.
-        ValueError: The sets belong to different class paths (Spark's and the broker's).
+    With the set `delta` come the Java classes of Penstock. The sets of Spark and of the broker have
+    different class paths: a `ValueError` if they are combined.
     """
     root = cache_root or cache_directory()
     selected = (lock or load_lock()).select(sets)
@@ -147,11 +95,6 @@ def verify(
     lock: JarLock | None = None,
     cache_root: Path | None = None,
 ) -> list[JarStatus]:
-    """Compare the SHA-256 of every jar with the lock. Changes nothing, reads no network.
-
-    Raises:
-        SpecError: `UNKNOWN_JAR_SET`.
-    """
     root = cache_root or cache_directory()
     statuses = []
     for jar_set in (lock or load_lock()).select(sets):
@@ -177,26 +120,12 @@ def sync(
     cache_root: Path | None = None,
     local_repository: Path | None = None,
 ) -> SyncResult:
-    """Bring the cache to what the lock says: fetch what is missing, replace what is damaged.
+    """Download missing jars and replace damaged ones.
 
-    Parallel, resumable, atomic per file; several processes may do it at once. When everything is
-    there, nothing is written and no network is used. A jar that Maven has fetched on this machine
-    before is copied from there, if it is the right one.
-
-    Args:
-        sets: Names of sets; `None` for all.
-        repository: URL of a Maven repository; see `find_repository` for the default.
-        from_dir: Take everything from this folder (flat, or laid out like a repository) and
-            nothing from the network.
-        progress: Told about every piece that arrives.
-        lock: Another lock than the one of this release.
-        cache_root: Another cache than the user's.
-        local_repository: Maven's own cache; `~/.m2/repository` by default.
-
-    Raises:
-        SetupError: `JARS_UNREACHABLE`, `JARS_REPOSITORY_UNKNOWN`, `JAR_NOT_FOUND`,
-            `JAR_DOWNLOAD_FAILED`, `JAR_CHECKSUM_MISMATCH`, `DISK_FULL`, `CACHE_NOT_WRITABLE`.
-        SpecError: `UNKNOWN_JAR_SET`, `INVALID_JARS_REPOSITORY`.
+    Parallel, resumable, atomic per file; several processes may do it at once. Without missing jars,
+    no network is used. Jars in Maven's local repository are copied from there if they are as
+    locked. `from_dir` is a flat folder or one laid out like a repository, used instead of the
+    network; `progress` is called from several threads, one at a time.
     """
     root = cache_root or cache_directory()
     jars = [jar for jar_set in (lock or load_lock()).select(sets) for jar in jar_set.jars]
@@ -213,7 +142,6 @@ def sync(
 
 
 def _prepare(root: Path, missing: list[Jar]) -> None:
-    """Create the folders; fail early if the disk is too small."""
     try:
         for folder in {jar.folder for jar in missing}:
             (root / folder).mkdir(parents=True, exist_ok=True)
@@ -229,33 +157,25 @@ def _prepare(root: Path, missing: list[Jar]) -> None:
         )
 
 
+@dataclass
 class _Sync:
-    """A running sync: its threads, the first error, and the number of bytes received."""
+    root: Path
+    missing: list[Jar]
+    argument: str | None  # of the repository
+    from_dir: Path | None
+    maven: Path
+    progress: Callable[[SyncProgress], None] | None
 
-    def __init__(
-        self,
-        root: Path,
-        missing: list[Jar],
-        repository: str | None,
-        from_dir: Path | None,
-        maven: Path,
-        progress: Callable[[SyncProgress], None] | None,
-    ) -> None:
-        self._root = root
-        self._missing = missing
-        self._argument = repository
-        self._from_dir = from_dir
-        self._maven = maven
-        self._progress = progress
+    def __post_init__(self) -> None:
         self._stop = threading.Event()
         self._mutex = threading.Lock()
-        self._arrived = dict.fromkeys(missing, 0)
+        self._arrived = dict.fromkeys(self.missing, 0)
         self._done: set[Jar] = set()
         self._repository: Repository | None = None
 
     def run(self) -> None:
         # The largest first, so that no thread ends alone with a long one.
-        ordered = sorted(self._missing, key=lambda jar: -jar.size)
+        ordered = sorted(self.missing, key=lambda jar: -jar.size)
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="jars") as pool:
             futures = [pool.submit(self._fetch, jar) for jar in ordered]
             try:
@@ -270,11 +190,11 @@ class _Sync:
                 raise error
 
     def _fetch(self, jar: Jar) -> None:
-        target = jar.path(self._root)
-        if self._from_dir is not None:
-            copy_jar(jar, target, self._find(self._from_dir, jar), stop=self._stop)
+        target = jar.path(self.root)
+        if self.from_dir is not None:
+            copy_jar(jar, target, self._find(self.from_dir, jar), stop=self._stop)
         else:
-            local = self._maven / jar.repository_path
+            local = self.maven / jar.repository_path
             if is_intact(jar, local):
                 copy_jar(jar, target, local, stop=self._stop)
             else:
@@ -304,24 +224,22 @@ class _Sync:
     def _remote(self) -> Repository:
         with self._mutex:
             if self._repository is None:
-                self._repository = find_repository(self._argument)
+                self._repository = find_repository(self.argument)
             return self._repository
 
     def _report(self, jar: Jar, count: int, *, finished: bool = False) -> None:
-        if self._progress is None:
+        if self.progress is None:
             return
         with self._mutex:
             self._arrived[jar] = min(count, jar.size)
             if finished:
                 self._done.add(jar)
-            self._progress(
+            self.progress(
                 SyncProgress(
                     file_name=jar.file_name,
-                    file_bytes=self._arrived[jar],
-                    file_size=jar.size,
                     done_bytes=sum(self._arrived.values()),
-                    total_bytes=sum(j.size for j in self._missing),
+                    total_bytes=sum(j.size for j in self.missing),
                     done_files=len(self._done),
-                    total_files=len(self._missing),
+                    total_files=len(self.missing),
                 )
             )

@@ -1,4 +1,4 @@
-"""Find the Java that Spark will use, and say clearly when there is none or it is too old."""
+"""Finds the Java that Spark will use, and checks its version."""
 
 import os
 import re
@@ -23,25 +23,13 @@ _INSTALL_HINT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Java:
-    """One Java runtime.
-
-    Attributes:
-        executable: The `java` command, symbolic links resolved.
-        version: As Java says it, such as `17.0.15` or `1.8.0_392`.
-        feature: The feature release: 17, 8.
-    """
-
     executable: Path
     version: str
-    feature: int
+    feature: int  # feature release: 17, 8
 
 
 def parse_feature(version: str) -> int:
-    """The feature release of a version text: `17.0.15` gives 17, `1.8.0_392` gives 8.
-
-    Raises:
-        ValueError: The text does not begin with a number.
-    """
+    """The feature release: 17 of `17.0.15`, 8 of `1.8.0_392`."""
     match = re.match(r"(?:1\.)?(\d+)", version)
     if match is None:
         raise ValueError(f"not a Java version: {version!r}")
@@ -54,13 +42,9 @@ def parse_version_output(text: str) -> str | None:
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
-    """The Java that Spark would start: `JAVA_HOME`, then `java` on PATH.
+    """The Java that Spark would start: of `JAVA_HOME`, else of PATH.
 
-    A `JAVA_HOME` without Java is an error even when PATH has one, because Spark would not look
-    there.
-
-    Raises:
-        SetupError: `JAVA_NOT_FOUND`.
+    A `JAVA_HOME` without Java is an error even if PATH has one: Spark would not look there.
     """
     env = os.environ if environ is None else environ
     home = env.get("JAVA_HOME")
@@ -83,11 +67,6 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
 
 
 def require_java(minimum: int = MINIMUM_JAVA, *, environ: Mapping[str, str] | None = None) -> Java:
-    """Find Java and refuse one that is too old.
-
-    Raises:
-        SetupError: `JAVA_NOT_FOUND`, `JAVA_TOO_OLD`.
-    """
     java = find_java(environ)
     if java.feature < minimum:
         raise SetupError(

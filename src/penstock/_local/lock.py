@@ -1,7 +1,7 @@
-"""The jar lock: which jars there are, in which sets, and where each one lives.
+"""The jar lock: the jars, their sets, and their folders.
 
-`jars.lock` beside this module is the whole truth: a jar that it does not name is never fetched, and
-a file that differs from its size and SHA-256 is never used.
+A jar that `jars.lock` does not name is never downloaded, and a file that differs from its size and
+SHA-256 is never used.
 """
 
 import os
@@ -18,24 +18,13 @@ _LOCK_FILE = Path(__file__).with_name("jars.lock")
 
 @dataclass(frozen=True, kw_only=True)
 class Jar:
-    """One jar of the lock.
-
-    Attributes:
-        coordinate: `group:artifact:version`; a file that is no plain jar has `:classifier@ending`
-            behind it.
-        size: In bytes.
-        sha256: Hex digits, lower case.
-        folder: Folder below the cache in which the jar is kept.
-    """
-
-    coordinate: str
+    coordinate: str  # group:artifact:version, with :classifier@ending unless it is a plain jar
     size: int
-    sha256: str
-    folder: str
+    sha256: str  # lower case
+    folder: str  # below the cache
 
     @property
     def file_name(self) -> str:
-        """`artifact-version.jar`, or with classifier and ending."""
         _, artifact, version, *rest = self.coordinate.split(":")
         if rest:
             classifier, _, ending = rest[0].partition("@")
@@ -53,19 +42,9 @@ class Jar:
 
 @dataclass(frozen=True, kw_only=True)
 class JarSet:
-    """Jars that belong together; the unit that a user asks for.
-
-    Attributes:
-        name: As in `penstock jars sync --set NAME`.
-        description: One line.
-        folder: `jars` for everything that Spark loads; the broker has a folder of its own, because
-            its libraries must not meet Spark's.
-        jars: In the order of the lock.
-    """
-
     name: str
     description: str
-    folder: str
+    folder: str  # one for Spark, another for the broker, whose libraries conflict with Spark's
     jars: tuple[Jar, ...]
 
     @property
@@ -78,11 +57,7 @@ class JarLock:
     sets: Mapping[str, JarSet]
 
     def select(self, names: Iterable[str] | None = None) -> tuple[JarSet, ...]:
-        """The named sets without repetition, in the order asked for; `None` gives all.
-
-        Raises:
-            SpecError: `UNKNOWN_JAR_SET`.
-        """
+        """The named sets without duplicates, in this order; `None` = all."""
         wanted = list(dict.fromkeys(self.sets if names is None else names))
         for name in wanted:
             if name not in self.sets:
@@ -108,15 +83,11 @@ def parse_lock(text: str) -> JarLock:
 
 @cache
 def load_lock() -> JarLock:
-    """The lock that comes with this release."""
     return parse_lock(_LOCK_FILE.read_text(encoding="utf-8"))
 
 
 def cache_directory(environ: Mapping[str, str] | None = None) -> Path:
-    """The cache that all projects of a user share. Not created here.
-
-    `PENSTOCK_CACHE`, else `penstock` below `XDG_CACHE_HOME`, else `~/.cache/penstock`.
-    """
+    """`PENSTOCK_CACHE`, else `penstock` below `XDG_CACHE_HOME`, else `~/.cache/penstock`."""
     env = os.environ if environ is None else environ
     if env.get("PENSTOCK_CACHE"):
         return Path(env["PENSTOCK_CACHE"]).expanduser().absolute()

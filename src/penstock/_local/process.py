@@ -1,4 +1,4 @@
-"""Other processes: whether a recorded one is still the same one, and how to end it."""
+"""Other processes: whether a recorded one still runs, and how to end it."""
 
 import os
 import signal
@@ -11,9 +11,9 @@ _POLL_SECONDS = 0.02
 
 
 def start_time(pid: int) -> str | None:
-    """A text that tells this process from a later one with the same pid; `None` when it is gone.
+    """A string that distinguishes the process from a later one with its pid; `None` if it ended.
 
-    A zombie counts as gone when none of its threads is left: until then they hold its ports.
+    A zombie has ended if none of its threads is left: until then they hold its ports.
     """
     if pid <= 0:
         return None
@@ -38,7 +38,6 @@ def start_time(pid: int) -> str | None:
 
 
 def _has_threads(pid: int) -> bool:
-    """Whether a process whose first thread has ended still runs in others."""
     try:
         return sum(1 for _ in Path(f"/proc/{pid}/task").iterdir()) > 1
     except OSError:
@@ -46,12 +45,10 @@ def _has_threads(pid: int) -> bool:
 
 
 def is_same(pid: int, started: str) -> bool:
-    """Whether the process with this pid is the one that was recorded."""
     return start_time(pid) == started
 
 
 def wait_gone(pid: int, started: str, timeout_seconds: float) -> bool:
-    """Wait until the process ends; `False` after the timeout."""
     deadline = time.monotonic() + timeout_seconds
     pause = threading.Event()
     while is_same(pid, started):
@@ -62,11 +59,7 @@ def wait_gone(pid: int, started: str, timeout_seconds: float) -> bool:
 
 
 def end(pid: int, started: str, *, grace_seconds: float) -> bool:
-    """Ask the recorded process to end, and kill it when it does not in time.
-
-    Returns:
-        Whether it ended by itself.
-    """
+    """Terminate the recorded process, and kill it after the grace; whether it ended by itself."""
     if not _signal(pid, started, signal.SIGTERM):
         return True
     if wait_gone(pid, started, grace_seconds):

@@ -1,4 +1,4 @@
-"""Where jars come from: a Maven repository, found without naming one."""
+"""The Maven repository of the jars."""
 
 import base64
 import importlib.util
@@ -20,18 +20,10 @@ _VARIABLE = "PENSTOCK_JARS_REPOSITORY"
 
 @dataclass(frozen=True)
 class Repository:
-    """Root of a Maven repository.
-
-    Attributes:
-        url: Without user name and password; ends in a slash. Safe to show.
-        authorization: Value of the `Authorization` header, never shown.
-    """
-
-    url: str
+    url: str  # ends in a slash, without user and password
     authorization: str | None = field(default=None, repr=False)
 
     def request(self, path: str, offset: int = 0) -> urllib.request.Request:
-        """Request the file from byte `offset`."""
         request = urllib.request.Request(self.url + path)  # noqa: S310 - the scheme was checked
         request.add_header("User-Agent", "penstock")
         if offset:
@@ -43,11 +35,6 @@ class Repository:
 
 
 def parse_repository(url: str) -> Repository:
-    """Check a repository's URL and take user name and password out of it.
-
-    Raises:
-        SpecError: `INVALID_JARS_REPOSITORY`: not an http or https URL.
-    """
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -76,14 +63,9 @@ def find_repository(
     environ: Mapping[str, str] | None = None,
     spark_jars: Path | None = None,
 ) -> Repository:
-    """The repository to use: argument, then `PENSTOCK_JARS_REPOSITORY`, then Spark's own.
+    """The repository of the argument, of `PENSTOCK_JARS_REPOSITORY`, or Spark's own.
 
-    Spark's own is the default of the Ivy library that PySpark carries, the same that
-    `spark.jars.packages` would use.
-
-    Raises:
-        SpecError: `INVALID_JARS_REPOSITORY`.
-        SetupError: `JARS_REPOSITORY_UNKNOWN`: not set, and Spark's own cannot be determined.
+    Spark's own is the default of PySpark's Ivy library, the same as of `spark.jars.packages`.
     """
     env = os.environ if environ is None else environ
     url = argument or env.get(_VARIABLE)

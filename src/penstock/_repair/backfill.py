@@ -143,9 +143,6 @@ def _not_possible(node: FlowNode, message: str, hint: str) -> PlanError:
     return PlanError("BACKFILL_NOT_POSSIBLE", message, origin=node.flow.origin, hint=hint)
 
 
-# -- the plan -----------------------------------------------------------------------------------
-
-
 def _plan(
     pipeline: OpenPipeline, node: FlowNode, dataset: DatasetNode, options: BackfillOptions
 ) -> tuple[BackfillPlan, tuple[RangeReport, ...]]:
@@ -249,9 +246,6 @@ def _check_table(
             "of the range itself, and they would be duplicated",
             "--abandon discards the backfill; start another one after the next update",
         )
-
-
-# -- carrying it out ----------------------------------------------------------------------------
 
 
 class _Backfill:

@@ -52,8 +52,6 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class BackfillPlan:
-    """The plan of a backfill, as stored in its journal."""
-
     backfill_id: str  # its epoch
     flow: str
     way: str  # see `Way`

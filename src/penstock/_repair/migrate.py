@@ -145,10 +145,7 @@ class _Run:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether the migration is being discarded, so that it can only be abandoned."""
         return self.known is not None and self.known.stage == LEAVING
-
-    # -- plans ---------------------------------------------------------------------------------
 
     def plan(self, options: MigrationOptions) -> MigrationReport:
         """Plan a migration, with fixed start positions; an unfinished one keeps its own."""
@@ -259,8 +256,6 @@ class _Run:
                 )
             ),
         )
-
-    # -- execution -----------------------------------------------------------------------------
 
     def execute(self, record: Record, report: MigrationReport) -> MigrationReport:
         migration = self._planned
@@ -392,7 +387,6 @@ class _Run:
         return TableRef(path, f"{self.dataset.display}_quarantine")
 
     def abandon(self) -> MigrationReport:
-        """Discard an unfinished migration, unless the table was replaced."""
         node, known = self._node, self.known
         if known is None or known.stage == DONE:
             raise _not_begun(node, "no unfinished migration")
@@ -425,8 +419,6 @@ class _Run:
             restore_rows(self._pipeline.spark, self._quarantine, known.old_quarantine)
         self._on_step(LEFT)
         self._pipeline.state.save_flow(known.flow, state_of(known.old))
-
-    # -- parts ---------------------------------------------------------------------------------
 
     def _report(self, migration: Migration, state: str, *, resumed: bool) -> MigrationReport:
         return MigrationReport(

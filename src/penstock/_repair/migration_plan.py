@@ -210,15 +210,15 @@ def steps_back(
         yield reader.text
 
 
+@dataclass(frozen=True)
 class MigrationFacts:
-    def __init__(self, pipeline: OpenPipeline, node: FlowNode, dataset: DatasetNode) -> None:
-        self._pipeline = pipeline
-        self._node = node
-        self._dataset = dataset
+    pipeline: OpenPipeline
+    node: FlowNode
+    dataset: DatasetNode
 
     def table(self) -> dict[str, Any] | None:
         """Id, version, rows, bytes, columns and properties; `None` without a table."""
-        spark, path = self._pipeline.spark, self._pipeline.tables.paths[self._dataset.key]
+        spark, path = self.pipeline.spark, self.pipeline.tables.paths[self.dataset.key]
         state = table_state(spark, path)
         if state is None:
             return None
@@ -232,17 +232,16 @@ class MigrationFacts:
         }
 
     def replaced_at(self) -> int:
-        """When all rows of the table were last replaced; see `log_scan.replaced_at`."""
-        delta, path = DeltaJvm(self._pipeline.spark), self._pipeline.tables.paths[self._dataset.key]
+        delta, path = DeltaJvm(self.pipeline.spark), self.pipeline.tables.paths[self.dataset.key]
         return replaced_at(delta, path, delta.version(path))
 
     def quarantine_version(self) -> int:
-        path = self._pipeline.tables.quarantine_path(self._dataset)
-        version = read_version(self._pipeline.spark, path)
+        path = self.pipeline.tables.quarantine_path(self.dataset)
+        version = read_version(self.pipeline.spark, path)
         return -1 if version is None else version
 
     def query(self, df: Any) -> dict[str, Any]:
-        mode = self._node.analysis.output_mode
+        mode = self.node.analysis.output_mode
         return {
             "operators": list(stateful_operators(df)),
             "output_mode": None if mode is None else mode.value,
@@ -250,16 +249,15 @@ class MigrationFacts:
         }
 
     def columns(self, before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
-        if self._dataset.declared.schema is not None:
+        if self.dataset.declared.schema is not None:
             return ()
         return changed_columns(before, now)
 
     def readers(self) -> tuple[Reader, ...]:
-        """Flows of the pipeline that read the table, and the effect of its replacement."""
-        pipeline, key = self._pipeline, self._dataset.key
+        pipeline, key = self.pipeline, self.dataset.key
         readers = []
         for name, node in pipeline.graph.flows.items():
-            if key not in node.upstream or name == self._node.flow.name:
+            if key not in node.upstream or name == self.node.flow.name:
                 continue
             effect = "recomputes"
             if node.analysis.is_streaming:

@@ -19,17 +19,18 @@ commit, so the next one may use the same version as its fence.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from penstock._execution.replay_check import check_replay
-from penstock._launch import open_for_command
-from penstock._model.expectation import Expectation, OnViolation
+from penstock._graph.dataflow import DatasetNode
+from penstock._launch import OpenPipeline, open_for_command
+from penstock._model.expectation import OnViolation
 from penstock._model.pipeline import PipelineSettings
 from penstock._repair.journal import Journal
 from penstock._repair.selected_rows import SELECTED, SelectedRows, select_rows
@@ -37,7 +38,6 @@ from penstock._tables.commit_note import QUARANTINE, TARGET
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import StorageFiles
-from penstock._tables.layout import TableRef
 from penstock._tables.read.log_scan import file_identity
 from penstock._tables.read.row_selection import RowSelection
 from penstock._tables.write.fenced import FencedTable, TableTransaction
@@ -55,6 +55,7 @@ from penstock.quality.split import (
 
 STAGED, IN_TABLE, OUT_OF_QUARANTINE = "staged", "in table", "out of quarantine"
 """Steps after which a replay can be resumed; arguments of `on_step`."""
+_ALL = RowSelection()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,31 +111,26 @@ class QuarantineReplay:
     """Replays the quarantine of one table. The caller holds the leases of pipeline and table."""
 
     def __init__(
-        self,
-        spark: SparkSession,
-        *,
-        pipeline: str,
-        target: TableRef,  # exists and is only appended to
-        quarantine: TableRef,  # need not exist
-        staging: str,
-        expectations: Sequence[Expectation],  # the present ones
-        on_step: Callable[[str], None] = lambda _: None,  # called after each step
+        self, pipeline: OpenPipeline, node: DatasetNode, on_step: Callable[[str], None]
     ) -> None:
-        self._spark = spark
+        self._spark = spark = pipeline.spark
         self._delta = DeltaJvm(spark)
+        tables = pipeline.tables.by_role(node)
+        target, quarantine = tables[TARGET], tables[QUARANTINE]  # the latter need not exist
+        staging = pipeline.tables.layout.replay_staging(node.name)
         self._name = target.name
         self._flow = f"replay of {quarantine.name}"
         self._journal = Journal(StorageFiles(spark), staging, _Staged.of)
         self._rows, self._read = f"{staging}/rows", f"{staging}/read"
         self._quarantine_path = quarantine.path
-        self._expectations = expectations
+        self._expectations = node.declared.expectations  # the present ones
         self._on_step = on_step
         self._exists = self._delta.version(quarantine.path) >= 0
         table_id = ""
         if self._exists:
             table_id = self._delta.metadata(self._delta.begin(quarantine.path)).id
         # The versions of a quarantine that was dropped and recreated start at 0 again.
-        self._app_id = f"{pipeline}/{target.name}/replay/{table_id}"
+        self._app_id = f"{pipeline.settings.name}/{target.name}/replay/{table_id}"
         self._target = FencedTable(self._delta, target, self._app_id)
         self._quarantine = FencedTable(self._delta, quarantine, self._app_id)
 
@@ -317,9 +313,6 @@ class QuarantineReplay:
         return version + 1
 
 
-_ALL = RowSelection()
-
-
 def replay_quarantine(
     settings: PipelineSettings,
     table: str,
@@ -340,7 +333,6 @@ def replay_quarantine(
 def preview_replay(
     settings: PipelineSettings, table: str, *, selection: RowSelection = _ALL
 ) -> ReplayPreview:
-    """What `replay_quarantine` would do; nothing is changed."""
     with _open_replay(settings, table, lambda _: None) as replay:
         return replay.preview(selection)
 
@@ -362,13 +354,4 @@ def _open_replay(
             pipeline.check_migration(flow)
         pipeline.lease(node)
         check_replay(node, flows)
-        tables = pipeline.tables.by_role(node)
-        yield QuarantineReplay(
-            pipeline.spark,
-            pipeline=settings.name,
-            target=tables[TARGET],
-            quarantine=tables[QUARANTINE],
-            staging=pipeline.tables.layout.replay_staging(node.name),
-            expectations=node.declared.expectations,
-            on_step=on_step,
-        )
+        yield QuarantineReplay(pipeline, node, on_step)

@@ -1,7 +1,4 @@
-"""Commands that only read: local storage without Spark, remote storage with it.
-
-PySpark is imported when it is needed, because its import takes a second.
-"""
+"""Commands that only read: local storage without Spark, which takes a second to import."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,14 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReadableStorage:
-    """A local storage, or a local copy of a remote one."""
-
     settings: PipelineSettings
     shown: Callable[[str], str] = str  # restores the paths of the pipeline's storage in a string
 
 
 def read_table(settings: PipelineSettings, name: str, limit: int) -> "TablePreview":
-    if _is_local(settings):
+    if local_path(settings.storage) is not None:
         return preview.read_table(settings, name, limit)
     with _session(settings) as spark:
         from penstock._tables.read.remote_storage import RemoteTables
@@ -42,7 +37,7 @@ def read_table(settings: PipelineSettings, name: str, limit: int) -> "TablePrevi
 def read_quarantine(
     settings: PipelineSettings, name: str, limit: int, *, ids: bool = False
 ) -> "TablePreview":
-    if _is_local(settings):
+    if local_path(settings.storage) is not None:
         return preview.read_quarantine(settings, name, limit, ids=ids)
     with _session(settings) as spark:
         from penstock._tables.read.remote_storage import RemoteTables
@@ -51,7 +46,7 @@ def read_quarantine(
 
 
 def list_quarantines(settings: PipelineSettings) -> "list[QuarantineSummary]":
-    if _is_local(settings):
+    if local_path(settings.storage) is not None:
         return preview.list_quarantines(settings)
     with _session(settings) as spark:
         from penstock._tables.read.remote_storage import RemoteTables
@@ -62,7 +57,7 @@ def list_quarantines(settings: PipelineSettings) -> "list[QuarantineSummary]":
 @contextmanager
 def readable_storage(settings: PipelineSettings) -> Iterator[ReadableStorage]:
     """The storage of a pipeline if it is local, else a temporary copy of its small files."""
-    if _is_local(settings):
+    if local_path(settings.storage) is not None:
         yield ReadableStorage(settings)
         return
     with tempfile.TemporaryDirectory(prefix="penstock-storage-") as folder:
@@ -80,10 +75,6 @@ def readable_storage(settings: PipelineSettings) -> Iterator[ReadableStorage]:
         except PenstockError as error:
             error.message = shown(error.message)
             raise
-
-
-def _is_local(settings: PipelineSettings) -> bool:
-    return local_path(settings.storage) is not None
 
 
 @contextmanager

@@ -36,8 +36,6 @@ _POLL_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Shadow:
-    """The new table of a flow, until it replaces the old one."""
-
     pipeline: OpenPipeline
     node: FlowNode
     dataset: DatasetNode

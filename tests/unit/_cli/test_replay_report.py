@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from penstock._cli import exit_codes
+from penstock._cli.inspection import preview_body, preview_lines, replayed_body, replayed_lines
 from penstock._cli.main import main
-from penstock._cli.replay_report import preview_body, preview_lines, replayed_body, replayed_lines
 from penstock._repair.quarantine_replay import Replayed, ReplayPreview
 
 DONE = Replayed(table="silver", version=4, chosen=3, moved=2, kept=1)

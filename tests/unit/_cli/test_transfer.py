@@ -1,14 +1,12 @@
 import pytest
 
-from penstock._cli.transfer import shown_progress
+from penstock._cli.machine import shown_progress
 from penstock._local.jars import SyncProgress
 
 
 def moment(name: str, done: int, files: int) -> SyncProgress:
     return SyncProgress(
         file_name=name,
-        file_bytes=done,
-        file_size=4_000_000,
         done_bytes=done,
         total_bytes=8_000_000,
         done_files=files,

@@ -1,8 +1,8 @@
-"""The account of the demo: every message of the Kafka log is in exactly one place.
+"""The account of the demo: every message of the Kafka log must be in exactly one place.
 
-`read = silver + quarantined + duplicates + pending`, where each figure is counted by itself: `read`
-from the broker's offsets, rows from the files of the tables, duplicates from the messages. Nothing
-is a difference of two others, so a lost or a doubled message shows.
+`read = silver + quarantined + duplicates + pending`. Each figure is counted independently: `read`
+from offsets of the broker, rows from the files of the tables, duplicates from the messages. None is
+the difference of two others, so a lost or a duplicated message is detected.
 """
 
 import json
@@ -33,31 +33,17 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """Where the messages are.
-
-    Attributes:
-        read: Messages in the Kafka log.
-        silver: Rows of the silver table.
-        quarantined: Rows in its quarantine.
-        duplicates: Messages that repeat an order which is in one of the two.
-        pending: Messages that the flows have not got to.
-        lost: Messages that the flows are past, but which are nowhere.
-        doubled: Messages or orders with more than one row, in bronze or behind it.
-        foreign: Rows that come from no message of the log.
-    """
-
-    read: int
-    silver: int
-    quarantined: int
-    duplicates: int
-    pending: int
-    lost: tuple[Place, ...] = ()
-    doubled: tuple[Place, ...] = ()
-    foreign: tuple[Place, ...] = ()
+    read: int  # messages in the Kafka log
+    silver: int  # rows of the table
+    quarantined: int  # rows in its quarantine
+    duplicates: int  # messages that repeat an order in one of the two
+    pending: int  # messages that the flows have not read
+    lost: tuple[Place, ...] = ()  # messages that the flows have read, but which are in no table
+    doubled: tuple[Place, ...] = ()  # messages or orders with more than one row
+    foreign: tuple[Place, ...] = ()  # rows of no message in the log
 
     @property
     def balanced(self) -> bool:
-        """Whether every message is in exactly one place."""
         accounted = self.silver + self.quarantined + self.duplicates + self.pending
         return self.read == accounted and not (self.lost or self.doubled or self.foreign)
 
@@ -74,13 +60,9 @@ class Account:
 
 
 def take_account(places: DemoPlaces, ranges: Ranges) -> Account:
-    """Count the messages of the log in the demo's tables.
+    """Count the messages of the log, up to `ranges`, in the demo's tables.
 
-    Safe while the pipeline runs: a message that is on its way counts as pending.
-
-    Args:
-        places: Where the tables lie.
-        ranges: What the broker says about the log, asked for right before.
+    Safe while the pipeline runs: a message that is not yet processed counts as pending.
     """
     # What a flow has committed is read before the tables: they can only be ahead of it.
     consumed = places.consumed_version("orders")
@@ -102,9 +84,9 @@ def take_account(places: DemoPlaces, ranges: Ranges) -> Account:
     )
 
     unsettled = old.filter(pa.array(~np.isin(_codes(old), settled)))
-    is_repeat = np.array(
-        _are_repeats(unsettled.column("value").to_pylist(), set(orders.to_pylist())), dtype=bool
-    )
+    accepted = set(orders.to_pylist()) - {None}
+    values = unsettled.column("value").to_pylist()
+    is_repeat = np.array([order_id(value) in accepted for value in values], dtype=bool)
     left = _codes(unsettled)
     foreign = np.setdiff1d(np.concatenate([bronze, settled]), log)
     # Messages that came after `ranges` was asked for are no strangers.
@@ -134,11 +116,6 @@ def order_id(value: bytes | None) -> str | None:
         return None
     order = content.get("order_id") if isinstance(content, dict) else None
     return order if isinstance(order, str) else None
-
-
-def _are_repeats(values: Sequence[bytes | None], accepted: set[str | None]) -> list[bool]:
-    orders = (order_id(value) for value in values)
-    return [order is not None and order in accepted for order in orders]
 
 
 def _files(table: Any) -> tuple[DataFile, ...]:
@@ -180,7 +157,6 @@ def _repeated(codes: Any) -> Any:
 
 
 def _same_order(orders: pa.Array, codes: Any) -> Any:
-    """Coordinates of rows with the order id of an earlier row."""
     seen: set[str] = set()
     again = []
     for order, code in zip(orders.to_pylist(), codes, strict=True):

@@ -1,8 +1,7 @@
 """Reads a Delta table without Spark: replays its log and opens the active files.
 
-Small on purpose: append and overwrite tables with classic checkpoints, on a local disk. What it
-cannot read right it refuses. It shares no code with what writes the tables, so that an account
-made with it is a second opinion.
+Only append and overwrite tables with classic checkpoints on a local disk; others are refused. It
+shares no code with the writers of the tables, so that the account is independent of them.
 """
 
 import json
@@ -22,43 +21,21 @@ _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parque
 
 @dataclass(frozen=True, kw_only=True)
 class DataFile:
-    """One active file of a table.
-
-    Attributes:
-        path: Where it lies.
-        partition_values: As text; `None` is NULL.
-        version: Table version that added it; for a file that is older than the kept log, that of
-            the checkpoint which lists it.
-    """
-
     path: Path
-    partition_values: Mapping[str, str | None]
-    version: int
+    partition_values: Mapping[str, str | None]  # None = NULL
+    version: int  # that added it, or of the checkpoint if its commit was deleted
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A table at one version.
-
-    Attributes:
-        version: The version.
-        table_id: Identity of the table.
-        columns: Names of all columns, partition columns included.
-        files: Active files, oldest first.
-    """
-
     version: int
     table_id: str
-    columns: tuple[str, ...]
-    files: tuple[DataFile, ...]
+    columns: tuple[str, ...]  # including partition columns
+    files: tuple[DataFile, ...]  # active ones, oldest first
 
 
 def read_snapshot(table: Path) -> Snapshot | None:
-    """The newest version of a table; `None` if there is no table.
-
-    Raises:
-        ValueError: The table uses something that this module cannot read, or its log has a gap.
-    """
+    """The newest version of a table; `None` without a table, a `ValueError` if it is unreadable."""
     log = table / "_delta_log"
     names = sorted(entry.name for entry in log.iterdir()) if log.is_dir() else []
     commits = {int(match[1]): log / match[0] for match in map(_COMMIT.fullmatch, names) if match}
@@ -86,7 +63,7 @@ def read_snapshot(table: Path) -> Snapshot | None:
 
 
 def read_rows(files: Sequence[DataFile], columns: Sequence[str]) -> pa.Table:
-    """The rows of some files; partition columns come as text, times as UTC microseconds.
+    """The rows of some files; partition columns are strings, timestamps UTC microseconds.
 
     A column that a file does not have is NULL there.
     """

@@ -15,12 +15,6 @@ Ranges = Mapping[int, tuple[int, int]]
 def read_ranges(
     bootstrap_servers: str, topic: str, *, timeout_seconds: float = _TIMEOUT_SECONDS
 ) -> dict[int, tuple[int, int]]:
-    """What the broker says about the length of a topic.
-
-    Raises:
-        SetupError: `BROKER_UNREACHABLE`.
-        MissingExtraError: `MISSING_EXTRA`.
-    """
     kafka = import_client()
     consumer = open_consumer(kafka, bootstrap_servers)
     try:
@@ -38,11 +32,6 @@ def read_ranges(
 
 
 def import_client() -> Any:
-    """The client library for Kafka.
-
-    Raises:
-        MissingExtraError: `MISSING_EXTRA`.
-    """
     return import_extra(
         "confluent_kafka", extra="demo", feature="the demo", package="confluent-kafka"
     )

@@ -61,34 +61,17 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """One message for Kafka.
-
-    Attributes:
-        key: The customer, so that a duplicate lands in the partition of its original.
-        value: JSON, or what is left of it.
-        timestamp_ms: Scheduled time, milliseconds since 1970.
-    """
-
-    key: bytes | None
-    value: bytes
-    timestamp_ms: int
+    key: bytes | None  # the customer, so that a duplicate is in the partition of its original
+    value: bytes  # JSON, maybe malformed
+    timestamp_ms: int  # scheduled time
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrderStream:
-    """All messages of one run.
-
-    Attributes:
-        run_id: Part of every order id: two runs never make the same one.
-        rate: Messages per second.
-        seed: Another seed gives other orders.
-        start_ms: Scheduled time of the first message.
-    """
-
-    run_id: str
-    rate: float
+    run_id: str  # part of every order id: unique per run
+    rate: float  # messages per second
     seed: int = 0
-    start_ms: int = 0
+    start_ms: int = 0  # scheduled time of the first message
 
     def due_ms(self, index: int) -> int:
         return self.start_ms + int(index * 1000 / self.rate)
@@ -97,7 +80,6 @@ class OrderStream:
         return self._draw(index)[0]
 
     def message(self, index: int) -> Message:
-        """The message with this index, counted from 0."""
         kind, dice = self._draw(index)
         if kind is Kind.MALFORMED:
             value = self._malformed(index, dice)
@@ -124,7 +106,7 @@ class OrderStream:
         return int(min(index, _DUPLICATE_REACH, self.rate * MAX_DUPLICATE_SECONDS))
 
     def _original(self, index: int, dice: random.Random) -> int:
-        """Index of the order that a duplicate repeats; its own when there is none in reach."""
+        """Index of the order that a duplicate repeats; its own if none is in reach."""
         reach = self._reach(index)
         first = dice.randint(1, reach)
         nearest_last = (*range(first, reach + 1), *range(first - 1, 0, -1))

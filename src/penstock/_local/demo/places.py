@@ -1,4 +1,4 @@
-"""Where the demo keeps things, and how far its flows have come by their own checkpoints."""
+"""The folders of the demo, and the progress of its flows from their checkpoints."""
 
 import json
 import shutil
@@ -36,14 +36,7 @@ _SCHEMA = "default"
 
 @dataclass(frozen=True)
 class DemoPlaces:
-    """The demo's folders.
-
-    Attributes:
-        storage: Absolute. Folder of the project and storage root of the pipeline; the broker lives
-            below it as well.
-    """
-
-    storage: Path
+    storage: Path  # absolute; folder of the project, storage root and parent of the broker
 
     @property
     def broker(self) -> Path:
@@ -51,7 +44,7 @@ class DemoPlaces:
 
     @property
     def lease(self) -> Path:
-        """Lock file of a running demo: from before the first order until after the account."""
+        """Lock file of a running demo, from before the first order until after the account."""
         return self.storage / "state" / "demo.lock"
 
     def table(self, name: str) -> Path:
@@ -61,13 +54,7 @@ class DemoPlaces:
         return Path(self._layout.quarantine_path(_resolved(name)))
 
     def write_project(self, bootstrap_servers: str) -> PipelineSettings:
-        """Make the folder a project that every command understands.
-
-        A source file that is there already stays as it is: it is there to be played with.
-
-        Returns:
-            The settings of its pipeline.
-        """
+        """Create the project unless it exists; an existing source file is not changed."""
         source = self.storage / _SOURCE.name
         if not source.exists():
             shutil.copyfile(_SOURCE, source)
@@ -100,11 +87,7 @@ class DemoPlaces:
         return [self._committed_offset(flow) for flow in flows]
 
     def is_caught_up(self, ranges: Ranges) -> bool:
-        """Whether all flows have committed everything that lies in Kafka. Reads small files only.
-
-        Args:
-            ranges: What the broker says.
-        """
+        """Whether all flows have committed everything in Kafka. Reads small files only."""
         bronze = self._committed_offset("orders_bronze")
         if bronze is None:
             return all(begin == end for begin, end in ranges.values())
@@ -125,7 +108,6 @@ class DemoPlaces:
         return state is not None and str(snapshot.version) in map(str, state["sources"].values())
 
     def _committed_offset(self, flow: str) -> dict[str, Any] | None:
-        """Where the newest committed batch of a flow with one source ended."""
         state = _read_json(self.storage / "state" / "flows" / f"{quote(flow, safe=' ')}.json")
         if state is None:
             return None

@@ -1,4 +1,4 @@
-"""The generator at work: sends the messages of an `OrderStream` to Kafka when they are due."""
+"""Sends the messages of an `OrderStream` to Kafka when they are due."""
 
 import threading
 import time
@@ -23,20 +23,12 @@ _UNACKNOWLEDGED = 5_000
 class OrderProducer:
     """Sends orders on a thread of its own, open loop: a delay does not lower the rate.
 
-    Args:
-        bootstrap_servers: Of the broker.
-        topic: Must exist.
-        stream: What to send; when it starts is decided by `start`.
-        total: How many messages; `None` means until `request_stop`.
+    `total` is the number of messages; `None` means until `request_stop`. The schedule of `stream`
+    starts with `start`.
     """
 
     def __init__(
-        self,
-        bootstrap_servers: str,
-        topic: str,
-        stream: OrderStream,
-        *,
-        total: int | None,
+        self, bootstrap_servers: str, topic: str, stream: OrderStream, *, total: int | None
     ) -> None:
         self._topic = topic
         self._stream = stream
@@ -44,37 +36,35 @@ class OrderProducer:
         self._stop = threading.Event()
         self._failure: str | None = None
         self._acknowledged = 0
-        self._client = _client(bootstrap_servers)
+        self._client = import_client().Producer(
+            {
+                "bootstrap.servers": bootstrap_servers,
+                "enable.idempotence": True,
+                "linger.ms": 20,
+                "queue.buffering.max.messages": 4 * _UNACKNOWLEDGED,
+                "log_level": 0,
+            }
+        )
         self._thread = threading.Thread(target=self._run, name="penstock-demo-orders", daemon=True)
 
     @property
     def acknowledged(self) -> int:
-        """Messages that the broker has confirmed."""
         return self._acknowledged
 
     @property
     def finished(self) -> bool:
-        """Whether the thread has ended: all sent, stopped or failed."""
         return self._thread.ident is not None and not self._thread.is_alive()
 
     def start(self) -> None:
-        """Start sending; the schedule of the stream starts now."""
         self._stream = replace(self._stream, start_ms=int(time.time() * 1000))
         self._thread.start()
 
     def request_stop(self) -> None:
-        """Stop sending; messages in flight are still acknowledged. Returns immediately."""
+        """Stop sending without waiting; messages in flight are still acknowledged."""
         self._stop.set()
 
     def join(self, timeout_seconds: float) -> bool:
-        """Wait for the end.
-
-        Returns:
-            Whether it came in time.
-
-        Raises:
-            SetupError: `DEMO_PRODUCER_FAILED`.
-        """
+        """Wait for the end; whether it came in time."""
         self._thread.join(timeout_seconds)
         if self._failure is not None:
             raise SetupError(
@@ -133,15 +123,3 @@ class OrderProducer:
             self._acknowledged += 1
         else:
             self._failure = str(error)
-
-
-def _client(bootstrap_servers: str) -> Any:
-    return import_client().Producer(
-        {
-            "bootstrap.servers": bootstrap_servers,
-            "enable.idempotence": True,
-            "linger.ms": 20,
-            "queue.buffering.max.messages": 4 * _UNACKNOWLEDGED,
-            "log_level": 0,
-        }
-    )

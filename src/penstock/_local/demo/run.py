@@ -1,5 +1,7 @@
-"""The demo from start to end: broker, generator, pipeline, account."""
+"""The demo: broker, generator, pipeline, account."""
 
+import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
@@ -10,7 +12,6 @@ from typing import Protocol
 
 from penstock._local.broker import ensure_topic, start_broker, stop_broker
 from penstock._local.demo.account import Account, take_account
-from penstock._local.demo.conductor import Conductor, Stoppable
 from penstock._local.demo.delta_log import read_rows, read_snapshot
 from penstock._local.demo.kafka_log import Ranges, read_ranges
 from penstock._local.demo.orders import OrderStream
@@ -20,12 +21,20 @@ from penstock._model.pipeline import PipelineSettings
 from penstock._observe.events import UpdateState
 from penstock._runtime.lease import Lease
 from penstock._runtime.update import UpdateResult
+from penstock.errors import SetupError
 
 DEFAULT_RATE = 200.0
 DEFAULT_RATE_ONCE = 2000.0
 DEFAULT_EVENTS_ONCE = 5000
+STALL_SECONDS = 120.0
+_POLL_SECONDS = 0.5
 # Orders are kept for ever: an account over messages that the broker has deleted means nothing.
 _BROKER_PROPERTIES = {"log.retention.ms": "-1"}
+
+
+class Stoppable(Protocol):
+    def request_stop(self) -> None:
+        """First call: end after the batches in flight. Second call: interrupt. Signal-safe."""
 
 
 class RunPipeline(Protocol):
@@ -45,23 +54,88 @@ class RunPipeline(Protocol):
         """Run it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DemoOutcome:
-    """How a demo ended.
+class Conductor:
+    """Starts the generator when the update runs, and ends the update when all is processed.
 
-    Attributes:
-        account: Where every message is.
-        broken_rules: Rows in quarantine per rule that they broke.
-        succeeded: The account balances, no flow failed, and nothing is pending unless that
-            was requested.
-        was_cut_short: A stop was requested more than once.
-        lines: All of this for people.
+    Receives signals instead of the update: the first request stops the generator and drains what
+    was sent, the second ends the update after the batches in flight, the third interrupts them. The
+    update also ends if no flow commits for `stall_seconds`.
     """
 
-    account: Account
-    broken_rules: dict[str, int]
-    succeeded: bool
-    was_cut_short: bool
+    def __init__(
+        self,
+        places: DemoPlaces,
+        read_ranges: Callable[[], Ranges],
+        producer: OrderProducer,
+        *,
+        stall_seconds: float = STALL_SECONDS,
+    ) -> None:
+        self._places = places
+        self._read_ranges = read_ranges
+        self._producer = producer
+        self._stall_seconds = stall_seconds
+        self._update: Stoppable | None = None
+        self._requests = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="penstock-demo", daemon=True)
+
+    @property
+    def was_cut_short(self) -> bool:
+        return self._requests > 1
+
+    def begin(self, update: Stoppable) -> Stoppable:
+        """Start sending and watching. Called again for an update that follows a failed JVM.
+
+        Returns what receives signals instead of the update.
+        """
+        self._update = update
+        if self._thread.ident is None:
+            self._producer.start()
+            self._thread.start()
+        elif not self._thread.is_alive():  # it asked the update before to stop, whose JVM died
+            update.request_stop()
+        return self
+
+    def request_stop(self) -> None:
+        self._requests += 1
+        if self._requests == 1:
+            self._producer.request_stop()
+        elif self._update is not None:
+            self._update.request_stop()
+
+    def end(self, timeout_seconds: float = 60.0) -> None:
+        self._over.set()
+        self._producer.request_stop()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_seconds)
+            self._producer.join(timeout_seconds)
+
+    def _watch(self) -> None:
+        before: object = None
+        moved_at = time.monotonic()
+        while not self._over.wait(_POLL_SECONDS):
+            progress = self._places.progress()
+            now = time.monotonic()
+            if progress != before or not self._producer.finished:
+                before, moved_at = progress, now
+                if not self._producer.finished:
+                    continue
+            if self._is_done() or now - moved_at > self._stall_seconds:
+                break
+        if self._update is not None and not self._over.is_set():
+            self._update.request_stop()
+
+    def _is_done(self) -> bool:
+        try:
+            return self._places.is_caught_up(self._read_ranges())
+        except SetupError:
+            return False  # the broker is gone; if it stays so, no flow commits anything either
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOutcome:
+    succeeded: bool  # balanced, no failed flow, and nothing pending unless cut short
+    was_cut_short: bool  # a stop was requested more than once
     lines: tuple[str, ...]
 
 
@@ -72,95 +146,58 @@ def run_demo(
     events: int | None = None,
     rate: float | None = None,
     once: bool = False,
-    seed: int = 0,
     say: Callable[[str], None] = lambda _line: None,
 ) -> DemoOutcome:
     """Send orders through the demo's pipeline and account for each of them.
 
-    Continues what lies in the folder, also after everything was killed.
-
-    Args:
-        directory: Folder of everything: project, tables, broker. Made when missing.
-        run_pipeline: Runs an update.
-        events: How many; `None` sends until someone asks to stop (with `once`: a fixed number).
-        rate: Events per second.
-        once: Send everything first, then run one triggered update.
-        seed: Another seed gives other orders.
-        say: Takes lines about what happens before and after the update.
-
-    Raises:
-        PenstockError: Something could not start. `LEASE_HELD` when a demo runs in this folder.
+    Resumes with the data of the folder, also after a kill. Without `events` it sends until a stop
+    is requested (with `once`: a fixed number). `say` is called with lines before and after the
+    update.
     """
     places = DemoPlaces(directory.absolute())
     with Lease.acquire(places.lease, holder={"pipeline": PIPELINE}):
         say(f"starting Kafka in {places.broker}")
-        broker = start_broker(places.broker, properties=_BROKER_PROPERTIES)
+        servers = start_broker(places.broker, properties=_BROKER_PROPERTIES).bootstrap_servers
         try:
-            ensure_topic(broker.bootstrap_servers, TOPIC, PARTITIONS)
-            settings = places.write_project(broker.bootstrap_servers)
-            runner = _run_once if once else _run_continuously
-            parts = _Parts(places, broker.bootstrap_servers, settings, run_pipeline, say)
-            result, was_cut_short = runner(parts, events=events, rate=rate, seed=seed)
-            account = take_account(places, parts.ranges())
+            ensure_topic(servers, TOPIC, PARTITIONS)
+            settings = places.write_project(servers)
+            if once:
+                total, per_second = events or DEFAULT_EVENTS_ONCE, rate or DEFAULT_RATE_ONCE
+                say(f"sending {total:,} orders, {per_second:,g} per second")
+                producer = _producer(servers, total, per_second)
+                producer.start()
+                try:
+                    producer.join(total / per_second + 60.0)
+                finally:
+                    producer.request_stop()
+                result, was_cut_short = run_pipeline(settings, continuous=False), False
+            else:
+                per_second = rate or DEFAULT_RATE
+                count = "orders until Ctrl-C" if events is None else f"{events:,} orders"
+                say(f"sending {count}, {per_second:,g} per second, once the pipeline runs")
+                producer = _producer(servers, events, per_second)
+                conductor = Conductor(places, lambda: read_ranges(servers, TOPIC), producer)
+                try:
+                    result = run_pipeline(settings, continuous=True, on_running=conductor.begin)
+                finally:
+                    conductor.end()
+                say(f"sent {producer.acknowledged:,} orders")
+                was_cut_short = conductor.was_cut_short
+            account = take_account(places, read_ranges(servers, TOPIC))
         finally:
             stop_broker(places.broker)
-    broken_rules = _broken_rules(places)
     return DemoOutcome(
-        account=account,
-        broken_rules=broken_rules,
         succeeded=account.balanced
         and result.state is not UpdateState.FAILED
         and (was_cut_short or account.pending == 0),
         was_cut_short=was_cut_short,
-        lines=tuple(_lines(account, broken_rules, directory)),
+        lines=tuple(_lines(account, _broken_rules(places), directory)),
     )
 
 
-@dataclass(frozen=True)
-class _Parts:
-    places: DemoPlaces
-    bootstrap_servers: str
-    settings: PipelineSettings
-    run_pipeline: RunPipeline
-    say: Callable[[str], None]
-
-    def ranges(self) -> Ranges:
-        return read_ranges(self.bootstrap_servers, TOPIC)
-
-    def producer(self, *, total: int | None, rate: float, seed: int) -> OrderProducer:
-        run_id = f"{datetime.now(UTC):%Y%m%d%H%M%S}-{uuid.uuid4().hex[:6]}"
-        stream = OrderStream(run_id=run_id, rate=rate, seed=seed)
-        return OrderProducer(self.bootstrap_servers, TOPIC, stream, total=total)
-
-
-def _run_once(
-    parts: _Parts, *, events: int | None, rate: float | None, seed: int
-) -> tuple[UpdateResult, bool]:
-    total, per_second = events or DEFAULT_EVENTS_ONCE, rate or DEFAULT_RATE_ONCE
-    parts.say(f"sending {total:,} orders, {per_second:,g} per second")
-    producer = parts.producer(total=total, rate=per_second, seed=seed)
-    producer.start()
-    try:
-        producer.join(total / per_second + 60.0)
-    finally:
-        producer.request_stop()
-    return parts.run_pipeline(parts.settings, continuous=False), False
-
-
-def _run_continuously(
-    parts: _Parts, *, events: int | None, rate: float | None, seed: int
-) -> tuple[UpdateResult, bool]:
-    per_second = rate or DEFAULT_RATE
-    count = "orders until Ctrl-C" if events is None else f"{events:,} orders"
-    parts.say(f"sending {count}, {per_second:,g} per second, once the pipeline runs")
-    producer = parts.producer(total=events, rate=per_second, seed=seed)
-    conductor = Conductor(parts.places, parts.ranges, producer)
-    try:
-        result = parts.run_pipeline(parts.settings, continuous=True, on_running=conductor.begin)
-    finally:
-        conductor.end()
-    parts.say(f"sent {producer.acknowledged:,} orders")
-    return result, conductor.was_cut_short
+def _producer(servers: str, total: int | None, rate: float) -> OrderProducer:
+    run_id = f"{datetime.now(UTC):%Y%m%d%H%M%S}-{uuid.uuid4().hex[:6]}"
+    return OrderProducer(servers, TOPIC, OrderStream(run_id=run_id, rate=rate), total=total)
 
 
 def _broken_rules(places: DemoPlaces) -> dict[str, int]:

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from penstock._local.demo.conductor import Conductor
+from penstock._local.demo.run import Conductor
 
 RANGES = {0: (0, 1)}
 
