@@ -64,15 +64,10 @@ class ParseMode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions:
-    """Checked options of a stream of files.
+    """Checked options of a stream of files: `source` for Spark's source, `parse` for the format.
 
-    Attributes:
-        format: One of `FORMATS`, in lower case; empty to detect it from the names of the files.
-        rescued: Column for what fits nowhere; `None` for none.
-        corrupt: Column for malformed lines, where the user named one.
-        partition_columns: Taken from the path; `None` to find them, empty for none.
-        source: Options of Spark's file source.
-        parse: Options of the format.
+    An empty `format` is detected from the names of the files. `partition_columns` are taken from
+    the path; `None` to detect them, empty for none.
     """
 
     format: str

@@ -16,11 +16,7 @@ _Parsed = dict[str, Any]
 
 
 def parse_cdc(cursor: Cursor, what: str, *, once: bool) -> FlowBody:
-    """Parse from `FROM` to the end of the statement `what`.
-
-    Raises:
-        DefinitionError: A clause is wrong, missing, duplicated, or conflicts with another.
-    """
+    """Parse from `FROM` to the end of the statement `what`."""
     first = cursor.current
     if not cursor.at("FROM"):
         raise cursor.unexpected(f"`FROM STREAM(source)` in `{what}`", ("FROM",))

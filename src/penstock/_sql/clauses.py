@@ -15,11 +15,7 @@ _PLAIN_COLLATION = "UTF8_BINARY"
 
 
 def parse_clauses(cursor: Cursor, *, ends: Sequence[str]) -> TableClauses:
-    """Parse the clauses up to one of the keywords `ends`, or the end of the statement.
-
-    Raises:
-        DefinitionError: A clause is wrong or duplicated.
-    """
+    """Parse the clauses up to one of the keywords `ends`, or the end of the statement."""
     clauses = TableClauses()
     seen: set[str] = set()
     while not cursor.is_done and cursor.current.word not in ends:

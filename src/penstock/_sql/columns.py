@@ -27,11 +27,6 @@ class _Column:
 
 
 def parse_column_list(cursor: Cursor) -> ColumnList:
-    """Parse a column list.
-
-    Raises:
-        DefinitionError: It is wrong.
-    """
     cursor.expect("(")
     columns: list[_Column] = []
     rules: list[Rule] = []

@@ -50,11 +50,7 @@ class Cursor:
         return True
 
     def expect(self, *words: str) -> Token:
-        """Skip these keywords or symbols, and return the first of them.
-
-        Raises:
-            DefinitionError: Other tokens are next.
-        """
+        """Skip these keywords or symbols, and return the first of them."""
         first = self.current
         for word in words:
             if not self.accept(word):
@@ -132,11 +128,7 @@ class Cursor:
         return self.source.text[self._tokens[start].start : self._tokens[stop - 1].end]
 
     def group(self) -> str:
-        """Skip a pair of parentheses with its content; return the text inside.
-
-        Raises:
-            DefinitionError: There is no `(`, or it is not closed.
-        """
+        """Skip a pair of parentheses with its content; return the text inside."""
         opening = self.expect("(")
         first = self.position
         self.skip_while(lambda: not self.at(")"))
@@ -147,11 +139,7 @@ class Cursor:
         return inner
 
     def skip_while(self, condition: Callable[[], bool]) -> None:
-        """Skip tokens while the condition is true; it is evaluated outside of brackets only.
-
-        Raises:
-            DefinitionError: Brackets do not match.
-        """
+        """Skip tokens while the condition is true; it is evaluated outside of brackets only."""
         opened: list[Token] = []
         while not self.is_done and (opened or condition()):
             token = self.advance()

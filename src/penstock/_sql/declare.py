@@ -35,13 +35,9 @@ if TYPE_CHECKING:
 class SqlContext:
     """State between the statements of a file; shared by the cells of a notebook.
 
-    Attributes:
-        variables: Values of `${key}`: the pipeline's configuration, and of `SET`.
-        parameters: Values of `:name`.
-        catalog: Set by `USE CATALOG`; `None` = the pipeline's.
-        schema: Set by `USE SCHEMA`; `None` = the pipeline's.
-        settings: Of `SET`: Spark settings of later flows.
-        pipeline_schema: For names after a `USE CATALOG` without a schema.
+    `variables` replace `${key}` and `parameters` `:name`. `catalog` and `schema` are those of
+    `USE`, `None` = the pipeline's; `settings` those of `SET`, for later flows. `pipeline_schema` is
+    for names after a `USE CATALOG` without a schema.
     """
 
     variables: dict[str, str] = field(default_factory=dict)
@@ -73,18 +69,9 @@ def declare_sql(
 ) -> None:
     """Declare the statements of SQL text. Errors are recorded, never raised.
 
-    A wrong statement declares nothing; later statements are still declared.
-
-    Args:
-        text: Statements, separated by `;`.
-        file: As in a `SourceLocation`.
-        context: Updated by `USE` and `SET`.
-        first_line: Line of the file at which the text begins.
-        declarations_only: Skip statements that are not supported in a pipeline, for the SQL cells
-            of a notebook in another language.
-
-    Raises:
-        DefinitionError: No registry is active.
+    A wrong statement declares nothing; later statements are still declared. With
+    `declarations_only`, for the SQL cells of a notebook in another language, statements that are
+    not supported in a pipeline are skipped.
     """
     registry = active_registry("SQL")
     for raw in split_statements(SqlSource.of(text, file=file, first_line=first_line)):

@@ -15,12 +15,7 @@ _MOST_PARTS = 3
 
 @dataclass(frozen=True)
 class SqlName:
-    """A name as the user wrote it, without backticks.
-
-    Attributes:
-        parts: One to three, without a leading `LIVE`.
-        is_live: Whether it had a leading `LIVE`: then `USE` has no effect.
-    """
+    """A name as the user wrote it, without backticks and without a leading `LIVE`."""
 
     parts: tuple[str, ...]
     is_live: bool = False
@@ -37,11 +32,7 @@ class SqlName:
 
 
 def parse_name(cursor: Cursor, what: str) -> SqlName:
-    """Parse a name: parts and dots, or `IDENTIFIER('...')`; `what` is for messages.
-
-    Raises:
-        DefinitionError: It is not a name.
-    """
+    """Parse a name: parts and dots, or `IDENTIFIER('...')`; `what` is for messages."""
     first = cursor.current
     if cursor.at("IDENTIFIER", "("):
         computed = computed_name(cursor)
@@ -72,9 +63,7 @@ def computed_name(cursor: Cursor) -> list[str] | None:
     """Parse `IDENTIFIER` of constant strings and return the parts of the name.
 
     Strings are joined by `||`, `concat` or `concat_ws`, and changed by `lower`, `upper` or `trim`.
-
-    Returns:
-        `None`, without moving the cursor, for any other expression: Spark has to compute it.
+    For any other expression, which Spark has to compute, the cursor does not move.
     """
     start = cursor.position
     if cursor.accept("IDENTIFIER", "("):
@@ -139,11 +128,7 @@ def quoted(parts: Iterable[str]) -> str:
 
 
 def parse_columns(cursor: Cursor, clause: str) -> tuple[str, ...]:
-    """Parse column names, in parentheses or not; `clause` is for messages.
-
-    Raises:
-        DefinitionError: They are not plain columns, or one is duplicated.
-    """
+    """Parse column names, in parentheses or not; `clause` is for messages."""
     closing = cursor.accept("(")
     columns: list[str] = []
     while True:

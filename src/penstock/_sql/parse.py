@@ -26,11 +26,7 @@ _SCHEMA_WORDS = ("SCHEMA", "DATABASE", "NAMESPACE")
 
 
 def parse_statement(cursor: Cursor) -> Declaration:
-    """Parse a statement from its first word to its end.
-
-    Raises:
-        DefinitionError: It is wrong, or not supported in a source of a pipeline.
-    """
+    """Parse a statement from its first word to its end."""
     first = cursor.current
     parser = _PARSERS.get(first.word)
     if parser is None:

@@ -12,16 +12,7 @@ if TYPE_CHECKING:
 
 
 class SqlQuery:
-    """Runs a query with the defaults of the last `USE` before it.
-
-    Args:
-        name: Of the flow.
-        query: The query.
-        catalog: Default catalog; `None` = the pipeline's.
-        schema: Default schema; `None` = the pipeline's.
-        columns: Names and comments for the columns, by position; empty = of the query.
-        origin: Of the statement.
-    """
+    """Runs the query of a flow with the defaults of the last `USE` before it."""
 
     def __init__(
         self,

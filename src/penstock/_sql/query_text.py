@@ -21,11 +21,7 @@ _PERIOD = re.compile(r"\s*(?:\d+(?:\.\d+)?\s+[A-Za-z]+\s*)+")
 
 
 def take_query(cursor: Cursor, what: str) -> Query:
-    """Return the rest of the statement, which is a query after the keyword `what`.
-
-    Raises:
-        DefinitionError: There is none, or its brackets do not match.
-    """
+    """Return the rest of the statement, which is a query after the keyword `what`."""
     if not at_query(cursor):
         raise cursor.unexpected(f"a query after `{what}`", FIRST_WORDS)
     first = cursor.current

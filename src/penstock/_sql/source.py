@@ -21,14 +21,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class SqlSource:
-    """Text of a file, or a part of it, possibly with substituted values.
-
-    Attributes:
-        text: The text.
-        file: As in a `SourceLocation`.
-        first_line: Line of the file at which the text begins.
-        breaks: Offsets of the line ends of the file, without line breaks of substituted values.
-    """
+    """Text of a file, or a part of it, possibly with substituted values."""
 
     text: str
     file: str
@@ -61,11 +54,7 @@ class SqlSource:
         return SqlSource(self.text[start:end], self.file, self.line(start), breaks)
 
     def replaced(self, edits: Sequence[Edit]) -> "SqlSource":
-        """Return the text with parts replaced.
-
-        Args:
-            edits: In the order of the text, without overlaps.
-        """
+        """Return the text with parts replaced; in the order of the text, without overlaps."""
         if not edits:
             return self
         pieces: list[str] = []

@@ -22,13 +22,7 @@ _SET_WITHOUT_EQUALS = {"CATALOG", "TIME", "ROLE", "RECIPIENT", "VARIABLE", "VAR"
 
 @dataclass(frozen=True)
 class Statement:
-    """One statement.
-
-    Attributes:
-        source: From its first to its last token, with comments.
-        tokens: With comments.
-        error: If a string, identifier or comment is not closed.
-    """
+    """One statement, from its first to its last token, with comments."""
 
     source: SqlSource
     tokens: tuple[Token, ...]

@@ -28,11 +28,7 @@ _BEFORE_EXPRESSION = {
 def substitute_variables(
     source: SqlSource, tokens: Sequence[Token], variables: Mapping[str, str]
 ) -> SqlSource:
-    """Replace `${key}`, also in names and strings, but not in comments.
-
-    Raises:
-        DefinitionError: A key has no value.
-    """
+    """Replace `${key}`, also in names and strings, but not in comments."""
     comments = [
         (token.start, token.end)
         for token in tokens
@@ -81,9 +77,6 @@ def substitute_parameters(
 
     JSON paths (`a:b`), casts (`a::int`) and types (`STRUCT<a: INT>`) are kept. `tokens` are without
     comments.
-
-    Raises:
-        DefinitionError: A name has no value.
     """
     edits = []
     for colon, name in _markers(tokens):

@@ -10,13 +10,7 @@ from penstock._sql.names import SqlName
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """A query.
-
-    Attributes:
-        text: As the user wrote it, with substituted values.
-        line: Its first line in the file.
-        column: Characters before it on that line.
-    """
+    """A query as the user wrote it, with substituted values; `column` counts from 0."""
 
     text: str
     line: int
@@ -43,13 +37,7 @@ class ColumnName:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnList:
-    """The column list of a dataset.
-
-    Attributes:
-        schema: Columns with types, as DDL; `None` if there are none.
-        names: Columns without types.
-        rules: Expectations.
-    """
+    """The column list of a dataset: columns with types as DDL, or names only."""
 
     schema: str | None = None
     names: tuple[ColumnName, ...] = ()
@@ -73,13 +61,7 @@ class TableClauses:
 
 @dataclass(frozen=True, kw_only=True)
 class CdcSource:
-    """The source of change events.
-
-    Attributes:
-        name: Of a dataset; `None` for a query.
-        is_stream: Whether the dataset is read as a stream.
-        query: In parentheses instead of a name.
-    """
+    """The source of change events: the name of a dataset, or a query in parentheses."""
 
     name: SqlName | None
     is_stream: bool
@@ -88,15 +70,7 @@ class CdcSource:
 
 @dataclass(frozen=True, kw_only=True)
 class FlowBody:
-    """The rows of a query, or the change events of a source.
-
-    Attributes:
-        query: `None` for change events.
-        cdc: How events are applied; its source is as the user wrote it.
-        source: Of the events.
-        once: Runs one time.
-        replace_where: Rows of the target that the query replaces.
-    """
+    """The rows of a query, or the change events of a source."""
 
     query: Query | None = None
     cdc: CdcSpec | None = None

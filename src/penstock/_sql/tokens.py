@@ -23,15 +23,7 @@ class TokenKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token.
-
-    Attributes:
-        kind: What it is.
-        text: As written.
-        start: Offset of its first character.
-        end: Offset after its last character.
-        word: Upper case, for comparison with keywords; empty unless a word or a symbol.
-    """
+    """One token; `word` is upper case, and empty unless it is a word or a symbol."""
 
     kind: TokenKind
     text: str
@@ -41,13 +33,7 @@ class Token:
 
 
 class UnclosedError(Exception):
-    """A string, an identifier or a comment is not closed.
-
-    Attributes:
-        start: Offset of its first character.
-        what: Description for messages.
-        closing: The missing characters.
-    """
+    """A string, an identifier or a comment is not closed."""
 
     def __init__(self, start: int, what: str, closing: str) -> None:
         self.start = start
@@ -91,8 +77,7 @@ _LIKE_ESCAPES = "%_"
 def tokens_of(text: str) -> Iterator[Token]:
     """Yield the tokens of a text with comments, without white space.
 
-    Raises:
-        UnclosedError: After all tokens before it.
+    Raises `UnclosedError` after all tokens before it.
     """
     position = 0
     while position < len(text):

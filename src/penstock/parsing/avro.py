@@ -60,24 +60,14 @@ class PayloadError(ValueError):
 
 @functools.cache
 def require_fastavro() -> Any:
-    """The fastavro package.
-
-    Raises:
-        MissingExtraError: `MISSING_EXTRA`.
-    """
+    """The fastavro package, or `MISSING_EXTRA`."""
     return import_extra("fastavro", extra="registry", feature="an Avro payload")
 
 
 def struct_of_avro(text: str, references: tuple[str, ...] = ()) -> StructType:
     """The columns of an Avro record.
 
-    Args:
-        text: The schema.
-        references: Schemas of the named types that it uses, in the order of their use.
-
-    Raises:
-        DefinitionError: `PAYLOAD_SCHEMA_INVALID`: not a schema of a record, or a union that has no
-            column type.
+    `references` are schemas of the named types that it uses, in the order of their use.
     """
     try:
         types = _Types()
@@ -94,16 +84,9 @@ def struct_of_avro(text: str, references: tuple[str, ...] = ()) -> StructType:
 def decode_avro(
     payload: bytes, writer: str, reader: str | None = None, *, references: tuple[str, ...] = ()
 ) -> Any:
-    """The value that a payload holds.
+    """The value of binary Avro without header, written with the schema `writer`.
 
-    Args:
-        payload: Binary Avro without header.
-        writer: The schema that it was written with.
-        reader: The schema to read it as: defaults and aliases are applied.
-        references: See `struct_of_avro`; of the writer's schema.
-
-    Raises:
-        PayloadError: It cannot be read so.
+    Defaults and aliases of `reader` are applied; `references` are of the writer's schema.
     """
     fastavro = require_fastavro()
     stream = io.BytesIO(payload)

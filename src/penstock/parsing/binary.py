@@ -108,11 +108,7 @@ def parse_protobuf(
 
 
 def read_schema_file(path: Path) -> str:
-    """The text of a schema's file.
-
-    Raises:
-        DefinitionError: `PAYLOAD_SCHEMA_INVALID`.
-    """
+    """The text of a schema file, or `PAYLOAD_SCHEMA_INVALID`."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -124,12 +120,7 @@ def decoded(
 ) -> DataFrame:
     """Replace a payload by the columns of what `decode` makes of it.
 
-    Args:
-        df: Streaming or not.
-        column: The payload.
-        struct: The columns.
-        decode: Raises `PayloadError` for what is one row's error; anything else fails the query.
-        into: See `parse_json`.
+    A `PayloadError` of `decode` is the error of one row; anything else fails the query.
     """
     name = require_column(df, column)
     try:

@@ -80,16 +80,9 @@ def parse_confluent(
 
 
 def decode_confluent(payload: bytes, registry: SchemaRegistry, reader: str | None = None) -> Any:
-    """The record of a payload.
+    """The record of a payload with its header; `reader` is an Avro schema to read Avro payloads as.
 
-    Args:
-        payload: With its header.
-        registry: Asked for the schema once per process.
-        reader: An Avro schema to read Avro payloads as.
-
-    Raises:
-        PayloadError: The payload cannot be decoded.
-        ConnectorError: The registry does not answer, or refuses to.
+    The registry returns each schema once per process.
     """
     if len(payload) < _HEADER_BYTES or payload[0] != 0:
         raise PayloadError("the payload does not begin with a schema id")
@@ -118,9 +111,6 @@ def read_indexes(body: bytes) -> tuple[list[int], int]:
     """The message indexes before a Protobuf payload, and where the payload begins.
 
     They are zigzag numbers: how many, then each; a single 0 stands for the first message.
-
-    Raises:
-        PayloadError: They are cut short or make no sense.
     """
     count, at = _zigzag(body, 0)
     if count == 0:
@@ -135,11 +125,7 @@ def read_indexes(body: bytes) -> tuple[list[int], int]:
 
 
 def struct_of_json_schema(text: str) -> StructType:
-    """The columns of a JSON Schema of an object.
-
-    Raises:
-        DefinitionError: `PAYLOAD_SCHEMA_INVALID`: it refers to other schemas, or has alternatives.
-    """
+    """The columns of a JSON Schema of an object, without alternatives or references."""
     try:
         json_type = _json_type(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -24,14 +24,8 @@ def huge_number(text: Column, schema: StructType) -> Column | None:
     """Whether a JSON text has a number that Spark must not parse into this schema.
 
     That is a number without quotes with four or more digits in its exponent, or one in quotes that
-    goes into a DECIMAL. Other strings are left alone: `"5e12345"` may be an id.
-
-    Args:
-        text: STRING; the result for NULL is NULL or false.
-        schema: What it is parsed into.
-
-    Returns:
-        A BOOLEAN; `None` for a schema without a DECIMAL, with which Spark writes nothing out.
+    goes into a DECIMAL. Other strings are left alone: `"5e12345"` may be an id. The result is NULL
+    or false for NULL; `None` for a schema without a DECIMAL, with which Spark writes nothing out.
     """
     names = list(dict.fromkeys(_decimal_fields(schema)))
     if not names:

@@ -39,12 +39,7 @@ _LONGEST_SHOWN = 60
 
 
 class MisfitError(ValueError):
-    """A value does not fit its type; the path is filled in on the way out.
-
-    Attributes:
-        path: Field by field, from the outside.
-        reason: What is wrong with the value.
-    """
+    """A value does not fit its type; the path is filled in on the way out."""
 
     def __init__(self, reason: str, path: tuple[str, ...] = ()) -> None:
         self.reason, self.path = reason, path
@@ -65,10 +60,7 @@ class UnsupportedTypeError(ValueError):
 def compile_fit(data_type: DataType) -> Fit:
     """A function from a decoded value, which is not NULL, to one that Arrow takes for this type.
 
-    The function raises `MisfitError`.
-
-    Raises:
-        UnsupportedTypeError: Nothing decodes to this type (VARIANT, for example).
+    It raises `MisfitError`. Nothing decodes to some types, such as VARIANT: `UnsupportedTypeError`.
     """
     if isinstance(data_type, StructType):
         return _struct(data_type)

@@ -23,11 +23,7 @@ def quoted(name: str) -> str:
 
 
 def require_column(df: DataFrame, column: str) -> str:
-    """The payload's column as the DataFrame spells it.
-
-    Raises:
-        DefinitionError: `PAYLOAD_COLUMN_INVALID`: there is none, or it is no STRING or BINARY.
-    """
+    """The payload's column as the DataFrame spells it; it must be STRING or BINARY."""
     for field in df.schema:
         if field.name.lower() == column.lower():
             if field.dataType.typeName() not in ("string", "binary"):
@@ -57,17 +53,8 @@ def spread(
 ) -> DataFrame:
     """Put the parsed columns in the payload's place, and the outcome at the end.
 
-    Args:
-        df: Rows that hold what `parsed` and `error` refer to.
-        column: The payload; it is left out.
-        schema: Of the parsed struct.
-        parsed: The struct.
-        error: Why it could not be parsed; NULL otherwise.
-        into: Keep the struct as one column of this name.
-        extra: Value of `_extra_fields`.
-
-    Raises:
-        DefinitionError: `PARSED_COLUMN_EXISTS`.
+    `df` has what the struct `parsed` and `error` refer to; `error` is NULL for parsed rows. `into`
+    keeps the struct as one column; `extra` is the value of `_extra_fields`.
     """
     kept = [name for name in df.columns if name != column and not name.startswith("__penstock_")]
     new = [into] if into else [field.name for field in schema]

@@ -46,11 +46,7 @@ _TIMESTAMP, _DURATION = "google.protobuf.Timestamp", "google.protobuf.Duration"
 
 @functools.cache
 def require_protobuf() -> Any:
-    """The `google.protobuf` package.
-
-    Raises:
-        MissingExtraError: `MISSING_EXTRA`.
-    """
+    """The `google.protobuf` package, or `MISSING_EXTRA`."""
     return import_extra(
         "google.protobuf",
         "google.protobuf.descriptor_pool",
@@ -63,15 +59,10 @@ def require_protobuf() -> Any:
 
 
 def struct_of_message(files: bytes, message: str) -> StructType:
-    """The columns of a message.
+    """The columns of a message, by its full name.
 
-    Args:
-        files: A serialized FileDescriptorSet, as `protoc --include_imports --descriptor_set_out`
-            writes it.
-        message: Full name, such as `shop.Order`.
-
-    Raises:
-        DefinitionError: `PAYLOAD_SCHEMA_INVALID`.
+    `files` is a serialized FileDescriptorSet, as `protoc --include_imports --descriptor_set_out`
+    writes it.
     """
     return _struct(message_class(files, message).DESCRIPTOR, ())
 
@@ -79,15 +70,8 @@ def struct_of_message(files: bytes, message: str) -> StructType:
 def decode_protobuf(payload: bytes, files: bytes, message: str, *, strict: bool = False) -> Any:
     """The record that a payload holds.
 
-    Args:
-        payload: A serialized message.
-        files: See `struct_of_message`.
-        message: Full name.
-        strict: `files` is what the payload was written with: fields that it does not know are an
-            error. Otherwise only a payload that has nothing else is one.
-
-    Raises:
-        PayloadError: It is no such message.
+    With `strict`, `files` is what the payload was written with: fields that it does not know are an
+    error. Otherwise only a payload that has nothing else is one.
     """
     made = message_class(files, message)()
     try:
@@ -103,11 +87,7 @@ def decode_protobuf(payload: bytes, files: bytes, message: str, *, strict: bool 
 
 @functools.lru_cache(maxsize=512)
 def message_class(files: bytes, message: str) -> Any:
-    """The Python class of a message.
-
-    Raises:
-        DefinitionError: `PAYLOAD_SCHEMA_INVALID`.
-    """
+    """The Python class of a message."""
     protobuf = require_protobuf()
     from google.protobuf import descriptor_pb2
 
@@ -129,12 +109,7 @@ def message_class(files: bytes, message: str) -> Any:
 def message_at(files: bytes, indexes: Sequence[int]) -> str:
     """The full name of the message that the indexes of the Confluent wire format mean.
 
-    Args:
-        files: A FileDescriptorSet; its last file is the schema.
-        indexes: Of the message in its file, then of the nested one, and so on.
-
-    Raises:
-        PayloadError: There is none.
+    They are of the message in the last file, then of the nested one, and so on.
     """
     require_protobuf()
     from google.protobuf import descriptor_pb2
@@ -156,12 +131,7 @@ def message_at(files: bytes, indexes: Sequence[int]) -> str:
 def file_set(file: bytes, imported: Mapping[str, bytes]) -> bytes:
     """A FileDescriptorSet of one file and those that it imports.
 
-    Args:
-        file: A serialized FileDescriptorProto.
-        imported: By the name in its `import`: FileDescriptorSets that end in the file meant.
-
-    Raises:
-        DefinitionError: `PAYLOAD_SCHEMA_INVALID`.
+    `imported` are FileDescriptorSets that end in the file of this name.
     """
     require_protobuf()
     from google.protobuf import descriptor_pb2
@@ -186,16 +156,7 @@ def file_set(file: bytes, imported: Mapping[str, bytes]) -> bytes:
 
 
 def compile_files(text: str, imports: Mapping[str, str]) -> bytes:
-    """The FileDescriptorSet of a `.proto` text.
-
-    Args:
-        text: The file; it becomes the last one of the set.
-        imports: Texts of the files that it imports, by name.
-
-    Raises:
-        MissingExtraError: grpcio-tools, which carries the compiler, is not installed.
-        DefinitionError: `PAYLOAD_SCHEMA_INVALID`.
-    """
+    """The FileDescriptorSet of a `.proto` text, which is its last file; `imports` by name."""
     try:
         import grpc_tools
         from grpc_tools import protoc

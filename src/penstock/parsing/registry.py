@@ -30,14 +30,11 @@ class UnknownSchemaError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class RegisteredSchema:
-    """A schema of the registry.
+    """A schema of the registry; `kind` is `AVRO`, `PROTOBUF` or `JSON`.
 
-    Attributes:
-        kind: `AVRO`, `PROTOBUF` or `JSON`.
-        text: As registered.
-        references: Texts of the schemas that it refers to, before those that refer to them.
-        files: Of Protobuf, a FileDescriptorSet whose last file is the schema.
-        imports: Of Protobuf, the files that it imports, by name.
+    `references` are texts of the schemas that it refers to, before those that refer to them.
+    `files` is a FileDescriptorSet of Protobuf whose last file is the schema, `imports` are its
+    files by name.
     """
 
     kind: str
@@ -87,21 +84,11 @@ class SchemaRegistry:
             raise _invalid("`auth` is `user:password`")
 
     def schema(self, schema_id: int) -> RegisteredSchema:
-        """The schema with an id.
-
-        Raises:
-            UnknownSchemaError: There is none.
-            ConnectorError: `SCHEMA_REGISTRY_UNREACHABLE` or `SCHEMA_REGISTRY_REFUSED`.
-        """
+        """The schema with an id, else `UnknownSchemaError`; `ConnectorError` of the registry."""
         return self._kept(f"schemas/ids/{schema_id}")
 
     def latest(self, subject: str) -> RegisteredSchema:
-        """The newest version of a subject, as it is now.
-
-        Raises:
-            UnknownSchemaError: There is no such subject.
-            ConnectorError: `SCHEMA_REGISTRY_UNREACHABLE` or `SCHEMA_REGISTRY_REFUSED`.
-        """
+        """The newest version of a subject, as it is now; raises as `schema`."""
         return self._read(f"subjects/{quote(subject, safe='')}/versions/latest")
 
     def _kept(self, path: str) -> RegisteredSchema:

@@ -16,11 +16,7 @@ _AVRO_FILES = (".avsc", ".avro.json")
 
 
 def to_struct(schema: StructType | str) -> StructType:
-    """A schema that a user gave: a struct, DDL, or Spark's JSON form of a schema.
-
-    Raises:
-        DefinitionError: `PAYLOAD_SCHEMA_INVALID`.
-    """
+    """A schema that a user gave: a struct, DDL, or Spark's JSON form of a schema."""
     if isinstance(schema, StructType):
         struct = schema
     elif schema.lstrip().startswith("{"):
