@@ -19,10 +19,7 @@ class BatchAdmission:
     """Lets the streaming queries of a session take turns, first come, first served.
 
     The number of concurrent batches is one more than the number of cores, as a batch does not
-    compute all the time.
-
-    Args:
-        spark: The session. A borrowed one without Penstock's Java classes has no limit.
+    compute all the time. A borrowed session without Penstock's Java classes has no limit.
     """
 
     def __init__(self, spark: SparkSession) -> None:

@@ -53,9 +53,7 @@ class DamageCheck:
     ) -> None:
         """Compare the tables of a dataset with the recorded commits of its flows.
 
-        Raises:
-            CheckpointError: `TABLE_BEHIND_CHECKPOINT` or `FLOW_STATE_MISSING`.
-            SetupError: `TABLE_LOG_DAMAGED`.
+        Raises `TABLE_BEHIND_CHECKPOINT`, `FLOW_STATE_MISSING` or `TABLE_LOG_DAMAGED`.
         """
         tables = self._tables.by_role(dataset)
         for name, node in nodes.items():
@@ -118,11 +116,7 @@ class DamageCheck:
                 return
 
     def check_state(self, node: FlowNode, target: TableRef | None) -> None:
-        """Refuse a flow with a checkpoint, but without state.
-
-        Raises:
-            CheckpointError: `FLOW_STATE_MISSING`.
-        """
+        """Refuse a flow with a checkpoint, but without state: `FLOW_STATE_MISSING`."""
         name, layout = node.flow.name, self._tables.layout
         folder = local_path(f"{layout.root}/checkpoints/{path_segment(name)}")
         if folder is None or not folder.is_dir():
@@ -146,11 +140,7 @@ class DamageCheck:
                 )
 
     def check_checkpoint(self, node: FlowNode, epoch: str) -> None:
-        """Refuse a checkpoint with files that Spark cannot read.
-
-        Raises:
-            CheckpointError: `CHECKPOINT_DAMAGED`.
-        """
+        """Refuse a checkpoint with files that Spark cannot read: `CHECKPOINT_DAMAGED`."""
         name = node.flow.name
         folder = local_path(self._tables.layout.checkpoint_path(name, epoch))
         if folder is None or not folder.is_dir():

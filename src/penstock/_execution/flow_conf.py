@@ -11,15 +11,10 @@ from penstock._graph.dataflow import DataflowGraph, FlowNode
 
 
 class FlowConfs:
-    """Confs of flows and their tables on the session that all flows share.
+    """Confs of flows and their tables on the session that all flows share; those of a flow win.
 
-    Args:
-        spark: The pipeline's session.
-        graph: The confs of a flow win over those of its table.
-
-    Attributes:
-        lock: Held while queries are built and started, because their functions may set confs and
-            temporary views: one at a time.
+    `lock` is held while queries are built and started, because their functions may set confs and
+    temporary views: one at a time.
     """
 
     def __init__(self, spark: SparkSession, graph: DataflowGraph) -> None:

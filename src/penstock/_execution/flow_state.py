@@ -55,12 +55,9 @@ class FlowState:
 
 @dataclass(frozen=True, kw_only=True)
 class ViewState:
-    """Inputs of the last refresh of a materialized view.
+    """Inputs of the last refresh of a materialized view, and the table version after it.
 
-    Attributes:
-        fingerprint: Of the query, the rules and the sources' code.
-        sources: Version of each source.
-        table_version: Delta version after the refresh.
+    `fingerprint` is of the query, the rules and the code of the sources.
     """
 
     fingerprint: str
@@ -108,9 +105,7 @@ class StateStore:
     def new_flow(self, name: str, position: Mapping[str, Any] | None = None) -> FlowState:
         """Create the state of a flow with a new epoch, for its first start or a full refresh.
 
-        Args:
-            name: Of the flow.
-            position: Start of its streams; by default that of a pending reset.
+        `position` is the start of its streams; by default that of a pending reset.
         """
         if position is None:
             before = self.flow(name)
@@ -160,9 +155,8 @@ def check_state(
 ) -> None:
     """Compare a query with the query of its checkpoint.
 
-    Raises:
-        CheckpointError: A stateful operator or a source changed; Spark would fail at the start,
-            or continue with state of another meaning.
+    A changed stateful operator or source is an error: Spark would fail at the start, or continue
+    with state of another meaning.
     """
     if state.stateful_operators is None:
         return
@@ -189,11 +183,7 @@ def check_state(
 
 
 def check_migration(flow: Flow, state: FlowState | None) -> None:
-    """Refuse a flow with an unfinished migration.
-
-    Raises:
-        PlanError: `MIGRATION_UNFINISHED`.
-    """
+    """Refuse a flow with an unfinished migration: `MIGRATION_UNFINISHED`."""
     if state is not None and state.migration is not None:
         raise PlanError(
             "MIGRATION_UNFINISHED",

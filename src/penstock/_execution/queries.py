@@ -52,13 +52,8 @@ from penstock.sources.base import NOWHERE, OpenedSource, Position, explained
 class EngineContext:
     """Context of the engine.
 
-    Attributes:
-        pipeline: Name of the pipeline; part of the writers' app ids.
-        source_digest: Digest of the project's source files, for views that use Python functions.
-        emit: Takes events; any thread.
-        origin: Event origin of pipeline and update.
-        last_batch: Newest micro-batch of a flow in the event log.
-        resolve_secrets: Fills `${secret:...}` in sink options.
+    `emit` may be called on any thread. `source_digest` is of the project's source files, for views
+    that use Python functions. `last_batch` is the newest micro-batch of a flow in the event log.
     """
 
     pipeline: str

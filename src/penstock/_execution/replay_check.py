@@ -11,11 +11,7 @@ from penstock.errors import PlanError
 
 
 def check_replay(node: DatasetNode, flows: Sequence[FlowNode]) -> None:
-    """Check that a replay may add rows to a table.
-
-    Raises:
-        PlanError: `QUARANTINE_REPLAY_NOT_POSSIBLE`.
-    """
+    """Check that a replay may add rows to a table, else `QUARANTINE_REPLAY_NOT_POSSIBLE`."""
     reason = hint = ""
     if node.kind is not DatasetKind.STREAMING_TABLE:
         reason = f"it is a {node.kind.value}, which every update recomputes"

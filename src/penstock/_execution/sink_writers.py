@@ -50,17 +50,7 @@ class SinkWriters:
     ) -> Any:
         """A stream writer for a flow, without name, checkpoint and trigger.
 
-        Args:
-            sink: The sink.
-            node: The flow.
-            df: Its query.
-            epoch: Of its checkpoint.
-            checkpoint: Path of the checkpoint.
-            running: Receives the batches of batch sinks.
-            has_batches: False for continuous processing and real-time mode, where Spark writes.
-
-        Raises:
-            PenstockError: The sink does not support the flow.
+        Without `has_batches` (continuous processing, real-time mode) Spark writes.
         """
         flow, mode = node.flow, node.analysis.output_mode or OutputMode.APPEND
         system = sink_of(sink.format)

@@ -25,11 +25,8 @@ from penstock.errors import DefinitionError
 class NextSnapshot:
     """A snapshot that is newer than the last.
 
-    Attributes:
-        df: Its rows.
-        is_named: Whether it is the content of a named source, which may not have changed.
-        text: For messages.
-        apply: Applies it to the table; returns `None` if nothing differs.
+    `is_named`: the content of a named source, which may not have changed. `apply` returns `None` if
+    nothing differs.
     """
 
     df: DataFrame
@@ -41,12 +38,7 @@ class NextSnapshot:
 class SnapshotProgress:
     """Iterates over the snapshots of a flow and records the last one.
 
-    Args:
-        flow: The flow.
-        evaluate: Calls its query function, or a replacement of it.
-        last_number: Number of the last snapshot in the table; -1 before the first.
-        state: Of the flow.
-        save: Stores the state.
+    `last_number` is that of the last snapshot in the table; -1 before the first.
     """
 
     def __init__(

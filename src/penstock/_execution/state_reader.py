@@ -22,15 +22,10 @@ _JOIN_SIDES = ("left", "right")
 
 @dataclass(frozen=True, kw_only=True)
 class StateSection:
-    """A store, or a state variable, of a stateful operator.
+    """A store, or a state variable, of a stateful operator, with the first rows, JSON-ready.
 
-    Attributes:
-        operator: Its number in the query.
-        operator_name: Spark's name of the operator.
-        name: Of the store, the side of a join, or the state variable.
-        batch_id: Last micro-batch in it.
-        total: Number of entries.
-        rows: The first entries, JSON-ready.
+    `name` is that of the store, the side of a join, or the state variable; `batch_id` that of the
+    last micro-batch in it.
     """
 
     operator: int
@@ -50,11 +45,7 @@ def read_flow(
     operator: int | None,
     limit: int,
 ) -> tuple[StateSection, ...]:
-    """All sections of a flow's checkpoint.
-
-    Raises:
-        PlanError: `FLOW_NEVER_RAN`, `FLOW_WITHOUT_STATE`.
-    """
+    """All sections of a flow's checkpoint; `FLOW_NEVER_RAN` or `FLOW_WITHOUT_STATE` if none."""
     known = store.flow(flow)
     if known is None or known.stateful_operators is None:
         raise PlanError(

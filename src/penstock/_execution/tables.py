@@ -61,13 +61,9 @@ _WIDENING = "pipelines.enableTypeWidening"
 
 @dataclass(frozen=True)
 class Commit:
-    """A committed batch of a dataset.
+    """A committed batch of the dataset with this key.
 
-    Attributes:
-        result: Counts of the commit.
-        dataset: Key of the dataset.
-        is_upsert: Whether rows were merged rather than added.
-        deletes: Whether rows may have been deleted.
+    `is_upsert`: rows were merged rather than added; `deletes`: rows may have been deleted.
     """
 
     result: CommitResult
@@ -122,27 +118,14 @@ class Commit:
 
 @dataclass(frozen=True)
 class BatchWriter:
-    """A query with its helper columns, and its writer.
-
-    Attributes:
-        df: The query to start.
-        write: Commits a micro-batch of `df`; exactly once per batch id.
-    """
+    """A query with its helper columns, and its writer: exactly once per batch id."""
 
     df: DataFrame
     write: Callable[[DataFrame, int], Commit]
 
 
 class PipelineTables:
-    """Tables of one pipeline.
-
-    Args:
-        spark: The session.
-        graph: The pipeline.
-        layout: Of the storage.
-        settings: For the pipeline's name and defaults.
-        locations: Paths of datasets, by key, that replace the declared ones.
-    """
+    """Tables of one pipeline; `locations` replace the declared paths, by key of the dataset."""
 
     def __init__(
         self,
@@ -372,12 +355,7 @@ class PipelineTables:
     ) -> Commit:
         """Replace the contents of a table in one commit.
 
-        Args:
-            dataset: A materialized view; or a streaming table, with `where`.
-            node: Its flow.
-            df: The rows.
-            fingerprint: Of the query, for the commit.
-            where: Replace only the rows that match this condition; all rows of `df` do.
+        A streaming table needs `where`: all rows of `df` match it, and replace those that do.
         """
         df = self._conformed(dataset, df)
         split = self._split(dataset, df)

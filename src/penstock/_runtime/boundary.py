@@ -16,10 +16,6 @@ def as_penstock_error(raised: BaseException, doing: str) -> PenstockError:
 
     The text of a foreign exception stays out of the message, because it is not redacted; it is in
     the log and in `__cause__`.
-
-    Args:
-        raised: What was raised.
-        doing: What was being done, for the message.
     """
     if isinstance(raised, PenstockError):
         return raised
@@ -38,12 +34,7 @@ def as_penstock_error(raised: BaseException, doing: str) -> PenstockError:
 
 
 def disk_full(raised: BaseException, doing: str) -> SetupError | None:
-    """The error for a file system that takes no more; `None` for any other exception.
-
-    Args:
-        raised: What was raised.
-        doing: What was being done, for the message.
-    """
+    """The error for a file system that takes no more; `None` for any other exception."""
     if not isinstance(raised, OSError) or raised.errno not in _FULL:
         return None
     error = SetupError(

@@ -25,10 +25,7 @@ OnEnd = Callable[[PenstockError | None], None]
 class EngineCalls:
     """Non-blocking calls to the engine for the loop of the update. Never raises.
 
-    Args:
-        engine: Executes the steps.
-        scheduler: Starts the threads.
-        inbox: Receives every result as a call of the callback that was passed.
+    `inbox` receives every result as a call of the callback that was passed.
     """
 
     def __init__(

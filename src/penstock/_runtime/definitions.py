@@ -18,13 +18,7 @@ from penstock._observe.events import (
 def definitions(
     graph: DataflowGraph, origin: EventOrigin, paths: Mapping[str, str]
 ) -> Iterator[Event]:
-    """One event for each dataset, sink and flow, in the order of the graph.
-
-    Args:
-        graph: Of the pipeline.
-        origin: Of the update.
-        paths: Where the tables lie, by dataset.
-    """
+    """One event for each dataset, sink and flow, in the order of the graph."""
     for node in graph.datasets.values():
         dataset = DatasetDefinition(
             dataset_type=node.kind.value.upper().replace(" ", "_"),

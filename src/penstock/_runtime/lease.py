@@ -40,11 +40,8 @@ def _wait(seconds: float) -> None:
 class LeaseEnvironment:
     """The machine; replaceable in tests.
 
-    Attributes:
-        clock: For deadlines.
-        processes: Reports whether a holder is alive.
-        wait: Waits some seconds: the system does not report when a lock is released.
-        leftover_timeout_seconds: How long to wait for child processes of a dead holder.
+    `wait` polls: the system does not report when a lock is released. `leftover_timeout_seconds` is
+    the time that child processes of a dead holder get to end.
     """
 
     clock: Clock = field(default_factory=SystemScheduler)
@@ -79,13 +76,8 @@ class Lease:
         """Take the lease, or fail within 0.5 s if a living process holds it.
 
         If the recorded holder is dead but the lock is still held, its JVM is about to end: wait for
-        that up to the leftover timeout.
-
-        Args:
-            path: The file; made if it is missing, with its folders. Never removed.
-            holder: What else to write into the file, such as the pipeline's name. No secrets. A
-                `command` replaces the program and subcommand that are recorded otherwise.
-            environment: The machine.
+        that up to the leftover timeout. The file and its folders are created if missing, and never
+        removed. `holder` has no secrets; a `command` replaces the recorded program and subcommand.
 
         Raises:
             SetupError: LEASE_HELD, LEASE_LEFTOVER or LEASE_UNAVAILABLE.
@@ -146,14 +138,9 @@ class Lease:
 
 
 def living_holder(path: Path, processes: ProcessTable | None = None) -> Mapping[str, Any] | None:
-    """Who holds a lease, as far as the file tells; takes no lock.
+    """What the holder of a lease wrote (`pid`, `host`, `since`, ...); `None` if no holder lives.
 
-    Args:
-        path: The file.
-        processes: The process table of this machine by default.
-
-    Returns:
-        What the holder wrote (`pid`, `host`, `since`, ...); `None` if there is none that lives.
+    Takes no lock.
     """
     try:
         record = json.loads(path.read_bytes())

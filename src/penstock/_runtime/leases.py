@@ -12,12 +12,7 @@ from penstock._runtime.lease_paths import pipeline_lease_path, table_lease_path
 class PipelineLeases:
     """Prevents other commands from writing to a pipeline until the block ends.
 
-    Args:
-        storage: Storage root of the pipeline.
-        holder: Shown to commands that are refused meanwhile; see `Lease.acquire`.
-
-    Raises:
-        SetupError: `LEASE_HELD`, `LEASE_LEFTOVER`, `LEASE_UNAVAILABLE`.
+    `holder` is shown to commands that are refused meanwhile. Raises as `Lease.acquire`.
     """
 
     def __init__(self, storage: str, holder: Mapping[str, str]) -> None:
@@ -28,11 +23,7 @@ class PipelineLeases:
         """Descriptor of the lease; a child that inherits it holds the lease as well."""
 
     def add_tables(self, paths: Iterable[str]) -> None:
-        """Lease tables as well: another pipeline may write to the same path.
-
-        Raises:
-            SetupError: As the constructor.
-        """
+        """Lease tables as well: another pipeline may write to the same path."""
         for path in sorted({table_lease_path(path) for path in paths}):
             self._stack.enter_context(Lease.acquire(path, holder=self._holder))
 

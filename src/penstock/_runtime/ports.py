@@ -19,13 +19,7 @@ class FlowEnded:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOutcome:
-    """Result of a batch step.
-
-    Attributes:
-        changed: Whether a new table version was written.
-        reason: Why it was or was not, one short sentence.
-        rows: Rows written, if known.
-    """
+    """Result of a batch step; `reason` is one short sentence, `rows` are `None` if not known."""
 
     changed: bool
     reason: str
@@ -60,10 +54,8 @@ class Engine(Protocol):
     def start_flow(self, step: StartFlow, on_end: Callable[[FlowEnded], None]) -> RunningFlow:
         """Start a streaming flow and return.
 
-        Args:
-            step: What to start.
-            on_end: Called exactly once, on a thread of the engine, when the flow has ended and all
-                its events are out; never called when `start_flow` itself raises.
+        `on_end` is called exactly once, on a thread of the engine, when the flow has ended and all
+        its events are out; never when `start_flow` itself raises.
         """
 
     def run_once(self, step: RunOnceFlow) -> RunOutcome:
@@ -95,11 +87,7 @@ class Scheduler(Clock, Protocol):
     def receive(
         self, inbox: "SimpleQueue[Callable[[], None]]", deadline: float | None
     ) -> Callable[[], None] | None:
-        """Take the next message, waiting for it until `deadline` (of `monotonic`).
-
-        Returns:
-            The message, or `None` when the deadline passed first.
-        """
+        """Take the next message; `None` when `deadline` (of `monotonic`) passed first."""
 
     def start_thread(self, target: Callable[[], None], name: str) -> None:
         """Run `target`, which never raises, on a daemon thread."""
@@ -109,9 +97,8 @@ class Scheduler(Clock, Protocol):
 class ProcessInfo:
     """A living process.
 
-    Attributes:
-        started: Start time in any unit that is constant per process; `None` = unknown.
-            Distinguishes it from a later process with the same id.
+    `started` has any unit that is constant per process, and distinguishes it from a later process
+    with the same id; `None` = unknown.
     """
 
     pid: int

@@ -22,16 +22,9 @@ def run_with_relaunches(
 ) -> UpdateResult:
     """Run updates until one ends by something else than the death of Spark's JVM.
 
-    Args:
-        run: Runs an update in a session of its own. Gets the number of the retry, 0 for the first
-            run, and whether the set-up of tables is done, so that nothing is reset again.
-        policy: How often and when.
-        on_relaunch: Waits, as the decision says; `False` = a stop was requested, so no retry.
-        monotonic: Clock of the policy.
-        jitter: Gives numbers from 0 to 1 for the policy.
-
-    Raises:
-        PenstockError: As `run` does; of the last run.
+    `run` gets the number of the retry, 0 for the first run, and whether the set-up of tables is
+    done, so that nothing is reset again. `on_relaunch` waits, as the decision says; `False` = a
+    stop was requested, so no retry. Raises what the last run raised.
     """
     history, is_set_up = RunHistory(started_at=monotonic()), False
     while True:

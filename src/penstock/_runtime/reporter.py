@@ -32,15 +32,7 @@ def error_info(error: PenstockError, *, fatal: bool = True) -> ErrorInfo:
 
 
 class UpdateReporter:
-    """Emits the `update_progress` and `flow_progress` events of one update.
-
-    Args:
-        bus: Receives the events.
-        pipeline_name: For their origin.
-        update_id: For their origin.
-        plan: Distinguishes datasets from sinks.
-        dataset_names: Name of each dataset (key) in events; by default its key.
-    """
+    """Emits the `update_progress` and `flow_progress` events of one update."""
 
     def __init__(
         self,

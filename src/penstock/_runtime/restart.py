@@ -10,9 +10,8 @@ from penstock.errors import CheckpointError, ExpectationFailedError, FlowError, 
 class RunHistory:
     """The runs of a flow so far.
 
-    Attributes:
-        started_at: Start of the failed run, in seconds of the clock.
-        retries: Retries that led to it without a healthy run in between; 0 = first run.
+    The failed run started at `started_at` (seconds of the clock) after `retries` retries without a
+    healthy run in between.
     """
 
     started_at: float
@@ -21,12 +20,7 @@ class RunHistory:
 
 @dataclass(frozen=True, kw_only=True)
 class RestartAfter:
-    """Retry.
-
-    Attributes:
-        seconds: Backoff before the retry.
-        retry: Number of this retry, from 1; the `retries` of the next history.
-    """
+    """Retry after a backoff of `seconds`; `retry` counts from 1."""
 
     seconds: float
     retry: int
@@ -34,11 +28,7 @@ class RestartAfter:
 
 @dataclass(frozen=True, kw_only=True)
 class GiveUp:
-    """Do not retry.
-
-    Attributes:
-        reason: A short clause for messages.
-    """
+    """Do not retry; `reason` is a short clause for messages."""
 
     reason: str
 
@@ -91,14 +81,7 @@ class RestartPolicy:
         now: float,
         random: Callable[[], float],
     ) -> Decision:
-        """Decide about a run that failed.
-
-        Args:
-            error: Why it failed.
-            history: The run and what led to it.
-            now: When it failed, in seconds of the same clock.
-            random: Gives numbers from 0 to 1.
-        """
+        """Decide about a run that failed `now`, in seconds of the clock of the history."""
         if not is_transient(error):
             return GiveUp(reason="not retryable")
         if error.condition in AT_ONCE:

@@ -34,8 +34,7 @@ class SetupOwner(Protocol):
 class TableSetup:
     """Executes the resets, then the preparations of a plan.
 
-    Attributes:
-        was_cut: A stop, or the end of Spark's JVM, left steps undone.
+    `was_cut`: a stop, or the end of Spark's JVM, left steps undone.
     """
 
     def __init__(self, plan: Plan, owner: SetupOwner, services: Services) -> None:

@@ -20,16 +20,7 @@ _logger = logging.getLogger(__name__)
 class Supervisor:
     """Starts tasks, handles their results, retries, gives up and stops them.
 
-    All methods are called on the thread of the update.
-
-    Args:
-        board: The tasks.
-        services: Its dependencies.
-        max_streaming_flows: Maximum number of concurrent streaming flows.
-        max_batch_steps: Maximum number of concurrent batch steps.
-
-    Attributes:
-        failures: Errors of the tasks that failed finally.
+    All methods are called on the thread of the update. `failures` are of tasks that failed finally.
     """
 
     def __init__(

@@ -67,12 +67,7 @@ def walk(plan: Any) -> Iterator[Any]:
 def merge_keys(df: "DataFrame", flow: Flow, properties: Mapping[str, str]) -> tuple[str, ...]:
     """Columns that identify a row of an update-mode flow: declared, or the grouping columns.
 
-    Returns:
-        Empty for a query without an aggregation, whose updates are appends.
-
-    Raises:
-        DefinitionError: The result does not contain all grouping columns, or a declared key is not
-            a column.
+    Empty for a query without an aggregation, whose updates are appends.
     """
     declared = properties.get(MERGE_KEYS_PROPERTY, "")
     if declared.strip():
@@ -213,11 +208,10 @@ def fingerprint(text: str, *more: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSources:
-    """Sources of a batch query.
+    """Versions of the sources of a batch query, or why they are unknown.
 
-    Attributes:
-        versions: Delta table path to version; file path to size and modification time.
-        unversioned: Why the versions are unknown; `None` if they are known.
+    `versions` map the path of a Delta table to its version, and of a file to size and modification
+    time.
     """
 
     versions: Mapping[str, str]

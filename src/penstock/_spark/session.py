@@ -134,8 +134,7 @@ class SessionOptions:
 def borrow_session() -> SparkSession | None:
     """Return the classic SparkSession that already exists in this process, if any.
 
-    Raises:
-        SetupError: It cannot read and write Delta tables.
+    Raises `SESSION_WITHOUT_DELTA` if it cannot read and write Delta tables.
     """
     spark = SparkSession.getActiveSession() or SparkSession._instantiatedSession
     if spark is None or spark._sc._jsc is None:
@@ -153,9 +152,7 @@ def borrow_session() -> SparkSession | None:
 def build_session(options: SessionOptions) -> SparkSession:
     """Start the JVM and the session.
 
-    Raises:
-        SetupError: A session exists already, or Java or Spark did not start; the message carries
-            the last lines of the log.
+    A failure is a `SetupError` with the last lines of the log, also if a session exists already.
     """
     if SparkContext._active_spark_context is not None:
         raise SetupError(
@@ -239,10 +236,8 @@ def jvm_watch(spark: SparkSession, on_death: Callable[[int], None]) -> Iterator[
 def jvm_exit_code(spark: SparkSession, error: BaseException | None = None) -> int | None:
     """Exit code of Spark's JVM; `None` while it runs, or if another process started it.
 
-    Args:
-        spark: The session.
-        error: Raised by a call of the JVM. The connection may break shortly before the process
-            ends.
+    With the `error` of a call of the JVM it waits: the connection may break shortly before the
+    process ends.
     """
     gateway: Any = spark._sc._gateway
     process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
@@ -258,10 +253,7 @@ def jvm_exit_code(spark: SparkSession, error: BaseException | None = None) -> in
 def jvm_died(exit_code: int, *, flow: str = "", log: str = "") -> FlowError:
     """The error to report when Spark's JVM has ended by itself.
 
-    Args:
-        exit_code: Of the process; negative for a signal.
-        flow: Name of the running flow, if any.
-        log: From `log_tail`.
+    `exit_code` is negative for a signal; `log` is from `log_tail`.
     """
     ended = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
     what = f"flow {flow!r}: " if flow else ""

@@ -27,11 +27,8 @@ _END_SECONDS = 5.0
 class SparkLog:
     """The log file of one JVM, which only its owner may read, and the pipe into it.
 
-    Args:
-        path: The file; existing content is kept.
-
-    Attributes:
-        writer: File descriptor for the output of the JVM, until `started`.
+    Existing content is kept. `writer` is the file descriptor for the output of the JVM, until
+    `started`.
     """
 
     def __init__(self, path: Path) -> None:

@@ -59,8 +59,7 @@ def check_expectations(df: DataFrame, expectations: Sequence[Expectation]) -> No
 def condition_column(spark: SparkSession, rule: Expectation) -> Column:
     """The condition as a Column; refused if it needs more than its row.
 
-    Raises:
-        DefinitionError: Not valid SQL by itself, a subquery, or a call of Java.
+    That is invalid SQL, a subquery, or a call of Java.
     """
     if isinstance(rule.condition, Column):
         # Its expressions are known after analysis: `check_expectations` checks them.

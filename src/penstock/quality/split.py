@@ -62,12 +62,7 @@ class RowSplit:
 
 @dataclass(frozen=True)
 class ExpectationFailure:
-    """The row that broke fail rules.
-
-    Attributes:
-        rules: Names of the fail rules that the row breaks.
-        row: The row as JSON, truncated.
-    """
+    """The row that broke fail rules, as truncated JSON, and the names of the rules."""
 
     rules: tuple[str, ...]
     row: str
