@@ -36,12 +36,9 @@ _MOST_ROUNDS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class MissingSource:
-    """A table or folder that the pipeline reads and that is not here.
+    """A table or folder that is not here, such as `table a.b.c` or `json /Volumes/x`.
 
-    Attributes:
-        name: In words: `table a.b.c`, `json /Volumes/x`.
-        reason: Why it cannot be read.
-        columns: Those that the pipeline uses, with their types; `void` where any would do.
+    `columns` are those that the pipeline uses, with their types; `void` where any would do.
     """
 
     name: str
@@ -126,18 +123,10 @@ def check_project(
 class OpenedProject:
     """A project whose sources were executed and whose flows were analysed.
 
-    Attributes:
-        loaded: What the sources declared.
-        index: The same by name.
-        survey: Result of the analysis.
-        notes: Of index and plan.
-        assumed_settings: Settings without a value, with the assumed values.
-        servers: Kafka brokers that the code names, and that are not on this machine.
-        guessing: Files that were executed with assumed rows in place of a missing source.
-        assuming: Files that read a secret or a setting that is not here.
-        read_while_loaded: Names of the sources that were stood in for while files were loaded.
-        is_loaded_from_guesses: Whether one of them read a source that is not here while it was
-            loaded: whatever depends on its rows may fail then, in any file.
+    `guessing` are files that were executed with assumed rows in place of a missing source,
+    `assuming` those that read a secret or a setting that is not here. `servers` are Kafka brokers
+    that the code names and that are not on this machine. `is_loaded_from_guesses`: a file read a
+    missing source while it was loaded, so that whatever depends on its rows may fail, in any file.
     """
 
     loaded: LoadedSources
@@ -218,17 +207,8 @@ def opened_project(
 ) -> Iterator[OpenedProject]:
     """Execute the sources of a project and analyse its flows, with assumptions.
 
-    Called on the main thread; changes the working directory to the project's root.
-
-    Args:
-        settings: Of the pipeline.
-        absent: Modules that are not here, with the files that import them.
-        evaluator: Makes what calls the query functions, as `Evaluator` is made.
-        assuming: Files that read a secret or a setting that is not here.
-
-    Raises:
-        SpecError: The source files cannot be found.
-        SetupError: No Java, no jars, no Spark.
+    Called on the main thread; changes the working directory to the project's root. `absent` are
+    modules that are not here, with the files that import them. Raises as `check_project`.
     """
     with (
         stand_ins(absent),

@@ -47,11 +47,8 @@ Loaded = TypeVar("Loaded")
 class Selection:
     """Which part of a pipeline is analysed, and how.
 
-    Attributes:
-        names: Datasets and sinks that must be valid; empty = all.
-        replace_where: Flow to the condition of the rows that it replaces.
-        keeps_refused: Flows that cannot run as streams are in the graph, with the reason, instead
-            of being errors.
+    `names` are datasets and sinks that must be valid; empty = all. With `keeps_refused`, flows that
+    cannot run as streams are in the graph, with the reason, instead of being errors.
     """
 
     names: Sequence[str] = ()
@@ -63,16 +60,8 @@ class Selection:
 class OpenPipeline:
     """A pipeline whose source files were executed and whose flows were analysed.
 
-    Attributes:
-        settings: Of the pipeline.
-        spark: Its session.
-        index: What it declares, by name.
-        graph: The same, analysed.
-        state: Epochs of its flows.
-        tables: Its tables.
-        source: The rows of its tables.
-        evaluator: Calls query functions over `source`.
-        leases: Held until the command ends; `None` if nothing may be written.
+    `evaluator` calls query functions over `source`, the rows of its tables. `leases` are held until
+    the command ends; `None` if nothing may be written.
     """
 
     settings: PipelineSettings
@@ -86,11 +75,7 @@ class OpenPipeline:
     leases: PipelineLeases | None
 
     def flow(self, name: str) -> "FlowNode":
-        """A flow by its name, in any case.
-
-        Raises:
-            SpecError: `UNKNOWN_FLOW`.
-        """
+        """A flow by its name, in any case."""
         for known, node in self.graph.flows.items():
             if known.lower() == name.lower():
                 return node
@@ -103,21 +88,12 @@ class OpenPipeline:
     def query(
         self, node: "FlowNode", position: "Position | None" = None
     ) -> "tuple[DataFrame, list[OpenedSource]]":
-        """The query of a flow over its real sources, and these.
-
-        Args:
-            node: The flow.
-            position: Where its streams begin, and end; `None` = where their options say.
-        """
+        """A flow over its real sources, by default from where their options say, and these."""
         df, evaluation = self.evaluator.evaluate(node.flow, position or {})
         return df, evaluation.sources
 
     def check_migration(self, node: "FlowNode") -> None:
-        """Refuse a flow whose table is being replaced.
-
-        Raises:
-            PlanError: `MIGRATION_UNFINISHED`.
-        """
+        """Refuse a flow whose table is being replaced."""
         check_migration(node.flow, self.state.flow(node.flow.name))
 
     def target_name(self, node: "FlowNode") -> str:
@@ -126,11 +102,7 @@ class OpenPipeline:
         return node.target if dataset is None else dataset.display
 
     def lease(self, node: "DatasetNode") -> None:
-        """Keep other pipelines from writing to a table.
-
-        Raises:
-            SetupError: `LEASE_HELD`.
-        """
+        """Keep other pipelines from writing to a table."""
         if self.leases is not None:
             self.leases.add_tables([self.tables.paths[node.key]])
 
@@ -206,13 +178,8 @@ def open_for_command(
 ) -> Iterator[OpenPipeline]:
     """Open a pipeline for a command that changes it while it does not run.
 
-    Args:
-        settings: The pipeline.
-        command: Shown to commands that are refused meanwhile.
-        update_id: Under which the command records events.
-
-    Raises:
-        PenstockError: The pipeline runs, or is wrong.
+    `command` is shown to commands that are refused meanwhile; events are recorded under
+    `update_id`.
     """
     holder = {"pipeline": settings.name, "command": f"penstock {command}"}
     if update_id is not None:
@@ -260,12 +227,8 @@ def execute(
 ) -> Loaded:
     """Execute the source files of a pipeline.
 
-    Args:
-        settings: The pipeline.
-        spark: Its session.
-        context: What reads need to know.
-        load: `load_definitions`, or `load_sources` to continue after errors.
-        reads: Carries out what the files read meanwhile; `None` = new ones.
+    `load` is `load_definitions`, or `load_sources` to continue after errors. `reads` carries out
+    what the files read meanwhile.
     """
     with redirected(reads or ExternalReads(spark, context)), user_columns():
         return load(
@@ -287,11 +250,7 @@ def read_context(
 ) -> ReadContext:
     """What reads of the pipeline's code need to know.
 
-    Args:
-        settings: The pipeline.
-        spark: Its session.
-        state: Epochs of the flows; `None` = a new store.
-        assumptions: Stands in for what is missing; `None` = that is an error.
+    `assumptions` replace what is missing; `None` = that is an error.
     """
     layout = StorageLayout(settings.storage)
     notes: dict[str, None] = {}

@@ -90,14 +90,8 @@ def plan_update(
 ) -> "tuple[DataflowGraph, Plan]":
     """Analyse a pipeline and plan an update, without touching its storage.
 
-    Args:
-        settings: The pipeline.
-        options: Of the update.
-        plan_texts: Takes the analysed plan of each flow as text.
-
-    Raises:
-        PlanError: The options cannot be applied.
-        PenstockError: As `open_pipeline`.
+    `plan_texts` takes the analysed plan of each flow as text. Raises as `open_pipeline`, and
+    `PlanError` if the options cannot be applied.
     """
     evaluator: Callable[..., Evaluator] = Evaluator
     if plan_texts is not None:
@@ -116,17 +110,9 @@ def run_update(
 ) -> UpdateResult:
     """Run one update; return when it has ended and Spark's JVM is gone.
 
-    Called on the main thread.
-
-    Args:
-        settings: The pipeline.
-        options: Of the update.
-        bus: Gets every event; the event log in the storage root is subscribed here.
-        on_running: Called once, before the first step, with what can stop the update.
-        edit: See `open_pipeline`.
-
-    Raises:
-        PenstockError: The update could not start. Failures of flows are in the result.
+    Called on the main thread. `bus` gets every event; the event log in the storage root is
+    subscribed here. `on_running` is called once, before the first step, with what can stop the
+    update. A `PenstockError` means that it could not start: failures of flows are in the result.
     """
     remember_settings(settings)
     update_id = str(uuid.uuid4())

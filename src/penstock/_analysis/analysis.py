@@ -53,13 +53,9 @@ from penstock.quality.rules import check_expectations, condition_column, quoted
 class Survey:
     """The analysis of a pipeline on a machine that may lack its data.
 
-    Attributes:
-        analyses: By flow; some of them have assumed columns.
-        errors: Certain errors.
-        failed: By flow, in `errors` or `unsure`.
-        unsure: Errors of flows that read a missing source; they may be correct with its data.
-        missing: The missing sources.
-        graph: `None` unless every flow could be analysed.
+    Some of the `analyses` have assumed columns. `errors` are certain; `unsure` are errors of flows
+    that read a missing source, which may be correct with its data; `failed` flows are in one of
+    both. `graph` is `None` unless every flow could be analysed.
     """
 
     analyses: Mapping[str, FlowAnalysis]
@@ -91,21 +87,11 @@ def analyse(
     selected: Collection[str] | None = None,
     keeps_refused: bool = False,
 ) -> DataflowGraph:
-    """Analyse every flow of a pipeline and build its graph.
+    """Analyse every flow of a pipeline and build its graph, or raise all its errors.
 
-    Nothing is written or started: datasets are empty relations with their schema.
-
-    Args:
-        spark: Classic session.
-        index: The declarations.
-        context: Of the reads.
-        evaluator: Has the signature of `Evaluator`.
-        selected: Keys of datasets and names of sinks that must be valid; `None` = all.
-        keeps_refused: Keep flows that cannot run as streams in the graph, with the reason: they
-            fail alone.
-
-    Raises:
-        DefinitionErrors: All errors of the pipeline.
+    Nothing is written or started: datasets are empty relations with their schema. `selected` are
+    keys of datasets and names of sinks that must be valid; `None` = all. With `keeps_refused`,
+    flows that cannot run as streams stay in the graph, with the reason: they fail alone.
     """
     source = CdcAwareSource(index)
     try:

@@ -41,8 +41,7 @@ def is_about_types(error: BaseException | None) -> bool:
 def without_ansi(spark: SparkSession) -> _Session:
     """Use a copy of the session without ANSI mode on this thread.
 
-    Yields:
-        A function that moves a DataFrame of the copy to the session that was used before.
+    Yields a function that moves a DataFrame of the copy to the session that was used before.
     """
     _install()
     copy = spark.__dict__[_FIELD].cloneSession()
@@ -53,8 +52,7 @@ def without_ansi(spark: SparkSession) -> _Session:
 def with_ansi(spark: SparkSession) -> _Session:
     """Use the session itself again: for a query within a query that uses a copy.
 
-    Yields:
-        A function that moves a DataFrame of it to the session that was used before.
+    Yields a function that moves a DataFrame of it to the session that was used before.
     """
     if _copy.get() is None:
         return contextlib.nullcontext(lambda df: df)

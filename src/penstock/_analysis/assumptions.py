@@ -54,13 +54,10 @@ _MOST_STEPS = 2000
 
 @dataclass
 class AssumedSource:
-    """A missing source.
+    """A missing source, such as `table a.b.c` or `json /Volumes/x`, and why it cannot be read.
 
-    Attributes:
-        name: `table a.b.c`, `json /Volumes/x`.
-        reason: Why it cannot be read.
-        columns: Columns that queries use, in the order of their discovery.
-        is_open: Whether columns may be added: the user declared no schema.
+    `columns` are those that queries use, in the order of their discovery; if `is_open`, the user
+    declared no schema, and columns may be added.
     """
 
     name: str
@@ -75,13 +72,7 @@ class AssumedSource:
 
 
 class Assumptions:
-    """The assumptions of one analysis. Not thread-safe.
-
-    Attributes:
-        sources: Missing sources by name.
-        settings: Assumed values of missing settings.
-        servers: Kafka brokers that the code names.
-    """
+    """The assumptions of one analysis, by name of source or setting. Not thread-safe."""
 
     def __init__(self, spark: SparkSession) -> None:
         self.sources: dict[str, AssumedSource] = {}
@@ -107,16 +98,10 @@ class Assumptions:
         schema: Any = None,
         options: Mapping[str, str] | None = None,
     ) -> DataFrame:
-        """An empty relation for a missing source.
+        """An empty relation for a missing source, whose read raised `error`.
 
-        Args:
-            name: Identifies the source.
-            error: Raised by the read.
-            paths: Of a source of files.
-            streaming: Whether to return a stream.
-            source_format: Of the reader.
-            schema: StructType or DDL of the user; no columns are added to it.
-            options: Of Auto Loader, for its schema hints.
+        No columns are added to the `schema` of a user; `options` of Auto Loader may have schema
+        hints.
         """
         known = schema if schema is not None else _FIXED.get(source_format.lower())
         if name not in self.sources:
@@ -147,15 +132,9 @@ class Assumptions:
         return self.settings.setdefault(key, plausible_value(key))
 
     def learn(self, flow: str, error: BaseException, candidates: Sequence[str]) -> str | None:
-        """Change a source so that a failed query may be analysed further.
+        """Change a source so that a failed query may be analysed further; return its name.
 
-        Args:
-            flow: The flow of the query.
-            error: Spark's exception.
-            candidates: Names of the missing sources upstream, nearest first.
-
-        Returns:
-            The name of the changed source; `None` if no change can help.
+        `candidates` are the missing sources upstream, nearest first. `None` if no change can help.
         """
         self._steps += 1
         open_ones = [self.sources[name] for name in candidates if self.sources[name].is_open]

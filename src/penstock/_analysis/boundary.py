@@ -58,12 +58,7 @@ def user_origin(trace: TracebackType | None, fallback: SourceLocation) -> Source
 
 @contextmanager
 def user_code(flow: Flow, nearest: Callable[[str], str | None]) -> Iterator[None]:
-    """Translate the exceptions of a query function.
-
-    Raises:
-        DefinitionError: Spark could not analyse the query.
-        UserCodeError: Any other exception.
-    """
+    """Translate the exceptions of a query function to `DefinitionError` or `UserCodeError`."""
     try:
         with user_columns():
             yield

@@ -55,11 +55,7 @@ def event_shape(df: DataFrame, flow: Flow, flows: Sequence[Flow]) -> EventShape:
 def tombstone_seconds(
     dataset: DatasetNode, node: FlowNode, configuration: Mapping[str, str]
 ) -> float | None:
-    """For how long deleted keys are kept; `None` = forever.
-
-    Raises:
-        PlanError: `TABLE_PROPERTY_INVALID`.
-    """
+    """For how long deleted keys are kept; `None` = forever."""
     levels = (
         node.flow.spark_conf,
         dataset.declared.spark_conf,
@@ -90,9 +86,7 @@ def check_declared(
 ) -> None:
     """Check the declared schema of a target.
 
-    Raises:
-        DefinitionError: `CDC_SCHEMA_INCOMPLETE`: a table with history must have both columns of the
-            interval, with the type of its sequence.
+    A table with history must have both columns of the interval, with the type of its sequence.
     """
     if scd_type is ScdType.ONE:
         return
@@ -162,14 +156,9 @@ class NoSnapshotError(BaseException):
 class SnapshotQuery:
     """One call of a snapshot flow's function, as a query that can be evaluated.
 
-    Args:
-        flow: The flow.
-        latest: Version of the last snapshot; `None` before the first.
-
-    Attributes:
-        flow: The flow with that call as its query function; it raises `NoSnapshotError`.
-        version: Version of the snapshot, after the evaluation. For a named source the time of the
-            comparison.
+    `latest` is the version of the last snapshot, `None` before the first; `version` that of the
+    snapshot after the evaluation, for a named source the time of the comparison. `flow` has that
+    call as its query function; it raises `NoSnapshotError`.
     """
 
     def __init__(self, flow: Flow, latest: Any = None) -> None:
@@ -263,11 +252,7 @@ def decode_version(text: str) -> Any:
 
 
 def snapshot_shape(df: DataFrame, flow: Flow, version: Any) -> SnapshotShape:
-    """Check the declaration of a snapshot flow against the columns of a snapshot.
-
-    Raises:
-        DefinitionError: `CDC_COLUMN_NOT_FOUND` or `COLUMN_NAME_RESERVED`.
-    """
+    """Check the declaration of a snapshot flow against the columns of a snapshot."""
     assert flow.snapshot is not None
     spec = flow.snapshot
     kind = version_type(version)

@@ -19,14 +19,10 @@ from penstock.sources.memory import SourceMemory
 class Evaluation:
     """What one call of a query function read.
 
-    Attributes:
-        inputs: Keys of the pipeline's datasets.
-        external: External sources, as readable text.
-        sources: Streams, and files, that were opened for the flow and the views that it reads.
-        position: Start and end of the streams; empty = by their options.
-        assumed: Names of missing sources that were replaced by assumptions.
-        taken_for: Incomplete names, and the datasets that they were resolved to.
-        needs_ansi_off: Whether the query is valid without ANSI mode only.
+    `inputs` are keys of the pipeline's datasets, `external` other sources as readable text.
+    `sources` are opened for the flow and the views that it reads. An empty `position` means by
+    their options. `assumed` are missing sources that were replaced by assumptions, `taken_for`
+    incomplete names and the datasets that they were resolved to.
     """
 
     inputs: set[str] = field(default_factory=set)
@@ -58,12 +54,9 @@ class Memories(Protocol):
     """Returns the stored state of sources."""
 
     def __call__(self, flow: str, key: str, *, analysis: bool) -> SourceMemory:
-        """The state of one source.
+        """The state of one source, by flow (empty outside of flows) and key.
 
-        Args:
-            flow: Flow with the checkpoint of the source; empty outside of flows.
-            key: Of the source within the flow.
-            analysis: Whether nothing may be stored beyond this process.
+        In an `analysis` nothing may be stored beyond this process.
         """
 
 
@@ -71,15 +64,9 @@ class Memories(Protocol):
 class ReadContext:
     """Context of reads.
 
-    Attributes:
-        external_tables: Tables that the pipeline does not declare.
-        map_path: Maps a path of the user.
-        resolve_secrets: Fills `${secret:...}` in reader options.
-        memories: State of the sources.
-        events: Folder of the event log.
-        configuration: Of the pipeline.
-        assumptions: Replaces missing sources; `None` = they are errors.
-        notes: Decisions about paths, one sentence each, in the order of the reads.
+    `map_path` maps a path of the user, `resolve_secrets` fills `${secret:...}` in reader options.
+    `assumptions` replace missing sources; `None` = they are errors. `notes` are decisions about
+    paths, one sentence each, in the order of the reads.
     """
 
     external_tables: ExternalTables

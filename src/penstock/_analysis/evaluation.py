@@ -60,8 +60,7 @@ _WITHOUT_EFFECT = re.compile(
 class ExternalReads:
     """Reads of code that runs while source files are loaded: nothing is declared yet.
 
-    Attributes:
-        guessing: Names of the assumed sources, by the file that reads them.
+    `guessing` has the names of the assumed sources, by the file that reads them.
     """
 
     def __init__(self, spark: SparkSession, context: ReadContext) -> None:
@@ -301,10 +300,8 @@ class ExternalReads:
 class Evaluator(ExternalReads, DatasetReader):
     """Evaluates query functions against empty or real tables.
 
-    Used on several threads at once; each evaluation belongs to one thread.
-
-    Attributes:
-        evaluations: The last evaluation of each flow, complete or not.
+    Used on several threads at once; each evaluation belongs to one thread. `evaluations` has the
+    last evaluation of each flow, complete or not.
     """
 
     def __init__(
@@ -328,11 +325,7 @@ class Evaluator(ExternalReads, DatasetReader):
         install_reader_hooks()
 
     def evaluate(self, flow: Flow, position: Position = NOWHERE) -> tuple[DataFrame, Evaluation]:
-        """Call a flow's query function.
-
-        Args:
-            flow: The flow.
-            position: Start and end of its streams; empty = by their options.
+        """Call a flow's query function; an empty `position` means by the options of its streams.
 
         Raises:
             DatasetNotReadyError: It reads a dataset whose schema is not known yet.

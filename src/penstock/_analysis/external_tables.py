@@ -34,12 +34,7 @@ _CSV_DEFAULTS = {"header": "true", "inferSchema": "true"}
 class ExternalTables:
     """Resolves and reads external tables. Used on several threads.
 
-    Args:
-        spark: The session.
-        tables: Of the settings, by name, or by a name that ends with `*`.
-        layout: Of the pipeline's storage.
-        catalog: Default catalog.
-        schema: Default schema.
+    `tables` of the settings are by name, or by a name that ends with `*`.
     """
 
     def __init__(
@@ -75,22 +70,14 @@ class ExternalTables:
         return None
 
     def location_of(self, name: str) -> str:
-        """The path of a new table: in the storage, as of a dataset.
-
-        Raises:
-            DefinitionError: `INVALID_DATASET_NAME`.
-        """
+        """The path of a new table: in the storage, as of a dataset."""
         try:
             return self._layout.table_path(resolve_name(name, **self._defaults))
         except ValueError as error:
             raise DefinitionError("INVALID_DATASET_NAME", str(error)) from None
 
     def read(self, table: ExternalTable, reader: Reader, name: str) -> DataFrame:
-        """The rows of a table; as a stream if the reader is one.
-
-        Raises:
-            DefinitionError: `EXTERNAL_TABLE_NOT_FOUND`.
-        """
+        """The rows of a table; as a stream if the reader is one."""
         if not self._exists(table.path):
             raise DefinitionError(
                 "EXTERNAL_TABLE_NOT_FOUND",

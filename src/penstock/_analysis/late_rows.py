@@ -70,11 +70,7 @@ class _UnknownError(Exception):
 
 
 def check_late_rows(df: DataFrame, flow: Flow, mode: OutputMode | None, wanted: LateRows) -> None:
-    """Refuse `late_rows="quarantine"` where late rows cannot be determined.
-
-    Raises:
-        DefinitionError: `LATE_ROWS_NOT_AVAILABLE`.
-    """
+    """Refuse `late_rows="quarantine"` where late rows cannot be determined."""
     if wanted is not LateRows.QUARANTINE or flow.once:
         return
     if not flow.implicit and not any(is_stateful(node) for node in walk(analyzed(df))):
@@ -199,11 +195,7 @@ def _as_batch(session: SparkSession, df: DataFrame) -> DataFrame:
 
 
 def _operator(plan: Any) -> _Operator:
-    """The one stateful operator of a plan.
-
-    Raises:
-        _UnknownError: There is none, or its late rows cannot be determined.
-    """
+    """The one stateful operator of a plan, or `_UnknownError`."""
     stateful = [node for node in walk(plan) if is_stateful(node)]
     if not stateful:
         raise _UnknownError("it has no stateful operation, so no row of it is late")

@@ -57,11 +57,7 @@ def hinted_columns(options: Mapping[str, str]) -> StructType:
 
 
 def require_files_beside_hints(options: Mapping[str, str], paths: Sequence[str]) -> None:
-    """Refuse schema hints without files: they would become the whole schema.
-
-    Raises:
-        DefinitionError: `PATH_NOT_FOUND`.
-    """
+    """Refuse schema hints without files: they would become the whole schema."""
     if _option(options, _HINTS) and not any(_may_exist(path) for path in paths):
         raise DefinitionError("PATH_NOT_FOUND", NOTHING_THERE)
 

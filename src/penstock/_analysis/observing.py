@@ -45,10 +45,8 @@ _MENTIONS_NULL = (
 class Observations:
     """Facts of each flow, of its last evaluation.
 
-    Attributes:
-        reads: In the order of the reads; those of a view belong to the view.
-        queries: Of flows that could be evaluated.
-        rules: Of the expectations of a flow's target, by name.
+    `reads` are in the order of the reads; those of a view belong to the view. `rules` are of the
+    expectations of a flow's target, by name.
     """
 
     reads: dict[str, list[ReadFacts]] = field(default_factory=lambda: defaultdict(list))

@@ -76,9 +76,6 @@ def choose_output_mode(
     """The declared output mode, or else the first that Spark and the target support.
 
     Spark's own check runs here, so that a mode that cannot work is refused before anything starts.
-
-    Raises:
-        DefinitionError: `OUTPUT_MODE_NOT_SUPPORTED`.
     """
     takes = (_APPEND, _COMPLETE, _UPDATE) if sink is None else sink_of(sink.format).modes
     # Update mode is the default only of targets that do not support complete mode.

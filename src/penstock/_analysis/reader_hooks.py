@@ -45,14 +45,10 @@ class Redirect(Protocol):
         """The statement to run instead; `None` for a statement without effect."""
 
     def load(self, reader: Reader, spark_load: Callable[[], DataFrame]) -> DataFrame:
-        """The rows of `reader.load()`.
+        """The rows of `reader.load()`; `spark_load` loads with the current options of the reader.
 
-        Format, options, schema and paths are in `reader_format`, `reader_options`,
-        `reader_schema` and `reader_paths`.
-
-        Args:
-            reader: As configured.
-            spark_load: Loads with Spark and the current options of the reader.
+        Format, options, schema and paths are in `reader_format`, `reader_options`, `reader_schema`
+        and `reader_paths`.
         """
 
     def setting(self, key: str) -> str:

@@ -16,12 +16,7 @@ from penstock.quality.rules import check_expectations, condition_column
 
 @dataclass(frozen=True)
 class Window:
-    """The rows that a flow replaces.
-
-    Attributes:
-        df: Rows of its query that match the condition.
-        where: The condition as a SQL string without functions of time.
-    """
+    """Rows of a query that match the condition `where`, without functions of time."""
 
     df: DataFrame
     where: str
@@ -33,9 +28,6 @@ def window_of(df: DataFrame, flow: Flow) -> Window:
     Different jobs evaluate it for the rows of the table and of the query. With `current_date()`
     these would differ around midnight, and a row could be lost or duplicated. So functions of time
     are replaced by their current values.
-
-    Raises:
-        DefinitionError: `REPLACE_WHERE_INVALID`.
     """
     assert flow.replace_where is not None
     rule = Expectation(

@@ -44,11 +44,7 @@ def checked_options(
     resolve_secrets: Callable[[str], str],
     map_path: Callable[[str], str],
 ) -> dict[str, str]:
-    """The options of a sink for its writer, checked against a query.
-
-    Raises:
-        ConnectorError: See `Sink.check_options` and `Sink.check_query`.
-    """
+    """The options of a sink for its writer, checked against a query."""
     system = sink_of(sink.format)
     options = system.map_options(resolved_options(sink.options, resolve_secrets), map_path)
     options = system.check_options(options)

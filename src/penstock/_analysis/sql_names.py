@@ -29,15 +29,9 @@ _SUBQUERIES = {
 
 @dataclass(frozen=True, kw_only=True)
 class RelationReference:
-    """A table name in SQL text.
+    """A table name in SQL text, and the options of its `WITH` clause.
 
-    Attributes:
-        start: First character of the identifier.
-        end: After its last character.
-        parts: The name, without backticks.
-        is_streaming: Whether it is inside `STREAM`.
-        is_time_travel: Whether a version or a timestamp of it is read.
-        options: Of its `WITH` clause.
+    `is_streaming`: inside `STREAM`; `is_time_travel`: a version or a timestamp of it is read.
     """
 
     start: int
@@ -55,14 +49,10 @@ class RelationReference:
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionCall:
-    """A table-valued function in SQL text, such as `read_files(...)`.
+    """A table-valued function in SQL text, such as `read_files(...)`; the name is in lower case.
 
-    Attributes:
-        start: First character of the function's name.
-        end: After the closing parenthesis.
-        name: In lower case.
-        arguments: Name (`None` if positional) and Spark's expression of each argument.
-        is_streaming: Whether it is inside `STREAM`.
+    `arguments` are names (`None` if positional) and Spark's expressions; `is_streaming`: inside
+    `STREAM`.
     """
 
     start: int
@@ -77,16 +67,10 @@ _view_numbers = itertools.count()
 
 
 def rewrite_names(spark: Any, text: str, replace: Callable[[NameReference], str | None]) -> str:
-    """Replace table names and calls of table functions in a query.
+    """Replace table names and calls of table functions in one SQL statement.
 
-    Args:
-        spark: A classic SparkSession; only its parser is used.
-        text: One SQL statement.
-        replace: Called for every relation and every table function; `None` keeps it.
-
-    Returns:
-        The text with replacements; unchanged if Spark cannot parse it (Spark raises when it runs
-        it).
+    `replace` is called for every relation and every table function; `None` keeps it. The text is
+    unchanged if Spark cannot parse it: Spark raises when it runs it.
     """
     try:
         plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)

@@ -10,11 +10,7 @@ from penstock.errors import DefinitionError
 
 
 def check_columns(df: DataFrame, flow: Flow, mode: OutputMode | None, declared: Dataset) -> None:
-    """Refuse partitions by a field of a struct, and unsupported de-duplication.
-
-    Raises:
-        DefinitionError: `PARTITION_COLUMN_NESTED`, `DEDUPLICATION_NOT_AVAILABLE`.
-    """
+    """Refuse partitions by a field of a struct, and unsupported de-duplication."""
     fields = {field.name.lower(): field for field in df.schema}
     for column in declared.partition_cols:
         outer, dot, inner = column.partition(".")
@@ -61,11 +57,7 @@ def _check_deduplication(
 def check_identity(
     schema: StructType, flow: Flow, mode: OutputMode | None, declared: Dataset
 ) -> None:
-    """Refuse an identity column where rows are changed after they were written.
-
-    Raises:
-        DefinitionError: `SCHEMA_INVALID`.
-    """
+    """Refuse an identity column where rows are changed after they were written."""
     if not has_identity(schema):
         return
     reason = ""

@@ -51,11 +51,7 @@ ReadFiles = Callable[[str, Mapping[str, str], str | None, bool], DataFrame]
 def call_function(
     spark: SparkSession, call: FunctionCall, read_files: ReadFiles, events: Path | None
 ) -> DataFrame | None:
-    """The rows of a table function; `None` for a function of Spark.
-
-    Raises:
-        DefinitionError: `SQL_FUNCTION_INVALID` or `FEATURE_NOT_AVAILABLE`.
-    """
+    """The rows of a table function; `None` for a function of Spark."""
     if call.name not in _NAMES:
         return None
     if call.name in _REFUSED:

@@ -100,15 +100,11 @@ def without_watermarks(schema: StructType) -> StructType:
 
 @dataclass
 class StreamStarts:
-    """Version of each table from which a new flow reads appends.
+    """Version of each table from which a new flow reads appends; others begin with a snapshot.
 
     A stream that begins with a snapshot of its table computes the state of that table at its first
     start, and again at every start without new rows; a stream that reads the log from its beginning
-    returns the same rows and computes nothing.
-
-    Attributes:
-        chosen: Version by dataset; others begin with a snapshot.
-        is_open: Whether versions may still be chosen: the flow has not started yet.
+    returns the same rows and computes nothing. `is_open`: the flow has not started yet.
     """
 
     chosen: dict[str, int]

@@ -19,12 +19,7 @@ class Hit(NamedTuple):
 
 @dataclass(frozen=True)
 class ApiNames:
-    """Names under which code imports the declarative API.
-
-    Attributes:
-        modules: Names of the module: `dp`, `dlt`.
-        functions: Imported name to the name in the API.
-    """
+    """Names under which code imports the declarative API: of the module, and of its functions."""
 
     modules: frozenset[str]
     functions: dict[str, str]
