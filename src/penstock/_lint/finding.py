@@ -23,16 +23,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One lint rule.
-
-    Attributes:
-        id: Stable; never reused for another rule.
-        name: Stable; id and name form the anchor of the page.
-        severity: Severity of its findings.
-        summary: What it finds, without a full stop.
-        why: The consequences.
-        fix: What to do.
-    """
+    """One lint rule. Id and name are stable, never reused, and form the anchor of the page."""
 
     id: str
     name: str
@@ -51,12 +42,8 @@ class Rule:
 class Finding:
     """One location that violates a rule.
 
-    Attributes:
-        rule: The rule.
-        origin: The location.
-        message: Description; never contains the value of a secret.
-        flow: The flow or dataset concerned.
-        declared: Its declaration: a comment there suppresses the finding too.
+    `message` never contains the value of a secret. A comment at `declared`, the declaration of the
+    flow, suppresses the finding too.
     """
 
     rule: Rule

@@ -32,13 +32,7 @@ _COMMENT = re.compile(r"penstock:\s*(?P<what>ignore|ignore-file)\[(?P<ids>[^\]]*
 
 @dataclass(frozen=True)
 class Suppression:
-    """One id of one comment.
-
-    Attributes:
-        rule: The id as written, in upper case.
-        at: Location of the comment.
-        lines: Lines of the file that it applies to; empty = the whole file.
-    """
+    """One id of one comment, and the lines that it applies to; none = the whole file."""
 
     rule: str
     at: SourceLocation
@@ -51,13 +45,8 @@ def suppressions_in_python(
     """Suppressions in Python code.
 
     A comment applies to its own line; a comment that stands alone applies to the next line of code.
-    On or above the head of a function (decorators and `def`) it applies to the whole head.
-
-    Args:
-        text: The code.
-        file: File name as in findings.
-        first_line: Line of the file at which the code begins.
-        functions: First line of the decorators and line of the `def` of each function.
+    On or above the head of a function (decorators and `def`) it applies to the whole head:
+    `functions` has the first line of the decorators and the line of the `def` of each function.
     """
     heads = [range(first, last + 1) for first, last in functions]
     yield from _suppressions(_python_comments(text), text, file, first_line, heads)
@@ -81,8 +70,7 @@ def apply_suppressions(
 ) -> tuple[list[Finding], list[Finding], list[Suppression]]:
     """Split findings by suppressions and by the ids that the settings ignore.
 
-    Returns:
-        Findings that count, accepted ones, and suppressions without effect.
+    Returns the findings that count, accepted findings, and suppressions without effect.
     """
     by_file: dict[str, list[Suppression]] = {}
     known = list(suppressions)
@@ -176,15 +164,11 @@ TEXT_RULES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class LintReport:
-    """Result of a lint run.
+    """Result of a lint run, by file and line.
 
-    Attributes:
-        settings: Settings of the project.
-        findings: Findings that count, by file and line.
-        accepted: Findings that a comment or the settings accept.
-        refused: Definition errors: the analysis stops there, so rules may have missed findings.
-        unsure: Flow or location to the reason why it could not be analysed.
-        is_complete: Whether queries were analysed, and not only the source text.
+    `accepted` findings have a comment or a setting. `refused` are definition errors: the analysis
+    stops there, so rules may have missed findings. `unsure` are flows or locations that could not
+    be analysed. `is_complete`: queries were analysed, not only the source text.
     """
 
     settings: PipelineSettings
@@ -196,17 +180,10 @@ class LintReport:
 
 
 def lint_project(settings: PipelineSettings, *, text_only: bool = False) -> LintReport:
-    """Look at a project; nothing runs, no data is read.
+    """Check a project; nothing runs, no data is read.
 
-    Called on the main thread; changes the working directory to the project's root.
-
-    Args:
-        settings: Of the project.
-        text_only: Do not start Spark; rules that need the plans of queries are left out.
-
-    Raises:
-        SpecError: The source files cannot be found, or the settings ignore an unknown rule.
-        SetupError: No Java, no jars, no Spark.
+    Called on the main thread; changes the working directory to the project's root. With `text_only`
+    Spark is not started; rules that need the plans of queries are left out.
     """
     for rule in settings.lint_ignore:
         if rule.upper() not in RULES:

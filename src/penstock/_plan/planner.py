@@ -38,14 +38,7 @@ GROWING_STATE = "penstock.growingState"
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """Selection and refresh options of an update.
-
-    Attributes:
-        refresh: Datasets to update; empty = all.
-        full_refresh: Datasets to empty and rebuild; they are also refreshed.
-        full_refresh_all: Empty and rebuild everything that allows it.
-        continuous: Run until stopped.
-    """
+    """Selection and refresh options of an update; an empty `refresh` selects everything."""
 
     refresh: tuple[str, ...] = ()
     full_refresh: tuple[str, ...] = ()
@@ -60,13 +53,7 @@ def make_plan(
     configuration: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
 ) -> Plan:
-    """Decide what an update does.
-
-    Args:
-        graph: The pipeline.
-        options: Selection and refresh options.
-        configuration: The pipeline's configuration, for `pipelines.*` defaults.
-        notes: What is known already that the user should know; the first of the plan's notes.
+    """Decide what an update does; `notes` become the first notes of the plan.
 
     Raises:
         SpecError: A name in the selection is not a dataset, or options exclude each other.
@@ -199,12 +186,7 @@ def _left_behind(graph: DataflowGraph, reset: set[str]) -> Iterator[str]:
 
 
 def reset_allowed(node: DatasetNode, conf: Mapping[str, str]) -> bool:
-    """Whether a table may be emptied.
-
-    Args:
-        node: The table.
-        conf: Configuration of the pipeline.
-    """
+    """Whether a table may be emptied."""
     key = "pipelines.reset.allowed"
     value = node.declared.table_properties.get(key, conf.get(key, "true"))
     return value.strip().lower() != "false"
@@ -343,11 +325,7 @@ def _retries(key: str, text: str | None) -> int | None:
 
 
 def update_retries(configuration: Mapping[str, str]) -> int | None:
-    """How often an update is tried again as a whole, as the settings say; `None` if they do not.
-
-    Raises:
-        SpecError: It is no whole number.
-    """
+    """How often a failed update is retried as a whole; `None` without a setting."""
     return _retries(UPDATE_RETRIES, configuration.get(UPDATE_RETRIES))
 
 

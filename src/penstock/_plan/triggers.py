@@ -24,13 +24,9 @@ _NAMES = {
 def flow_setting(
     graph: DataflowGraph, flow: FlowNode, conf: Mapping[str, str], *keys: str
 ) -> tuple[str, str] | None:
-    """A setting of a flow: its own, its table's, the pipeline's; with the key that it has.
+    """A setting of a flow, its table or the pipeline, with its key.
 
-    Args:
-        graph: The pipeline.
-        flow: Whose setting.
-        conf: The pipeline's configuration.
-        keys: The first of them that a level has is taken.
+    Of several keys, the first one that a level has is taken.
     """
     node = graph.datasets.get(flow.target)
     levels = [flow.flow.spark_conf, conf]
@@ -46,11 +42,7 @@ def flow_setting(
 def declared_trigger(
     graph: DataflowGraph, flow: FlowNode, conf: Mapping[str, str]
 ) -> Trigger | None:
-    """The trigger that is declared for a flow.
-
-    Raises:
-        SpecError: `INVALID_TRIGGER`, `INVALID_TRIGGER_INTERVAL`.
-    """
+    """The trigger that is declared for a flow."""
     setting = flow_setting(graph, flow, conf, TRIGGER, INTERVAL)
     if setting is None:
         return None
@@ -68,11 +60,7 @@ def declared_trigger(
 
 
 def check_trigger(graph: DataflowGraph, flow: FlowNode, trigger: Trigger) -> None:
-    """Refuse a trigger that a flow of a continuous update cannot have.
-
-    Raises:
-        PlanError: `TRIGGER_NOT_SUPPORTED`, with the reason and what to do instead.
-    """
+    """Refuse a trigger that a flow of a continuous update cannot have."""
     name, target = flow.flow.name, flow.target
     if trigger.ends:
         raise PlanError(

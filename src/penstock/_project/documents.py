@@ -17,13 +17,7 @@ _DEEPEST = 60
 
 @dataclass(frozen=True)
 class Node:
-    """A part of a document.
-
-    Attributes:
-        value: Text, a boolean, `None`, or the parts inside.
-        file: File that it stands in.
-        line: Line of its key, or of itself in a list.
-    """
+    """A part of a document: a scalar, or the parts inside; `line` is that of its key."""
 
     value: "dict[str, Node] | list[Node] | str | bool | None"
     file: Path
@@ -96,11 +90,7 @@ class Node:
 
 
 def read_document(path: Path) -> Node:
-    """Read a YAML or JSON file; an empty one is an empty mapping.
-
-    Raises:
-        SpecError: It cannot be read or parsed, or is no mapping of keys to values.
-    """
+    """Read a YAML or JSON file; an empty file is an empty mapping."""
     shown = source_location(str(path), 1).file
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -134,11 +124,7 @@ def _node(content: object, at: KeyPath, parsed: YamlText, file: Path) -> Node:
 
 
 def text_of(part: Node | None, key: str) -> str | None:
-    """Return a text; `None` if there is none or it is blank.
-
-    Raises:
-        SpecError: It is a list or a mapping.
-    """
+    """Return a string; `None` if it is missing or blank."""
     if part is None or part.value is None:
         return None
     if isinstance(part.value, bool):
@@ -149,11 +135,7 @@ def text_of(part: Node | None, key: str) -> str | None:
 
 
 def truth_of(part: Node | None, key: str) -> bool | None:
-    """Return a boolean, which may be written as a text; `None` if there is none.
-
-    Raises:
-        SpecError: It is something else.
-    """
+    """Return a boolean, which may be written as a string; `None` if it is missing."""
     if part is None or part.value is None:
         return None
     if isinstance(part.value, bool):
@@ -164,11 +146,7 @@ def truth_of(part: Node | None, key: str) -> bool | None:
 
 
 def texts_of(part: Node | None, key: str) -> dict[str, str]:
-    """Return a mapping of texts; booleans are written out, null values left out.
-
-    Raises:
-        SpecError: It is no mapping, or holds one, or a list.
-    """
+    """Return a mapping of strings; booleans become strings, null values are left out."""
     if part is None or part.value is None:
         return {}
     if not isinstance(part.value, dict):
@@ -185,11 +163,7 @@ def texts_of(part: Node | None, key: str) -> dict[str, str]:
 
 
 def list_of(part: Node | None, key: str) -> list[Node]:
-    """Return the parts of a list; nothing if there is none.
-
-    Raises:
-        SpecError: It is no list.
-    """
+    """Return the parts of a list; nothing if it is missing."""
     if part is None or part.value is None:
         return []
     if not isinstance(part.value, list):

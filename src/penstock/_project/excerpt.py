@@ -44,14 +44,7 @@ _KEY_LIKE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Excerpt:
-    """Some lines of a file.
-
-    Attributes:
-        file: As it is called in messages.
-        line: Number of the first one.
-        text: The lines, without credentials.
-        is_cut: Whether there are more.
-    """
+    """Some lines of a file, without credentials; `line` is the number of the first."""
 
     file: str
     line: int
@@ -60,21 +53,13 @@ class Excerpt:
 
 
 class ProjectSources:
-    """Looks into the sources of a project. Any thread may call.
-
-    Args:
-        root: Folder of the project; nothing outside of it is read.
-    """
+    """Reads the sources of a project, nothing outside of its folder. Any thread may call."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def code(self, declared_at: str) -> dict[str, object] | None:
-        """The code of a declaration, for JSON; `None` where it cannot be told.
-
-        Args:
-            declared_at: File and line, as messages and events have them.
-        """
+        """The code of a declaration (file and line), for JSON; `None` if it is not available."""
         lines = excerpt(self._root, declared_at)
         if lines is None:
             return None
@@ -87,15 +72,10 @@ class ProjectSources:
 
 
 def excerpt(root: Path, declared_at: str) -> Excerpt | None:
-    """The statement that begins at a line.
+    """The statement that begins at a file and line, such as `transformations/orders.py:12`.
 
-    Args:
-        root: Folder that the file must be in, and from which a relative path is taken.
-        declared_at: File and line: `transformations/orders.py:12`.
-
-    Returns:
-        `None` for files that are not there, outside of the folder, neither Python nor SQL, larger
-        than sources are, or broken.
+    `None` for files that are missing, outside of the folder, neither Python nor SQL, larger than
+    sources are, or broken.
     """
     place = _PLACE.fullmatch(declared_at)
     if place is None:

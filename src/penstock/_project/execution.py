@@ -31,8 +31,7 @@ _FUTURES = sum(getattr(__future__, name).compiler_flag for name in __future__.al
 class SourceExecutor:
     """Executes source files of one project. Used by one thread at a time.
 
-    Attributes:
-        missing_packages: What `%pip` cells ask for and is not installed, by name, in order.
+    `missing_packages` are those of `%pip` cells that are not installed, by name, in order.
     """
 
     def __init__(self, settings: PipelineSettings) -> None:

@@ -14,33 +14,7 @@ from penstock._project.workspace_files import SourcePattern
 
 @dataclass(frozen=True, kw_only=True)
 class FileSettings:
-    """Settings as far as files say something; `None` and empty mean that they do not.
-
-    Attributes:
-        root: Folder of the project.
-        name: Label of the pipeline.
-        storage: Absolute storage URI.
-        catalog: Default catalog.
-        schema: Default schema.
-        master: Spark master URL.
-        quarantine: Whether rows that break a drop rule are kept.
-        continuous: Whether the pipeline runs until it is stopped.
-        development: Whether it is under development.
-        configuration: Spark and free keys.
-        parameters: Named values.
-        sources: Source files, relative to the folders that they are found from.
-        import_roots: Absolute folders to import from.
-        dependencies: Python requirements.
-        paths: Prefixes and the absolute places that stand for them.
-        tables: Tables that are read but not made.
-        notes: What has no effect.
-        lint_ignore: Rules of `penstock lint` that are accepted.
-        alerts: What to look out for, and whom to tell.
-        metrics: The endpoint for Prometheus.
-        lineage: OpenLineage events.
-        events: What the event log keeps.
-        telemetry: Metrics and traces over OpenTelemetry's protocol.
-    """
+    """Settings as far as files have them; `None` and empty mean that they do not."""
 
     root: Path
     name: str | None = None
@@ -113,11 +87,7 @@ def _merged_tables(
 
 
 def table_key(name: str) -> tuple[str, ...]:
-    """Return the form of a table's name in which equal ones are equal.
-
-    Raises:
-        ValueError: It is no name.
-    """
+    """Return the form of a table name in which equal names are equal, or raise `ValueError`."""
     return tuple(part.lower() for part in split_name(name))
 
 

@@ -24,15 +24,10 @@ class FindingKind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Something that a source needs.
+    """Something that a source needs: a key, `scope/key`, path, module or package.
 
-    Attributes:
-        kind: What it is.
-        name: Key, `scope/key`, path, module or package.
-        line: Of the text that was searched, counted from 1.
-        has_default: Whether the source continues without it.
-        detail: Of a path, what it begins with.
-        origin: Filled in where the file is known.
+    `has_default`: the source continues without it. `detail` is the scheme of a path. `origin` is
+    set where the file is known.
     """
 
     kind: FindingKind
@@ -130,13 +125,10 @@ _LITERAL = re.compile(r"'([^'\n]*)'|\"([^\"\n]*)\"")
 
 @dataclass
 class PythonFindings:
-    """What Python code needs.
+    """What Python code needs, in the order of the code.
 
-    Attributes:
-        findings: In the order of the code.
-        modules: Dotted names that it imports, relative ones with their dots.
-        folders: What it adds to `sys.path`, as it is written.
-        error: Why it has no syntax tree.
+    `modules` are dotted names, relative ones with their dots; `folders` are added to `sys.path`, as
+    written; `error` is the reason of a missing syntax tree.
     """
 
     findings: list[Finding] = field(default_factory=list)

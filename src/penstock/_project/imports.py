@@ -40,11 +40,8 @@ def project_imports(settings: PipelineSettings) -> Iterator["ProjectImports"]:
     """Let files of the project import each other while this is open.
 
     It changes the whole process. Opened again for the same project inside of itself, it gives the
-    same object, and what was imported stays until the outermost is closed: keep it open around
+    same object, and imported modules stay until the outermost is closed: keep it open around
     loading and analysis, so that an `import` inside of a query function works too.
-
-    Raises:
-        SpecError: The source files cannot be found.
     """
     if _open and _open[-1].root == settings.root:
         yield _open[-1]
@@ -82,14 +79,9 @@ def project_imports(settings: PipelineSettings) -> Iterator["ProjectImports"]:
 class ProjectImports(MetaPathFinder):
     """Finds and executes the files of one project.
 
-    Attributes:
-        root: Folder of the project.
-        sources: Its source files.
-        folders: Where modules are searched: the root and its `src`, the folders of the source
-            files, those between them and the root, and those that the settings name. What is in
-            none of them, and is not installed, may lie a few folders above the root.
-        namespace: Globals that source files find.
-        executor: What executes them.
+    Modules are searched in `folders`: the root and its `src`, the folders of the source files,
+    those between them and the root, and those that the settings name. What is in none of them, and
+    is not installed, may lie a few folders above the root.
     """
 
     def __init__(self, settings: PipelineSettings, sources: Sequence[Path]) -> None:
@@ -112,13 +104,7 @@ class ProjectImports(MetaPathFinder):
     def run(self, source: Path, namespace: Mapping[str, object]) -> None:
         """Execute a source file, unless a sibling has already imported it.
 
-        Args:
-            source: The file.
-            namespace: Globals that it finds, such as `spark`.
-
-        Raises:
-            BaseException: Whatever the file raises; the same object again if it was imported
-                before and failed.
+        Raises whatever the file raises; the same object again if it was imported before and failed.
         """
         path = str(source)
         self.namespace = namespace

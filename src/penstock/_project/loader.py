@@ -21,17 +21,8 @@ def load_definitions(
 ) -> PipelineDefinition:
     """Execute every source file of a pipeline, once, and return what they declare.
 
-    All files are executed, whatever is wrong with one of them. Query functions are not called.
-    Loaded again, files and the modules that they import are read again.
-
-    Args:
-        settings: Of the pipeline.
-        namespace: Globals that every source file finds, such as `spark`.
-
-    Raises:
-        DefinitionErrors: Everything that is wrong in the source files.
-        DefinitionError: They declare nothing.
-        SpecError: The source files cannot be found.
+    All files are executed, even if one of them is wrong; `DefinitionErrors` has all errors. Query
+    functions are not called. Loaded again, files and the modules that they import are read again.
     """
     registry, sources = _load(settings, namespace)
     if registry.is_empty and not registry.errors:
@@ -48,13 +39,7 @@ def load_definitions(
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedSources:
-    """What source files declared, and what was wrong with them.
-
-    Attributes:
-        definition: The declarations that are right.
-        errors: All others, and what else the files raised.
-        sources: The files that were executed.
-    """
+    """The valid declarations of source files, all errors, and the files that were executed."""
 
     definition: PipelineDefinition
     errors: tuple[PenstockError, ...]
@@ -62,15 +47,7 @@ class LoadedSources:
 
 
 def load_sources(settings: PipelineSettings, *, namespace: Mapping[str, object]) -> LoadedSources:
-    """Execute every source file of a pipeline, and return what can be told of it.
-
-    Args:
-        settings: Of the pipeline.
-        namespace: Globals that every source file finds.
-
-    Raises:
-        SpecError: The source files cannot be found.
-    """
+    """Execute every source file of a pipeline; errors are part of the result."""
     registry, sources = _load(settings, namespace)
     return LoadedSources(
         definition=registry.declared(), errors=tuple(registry.errors), sources=sources

@@ -26,8 +26,7 @@ _FUNCTIONS: tuple[tuple[Any, str], ...] = (
 def mapped_files(map_path: Callable[[str], str]) -> Iterator[None]:
     """Let functions that read files and folders follow a mapping while this is open.
 
-    Args:
-        map_path: Gives the place that a path stands for. It changes the whole process.
+    It changes the whole process.
     """
     originals = [getattr(module, name) for module, name in _FUNCTIONS]
     for (module, name), original in zip(_FUNCTIONS, originals, strict=True):

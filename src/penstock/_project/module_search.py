@@ -36,11 +36,7 @@ def folder_around(root: Path, module: str) -> Path | None:
 
 
 class ModuleSearch:
-    """Searches modules as sources find them.
-
-    Args:
-        folders: Of the project, in order; the first is its root.
-    """
+    """Searches modules as sources find them; the first of the folders is the root."""
 
     def __init__(self, folders: Sequence[str]) -> None:
         self._folders = [Path(folder) for folder in folders]
@@ -66,12 +62,7 @@ class ModuleSearch:
         return folder_around(self._folders[0], top) is not None
 
     def file_of(self, module: str, importer: Path) -> Path | None:
-        """Return the file of the project that a dotted name means; `None` = it is no file of it.
-
-        Args:
-            module: With leading dots if it is relative.
-            importer: Folder of the file that imports it.
-        """
+        """Return the project's file of a dotted name, maybe relative to `importer`, a folder."""
         name = module.lstrip(".")
         dots = len(module) - len(name)
         folders = [importer, *self._folders]

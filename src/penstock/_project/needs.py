@@ -25,13 +25,10 @@ from penstock.errors import PenstockError, SpecError
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigurationNeed:
-    """A key that a source reads.
+    """A configuration key, or the name of a widget, that a source reads.
 
-    Attributes:
-        key: As in `configuration`; the name of a widget.
-        has_default: Whether the source, or Spark, has a value for it.
-        is_set: Whether the settings, or a source, set it.
-        origin: Where it is read.
+    `has_default`: the source, or Spark, has a value for it; `is_set`: the settings, or a source,
+    set it.
     """
 
     key: str
@@ -47,12 +44,9 @@ class ConfigurationNeed:
 
 @dataclass(frozen=True, kw_only=True)
 class SecretNeed:
-    """A secret that a source reads.
+    """A secret that a source reads: `scope/key`, or `NAME`.
 
-    Attributes:
-        name: `scope/key`, or `NAME`.
-        is_found: Whether it is there; `None` where the name is computed.
-        origin: Where it is read.
+    `is_found` is `None` where the name is computed.
     """
 
     name: str
@@ -62,12 +56,9 @@ class SecretNeed:
 
 @dataclass(frozen=True, kw_only=True)
 class PathNeed:
-    """A path that is somewhere else on this machine, or needs access to a store.
+    """A path that is mapped on this machine, or needs access to a store.
 
-    Attributes:
-        path: As the source has it; computed parts in braces.
-        scheme: What it begins with: `/Volumes`, `dbfs:`, `s3:`, ...
-        origin: Where it stands.
+    Computed parts are in braces; `scheme` is its start: `/Volumes`, `dbfs:`, `s3:`, ...
     """
 
     path: str
@@ -79,10 +70,7 @@ class PathNeed:
 class ImportNeed:
     """A module that is neither installed nor in the project.
 
-    Attributes:
-        module: Its dotted name.
-        is_optional: Whether the source continues without it.
-        origin: Where it is imported.
+    `is_optional`: the source continues without it.
     """
 
     module: str
@@ -92,13 +80,7 @@ class ImportNeed:
 
 @dataclass(frozen=True, kw_only=True)
 class PackageNeed:
-    """A package that a notebook installs with `%pip`.
-
-    Attributes:
-        name: Of the distribution.
-        is_installed: Whether it is here, of whatever version.
-        origin: Where it is installed.
-    """
+    """A distribution that a notebook installs with `%pip`; `is_installed` in any version."""
 
     name: str
     is_installed: bool
@@ -107,18 +89,10 @@ class PackageNeed:
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectNeeds:
-    """Everything that was found, in the order of the sources; each place once.
+    """Everything that the sources need, in their order; each location once.
 
-    Attributes:
-        configuration: Keys that are read with `spark.conf.get` or `${key}`.
-        widgets: Widgets that are read.
-        secrets: Secrets that are read.
-        paths: Paths of Databricks and of object stores.
-        imports: Modules that cannot be imported.
-        packages: What `%pip` installs.
-        ignored: Files in source folders that are of another language.
-        problems: Sources that cannot be read or are not valid Python; of the latter, needs are
-            still searched line by line.
+    `ignored` are files in source folders in another language. `problems` are sources that cannot be
+    read or are not valid Python; the latter are still searched line by line.
     """
 
     configuration: tuple[ConfigurationNeed, ...] = ()
@@ -143,13 +117,6 @@ def needs(settings: PipelineSettings, *, environ: Mapping[str, str] | None = Non
     """Return what the sources of a pipeline need; nothing is executed.
 
     Modules of the project that sources import, and notebooks that they run, are read as well.
-
-    Args:
-        settings: Of the pipeline.
-        environ: Where secrets are looked for; the environment of the process if not given.
-
-    Raises:
-        SpecError: The source files cannot be found.
     """
     sources = find_sources(settings)
     reader = _Reader(settings, ModuleSearch(module_folders(Path(settings.root), sources)))
@@ -181,11 +148,7 @@ def needs(settings: PipelineSettings, *, environ: Mapping[str, str] | None = Non
 
 
 def project_cells(settings: PipelineSettings) -> tuple[Cell, ...]:
-    """Return the text of the sources of a pipeline, and of what they import and run.
-
-    Raises:
-        SpecError: The source files cannot be found.
-    """
+    """Return the text of the sources of a pipeline, and of what they import and run."""
     sources = find_sources(settings)
     reader = _Reader(settings, ModuleSearch(module_folders(Path(settings.root), sources)))
     for source in sources:

@@ -26,10 +26,8 @@ _DEEPEST_FILE = 5
 def requested_packages(command: str, folder: Path) -> tuple[str, ...]:
     """Return the names of the packages that a command installs, in order, each once.
 
-    Args:
-        command: Such as `pip install "pandas>=2" -r requirements.txt`; other commands and
-            arguments that name no package, such as a folder, give nothing.
-        folder: Where paths of requirement files start.
+    Other commands than `pip install`, and arguments that name no package, give nothing. Paths of
+    requirement files start in `folder`.
     """
     names: dict[str, None] = {}
     for line in command.replace("\\\n", " ").splitlines():

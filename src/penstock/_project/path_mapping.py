@@ -12,11 +12,7 @@ def path_mapping(settings: PipelineSettings, notes: dict[str, None]) -> Callable
     """Maps paths by the setting `paths`.
 
     Relative paths begin in the folder of the project; in the folder where the command was started
-    if only that one has them.
-
-    Args:
-        settings: The pipeline.
-        notes: Gets a sentence for each path that is read from where the command was started.
+    if only that one has them, which adds a sentence to `notes`.
     """
     mapped_by = PathMap(settings.paths).map
     root, start = Path(settings.root), Path(settings.started_in or settings.root)

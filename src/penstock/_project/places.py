@@ -11,11 +11,7 @@ _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]+):(.*)", re.DOTALL)
 
 
 def storage_uri(text: str, folder: Path) -> str:
-    """Return an absolute storage URI; a path is taken relative to `folder`.
-
-    Raises:
-        SpecError: A URI without a place, or a `file:` URI that is relative.
-    """
+    """Return an absolute storage URI; a path is relative to `folder`."""
     try:
         place = absolute_place(text, folder)
     except ValueError as error:
@@ -32,9 +28,7 @@ def storage_uri(text: str, folder: Path) -> str:
 def absolute_place(text: str, folder: Path) -> str:
     """Return an absolute path, or a URI as it is; a relative path is taken from `folder`.
 
-    Raises:
-        ValueError: Blank, a URI without a place, or a `file:` URI that is relative. The message
-            continues after the text.
+    The message of a `ValueError` continues after the text.
     """
     if not text.strip():
         raise ValueError("is blank")

@@ -55,14 +55,8 @@ def resolve_secrets(
 ) -> str:
     """Return the text with every `${secret:...}` replaced, and remember the values for redaction.
 
-    Args:
-        text: Any text; one without references comes back as it is.
-        root: Folder of the project, for its `.secrets`; the working directory if not given.
-        environ: Environment; that of the process if not given.
-
-    Raises:
-        SpecError: A reference is malformed, a secret is nowhere, or a file cannot be read. The
-            message tells where it was looked for and never holds a value.
+    `root` is the folder of the project, for its `.secrets`; by default the working directory. An
+    error lists the locations that were searched and never has a value.
     """
     if "${secret:" not in text:
         return text

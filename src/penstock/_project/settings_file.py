@@ -42,11 +42,7 @@ _OWN_KEYS = ("extends", "master", "paths", "quarantine", "tables")
 
 
 def find_spec(folder: Path) -> Path | None:
-    """Return the settings file of a folder or of the nearest one above it.
-
-    Raises:
-        SpecError: One folder has several.
-    """
+    """Return the settings file of a folder or of the nearest folder above it."""
     for candidate in (folder, *folder.parents):
         if (file := spec_in(candidate)) is not None:
             return file
@@ -54,11 +50,7 @@ def find_spec(folder: Path) -> Path | None:
 
 
 def spec_in(folder: Path) -> Path | None:
-    """Return the settings file of a folder.
-
-    Raises:
-        SpecError: It has several.
-    """
+    """Return the settings file of a folder; several are an error."""
     for paths in _candidates(folder):
         if (path := _only(folder, paths)) is not None:
             return path
@@ -66,11 +58,7 @@ def spec_in(folder: Path) -> Path | None:
 
 
 def existing_spec(path: Path) -> Path:
-    """Return the settings file that a user named: itself, or the one of its folder.
-
-    Raises:
-        SpecError: There is none, or there are several.
-    """
+    """Return the settings file that a user named: itself, or the one of its folder."""
     if path.is_dir():
         if (file := spec_in(path)) is not None:
             return file
@@ -87,14 +75,8 @@ def existing_spec(path: Path) -> Path:
 def read_settings(path: Path, choice: Choice, *, explicit: bool) -> FileSettings | None:
     """Read a settings file of any kind, what it extends, and a `penstock.yaml` beside it.
 
-    Args:
-        path: The file.
-        choice: Pipeline and target, if it is a bundle.
-        explicit: Whether the user named it. A bundle that was found by searching and declares no
-            pipeline has nothing to say: the answer is `None`.
-
-    Raises:
-        SpecError: Something is wrong in one of the files.
+    A bundle that was found by searching (not `explicit`) and declares no pipeline is ignored:
+    `None`.
     """
     beside = None if path.name in OVERLAY_NAMES else _overlay_in(path.parent)
     if beside is not None and beside.is_over(path, explicit=explicit):

@@ -80,10 +80,7 @@ def files_below(
 ) -> Iterator[Path]:
     """Give the files of a folder that may be sources: those of a folder before its sub-folders.
 
-    Args:
-        folder: Where to search.
-        suffixes: Of the files that are wanted.
-        most_folders: After so many folders the search ends.
+    The search ends after `most_folders`.
     """
     endings = tuple(suffixes)
     for number, (current, folders, files) in enumerate(os.walk(folder)):

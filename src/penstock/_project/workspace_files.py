@@ -57,22 +57,14 @@ class WorkspaceFiles:
         raise self._missing(named, path, what)
 
     def folder(self, named: Node, path: str) -> Path | None:
-        """Return where a folder is, or `None` if there is none like it.
-
-        Raises:
-            SpecError: It is at several places that fit as well.
-        """
+        """Return where a folder is, or `None`."""
         for place in self._direct(named, path):
             if place.is_dir():
                 return place
         return self._longest_suffix(named, path, folders=True) if path.startswith("/") else None
 
     def pattern(self, named: Node, include: str) -> SourcePattern:
-        """Return where the files of a `glob` are.
-
-        Raises:
-            SpecError: The part before the first wildcard is nowhere.
-        """
+        """Return where the files of a `glob` are."""
         parts = include.split("/")
         wild = next((at for at, part in enumerate(parts) if set(part) & set(_MAGIC)), len(parts))
         head, tail = "/".join(parts[:wild]), parts[wild:]

@@ -21,12 +21,7 @@ _TAG = "tag:yaml.org,2002:"
 
 @dataclass(frozen=True)
 class YamlText:
-    """A parsed file.
-
-    Attributes:
-        content: Nested dictionaries and lists; leaves are text, booleans or `None`.
-        lines: Line, counted from 1, of each key and list entry.
-    """
+    """A parsed file: leaves are strings, booleans or `None`; `lines` are counted from 1."""
 
     content: object
     lines: dict[KeyPath, int] = field(default_factory=dict)
@@ -39,11 +34,7 @@ class YamlText:
 
 
 def parse_yaml(text: str, file: str) -> YamlText:
-    """Parse the text of `file`, which is JSON if its name says so.
-
-    Raises:
-        SpecError: It is no YAML, or a key stands twice in one place.
-    """
+    """Parse the text of `file`, which is JSON if its name says so."""
     lines: dict[KeyPath, int] = {}
     is_json = file.lower().endswith(".json")
     if is_json:

@@ -43,13 +43,9 @@ _EFFECTIVE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What is meant among the pipelines and targets of a bundle.
+    """The selected pipeline and target of a bundle.
 
-    Attributes:
-        pipeline: Key of the pipeline.
-        target: Name of the target.
-        source: Source file or folder that was asked for: its pipeline is meant.
-        environ: Environment, for what is not given.
+    `source` is a source file or folder: its pipeline is selected.
     """
 
     pipeline: str | None
@@ -96,14 +92,8 @@ def declares_bundle(path: Path) -> bool:
 def read_bundle(document: Node, choice: Choice) -> FileSettings | None:
     """Read the settings of one pipeline of a bundle; `None` if it declares none.
 
-    Args:
-        document: Main file of the bundle, or a file that it includes; then pipelines of that file
-            are meant.
-        choice: Pipeline and target.
-
-    Raises:
-        SpecError: Something is wrong in one of the files, or it is not clear which pipeline or
-            target is meant.
+    `document` is the main file of the bundle, or a file that it includes; then a pipeline of that
+    file is selected.
     """
     main, only = _main_of(document)
     whole = _with_includes(main, only)

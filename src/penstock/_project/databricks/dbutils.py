@@ -18,14 +18,7 @@ from penstock.errors import DefinitionError, SpecError
 
 
 class Dbutils(Part):
-    """The object `dbutils` of a source file.
-
-    Args:
-        name: Of the pipeline.
-        root: Folder of the project.
-        configuration: Of the pipeline; values of widgets.
-        map_path: Where paths of Databricks are on this machine.
-    """
+    """The object `dbutils` of a source file."""
 
     def __init__(
         self,

@@ -36,12 +36,7 @@ class MountInfo(NamedTuple):
 
 
 class FileSystem(Part):
-    """Files and folders; a missing one is a `FileNotFoundError`.
-
-    Args:
-        map_path: Applied to every path.
-        root: Folder of the project, where relative paths start.
-    """
+    """Files and folders, mapped by `map_path`; a missing one is a `FileNotFoundError`."""
 
     def __init__(self, map_path: MapPath, root: Path) -> None:
         super().__init__("dbutils.fs")

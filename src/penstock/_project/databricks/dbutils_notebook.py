@@ -20,12 +20,6 @@ class NotebookExit(BaseException):
 
 
 class Notebook(Part):
-    """`dbutils.notebook`.
-
-    Args:
-        pipeline: Its name.
-    """
-
     def __init__(self, pipeline: str) -> None:
         super().__init__("dbutils.notebook")
         self._pipeline = pipeline

@@ -9,8 +9,7 @@ from penstock.errors import DefinitionError
 class UnavailableError(DefinitionError, AttributeError):
     """Something that `dbutils` does not have or cannot do here.
 
-    Attributes:
-        is_elsewhere: Whether it would be possible with the data on this machine.
+    `is_elsewhere`: it would be possible with the data on this machine.
     """
 
     def __init__(self, what: str, hint: str, *, is_elsewhere: bool = False) -> None:

@@ -105,16 +105,9 @@ def is_ingestion(pipeline: Node) -> bool:
 def read_lakeflow(
     pipeline: Node, files: WorkspaceFiles, *, without_sources: bool = False
 ) -> FileSettings:
-    """Read the settings of one pipeline.
+    """Read the settings of one pipeline; references of a bundle are filled in.
 
-    Args:
-        pipeline: Its mapping; references of a bundle are filled in.
-        files: Finds the source files.
-        without_sources: Others are meant than those that it lists, which may be nowhere.
-
-    Raises:
-        SpecError: A value is of the wrong type, a source file is nowhere, or it is a pipeline
-            without source files.
+    `without_sources`: other sources were selected than those that it lists, which may be missing.
     """
     refuse_ingestion(pipeline)
     catalog, schema = _default_names(pipeline)
@@ -157,11 +150,7 @@ def read_lakeflow(
 
 
 def refuse_ingestion(pipeline: Node) -> None:
-    """Raise for a pipeline that Databricks' own connectors feed.
-
-    Raises:
-        SpecError: It is one.
-    """
+    """Raise for a pipeline that Databricks' own connectors feed."""
     for key, subject in _REFUSED.items():
         if (part := pipeline.get(key)) is not None:
             raise SpecError(
@@ -228,11 +217,7 @@ def _unknown_notes(pipeline: Node) -> Iterator[str]:
 
 
 def dependencies(pipeline: Node) -> Iterator[str]:
-    """Return the Python requirements of `environment`; paths in them become absolute.
-
-    Raises:
-        SpecError: They are no list of texts.
-    """
+    """Return the Python requirements of `environment`; paths in them become absolute."""
     environment = pipeline.get("environment")
     for part in list_of(environment and environment.get("dependencies"), "dependencies"):
         text = text_of(part, "environment.dependencies")
@@ -261,13 +246,7 @@ def editable_folders(requirements: Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Libraries:
-    """What a list of libraries says.
-
-    Attributes:
-        sources: Source files.
-        dependencies: Python requirements among them.
-        notes: Of what is neither.
-    """
+    """Source files and Python requirements of a list of libraries, and notes about all others."""
 
     sources: tuple[SourcePattern, ...]
     dependencies: tuple[str, ...]

@@ -17,14 +17,11 @@ class CellKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A part of a notebook that is run, told, or recorded as an error; others are left out.
+    """A part of a notebook that is run, reported, or recorded as an error; others are left out.
 
-    Attributes:
-        kind: What is done with it.
-        text: Code, the argument of `%run`, or a command that installs packages.
-        file: Under which it is compiled and shown; a cell of an `.ipynb` says which one it is.
-        line: Line of the file at which the text begins, counted from 1.
-        magic: Name of the magic command, for messages.
+    `text` is code, the argument of `%run`, or a command that installs packages. `file` is the name
+    under which it is compiled and shown; a cell of an `.ipynb` has its number in it. `line` is
+    counted from 1.
     """
 
     kind: CellKind
@@ -57,11 +54,7 @@ _OF_WHOLE_CELLS = {
 def cells_of(lines: list[str], *, file: str, line: int, language: CellKind) -> list[Cell]:
     """Return the parts of one cell: magic commands on lines of their own, then its code.
 
-    Args:
-        lines: Text of the cell.
-        file: See `Cell`.
-        line: Of the first of the lines.
-        language: Of text without a magic command: Python, SQL or lost.
+    `line` is that of the first of the lines, `language` that of text without a magic command.
     """
     cells: list[Cell] = []
     at = 0

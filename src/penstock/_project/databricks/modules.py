@@ -25,9 +25,7 @@ Namespace = Callable[[], Mapping[str, object]]
 def databricks_modules(namespace: Namespace) -> Iterator[None]:
     """Let these modules be imported while this is open. It changes the whole process.
 
-    Args:
-        namespace: Gives the globals of source files. Without a `dbutils` in them the modules are
-            not there.
+    Without a `dbutils` in the globals of source files the modules do not exist.
     """
     modules = _Modules(namespace, (_RUNTIME, _DBUTILS, _CONNECT))
     # Asked last, so that installed packages of these names are found before.

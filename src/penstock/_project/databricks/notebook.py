@@ -25,13 +25,7 @@ _DATABRICKS = "application/vnd.databricks.v1+notebook"
 
 
 def read_cells(path: Path) -> list[Cell]:
-    """Return what a source file has to run, in order. Cells of prose are left out.
-
-    Raises:
-        DefinitionError: The file is not text, or not a notebook.
-        SyntaxError: The text of a Python file cannot be decoded.
-        OSError: It cannot be read.
-    """
+    """Return the cells of a source file to run, in order. Cells of prose are left out."""
     match path.suffix.lower():
         case ".ipynb":
             return _jupyter_cells(path)
@@ -88,12 +82,9 @@ def find_notebook_of_workspace(place: str, root: Path) -> Path | None:
 
 
 def find_run_target(target: str, caller: Path, root: Path) -> Path | None:
-    """Return the notebook that a `%run` names; `None` = there is no such.
+    """Return the notebook that a `%run` names, or `None`.
 
-    Args:
-        target: Path relative to the caller's folder, or one of a workspace.
-        caller: The notebook that runs it.
-        root: Folder of the project.
+    The path is relative to the folder of the caller, or a path of a workspace.
     """
     if not target:
         return None

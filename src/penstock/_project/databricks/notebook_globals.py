@@ -14,13 +14,7 @@ from penstock._project.databricks.dbutils_fs import MapPath
 def notebook_globals(
     spark: Any, settings: PipelineSettings, *, map_path: MapPath = str
 ) -> dict[str, object]:
-    """Return the globals that source files find.
-
-    Args:
-        spark: The session.
-        settings: Of the pipeline.
-        map_path: Where paths of Databricks are on this machine, for `dbutils.fs`.
-    """
+    """Return the globals of source files; `map_path` is for `dbutils.fs`."""
     dbutils = Dbutils(
         name=settings.name,
         root=Path(settings.root),

@@ -22,8 +22,7 @@ _MARK_OF_UDFS = "asNondeterministic"
 def stand_ins(modules: Iterable[str]) -> Iterator[None]:
     """Let these modules, and those below them, be imported while this is open.
 
-    Args:
-        modules: Dotted names. It changes the whole process.
+    It changes the whole process.
     """
     finder = _Finder({name.partition(".")[0] for name in modules})
     sys.meta_path.append(finder)  # whatever is installed comes first
