@@ -28,16 +28,10 @@ class AlertKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class AlertRule:
-    """One alert.
+    """One alert; its name is unique in the pipeline.
 
-    Attributes:
-        name: Unique in the pipeline.
-        threshold: Fires above it; for retention, below.
-        flow: Only this flow; empty = all.
-        dataset: Only this dataset, or its rules; empty = all.
-        rule: Only this expectation; empty = all.
-        batches: Failure rate: number of batches.
-        min_rows: Failure rate: minimum number of rows.
+    It fires above the threshold, for retention below it. Empty `flow`, `dataset` (also its rules)
+    and `rule` mean all. `batches` and `min_rows` are for a failure rate.
     """
 
     name: str
@@ -54,13 +48,9 @@ class AlertRule:
 class AlertTarget:
     """Target of notifications. Exactly one of webhook, command and mail_to is set.
 
-    Attributes:
-        webhook: URL for a POST; never shown, as it may contain a secret.
-        slack: Whether the webhook expects the Slack format.
-        headers: Headers of the request; never shown.
-        command: Program and arguments; receives the alert as JSON on standard input.
-        mail_to: Addresses.
-        mail: `from`, `host`, `port`, `user`, `password`, `tls` (`starttls`, `ssl`, `none`).
+    The webhook (a URL for a POST, in the Slack format if `slack`) and the headers are never shown,
+    as they may contain secrets. The command receives the alert as JSON on standard input. `mail`
+    has `from`, `host`, `port`, `user`, `password`, `tls` (`starttls`, `ssl`, `none`).
     """
 
     webhook: str = field(default="", repr=False)
@@ -80,11 +70,9 @@ class AlertTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class AlertSettings:
-    """All alerts of a pipeline.
+    """All alerts of a pipeline; all targets are notified of every alert.
 
-    Attributes:
-        targets: All are notified of every alert.
-        repeat_seconds: Minimum interval between two notifications of the same alert.
+    `repeat_seconds` is the minimum interval between two notifications of the same alert.
     """
 
     rules: tuple[AlertRule, ...] = ()

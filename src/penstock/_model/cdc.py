@@ -18,12 +18,7 @@ class ScdType(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TrackHistory:
-    """Columns whose changes create a new version; SCD type 2 only.
-
-    Attributes:
-        columns: Only these; `None` = not set.
-        except_columns: All but these; `None` = not set.
-    """
+    """Columns whose changes create a new version; SCD type 2 only. `None` = not set."""
 
     columns: tuple[str, ...] | None = None
     except_columns: tuple[str, ...] | None = None
@@ -33,20 +28,10 @@ class TrackHistory:
 class CdcSpec:
     """How a flow applies change events to its target.
 
-    Attributes:
-        source: Name of the dataset whose rows are the events, as the user wrote it.
-        keys: Columns that identify a row of the target.
-        sequence_by: SQL expression or Column that orders the events of a key.
-        apply_as_deletes: Which events delete; `None` = none.
-        apply_as_truncates: Which events remove everything before them; SCD type 1 only.
-        columns: Columns of the target; `None` = all.
-        except_columns: All columns but these; excludes `columns`.
-        scd_type: What the target keeps.
-        track_history: SCD type 2 only.
-        ignore_null_updates: NULL in an event keeps the stored value.
-        ignore_null_columns: Only for these; `None` = not given.
-        ignore_null_except_columns: For all but these; `None` = not given.
-        columns_to_update: Column of the source with the list of columns that an event changes.
+    `source` is a dataset as the user wrote it; `columns` are those of the target, `None` = all. Of
+    the events, `apply_as_truncates` (SCD type 1 only) remove everything before them. With
+    `ignore_null_updates`, NULL in an event keeps the stored value. `columns_to_update` is a column
+    of the source with the list of columns that an event changes.
     """
 
     source: str
@@ -68,14 +53,9 @@ class CdcSpec:
 class SnapshotSpec:
     """How a flow applies whole snapshots of a source to its target.
 
-    Attributes:
-        source: Name of the dataset that is compared with its last content; `None` if
-            `next_snapshot` returns the snapshots.
-        next_snapshot: Takes the version of the last snapshot (`None` at first); returns a DataFrame
-            and its version, or `None` when there is no newer one.
-        keys: Columns that identify a row.
-        scd_type: What the target keeps.
-        track_history: SCD type 2 only.
+    The source is a dataset that is compared with its last content, or `None`: `next_snapshot` takes
+    the version of the last snapshot (`None` at first) and returns a DataFrame and its version, or
+    `None` when there is no newer one.
     """
 
     source: str | None = None

@@ -17,9 +17,6 @@ def first_line(error: BaseException | str) -> str:
     """An exception's message without stack, plan, secrets and the call that Py4J made.
 
     Every message that quotes an exception of the JVM is made here.
-
-    Args:
-        error: The exception, or its text.
     """
     text = str(error).strip()
     if not text:

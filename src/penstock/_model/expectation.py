@@ -30,12 +30,7 @@ class OnViolation(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RowBounds:
-    """How many rows a materialized view shall have.
-
-    Attributes:
-        minimum: At least; `None` = any.
-        maximum: At most; `None` = any.
-    """
+    """Bounds of the number of rows of a materialized view; `None` = any."""
 
     minimum: int | None = None
     maximum: int | None = None
@@ -48,16 +43,10 @@ class RowBounds:
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation:
-    """One rule of one dataset.
+    """One rule of one dataset; a row passes only when the condition is true.
 
-    Attributes:
-        name: Unique within its dataset.
-        condition: SQL boolean expression or Column; a row passes only when it is true.
-        on_violation: What happens to the others.
-        origin: Where it was declared.
-        unique: Columns whose values may not be those of another row; the condition says it in words
-            then. Materialized views only, as the next.
-        rows: Bounds of the number of rows; the condition says it in words then.
+    `unique` are columns whose values may not be those of another row, `rows` bounds of the number
+    of rows; the condition is a description then. Both are for materialized views only.
     """
 
     name: str

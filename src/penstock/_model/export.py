@@ -7,12 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsSettings:
-    """The endpoint for Prometheus.
-
-    Attributes:
-        port: 0 for any free one; `None` = no endpoint.
-        address: What it listens on.
-    """
+    """The endpoint for Prometheus; port 0 for any free one, `None` = no endpoint."""
 
     port: int | None = None
     address: str = "127.0.0.1"
@@ -22,10 +17,8 @@ class MetricsSettings:
 class LineageSettings:
     """OpenLineage events.
 
-    Attributes:
-        is_wanted: Whether the settings say so; otherwise OpenLineage's own configuration decides.
-        namespace: Of the jobs; empty = OpenLineage's own configuration, or `penstock`.
-        transport: As OpenLineage's client takes it; may hold references to secrets.
+    Without `is_wanted` and for an empty namespace, OpenLineage's own configuration decides. The
+    transport is as its client takes it, and may hold references to secrets.
     """
 
     is_wanted: bool | None = None
@@ -37,13 +30,8 @@ class LineageSettings:
 class TelemetrySettings:
     """Metrics and traces over OpenTelemetry's protocol.
 
-    Attributes:
-        is_wanted: Whether the settings say so; otherwise the `OTEL_*` variables decide.
-        endpoint: Base URL of the receiver; empty = as those variables say.
-        headers: Of each request; may hold references to secrets.
-        metrics: Whether metrics are sent.
-        traces: Whether traces are sent.
-        interval_seconds: Between two reports of metrics; `None` = as those variables say.
+    The `OTEL_*` variables decide without `is_wanted`, and about an empty endpoint and interval.
+    Headers may hold references to secrets.
     """
 
     is_wanted: bool | None = None

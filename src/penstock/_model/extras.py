@@ -9,15 +9,8 @@ from penstock.errors import MissingExtraError
 def import_extra(*modules: str, extra: str, feature: str, package: str = "") -> Any:
     """Import modules of an optional package; returns the first.
 
-    Args:
-        modules: Full names.
-        extra: Extra of Penstock that installs them.
-        feature: Feature that needs them, in the singular: subject of the message.
-        package: Package name, if it differs from the module.
-
-    Raises:
-        MissingExtraError: `MISSING_EXTRA`. A missing dependency of an installed package is raised
-            as it is.
+    `feature` is the subject of the message `MISSING_EXTRA`, in the singular; `package` is set if it
+    differs from the module. A missing dependency of an installed package is raised as it is.
     """
     for module in modules:
         root = module.partition(".")[0]

@@ -29,13 +29,10 @@ class LineageSource:
 
 @dataclass(frozen=True)
 class ColumnInput:
-    """A column that something is made of.
+    """A column of one of the `FlowLineage.sources`.
 
-    Attributes:
-        source: Which of `FlowLineage.sources`.
-        column: Its name there.
-        transformation: `IDENTITY`, `TRANSFORMATION` or `AGGREGATION`; of an influence `FILTER`,
-            `JOIN`, `GROUP_BY`, `SORT` or `WINDOW`.
+    The transformation is `IDENTITY`, `TRANSFORMATION` or `AGGREGATION`; of an influence `FILTER`,
+    `JOIN`, `GROUP_BY`, `SORT` or `WINDOW`.
     """
 
     source: int
@@ -49,12 +46,9 @@ class ColumnInput:
 
 @dataclass(frozen=True, kw_only=True)
 class FlowLineage:
-    """Column lineage of one flow, as far as its plan tells.
+    """Column lineage of one flow, as far as its plan shows it; sources in the order of the plan.
 
-    Attributes:
-        sources: What the query reads, in the order of its plan.
-        columns: Of the result, to what each is made of.
-        influences: Columns that decide which rows there are, or how they are grouped or ordered.
+    `influences` are columns that decide which rows exist, or how they are grouped or ordered.
     """
 
     sources: tuple[LineageSource, ...] = ()
@@ -74,12 +68,7 @@ class FlowLineage:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> "FlowLineage":
-        """What `as_json` gave.
-
-        Raises:
-            ValueError: An input names a source that is not there.
-            TypeError: It was not made by `as_json`.
-        """
+        """The lineage that `as_json` wrote, else `ValueError` or `TypeError`."""
         sources = tuple(LineageSource(**source) for source in body.get("sources") or ())
 
         def inputs(listed: Any) -> tuple[ColumnInput, ...]:

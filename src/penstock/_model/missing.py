@@ -22,11 +22,7 @@ _assume: ContextVar[Callable[[str], str] | None] = ContextVar("penstock_assume",
 
 @contextmanager
 def missing_values_assumed(assume: Callable[[str], str]) -> Iterator[None]:
-    """Let settings, parameters and variables that are not set have an assumed value.
-
-    Args:
-        assume: Gives the value of a key, and remembers that it was asked for.
-    """
+    """Let settings, parameters and variables without a value have an assumed one."""
     token = _assume.set(assume)
     try:
         yield

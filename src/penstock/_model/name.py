@@ -50,16 +50,7 @@ class DatasetName:
 
 
 def resolve_name(text: str, *, catalog: str, schema: str) -> DatasetName:
-    """Fill a name up with the pipeline's defaults; a leading `LIVE.` in any case is dropped.
-
-    Args:
-        text: One to three parts, backticks allowed.
-        catalog: Default catalog of the pipeline.
-        schema: Default schema of the pipeline.
-
-    Raises:
-        ValueError: Not a name, or more than three parts.
-    """
+    """Complete a name by the pipeline's defaults; a leading `LIVE.` in any case is dropped."""
     parts = split_name(text)
     if len(parts) > 1 and parts[0].lower() == "live":
         parts = parts[1:]

@@ -11,9 +11,7 @@ _PACKAGE_ROOT = str(Path(__file__).resolve().parent.parent)
 class SourceLocation:
     """A file and a line (counted from 1) in the user's source.
 
-    Attributes:
-        file: Path as the user would recognise it: relative to the project when it lies inside.
-        line: Line number, counted from 1.
+    The path is relative to the project if the file is inside of it.
     """
 
     file: str

@@ -22,10 +22,8 @@ class TriggerKind(StrEnum):
 class Trigger:
     """When a streaming query processes what is new.
 
-    Attributes:
-        kind: Which trigger.
-        seconds: Interval of `processingTime`, checkpoint interval of `continuous`, duration of a
-            batch of `realTime`; `None` for the others.
+    `seconds` are the interval of `processingTime`, the checkpoint interval of `continuous`, or the
+    duration of a batch of `realTime`; `None` for the others.
     """
 
     kind: TriggerKind

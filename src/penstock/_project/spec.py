@@ -73,28 +73,13 @@ def load_settings(
     target: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> PipelineSettings:
-    """Return the settings of the pipeline that `start` and the arguments mean.
+    """Return the settings of the pipeline that `start` and the arguments select.
 
-    Args:
-        start: Folder from which a settings file is searched, upward; paths of arguments and of the
-            environment are relative to it. A file means its folder, with the file as source.
-        spec: Settings file of any kind, or its folder, instead of searching.
-        name: See the table of this module, as for all that follow.
-        storage: URI or path.
-        configuration: Wins over the files', key by key.
-        source: A source file or a folder, instead of the sources that the settings file lists. A
-            folder with a settings file of its own is that project; a settings file (`.yaml`,
-            `.yml`, `.json`) is the same as `spec`.
-        catalog: Default catalog.
-        schema: Default schema.
-        master: Spark master URL.
-        quarantine: Whether rows that break a drop rule are kept.
-        continuous: Whether the pipeline is meant to run until it is stopped.
-        parameters: Win over the files', key by key.
-        paths: Prefixes and what stands for them; win over the files', key by key.
-        pipeline: Key of the pipeline in a bundle.
-        target: Target of a bundle.
-        environ: Environment; that of the process if not given.
+    A settings file is searched from the folder `start` upward; paths of arguments and of the
+    environment are relative to it. A file means its folder, with the file as `source`. `source`, a
+    file or folder, replaces the sources that the settings file lists; a folder with a settings file
+    of its own is that project, and a settings file the same as `spec`. Mappings win over those of
+    the files key by key; for all others see the table of this module.
 
     Raises:
         SpecError: Something does not exist, is ambiguous or is not allowed.

@@ -207,20 +207,12 @@ class PipelineSpec(_Part):
 
 
 def read_spec(path: Path) -> PipelineSpec:
-    """Read and check a spec file.
-
-    Raises:
-        SpecError: With file, line, key and the nearest known key or the allowed values.
-    """
+    """Read and check a spec file; errors have the line, and the nearest key or allowed values."""
     return spec_of(read_document(path))
 
 
 def spec_of(document: Node) -> PipelineSpec:
-    """Check the content of a spec file; keys that only Databricks' files have are left out.
-
-    Raises:
-        SpecError: As `read_spec`.
-    """
+    """Check the content of a spec file; keys that only Databricks' files have are left out."""
     refuse_ingestion(document)
     content = document.plain()
     assert isinstance(content, dict)

@@ -20,15 +20,7 @@ from penstock.errors import SpecError
 
 
 def spec_settings(spec: PipelineSpec, document: Node) -> FileSettings:
-    """Return the settings of a spec file; its paths are relative to its folder.
-
-    Args:
-        spec: Its checked content.
-        document: The same with lines.
-
-    Raises:
-        SpecError: A path or URI cannot be used, or a notebook or folder is nowhere.
-    """
+    """Return the settings of a spec file; its paths are relative to its folder."""
     root = document.file.parent.resolve()
     files = WorkspaceFiles(root)
     read = {key for library in spec.libraries for key in library.model_fields_set}

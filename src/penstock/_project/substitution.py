@@ -31,14 +31,10 @@ _DEEPEST = 30
 class Substitution:
     """Fills in the references of one bundle and target.
 
-    Attributes:
-        tree: The bundle: all files, with those parts of the target that are laid over them.
-        root: Folder of the bundle, which stands for the workspace's folder of its files.
-        target: Name of the target.
-        variables: Values that the target gives.
-        overrides: Values from the file `variable-overrides.json` of the target.
-        environ: Environment: `BUNDLE_VAR_<name>` and the user's name.
-        notes: What could not be filled in.
+    `tree` has all files of the bundle, with the overrides of the target. `root` stands for the
+    workspace's folder of its files. `overrides` are from `variable-overrides.json` of the target;
+    `environ` has `BUNDLE_VAR_<name>` and the user's name. `notes` are references that could not be
+    filled in.
     """
 
     tree: Node
@@ -50,12 +46,7 @@ class Substitution:
     notes: dict[str, None] = field(default_factory=dict)
 
     def fill(self, part: Node, _open: tuple[str, ...] = ()) -> Node:
-        """Return a part with all of its references filled in.
-
-        Raises:
-            SpecError: A variable is not declared or has no value, or a value refers to itself or
-                does not fit into a text.
-        """
+        """Return a part with all of its references filled in."""
         if isinstance(part.value, dict):
             filled = {key: self.fill(inside, _open) for key, inside in part.value.items()}
             return Node(filled, part.file, part.line)

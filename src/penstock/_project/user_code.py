@@ -23,13 +23,10 @@ _NO_NOTEBOOK = (
 def user_code_error(
     error: BaseException, source: Path, root: str, missing_packages: Collection[str] = ()
 ) -> UserCodeError:
-    """Return the error that a source file ended with, for the user's eyes.
+    """Return the error of a source file, for the user.
 
-    Args:
-        error: What was raised; it becomes the cause, with our frames cut out of its traceback.
-        source: The file that was executed.
-        root: Folder of the project: the deepest line in it is where the user looks first.
-        missing_packages: What `%pip` cells ask for and is not installed.
+    The exception becomes the cause, with our frames cut out of its traceback; the location is the
+    deepest line below `root`.
     """
     error = error.with_traceback(_trim(error.__traceback__))
     kind = type(error).__name__

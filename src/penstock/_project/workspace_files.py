@@ -23,11 +23,7 @@ _MAGIC = "*?[{"
 
 
 class WorkspaceFiles:
-    """Finds the files and folders that the settings of one project name.
-
-    Args:
-        root: Folder of the project.
-    """
+    """Finds the files and folders that the settings of one project name."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -37,13 +33,8 @@ class WorkspaceFiles:
     def file(self, named: Node, path: str, what: str) -> SourcePattern:
         """Return where a source file or notebook is; its extension may be left out.
 
-        Args:
-            named: Where the path stands.
-            path: Absolute path in the workspace, or a path relative to the settings file.
-            what: "file" or "notebook", for errors.
-
-        Raises:
-            SpecError: It is nowhere, or at several places that fit as well.
+        The path is absolute in the workspace, or relative to the settings file; `what` is for
+        errors.
         """
         for place in self._direct(named, path):
             for extension in _EXTENSIONS:
