@@ -252,9 +252,7 @@ def opened_project(
 
 
 def _learns(
-    assumptions: Assumptions,
-    guessing: Mapping[str, Sequence[str]],
-    errors: Iterable[PenstockError],
+    assumptions: Assumptions, guessing: Mapping[str, Sequence[str]], errors: Iterable[PenstockError]
 ) -> bool:
     """Whether a source that a file read was given what one of the errors misses."""
     if not guessing:

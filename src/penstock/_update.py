@@ -83,10 +83,7 @@ class UpdateOptions:
 
 
 def plan_update(
-    settings: PipelineSettings,
-    options: UpdateOptions,
-    *,
-    plan_texts: dict[str, str] | None = None,
+    settings: PipelineSettings, options: UpdateOptions, *, plan_texts: dict[str, str] | None = None
 ) -> "tuple[DataflowGraph, Plan]":
     """Analyse a pipeline and plan an update, without touching its storage.
 
@@ -259,10 +256,7 @@ def _source_digest(settings: PipelineSettings) -> str:
 
 
 def _create_update(
-    settings: PipelineSettings,
-    options: UpdateOptions,
-    origin: EventOrigin,
-    metrics_url: str | None,
+    settings: PipelineSettings, options: UpdateOptions, origin: EventOrigin, metrics_url: str | None
 ) -> Event:
     body = CreateUpdate(
         {

@@ -81,8 +81,7 @@ class DefinitionErrors(DefinitionError):
         self.errors = tuple(errors)
         count = len(self.errors)
         super().__init__(
-            "INVALID_PIPELINE",
-            f"the pipeline has {count} error{'s' if count != 1 else ''}",
+            "INVALID_PIPELINE", f"the pipeline has {count} error{'s' if count != 1 else ''}"
         )
 
     def __str__(self) -> str:

@@ -198,11 +198,7 @@ class _Analysis:
             self.table_errors[key] = error
 
     def flow(
-        self,
-        flow: Flow,
-        *,
-        properties: Mapping[str, str],
-        dataset: DeclaredDataset | None = None,
+        self, flow: Flow, *, properties: Mapping[str, str], dataset: DeclaredDataset | None = None
     ) -> None:
         """Analyse one flow. Never raises: errors are collected."""
         if flow.name in self.analyses or flow.name in self.errors:

@@ -305,11 +305,7 @@ class Evaluator(ExternalReads, DatasetReader):
     """
 
     def __init__(
-        self,
-        spark: SparkSession,
-        index: DefinitionIndex,
-        source: TableSource,
-        context: ReadContext,
+        self, spark: SparkSession, index: DefinitionIndex, source: TableSource, context: ReadContext
     ) -> None:
         super().__init__(spark, context)
         self.index = index
@@ -382,11 +378,7 @@ class Evaluator(ExternalReads, DatasetReader):
             raise DatasetCycleError([*names[names.index(flow.name) :], flow.name])
         token = self._stack.set((*stack, (flow.name, evaluation)))
         try:
-            with (
-                redirected(self),
-                reading(self),
-                user_code(flow, self.index.nearest),
-            ):
+            with redirected(self), reading(self), user_code(flow, self.index.nearest):
                 result = flow.function()
         finally:
             self._stack.reset(token)

@@ -171,9 +171,7 @@ class _Reader:
             value = getattr(node, name)()
             timeless = {kind_of(value), str(value.toString())} & _TIMELESS != set()
         return StateFacts(
-            kind=StateKind.ARBITRARY,
-            has_watermark=_has_watermark(node),
-            is_bounded=not timeless,
+            kind=StateKind.ARBITRARY, has_watermark=_has_watermark(node), is_bounded=not timeless
         )
 
 

@@ -91,9 +91,7 @@ def create_auto_cdc_flow(
         arguments, scd_type, track_history_column_list, track_history_except_column_list
     )
     columns, except_columns = _exclusive(
-        arguments,
-        ("column_list", column_list),
-        ("except_column_list", except_column_list),
+        arguments, ("column_list", column_list), ("except_column_list", except_column_list)
     )
     null_columns, null_except = _exclusive(
         arguments,

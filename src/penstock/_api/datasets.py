@@ -147,8 +147,7 @@ def create_table(
 ) -> Any: ...
 @checked_call
 def create_table(
-    query_function: Callable[..., Any] | str | None = None,
-    **options: Unpack[CreateTableArguments],
+    query_function: Callable[..., Any] | str | None = None, **options: Unpack[CreateTableArguments]
 ) -> Any:
     """Define a table: by a query function as `table` does, or an empty one for append flows.
 

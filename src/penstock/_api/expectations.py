@@ -4,14 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from penstock._api.arguments import (
-    Arguments,
-    ColumnNames,
-    F,
-    checked_call,
-    excusing,
-    stand_in,
-)
+from penstock._api.arguments import Arguments, ColumnNames, F, checked_call, excusing, stand_in
 from penstock._api.registry import active_registry
 from penstock._model.expectation import Expectation, OnViolation, RowBounds
 from penstock._model.origin import capture_origin
@@ -170,8 +163,7 @@ def _parse_rules(
         return ()
     if not isinstance(rules, Mapping):
         arguments.reject(
-            parameter,
-            f"must be a dictionary of rule name to condition, not {type(rules).__name__}",
+            parameter, f"must be a dictionary of rule name to condition, not {type(rules).__name__}"
         )
         return ()
     return _parse_pairs(arguments, parameter, rules.items(), on_violation)

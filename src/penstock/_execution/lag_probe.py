@@ -29,10 +29,7 @@ class FlowLag:
     """
 
     def __init__(
-        self,
-        origin: EventOrigin,
-        sources: Sequence[OpenedSource],
-        wake: Callable[[], None],
+        self, origin: EventOrigin, sources: Sequence[OpenedSource], wake: Callable[[], None]
     ) -> None:
         self._problems: dict[str, tuple[str, str]] = {}
         self._origin = origin

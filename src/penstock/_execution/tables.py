@@ -311,10 +311,7 @@ class PipelineTables:
         return BatchWriter(df if split is None or judge is not None else split.df, write)
 
     def _judge(
-        self,
-        dataset: DatasetNode,
-        node: FlowNode,
-        split: Callable[[DataFrame], RowSplit | None],
+        self, dataset: DatasetNode, node: FlowNode, split: Callable[[DataFrame], RowSplit | None]
     ) -> Callable[[DataFrame], DataFrame] | None:
         """Applies the rules to each batch, where they cannot be part of the query.
 
@@ -378,11 +375,7 @@ class PipelineTables:
         return Commit(result, dataset.key, deletes=where is not None)
 
     def unreported(
-        self,
-        dataset: DatasetNode,
-        node: FlowNode,
-        epoch: str,
-        known: tuple[int, int | None] | None,
+        self, dataset: DatasetNode, node: FlowNode, epoch: str, known: tuple[int, int | None] | None
     ) -> Iterator[Commit]:
         """Commits of a flow that are newer than the newest in the event log."""
         since = known[1] if known is not None and known[1] is not None else -1

@@ -45,9 +45,7 @@ def findings(function: ast.FunctionDef) -> Iterator[Hit]:
     if unsafe and not _is_guarded(function, calls, batch_id):
         first = getattr(min(unsafe, key=lambda call: call.lineno).func, "attr", "")
         yield Hit(
-            "PSL305",
-            function.lineno,
-            f"{function.name} calls {first}() without the batch id",
+            "PSL305", function.lineno, f"{function.name} calls {first}() without the batch id"
         )
     actions = [
         call

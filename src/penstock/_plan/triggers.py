@@ -15,10 +15,7 @@ INTERVAL = "pipelines.trigger.interval"
 # Shortest batch that Spark accepts in real-time mode.
 _REAL_TIME_SECONDS = 5.0
 _SOURCES = {TriggerKind.CONTINUOUS: ("kafka", "rate"), TriggerKind.REAL_TIME: ("kafka",)}
-_NAMES = {
-    TriggerKind.CONTINUOUS: "continuous processing",
-    TriggerKind.REAL_TIME: "real-time mode",
-}
+_NAMES = {TriggerKind.CONTINUOUS: "continuous processing", TriggerKind.REAL_TIME: "real-time mode"}
 
 
 def flow_setting(

@@ -129,10 +129,7 @@ class ProjectImports(MetaPathFinder):
             self._forget(self._imported_names)
 
     def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,
-        target: ModuleType | None = None,
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         parent = fullname.rpartition(".")[0]
         if parent:
@@ -227,10 +224,7 @@ class _AroundProject(MetaPathFinder):
         self._imports = imports
 
     def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,
-        target: ModuleType | None = None,
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if path is not None:
             return None

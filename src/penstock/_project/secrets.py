@@ -48,10 +48,7 @@ def remember_settings(settings: PipelineSettings) -> None:
 
 
 def resolve_secrets(
-    text: str,
-    *,
-    root: str | Path | None = None,
-    environ: Mapping[str, str] | None = None,
+    text: str, *, root: str | Path | None = None, environ: Mapping[str, str] | None = None
 ) -> str:
     """Return the text with every `${secret:...}` replaced, and remember the values for redaction.
 

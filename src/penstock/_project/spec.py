@@ -165,9 +165,7 @@ def _folder_of(place: Path) -> Path:
 def _existing_source(path: Path) -> Path:
     if not path.exists():
         raise SpecError(
-            "SOURCE_NOT_FOUND",
-            f"there is no file or folder {path}",
-            hint=nearest_file(path),
+            "SOURCE_NOT_FOUND", f"there is no file or folder {path}", hint=nearest_file(path)
         )
     return path.resolve()
 

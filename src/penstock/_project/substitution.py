@@ -210,8 +210,5 @@ def _walked(part: Node, steps: list[str]) -> Node | None:
 
 def _variable_error(part: Node, message: str, *, hint: str | None = None) -> SpecError:
     return SpecError(
-        "BUNDLE_VARIABLE_INVALID",
-        f"{part.origin.file}: {message}",
-        origin=part.origin,
-        hint=hint,
+        "BUNDLE_VARIABLE_INVALID", f"{part.origin.file}: {message}", origin=part.origin, hint=hint
     )

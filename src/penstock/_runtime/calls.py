@@ -5,13 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 
-from penstock._plan.steps import (
-    PrepareTable,
-    RefreshView,
-    ResetTable,
-    RunOnceFlow,
-    StartFlow,
-)
+from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
 from penstock._runtime.boundary import as_penstock_error
 from penstock._runtime.ports import Engine, FlowEnded, RunningFlow, RunOutcome, Scheduler
 from penstock.errors import PenstockError
@@ -29,10 +23,7 @@ class EngineCalls:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        scheduler: Scheduler,
-        inbox: "SimpleQueue[Callable[[], None]]",
+        self, engine: Engine, scheduler: Scheduler, inbox: "SimpleQueue[Callable[[], None]]"
     ) -> None:
         self._engine = engine
         self._scheduler = scheduler

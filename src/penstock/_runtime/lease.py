@@ -67,11 +67,7 @@ class Lease:
 
     @classmethod
     def acquire(
-        cls,
-        path: Path,
-        *,
-        holder: Mapping[str, str],
-        environment: LeaseEnvironment | None = None,
+        cls, path: Path, *, holder: Mapping[str, str], environment: LeaseEnvironment | None = None
     ) -> Self:
         """Take the lease, or fail within 0.5 s if a living process holds it.
 

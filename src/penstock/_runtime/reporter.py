@@ -71,12 +71,7 @@ class UpdateReporter:
         return self._names.get(dataset, dataset)
 
     def flow(
-        self,
-        task: Task,
-        status: FlowStatus,
-        message: str,
-        *,
-        error: PenstockError | None = None,
+        self, task: Task, status: FlowStatus, message: str, *, error: PenstockError | None = None
     ) -> None:
         """A flow entered a status; an error with any status but FAILED is a warning."""
         task.status = status

@@ -75,11 +75,7 @@ class RestartPolicy:
         return self if max_retries is None else replace(self, max_retries=max_retries)
 
     def decide(
-        self,
-        error: PenstockError,
-        history: RunHistory,
-        now: float,
-        random: Callable[[], float],
+        self, error: PenstockError, history: RunHistory, now: float, random: Callable[[], float]
     ) -> Decision:
         """Decide about a run that failed `now`, in seconds of the clock of the history."""
         if not is_transient(error):

@@ -49,10 +49,7 @@ _ANSI = re.compile(
 _DATA_LOSS = re.compile(r"KAFKA_DATA_LOSS|failOnDataLoss|Some data may have been lost")
 # Raised in Spark's Python workers; only the message is returned.
 _REGISTRY = re.compile(r"\[(SCHEMA_REGISTRY_UNREACHABLE|SCHEMA_REGISTRY_REFUSED)\] ([^\n]+)")
-_MAY_PASS = (
-    "SCHEMA_REGISTRY_UNREACHABLE",
-    "DISK_FULL",
-)
+_MAY_PASS = ("SCHEMA_REGISTRY_UNREACHABLE", "DISK_FULL")
 _REAL_TIME = re.compile(r"\[STREAMING_REAL_TIME_MODE\.(\w+)\]")
 _MOST_CAUSES = 20
 

@@ -46,11 +46,7 @@ def available_cores(master: str, user_conf: Mapping[str, str]) -> int | None:
 
 
 def session_defaults(
-    master: str,
-    user_conf: Mapping[str, str],
-    *,
-    storage_root: str | None,
-    warehouse: str | None,
+    master: str, user_conf: Mapping[str, str], *, storage_root: str | None, warehouse: str | None
 ) -> dict[str, str]:
     """Defaults of every pipeline; the caller applies the user's settings over them."""
     conf = {

@@ -31,9 +31,7 @@ def take_query(cursor: Cursor, what: str) -> Query:
     for edit in sorted(_touch_ups(cursor, start), key=lambda edit: -edit.start):
         text = text[: edit.start - first.start] + edit.text + text[edit.end - first.start :]
     return Query(
-        text=text,
-        line=cursor.source.line(first.start),
-        column=cursor.source.column(first.start),
+        text=text, line=cursor.source.line(first.start), column=cursor.source.column(first.start)
     )
 
 

@@ -67,11 +67,7 @@ def parse_json(
     struct = to_struct(schema)
     text = F.col(quoted(name)).cast("string")
     with_corrupt = StructType([*struct.fields, StructField(_CORRUPT, StringType())])
-    settings = {
-        **(options or {}),
-        "mode": "PERMISSIVE",
-        "columnNameOfCorruptRecord": _CORRUPT,
-    }
+    settings = {**(options or {}), "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     huge = huge_number(text, struct)
     safe = text if huge is None else F.when(~huge, text)
     prepared = df.withColumn(_PARSED, F.from_json(safe, with_corrupt, settings))

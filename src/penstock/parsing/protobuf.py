@@ -30,15 +30,7 @@ from penstock._model.origin import capture_origin
 from penstock.errors import DefinitionError, MissingExtraError
 from penstock.parsing.avro import PayloadError
 
-_WELL_KNOWN = (
-    "any",
-    "duration",
-    "empty",
-    "field_mask",
-    "struct",
-    "timestamp",
-    "wrappers",
-)
+_WELL_KNOWN = ("any", "duration", "empty", "field_mask", "struct", "timestamp", "wrappers")
 _MAIN_FILE = "penstock_schema.proto"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIMESTAMP, _DURATION = "google.protobuf.Timestamp", "google.protobuf.Duration"

@@ -21,12 +21,7 @@ class Dbutils(Part):
     """The object `dbutils` of a source file."""
 
     def __init__(
-        self,
-        *,
-        name: str,
-        root: Path,
-        configuration: Mapping[str, str],
-        map_path: MapPath = str,
+        self, *, name: str, root: Path, configuration: Mapping[str, str], map_path: MapPath = str
     ) -> None:
         super().__init__("dbutils")
         self.fs = FileSystem(map_path, root)
@@ -100,11 +95,7 @@ class Widgets(Part):
         self._defaults[name] = str(defaultValue)
 
     def dropdown(
-        self,
-        name: str,
-        defaultValue: str,
-        choices: Sequence[str] = (),
-        label: str | None = None,
+        self, name: str, defaultValue: str, choices: Sequence[str] = (), label: str | None = None
     ) -> None:
         """Declare a widget; a configured value may be none of the choices."""
         self._defaults[name] = str(defaultValue)
@@ -180,11 +171,7 @@ class TaskValues(Part):
         super().__init__("dbutils.jobs.taskValues")
 
     def get(
-        self,
-        taskKey: str = "",
-        key: str = "",
-        default: Any = None,
-        debugValue: Any = None,
+        self, taskKey: str = "", key: str = "", default: Any = None, debugValue: Any = None
     ) -> Any:
         """Return the debug value, else the default.
 

@@ -15,10 +15,7 @@ class UnavailableError(DefinitionError, AttributeError):
     def __init__(self, what: str, hint: str, *, is_elsewhere: bool = False) -> None:
         self.is_elsewhere = is_elsewhere
         super().__init__(
-            "DBUTILS_NOT_AVAILABLE",
-            f"{what} is not available",
-            origin=capture_origin(),
-            hint=hint,
+            "DBUTILS_NOT_AVAILABLE", f"{what} is not available", origin=capture_origin(), hint=hint
         )
 
 

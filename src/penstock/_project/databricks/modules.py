@@ -51,10 +51,7 @@ class _Modules(MetaPathFinder, Loader):
                         if name not in _PACKAGES and name in sys.modules}  # fmt: skip
 
     def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,
-        target: ModuleType | None = None,
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname not in self._names or "dbutils" not in self._namespace():
             return None

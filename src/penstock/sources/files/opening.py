@@ -19,13 +19,7 @@ from penstock._formats.columnar_rows import (
 )
 from penstock._formats.csv_rows import csv_rows, needs_whole_files
 from penstock._formats.json_rows import json_rows
-from penstock._formats.merging import (
-    apply_hints,
-    mark_rescued,
-    parse_ddl,
-    unmarked,
-    without_void,
-)
+from penstock._formats.merging import apply_hints, mark_rescued, parse_ddl, unmarked, without_void
 from penstock._formats.options import COLUMNAR, Evolution, FileOptions, file_options
 from penstock._formats.rows import Rows, finished
 from penstock._formats.sqltext import literal, name
