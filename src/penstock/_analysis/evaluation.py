@@ -69,7 +69,6 @@ class ExternalReads:
         self._context = context
 
     def table(self, name: str, reader: Reader) -> DataFrame | None:
-        """See `Redirect.table`."""
         self.record(f"table {name.replace('`', '')}")
         table = self._context.external_tables.find(name)
         try:
@@ -83,7 +82,6 @@ class ExternalReads:
             return self._assume(reader, f"table {name.replace('`', '')}", error)
 
     def sql(self, text: str) -> str | None:
-        """See `Redirect.sql`."""
         if _WITHOUT_EFFECT.match(text):
             return None
         if not file_metadata.named_in(text):
@@ -92,7 +90,6 @@ class ExternalReads:
         return file_metadata.using_shown(rewritten)
 
     def load(self, reader: Reader, spark_load: Callable[[], DataFrame]) -> DataFrame:
-        """See `Redirect.load`."""
         source = source_of(reader_format(reader))
         is_stream = isinstance(reader, DataStreamReader)
         options = source.map_options(self._context.resolved(reader_options(reader)), self.map_path)
@@ -202,23 +199,19 @@ class ExternalReads:
         )
 
     def map_path(self, path: str) -> str:
-        """See `Redirect.map_path`."""
         return self._context.map_path(path)
 
     def record(self, what: str) -> None:
         """See `Redirect.record`; ignored while source files are loaded."""
 
     def table_exists(self, name: str) -> bool | None:
-        """See `Redirect.table_exists`."""
         return True if self._context.external_tables.find(name) is not None else None
 
     def delta_path(self, name: str) -> str | None:
-        """See `Redirect.delta_path`."""
         table = self._context.external_tables.find(name)
         return table.path if table is not None and table.format == "delta" else None
 
     def new_table(self, name: str) -> str:
-        """See `Redirect.new_table`."""
         return self._context.external_tables.location_of(name)
 
     # -- SQL -----------------------------------------------------------------------------------
@@ -395,15 +388,12 @@ class Evaluator(ExternalReads, DatasetReader):
     # -- the declarative API's own readers -----------------------------------------------------
 
     def read(self, name: str) -> DataFrame:
-        """See `DatasetReader.read`."""
         return self._spark.read.table(name)
 
     def read_stream(self, name: str) -> DataFrame:
-        """See `DatasetReader.read_stream`."""
         return self._spark.readStream.table(name)
 
     def query(self, text: str, *, catalog: str | None, schema: str | None) -> DataFrame:
-        """See `DatasetReader.query`."""
         token = self._defaults.set((catalog or self.index.catalog, schema or self.index.schema))
         try:
             return self._spark.sql(text)
@@ -445,7 +435,6 @@ class Evaluator(ExternalReads, DatasetReader):
         return self._stack.get()[-1][1]
 
     def table(self, name: str, reader: Reader) -> DataFrame | None:
-        """See `Redirect.table`: a declared dataset, else an external table."""
         dataset = self._find(name) or self._find_by_end(name)
         if dataset is None:
             return super().table(name, reader)
@@ -489,7 +478,6 @@ class Evaluator(ExternalReads, DatasetReader):
         return self._through_view(reference)
 
     def record(self, what: str) -> None:
-        """See `Redirect.record`."""
         self._current.external.append(what)
 
     def assumed(self, what: str) -> None:
@@ -497,14 +485,12 @@ class Evaluator(ExternalReads, DatasetReader):
         self._current.assumed.append(what)
 
     def table_exists(self, name: str) -> bool | None:
-        """See `Redirect.table_exists`: a dataset exists once it has been written."""
         dataset = self._find(name)
         if dataset is None:
             return super().table_exists(name)
         return self._context.external_tables.find(str(dataset.name)) is not None
 
     def delta_path(self, name: str) -> str | None:
-        """See `Redirect.delta_path`."""
         dataset = self._find(name)
         return super().delta_path(name if dataset is None else str(dataset.name))
 

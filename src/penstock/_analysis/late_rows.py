@@ -104,11 +104,9 @@ class LateRowFinder:
 
     @property
     def keeps(self) -> bool:
-        """See `FindLateRows.keeps`."""
         return self._keeps
 
     def find(self, df: DataFrame) -> Refused:
-        """See `FindLateRows.find`."""
         execution = self._execution()
         watermark, dropped = _applied(execution.executedPlan())
         if not self._keeps and not dropped:

@@ -62,7 +62,6 @@ class PlanTexts(Evaluator):
         self._texts = texts
 
     def evaluate(self, flow: Flow, position: Position = NOWHERE) -> tuple[DataFrame, Evaluation]:
-        """See `Evaluator.evaluate`."""
         df, evaluation = super().evaluate(flow, position)
         self._texts[flow.name] = self._text(df)
         return df, evaluation
@@ -92,7 +91,6 @@ class ObservingEvaluator(Evaluator):
         self._folder.cleanup()
 
     def evaluate(self, flow: Flow, position: Position = NOWHERE) -> tuple[DataFrame, Evaluation]:
-        """See `Evaluator.evaluate`."""
         self.seen.reads.pop(flow.name, None)
         df, evaluation = super().evaluate(flow, position)
         with own_read():
@@ -101,14 +99,12 @@ class ObservingEvaluator(Evaluator):
         return df, evaluation
 
     def table(self, name: str, reader: Reader) -> DataFrame | None:
-        """See `Redirect.table`."""
         dataset = self._find(name) or self._find_by_end(name)
         shown = name.replace("`", "") if dataset is None else self.index.display(dataset.name.key)
         self._read(reader, "table", name=shown, is_own=dataset is not None)
         return super().table(name, reader)
 
     def load(self, reader: Reader, spark_load: Callable[[], DataFrame]) -> DataFrame:
-        """See `Redirect.load`."""
         self._read(reader, reader_format(reader))
         return super().load(reader, spark_load)
 

@@ -53,11 +53,9 @@ class SchemaSource:
         self._folder.cleanup()
 
     def batch(self, key: str, reader: DataFrameReader) -> DataFrame:
-        """See `TableSource.batch`."""
         return reader.format("parquet").schema(self._schema(key, reader)).load(self._folder_of(key))
 
     def stream(self, key: str, reader: DataStreamReader, position: Position) -> OpenedSource:
-        """See `TableSource.stream`."""
         rows = reader.format("parquet").schema(self._schema(key, reader)).load(self._folder_of(key))
         return OpenedSource(rows, name=f"table {key}", unit="versions")
 
@@ -131,11 +129,9 @@ class DeltaSource:
             self._starts.reset(token)
 
     def batch(self, key: str, reader: DataFrameReader) -> DataFrame:
-        """See `TableSource.batch`."""
         return reader.format("delta").load(self._paths[key])
 
     def stream(self, key: str, reader: DataStreamReader, position: Position) -> OpenedSource:
-        """See `TableSource.stream`."""
         path, options = self._paths[key], reader_options(reader)
         start = None if position else self._start(key, reader)
         if start is not None:

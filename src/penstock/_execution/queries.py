@@ -98,7 +98,6 @@ class SparkEngine:
         self._confs = FlowConfs(spark, graph)
 
     def finish(self) -> None:
-        """See `Engine.finish`."""
         self._lag.close()
 
     def close(self) -> None:
@@ -115,7 +114,6 @@ class SparkEngine:
     # -- tables --------------------------------------------------------------------------------
 
     def reset(self, step: ResetTable) -> None:
-        """See `Engine.reset`. After a kill the next update resets again: the reset is recorded."""
         node = self._graph.datasets[step.dataset]
         with self._translated(self._graph.flows[step.flows[0]]):
             for flow in step.flows:
@@ -125,7 +123,6 @@ class SparkEngine:
                 self._state.new_flow(flow)
 
     def prepare(self, step: PrepareTable) -> None:
-        """See `Engine.prepare`."""
         node = self._graph.datasets[step.dataset]
         first = self._graph.flows[node.flows[0]]
         with self._translated(first):
@@ -144,7 +141,6 @@ class SparkEngine:
     # -- streaming flows -----------------------------------------------------------------------
 
     def start_flow(self, step: StartFlow, on_end: Callable[[FlowEnded], None]) -> RunningQuery:
-        """See `Engine.start_flow`."""
         node = self._graph.flows[step.flow]
         with self._translated(node):
             sink = self._graph.sinks.get(step.target)
@@ -247,7 +243,6 @@ class SparkEngine:
     # -- batch flows ---------------------------------------------------------------------------
 
     def run_once(self, step: RunOnceFlow) -> RunOutcome:
-        """See `Engine.run_once`."""
         node = self._graph.flows[step.flow]
         sources: list[OpenedSource] = []
         with self._translated(node, sources), self._pool(step.flow):
@@ -299,7 +294,6 @@ class SparkEngine:
         return RunOutcome(changed=True, reason="one-time flow", rows=rows)
 
     def refresh(self, step: RefreshView) -> RunOutcome:
-        """See `Engine.refresh`."""
         node = self._graph.flows[step.flow]
         if node.flow.snapshot is not None:
             with self._translated(node), self._pool(step.flow):
@@ -394,7 +388,6 @@ class SparkEngine:
         self._state.save_view(dataset, view_state)
 
     def cancel(self) -> None:
-        """See `Engine.cancel`."""
         self._spark.sparkContext.cancelAllJobs()
 
     # -- parts ---------------------------------------------------------------------------------

@@ -133,7 +133,6 @@ class RunningQuery(QueryWatcher):
     # -- listener ------------------------------------------------------------------------------
 
     def progressed(self, progress: Mapping[str, Any]) -> None:
-        """See `QueryWatcher.progressed`."""
         batch_id = int(progress.get("batchId", -1))
         rows = int(progress.get("numInputRows", 0))
         origin = replace(self._origin, batch_id=batch_id)
@@ -170,7 +169,6 @@ class RunningQuery(QueryWatcher):
                     break
 
     def terminated(self, error: str | None) -> None:
-        """See `QueryWatcher.terminated`; notifies the runtime once."""
         with self._changed:
             if self._ended:
                 return
@@ -239,7 +237,6 @@ class RunningQuery(QueryWatcher):
     # -- stopping ------------------------------------------------------------------------------
 
     def request_stop(self) -> None:
-        """See `RunningFlow.request_stop`."""
         with self._changed:
             if self._stopping:
                 return
@@ -249,7 +246,6 @@ class RunningQuery(QueryWatcher):
         ).start()
 
     def interrupt(self) -> None:
-        """See `RunningFlow.interrupt`."""
         self._stopping = True
         if self._query is not None:
             self._query.stop()

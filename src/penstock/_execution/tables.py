@@ -338,7 +338,6 @@ class PipelineTables:
         return CommitNote(StorageFiles(self._spark), path)
 
     def window(self, dataset: DatasetNode, node: FlowNode, df: DataFrame) -> Window:
-        """See `window_of`; for a query with the types of its table."""
         return window_of(self._conformed(dataset, df), node.flow)
 
     def replace(

@@ -13,7 +13,6 @@ from penstock._tables.layout import StorageLayout
 def read_flow_state(
     settings: PipelineSettings, flow: str, *, operator: int | None, limit: int
 ) -> tuple[StateSection, ...]:
-    """See `penstock._execution.state_reader.read_flow`; refused while the pipeline runs."""
     holder = {"pipeline": settings.name, "update": "state show"}
     log = spark_log(settings, str(uuid.uuid4()))
     with (

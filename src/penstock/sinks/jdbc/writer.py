@@ -236,7 +236,6 @@ class JdbcSinkWriter(BatchSink):
     # -- one batch -----------------------------------------------------------------------------
 
     def write(self, df: DataFrame, batch_id: int) -> SinkCommit:
-        """See `BatchSink.write`; writing a batch again has no effect."""
         kill_point("before_write", self._flow.name, batch_id)
         try:
             with connected(self._spark, self._options) as database:

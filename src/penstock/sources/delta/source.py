@@ -213,7 +213,6 @@ class DeltaStream(OpenedSource):
         return self._lag.measure(path, end) if path_key(path) == self.path else None
 
     def explain(self, text: str, flow: Flow) -> PenstockError | None:
-        """See `OpenedSource.explain`: rows of the table were changed or deleted."""
         for sign in ("DELTA_SOURCE_TABLE_IGNORE_CHANGES", "DELTA_SOURCE_IGNORE_DELETE"):
             if sign in text:
                 return FlowError(
@@ -245,7 +244,6 @@ class DeltaStream(OpenedSource):
         return {"versions": {self.path: version}}, report
 
     def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
-        """See `OpenedSource.range`; the last version belongs to the range."""
         if wanted.files is not None:
             raise range_invalid("--files is for folders", "leave it out")
         whole = self._whole_version(done)

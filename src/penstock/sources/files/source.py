@@ -152,7 +152,6 @@ class FileSource(Source):
     def map_options(
         self, options: Mapping[str, str], map_path: Callable[[str], str]
     ) -> dict[str, str]:
-        """See `Source.map_options`: the folder for files that are done."""
         return {
             name: real_path(value, map_path) if name.lower() in _FOLDER_OPTIONS and value else value
             for name, value in options.items()
@@ -173,7 +172,6 @@ class AutoLoaderSource(FileSource):
     formats = ("cloudfiles",)
 
     def check_options(self, options: Mapping[str, str], *, is_stream: bool) -> dict[str, str]:
-        """See `Source.check_options`; `file_options` checks them with the schema."""
         return dict(options)
 
     def describe(self, read: Read) -> str:
@@ -211,7 +209,6 @@ class FileStream(OpenedSource):
         self._lag = PendingFiles(spark)
 
     def prepare_start(self, checkpoint: str, siblings: Sequence[OpenedSource]) -> str | None:
-        """See `OpenedSource.prepare_start`: files that were overwritten are read again."""
         streams = [source for source in siblings if isinstance(source, FileStream)]
         sources = [stream.opened for stream in streams if stream.opened is not None]
         again = forget_overwritten(self._spark, sources, checkpoint)
@@ -221,12 +218,10 @@ class FileStream(OpenedSource):
         return f"{len(again)} file(s) changed since they were read, and are read again: {shown}"
 
     def check_batch(self, checkpoint: str, batch_id: int) -> None:
-        """See `OpenedSource.check_batch`: files may have other columns than the schema."""
         if self.opened is not None and self.opened.shows_columns_by_file:
             check_files(self.opened, batch_files(StorageFiles(self._spark), checkpoint, batch_id))
 
     def explain(self, text: str, flow: Flow) -> PenstockError | None:
-        """See `OpenedSource.explain`: new fields, files that cannot be read."""
         return None if self.opened is None else recover(text, [self.opened], flow)
 
     def lag(

@@ -66,7 +66,6 @@ class JdbcRows(OpenedSource):
         self._place = place
 
     def explain(self, text: str, flow: Flow) -> PenstockError | None:
-        """See `OpenedSource.explain`: Spark gets a text only, the stream knows why it ended."""
         failure = self._stream.failure
         if failure is None:
             return None

@@ -62,7 +62,6 @@ class KafkaSource(Source):
     def map_options(
         self, options: Mapping[str, str], map_path: Callable[[str], str]
     ) -> dict[str, str]:
-        """See `Source.map_options`: the brokers."""
         return at_mapped_servers(options, map_path)
 
     def endpoints(self, options: Mapping[str, str]) -> Sequence[str]:
@@ -142,7 +141,6 @@ class KafkaStream(OpenedSource):
         return ids
 
     def lost(self, progress: Mapping[str, Any]) -> Sequence[Loss]:
-        """See `OpenedSource.lost`: offsets that retention had removed."""
         if not self._options.tolerates_loss or not self._is_mine(progress):
             return ()
         return lost_ranges(progress, int(progress.get("numInputRows", 0)), self._earliest)

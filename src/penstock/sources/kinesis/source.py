@@ -59,7 +59,6 @@ class KinesisSource(Source):
         return f"kinesis {names[0] if names else ''}".rstrip()
 
     def open(self, read: Read) -> OpenedSource:
-        """See `Source.open`; the options are in a class, as Spark shows its options in plans."""
         checked = source_options(read.options, streaming=read.is_stream)
         require_botocore()
         options = _options_at(checked, read.position)
@@ -86,11 +85,9 @@ class KinesisStream(OpenedSource):
         return {"kind": "kinesis", "shards": source_view(progress)["shards"]}
 
     def lost(self, progress: Mapping[str, Any]) -> Sequence[Loss]:
-        """See `OpenedSource.lost`; only with `failOnDataLoss=false` a query gets that far."""
         return lost_records(progress)
 
     def explain(self, text: str, flow: Flow) -> PenstockError | None:
-        """See `OpenedSource.explain`: what the data source raised in Spark's Python processes."""
         match = _FAILURE.search(text)
         if match is None:
             return None
