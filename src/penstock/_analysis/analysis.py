@@ -480,7 +480,6 @@ class _Analysis:
     def _as_cdc(
         self, analysis: FlowAnalysis, df: DataFrame, flow: Flow, dataset: DeclaredDataset
     ) -> tuple[FlowAnalysis, StructType]:
-        """The analysis with the schema of the target of auto CDC."""
         if flow.cdc is not None:
             shape = event_shape(df, flow, dataset.flows)
             wanted, scd_type = shape.target_schema(), shape.shape.scd_type

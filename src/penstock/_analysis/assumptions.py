@@ -291,7 +291,6 @@ def _collect_names(expression: Any, names: list[tuple[str, ...]], aliases: set[s
 
 
 def _retyped(error: BaseException, sources: Sequence[AssumedSource]) -> str | None:
-    """Set a VOID column to the type that an operation requires."""
     condition, parameters = _details(error)
     if condition == "EVENT_TIME_IS_NOT_ON_TIMESTAMP_TYPE":
         return _set_type(parameters.get("eventName", ""), TimestampType(), sources)

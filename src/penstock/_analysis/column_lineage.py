@@ -59,7 +59,6 @@ def column_lineage(df: DataFrame, own: Callable[[str], str | None]) -> FlowLinea
 
 
 def _sources(plan: Any, own: Callable[[str], str | None]) -> dict[int, LineageSource]:
-    """The source of each leaf, by the id of its first attribute."""
     sources = {}
     for part in (plan, *iterate(plan.subqueriesAll())):
         for leaf in iterate(part.collectLeaves()):
@@ -294,7 +293,6 @@ class _Reader:
 
 
 def _walk(expression: _Node) -> Iterator[_Node]:
-    """An expression and its descendants, without window specifications."""
     if expression.kind == "WindowSpecDefinition":
         return
     yield expression

@@ -118,7 +118,6 @@ class ExternalReads:
         return self._opened(source, read)
 
     def _described(self, read: Read) -> Read:
-        """The read with its flow and the state of its source."""
         return replace(
             read, is_analysis=True, memory=partial(self._context.memories, "", analysis=True)
         )

@@ -124,7 +124,6 @@ def _plain(name: str) -> str:
 
 
 def _with_format(table: ExternalTable) -> ExternalTable:
-    """The table with the format of its files, where the settings name none."""
     if table.format:
         return table
     shown = "delta"

@@ -167,13 +167,11 @@ class ObservingEvaluator(Evaluator):
 
 
 def _is_never_true(rows: DataFrame, condition: Column) -> bool:
-    """Whether the optimizer finds that no row can pass."""
     plan = rows.where(condition)._jdf.queryExecution().optimizedPlan()
     return str(plan.getClass().getSimpleName()) == "LocalRelation"
 
 
 def _folded(selected: DataFrame) -> str:
-    """`true`, `false` or `null` if the optimizer finds that a condition is always that."""
     plan = selected._jdf.queryExecution().optimizedPlan()
     if str(plan.getClass().getSimpleName()) != "Project":
         return ""

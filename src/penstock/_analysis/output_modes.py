@@ -109,7 +109,6 @@ def _check_target(
     dataset: Dataset | None,
     sink: Sink | None,
 ) -> None:
-    """Refuse a mode that the target does not support."""
     reason = hint = ""
     if mode not in takes:
         assert sink is not None

@@ -271,7 +271,6 @@ def _wrap_session() -> None:
 
 
 def _texts(arguments: Any) -> dict[str, str]:
-    """The named parameters of a query that are strings."""
     named = arguments if isinstance(arguments, Mapping) else {}
     return {name: value for name, value in named.items() if isinstance(value, str)}
 

@@ -180,7 +180,6 @@ def _call(plan: Any, streaming: bool) -> tuple[NameReference, str]:
 
 
 def _closing_parenthesis(text: str, start: int, end: int) -> int:
-    """The end of the first pair of parentheses between two positions."""
     depth, position, quote = 0, start, ""
     while position < end:
         letter = text[position]

@@ -102,7 +102,6 @@ def _required(call: FunctionCall, positional: list[Any], named: dict[str, Any], 
 
 
 def _options(argument: Any) -> dict[str, str]:
-    """Options as text; NULL counts as absent."""
     if not isinstance(argument, Mapping):
         return {}
     return {
@@ -161,7 +160,6 @@ def _arguments(spark: SparkSession, call: FunctionCall) -> tuple[list[Any], dict
 
 
 def _constant(spark: SparkSession, call: FunctionCall, expression: Any) -> Any:
-    """The value of an argument: a literal, or any expression without columns."""
     # The reader of the option resolves the secret, so that it stays out of plans.
     text = _SECRET.sub(r"'${secret:\1/\2}'", str(expression.sql()))
     if match := re.fullmatch(r"'([^'\\]*)'", text):

@@ -266,7 +266,6 @@ def _no_query() -> None:
 
 
 def _columns(arguments: Arguments, parameter: str, value: object) -> tuple[str, ...] | None:
-    """Names of columns, from strings or Columns; `None` if not given or wrong."""
     if value is None:
         return None
     if not isinstance(value, list | tuple):
@@ -284,7 +283,6 @@ def _columns(arguments: Arguments, parameter: str, value: object) -> tuple[str, 
 
 
 def _column(arguments: Arguments, parameter: str, value: object) -> str | None:
-    """The name of one column: a string or a plain `col(...)`."""
     if value is None and parameter == "columns_to_update":
         return None
     if is_a(value, "Column"):

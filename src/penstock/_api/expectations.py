@@ -158,7 +158,6 @@ def _named(
 def _parse_rules(
     arguments: Arguments, parameter: str, rules: object, on_violation: OnViolation
 ) -> tuple[Expectation, ...]:
-    """Return the rules of a dictionary; wrong ones are recorded and left out."""
     if rules is None:
         return ()
     if not isinstance(rules, Mapping):

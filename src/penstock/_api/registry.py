@@ -128,7 +128,6 @@ class Registry:
         return self._histories.setdefault(id(function), FunctionHistory(function))
 
     def _attach(self) -> tuple[list[Dataset], list[DefinitionError]]:
-        """Give every dataset the rules of its function; rules without a dataset become errors."""
         datasets = list(self._datasets)
         orphans: list[DefinitionError] = []
         for history in self._histories.values():

@@ -102,7 +102,6 @@ def _verdict(result: "ProjectCheck") -> str:
 
 
 def _needs(result: "ProjectCheck") -> Iterator[tuple[str, str, str]]:
-    """Kind, name and location of each missing thing, without duplicates."""
     listed = set()
     for kind, name, where in _all_needs(result):
         # `scikit-learn` and `scikit_learn` are one package.

@@ -368,7 +368,6 @@ def _event_lines(event: "Event") -> list[str]:
 
 
 def _figures(event: "Event") -> str:
-    """The metrics of a micro-batch, as far as the event has them."""
     from penstock._observe.events import FlowMetrics, FlowProgress
 
     if not isinstance(event.body, FlowProgress):

@@ -514,7 +514,6 @@ def _why_recompute(
     fingerprint: str,
     version: int | None,
 ) -> str | None:
-    """Why a view must be recomputed; `None` if its result would be the same."""
     if step.full:
         return "full refresh"
     if before is None or version is None:

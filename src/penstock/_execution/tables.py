@@ -446,7 +446,6 @@ class PipelineTables:
         )
 
     def _properties(self, node: DatasetNode, flows: Sequence[FlowNode]) -> Mapping[str, str]:
-        """Declared properties; with a change feed if rows change and the table is streamed."""
         declared = effective_properties(node.declared.table_properties)
         known = {key.lower() for key in declared}
         changes = any(is_cdc(flow.flow) or replaces_rows(flow.flow) for flow in flows)
@@ -455,7 +454,6 @@ class PipelineTables:
         return {**declared, _CHANGE_FEED: "true"} if self._is_streamed(node) else declared
 
     def _widens(self, node: DatasetNode) -> bool:
-        """Whether the settings or an upstream source enable type widening."""
         setting = self._settings.configuration.get(_WIDENING, "").strip().lower()
         if setting in ("true", "false"):
             return setting == "true"
@@ -471,7 +469,6 @@ class PipelineTables:
         return False
 
     def _is_streamed(self, node: DatasetNode) -> bool:
-        """Whether a streaming flow of the pipeline reads the dataset."""
         return any(
             flow.analysis.is_streaming and node.key in flow.upstream
             for flow in self._graph.flows.values()

@@ -61,7 +61,6 @@ def build_graph(
 
 
 def _distinct(errors: Iterable[PenstockError]) -> Iterator[PenstockError]:
-    """Each error once, even if several flows failed with it."""
     seen: set[str] = set()
     for error in errors:
         if str(error) not in seen:
@@ -70,7 +69,6 @@ def _distinct(errors: Iterable[PenstockError]) -> Iterator[PenstockError]:
 
 
 def _in_order(index: DefinitionIndex, errors: Iterable[PenstockError]) -> tuple[PenstockError, ...]:
-    """Errors in the order of their declarations: by load order of the files, then by line."""
     declared = [dataset.declared.origin for dataset in index.datasets.values()]
     declared += [flow.origin for flow in index.flows.values()]
     declared += [sink.origin for sink in index.sinks.values()]

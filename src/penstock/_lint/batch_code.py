@@ -82,7 +82,6 @@ def _is_write(call: ast.Call, frames: set[str]) -> bool:
 
 
 def _is_safe(call: ast.Call, function: ast.FunctionDef) -> bool:
-    """Whether a write is idempotent."""
     root = root_name(call.func)
     parts: list[ast.AST] = [call]
     for node in ast.walk(function):

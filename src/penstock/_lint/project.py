@@ -283,7 +283,6 @@ def _of_settings(settings: PipelineSettings) -> Iterator[Finding]:
 
 
 def _line_of(key: str, settings: PipelineSettings) -> SourceLocation:
-    """Location of a key in its settings file; the project's folder if it is set elsewhere."""
     root = Path(settings.root)
     for file in sorted(root.iterdir()):
         if file.suffix.lower() in (".yml", ".yaml", ".json") and file.is_file():
@@ -329,7 +328,6 @@ def _of_analysis(
 
 
 def _distinct(findings: list[Finding]) -> list[Finding]:
-    """Each message of a rule once per line: views are analysed once per flow that reads them."""
     return list(
         {
             (finding.rule.id, finding.origin, finding.message): finding for finding in findings

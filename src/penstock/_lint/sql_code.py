@@ -57,7 +57,6 @@ def statement_lines(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Line and text of each statement, with comments blanked out."""
     parts: list[str] = []
     start, line, at = 1, 1, 0
     for match in [*_TOKEN.finditer(text), None]:

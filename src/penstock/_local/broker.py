@@ -401,7 +401,6 @@ def ensure_topic(
 
 
 def _partitions(admin: Any, topic: str) -> int:
-    """Number of partitions of a topic; 0 while it is unknown or a partition has no leader."""
     try:
         metadata = admin.list_topics(timeout=5.0).topics.get(topic)
     except Exception:  # as above

@@ -234,7 +234,6 @@ def _append(
 
 
 def _prefix(part: BufferedRandom, jar: Jar) -> int:
-    """The number of received bytes; 0 if the part is longer than the jar."""
     size = os.fstat(part.fileno()).st_size
     if size > jar.size:
         part.truncate(0)

@@ -78,7 +78,6 @@ def require_java(minimum: int = MINIMUM_JAVA, *, environ: Mapping[str, str] | No
 
 
 def _release_version(executable: Path) -> str | None:
-    """The version in the `release` file of a Java home, without starting a JVM."""
     try:
         text = (executable.parent.parent / "release").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

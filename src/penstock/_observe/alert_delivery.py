@@ -120,7 +120,6 @@ class Alerts:
             return self._queue[0] if self._queue else None
 
     def _decide(self, event: Event | None) -> None:
-        """Evaluate an event; without one, the alerts that depend on time."""
         try:
             if event is not None:
                 notices = self._book.observe(event)

@@ -331,7 +331,6 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def _checked(kind: type, value: Any) -> Any:
-    """The value, if JSON has the expected type."""
     if kind is float and type(value) is int:
         return value
     if type(value) is not kind:

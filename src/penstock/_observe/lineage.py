@@ -322,7 +322,6 @@ class LineageFold:
         )
 
     def _sources(self, flow: _Flow) -> list[LineageSource]:
-        """The locations of `column_lineage.sources`, in order."""
         return [
             self._place(source.dataset) if source.dataset else source
             for source in (flow.lineage.sources if flow.lineage is not None else ())

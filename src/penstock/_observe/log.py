@@ -114,7 +114,6 @@ class EventLog:
         return self._days is not None and age >= timedelta(days=self._days) / SEGMENTS
 
     def _next(self, event: Event) -> BinaryIO:
-        """Open the next segment; keep the newest one if that fails."""
         if self.update is None:
             self.directory.mkdir(parents=True, exist_ok=True)
             started = event.timestamp.astimezone(UTC)

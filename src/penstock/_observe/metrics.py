@@ -364,7 +364,6 @@ class _Figures:
 
 
 def _waiting(lag: LagProgress | None) -> dict[str, float]:
-    """Unread files and bytes of all sources; unknown values are omitted."""
     waiting: dict[str, float] = {}
     sources = lag.sources if lag is not None else ()
     for what in ("files", "bytes"):

@@ -234,7 +234,6 @@ def _delete_replaced(update: UpdateLog, now: float) -> None:
 
 
 def _modified(update: UpdateLog) -> float:
-    """Time of the last event."""
     return max((_size_of(segment).modified for segment in update.segments()), default=0.0)
 
 

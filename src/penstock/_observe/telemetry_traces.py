@@ -267,7 +267,6 @@ def _tracer(resource: "Resource", ended: Any, update_id: str) -> "Tracer":
 
 
 def _parent(environ: Mapping[str, str]) -> "Context":
-    """The parent span of this process, from the environment as schedulers set it."""
     from opentelemetry.context import Context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

@@ -163,7 +163,6 @@ def _refuse_sinks(graph: DataflowGraph, names: Iterable[str]) -> None:
 
 
 def _left_behind(graph: DataflowGraph, reset: set[str]) -> Iterator[str]:
-    """Streaming flows that keep a checkpoint over a table whose rows are removed."""
     emptied = {key for key in reset if graph.datasets[key].kind is DatasetKind.STREAMING_TABLE}
     for name, flow in graph.flows.items():
         above = [
@@ -239,7 +238,6 @@ def _text_numbers(graph: DataflowGraph) -> Iterator[str]:
 
 
 def _tuning_properties(graph: DataflowGraph) -> Iterator[str]:
-    """One note about all table properties that have no effect here."""
     tables: dict[str, list[str]] = {}
     for node in graph.stored():
         for key, value in node.declared.table_properties.items():
@@ -372,7 +370,6 @@ def _growing_state(
 
 
 def _trigger(graph: DataflowGraph, flow: FlowNode, conf: Mapping[str, str]) -> Trigger:
-    """The trigger of a flow in a continuous update."""
     trigger = declared_trigger(graph, flow, conf)
     node = graph.datasets.get(flow.target)
     is_view = node is not None and node.kind is DatasetKind.MATERIALIZED_VIEW

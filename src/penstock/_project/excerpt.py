@@ -142,7 +142,6 @@ def _looks_like_a_key(text: str) -> bool:
 
 
 def _comment(text: str) -> str:
-    """A comment up to the first word that may introduce a credential."""
     match = _SECRET.search(text)
     if match is None or not re.search(r"[\"'=:]", text[match.start() :]):
         return text
@@ -156,7 +155,6 @@ def _comment(text: str) -> str:
 
 
 def _python_statement(text: str, line: int) -> tuple[int, int] | None:
-    """First and last line of the innermost statement around a line, decorators included."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
@@ -175,7 +173,6 @@ def _python_statement(text: str, line: int) -> tuple[int, int] | None:
 
 
 def _sql_statement(lines: list[str], line: int) -> tuple[int, int] | None:
-    """A line, and that of the `;` that ends its statement."""
     rest = "\n".join(lines[line - 1 :])
     try:
         for token in tokens_of(rest):

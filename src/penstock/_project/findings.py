@@ -103,8 +103,6 @@ def sql_findings(text: str) -> Iterator[Finding]:
 
 
 def _without_comments(text: str) -> str:
-    """Blank out comments; line numbers do not change."""
-
     def blank(match: re.Match[str]) -> str:
         comment = match.group("comment")
         return match.group() if comment is None else "\n" * comment.count("\n")
@@ -313,7 +311,6 @@ class _Visitor(ast.NodeVisitor):
 
 
 def _constants(tree: ast.Module) -> dict[str, str]:
-    """Module-level names that are assigned a string exactly once."""
     values: dict[str, str] = {}
     several: set[str] = set()
     for node in tree.body:

@@ -47,7 +47,6 @@ def _following(original: Callable[..., Any], map_path: Callable[[str], str]) -> 
 
 
 def _place(path: Any, map_path: Callable[[str], str]) -> Any:
-    """The local location of a path; the path itself if it is not mapped."""
     if not isinstance(path, str | os.PathLike):
         return path
     text = os.fspath(path)

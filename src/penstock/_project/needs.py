@@ -191,7 +191,6 @@ class _Reader:
                 waiting += self._read_cell(cell, path)
 
     def _read_cell(self, cell: Cell, path: Path) -> list[Path]:
-        """Collect from a cell; return the files that it leads to."""
         if cell.kind is CellKind.SQL:
             self._add(sql_findings(cell.text), cell)
         elif cell.kind is CellKind.RUN:

@@ -153,7 +153,6 @@ def _present(folder: Path, names: tuple[str, ...]) -> list[Path]:
 
 
 def _read(path: Path, choice: Choice, below: tuple[Path, ...]) -> FileSettings | None:
-    """Read a file and what it extends, without the `penstock.yaml` beside it."""
     document = read_document(path)
     content = unwrapped(document)
     if is_bundle(document):

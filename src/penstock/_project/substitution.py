@@ -80,7 +80,6 @@ class Substitution:
         return text_of(node, match.group(1)) or ""
 
     def _value(self, reference: str, part: Node, opened: tuple[str, ...]) -> Node | None:
-        """The value of a reference; `None` if only the workspace has it."""
         if reference in opened or len(opened) > _DEEPEST:
             raise _variable_error(
                 part, f"`${{{reference}}}` refers to itself: {' -> '.join([*opened, reference])}"

@@ -114,7 +114,6 @@ def _is_project_file(filename: str, source: Path, root: str) -> bool:
 
 
 def _trim(trace: TracebackType | None) -> TracebackType | None:
-    """Remove frames of Penstock and of the import system from a traceback."""
     kept: list[TracebackType] = []
     while trace is not None:
         filename = trace.tb_frame.f_code.co_filename

@@ -69,7 +69,6 @@ class WorkspaceFiles:
         return self.file(named, include, "file or folder")
 
     def _direct(self, named: Node, path: str) -> Iterator[Path]:
-        """The location of a path that is taken literally."""
         if path.startswith("/"):
             yield Path(os.path.normpath(path))
         else:
@@ -97,7 +96,6 @@ class WorkspaceFiles:
         return None
 
     def _entries(self, top: Path) -> list[tuple[PurePosixPath, bool]]:
-        """Entries below a folder, relative to it, and whether each is a folder."""
         if top not in self._listed:
             listed = self._listed[top] = []
             for current, folders, files in os.walk(top):

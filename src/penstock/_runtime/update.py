@@ -198,7 +198,6 @@ class Update:
         return self._board.all_ended and self._setup.has_ended
 
     def _advance(self) -> None:
-        """Start everything that may start now."""
         if self._stopping or not self._setup.advance() or self._board.all_ended:
             return
         self._enter(UpdateState.RUNNING, "running flows")

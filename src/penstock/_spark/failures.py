@@ -180,7 +180,6 @@ _NOISE = re.compile(
 
 
 def _reason(text: str) -> str:
-    """The line of a Spark error with its reason."""
     causes = re.findall(r"(?m)^Caused by: (.+)$", text)
     line = causes[-1] if causes else first_line(text)
     return shown(_NOISE.sub("", line).strip())[:600]

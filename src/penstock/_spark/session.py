@@ -392,7 +392,6 @@ def _submit_command(conf: Mapping[str, str]) -> list[str]:
 
 
 def _launch(command: list[str], popen: dict[str, Any]) -> JavaGateway:
-    """Start a gateway server and connect to it."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         info = Path(folder) / "gateway"
         env = {
@@ -449,7 +448,6 @@ _gateway_lock = threading.Lock()
 
 
 def _connect(port: int, secret: str) -> JavaGateway:
-    """Connect PySpark to a running gateway, through environment variables."""
     with _gateway_lock:
         os.environ["PYSPARK_GATEWAY_PORT"] = str(port)
         os.environ["PYSPARK_GATEWAY_SECRET"] = secret

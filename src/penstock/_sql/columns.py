@@ -153,7 +153,6 @@ def _parse_column(cursor: Cursor) -> _Column:
 
 
 def _parse_type(cursor: Cursor) -> str:
-    """Parse a type: a word, optional sizes, optional inner types."""
     start = cursor.position
     opening = cursor.advance()
     if opening.word == "INTERVAL":
@@ -204,7 +203,6 @@ def _parse_kept_option(cursor: Cursor) -> bool:
 
 
 def _skip_column_constraint(cursor: Cursor) -> None:
-    """Skip a key or check of one column, with or without a name."""
     if cursor.accept("CONSTRAINT"):
         cursor.identifier("the name of a constraint")
     if cursor.current.word not in _INFORMATION:

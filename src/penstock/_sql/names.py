@@ -76,7 +76,6 @@ def computed_name(cursor: Cursor) -> list[str] | None:
 
 
 def _joined(cursor: Cursor) -> str | None:
-    """Parse strings with `||` between them; `None` for any other expression."""
     text = _text(cursor)
     while text is not None and cursor.accept("||"):
         more = _text(cursor)
@@ -85,7 +84,6 @@ def _joined(cursor: Cursor) -> str | None:
 
 
 def _text(cursor: Cursor) -> str | None:
-    """Parse a string: in quotes, in parentheses or by a function."""
     if cursor.current.kind is TokenKind.STRING:
         return text_value(cursor.advance())
     if cursor.accept("("):

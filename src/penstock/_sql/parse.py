@@ -65,7 +65,6 @@ def _at_statement(cursor: Cursor) -> bool:
 
 
 def _parse_set(cursor: Cursor) -> SetVariable | UseDefaults:
-    """Parse `SET key = value` or `SET CATALOG name`."""
     if cursor.at("SET", "CATALOG") and not cursor.at("SET", "CATALOG", "="):
         return _parse_use(cursor)
     cursor.expect("SET")
@@ -93,7 +92,6 @@ def _parse_value(cursor: Cursor) -> str:
 
 
 def _parse_use(cursor: Cursor) -> UseDefaults:
-    """Parse `CATALOG c`, `SCHEMA s` or `[c.]s` after `USE` or `SET`."""
     cursor.advance()
     first = cursor.current
     # A schema may have the name of a keyword: `USE schema`.

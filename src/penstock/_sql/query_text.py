@@ -61,7 +61,6 @@ def spell_names(text: str, parameters: Mapping[str, str]) -> str:
 
 
 def _filled(tokens: Sequence[Token], parameters: Mapping[str, str]) -> list[Token]:
-    """Replace `:name` by string tokens."""
     filled: list[Token] = []
     for token in tokens:
         before = filled[-1] if filled else None

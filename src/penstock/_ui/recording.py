@@ -67,7 +67,6 @@ class Recorded:
         return is_new
 
     def _continue_in(self, log: UpdateLog) -> None:
-        """Read on in the files that are there now."""
         current, self.log = self._segments[:1], log
         self._segments = log.segments(self._finished)
         if not self._segments:
@@ -99,7 +98,6 @@ class Recorded:
                 self._continue_in(self.log.listed())
 
     def _read_segment(self, lines: BinaryIO, until: int, *, is_finished: bool) -> bool:
-        """Read some blocks; whether that was all."""
         while self._read < until:
             lines.seek(self._offset)
             block = lines.read(_BLOCK) + lines.readline()

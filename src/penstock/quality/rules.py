@@ -141,7 +141,6 @@ def _check_one(df: DataFrame, rule: Expectation, column: Column) -> None:
 
 
 def _check_whole(df: DataFrame, rule: Expectation) -> Iterator[DefinitionError]:
-    """Check a rule about the whole table."""
     if df.isStreaming:
         yield _invalid(
             rule,

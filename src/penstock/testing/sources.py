@@ -238,7 +238,6 @@ class SourceSuite:
         *,
         checkpoint: str = "checkpoint",
     ) -> dict[int, list[Row]]:
-        """The rows of each batch until everything is read."""
         place, batches = folder / checkpoint, dict[int, list[Row]]()
         opened = self._open(spark, folder, position)
         if opened.prepare_start(str(place), [opened]) is not None:

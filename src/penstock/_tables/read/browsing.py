@@ -272,7 +272,6 @@ Value = TypeVar("Value")
 
 
 def _used(cache: OrderedDict[Key, Value], key: Key, size: int) -> Value:
-    """An entry of a cache, which becomes the most recently used one of at most `size`."""
     cache.move_to_end(key)
     while len(cache) > size:
         cache.popitem(last=False)

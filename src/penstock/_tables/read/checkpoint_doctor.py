@@ -303,7 +303,6 @@ def _behind(checkpoint: Checkpoint, target: Path) -> Iterator[Finding]:
 def _lost_state(
     checkpoint: Checkpoint, settings: PipelineSettings, tables: Mapping[str, Path]
 ) -> Finding | None:
-    """The finding about a checkpoint with batches in a table whose flow has no state file."""
     app_id = _app_id(checkpoint, settings)
     state = local_path(StorageLayout(settings.storage).state_dir)
     for path in tables.values():

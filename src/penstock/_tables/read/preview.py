@@ -156,7 +156,6 @@ def table_unknown(
 
 
 def _tables(settings: PipelineSettings) -> Iterator[DatasetName]:
-    """Names of all tables of a local storage root; nothing elsewhere."""
     root = local_path(StorageLayout(settings.storage).root)
     if root is None:
         return

@@ -151,7 +151,6 @@ def _row(
 
 
 def _renamed(value: Any, kind: Any) -> Any:
-    """A value with the logical names of its fields, and timestamps with their zone."""
     if kind == "timestamp" and isinstance(value, datetime) and value.tzinfo is None:
         return value.replace(tzinfo=UTC)  # INT96 has no zone
     if value is None or not isinstance(kind, Mapping):

@@ -251,7 +251,6 @@ def _nullable(fields: Sequence[T.StructField]) -> T.StructType:
 
 
 def _struct(wanted: T.StructType, have: Sequence[T.StructField]) -> Column:
-    """The columns `have` as a struct of a wider type; missing ones are NULL."""
     by_name = {field.name.lower(): field for field in have}
     parts = []
     for field in wanted:

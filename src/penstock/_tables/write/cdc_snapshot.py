@@ -225,7 +225,6 @@ def _values(fields: Sequence[StructField]) -> Column:
 
 
 def _same(fields: Sequence[StructField]) -> Column:
-    """Whether old and new are equal in some columns; NULL equals NULL."""
     same = F.lit(True)
     for field in fields:
         kind = field.dataType

@@ -253,7 +253,6 @@ class CdcWriter(FlowWriter):
         return replace(result, version=version)
 
     def _derive(self, events: DataFrame, count: int) -> tuple[DataFrame, DataFrame]:
-        """The keys that a batch touches, and the new rows of the target for them."""
         schema, shape = self._state.schema, self._events.shape
         rows, size = self._state.rows(events)
         is_small = size <= REWRITE_BYTES and count <= _SMALL_ROWS

@@ -65,7 +65,6 @@ class BatchDecision:
 
 
 def _parse(text: str) -> BatchDecision | None:
-    """A stored decision; `None` for a truncated file."""
     try:
         content = json.loads(text)
     except ValueError:

@@ -265,7 +265,6 @@ def _build(
     *,
     replace: bool,
 ) -> None:
-    """With Delta's builder, for what a metadata action cannot express."""
     from delta.tables import DeltaTable, IdentityGenerator
 
     make = DeltaTable.replace if replace else DeltaTable.createIfNotExists

@@ -273,7 +273,6 @@ class FlowWriter:
     # -- decisions -----------------------------------------------------------------------------
 
     def _record(self, batch: Batch) -> None:
-        """Make the decision about a batch durable, unless it has one commit."""
         batch_id = batch.result.batch_id
         if batch_id is None or not self._needs_decision(batch):
             return

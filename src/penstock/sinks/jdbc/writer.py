@@ -223,7 +223,6 @@ class JdbcSinkWriter(BatchSink):
         )
 
     def _drop_leftovers(self, database: PostgreSql) -> None:
-        """Drop the staging tables of killed attempts of this flow."""
         rows = database.query(
             "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n "
             "ON n.oid = c.relnamespace WHERE c.relkind = 'r' AND c.relpersistence = 'u' "
