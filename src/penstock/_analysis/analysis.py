@@ -66,7 +66,6 @@ class Survey:
     graph: DataflowGraph | None
 
     def with_error(self, error: PenstockError) -> "Survey":
-        """The survey with one more certain error."""
         return replace(self, errors=(*self.errors, error))
 
 

@@ -72,7 +72,6 @@ def user_code(flow: Flow, nearest: Callable[[str], str | None]) -> Iterator[None
 def query_error(
     error: Exception, flow: str, origin: SourceLocation, nearest: Callable[[str], str | None]
 ) -> PenstockError:
-    """The error for an exception of a query function."""
     condition = _spark_condition(error)
     parameters = _parameters(error)
     function = parameters.get("routineName") or parameters.get("identifier")

@@ -222,7 +222,6 @@ def version_type(version: Any) -> DataType | None:
 
 
 def encode_version(version: Any) -> str:
-    """A version as JSON, for `decode_version`."""
     match version:
         case bytes() | bytearray():
             return json.dumps(["bytes", base64.b64encode(version).decode()])
@@ -246,7 +245,6 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
 
 
 def decode_version(text: str) -> Any:
-    """The version from the JSON of `encode_version`."""
     kind, value = json.loads(text)
     return _DECODERS[kind](value) if kind in _DECODERS else value
 

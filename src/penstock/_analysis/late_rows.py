@@ -274,7 +274,6 @@ def _position(plan: Any, number: int) -> int | None:
 
 
 def is_watermarked(expression: Any) -> bool:
-    """Whether a column has a watermark."""
     return hasattr(expression, "metadata") and bool(
         kind_of(expression) in ("AttributeReference", "Alias")
         and expression.metadata().contains(_DELAY)

@@ -79,8 +79,6 @@ class PlanTexts(Evaluator):
 
 
 class ObservingEvaluator(Evaluator):
-    """Records the facts of each evaluation."""
-
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.seen = Observations()

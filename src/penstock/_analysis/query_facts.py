@@ -22,7 +22,6 @@ _TIMELESS = {"NoTimeout", "NoTimeout$", "NoTime", "NoTime$"}
 
 
 def query_facts(df: DataFrame) -> QueryFacts:
-    """The facts of one query."""
     reader = _Reader(df)
     reader.walk(reader.plan)
     return reader.facts()

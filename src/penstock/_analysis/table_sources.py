@@ -60,7 +60,6 @@ class SchemaSource:
         return OpenedSource(rows, name=f"table {key}", unit="versions")
 
     def dataset_at(self, path: str) -> str | None:
-        """The dataset of an empty folder."""
         return self._datasets.get(Path(unquote(path.rstrip("/"))).name)
 
     def _folder_of(self, key: str) -> str:

@@ -177,7 +177,6 @@ class Arguments:
         return None
 
     def flag(self, parameter: str, value: object) -> bool | None:
-        """True or False."""
         if value is None or isinstance(value, bool):
             return value
         self._reject_type(parameter, "True or False", value)
@@ -200,7 +199,6 @@ class Arguments:
         return None
 
     def columns(self, parameter: str, value: object) -> tuple[str, ...]:
-        """A list of column names."""
         if value is None:
             return ()
         if isinstance(value, str):
@@ -252,7 +250,6 @@ class Arguments:
         return MappingProxyType(result)
 
     def schema(self, value: object) -> "str | StructType | None":
-        """DDL string or StructType."""
         if value is None or isinstance(value, str):
             return self.text("schema", value)
         if is_a(value, "StructType"):

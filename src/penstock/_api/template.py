@@ -19,15 +19,11 @@ _REFRESH_POLICIES = ("auto", "incremental", "incremental_strict", "full")
 
 
 class CommonArguments(TypedDict, total=False):
-    """Parameters of every dataset."""
-
     comment: str | None
     spark_conf: ConfValues | None
 
 
 class NamedArguments(TypedDict, total=False):
-    """Parameters of every decorator of a dataset."""
-
     name: str | None
 
 
@@ -50,8 +46,6 @@ class StoredArguments(CommonArguments, total=False):
 
 
 class StreamingTableArguments(StoredArguments, total=False):
-    """Parameters of `create_streaming_table`."""
-
     expect_all: Rules | None
     expect_all_or_drop: Rules | None
     expect_all_or_fail: Rules | None
@@ -61,21 +55,15 @@ class StreamingTableArguments(StoredArguments, total=False):
 
 
 class QueryArguments(NamedArguments, StoredArguments, total=False):
-    """Parameters of every stored dataset with a query."""
-
     private: bool | None
     temporary: bool | None
 
 
 class MaterializedViewArguments(QueryArguments, total=False):
-    """Parameters of `materialized_view`."""
-
     refresh_policy: str | None
 
 
 class TableArguments(QueryArguments, total=False):
-    """Parameters of `table`."""
-
     replace_where: "str | Column | None"
     output_mode: str | None
     late_rows: str | None
@@ -83,8 +71,6 @@ class TableArguments(QueryArguments, total=False):
 
 
 class CreateTableArguments(QueryArguments, total=False):
-    """Parameters of `create_table`."""
-
     replace_where: "str | Column | None"
     output_mode: str | None
     expect_all: Rules | None

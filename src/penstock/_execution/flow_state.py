@@ -99,7 +99,6 @@ class StateStore:
         return None if body is None else state_of(body)
 
     def save_flow(self, name: str, state: FlowState) -> None:
-        """Replace the state of a flow."""
         self._files.write(self._current_path("flows", name), json.dumps(asdict(state), indent=1))
 
     def new_flow(self, name: str, position: Mapping[str, Any] | None = None) -> FlowState:
@@ -128,7 +127,6 @@ class StateStore:
         return None if body is None else ViewState(**body)
 
     def save_view(self, key: str, state: ViewState) -> None:
-        """Replace the state of a view's last refresh."""
         body = {**asdict(state), "sources": dict(state.sources)}
         self._files.write(self._path("views", key), json.dumps(body, indent=1))
 

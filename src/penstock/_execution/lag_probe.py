@@ -47,7 +47,6 @@ class FlowLag:
         self._java_sources = java_sources
 
     def progressed(self, progress: Mapping[str, Any]) -> None:
-        """Take a progress report of Spark."""
         self._progress = progress
         self._wake()
 
@@ -140,7 +139,6 @@ class LagProbe:
         self._thread: threading.Thread | None = None
 
     def watch(self, origin: EventOrigin, sources: Sequence[OpenedSource]) -> FlowLag:
-        """Add a flow that starts."""
         flow = FlowLag(origin, sources, self._wake)
         with self._changed:
             self._flows.append(flow)

@@ -78,7 +78,6 @@ class ProgressListener(StreamingQueryListener):
         """Ignored."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """The query ended, by itself or with an exception."""
         error = event.exception
         run_id = str(event.runId)
         self._deliver(run_id, lambda watcher: watcher.terminated(error))

@@ -78,7 +78,6 @@ class RunningQuery(QueryWatcher):
         self._changed = threading.Condition()
 
     def writes_batches(self, write: Callable[[DataFrame, int], BatchReport]) -> None:
-        """Set the function that commits a micro-batch."""
         self._write = write
 
     def explains_failures(self, explain: Callable[[str, int | None], PenstockError | None]) -> None:
@@ -86,7 +85,6 @@ class RunningQuery(QueryWatcher):
         self._explain = explain
 
     def measures_lag(self, lag: FlowLag) -> None:
-        """Set the lag of the query."""
         self._lag = lag
         lag.attach(self._java_sources)
 
@@ -204,7 +202,6 @@ class RunningQuery(QueryWatcher):
 
     @property
     def flow(self) -> str:
-        """Name of the flow."""
         return self._flow.name
 
     def abandoned(self, error: PenstockError) -> None:

@@ -21,8 +21,6 @@ from penstock.sinks.registry import sink_of
 
 
 class SinkWriters:
-    """Creates the writers of flows into sinks."""
-
     def __init__(
         self,
         spark: SparkSession,

@@ -83,7 +83,6 @@ class Commit:
 
     @property
     def rows_written(self) -> int:
-        """Rows written to the target."""
         return self.result.rows_written
 
     def event(self, origin: EventOrigin, message: str, *, duration_ms: int | None = None) -> Event:
@@ -261,7 +260,6 @@ class PipelineTables:
         mode: OutputMode,
         late: FindLateRows | None = None,
     ) -> BatchWriter:
-        """The writer of a flow's micro-batches."""
         if node.flow.cdc is not None:
             return self._cdc_writer(dataset, node, df, epoch=epoch)
         df = self._conformed(dataset, df)
@@ -434,7 +432,6 @@ class PipelineTables:
     def snapshot_writer(
         self, dataset: DatasetNode, node: FlowNode, shape: SnapshotShape, epoch: str
     ) -> SnapshotWriter:
-        """The writer of a flow's snapshots."""
         return SnapshotWriter(
             self._spark,
             flow=node.flow.name,

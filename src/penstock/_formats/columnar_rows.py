@@ -81,8 +81,6 @@ def distinct_schemas(
 def schema_by_file(
     spark: SparkSession, options: FileOptions, paths: Sequence[str]
 ) -> dict[str, StructType]:
-    """The schema of each file that can be read."""
-
     def schema_of(path: str) -> StructType | None:
         try:
             df = spark.read.format(options.format).options(**dict(options.parse)).load(path)

@@ -181,7 +181,6 @@ class _Csv:
         return with_value("tk", self._tokens(_LINE), line)
 
     def left(self) -> str:
-        """SQL of `LEFT`."""
         corrupt = f"array({text_fragment('_corrupt_record', _LINE)})"
         broken = left_sql(fragments=corrupt, bad="true", broken=True)
         names = f"coalesce({_HEADER}, {literals(self._names)})"

@@ -16,12 +16,10 @@ def name(column: str) -> str:
 
 
 def literal(text: str) -> str:
-    """A string literal."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def literals(texts: Iterable[str]) -> str:
-    """An array of string literals."""
     inside = ", ".join(literal(text) for text in texts)
     return f"array({inside})" if inside else NO_TEXTS
 

@@ -36,7 +36,6 @@ def batch_functions(tree: ast.Module, names: ApiNames) -> list[ast.FunctionDef]:
 
 
 def findings(function: ast.FunctionDef) -> Iterator[Hit]:
-    """Findings about one function of micro-batches."""
     rows, batch_id = (argument.arg for argument in function.args.args[:2])
     frames = _made_of(function, rows)
     calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]

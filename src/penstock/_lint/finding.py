@@ -7,8 +7,6 @@ from penstock._model.origin import SourceLocation
 
 
 class Severity(StrEnum):
-    """Severity of a rule."""
-
     NOTE = "note"
     """Worth knowing; often right as it is."""
     WARNING = "warning"

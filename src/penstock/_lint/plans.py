@@ -22,8 +22,6 @@ _LOOPBACK = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[?::1\]?)(:\d+)?$", re.I
 def findings_of_query(
     flow: str, declared: SourceLocation, facts: QueryFacts, *, is_sink: bool
 ) -> Iterator[Finding]:
-    """Findings about the plan of a flow."""
-
     def finding(rule: str, message: str) -> Finding:
         return Finding(
             rule=RULES[rule], origin=declared, message=message, flow=flow, declared=declared

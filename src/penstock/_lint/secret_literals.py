@@ -39,7 +39,6 @@ def secret_form(text: str) -> str | None:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a name denotes a secret."""
     return _NAMES.search(name) is not None or _NAMED_IN_THE_MIDDLE.search(name) is not None
 
 

@@ -21,7 +21,6 @@ def is_distinct_count(text: str) -> bool:
 
 
 def sql_code_findings(text: str) -> Iterator[Hit]:
-    """Findings about the statements of a SQL source."""
     for start, statement in _statements(text):
         match = _DISTINCT.search(statement)
         if match is not None and _STREAM.search(statement):

@@ -6,8 +6,6 @@ from enum import StrEnum
 
 
 class AlertKind(StrEnum):
-    """Condition of an alert."""
-
     FAILURE_RATE = "failure_rate"
     """Share of rows that broke a rule, over the last batches."""
     BACKLOG = "backlog"

@@ -40,7 +40,6 @@ class ColumnInput:
     transformation: str
 
     def as_json(self) -> list[Any]:
-        """A list of the three fields, which is compact."""
         return [self.source, self.column, self.transformation]
 
 
@@ -56,7 +55,6 @@ class FlowLineage:
     influences: tuple[ColumnInput, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """JSON form for events."""
         return {
             "sources": [source.as_json() for source in self.sources],
             "columns": {

@@ -182,7 +182,6 @@ class Alerts:
 def deliver(
     target: AlertTarget, notice: AlertProgress, resolve_secrets: Callable[[str], str]
 ) -> None:
-    """Notify one target; raises on any failure."""
     if target.webhook:
         _post(target, notice, resolve_secrets)
     elif target.command:

@@ -108,7 +108,6 @@ class Delivery:
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last request failed."""
         return self._failures > 0
 
     def close(self, timeout_seconds: float = DRAIN_SECONDS) -> None:

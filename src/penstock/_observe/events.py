@@ -150,8 +150,6 @@ class CreateUpdate(Body):
 
 @dataclass(frozen=True)
 class UpdateProgress(Body):
-    """The update entered a state."""
-
     event_type = "update_progress"
     state: UpdateState
 

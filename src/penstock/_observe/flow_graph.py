@@ -151,7 +151,6 @@ def mermaid_lines(graph: FlowGraph) -> Iterator[str]:
 
 
 def dot_lines(graph: FlowGraph) -> Iterator[str]:
-    """A Graphviz digraph."""
     yield "digraph pipeline {"
     yield "  rankdir=LR;"
     yield '  node [shape=box, fontname="sans-serif"];'

@@ -161,7 +161,6 @@ class ObservedFlow:
         self.change(event.timestamp, status)
 
     def add(self, event: Event, metrics: FlowMetrics, rolled: RolledUp | None) -> None:
-        """Apply an event with row counts."""
         for name, count in vars(metrics).items():
             if count is not None and name != _GAUGE:
                 self.totals[name] = self.totals.get(name, 0) + count
@@ -280,7 +279,6 @@ class ObservedUpdate:
             self._fold(event)
 
     def flow(self, name: str) -> ObservedFlow:
-        """The flow with this name; created if missing."""
         known = self.flows.get(name)
         if known is None:
             known = self.flows[name] = ObservedFlow(name)

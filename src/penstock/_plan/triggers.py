@@ -39,7 +39,6 @@ def flow_setting(
 def declared_trigger(
     graph: DataflowGraph, flow: FlowNode, conf: Mapping[str, str]
 ) -> Trigger | None:
-    """The trigger that is declared for a flow."""
     setting = flow_setting(graph, flow, conf, TRIGGER, INTERVAL)
     if setting is None:
         return None

@@ -25,7 +25,6 @@ class Node:
 
     @property
     def origin(self) -> SourceLocation:
-        """Its location for error messages."""
         return source_location(str(self.file), self.line)
 
     def get(self, *keys: str) -> "Node | None":

@@ -230,7 +230,6 @@ def spec_of(document: Node) -> PipelineSpec:
 
 
 def keys_of(model: type[BaseModel]) -> list[str]:
-    """Return the keys of a model as they are written."""
     return [field.alias or name for name, field in model.model_fields.items()]
 
 

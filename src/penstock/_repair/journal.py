@@ -51,7 +51,6 @@ class Journal(Generic[Entry]):
         self._path = f"{folder}/{name}"
 
     def load(self) -> Entry | None:
-        """The entry; `None` if no repair is unfinished."""
         text = self._files.read(self._path)
         try:
             return self._parse(json.loads(text)) if text else None

@@ -30,8 +30,6 @@ class EngineCalls:
         self._inbox = inbox
 
     def set_up(self, step: ResetTable | PrepareTable, on_end: OnEnd) -> None:
-        """Reset or prepare a table."""
-
         def work() -> None:
             try:
                 if isinstance(step, ResetTable):
@@ -77,8 +75,6 @@ class EngineCalls:
         on_outcome: Callable[[RunOutcome], None],
         on_error: OnError,
     ) -> None:
-        """Run a batch step to its end."""
-
         def work() -> None:
             try:
                 if isinstance(step, RefreshView):
@@ -101,7 +97,6 @@ class EngineCalls:
             _logger.exception("%s could not be asked to stop", flow)
 
     def interrupt(self, flow: str, running: RunningFlow) -> None:
-        """End a flow now."""
         self._aside(running.interrupt, f"interrupt {flow}")
 
     def cancel(self) -> None:

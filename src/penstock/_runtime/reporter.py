@@ -54,7 +54,6 @@ class UpdateReporter:
     def update(
         self, state: UpdateState, message: str, *, error: PenstockError | None = None
     ) -> None:
-        """The update entered a state."""
         info = None if error is None else error_info(error)
         self._bus.emit(Event(self._origin, UpdateProgress(state), message, error=info))
 

@@ -85,7 +85,6 @@ class Supervisor:
                 task.phase = Phase.WAITING
 
     def interrupt(self) -> None:
-        """End everything now."""
         self._stopping = self._interrupted = True
         for task in self._board:
             if task.running is not None:

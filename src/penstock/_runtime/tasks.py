@@ -20,8 +20,6 @@ _NEVER_RAN = RunHistory(started_at=0.0)
 
 
 class Phase(Enum):
-    """State of a task."""
-
     WAITING = auto()
     """Not started yet, or waiting for a free slot."""
     STARTING = auto()
@@ -63,7 +61,6 @@ class Task:
 
     @property
     def name(self) -> str:
-        """Name of the flow."""
         return self.step.flow
 
     @property
@@ -83,7 +80,6 @@ class Task:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has its final status."""
         return self.phase is Phase.ENDED
 
     @property
@@ -106,7 +102,6 @@ class TaskBoard:
         return iter(self.tasks)
 
     def into(self, dataset: str) -> list[Task]:
-        """The tasks that write to a dataset."""
         return self._by_target.get(dataset, [])
 
     def busy(self, *, streams: bool) -> int:
@@ -115,7 +110,6 @@ class TaskBoard:
 
     @property
     def all_ended(self) -> bool:
-        """Whether every task has its final status."""
         return all(task.has_ended for task in self.tasks)
 
     def ready(self) -> list[Task]:

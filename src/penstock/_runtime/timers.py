@@ -18,7 +18,6 @@ class Timers:
 
     @property
     def next_at(self) -> float | None:
-        """Time of the earliest callback."""
         return self._heap[0][0] if self._heap else None
 
     def pop_due(self, now: float) -> list[Callable[[], None]]:

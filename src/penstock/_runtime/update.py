@@ -141,7 +141,6 @@ class Update:
 
     @property
     def update_id(self) -> str:
-        """Its id."""
         return self._update_id
 
     def request_stop(self) -> None:
@@ -216,7 +215,6 @@ class Update:
         return not tasks or not all(task.has_ended for task in tasks)
 
     def setup_started(self, step: SetupStep) -> None:
-        """Report the state."""
         if isinstance(step, ResetTable):
             self._enter(UpdateState.RESETTING, "resetting tables for a full refresh")
         else:

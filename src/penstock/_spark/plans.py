@@ -36,7 +36,6 @@ _CHANGING = re.compile(
 
 
 def iterate(sequence: Any) -> Iterator[Any]:
-    """Iterate over a Scala sequence."""
     iterator = sequence.iterator()
     while iterator.hasNext():
         yield iterator.next()
@@ -53,7 +52,6 @@ def analyzed(df: "DataFrame") -> Any:
 
 
 def shown_expression(expression: Any) -> str:
-    """An expression as readable text."""
     return without_generated_names(str(expression.sql())).replace("`", "")
 
 
@@ -138,7 +136,6 @@ def is_stateful(node: Any) -> bool:
 
 
 def keeps_state(df: "DataFrame") -> bool:
-    """Whether a query keeps state."""
     return any(is_stateful(node) for node in walk(analyzed(df)))
 
 

@@ -25,7 +25,6 @@ _ELSEWHERE = (
 
 
 def parse_create(cursor: Cursor) -> CreateDataset | CreateFlow:
-    """Parse a statement that begins with `CREATE`."""
     line = cursor.source.line(cursor.expect("CREATE").start)
     refresh = _parse_or(cursor)
     modifiers: set[str] = set()

@@ -30,7 +30,6 @@ class Cursor:
 
     @property
     def is_done(self) -> bool:
-        """Whether no token is left."""
         return self.position >= len(self._tokens)
 
     def ahead(self, count: int) -> Token:

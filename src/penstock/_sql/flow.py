@@ -13,7 +13,6 @@ _AFTER_TARGET = ("BY", "FROM", "REPLACE", "SELECT", "WITH", "VALUES")
 
 
 def parse_create_flow(cursor: Cursor, line: int) -> CreateFlow:
-    """Parse a statement after `CREATE FLOW`."""
     first = cursor.current
     name = parse_name(cursor, "a flow")
     if len(name.parts) > 1 or name.is_live:

@@ -36,7 +36,6 @@ def take_query(cursor: Cursor, what: str) -> Query:
 
 
 def at_query(cursor: Cursor) -> bool:
-    """Whether a query begins here."""
     return cursor.current.word in FIRST_WORDS or cursor.at("(")
 
 

@@ -30,12 +30,10 @@ class SqlSource:
 
     @classmethod
     def of(cls, text: str, *, file: str, first_line: int = 1) -> "SqlSource":
-        """Return the text of a file."""
         breaks = tuple(match.end() - 1 for match in _BREAK.finditer(text))
         return cls(text, file, first_line, breaks)
 
     def line(self, offset: int) -> int:
-        """Return the line of the file at an offset."""
         return self.first_line + bisect_left(self.breaks, offset)
 
     def column(self, offset: int) -> int:
@@ -44,11 +42,9 @@ class SqlSource:
         return offset - (self.breaks[before - 1] + 1 if before else 0)
 
     def origin(self, offset: int) -> SourceLocation:
-        """Return the location in the file at an offset."""
         return SourceLocation(self.file, self.line(offset))
 
     def section(self, start: int, end: int) -> "SqlSource":
-        """Return a part of the text."""
         first, last = bisect_left(self.breaks, start), bisect_left(self.breaks, end)
         breaks = tuple(position - start for position in self.breaks[first:last])
         return SqlSource(self.text[start:end], self.file, self.line(start), breaks)

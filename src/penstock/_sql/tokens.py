@@ -7,8 +7,6 @@ from enum import StrEnum
 
 
 class TokenKind(StrEnum):
-    """What a token is."""
-
     WORD = "word"
     """A keyword or a bare identifier."""
     QUOTED = "quoted"
@@ -111,7 +109,6 @@ def _end_of_comment(text: str, start: int) -> int:
 
 
 def text_value(token: Token) -> str:
-    """Return the value of a string token."""
     text = token.text
     if text[0] in "rR":
         return text[2:-1]

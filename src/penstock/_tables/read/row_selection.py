@@ -21,7 +21,6 @@ def file_key(name: str) -> str:
 
 
 def row_id(file_name: str, position: int) -> str:
-    """The id of a row; `position` counts deleted rows."""
     return f"{file_key(file_name)}-{position}"
 
 

@@ -82,8 +82,6 @@ class TargetShape:
 
 @dataclass(frozen=True, kw_only=True)
 class EventShape:
-    """The events of one flow."""
-
     spec: CdcSpec
     shape: TargetShape
     columns: tuple[T.StructField, ...]  # the selected columns of the source, in its order

@@ -31,8 +31,6 @@ _UNKNOWN = -2
 
 @dataclass(frozen=True)
 class TableTransaction:
-    """An open transaction."""
-
     jvm: Any  # Delta's OptimisticTransaction
     is_committed: bool  # the table has the batch already
     metadata: TableMetadata  # of the version that was read

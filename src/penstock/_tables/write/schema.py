@@ -36,8 +36,6 @@ DIGITS: dict[type[T.DataType], int] = {
 
 @dataclass(frozen=True)
 class SchemaDifference:
-    """How a query differs from a table."""
-
     merged: T.StructType  # the table's schema, with the query's new columns at the end
     added: tuple[str, ...] = ()  # nested ones with dots
     missing: tuple[str, ...] = ()  # not in the query, and not computed by Delta

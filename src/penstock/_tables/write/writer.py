@@ -59,8 +59,6 @@ class Batch:
 
 
 class WriterOptions(TypedDict, total=False):
-    """See `FlowWriter`."""
-
     flow: Required[str]
     app_id: Required[str]
     target: Required[TableRef]
