@@ -36,9 +36,9 @@ from demo_oracle import Record, differences, judge, read_records, read_tables
 from penstock._local.broker import broker_status, ensure_topic, start_broker, stop_broker
 from penstock._local.demo.account import take_account
 from penstock._local.demo.delta_log import read_rows, read_snapshot
+from penstock._local.demo.folders import PARTITIONS, TOPIC, DemoFolders
 from penstock._local.demo.kafka_log import read_ranges
 from penstock._local.demo.orders import OrderStream
-from penstock._local.demo.places import PARTITIONS, TOPIC, DemoPlaces
 from penstock._local.demo.producer import OrderProducer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -201,7 +201,7 @@ class Chaos:
         self.dice = random.Random(seed)
         self.root, self.without = root, without
         self.environment = {"PENSTOCK_TEST_WITHOUT": without} if without else {}
-        self.places = DemoPlaces(root)
+        self.places = DemoFolders(root)
         self.pipeline: Pipeline | None = None
 
     # -- kills ---------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ class Chaos:
         result.messages = len(records)
         account = take_account(self.places, ranges)
         result.rows_lost += len(account.lost) + account.pending
-        result.rows_duplicated += len(account.doubled)
+        result.rows_duplicated += len(account.duplicated)
         result.other_differences += differences(records, read_tables(self.places))[:20]
         if account.foreign:
             result.other_differences.append(f"{len(account.foreign)} rows of no message")

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from demo_process import DemoProcess
 
 from penstock._local.broker import stop_broker
-from penstock._local.demo.places import DemoPlaces
+from penstock._local.demo.folders import DemoFolders
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -22,7 +22,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 def demo_directory(tmp_path: Path) -> Iterator[Path]:
     directory = tmp_path / "demo"
     yield directory
-    stop_broker(DemoPlaces(directory).broker)
+    stop_broker(DemoFolders(directory).broker)
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from pathlib import Path
 from demo_oracle import DemoTables, Judged, differences, judge, read_records, read_tables
 
 from penstock._local.broker import broker_status, start_broker, stop_broker
+from penstock._local.demo.folders import TOPIC, DemoFolders
 from penstock._local.demo.kafka_log import read_ranges
-from penstock._local.demo.places import TOPIC, DemoPlaces
 
 POLL_SECONDS = 0.05
 NO_JAVA_SECONDS = 6.0
@@ -89,7 +89,7 @@ class DemoProcess:
 
 def kill_broker(directory: Path) -> None:
     """kill -9 of the embedded broker, if it runs."""
-    pid = broker_status(DemoPlaces(directory).broker).pid
+    pid = broker_status(DemoFolders(directory).broker).pid
     if pid is not None:
         os.kill(pid, signal.SIGKILL)
 
@@ -104,7 +104,7 @@ def next_batch(directory: Path, flow: str) -> int:
 
 def compare_with_log(directory: Path) -> tuple[list[str], DemoTables, list[Judged]]:
     """Row-exact comparison with the Kafka log; the tables; and a verdict on every message."""
-    places = DemoPlaces(directory)
+    places = DemoFolders(directory)
     broker = start_broker(places.broker)
     try:
         ranges = read_ranges(broker.bootstrap_servers, TOPIC)

@@ -32,7 +32,7 @@ from demo_process import (
 )
 
 from penstock._local.broker import broker_status, start_broker, stop_broker
-from penstock._local.demo.places import TOPIC, DemoPlaces
+from penstock._local.demo.folders import TOPIC, DemoFolders
 
 pytestmark = [pytest.mark.e2e, pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -58,7 +58,7 @@ class Demo(NamedTuple):
 
     @property
     def broker(self) -> Path:
-        return DemoPlaces(self.directory).broker
+        return DemoFolders(self.directory).broker
 
 
 class Ended(NamedTuple):
@@ -85,7 +85,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
         yield Demo(directory, process, dashboard)
     finally:
         process.kill_group()
-        stop_broker(DemoPlaces(directory).broker)
+        stop_broker(DemoFolders(directory).broker)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 from demo_process import DemoProcess, account_in, compare_with_log, kill_broker, next_batch
 
 from penstock._local.demo.delta_log import read_snapshot
-from penstock._local.demo.places import DemoPlaces
+from penstock._local.demo.folders import DemoFolders
 
 pytestmark = [
     *(pytest.mark.e2e, pytest.mark.kafka, pytest.mark.spark),
@@ -36,7 +36,7 @@ POINTS_IN_SHORT = 3
 
 
 def version(directory: Path, table: str) -> int:
-    snapshot = read_snapshot(DemoPlaces(directory).table(table))
+    snapshot = read_snapshot(DemoFolders(directory).table(table))
     return -1 if snapshot is None else snapshot.version
 
 

@@ -15,8 +15,8 @@ from decimal import Decimal
 from typing import Any
 
 from penstock._local.demo.delta_log import read_rows, read_snapshot
+from penstock._local.demo.folders import TOPIC, DemoFolders
 from penstock._local.demo.kafka_log import Ranges, import_client, open_consumer, unreachable
-from penstock._local.demo.places import TOPIC, DemoPlaces
 
 Row = dict[str, Any]
 Place = tuple[int, int]
@@ -81,7 +81,7 @@ class _Report:
             self.lines.append(line)
 
 
-def read_tables(places: DemoPlaces) -> DemoTables:
+def read_tables(places: DemoFolders) -> DemoTables:
     """All rows of the demo's tables, without Spark."""
     return DemoTables(
         bronze=_read(places.table("orders_bronze"), _BRONZE),

@@ -11,8 +11,8 @@ import pytest
 from demo_oracle import Record, differences, read_tables
 
 from penstock._local.demo import orders
+from penstock._local.demo.folders import TOPIC, DemoFolders
 from penstock._local.demo.orders import OrderStream
-from penstock._local.demo.places import TOPIC, DemoPlaces
 from penstock._observe.bus import EventBus
 from penstock._observe.events import UpdateState
 from penstock._update import UpdateOptions, run_update
@@ -38,7 +38,7 @@ class PaperKafka:
     """The demo's project, with files in place of Kafka: each `cut` is what a micro-batch finds."""
 
     def __init__(self, folder: Path) -> None:
-        self.places = DemoPlaces(folder)
+        self.places = DemoFolders(folder)
         self.settings = self.places.write_project("unused:1")
         source = folder / "pipeline.py"
         text = source.read_text()

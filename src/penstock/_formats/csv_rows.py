@@ -134,10 +134,10 @@ class _Csv:
         """SQL: the names in a header as Spark's reader would call the columns."""
         tokens = f"transform({self._tokens(f'{lines}[0]')}, x -> trim({self._value('x')}))"
         # Spellings that differ in case are names of their own: one is a column, others are rescued.
-        doubled = "size(filter(h, y -> y = x)) > 1"
+        is_duplicate = "size(filter(h, y -> y = x)) > 1"
         safe = (
             "transform(h, (x, i) -> CASE WHEN x IS NULL OR x = '' THEN concat('_c', i) "
-            f"WHEN {doubled} THEN concat(x, i) ELSE x END)"
+            f"WHEN {is_duplicate} THEN concat(x, i) ELSE x END)"
         )
         return f"CASE WHEN size({lines}) > 0 THEN {with_value('h', tokens, safe)} END"
 

@@ -26,7 +26,7 @@ from penstock._project.databricks.bundle import (
 from penstock._project.databricks.lakeflow import looks_foreign, read_lakeflow, unwrapped
 from penstock._project.documents import Node, read_document
 from penstock._project.file_settings import FileSettings
-from penstock._project.places import nearest_file
+from penstock._project.locations import nearest_file
 from penstock._project.spec_file import PipelineSpec, spec_of
 from penstock._project.spec_settings import spec_settings
 from penstock._project.workspace_files import WorkspaceFiles

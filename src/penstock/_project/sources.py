@@ -14,7 +14,7 @@ from penstock._project.databricks.notebook import (
     find_notebook_of_workspace,
     read_cells,
 )
-from penstock._project.places import nearest_file
+from penstock._project.locations import nearest_file
 from penstock.errors import PenstockError, SpecError
 
 OTHER_LANGUAGES = {".scala": "Scala", ".r": "R"}

@@ -43,7 +43,7 @@ from penstock._model.pipeline import (
 )
 from penstock._project.databricks.bundle import Choice
 from penstock._project.file_settings import FileSettings, merged_paths
-from penstock._project.places import absolute_place, nearest_file, storage_uri
+from penstock._project.locations import absolute_location, nearest_file, storage_uri
 from penstock._project.settings_file import SUFFIXES, existing_spec, find_spec, read_settings
 from penstock._project.sources import declaring_files
 from penstock._project.workspace_files import SourcePattern
@@ -148,7 +148,7 @@ def _absolute(paths: Mapping[str, str], folder: Path) -> dict[str, str]:
     absolute = {}
     for prefix, place in paths.items():
         try:
-            absolute[prefix] = absolute_place(place, folder)
+            absolute[prefix] = absolute_location(place, folder)
         except ValueError as error:
             raise SpecError(
                 "PATHS_INVALID",

@@ -13,7 +13,7 @@ from penstock._project.databricks.lakeflow import (
 )
 from penstock._project.documents import Node
 from penstock._project.file_settings import FileSettings
-from penstock._project.places import absolute_place, nearest_file, storage_uri
+from penstock._project.locations import absolute_location, nearest_file, storage_uri
 from penstock._project.spec_file import Library, PipelineSpec
 from penstock._project.workspace_files import SourcePattern, WorkspaceFiles
 from penstock.errors import SpecError
@@ -99,7 +99,7 @@ def _place(document: Node, root: Path, *keys: str) -> str:
     part = document.at(keys)
     assert isinstance(part.value, str)
     try:
-        return absolute_place(part.value, root)
+        return absolute_location(part.value, root)
     except ValueError as error:
         raise part.error(
             f"the path `{part.value}` of `{'.'.join(keys[:2])}` {error}",

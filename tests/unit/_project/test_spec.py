@@ -281,6 +281,6 @@ def test_storage_becomes_an_absolute_uri_when_given_in_any_form(text, uri):
 
 
 @pytest.mark.parametrize("text", ["file:relative/x", "file://relative/x", "s3a://", "gs:"])
-def test_storage_is_refused_when_its_uri_names_no_absolute_place(text):
+def test_storage_is_refused_when_its_uri_names_no_absolute_location(text):
     with pytest.raises(SpecError, match="STORAGE_INVALID"):
         storage_uri(text, Path("/p"))

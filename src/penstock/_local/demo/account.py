@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from penstock._local.demo.delta_log import DataFile, read_rows, read_snapshot
+from penstock._local.demo.folders import DemoFolders
 from penstock._local.demo.kafka_log import Ranges
-from penstock._local.demo.places import DemoPlaces
 
 _OFFSET_BITS = 48
 _SHOWN = 10
@@ -23,7 +23,7 @@ _COORDINATES = ("partition", "offset")
 
 
 @dataclass(frozen=True, order=True)
-class Place:
+class MessageId:
     partition: int
     offset: int
 
@@ -38,37 +38,41 @@ class Account:
     quarantined: int  # rows in its quarantine
     duplicates: int  # messages that repeat an order in one of the two
     pending: int  # messages that the flows have not read
-    lost: tuple[Place, ...] = ()  # messages that the flows have read, but which are in no table
-    doubled: tuple[Place, ...] = ()  # messages or orders with more than one row
-    foreign: tuple[Place, ...] = ()  # rows of no message in the log
+    lost: tuple[MessageId, ...] = ()  # messages that the flows have read, but which are in no table
+    duplicated: tuple[MessageId, ...] = ()  # messages or orders with more than one row
+    foreign: tuple[MessageId, ...] = ()  # rows of no message in the log
 
     @property
     def balanced(self) -> bool:
         accounted = self.silver + self.quarantined + self.duplicates + self.pending
-        return self.read == accounted and not (self.lost or self.doubled or self.foreign)
+        return self.read == accounted and not (self.lost or self.duplicated or self.foreign)
 
     def findings(self) -> list[str]:
         """Problems, one line per kind, with the coordinates of the first messages."""
-        kinds = (("lost", self.lost), ("doubled", self.doubled), ("not from Kafka", self.foreign))
+        kinds = (
+            ("lost", self.lost),
+            ("duplicated", self.duplicated),
+            ("not from Kafka", self.foreign),
+        )
         lines = []
-        for kind, places in kinds:
-            if places:
-                shown = ", ".join(map(str, places[:_SHOWN]))
-                more = ", ..." if len(places) > _SHOWN else ""
-                lines.append(f"{len(places)} {kind} (partition:offset): {shown}{more}")
+        for kind, messages in kinds:
+            if messages:
+                shown = ", ".join(map(str, messages[:_SHOWN]))
+                more = ", ..." if len(messages) > _SHOWN else ""
+                lines.append(f"{len(messages)} {kind} (partition:offset): {shown}{more}")
         return lines
 
 
-def take_account(places: DemoPlaces, ranges: Ranges) -> Account:
+def take_account(folders: DemoFolders, ranges: Ranges) -> Account:
     """Count the messages of the log, up to `ranges`, in the demo's tables.
 
     Safe while the pipeline runs: a message that is not yet processed counts as pending.
     """
     # What a flow has committed is read before the tables: they can only be ahead of it.
-    consumed = places.consumed_version("orders")
-    silver = _rows(places.table("orders"), (*_COORDINATES, "order_id"))
-    quarantine = _rows(places.quarantine("orders"), (*_COORDINATES, "order_id"))
-    bronze_files = _files(places.table("orders_bronze"))
+    consumed = folders.consumed_version("orders")
+    silver = _rows(folders.table("orders"), (*_COORDINATES, "order_id"))
+    quarantine = _rows(folders.quarantine("orders"), (*_COORDINATES, "order_id"))
+    bronze_files = _files(folders.table("orders_bronze"))
     old = read_rows([f for f in bronze_files if f.version < consumed], (*_COORDINATES, "value"))
     new = read_rows([f for f in bronze_files if f.version >= consumed], _COORDINATES)
 
@@ -100,11 +104,11 @@ def take_account(places: DemoPlaces, ranges: Ranges) -> Account:
         quarantined=int(in_log.sum()) - silver_rows,
         duplicates=int(np.isin(left[is_repeat], log).sum()),
         pending=int((~np.isin(np.intersect1d(waiting, log), settled)).sum()),
-        lost=_places(np.intersect1d(left[~is_repeat], log)),
-        doubled=_places(
+        lost=_messages(np.intersect1d(left[~is_repeat], log)),
+        duplicated=_messages(
             np.concatenate([_repeated(bronze), _repeated(settled), _same_order(orders, settled)])
         ),
-        foreign=_places(foreign),
+        foreign=_messages(foreign),
     )
 
 
@@ -166,6 +170,8 @@ def _same_order(orders: pa.Array, codes: Any) -> Any:
     return np.array(again, dtype=np.int64)
 
 
-def _places(codes: Any) -> tuple[Place, ...]:
+def _messages(codes: Any) -> tuple[MessageId, ...]:
     mask = (1 << _OFFSET_BITS) - 1
-    return tuple(Place(int(code) >> _OFFSET_BITS, int(code) & mask) for code in np.unique(codes))
+    return tuple(
+        MessageId(int(code) >> _OFFSET_BITS, int(code) & mask) for code in np.unique(codes)
+    )

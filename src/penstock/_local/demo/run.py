@@ -13,9 +13,9 @@ from typing import Protocol
 from penstock._local.broker import ensure_topic, start_broker, stop_broker
 from penstock._local.demo.account import Account, take_account
 from penstock._local.demo.delta_log import read_rows, read_snapshot
+from penstock._local.demo.folders import PARTITIONS, PIPELINE, TOPIC, DemoFolders
 from penstock._local.demo.kafka_log import Ranges, read_ranges
 from penstock._local.demo.orders import OrderStream
-from penstock._local.demo.places import PARTITIONS, PIPELINE, TOPIC, DemoPlaces
 from penstock._local.demo.producer import OrderProducer
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.events import UpdateState
@@ -64,13 +64,13 @@ class Conductor:
 
     def __init__(
         self,
-        places: DemoPlaces,
+        folders: DemoFolders,
         read_ranges: Callable[[], Ranges],
         producer: OrderProducer,
         *,
         stall_seconds: float = STALL_SECONDS,
     ) -> None:
-        self._places = places
+        self._folders = folders
         self._read_ranges = read_ranges
         self._producer = producer
         self._stall_seconds = stall_seconds
@@ -114,7 +114,7 @@ class Conductor:
         before: object = None
         moved_at = time.monotonic()
         while not self._over.wait(_POLL_SECONDS):
-            progress = self._places.progress()
+            progress = self._folders.progress()
             now = time.monotonic()
             if progress != before or not self._producer.finished:
                 before, moved_at = progress, now
@@ -127,7 +127,7 @@ class Conductor:
 
     def _is_done(self) -> bool:
         try:
-            return self._places.is_caught_up(self._read_ranges())
+            return self._folders.is_caught_up(self._read_ranges())
         except SetupError:
             return False  # the broker is gone; if it stays so, no flow commits anything either
 
@@ -154,13 +154,13 @@ def run_demo(
     is requested (with `once`: a fixed number). `say` is called with lines before and after the
     update.
     """
-    places = DemoPlaces(directory.absolute())
-    with Lease.acquire(places.lease, holder={"pipeline": PIPELINE}):
-        say(f"starting Kafka in {places.broker}")
-        servers = start_broker(places.broker, properties=_BROKER_PROPERTIES).bootstrap_servers
+    folders = DemoFolders(directory.absolute())
+    with Lease.acquire(folders.lease, holder={"pipeline": PIPELINE}):
+        say(f"starting Kafka in {folders.broker}")
+        servers = start_broker(folders.broker, properties=_BROKER_PROPERTIES).bootstrap_servers
         try:
             ensure_topic(servers, TOPIC, PARTITIONS)
-            settings = places.write_project(servers)
+            settings = folders.write_project(servers)
             if once:
                 total, per_second = events or DEFAULT_EVENTS_ONCE, rate or DEFAULT_RATE_ONCE
                 say(f"sending {total:,} orders, {per_second:,g} per second")
@@ -176,22 +176,22 @@ def run_demo(
                 count = "orders until Ctrl-C" if events is None else f"{events:,} orders"
                 say(f"sending {count}, {per_second:,g} per second, once the pipeline runs")
                 producer = _producer(servers, events, per_second)
-                conductor = Conductor(places, lambda: read_ranges(servers, TOPIC), producer)
+                conductor = Conductor(folders, lambda: read_ranges(servers, TOPIC), producer)
                 try:
                     result = run_pipeline(settings, continuous=True, on_running=conductor.begin)
                 finally:
                     conductor.end()
                 say(f"sent {producer.acknowledged:,} orders")
                 was_cut_short = conductor.was_cut_short
-            account = take_account(places, read_ranges(servers, TOPIC))
+            account = take_account(folders, read_ranges(servers, TOPIC))
         finally:
-            stop_broker(places.broker)
+            stop_broker(folders.broker)
     return DemoOutcome(
         succeeded=account.balanced
         and result.state is not UpdateState.FAILED
         and (was_cut_short or account.pending == 0),
         was_cut_short=was_cut_short,
-        lines=tuple(_lines(account, _broken_rules(places), directory)),
+        lines=tuple(_lines(account, _broken_rules(folders), directory)),
     )
 
 
@@ -200,8 +200,8 @@ def _producer(servers: str, total: int | None, rate: float) -> OrderProducer:
     return OrderProducer(servers, TOPIC, OrderStream(run_id=run_id, rate=rate), total=total)
 
 
-def _broken_rules(places: DemoPlaces) -> dict[str, int]:
-    snapshot = read_snapshot(places.quarantine("orders"))
+def _broken_rules(folders: DemoFolders) -> dict[str, int]:
+    snapshot = read_snapshot(folders.quarantine("orders"))
     if snapshot is None:
         return {}
     column = read_rows(snapshot.files, ["_failed_rules"]).column("_failed_rules")

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock._local.demo.places import DemoPlaces
+from penstock._local.demo.folders import DemoFolders
 
 Row = dict[str, Any]
 BRONZE = pa.schema(
@@ -54,7 +54,7 @@ SCHEMAS = {"orders_bronze": BRONZE, "orders": SILVER, "orders_quarantine": QUARA
 class DemoTablesOnDisk:
     """Tables as the pipeline would write them, one version per call of `add`."""
 
-    def __init__(self, places: DemoPlaces) -> None:
+    def __init__(self, places: DemoFolders) -> None:
         self.places = places
 
     def folder(self, table: str) -> Path:
@@ -104,7 +104,7 @@ def bronze_row(partition: int, offset: int, value: bytes) -> Row:
 
 @pytest.fixture
 def tables(tmp_path: Path) -> DemoTablesOnDisk:
-    return DemoTablesOnDisk(DemoPlaces(tmp_path))
+    return DemoTablesOnDisk(DemoFolders(tmp_path))
 
 
 @pytest.fixture

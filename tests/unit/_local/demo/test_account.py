@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from penstock._local.demo.account import Account, Place, order_id, take_account
+from penstock._local.demo.account import Account, MessageId, order_id, take_account
 
 
 def message(order: str) -> bytes:
@@ -87,20 +87,20 @@ def test_a_message_is_lost_when_silver_is_past_it_and_it_is_nowhere(
     settled.commit_silver(3, batch=1)
     account = take_account(settled.places, {0: (0, 5), 1: (0, 2)})
     assert not account.balanced
-    assert account.lost == (Place(0, 4),)
+    assert account.lost == (MessageId(0, 4),)
     assert "1 lost (partition:offset): 0:4" in account.findings()[0]
 
 
 def test_a_row_is_doubled_when_it_is_written_twice(settled: Any) -> None:
     settled.add("orders", [row("b", 0, 1)])
     account = take_account(settled.places, RANGES)
-    assert not account.balanced and account.doubled == (Place(0, 1),)
+    assert not account.balanced and account.duplicated == (MessageId(0, 1),)
 
 
 def test_a_row_without_an_order_id_is_doubled_when_it_is_written_twice(settled: Any) -> None:
     settled.add("orders_quarantine", [row(None, 0, 2)])
     account = take_account(settled.places, RANGES)
-    assert not account.balanced and account.doubled == (Place(0, 2),)
+    assert not account.balanced and account.duplicated == (MessageId(0, 2),)
 
 
 def test_the_account_does_not_balance_when_the_figures_do_not_add_up() -> None:
@@ -112,25 +112,25 @@ def test_the_account_does_not_balance_when_the_figures_do_not_add_up() -> None:
 def test_a_row_is_doubled_when_it_is_in_silver_and_in_quarantine(settled: Any) -> None:
     settled.add("orders_quarantine", [row("b", 0, 1)])
     account = take_account(settled.places, RANGES)
-    assert not account.balanced and account.doubled == (Place(0, 1),)
+    assert not account.balanced and account.duplicated == (MessageId(0, 1),)
 
 
 def test_an_order_is_doubled_when_its_duplicate_is_a_row_too(settled: Any) -> None:
     settled.add("orders", [row("a", 0, 3)])
     account = take_account(settled.places, RANGES)
-    assert not account.balanced and account.doubled == (Place(0, 3),)
+    assert not account.balanced and account.duplicated == (MessageId(0, 3),)
 
 
 def test_a_message_is_doubled_when_bronze_has_it_twice(settled: Any, bronze: Any) -> None:
     settled.add("orders_bronze", [bronze(0, 1, message("b"))])
     account = take_account(settled.places, RANGES)
-    assert not account.balanced and account.doubled == (Place(0, 1),)
+    assert not account.balanced and account.duplicated == (MessageId(0, 1),)
 
 
 def test_a_row_is_foreign_when_the_log_never_had_it(settled: Any) -> None:
     settled.add("orders", [row("z", 5, 0)])
     account = take_account(settled.places, RANGES)
-    assert not account.balanced and account.foreign == (Place(5, 0),)
+    assert not account.balanced and account.foreign == (MessageId(5, 0),)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock._local.demo.places import DemoPlaces
+from penstock._local.demo.folders import DemoFolders
 
 RANGES = {0: (0, 3), 1: (0, 1)}
 
@@ -63,7 +63,7 @@ def test_the_newest_committed_batch_counts_when_a_later_one_was_only_planned(
 
 
 def test_only_an_empty_topic_is_caught_up_when_nothing_ever_ran(tmp_path: Path) -> None:
-    places = DemoPlaces(tmp_path)
+    places = DemoFolders(tmp_path)
     assert places.is_caught_up({0: (0, 0)})
     assert not places.is_caught_up(RANGES)
 
@@ -76,7 +76,7 @@ def test_progress_changes_when_a_flow_commits(finished: Any) -> None:
 
 
 def test_the_users_source_file_stays_when_the_project_is_written_again(tmp_path: Path) -> None:
-    places = DemoPlaces(tmp_path)
+    places = DemoFolders(tmp_path)
     settings = places.write_project("127.0.0.1:1")
     source = tmp_path / "pipeline.py"
     assert "def orders_bronze" in source.read_text()

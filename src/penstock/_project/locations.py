@@ -13,7 +13,7 @@ _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]+):(.*)", re.DOTALL)
 def storage_uri(text: str, folder: Path) -> str:
     """Return an absolute storage URI; a path is relative to `folder`."""
     try:
-        place = absolute_place(text, folder)
+        place = absolute_location(text, folder)
     except ValueError as error:
         raise SpecError(
             "STORAGE_INVALID",
@@ -25,7 +25,7 @@ def storage_uri(text: str, folder: Path) -> str:
     return f"file://{place}" if place.startswith("/") else place
 
 
-def absolute_place(text: str, folder: Path) -> str:
+def absolute_location(text: str, folder: Path) -> str:
     """Return an absolute path, or a URI as it is; a relative path is taken from `folder`.
 
     The message of a `ValueError` continues after the text.

@@ -35,7 +35,7 @@ _SCHEMA = "default"
 
 
 @dataclass(frozen=True)
-class DemoPlaces:
+class DemoFolders:
     storage: Path  # absolute; folder of the project, storage root and parent of the broker
 
     @property
