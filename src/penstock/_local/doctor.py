@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
+from typing import Any
 
 from penstock._local.broker_files import free_ports
 from penstock._local.jars import JarState, verify
@@ -27,7 +28,7 @@ _LOW_MEMORY_BYTES = 3 * 1024**3
 _CLOCK_SLACK_SECONDS = 24 * 3600
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)([^;]*)")
 _CLAUSE = re.compile(r"(==|>=|<=|!=|<|>)\s*([0-9][0-9.]*)")
-_COMPARISONS: dict[str, Callable[[object, object], bool]] = {
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "==": eq,
     "!=": ne,
     ">=": ge,
