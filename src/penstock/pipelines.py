@@ -30,7 +30,7 @@ from penstock._observe.bus import EventBus
 from penstock._observe.events import UpdateState
 from penstock._observe.state import ObservedUpdate
 from penstock._plan.explain import explain_json, explain_text
-from penstock._plan.planner import update_retries
+from penstock._plan.settings import update_retries
 from penstock._plan.steps import Plan
 from penstock._project.spec import load_settings
 from penstock._runtime.relaunch import run_with_relaunches

@@ -1,5 +1,6 @@
 """What users test their pipelines with: an unchanged DLT project, rows in, tables out."""
 
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,13 @@ def totals():
 @dlt.table
 def notes():
     return spark.read.schema("id INT, note STRING").json("/Volumes/raw/notes")
+
+
+@dlt.table
+@dlt.expect_or_drop("january", "CURRENT_DATE = day AND now() < '2026-02-01T00:00:00Z'")
+def seen():
+    days = spark.sql("SELECT current_date() AS day, 'now()' AS text")
+    return dlt.read_stream("raw").select("id", F.current_timestamp().alias("time")).join(days)
 
 
 dlt.create_streaming_table("latest")
@@ -85,6 +93,17 @@ def test_rows_flow_through_all_tables_in_two_updates_and_a_crash(pipeline: Pipel
         assert_rows(pipeline.table("orders"), [{"amount": 5}, {"amount": 8}])
     with pytest.raises(AssertionError, match="no rows are expected"):
         assert_rows(pipeline.table("orders"), [])
+
+
+def test_queries_and_expectations_see_the_time_of_the_test(pipeline: PipelineTest) -> None:
+    pipeline.add_rows("raw", [{"id": 1, "amount": 5}], RAW)
+    pipeline.freeze_time("2026-02-01T00:59:59+01:00").run("raw", "seen")
+    row = {"id": 1, "time": datetime(2026, 1, 31, 23, 59, 59, tzinfo=UTC), "day": date(2026, 1, 31)}
+    assert_rows(pipeline.table("seen"), [{**row, "text": "now()"}])
+    pipeline.add_rows("raw", [{"id": 2, "amount": 5}], RAW)
+    pipeline.freeze_time(datetime.fromisoformat("2026-02-01")).run("raw", "seen")
+    assert_rows(pipeline.table("seen"), [row])
+    assert_rows(pipeline.quarantine("seen"), [{"id": 2, "day": date(2026, 2, 1)}])
 
 
 def test_what_cannot_be_tested_like_that_is_an_error(pipeline: PipelineTest) -> None:

@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -25,7 +25,6 @@ from pyspark.sql.types import (
 from penstock._analysis.reader_hooks import reader_options
 from penstock._analysis.table_sources import SchemaSource
 from penstock._graph.cdc import is_cdc
-from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._graph.index import DefinitionIndex
 from penstock._graph.replacing import replaces_rows
 from penstock._model.cdc import CdcSpec, ScdType
@@ -33,13 +32,9 @@ from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
 from penstock._tables.write.cdc_events import END_AT, START_AT, EventShape, TargetShape, resolve
 from penstock._tables.write.cdc_snapshot import SnapshotShape
-from penstock.errors import DefinitionError, PlanError
+from penstock.errors import DefinitionError
 from penstock.sources.base import OpenedSource, Position
 
-_TOMBSTONES = (
-    "pipelines.cdc.tombstoneGCThresholdInSeconds",
-    "pipelines.applyChanges.tombstoneGCThresholdInSeconds",
-)
 _TICK = timedelta(microseconds=1)
 _READS_CHANGES = {"skipchangecommits", "ignorechanges", "readchangefeed", "readchangedata"}
 
@@ -50,35 +45,6 @@ def event_shape(df: DataFrame, flow: Flow, flows: Sequence[Flow]) -> EventShape:
     specs: list[CdcSpec] = [other.cdc for other in flows if other.cdc is not None]
     shape = TargetShape.of(specs)
     return resolve(df, flow.cdc, shape, flow=flow.name, origin=flow.origin)
-
-
-def tombstone_seconds(
-    dataset: DatasetNode, node: FlowNode, configuration: Mapping[str, str]
-) -> float | None:
-    """For how long deleted keys are kept; `None` = forever."""
-    levels = (
-        node.flow.spark_conf,
-        dataset.declared.spark_conf,
-        dataset.declared.table_properties,
-        configuration,
-    )
-    for level in levels:
-        for key in _TOMBSTONES:
-            if key not in level:
-                continue
-            try:
-                seconds = float(level[key])
-            except ValueError:
-                seconds = -1.0
-            if not 0 <= seconds < float("inf"):
-                raise PlanError(
-                    "TABLE_PROPERTY_INVALID",
-                    f"{key} of {dataset.display!r} is {level[key]!r}",
-                    origin=dataset.declared.origin,
-                    hint="set it to a number of seconds",
-                )
-            return seconds
-    return None
 
 
 def check_declared(

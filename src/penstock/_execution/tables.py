@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from penstock._analysis.cdc import event_shape, tombstone_seconds
+from penstock._analysis.cdc import event_shape
 from penstock._analysis.replacing import Window, window_of
 from penstock._execution.flow_state import FlowState
 from penstock._graph.cdc import is_cdc
@@ -28,6 +28,7 @@ from penstock._observe.events import (
     FlowProgress,
     FlowStatus,
 )
+from penstock._plan.settings import tombstone_seconds, widening
 from penstock._spark.plans import has_state
 from penstock._tables.commit_note import CDC_STATE, QUARANTINE, TARGET, CommitNote
 from penstock._tables.commits import CommitResult
@@ -56,7 +57,6 @@ from penstock.errors import CheckpointError
 from penstock.quality.split import QUARANTINE_COLUMNS, RowSplit, split_rows
 
 _CHANGE_FEED = "delta.enableChangeDataFeed"
-_WIDENING = "pipelines.enableTypeWidening"
 
 
 @dataclass(frozen=True)
@@ -451,9 +451,8 @@ class PipelineTables:
         return {**declared, _CHANGE_FEED: "true"} if self._is_streamed(node) else declared
 
     def _widens(self, node: DatasetNode) -> bool:
-        setting = self._settings.configuration.get(_WIDENING, "").strip().lower()
-        if setting in ("true", "false"):
-            return setting == "true"
+        if (setting := widening(self._settings.configuration)) is not None:
+            return setting
         seen: set[str] = set()
         pending = list(node.flows)
         while pending:

@@ -3,13 +3,21 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
+from penstock._graph.dataflow import DataflowGraph, FlowNode
 from penstock._graph.index import nearest_name, taken_for
 from penstock._graph.replacing import replaces_rows
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow, OutputMode
 from penstock._model.table_properties import is_tuning
 from penstock._model.trigger import Trigger, TriggerKind
+from penstock._plan.settings import (
+    GROWING_STATE,
+    check_settings,
+    flow_retries,
+    growing_state_action,
+    reset_allowed,
+    update_retries,
+)
 from penstock._plan.steps import (
     Plan,
     PrepareTable,
@@ -19,21 +27,13 @@ from penstock._plan.steps import (
     RunStep,
     StartFlow,
 )
-from penstock._plan.triggers import check_trigger, declared_trigger, flow_setting
+from penstock._plan.triggers import check_trigger, declared_trigger
 from penstock.errors import PlanError, SpecError
 
 STREAM_INTERVAL_SECONDS = 1.0
 """Default trigger interval of a flow in a continuous update."""
 VIEW_INTERVAL_SECONDS = 10.0
 """Default pause between two looks at a materialized view's sources in a continuous update."""
-
-FLOW_RETRIES = ("pipelines.maxFlowRetryAttempts", "spark.sql.pipelines.maxFlowRetryAttempts")
-"""How often a flow that failed with an error that may pass is started again: Databricks' name and
-that of Spark's own engine."""
-UPDATE_RETRIES = "pipelines.numUpdateRetryAttempts"
-"""The same for an update before its flows start. After that only flows are tried again."""
-GROWING_STATE = "penstock.growingState"
-"""Setting: what to do about a query whose state grows for ever: `allow`, `warn` or `error`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,8 @@ def make_plan(
     """Decide what an update does; `notes` become the first notes of the plan.
 
     Raises:
-        SpecError: A name in the selection is not a dataset, or options exclude each other.
+        SpecError: A name in the selection is not a dataset, options exclude each other, or a
+            setting is invalid.
         PlanError: A table does not allow to be reset, or asks for what Delta does not have; a flow
             cannot have its trigger; state grows where that is not allowed.
     """
@@ -67,6 +68,9 @@ def make_plan(
             "--full-refresh-all cannot be combined with --refresh or --full-refresh",
             hint="remove --refresh and --full-refresh, or --full-refresh-all",
         )
+    check_settings(graph, conf)
+    for flow in graph.flows.values():
+        declared_trigger(graph, flow, conf)
     _check_datasets(graph)
     all_notes = [*notes, *_other_formats(graph), *_streamed_changes(graph), *_text_numbers(graph)]
     refreshed = _select(graph, options.refresh)
@@ -184,13 +188,6 @@ def _left_behind(graph: DataflowGraph, reset: set[str]) -> Iterator[str]:
         )
 
 
-def reset_allowed(node: DatasetNode, conf: Mapping[str, str]) -> bool:
-    """Whether a table may be emptied."""
-    key = "pipelines.reset.allowed"
-    value = node.declared.table_properties.get(key, conf.get(key, "true"))
-    return value.strip().lower() != "false"
-
-
 def _check_datasets(graph: DataflowGraph) -> None:
     for node in graph.stored():
         declared = node.declared
@@ -279,7 +276,7 @@ def _run_step(
     node = graph.datasets.get(flow.target)
     trigger = _trigger(graph, flow, conf) if continuous else None
     interval = None if trigger is None else trigger.seconds
-    retries = _retries(*(flow_setting(graph, flow, conf, *FLOW_RETRIES) or ("", None)))
+    retries = flow_retries(graph, flow, conf)
     is_view = node is not None and node.kind is DatasetKind.MATERIALIZED_VIEW
     if node is not None and (is_view or _looks(flow.flow)):
         return RefreshView(
@@ -305,28 +302,6 @@ def _run_step(
     )
 
 
-def _retries(key: str, text: str | None) -> int | None:
-    """How often to try again, as a setting says; `None` without one."""
-    if text is None:
-        return None
-    try:
-        number = int(text)
-    except ValueError:
-        number = -1
-    if number < 0:
-        raise SpecError(
-            "INVALID_RETRY_ATTEMPTS",
-            f"{key} is {text!r}",
-            hint="set it to a whole number; 0 disables retries",
-        )
-    return number
-
-
-def update_retries(configuration: Mapping[str, str]) -> int | None:
-    """How often a failed update is retried as a whole; `None` without a setting."""
-    return _retries(UPDATE_RETRIES, configuration.get(UPDATE_RETRIES))
-
-
 def _special(trigger: Trigger | None) -> Trigger | None:
     is_plain = trigger is None or trigger.kind is TriggerKind.PROCESSING_TIME
     return None if is_plain else trigger
@@ -350,22 +325,15 @@ def _growing_state(
         growing = flow.analysis.growing_state
         if not growing:
             continue
-        setting = flow_setting(graph, flow, conf, GROWING_STATE)
-        wanted = "warn" if setting is None else setting[1]
-        if wanted.lower() not in ("allow", "warn", "error"):
-            raise SpecError(
-                "INVALID_GROWING_STATE",
-                f"{GROWING_STATE} is {wanted!r}",
-                hint="set it to allow, warn or error",
-            )
-        if wanted.lower() == "error":
+        wanted = growing_state_action(graph, flow, conf)
+        if wanted == "error":
             raise PlanError(
                 "STATE_GROWS",
                 f"flow {flow.flow.name!r}: {'; '.join(growing)}",
                 origin=flow.flow.origin,
                 hint=f"bound the state, or set {GROWING_STATE} to warn or allow for this flow",
             )
-        if wanted.lower() == "warn":
+        if wanted == "warn":
             yield from (f"{flow.flow.name}: {text}" for text in growing)
 
 

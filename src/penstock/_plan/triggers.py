@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from penstock._graph.dataflow import DataflowGraph, FlowNode
 from penstock._model.flow import OutputMode
 from penstock._model.trigger import TRIGGER_FORMS, Trigger, TriggerKind, parse_trigger
+from penstock._plan.settings import flow_setting
 from penstock.errors import PlanError, SpecError
 
 TRIGGER = "pipelines.trigger"
@@ -18,28 +19,10 @@ _SOURCES = {TriggerKind.CONTINUOUS: ("kafka", "rate"), TriggerKind.REAL_TIME: ("
 _NAMES = {TriggerKind.CONTINUOUS: "continuous processing", TriggerKind.REAL_TIME: "real-time mode"}
 
 
-def flow_setting(
-    graph: DataflowGraph, flow: FlowNode, conf: Mapping[str, str], *keys: str
-) -> tuple[str, str] | None:
-    """A setting of a flow, its table or the pipeline, with its key.
-
-    Of several keys, the first one that a level has is taken.
-    """
-    node = graph.datasets.get(flow.target)
-    levels = [flow.flow.spark_conf, conf]
-    if node is not None:
-        levels[1:1] = [node.declared.spark_conf, node.declared.table_properties]
-    for level in levels:
-        for key in keys:
-            if key in level:
-                return key, level[key]
-    return None
-
-
 def declared_trigger(
     graph: DataflowGraph, flow: FlowNode, conf: Mapping[str, str]
 ) -> Trigger | None:
-    setting = flow_setting(graph, flow, conf, TRIGGER, INTERVAL)
+    setting = flow_setting(graph.datasets.get(flow.target), flow, conf, TRIGGER, INTERVAL)
     if setting is None:
         return None
     key, text = setting

@@ -16,7 +16,7 @@ from penstock._graph.dataflow import DataflowGraph, FlowNode
 from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.flow import OutputMode
 from penstock._model.pipeline import PipelineSettings
-from penstock._plan.planner import reset_allowed
+from penstock._plan.settings import reset_allowed
 from penstock._tables.read.checkpoint_files import Checkpoint, checkpoints, flow_records
 from penstock.errors import PlanError, SpecError
 from penstock.sources.base import StartPosition, StartReport

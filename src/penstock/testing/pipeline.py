@@ -4,6 +4,7 @@ import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +24,7 @@ from penstock._tables.kill_points import step_callback
 from penstock._tables.layout import QUARANTINE_SUFFIX
 from penstock._update import UpdateOptions, run_update
 from penstock.errors import FlowError, SpecError
+from penstock.testing.time import FrozenTime
 
 Rows = DataFrame | Sequence[Mapping[str, Any]]
 
@@ -74,6 +76,7 @@ class PipelineTest:
         self._rows: dict[str, Path] = {}
         self._paths: dict[str, str] = {}
         self._counts: dict[str, Counts] = {}
+        self._time: datetime | None = None
 
     def add_rows(
         self, source: str, rows: Rows, schema: str | StructType | None = None
@@ -107,6 +110,18 @@ class PipelineTest:
         target.mkdir(parents=True, exist_ok=True)
         (target / name).write_bytes(content.encode() if isinstance(content, str) else content)
         self._paths[folder] = str(target)
+        return self
+
+    def freeze_time(self, time: datetime | str) -> "PipelineTest":
+        """Set what `current_timestamp`, `now` and `current_date` return in the next updates.
+
+        It applies to queries, in Python and SQL, and to expectations whose condition is a string.
+
+        Args:
+            time: A time, or a string in ISO format; UTC unless it has a time zone.
+        """
+        parsed = datetime.fromisoformat(time) if isinstance(time, str) else time
+        self._time = (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).astimezone(UTC)
         return self
 
     def run(self, *tables: str, **options: Any) -> UpdateResult:
@@ -187,10 +202,10 @@ class PipelineTest:
             paths=MappingProxyType({**self._settings.paths, **self._paths}),
         )
         with contextlib.chdir(Path.cwd()):
-            return run_update(settings, UpdateOptions(**options), bus=bus, edit=self._with_rows)
+            return run_update(settings, UpdateOptions(**options), bus=bus, edit=self._edited)
 
-    def _with_rows(self, declared: PipelineDefinition) -> PipelineDefinition:
-        """The datasets that have rows of the test read these."""
+    def _edited(self, declared: PipelineDefinition) -> PipelineDefinition:
+        """The datasets that have rows of the test read these, at the time of the test."""
         kinds = {dataset.name.lower(): dataset.kind for dataset in declared.datasets}
         flows: list[Flow] = []
         for flow in declared.flows:
@@ -206,7 +221,17 @@ class PipelineTest:
                 )
             elif all(known.target.lower() != target for known in flows):
                 flows.append(replace(flow, function=self._reader(folder, kinds.get(target))))
-        return replace(declared, flows=tuple(flows))
+        if self._time is None:
+            return replace(declared, flows=tuple(flows))
+        frozen = FrozenTime(self._time, self.spark)
+        return replace(
+            declared,
+            flows=tuple(
+                flow if flow.snapshot else replace(flow, function=frozen.query(flow.function))
+                for flow in flows
+            ),
+            datasets=tuple(frozen.dataset(dataset) for dataset in declared.datasets),
+        )
 
     def _reader(self, folder: Path, kind: DatasetKind | None) -> Any:
         def read() -> DataFrame:
@@ -251,7 +276,8 @@ def assert_rows(actual: DataFrame, expected: Iterable[Mapping[str, Any]]) -> Non
         shown = [json.dumps(row.asDict(), default=str) for row in actual.limit(5).collect()]
         assert not shown, "no rows are expected, but there are:\n" + "\n".join(shown)
         return
-    wanted = actual.sparkSession.createDataFrame(
-        [tuple(row[name] for name in names) for row in rows], actual.select(*names).schema
-    )
-    assertDataFrameEqual(actual.select(*names), wanted, ignoreNullable=True)
+    selected = actual.select(*names)
+    schema = selected.schema
+    # As Spark returns them: a nested mapping becomes a Row, a timestamp loses its time zone.
+    wanted = [schema.fromInternal(schema.toInternal(tuple(row[n] for n in names))) for row in rows]
+    assertDataFrameEqual(selected.collect(), wanted)

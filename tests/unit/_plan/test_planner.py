@@ -315,6 +315,26 @@ def test_retries_are_refused_when_they_are_no_number(draft, text):
         plan_of(draft, configuration={"pipelines.maxFlowRetryAttempts": text})
 
 
+@pytest.mark.parametrize(
+    ("setting", "text", "condition"),
+    [
+        ("pipelines.reset.allowed", "maybe", "SETTING_INVALID"),
+        ("pipelines.enableTypeWidening", "", "SETTING_INVALID"),
+        ("pipelines.cdc.tombstoneGCThresholdInSeconds", "two days", "SETTING_INVALID"),
+        ("pipelines.applyChanges.tombstoneGCThresholdInSeconds", "-1", "SETTING_INVALID"),
+        ("penstock.growingState", "perhaps", "INVALID_GROWING_STATE"),
+        ("pipelines.trigger.interval", "soon", "INVALID_TRIGGER_INTERVAL"),
+        ("pipelines.numUpdateRetryAttempts", "-2", "INVALID_RETRY_ATTEMPTS"),
+    ],
+)
+def test_a_setting_is_refused_before_anything_starts_when_its_value_is_invalid(
+    draft, setting, text, condition
+):
+    draft.table("a")
+    with pytest.raises(SpecError, match=rf"\[{condition}\].*{setting}"):
+        plan_of(draft, configuration={setting: text})
+
+
 def test_a_window_is_looked_at_like_a_view_when_a_flow_replaces_rows(draft):
     draft.empty_table("t")
     draft.append_flow("f", "t", streaming=False, replace_where="day  >=\n 1")

@@ -1,0 +1,148 @@
+"""Settings of flows, tables and the pipeline that Penstock reads: their keys and their values.
+
+A setting of a flow is taken from its `spark_conf`, then from `spark_conf` and the properties of its
+table, then from the configuration of the pipeline. `check_settings` reads every one of them before
+anything starts, so that a wrong value fails `check` and `dry-run` rather than a running flow.
+"""
+
+from collections.abc import Mapping
+
+from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
+from penstock._model.origin import SourceLocation
+from penstock.errors import SpecError
+
+RESET_ALLOWED = "pipelines.reset.allowed"
+WIDENING = "pipelines.enableTypeWidening"
+FLOW_RETRIES = ("pipelines.maxFlowRetryAttempts", "spark.sql.pipelines.maxFlowRetryAttempts")
+"""How often a flow that failed with a transient error is started again: the name of Databricks and
+that of Spark's own engine."""
+UPDATE_RETRIES = "pipelines.numUpdateRetryAttempts"
+"""The same for an update before its flows start. After that only flows are tried again."""
+GROWING_STATE = "penstock.growingState"
+"""What to do about a query whose state grows without bound: `allow`, `warn` or `error`."""
+TOMBSTONES = (
+    "pipelines.cdc.tombstoneGCThresholdInSeconds",
+    "pipelines.applyChanges.tombstoneGCThresholdInSeconds",
+)
+
+
+def check_settings(graph: DataflowGraph, configuration: Mapping[str, str]) -> None:
+    """Read every setting once.
+
+    Raises:
+        SpecError: A value is not one that its setting accepts.
+    """
+    update_retries(configuration)
+    widening(configuration)
+    for node in graph.stored():
+        reset_allowed(node, configuration)
+    for flow in graph.flows.values():
+        flow_retries(graph, flow, configuration)
+        growing_state_action(graph, flow, configuration)
+        tombstone_seconds(graph.datasets.get(flow.target), flow, configuration)
+
+
+def flow_setting(
+    node: DatasetNode | None, flow: FlowNode, configuration: Mapping[str, str], *keys: str
+) -> tuple[str, str] | None:
+    """A setting of a flow, its table `node` or the pipeline, with its key.
+
+    Of several keys, the first one that a level has is taken.
+    """
+    levels = [flow.flow.spark_conf, configuration]
+    if node is not None:
+        levels[1:1] = [node.declared.spark_conf, node.declared.table_properties]
+    for level in levels:
+        for key in keys:
+            if key in level:
+                return key, level[key]
+    return None
+
+
+def reset_allowed(node: DatasetNode, configuration: Mapping[str, str]) -> bool:
+    """Whether a table may be emptied; by default it may."""
+    declared = node.declared
+    text = declared.table_properties.get(RESET_ALLOWED)
+    if text is not None:
+        return _boolean(f"{RESET_ALLOWED} of {node.display!r}", text, declared.origin)
+    return _boolean(RESET_ALLOWED, configuration.get(RESET_ALLOWED, "true"))
+
+
+def widening(configuration: Mapping[str, str]) -> bool | None:
+    """Whether new tables accept wider types of their columns; `None` without a setting."""
+    text = configuration.get(WIDENING)
+    return None if text is None else _boolean(WIDENING, text)
+
+
+def update_retries(configuration: Mapping[str, str]) -> int | None:
+    """How often a failed update is retried as a whole; `None` without a setting."""
+    text = configuration.get(UPDATE_RETRIES)
+    return None if text is None else _retries(UPDATE_RETRIES, text)
+
+
+def flow_retries(
+    graph: DataflowGraph, flow: FlowNode, configuration: Mapping[str, str]
+) -> int | None:
+    """How often a failed flow is started again; `None` without a setting."""
+    node = graph.datasets.get(flow.target)
+    setting = flow_setting(node, flow, configuration, *FLOW_RETRIES)
+    return None if setting is None else _retries(*setting)
+
+
+def growing_state_action(
+    graph: DataflowGraph, flow: FlowNode, configuration: Mapping[str, str]
+) -> str:
+    """`allow`, `warn` (the default) or `error`."""
+    node = graph.datasets.get(flow.target)
+    _, text = flow_setting(node, flow, configuration, GROWING_STATE) or ("", "warn")
+    if text.lower() not in ("allow", "warn", "error"):
+        raise SpecError(
+            "INVALID_GROWING_STATE",
+            f"{GROWING_STATE} is {text!r}",
+            hint="set it to allow, warn or error",
+        )
+    return text.lower()
+
+
+def tombstone_seconds(
+    node: DatasetNode | None, flow: FlowNode, configuration: Mapping[str, str]
+) -> float | None:
+    """For how long an auto CDC flow keeps deleted keys, in seconds; `None` = forever."""
+    setting = flow_setting(node, flow, configuration, *TOMBSTONES)
+    if setting is None:
+        return None
+    key, text = setting
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise SpecError(
+            "SETTING_INVALID",
+            f"{key} of flow {flow.flow.name!r} is {text!r}",
+            origin=flow.flow.origin,
+            hint="set it to a number of seconds",
+        )
+    return seconds
+
+
+def _boolean(what: str, text: str, origin: SourceLocation | None = None) -> bool:
+    value = text.strip().lower()
+    if value not in ("true", "false"):
+        message = f"{what} is {text!r}"
+        raise SpecError("SETTING_INVALID", message, origin=origin, hint="set it to true or false")
+    return value == "true"
+
+
+def _retries(key: str, text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise SpecError(
+            "INVALID_RETRY_ATTEMPTS",
+            f"{key} is {text!r}",
+            hint="set it to a whole number; 0 disables retries",
+        )
+    return number

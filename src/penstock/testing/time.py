@@ -1,0 +1,80 @@
+"""A fixed time in the queries and expectations of a pipeline."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock._model.dataset import Dataset
+from penstock._model.expectation import Expectation
+from penstock._sql.tokens import tokens_of
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_CALL = re.compile(r"\s*\(\s*\)")
+
+
+@dataclass(frozen=True)
+class FrozenTime:
+    """What the functions of the current time return instead of it."""
+
+    time: datetime
+    spark: SparkSession
+
+    def query(self, function: Callable[[], DataFrame]) -> Callable[[], DataFrame]:
+        """A query function whose DataFrame has the time as a literal."""
+
+        def frozen() -> DataFrame:
+            plan = function()._jdf.queryExecution().analyzed()
+            # A Scala map is a partial function: from an expression to what replaces it.
+            plan = plan.transformAllExpressionsWithSubqueries(self._literals())
+            datasets = self._jvm.org.apache.spark.sql.classic.Dataset
+            return DataFrame(datasets.ofRows(self.spark._jsparkSession, plan), self.spark)
+
+        return frozen
+
+    def dataset(self, dataset: Dataset) -> Dataset:
+        """A dataset whose expectations have the time as a literal."""
+        rules = tuple(map(self._expectation, dataset.expectations))
+        return replace(dataset, expectations=rules)
+
+    def _expectation(self, rule: Expectation) -> Expectation:
+        if not isinstance(rule.condition, str):
+            return rule
+        text, parts, end = rule.condition, list[str](), 0
+        for token in tokens_of(text):
+            literal = self._literal(token.word)
+            call = _CALL.match(text, token.end)
+            if literal and (call or token.word.startswith("CURRENT_")):
+                parts += [text[end : token.start], literal]
+                end = call.end() if call else token.end
+        return replace(rule, condition="".join([*parts, text[end:]]))
+
+    @property
+    def _jvm(self) -> Any:
+        return self.spark._jvm
+
+    def _literals(self) -> Any:
+        """Expressions of the current time in an analyzed plan, with the literals for them."""
+        expressions, types = (
+            self._jvm.org.apache.spark.sql.catalyst.expressions,
+            self._jvm.org.apache.spark.sql.types.DataTypes,
+        )
+        zone = str(self.spark.conf.get("spark.sql.session.timeZone"))
+        micros = (self.time - _EPOCH) // timedelta(microseconds=1)
+        days = self.time.astimezone(ZoneInfo(zone)).toordinal() - _EPOCH.toordinal()
+        time = expressions.Literal(micros, types.TimestampType)
+        today = expressions.CurrentDate(self._jvm.scala.Some(zone))
+        literals = self._jvm.scala.collection.immutable.HashMap()
+        literals = literals.updated(expressions.CurrentTimestamp(), time)
+        literals = literals.updated(expressions.Now(), time)
+        return literals.updated(today, expressions.Literal(days, types.DateType))
+
+    def _literal(self, word: str) -> str:
+        time = f"TIMESTAMP'{self.time.isoformat()}'"
+        if word in ("CURRENT_TIMESTAMP", "NOW"):
+            return time
+        return f"CAST({time} AS DATE)" if word in ("CURRENT_DATE", "CURDATE") else ""
