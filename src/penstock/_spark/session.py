@@ -32,6 +32,7 @@ from pyspark.serializers import UTF8Deserializer, read_int
 from pyspark.sql import SparkSession
 
 from penstock._observe.masking import shown
+from penstock._spark.hadoop_configuration import shrink_hadoop_configuration
 from penstock._spark.jvm_names import remember_names
 from penstock._spark.session_defaults import is_local, session_defaults
 from penstock._spark.spark_log import SparkLog
@@ -175,6 +176,7 @@ def build_session(options: SessionOptions) -> SparkSession:
                 spark_conf.set(key, value)
             context = SparkContext(conf=spark_conf, gateway=gateway)
             spark = SparkSession(context)
+            shrink_hadoop_configuration(spark)
         except BaseException as error:
             # The text of Java's exceptions comes from the JVM.
             reason = _reason(error) if isinstance(error, Exception) else ""
