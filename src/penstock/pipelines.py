@@ -34,7 +34,7 @@ from penstock._plan.settings import update_retries
 from penstock._plan.steps import Plan
 from penstock._project.spec import load_settings
 from penstock._runtime.relaunch import run_with_relaunches
-from penstock._runtime.restart import CONTINUOUS, RestartAfter
+from penstock._runtime.restart import RELAUNCH, RestartAfter
 from penstock._runtime.update import RunningUpdate, UpdateResult
 from penstock.errors import DefinitionError, PenstockError
 
@@ -279,7 +279,7 @@ def watch_update(
 
     display = choose_display(bus, state, log_format=log_format, quiet=quiet)
     retries = update_retries(settings.configuration) if update_options.continuous else 0
-    policy = CONTINUOUS.allowing(retries)
+    policy = RELAUNCH.allowing(retries)
     try:
         with signals, display:
             result = run_with_relaunches(run_once, policy, on_relaunch=wait)

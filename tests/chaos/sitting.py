@@ -248,7 +248,7 @@ class Chaos:
             self.await_commit(pipeline.started)
             # Around the start of the next flows and batches, or amid many of them.
             threading.Event().wait(self.dice.uniform(0.0, self.dice.choice((1.0, 10.0))))
-        killed = time.time()
+        killed, pipeline.killed_java = time.time(), 0
         self.send(kind, pipeline)
         since = time.time()
         if kind != "broker":
