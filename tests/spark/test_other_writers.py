@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,22 +16,25 @@ from writer_harness import Harness, rule
 from penstock._tables.write.fenced import FencedTable
 
 ROUNDS = 200
+LINK = "penstock.delta.LinkLogStore"
 
 
-def log_store(spark: SparkSession) -> tuple[Any, Any]:
-    """The log store of the session, and its Hadoop configuration."""
+def log_store(spark: SparkSession, name: str = LINK) -> tuple[Any, Any]:
+    """A log store with the Hadoop configuration of the session."""
     jvm: Any = spark._jvm
     conf = spark._jsparkSession.sessionState().newHadoopConf()
-    return jvm.penstock.delta.LinkLogStore(conf), conf
+    return getattr(jvm, name)(conf), conf
 
 
-def publish(spark: SparkSession, path: Path, text: str, *, overwrite: bool = False) -> None:
-    store, conf = log_store(spark)
+def publish(
+    spark: SparkSession, path: Path, text: str, *, overwrite: bool = False, store: str = LINK
+) -> None:
+    log, conf = log_store(spark, store)
     jvm: Any = spark._jvm
     lines = jvm.java.util.ArrayList()
     for line in text.splitlines():
         lines.add(line)
-    store.write(jvm.org.apache.hadoop.fs.Path(str(path)), lines.iterator(), overwrite, conf)
+    log.write(jvm.org.apache.hadoop.fs.Path(str(path)), lines.iterator(), overwrite, conf)
 
 
 def test_version_is_refused_when_it_exists(spark: SparkSession, tmp_path: Path) -> None:
@@ -71,39 +75,61 @@ def test_listing_of_a_log_is_that_of_delta(spark: SparkSession, tmp_path: Path) 
         ours.listFrom(jvm.org.apache.hadoop.fs.Path(str(tmp_path / "none" / "x")), conf)
 
 
-def test_one_of_two_writers_wins_each_version_when_they_publish_at_the_same_moment(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """The other writer links its files as delta-rs does; both try all versions side by side."""
+def race(spark: SparkSession, folder: Path, store: str) -> tuple[list[int], list[int]]:
+    """Versions that two writers took for theirs: one with a log store of Delta, and delta-rs.
+
+    The other writer links its files as delta-rs does: at the same moment, or, which is worse, as
+    soon as there is a draft of the version.
+    """
     won: list[int] = []
-    draft = tmp_path / "draft"
+    ours: list[int] = []
+    draft = folder / "outside"
     draft.write_text("outside\n")
     begin = threading.Barrier(2)
 
     def outside() -> None:
         for number in range(ROUNDS):
+            version = folder / f"{number:020d}.json"
             begin.wait()
+            deadline = time.monotonic() + number % 2 * 0.05
+            while time.monotonic() < deadline:
+                if any(str(number) in name and name != version.name for name in os.listdir(folder)):
+                    break
             try:
-                os.link(draft, tmp_path / f"{number:020d}.json")
+                os.link(draft, version)
                 won.append(number)
             except FileExistsError:
                 pass
 
     thread = threading.Thread(target=outside)
     thread.start()
-    ours = []
     for number in range(ROUNDS):
         begin.wait()
         try:
-            publish(spark, tmp_path / f"{number:020d}.json", "ours")
+            publish(spark, folder / f"{number:020d}.json", "ours", store=store)
             ours.append(number)
         except Exception as error:
             assert "FileAlreadyExistsException" in str(error)
     thread.join()
+    return ours, won
+
+
+def test_one_of_two_writers_wins_each_version_when_they_publish_at_the_same_moment(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    ours, won = race(spark, tmp_path, LINK)
     assert sorted(won + ours) == list(range(ROUNDS))
     for number in range(ROUNDS):
         text = (tmp_path / f"{number:020d}.json").read_text()
         assert text == ("outside\n" if number in won else "ours\n")
+
+
+def test_commits_are_overwritten_with_the_log_store_of_delta(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """What the race finds without our log store."""
+    ours, won = race(spark, tmp_path, "io.delta.storage.LocalLogStore")
+    assert set(ours) & set(won)
 
 
 def test_version_is_readable_when_the_checksum_of_a_deleted_file_is_left(
