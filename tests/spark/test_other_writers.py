@@ -93,7 +93,7 @@ def race(spark: SparkSession, folder: Path, store: str) -> tuple[list[int], list
             begin.wait()
             deadline = time.monotonic() + number % 2 * 0.05
             while time.monotonic() < deadline:
-                if any(str(number) in name and name != version.name for name in os.listdir(folder)):
+                if any(version.name in path.name for path in folder.iterdir()):
                     break
             try:
                 os.link(draft, version)
