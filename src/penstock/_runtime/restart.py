@@ -109,4 +109,4 @@ CONTINUOUS = RestartPolicy(max_retries=10, healthy_after_seconds=600.0)
 """10 retries (about 25 minutes of trying), given back by 10 minutes without a failure."""
 
 RELAUNCH = replace(CONTINUOUS, initial_backoff_seconds=1.0)
-"""For an update whose JVM died: the start of Spark alone takes as long as a first wait of a flow."""
+"""For an update whose JVM died: the start of Spark takes as long as a first wait of a flow."""
