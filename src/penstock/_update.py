@@ -40,7 +40,7 @@ from penstock._runtime.boundary import as_penstock_error
 from penstock._runtime.definitions import definitions
 from penstock._runtime.leases import PipelineLeases
 from penstock._runtime.reporter import error_info
-from penstock._runtime.update import RunningUpdate, Update, UpdateResult
+from penstock._runtime.update import Update, UpdateResult
 from penstock._session import spark_log
 from penstock._spark.session import jvm_watch
 
@@ -102,7 +102,7 @@ def run_update(
     options: UpdateOptions,
     *,
     bus: EventBus,
-    on_running: Callable[[RunningUpdate], None] | None = None,
+    on_running: Callable[[Update], None] | None = None,
     edit: Callable[[PipelineDefinition], PipelineDefinition] | None = None,
 ) -> UpdateResult:
     """Run one update; return when it has ended and Spark's JVM is gone.
@@ -185,7 +185,7 @@ def _run(
     bus: EventBus,
     origin: EventOrigin,
     leases: PipelineLeases,
-    on_running: Callable[[RunningUpdate], None] | None,
+    on_running: Callable[[Update], None] | None,
 ) -> UpdateResult:
     settings, tables = pipeline.settings, pipeline.tables
     plan = _plan(pipeline, options)

@@ -35,7 +35,7 @@ from penstock._plan.steps import Plan
 from penstock._project.spec import load_settings
 from penstock._runtime.relaunch import run_with_relaunches
 from penstock._runtime.restart import RELAUNCH, RestartAfter
-from penstock._runtime.update import RunningUpdate, UpdateResult
+from penstock._runtime.update import Update, UpdateResult
 from penstock.errors import DefinitionError, PenstockError
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ def watch_update(
     bus, state, signals = EventBus(), ObservedUpdate(), StopSignals()
     bus.subscribe(state)
 
-    def running(update: RunningUpdate) -> None:
+    def running(update: Update) -> None:
         signals.bind(update if on_running is None else on_running(update))
 
     def run_once(retry: int, is_set_up: bool) -> UpdateResult:

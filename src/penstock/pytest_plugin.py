@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # Queries of tests see a few rows: code that is generated for them takes longer than they do.
 _CONFIGURATION = {
     "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.shuffle.partitions": "1",
     "spark.databricks.delta.snapshotPartitions": "1",
 }

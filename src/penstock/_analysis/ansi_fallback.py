@@ -16,7 +16,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock._spark.generated_names import without_generated_names
-from penstock._spark.plans import analyzed, iterate, kind_of, shown_expression, walk
+from penstock._spark.plans import analyzed, dataframe, iterate, kind_of, shown_expression, walk
 
 _Session = contextlib.AbstractContextManager[Callable[[DataFrame], DataFrame]]
 ANSI = "spark.sql.ansi.enabled"
@@ -61,14 +61,12 @@ def with_ansi(spark: SparkSession) -> _Session:
 
 @contextlib.contextmanager
 def _using(spark: SparkSession, session: Any) -> Iterator[Callable[[DataFrame], DataFrame]]:
-    jvm: Any = spark._jvm
     before: Any = spark._jsparkSession
 
     def move(df: DataFrame) -> DataFrame:
-        plan = df._jdf.queryExecution().analyzed()
-        return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(before, plan), spark)
+        return dataframe(spark, analyzed(df), before)
 
-    sessions = SparkSession._get_j_spark_session_class(jvm)
+    sessions = SparkSession._get_j_spark_session_class(spark._jvm)
     token = _copy.set((spark.__dict__[_FIELD], session))
     sessions.setActiveSession(session)
     try:

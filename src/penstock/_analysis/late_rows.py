@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from penstock._model.dataset import LateRows
 from penstock._model.flow import Flow, OutputMode
-from penstock._spark.plans import analyzed, is_stateful, iterate, kind_of, walk
+from penstock._spark.plans import analyzed, dataframe, is_stateful, iterate, kind_of, walk
 from penstock._tables.write.row_files import LATE, NO_EVENT_TIME, Refused
 from penstock.errors import DefinitionError
 from penstock.quality.split import (
@@ -161,15 +161,13 @@ def dropped_by_watermark(progress: Any) -> int:
 
 def _frame(session: SparkSession, plan: Any) -> tuple[DataFrame, list[str]]:
     """The rows of a plan, with unique column names; and its own names."""
-    jvm: Any = session._jvm
-    jdf = jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan)
     names = [str(attribute.name()) for attribute in iterate(plan.output())]
     seen: dict[str, int] = {}
     unique = []
     for name in names:
         count = seen[name.lower()] = seen.get(name.lower(), 0) + 1
         unique.append(name if count == 1 else f"{name}_{count}")
-    return DataFrame(jdf, session).toDF(*unique), names
+    return dataframe(session, plan).toDF(*unique), names
 
 
 def _with_reason(df: DataFrame, names: list[str], condition: Column, reason: str) -> DataFrame:

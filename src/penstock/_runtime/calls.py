@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
+from typing import TypeVar
 
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
 from penstock._runtime.boundary import as_penstock_error
@@ -12,6 +13,7 @@ from penstock.errors import PenstockError
 
 _logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 OnError = Callable[[PenstockError], None]
 OnEnd = Callable[[PenstockError | None], None]
 
@@ -30,19 +32,11 @@ class EngineCalls:
         self._inbox = inbox
 
     def set_up(self, step: ResetTable | PrepareTable, on_end: OnEnd) -> None:
-        def work() -> None:
-            try:
-                if isinstance(step, ResetTable):
-                    self._engine.reset(step)
-                else:
-                    self._engine.prepare(step)
-            except BaseException as raised:
-                error = as_penstock_error(raised, f"setting up {step.dataset}")
-                self._inbox.put(partial(on_end, error))
-            else:
-                self._inbox.put(partial(on_end, None))
-
-        self._scheduler.start_thread(work, f"set up {step.dataset}")
+        if isinstance(step, ResetTable):
+            call = partial(self._engine.reset, step)
+        else:
+            call = partial(self._engine.prepare, step)
+        self._call(call, f"setting up {step.dataset}", lambda _: on_end(None), on_end)
 
     def start_flow(
         self,
@@ -57,16 +51,8 @@ class EngineCalls:
         def ended(end: FlowEnded) -> None:
             self._inbox.put(partial(on_end, end.error))
 
-        def work() -> None:
-            try:
-                running = self._engine.start_flow(step, ended)
-            except BaseException as raised:
-                error = as_penstock_error(raised, f"starting {step.flow}")
-                self._inbox.put(partial(on_not_started, error))
-            else:
-                self._inbox.put(partial(on_started, running))
-
-        self._scheduler.start_thread(work, f"start {step.flow}")
+        call = partial(self._engine.start_flow, step, ended)
+        self._call(call, f"starting {step.flow}", on_started, on_not_started)
 
     def run_batch(
         self,
@@ -75,19 +61,11 @@ class EngineCalls:
         on_outcome: Callable[[RunOutcome], None],
         on_error: OnError,
     ) -> None:
-        def work() -> None:
-            try:
-                if isinstance(step, RefreshView):
-                    outcome = self._engine.refresh(step)
-                else:
-                    outcome = self._engine.run_once(step)
-            except BaseException as raised:
-                error = as_penstock_error(raised, f"running {step.flow}")
-                self._inbox.put(partial(on_error, error))
-            else:
-                self._inbox.put(partial(on_outcome, outcome))
-
-        self._scheduler.start_thread(work, f"run {step.flow}")
+        if isinstance(step, RefreshView):
+            call = partial(self._engine.refresh, step)
+        else:
+            call = partial(self._engine.run_once, step)
+        self._call(call, f"running {step.flow}", on_outcome, on_error)
 
     def request_stop(self, flow: str, running: RunningFlow) -> None:
         """Ask a flow to end. A failure to ask is logged: the stop timeout covers it."""
@@ -102,6 +80,19 @@ class EngineCalls:
     def cancel(self) -> None:
         """Cancel the batch steps that are running."""
         self._aside(self._engine.cancel, "cancel batch steps")
+
+    def _call(
+        self, call: Callable[[], T], doing: str, on_result: Callable[[T], None], on_error: OnError
+    ) -> None:
+        def work() -> None:
+            try:
+                result = call()
+            except BaseException as raised:
+                self._inbox.put(partial(on_error, as_penstock_error(raised, doing)))
+            else:
+                self._inbox.put(partial(on_result, result))
+
+        self._scheduler.start_thread(work, doing)
 
     def _aside(self, call: Callable[[], None], name: str) -> None:
         def work() -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import Protocol
 
 from penstock._observe.bus import EventBus
 from penstock._observe.events import FlowStatus, UpdateState
@@ -51,17 +50,6 @@ class UpdateResult:
     stopped: tuple[str, ...] = ()
     interrupted: bool = False
     setup_was_cut: bool = False
-
-
-class RunningUpdate(Protocol):
-    """What others may do with an update that runs."""
-
-    @property
-    def update_id(self) -> str:
-        """Its id."""
-
-    def request_stop(self) -> None:
-        """First call: stop gracefully. Second: interrupt. Any thread, also a signal handler."""
 
 
 class Update:

@@ -4,14 +4,13 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
 
 from penstock._model.flow import Flow
 from penstock._spark.generated_names import stable_operators, stable_plan, without_generated_names
 from penstock.errors import DefinitionError
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 MERGE_KEYS_PROPERTY = "penstock.mergeKeys"
 """Table property: the columns that identify a row of an update-mode table, comma separated."""
@@ -46,9 +45,22 @@ def kind_of(node: Any) -> str:
     return str(node.getClass().getSimpleName())
 
 
-def analyzed(df: "DataFrame") -> Any:
+def analyzed(df: DataFrame) -> Any:
     """Spark's analysed logical plan of a DataFrame."""
     return df._jdf.queryExecution().analyzed()
+
+
+def dataframe(session: SparkSession, plan: Any, jsession: Any = None) -> DataFrame:
+    """A DataFrame of a logical plan.
+
+    Args:
+        session: The DataFrame's session.
+        plan: Analysed, or not yet.
+        jsession: Analyses and executes it, if not that of `session`.
+    """
+    jvm: Any = session._jvm
+    datasets = jvm.org.apache.spark.sql.classic.Dataset
+    return DataFrame(datasets.ofRows(jsession or session._jsparkSession, plan), session)
 
 
 def shown_expression(expression: Any) -> str:
@@ -62,7 +74,7 @@ def walk(plan: Any) -> Iterator[Any]:
         yield from walk(child)
 
 
-def merge_keys(df: "DataFrame", flow: Flow, properties: Mapping[str, str]) -> tuple[str, ...]:
+def merge_keys(df: DataFrame, flow: Flow, properties: Mapping[str, str]) -> tuple[str, ...]:
     """Columns that identify a row of an update-mode flow: declared, or the grouping columns.
 
     Empty for a query without an aggregation, whose updates are appends.
@@ -82,7 +94,7 @@ def merge_keys(df: "DataFrame", flow: Flow, properties: Mapping[str, str]) -> tu
     return _grouping_columns(df, flow)
 
 
-def _grouping_columns(df: "DataFrame", flow: Flow) -> tuple[str, ...]:
+def _grouping_columns(df: DataFrame, flow: Flow) -> tuple[str, ...]:
     # Attributes are followed from the top of the plan down to the first aggregate: an output
     # column is a key if all its references are grouping columns.
     node = analyzed(df)
@@ -135,7 +147,7 @@ def is_stateful(node: Any) -> bool:
     return kind != "Join" or all(child.isStreaming() for child in iterate(node.children()))
 
 
-def keeps_state(df: "DataFrame") -> bool:
+def keeps_state(df: DataFrame) -> bool:
     return any(is_stateful(node) for node in walk(analyzed(df)))
 
 
@@ -149,7 +161,7 @@ def _keys_unknown(flow: Flow) -> DefinitionError:
     )
 
 
-def stateful_operators(df: "DataFrame") -> tuple[str, ...]:
+def stateful_operators(df: DataFrame) -> tuple[str, ...]:
     """One line per stateful operator and per streaming source, in plan order.
 
     The lines are the same in every process: they have no generated names.
@@ -188,7 +200,7 @@ def _collect_stateful(node: Any, operators: list[str]) -> None:
         _collect_stateful(child, operators)
 
 
-def query_text(df: "DataFrame") -> str:
+def query_text(df: DataFrame) -> str:
     """Canonical text of a query: equal texts mean an equal result for equal sources.
 
     Canonical plans number attributes by position and forget names, so the schema is part of it.
@@ -215,7 +227,7 @@ class BatchSources:
     unversioned: str | None
 
 
-def batch_sources(df: "DataFrame") -> BatchSources:
+def batch_sources(df: DataFrame) -> BatchSources:
     """Versions of the sources of a batch query, from its plan."""
     plan = analyzed(df)
     versions: dict[str, str] = {}

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock._model.dataset import Dataset
 from penstock._model.expectation import Expectation
+from penstock._spark.plans import analyzed, dataframe
 from penstock._sql.tokens import tokens_of
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -28,11 +29,10 @@ class FrozenTime:
         """A query function whose DataFrame has the time as a literal."""
 
         def frozen() -> DataFrame:
-            plan = function()._jdf.queryExecution().analyzed()
+            plan = analyzed(function())
             # A Scala map is a partial function: from an expression to what replaces it.
             plan = plan.transformAllExpressionsWithSubqueries(self._literals())
-            datasets = self._jvm.org.apache.spark.sql.classic.Dataset
-            return DataFrame(datasets.ofRows(self.spark._jsparkSession, plan), self.spark)
+            return dataframe(self.spark, plan)
 
         return frozen
 
@@ -53,22 +53,17 @@ class FrozenTime:
                 end = call.end() if call else token.end
         return replace(rule, condition="".join([*parts, text[end:]]))
 
-    @property
-    def _jvm(self) -> Any:
-        return self.spark._jvm
-
     def _literals(self) -> Any:
         """Expressions of the current time in an analyzed plan, with the literals for them."""
-        expressions, types = (
-            self._jvm.org.apache.spark.sql.catalyst.expressions,
-            self._jvm.org.apache.spark.sql.types.DataTypes,
-        )
+        jvm: Any = self.spark._jvm
+        expressions = jvm.org.apache.spark.sql.catalyst.expressions
+        types = jvm.org.apache.spark.sql.types.DataTypes
         zone = str(self.spark.conf.get("spark.sql.session.timeZone"))
         micros = (self.time - _EPOCH) // timedelta(microseconds=1)
         days = self.time.astimezone(ZoneInfo(zone)).toordinal() - _EPOCH.toordinal()
         time = expressions.Literal(micros, types.TimestampType)
-        today = expressions.CurrentDate(self._jvm.scala.Some(zone))
-        literals = self._jvm.scala.collection.immutable.HashMap()
+        today = expressions.CurrentDate(jvm.scala.Some(zone))
+        literals = jvm.scala.collection.immutable.HashMap()
         literals = literals.updated(expressions.CurrentTimestamp(), time)
         literals = literals.updated(expressions.Now(), time)
         return literals.updated(today, expressions.Literal(days, types.DateType))

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock._model.flow import Flow
+from penstock._spark.plans import dataframe
 from penstock._tables.delta_log import DeltaJvm, size_in_bytes
 from penstock._tables.files import local_path
 from penstock._tables.read.checkpoint_files import Checkpoint
@@ -191,10 +192,7 @@ class DeltaStream(OpenedSource):
         reader = session.readStream().format("delta")
         for key, value in options.items():
             reader = reader.option(key, value)
-        jvm: Any = self._spark._jvm
-        dataset = jvm.org.apache.spark.sql.classic.Dataset
-        plan = reader.load(self._location).logicalPlan()
-        return DataFrame(dataset.ofRows(self._spark._jsparkSession, plan), self._spark)
+        return dataframe(self._spark, reader.load(self._location).logicalPlan())
 
     def _within(self, rows: DataFrame, first: int, last: int) -> DataFrame:
         if "_commit_version" in rows.columns:  # a change feed has it as a column

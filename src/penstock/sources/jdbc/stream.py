@@ -19,6 +19,7 @@ from pyspark.sql import types as T
 
 from penstock._model.exception_text import first_line
 from penstock._observe.masking import shown
+from penstock._spark.plans import dataframe
 from penstock.errors import ConnectorError, FlowError, PenstockError, SetupError
 from penstock.quality.rules import quoted
 from penstock.sources.jdbc.commit_visibility import Asks, Marks, NotSettledError, check_postgresql
@@ -124,7 +125,7 @@ class JdbcStream:
         runtime = self._jvm.org.apache.spark.sql.execution.streaming.runtime
         relation = getattr(runtime, "StreamingExecutionRelation$")
         plan = getattr(relation, "MODULE$").apply(self, self._spark._jsparkSession)
-        return self._frame(plan)
+        return dataframe(self._spark, plan)
 
     def _look(self) -> None:
         options = self._options
@@ -386,7 +387,7 @@ class JdbcStream:
         self._check_columns(batch.schema)
         java: Any = batch._jdf.queryExecution().analyzed()
         logical = getattr(self._jvm.org.apache.spark.sql.execution.datasources, "LogicalRelation$")
-        stream = self._frame(getattr(logical, "MODULE$").apply(java.relation(), True))
+        stream = dataframe(self._spark, getattr(logical, "MODULE$").apply(java.relation(), True))
         if stream.columns == self._schema.fieldNames():
             return stream
         return stream.select(*(quoted(name) for name in self._schema.fieldNames()))
@@ -407,11 +408,6 @@ class JdbcStream:
                 "nothing of the batch was written",
                 is_running=True,
             )
-
-    def _frame(self, plan: Any) -> DataFrame:
-        datasets = getattr(self._jvm.org.apache.spark.sql.classic, "Dataset$")
-        session = self._spark._jsparkSession
-        return DataFrame(getattr(datasets, "MODULE$").ofRows(session, plan), self._spark)
 
     def _offset(self, java: Any) -> _Range:
         body = json.loads(str(java.json()))
