@@ -1,6 +1,7 @@
 """CSV files as Auto Loader reads them: by the names in each file's header, nothing lost."""
 
 import gzip
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,29 @@ def first(spark, tmp_path_factory: pytest.TempPathFactory) -> FileStream:
 
 def found(rows) -> list[tuple]:
     return [(*(row[name] for name in ("id", "name", "amount")), rescued(row)) for row in rows]
+
+
+@pytest.mark.timeout(60)
+def test_a_number_with_a_huge_exponent_is_rescued(stream):
+    files = stream(
+        {**CSV, "rescuedDataColumn": "_rescued_data"},
+        "id STRING, name STRING, amount DECIMAL(9, 2)",
+    )
+    files.put(
+        "a.csv",
+        "id,name,amount\n1,a,1e300000000\n2,a,1.5\n5e12345,1e2,1e2\n3,b, -1.0E+4000\n",
+    )
+    files.put("b.csv", "amount,id\n1e-300000000,6\n1e300000000,4\n2.25,5e12345\n")
+    huge = {"amount": "1e300000000"}
+    assert sorted(found(files.parse()), key=str) == [
+        ("1", "a", None, huge),
+        ("2", "a", Decimal("1.50"), None),
+        ("3", "b", None, {"amount": " -1.0E+4000"}),
+        ("4", None, None, huge),
+        ("5e12345", "1e2", Decimal(100), None),
+        ("5e12345", None, Decimal("2.25"), None),
+        ("6", None, None, {"amount": "1e-300000000"}),
+    ]
 
 
 def test_every_line_is_accounted_for_when_lines_do_not_fit(stream, first):

@@ -98,6 +98,31 @@ def test_columns_that_are_not_wanted_stop_the_stream_when_parquet_has_them(strea
     assert "'n'" in caught.value.message
 
 
+@pytest.mark.timeout(60)
+def test_an_element_with_a_huge_exponent_is_a_broken_record(stream):
+    options = {"format": "xml", "rowTag": "r", "rescuedDataColumn": "_rescued_data"}
+    schema = (
+        "_d DECIMAL(9, 2), a DECIMAL(9, 2), n STRING, c STRUCT<_VALUE: DECIMAL(9, 2), _u: STRING>"
+    )
+    broken = [
+        "<r><n>1</n><a>1e300000000</a></r>",
+        '<r d="1e300000000"><n>2</n></r>',
+        '<r><n>3</n><c u="x">\n-1.5E+300000000</c></r>',
+        '<r><x:a k="v"><![CDATA[1e300000000]]></x:a></r>',
+    ]
+    text = "<r><n>1e300000000</n></r>"
+    good = '<r d="1.5"><n>5e12345</n><a>2e2</a></r>'
+    files = stream(options, schema)
+    files.put("a.xml", f"<rs>{''.join([*broken, text, good])}</rs>")
+    rows = files.parse()
+    assert [(row["n"], rescued(row)) for row in rows] == [
+        *[(None, {"_corrupt_record": text}) for text in broken],
+        ("1e300000000", None),
+        ("5e12345", None),
+    ]
+    assert [float(rows[-1][name]) for name in ("_d", "a")] == [1.5, 200.0]
+
+
 def test_elements_are_rows_and_what_does_not_fit_is_rescued_when_files_are_xml(stream):
     options = {"format": "xml", "rowTag": "r", "inferColumnTypes": "true"}
     files = stream(options)

@@ -8,7 +8,7 @@ are brought into the order of the schema first. Either way the same parser makes
 import re
 
 from pyspark.sql import DataFrame
-from pyspark.sql.types import DecimalType, StructType
+from pyspark.sql.types import DecimalType, StringType, StructField, StructType
 
 from penstock._formats.options import Evolution, FileOptions
 from penstock._formats.rescue import FLAW, typed_columns
@@ -25,6 +25,7 @@ from penstock._formats.sqltext import (
     with_value,
 )
 from penstock._formats.widening import can_widen, entry, wider_for_text
+from penstock.parsing.exponents import LARGE_EXPONENT
 
 _LINE = "__files_line"
 _HEADER = "__files_header"
@@ -156,8 +157,29 @@ class _Csv:
 
     def typed(self, text: str) -> str:
         """SQL: the struct of the typed columns."""
+        parsed = self._parsed(text, self._schema)
+        decimals = {f.name for f in self._schema if isinstance(f.dataType, DecimalType)}
+        if not decimals:
+            return parsed
+        # As a record with a flaw, it is compared; a number that is left out is rescued.
+        fields = (
+            StructField(f.name, StringType()) if f.name in decimals else f for f in self._schema
+        )
+        strings = self._parsed(text, StructType(list(fields)))
+        cells = []
+        for field in self._schema:
+            cell = f"st.{name(field.name)}"
+            if field.name in decimals:
+                number = f"try_cast({cell} AS {field.dataType.simpleString()})"
+                cell = f"CASE WHEN {cell} NOT RLIKE {literal(LARGE_EXPONENT)} THEN {number} END"
+            cells += [literal(field.name), cell]
+        cells += [literal(FLAW), text]
+        cast = with_value("st", strings, f"named_struct({', '.join(cells)})")
+        return f"CASE WHEN {text} RLIKE {literal(LARGE_EXPONENT)} THEN {cast} ELSE {parsed} END"
+
+    def _parsed(self, text: str, schema: StructType) -> str:
         parser_options = {**self._parse, "columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
-        return f"from_csv({text}, {typed_columns(self._schema)}, {options_map(parser_options)})"
+        return f"from_csv({text}, {typed_columns(schema)}, {options_map(parser_options)})"
 
     def _tokens(self, text: str) -> str:
         separator = re.escape(self._separator)

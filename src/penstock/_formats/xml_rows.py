@@ -1,6 +1,7 @@
 """XML: from files to typed columns and what did not fit."""
 
 import re
+from collections.abc import Iterable
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
@@ -10,6 +11,7 @@ from penstock._formats.rescue import FLAW, Comparison, typed_columns
 from penstock._formats.rows import LEFT, TYPED, Rows, decoded, left_sql
 from penstock._formats.sqltext import literal, options_map, text_fragment, with_value
 from penstock.errors import ConnectorError
+from penstock.parsing.exponents import LARGE_EXPONENT, decimal_fields
 
 _TEXT = "__files_text"
 _READER_ONLY = frozenset(
@@ -35,7 +37,9 @@ def xml_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
     parse = {k: v for k, v in options.parse.items() if k.lower() not in _READER_ONLY}
     parser_options = {**parse, "columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
     df = decoded(raw, options, whole=True).selectExpr(f"{_elements(row_tag(options))} AS {_TEXT}")
-    parsed = f"from_xml({_TEXT}, {typed_columns(schema)}, {options_map(parser_options)})"
+    huge = _huge_number(schema, options)
+    source = f"CASE WHEN NOT ({huge}) THEN {_TEXT} END" if huge else _TEXT
+    parsed = f"from_xml({source}, {typed_columns(schema)}, {options_map(parser_options)})"
     df = df.selectExpr(_TEXT, f"{parsed} AS {TYPED}")
     comparison = Comparison(parse, parser="from_xml", reserved=options.reserved)
     variant = f"from_xml({_TEXT}, 'variant', {options_map(parse)})" if parse else ""
@@ -46,13 +50,34 @@ def xml_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
     whole = comparison.left_of_record(schema, options)
     # A text that is no complete element cannot be made a variant: Spark would fail the batch.
     complete = literal(rf"(?:/>|</{re.escape(row_tag(options))}\s*>)\z")
+    is_broken = f"{_TEXT} NOT RLIKE {complete}" + (f" OR {huge}" if huge else "")
     slow = (
-        f"CASE WHEN {_TEXT} NOT RLIKE {complete} THEN {broken} ELSE "
+        f"CASE WHEN {is_broken} THEN {broken} ELSE "
         + with_value("f", record, f"CASE WHEN f IS NULL THEN {broken} ELSE {whole} END")
         + " END"
     )
     df = df.selectExpr(_TEXT, TYPED, f"{slow} AS {LEFT}")
     return Rows(df, schema, _TEXT)
+
+
+def _huge_number(schema: StructType, options: FileOptions) -> str:
+    """SQL: whether a DECIMAL has a number that Spark must not parse; empty without a DECIMAL."""
+    text_field = options.parser_option("valueTag", default="_VALUE")
+    names = set(decimal_fields(schema, row_tag(options), text_field=text_field))
+    if not names:
+        return ""
+    prefix = options.parser_option("attributePrefix", default="_")
+    attributes = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+    begins = rf"<(?:[^\s>/:]++:)?(?:{_any_of(names)})(?:\s[^>]*+)?>(?:\s*<!\[CDATA\[)?"
+    if attributes:
+        begins += rf"|\s(?:[^\s=:]++:)?(?:{_any_of(attributes)})\s*=\s*[\"']"
+    number = rf"(?:{begins})\s*[+-]?[0-9.]+[eE][+-]?[0-9]{{4}}"
+    # The first look is all that a normal record costs.
+    return f"{_TEXT} RLIKE {literal(LARGE_EXPONENT)} AND {_TEXT} RLIKE {literal(number)}"
+
+
+def _any_of(names: Iterable[str]) -> str:
+    return "|".join(re.escape(name) for name in sorted(names))
 
 
 def _elements(tag: str) -> str:

@@ -1,7 +1,8 @@
-"""Numbers in JSON whose exponent Spark would write out: seconds to hours for one value.
+"""Numbers in text whose exponent Spark would write out: seconds to hours for one value.
 
-Spark's JSON parser turns a number for a DECIMAL column into a BigDecimal and then sets its scale,
-which computes all digits of `1e300000000`. Its CAST checks the size first, the parser does not.
+Spark's parsers of JSON, CSV and XML turn a number for a DECIMAL column into a BigDecimal and then
+set its scale, which computes all digits of `1e300000000` (SPARK-55932 is the same in their
+conversion to VARIANT). Its CAST checks the size first, but not of `1e-300000000`.
 """
 
 import json
@@ -14,7 +15,9 @@ from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructT
 
 REASON = "a number has an exponent of more than three digits"
 
-_EXPONENT = r"[0-9.][eE][+-]?[0-9]{4}"
+LARGE_EXPONENT = r"[0-9.][eE][+-]?[0-9]{4}"
+"""Regular expression that a text with such a number matches, and perhaps others."""
+
 # The possessive groups are loops in Java: a long string needs no stack.
 _STRINGS = r"""(?s)"(?:[^"\\]++|\\.)*+"|'(?:[^'\\]++|\\.)*+'"""
 _QUOTED = r"""["']\s*[+-]?[0-9.]+[eE][+-]?[0-9]{4}[0-9]*\s*["'](?!\s*:)"""
@@ -27,25 +30,31 @@ def huge_number(text: Column, schema: StructType) -> Column | None:
     goes into a DECIMAL. Other strings are left alone: `"5e12345"` may be an id. The result is NULL
     or false for NULL; `None` for a schema without a DECIMAL, with which Spark writes nothing out.
     """
-    names = list(dict.fromkeys(_decimal_fields(schema)))
+    names = list(dict.fromkeys(decimal_fields(schema)))
     if not names:
         return None
     keys = "|".join(re.escape(json.dumps(name, ensure_ascii=False)[1:-1]) for name in names)
     quoted = rf"""["'](?:{keys})["']\s*:\s*(?:[\[{{][^\]}}]*?)?{_QUOTED}"""
     outside = F.regexp_replace(text, F.lit(_STRINGS), F.lit('""'))
-    certain = outside.rlike(_EXPONENT) | text.rlike(quoted)
+    certain = outside.rlike(LARGE_EXPONENT) | text.rlike(quoted)
     # The first look is all that a normal message costs.
-    return F.when(text.rlike(_EXPONENT), certain).otherwise(F.lit(False))
+    return F.when(text.rlike(LARGE_EXPONENT), certain).otherwise(F.lit(False))
 
 
-def _decimal_fields(kind: DataType, name: str | None = None) -> Iterator[str]:
-    """Names of the fields whose values, or elements, are DECIMAL."""
+def decimal_fields(
+    kind: DataType, name: str | None = None, *, text_field: str = ""
+) -> Iterator[str]:
+    """Names of the fields whose values, or elements, are DECIMAL.
+
+    `text_field` stands for the text of the XML element around it, and counts under that name.
+    """
     if isinstance(kind, DecimalType) and name is not None:
         yield name
     elif isinstance(kind, ArrayType):
-        yield from _decimal_fields(kind.elementType, name)
+        yield from decimal_fields(kind.elementType, name, text_field=text_field)
     elif isinstance(kind, MapType):
-        yield from _decimal_fields(kind.valueType, name)
+        yield from decimal_fields(kind.valueType, name, text_field=text_field)
     elif isinstance(kind, StructType):
         for field in kind:
-            yield from _decimal_fields(field.dataType, field.name)
+            inner = name if field.name == text_field else field.name
+            yield from decimal_fields(field.dataType, inner, text_field=text_field)
