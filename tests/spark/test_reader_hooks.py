@@ -385,3 +385,15 @@ def test_json_paths_work_on_text_when_sql_writes_them_with_a_colon(
     assert row is not None
     assert tuple(row) == ("6", 7, "X", None, "7")
     assert df.columns[1:] == ["id", "t", "missing", "top"]
+
+
+def test_json_paths_work_on_text_in_select_expr(world: World, spark: SparkSession):
+    def query() -> DataFrame:
+        raw = spark.sql("""SELECT 1 AS n, '{"a": {"b": [5, 6]}, "id": 7}' AS v""")
+        return raw.selectExpr("n", "v:a.b[1]", "v:id::int AS id", "upper(v:x) AS x", "*")
+
+    df, _ = world.evaluate(query)
+    row = df.first()
+    assert row is not None
+    assert tuple(row)[:5] == (1, "6", 7, None, 1)
+    assert df.columns == ["n", "b", "id", "x", "n", "v"]

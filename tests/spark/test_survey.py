@@ -144,6 +144,25 @@ def test_columns_of_joined_sources_and_of_exploded_arrays_are_learnt(look, spark
     assert columns(found)["table a.b.orders"] == ["basket", "order_id"]
 
 
+def test_sources_of_a_union_share_their_columns(look, spark: SparkSession):
+    def define() -> None:
+        @dp.materialized_view
+        def by_name():
+            rows = spark.read.table("raw.u1").unionByName(spark.read.table("raw.u2"))
+            return rows.select("a", "b")
+
+        @dp.materialized_view
+        def by_position():
+            return spark.sql(
+                "SELECT a, max(b) AS b FROM (TABLE raw.u3 UNION ALL TABLE raw.u4) GROUP BY a"
+            )
+
+    found = look(define)
+    assert found.unsure == {}
+    for number in range(1, 5):
+        assert columns(found)[f"table raw.u{number}"] == ["a", "b"]
+
+
 def test_columns_of_a_step_are_learnt_at_once(look, spark: SparkSession):
     calls = []
 

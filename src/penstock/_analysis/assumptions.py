@@ -141,6 +141,9 @@ class Assumptions:
         if not open_ones or self._steps > _MOST_STEPS:
             return None
         names, is_needed_twice = _missing_columns(error)
+        if _PLACEHOLDER in names or _details(error)[0] == "NUM_COLUMNS_MISMATCH":
+            # A union of a source that has columns and one that is not known yet.
+            return _share_columns(open_ones)
         if not names:
             return _retyped(error, open_ones)
         changed = self._add(flow, names, open_ones, keep=is_needed_twice)
@@ -244,6 +247,15 @@ def _missing_columns(error: BaseException) -> tuple[Mapping[str, DataType], bool
     if not parts and text:
         parts = [text.strip('"')]
     return _candidates(parts), both
+
+
+def _share_columns(sources: Sequence[AssumedSource]) -> str | None:
+    """Give each source the columns of all others; return the name of the first that has grown."""
+    columns = {name: kind for source in sources for name, kind in source.columns.items()}
+    lacking = [source for source in sources if source.columns.keys() != columns.keys()]
+    for source in lacking:
+        source.columns = dict(columns)
+    return lacking[0].name if lacking else None
 
 
 def _candidates(parts: Sequence[str]) -> dict[str, DataType]:

@@ -4,15 +4,19 @@ Open-source Spark has the operator on VARIANT only. Its parser returns the path 
 `get_json_object`, which replaces the operator. Results are strings or NULL.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from penstock._spark.plans import iterate
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 
-NOT_VARIANT = "COLUMN_IS_NOT_VARIANT_TYPE"
-"""Part of Spark's message for the operator on another type than VARIANT."""
+from penstock._spark.plans import analyzed, iterate
 
+# Part of Spark's message for the operator on another type than VARIANT.
+_NOT_VARIANT = "COLUMN_IS_NOT_VARIANT_TYPE"
 _NESTED = frozenset({"struct", "map", "array"})
 
 
@@ -25,7 +29,25 @@ class _Extract:
     name: str | None
 
 
-def spell_json_paths(spark: Any, text: str) -> str:
+def with_json_paths(
+    query: Callable[[Callable[[str], str]], DataFrame], spark: SparkSession
+) -> DataFrame:
+    """Call `query` with a function that it applies to its SQL, and once more if Spark refuses it.
+
+    The function changes nothing at first, then it replaces every `column:path`.
+    """
+    try:
+        return query(str)
+    except (PySparkException, Py4JJavaError) as error:
+        if _NOT_VARIANT not in str(error):
+            raise
+        df = query(partial(_spell_json_paths, spark))
+        if _reads_nested(analyzed(df)):
+            raise
+        return df
+
+
+def _spell_json_paths(spark: Any, text: str) -> str:
     """Replace every `column:path` of a query by `get_json_object`."""
     plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)
     accesses = sorted(
@@ -40,13 +62,13 @@ def spell_json_paths(spark: Any, text: str) -> str:
     return text
 
 
-def reads_nested(plan: Any) -> bool:
+def _reads_nested(plan: Any) -> bool:
     """Whether an analysed plan reads a JSON path of a STRUCT, MAP or ARRAY.
 
     Their cast to STRING is not JSON, so every path in it would be NULL.
     """
     return any(map(_takes_nested, iterate(plan.expressions()))) or any(
-        map(reads_nested, iterate(plan.children()))
+        map(_reads_nested, iterate(plan.children()))
     )
 
 
@@ -56,7 +78,7 @@ def _takes_nested(expression: Any) -> bool:
         cast = expression.children().head()
         if cast.getClass().getSimpleName() == "Cast":
             return str(cast.children().head().dataType().typeName()) in _NESTED
-    if hasattr(expression, "plan") and "Subquery" in kind and reads_nested(expression.plan()):
+    if hasattr(expression, "plan") and "Subquery" in kind and _reads_nested(expression.plan()):
         return True
     return any(map(_takes_nested, iterate(expression.children())))
 

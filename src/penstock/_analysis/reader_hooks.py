@@ -18,13 +18,14 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.catalog import Catalog
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.conf import RuntimeConfig
 from pyspark.sql.readwriter import DataFrameReader, DataFrameWriter
 from pyspark.sql.sql_formatter import SQLStringFormatter
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from penstock._analysis import file_metadata
-from penstock._analysis.json_paths import NOT_VARIANT, reads_nested, spell_json_paths
+from penstock._analysis.json_paths import with_json_paths
 from penstock._analysis.local_rows import with_floats
 from penstock._model.paths import real_path
 from penstock._sql.query_text import spell_names
@@ -250,15 +251,8 @@ def _wrap_session() -> None:
             rewritten = redirect.sql(text)
             if rewritten is None:
                 return self.createDataFrame([], "result STRING")
-            try:
-                return file_metadata.without_shown(original_sql(self, rewritten, args), text)
-            except (PySparkException, Py4JJavaError) as error:
-                if NOT_VARIANT not in str(error):
-                    raise
-                df = original_sql(self, spell_json_paths(self, rewritten), args)
-                if reads_nested(df._jdf.queryExecution().analyzed()):
-                    raise
-                return file_metadata.without_shown(df, text)
+            df = with_json_paths(lambda spell: original_sql(self, spell(rewritten), args), self)
+            return file_metadata.without_shown(df, text)
         finally:
             formatter.clear()
 
@@ -266,6 +260,21 @@ def _wrap_session() -> None:
     def table(self: SparkSession, tableName: str) -> DataFrame:
         return self.read.table(tableName)
 
+    original_select = ClassicDataFrame.selectExpr
+
+    @functools.wraps(original_select)
+    def select_expr(self: Any, *expr: Any) -> DataFrame:
+        texts = expr[0] if len(expr) == 1 and isinstance(expr[0], list) else expr
+        if _redirect() is None:
+            return original_select(self, *texts)
+        return with_json_paths(
+            lambda spell: original_select(
+                self, *(spell(f"SELECT {text}").removeprefix("SELECT ") for text in texts)
+            ),
+            self.sparkSession,
+        )
+
+    ClassicDataFrame.selectExpr = select_expr  # type: ignore[method-assign]
     SparkSession.sql = sql  # type: ignore[method-assign]
     SparkSession.table = table  # type: ignore[method-assign]
 
