@@ -64,6 +64,10 @@ class PipelinePlan:
     def __str__(self) -> str:
         return "\n".join(explain_text(self.graph, self.plan))
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """The same text as the result of a notebook's cell."""
+        printer.text(str(self))
+
     def to_dict(self) -> dict[str, Any]:
         """What `penstock dry-run --output json` prints."""
         return explain_json(self.graph, self.plan)

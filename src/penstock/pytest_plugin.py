@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 
     from penstock.testing.pipeline import PipelineTest
 
-# Queries of tests see a few rows: code that is generated for them takes longer than they do.
+# Queries of tests see a few rows: to generate code for them, and to optimize it, takes longer than
+# they do.
 _CONFIGURATION = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.shuffle.partitions": "1",

@@ -1,6 +1,7 @@
 """`penstock.run`, `plan`, `check` and `open_pipeline` over one project."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,6 +33,9 @@ def test_an_update_runs_with_its_progress_shown(shop: Path, capsys: pytest.Captu
 def test_a_plan_is_the_text_and_json_of_a_dry_run(shop: Path):
     planned = penstock.plan(str(shop), full_refresh_all=True)
     assert "silver" in str(planned)
+    shown: list[str] = []
+    planned._repr_pretty_(SimpleNamespace(text=shown.append), False)
+    assert shown == [str(planned)]
     assert len(planned.plan.resets) == len(planned.plan.tables) > 0
     steps = planned.to_dict()["steps"]
     assert len(steps) == len(planned.plan.runs)
