@@ -35,11 +35,11 @@ from demo_oracle import Record, differences, judge, read_records, read_tables
 
 from penstock._local.broker import broker_status, ensure_topic, start_broker, stop_broker
 from penstock._local.demo.account import take_account
-from penstock._local.demo.delta_log import read_rows, read_snapshot
 from penstock._local.demo.folders import PARTITIONS, TOPIC, DemoFolders
 from penstock._local.demo.kafka_log import read_ranges
 from penstock._local.demo.orders import OrderStream
 from penstock._local.demo.producer import OrderProducer
+from penstock._local.demo.tables import opened, read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = Path(__file__).with_name("sittings.jsonl")
@@ -368,10 +368,7 @@ class Chaos:
         self.result.rows_duplicated += added.total()
 
     def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
-        snapshot = read_snapshot(self.places.table(table))
-        if snapshot is None:
-            return []
-        listed = read_rows(snapshot.files, columns).to_pylist()
+        listed = read_rows(opened(self.places.table(table)), columns).to_pylist()
         return [tuple(row[column] for column in columns) for row in listed]
 
 

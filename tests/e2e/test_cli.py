@@ -21,7 +21,7 @@ import pytest
 from command_line import Answer, penstock
 from demo_process import NO_JAVA_SECONDS, children_cpu_seconds
 
-from penstock._local.demo.delta_log import read_rows, read_snapshot
+from penstock._local.demo.tables import opened, read_rows
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -91,9 +91,8 @@ class Shop:
         return Answer(process.returncode, out, err)
 
     def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
-        snapshot = read_snapshot(self.folder / ".penstock/tables/spark_catalog/default" / table)
-        assert snapshot is not None
-        found = read_rows(snapshot.files, columns).to_pylist()
+        path = self.folder / ".penstock/tables/spark_catalog/default" / table
+        found = read_rows(opened(path), columns).to_pylist()
         return sorted((tuple(row[c] for c in columns) for row in found), key=repr)
 
     def events(self) -> list[dict[str, Any]]:
@@ -222,8 +221,8 @@ def test_the_second_start_is_refused_and_ctrl_c_stops_the_first(shop: Shop) -> N
     silver = shop.folder / ".penstock/tables/spark_catalog/default/silver"
 
     def has_rows() -> bool:
-        snapshot = read_snapshot(silver)
-        return snapshot is not None and bool(snapshot.files)
+        table = opened(silver)
+        return table is not None and bool(table.file_uris())
 
     shop.wait_for(lambda: has_rows() or first.poll() is not None)
     assert first.poll() is None

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from demo_process import DemoProcess, account_in, compare_with_log, kill_broker, next_batch
 
-from penstock._local.demo.delta_log import read_snapshot
 from penstock._local.demo.folders import DemoFolders
+from penstock._local.demo.tables import opened
 
 pytestmark = [
     *(pytest.mark.e2e, pytest.mark.kafka, pytest.mark.spark),
@@ -36,8 +36,8 @@ POINTS_IN_SHORT = 3
 
 
 def version(directory: Path, table: str) -> int:
-    snapshot = read_snapshot(DemoFolders(directory).table(table))
-    return -1 if snapshot is None else snapshot.version
+    opened_table = opened(DemoFolders(directory).table(table))
+    return -1 if opened_table is None else int(opened_table.version())
 
 
 def test_nothing_is_lost_or_doubled_when_the_demo_is_killed_again_and_again(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from command_line import penstock
 
-from penstock._local.demo.delta_log import read_rows, read_snapshot
+from penstock._local.demo.tables import opened, read_rows
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -64,9 +64,9 @@ def add(folder: Path, name: str, rows: list[tuple[int, float]]) -> None:
 
 
 def rows(folder: Path, table: str, *columns: str) -> list[tuple[object, ...]]:
-    snapshot = read_snapshot(folder / ".penstock/tables/spark_catalog/default" / table)
-    assert snapshot is not None
-    listed = read_rows(snapshot.files, columns).to_pylist()
+    table_at = opened(folder / ".penstock/tables/spark_catalog/default" / table)
+    assert table_at is not None
+    listed = read_rows(table_at, columns).to_pylist()
     return sorted((tuple(row[c] for c in columns) for row in listed), key=repr)
 
 

@@ -14,9 +14,9 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from penstock._local.demo.delta_log import read_rows, read_snapshot
 from penstock._local.demo.folders import TOPIC, DemoFolders
 from penstock._local.demo.kafka_log import Ranges, import_client, open_consumer, unreachable
+from penstock._local.demo.tables import opened, read_rows
 
 Row = dict[str, Any]
 Place = tuple[int, int]
@@ -307,8 +307,7 @@ def _moment(milliseconds: int) -> datetime:
 
 
 def _read(table: Any, columns: Sequence[str]) -> list[Row]:
-    snapshot = read_snapshot(table)
-    rows: list[Row] = read_rows(snapshot.files, columns).to_pylist() if snapshot else []
+    rows: list[Row] = read_rows(opened(table), columns).to_pylist()
     return rows
 
 

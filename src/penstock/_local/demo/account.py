@@ -6,16 +6,16 @@ the difference of two others, so a lost or a duplicated message is detected.
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from penstock._local.demo.delta_log import DataFile, read_rows, read_snapshot
 from penstock._local.demo.folders import DemoFolders
 from penstock._local.demo.kafka_log import Ranges
+from penstock._local.demo.tables import opened, read_rows
 
 _OFFSET_BITS = 48
 _SHOWN = 10
@@ -70,14 +70,15 @@ def take_account(folders: DemoFolders, ranges: Ranges) -> Account:
     """
     # What a flow has committed is read before the tables: they can only be ahead of it.
     consumed = folders.consumed_version("orders")
-    silver = _rows(folders.table("orders"), (*_COORDINATES, "order_id"))
-    quarantine = _rows(folders.quarantine("orders"), (*_COORDINATES, "order_id"))
-    bronze_files = _files(folders.table("orders_bronze"))
-    old = read_rows([f for f in bronze_files if f.version < consumed], (*_COORDINATES, "value"))
-    new = read_rows([f for f in bronze_files if f.version >= consumed], _COORDINATES)
+    silver = read_rows(opened(folders.table("orders")), (*_COORDINATES, "order_id"))
+    quarantine = read_rows(opened(folders.quarantine("orders")), (*_COORDINATES, "order_id"))
+    table = opened(folders.table("orders_bronze"))
+    bronze = _codes(read_rows(table, _COORDINATES))
+    last = min(consumed, table.version() + 1) - 1 if table else -1
+    old_table = opened(folders.table("orders_bronze"), last) if last >= 0 else None
+    old = read_rows(old_table, (*_COORDINATES, "value"))
 
     log = _all_codes(ranges)
-    bronze = np.concatenate([_codes(old), _codes(new)])
     settled = np.concatenate([_codes(silver), _codes(quarantine)])
     orders = (
         pa.concat_arrays(
@@ -95,7 +96,7 @@ def take_account(folders: DemoFolders, ranges: Ranges) -> Account:
     foreign = np.setdiff1d(np.concatenate([bronze, settled]), log)
     # Messages that came after `ranges` was asked for are no strangers.
     foreign = foreign[~_beyond(foreign, ranges)]
-    waiting = np.concatenate([np.setdiff1d(log, bronze), _codes(new)])
+    waiting = np.concatenate([np.setdiff1d(log, bronze), np.setdiff1d(bronze, _codes(old))])
     in_log = np.isin(settled, log)
     silver_rows = int(in_log[: silver.num_rows].sum())
     return Account(
@@ -120,15 +121,6 @@ def order_id(value: bytes | None) -> str | None:
         return None
     order = content.get("order_id") if isinstance(content, dict) else None
     return order if isinstance(order, str) else None
-
-
-def _files(table: Any) -> tuple[DataFile, ...]:
-    snapshot = read_snapshot(table)
-    return () if snapshot is None else snapshot.files
-
-
-def _rows(table: Any, columns: Sequence[str]) -> pa.Table:
-    return read_rows(_files(table), columns)
 
 
 def _texts(rows: pa.Table, column: str) -> pa.ChunkedArray:
@@ -163,7 +155,8 @@ def _repeated(codes: Any) -> Any:
 def _same_order(orders: pa.Array, codes: Any) -> Any:
     seen: set[str] = set()
     again = []
-    for order, code in zip(orders.to_pylist(), codes, strict=True):
+    pairs = zip(orders.to_pylist(), codes, strict=True)
+    for order, code in sorted(pairs, key=itemgetter(1)):
         if order is not None and order in seen:
             again.append(code)
         seen.add(order)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from penstock._local.demo.delta_log import Snapshot, read_snapshot
 from penstock._local.demo.kafka_log import Ranges
+from penstock._local.demo.tables import opened
 from penstock._model.name import DatasetName
 from penstock._model.pipeline import PipelineSettings
 from penstock._tables.layout import StorageLayout
@@ -95,17 +95,25 @@ class DemoFolders:
         if bronze.get(TOPIC) != ends:
             return False
         return all(
-            self.consumed_version(flow) > _newest_data(read_snapshot(self.table(source)))
+            self._has_consumed(flow, source)
             for flow, source in (("orders", "orders_bronze"), ("revenue_5m", "orders"))
         ) and self._view_is_fresh("customer_totals", "orders")
 
+    def _has_consumed(self, flow: str, source: str) -> bool:
+        """Whether no file of a table was added after what a flow has read."""
+        table, consumed = opened(self.table(source)), self.consumed_version(flow)
+        if table is None or table.version() < consumed:
+            return True
+        read = opened(self.table(source), consumed - 1) if consumed else None
+        return set(table.file_uris()) <= set(read.file_uris() if read else ())
+
     def _view_is_fresh(self, view: str, source: str) -> bool:
-        snapshot = read_snapshot(self.table(source))
-        if snapshot is None:
+        table = opened(self.table(source))
+        if table is None:
             return True
         name = quote(_resolved(view).key, safe=" ")
         state = _read_json(self.storage / "state" / "views" / f"{name}.json")
-        return state is not None and str(snapshot.version) in map(str, state["sources"].values())
+        return state is not None and str(table.version()) in map(str, state["sources"].values())
 
     def _committed_offset(self, flow: str) -> dict[str, Any] | None:
         state = _read_json(self.storage / "state" / "flows" / f"{quote(flow, safe=' ')}.json")
@@ -126,10 +134,6 @@ class DemoFolders:
 
 def _resolved(name: str) -> DatasetName:
     return DatasetName(_CATALOG, _SCHEMA, name)
-
-
-def _newest_data(snapshot: Snapshot | None) -> int:
-    return max((file.version for file in snapshot.files), default=-1) if snapshot else -1
 
 
 def _batches(folder: Path) -> list[int]:

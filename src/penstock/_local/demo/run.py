@@ -12,11 +12,11 @@ from typing import Protocol
 
 from penstock._local.broker import ensure_topic, start_broker, stop_broker
 from penstock._local.demo.account import Account, take_account
-from penstock._local.demo.delta_log import read_rows, read_snapshot
 from penstock._local.demo.folders import PARTITIONS, PIPELINE, TOPIC, DemoFolders
 from penstock._local.demo.kafka_log import Ranges, read_ranges
 from penstock._local.demo.orders import OrderStream
 from penstock._local.demo.producer import OrderProducer
+from penstock._local.demo.tables import opened, read_rows
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.events import UpdateState
 from penstock._runtime.lease import Lease
@@ -201,10 +201,8 @@ def _producer(servers: str, total: int | None, rate: float) -> OrderProducer:
 
 
 def _broken_rules(folders: DemoFolders) -> dict[str, int]:
-    snapshot = read_snapshot(folders.quarantine("orders"))
-    if snapshot is None:
-        return {}
-    column = read_rows(snapshot.files, ["_failed_rules"]).column("_failed_rules")
+    rows = read_rows(opened(folders.quarantine("orders")), ["_failed_rules"])
+    column = rows.column("_failed_rules")
     return dict(Counter(rule for rules in column.to_pylist() for rule in rules or ()).most_common())
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 from penstock._local.demo.folders import DemoFolders
 
@@ -61,19 +61,8 @@ class DemoTablesOnDisk:
         return self.places.table(table)
 
     def add(self, table: str, rows: Sequence[Row]) -> None:
-        folder = self.folder(table)
-        log = folder / "_delta_log"
-        log.mkdir(parents=True, exist_ok=True)
-        version = len(list(log.glob("*.json")))
-        schema = SCHEMAS[table]
-        name = f"part-{version}.parquet"
-        pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), folder / name)
-        actions: list[Row] = [{"add": {"path": name, "partitionValues": {}}}]
-        if version == 0:
-            fields = [{"name": name} for name in schema.names]
-            metadata = {"id": f"id-{table}", "schemaString": json.dumps({"fields": fields})}
-            actions.insert(0, {"metaData": metadata})
-        (log / f"{version:020d}.json").write_text("\n".join(map(json.dumps, actions)))
+        values = pa.Table.from_pylist(list(rows), schema=SCHEMAS[table])
+        write_deltalake(self.folder(table), values, mode="append")
 
     def commit_silver(self, consumed: int, *, batch: int = 0) -> None:
         self.commit("orders", {"reservoirVersion": consumed, "index": -1}, batch=batch)
