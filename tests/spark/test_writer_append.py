@@ -69,6 +69,29 @@ def test_rows_are_in_exactly_one_table_when_rules_drop_them(
     assert {r.part for r in harness.rows().collect()} == {"a b:c/%0é", "a b:c/%1é"}
 
 
+def test_small_files_are_compacted_when_the_table_asks_for_it(
+    spark: SparkSession, harness: Harness
+) -> None:
+    minimum = "spark.databricks.delta.autoCompact.minNumFiles"
+    df = harness.prepare(
+        orders(spark), RULES, properties={"delta.autoOptimize.autoCompact": "true"}
+    )
+    writer = harness.writer(strategy=Strategy.ONE_JOB)
+    spark.conf.set(minimum, "4")
+    try:
+        results = [writer.write(df, batch_id) for batch_id in range(5)]
+    finally:
+        spark.conf.unset(minimum)
+    history = spark.sql(f"DESCRIBE HISTORY delta.`{harness.target.path}`").collect()
+    detail = spark.sql(f"DESCRIBE DETAIL delta.`{harness.target.path}`").head()
+    assert detail is not None
+    assert "OPTIMIZE" in [row.operation for row in history]
+    assert len({result.version for result in results}) == 5
+    assert detail["numFiles"] < 10
+    assert harness.rows().count() == 5 * GOOD
+    assert harness.writer().write(df, 4).replayed
+
+
 def test_bad_row_carries_names_json_and_source_when_the_query_keeps_coordinates(
     spark: SparkSession, harness: Harness
 ) -> None:

@@ -78,6 +78,7 @@ class DeltaJvm:
         self._update_schema = getattr(delta, "DeltaOperations$UpdateSchema")
         self._modes = jvm.org.apache.spark.sql.streaming.OutputMode
         self._save_mode = jvm.org.apache.spark.sql.SaveMode
+        self._auto_compact = getattr(getattr(delta.hooks, "AutoCompact$"), "MODULE$")
         self._json = delta.util.JsonUtils
         sources = jvm.org.apache.spark.sql.execution.datasources
         self._logical_relation = getattr(getattr(sources, "LogicalRelation$"), "MODULE$")
@@ -97,6 +98,14 @@ class DeltaJvm:
 
     def begin(self, path: str) -> Any:
         return self.log(path).startTransaction(self.none, self.none)
+
+    def commit(self, transaction: Any, actions: Sequence[Any], operation: Any) -> int:
+        """Commit, and compact the table if it has `delta.autoOptimize.autoCompact`; the version.
+
+        Delta registers its compaction in `writeFiles`, which not every transaction has called.
+        """
+        transaction.registerPostCommitHook(self._auto_compact)
+        return int(transaction.commit(self.seq(actions), operation))
 
     def option(self, value: Any) -> Any:
         return self.none if value is None else self._option.apply(value)

@@ -150,7 +150,7 @@ class FencedTable:
             operation = self._delta.streaming_operation(
                 self._app_id, batch_id, record, complete=complete
             )
-        version = int(txn.jvm.commit(self._delta.seq(actions), operation))
+        version = self._delta.commit(txn.jvm, actions, operation)
         known_versions.committed(txn.metadata.id, version, self._app_id, batch_id)
         self._remember(txn.metadata.id, version, batch_id)
         # The metadata is still valid only if no other commit came in between, and Delta did not
