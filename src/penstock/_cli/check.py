@@ -28,7 +28,7 @@ def check(
     output: reports.Report = reports.ReportFormat.TEXT,
     junit: reports.JUnit = None,
 ) -> int:
-    """Report what of a project would run here, what would be refused and why, and what it needs.
+    """Report which flows would run here, which would be refused and why, and what is missing.
 
     Nothing runs. Data, secrets, settings and packages may be missing: their columns and values are
     inferred from the code. Exit code 0 if nothing is refused.

@@ -58,7 +58,7 @@ def _ask_for_report(error: BaseException, output: Output) -> None:
     path = _write_crash(error)
     output.line("  this is a bug in Penstock, not in your pipeline: please report it")
     if path is not None:
-        output.line(f"  with the log {path} (look through it first: it may quote your data)")
+        output.line(f"  with the log {path} (review it first: it may contain your data)")
 
 
 def _write_crash(error: BaseException) -> Path | None:

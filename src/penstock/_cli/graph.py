@@ -248,7 +248,7 @@ def _last_refresh(settings: "PipelineSettings", key: str) -> dict[str, Any] | No
 def _lines(body: Mapping[str, Any]) -> Iterator[str]:
     yield f"{body['name']} [{body['kind']}] declared at {body['declared_at'] or '?'}"
     if body.get("path"):
-        yield f"  lies in {body['path']}"
+        yield f"  path: {body['path']}"
     if body.get("read_by"):
         yield f"  read by {', '.join(body['read_by'])}"
     refresh = body.get("last_refresh")
@@ -261,7 +261,7 @@ def _lines(body: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         yield f"flow {flow['flow']} [{flow['type']}] declared at {flow['declared_at']}"
         sources = [*flow["reads"], *flow["reads_external"]]
-        yield f"  reads {', '.join(sources) or 'nothing from elsewhere'}"
+        yield f"  reads {', '.join(sources) or 'no sources'}"
         if flow["merge_keys"]:
             yield f"  merges by {', '.join(flow['merge_keys'])}"
         yield from (f"  state: {operator}" for operator in flow["state"] or ["none"])

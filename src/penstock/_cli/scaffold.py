@@ -30,7 +30,9 @@ def register(app: typer.Typer) -> None:
 
 
 def init(
-    name: Annotated[str, typer.Argument(help="Of the project and its new folder.", metavar="NAME")],
+    name: Annotated[
+        str, typer.Argument(help="Name of the project and its folder.", metavar="NAME")
+    ],
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Write a small example project into the new folder NAME."""

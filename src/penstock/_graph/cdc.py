@@ -75,7 +75,7 @@ def _what(flow: Flow) -> str:
 _AGREED: Mapping[str, Callable[[CdcSpec | SnapshotSpec], Any]] = {
     "keys": lambda spec: {key.lower() for key in spec.keys},
     "stored_as_scd_type": lambda spec: spec.scd_type,
-    "the columns that open a version": lambda spec: (
+    "the tracked history columns": lambda spec: (
         _folded(spec.track_history.columns),
         _folded(spec.track_history.except_columns),
     ),

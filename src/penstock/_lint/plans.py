@@ -92,7 +92,7 @@ def _of_read(read: ReadFacts) -> Iterator[tuple[str, str]]:
     if options.get("startingversion", "").lower() == "latest":
         yield "PSL201", "the stream begins at the newest version of the table"
     if _is(options.get("failondataloss"), "false"):
-        yield "PSL202", "the stream continues when rows were deleted before it read them"
+        yield "PSL202", "the stream continues after data loss"
     if _is(options.get("ignorechanges"), "true"):
         yield "PSL210", "the stream reads rewritten rows again"
     if read.source in ("socket", "rate"):

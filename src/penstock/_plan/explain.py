@@ -91,12 +91,12 @@ def _step_text(graph: DataflowGraph, step: RunStep, name: str) -> str:
         case RefreshView(interval_seconds=None):
             return "refresh: " + ("recompute" if step.full else "recompute if a source changed")
         case RefreshView():
-            return f"refresh: if a source changed, looked at every {step.interval_seconds:g} s"
+            return f"refresh: if a source changed, checked every {step.interval_seconds:g} s"
 
 
 def _looking(step: RunStep) -> str:
     if isinstance(step, RefreshView) and step.interval_seconds is not None:
-        return f"looked at every {step.interval_seconds:g} s"
+        return f"checked every {step.interval_seconds:g} s"
     return (
         "fully recomputed" if isinstance(step, RefreshView) and step.full else "if a source changed"
     )

@@ -51,17 +51,17 @@ class AlertRuleSpec(_Part):
         default=None,
         strict=False,
         gt=0,
-        description="Seconds that a watermark has stood still while rows came in.",
+        description="Seconds without watermark advance while rows arrived.",
     )
     schema_change: bool | None = Field(
-        default=None, description="true: a dataset or a source has other columns than before."
+        default=None, description="true: columns of a dataset or source changed."
     )
     failed: bool | None = Field(default=None, description="true: a flow or the update failed.")
     flow: str = Field(default="", description="Only this flow.")
     dataset: str = Field(default="", description="Only this dataset, or the rules of it.")
     rule: str = Field(default="", description="Only this expectation.")
     batches: int = Field(
-        default=5, strict=False, ge=1, description="Batches that a failure rate is over."
+        default=5, strict=False, ge=1, description="Number of batches of a failure rate."
     )
     min_rows: int = Field(
         default=1, strict=False, ge=1, description="Rows that a failure rate needs."
@@ -129,7 +129,9 @@ class AlertTargetSpec(_Part):
     headers: dict[str, str] = Field(default_factory=dict, description="Of the webhook's request.")
     command: Annotated[
         list[str] | None, BeforeValidator(_listed, json_schema_input_type=str | list[str])
-    ] = Field(default=None, description="Program and arguments; it gets JSON on its input.")
+    ] = Field(
+        default=None, description="Program and arguments; JSON is sent to its standard input."
+    )
     email: MailSpec | None = Field(default=None, description="A mail server and addresses.")
 
     @model_validator(mode="after")
@@ -156,7 +158,7 @@ class AlertTargetSpec(_Part):
 class AlertsSpec(_Part):
     """`alerts: {rules: [...], to: [...]}`."""
 
-    rules: list[AlertRuleSpec] = Field(default_factory=list, description="What to look out for.")
+    rules: list[AlertRuleSpec] = Field(default_factory=list, description="Alert rules.")
     to: list[AlertTargetSpec] = Field(
         default_factory=list,
         description="Destinations of notifications; default: only the event log.",

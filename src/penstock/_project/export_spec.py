@@ -19,19 +19,19 @@ class EventsSpec(_Part):
         default=None,
         strict=False,
         gt=0,
-        description="After so many days an update goes away from the event log; never by default.",
+        description="Days until an update is deleted from the event log; default: never.",
     )
     keep_progress_days: float | None = Field(
         default=EventLogSettings().keep_progress_days,
         strict=False,
         gt=0,
-        description="After so many days details of single batches are rolled up; null: never.",
+        description="Days until details of single batches are rolled up; null: never.",
     )
     max_progress_mb: float | None = Field(
         default=EventLogSettings().max_progress_mb,
         strict=False,
         gt=0,
-        description="So many MiB of details of single batches stay of an update; null: all.",
+        description="MiB of details of single batches to keep per update; null: all.",
     )
 
     def settings(self) -> EventLogSettings:
@@ -65,7 +65,7 @@ def _as_switch(value: Any) -> Any:
 class LineageSpec(_Part):
     """`lineage: {namespace: ..., transport: {...}}`, or `lineage: true`."""
 
-    enabled: bool = Field(default=True, description="false: send nothing, whoever asks for it.")
+    enabled: bool = Field(default=True, description="false: never send.")
     namespace: str = Field(default="", description="OpenLineage namespace of the jobs.")
     transport: dict[str, Any] = Field(
         default_factory=dict,
@@ -87,7 +87,7 @@ Lineage = Annotated[
 class TelemetrySpec(_Part):
     """`opentelemetry: {endpoint: ...}`, or `opentelemetry: true`."""
 
-    enabled: bool = Field(default=True, description="false: send nothing, whoever asks for it.")
+    enabled: bool = Field(default=True, description="false: never send.")
     endpoint: str = Field(
         default="",
         pattern=r"^(https?://.+)?$",
@@ -102,7 +102,7 @@ class TelemetrySpec(_Part):
         default=None,
         strict=False,
         ge=1,
-        description="Between two reports of metrics; OTEL_METRIC_EXPORT_INTERVAL, or 60.",
+        description="Export interval of metrics; OTEL_METRIC_EXPORT_INTERVAL, or 60.",
     )
 
     def settings(self) -> TelemetrySettings:

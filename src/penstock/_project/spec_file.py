@@ -164,16 +164,16 @@ class PipelineSpec(_Part):
     master: str | None = Field(default=None, description="Spark master URL.")
     paths: dict[str, str] = Field(
         default_factory=dict,
-        description="From the beginning of paths in source files to what stands for it here.",
+        description="Path prefix in source files to local location.",
     )
     tables: dict[
         str, Annotated[TableSpec, BeforeValidator(_as_path, json_schema_input_type=str | TableSpec)]
     ] = Field(
         default_factory=dict,
-        description="Tables that the pipeline reads but does not make: a path, or a mapping.",
+        description="External tables that the pipeline reads: a path, or a mapping.",
     )
     alerts: AlertsSpec = Field(
-        default_factory=AlertsSpec, description="What to look out for, and whom to tell."
+        default_factory=AlertsSpec, description="Alert rules and notifications."
     )
     metrics: MetricsSpec | None = Field(default=None, description="An endpoint for Prometheus.")
     lineage: Lineage = Field(default=None, description="OpenLineage events; true or a mapping.")

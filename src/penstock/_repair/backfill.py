@@ -191,7 +191,7 @@ def choose_way(
     reason = ""
     declared = dataset.declared.deduplicate_by
     if options.by and options.where is not None:
-        reason = "--by and --replace-where exclude each other"
+        reason = "--by and --replace-where cannot be combined"
     elif is_cdc(node.flow):
         if not (options.by or options.where):
             return "events", ()

@@ -106,7 +106,7 @@ def flow_error(
         )
     elif _CHECKPOINT.search(text):
         raised, condition = CheckpointError, "CHECKPOINT_UNUSABLE"
-        message = f"it cannot continue from its checkpoint: {_reason(text)}"
+        message = f"cannot continue from its checkpoint: {_reason(text)}"
         hint = f"--full-refresh {flow.target} starts it over from its sources"
     elif _DATA_LOSS.search(text):
         condition = "SOURCE_ROWS_LOST"

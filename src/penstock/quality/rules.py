@@ -144,7 +144,7 @@ def _check_whole(df: DataFrame, rule: Expectation) -> Iterator[DefinitionError]:
     if df.isStreaming:
         yield _invalid(
             rule,
-            "it is about all rows of a table, which a stream never has",
+            "it needs all rows of a table, which a stream never has",
             hint="put it on a materialized view; for a stream use dropDuplicatesWithinWatermark",
         )
     known = {column.lower(): column for column in df.columns}

@@ -74,7 +74,7 @@ def _streams(sources: Iterable[OpenedSource], at: StartPosition) -> list[OpenedS
     if at.kind is StartKind.VERSION and len(streams) > 1:
         raise start_not_available(
             at,
-            "it reads several tables, whose versions have nothing to do with each other",
+            "it reads several tables with independent versions",
             "use `earliest` or a timestamp",
         )
     return streams

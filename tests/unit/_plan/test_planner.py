@@ -342,7 +342,7 @@ def test_a_window_is_looked_at_like_a_view_when_a_flow_replaces_rows(draft):
     step = RefreshView(dataset=key("t"), flow="f", interval_seconds=10.0)
     assert plan.runs == (step,)
     text = "\n".join(explain_text(draft.graph(), plan))
-    assert "replaces rows where day >= 1, looked at every 10 s" in text
+    assert "replaces rows where day >= 1, checked every 10 s" in text
     reset = plan_of(draft, full_refresh=("t",))
     assert reset.runs[0].full
     assert explain_json(draft.graph(), reset)["steps"][0]["replace_where"] == "day >= 1"

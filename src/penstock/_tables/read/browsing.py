@@ -319,7 +319,7 @@ def _advice(small: int, size: int) -> str | None:
     if small < _MANY_FILES or small < 4 * (1 + size // _GOOD_FILE):
         return None
     return (
-        f"{small:,} files are below 16 MiB: each query opens them all. OPTIMIZE merges them; "
+        f"{small:,} files are below 16 MiB: each query opens them all. OPTIMIZE compacts them; "
         "longer triggers make fewer of them"
     )
 

@@ -165,7 +165,7 @@ class JdbcSinkWriter(BatchSink):
             raise ConnectorError(
                 "SINK_TABLE_NOT_FOUND",
                 f"{options.table} in {options.place} is a view or a foreign table",
-                hint="name a table: only there do rows and fence share a transaction",
+                hint="use a table, where rows and fence share a transaction",
             )
         if not database.exists(options.fence):
             database.execute(

@@ -399,7 +399,7 @@ def lost_versions(
         if read and (version >= int(own_start) if own_start.isdecimal() else at > created_ms)
     ]
     if start is not None and start > 0:
-        missing = f"what was in the table before version {start} is not read"
+        missing = f"rows of versions before {start} are not read"
     elif changed:
         missing = "rows that the flow has read were removed or changed since, by version " + (
             ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")

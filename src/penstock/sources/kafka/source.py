@@ -131,7 +131,7 @@ class KafkaStream(OpenedSource):
                 raise CheckpointError(
                     "TOPIC_RECREATED",
                     f"flow {flow.name!r} has read topic {topic!r}, which was deleted and created "
-                    "again: the offsets of its checkpoint mean other rows now",
+                    "again: the offsets of its checkpoint are no longer valid",
                     flow=flow.name,
                     origin=flow.origin,
                     hint=f"--full-refresh {display} reads the new topic from its start; to keep "

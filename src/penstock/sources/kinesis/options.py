@@ -249,7 +249,7 @@ def _start(text: str) -> StartPosition:
     try:
         parsed = json.loads(text)
     except json.JSONDecodeError:
-        _invalid("initialPosition", "is neither a word that it knows nor JSON", _START_HINT)
+        _invalid("initialPosition", "is neither a known keyword nor JSON", _START_HINT)
     fields = {str(k).lower(): v for k, v in parsed.items()} if isinstance(parsed, dict) else {}
     value, pattern = fields.pop("at_timestamp", None), fields.pop("format", None)
     if fields or not isinstance(value, str) or not isinstance(pattern, str | None):
