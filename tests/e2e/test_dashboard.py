@@ -196,7 +196,7 @@ def test_a_failure_says_its_way_out_when_an_update_failed(open_page, problems, r
     text = box.inner_text()
     assert "EXPECTATION_VIOLATED" in text
     assert "transformations/orders.py:19" in text
-    assert "Way out" in text and "expect_or_drop" in text
+    assert "Hint" in text and "expect_or_drop" in text
     page.click("#tab-timeline")
     assert page.locator(".timeline .line").count() == 5
     page.click(".dots li:first-child a")
@@ -242,7 +242,7 @@ def test_the_graph_moves_when_events_come(open_page, problems, tmp_path: Path) -
         ended.wait()
         status.write_text(json.dumps({"update_id": "story-1", "process_id": ended.pid}))
         page.set_default_timeout(30_000)
-        page.wait_for_selector('.failure:has-text("This update broke off")')
+        page.wait_for_selector('.failure:has-text("This update was interrupted")')
         status.unlink()
         story.log(update_progress(story.origin, UpdateState.FAILED, "failed", error=error))
         page.wait_for_selector("h1 [data-state=FAILED]")
@@ -270,7 +270,7 @@ def test_a_late_answer_is_not_shown_when_the_page_is_about_something_else(
     page.wait_for_function("document.title.includes('silver')")
     assert "silver" in page.inner_text("h1")
     page.evaluate("location.hash = '#/shop/update/removed-long-ago'")
-    page.click('.empty:has-text("not recorded") a')
+    page.click('.empty:has-text("not in the event log") a')
     page.wait_for_selector(".card")
     # Nor is what was shown before, where there is nothing to show.
     page.evaluate("location.hash = '#/shop/dataset/nothing'")
@@ -407,7 +407,7 @@ def test_refused_rows_are_shown_and_found_when_there_are_many(open_page, problem
     page.wait_for_selector('[role=status]:has-text("1 found in the 60 rows")')
     assert "104" in page.inner_text(".refused")
     page.fill('input[type="search"]', "tok-secret")
-    page.wait_for_selector('.empty:has-text("No row is like that")')
+    page.wait_for_selector('.empty:has-text("No rows match")')
     assert problems == []
 
 
@@ -465,7 +465,7 @@ def test_a_pipeline_is_stopped_and_started_when_the_visitor_has_the_token(
         page.wait_for_selector('.controls:has-text("stops after the batches in flight")')
         page.click("text=Stop now")
         assert holder.wait(10) == 0
-        page.wait_for_selector('.controls:has-text("nothing runs")')
+        page.wait_for_selector('.controls:has-text("not running")')
         spec.write_text("name: shop\nstorage: storage\nwrong: key\n")
         page.click("text=Run once")
         page.wait_for_selector('.job[open] summary:has-text("failed with exit code 2")')

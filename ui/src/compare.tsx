@@ -49,7 +49,7 @@ export function ComparePage({ pipeline, place }: Props) {
           <Choice label="After" updates={updates} chosen={after} choose={(id) => to.compare(key, before, id)} />
         </div>
       )}
-      {before && after ? <Both pipelineKey={key} before={before} after={after} /> : <Empty title={updates ? "There are no two updates yet" : "Loading…"} />}
+      {before && after ? <Both pipelineKey={key} before={before} after={after} /> : <Empty title={updates ? "Fewer than two updates are recorded" : "Loading…"} />}
     </main>
   );
 }
@@ -154,7 +154,7 @@ function Group({ title, items, link }: { title: string; items: Difference[]; lin
             <Changes changes={item.facts ?? []} />
             <Changes changes={item.columns ?? []} title="Columns" />
             <Changes changes={item.rules ?? []} title="Expectations" />
-            {!!item.lineage?.length && <p class="muted">Made of something else: {item.lineage.join(", ")}</p>}
+            {!!item.lineage?.length && <p class="muted">Lineage changed: {item.lineage.join(", ")}</p>}
           </li>
         ))}
       </ul>

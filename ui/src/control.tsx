@@ -63,7 +63,7 @@ export function Controls({ pipelineKey }: { pipelineKey: string }) {
             type="button"
             class="action-button danger"
             disabled={busy}
-            onClick={() => ask("stop", { now: true }, "Interrupt the batches in flight? They are done again by the next update.")}
+            onClick={() => ask("stop", { now: true }, "Interrupt the batches in flight? The next update runs them again.")}
           >
             Stop now
           </button>
@@ -89,7 +89,7 @@ export function Controls({ pipelineKey }: { pipelineKey: string }) {
             : `held by ${runs.command || "a process"}${runs.is_here ? "" : " on another machine"}`
           : starting
             ? "starting…"
-            : "nothing runs"}
+            : "not running"}
       </span>
       {job && <LastJob job={job} />}
     </Said>
@@ -122,12 +122,12 @@ export function RefreshButtons({ pipelineKey, name, display }: { pipelineKey: st
         class="action-button danger"
         disabled={busy || !isFree}
         onClick={() =>
-          ask("start", { full_refresh: [name], continuous: false }, `Empty ${display} and compute it anew from its sources? What they no longer have is lost.`)
+          ask("start", { full_refresh: [name], continuous: false }, `Empty ${display} and recompute it from its sources? Rows that they no longer have are lost.`)
         }
       >
         Full refresh
       </button>
-      {!isFree && <span class="muted">not while the pipeline is at work</span>}
+      {!isFree && <span class="muted">not while the pipeline runs</span>}
     </Said>
   );
 }
@@ -162,7 +162,7 @@ export function ReplayBar({ asking, name, display, rows, rule, ruleRows, marked,
   }, [job?.started, end]);
   if (!control?.enabled || (rows === 0 && !job?.what.startsWith("replay"))) return null;
   const replay = (which: string, body: object) => {
-    const isAsked = ask("replay", { name, ...body }, `Let ${which} in quarantine go through the rules of ${display} again? Those that pass get into the table.`);
+    const isAsked = ask("replay", { name, ...body }, `Evaluate the rules of ${display} again for ${which} in quarantine? Rows that pass are added to the table.`);
     asked.current = asked.current || isAsked;
   };
   const isOff = busy || !isFree;
@@ -191,7 +191,7 @@ export function ReplayBar({ asking, name, display, rows, rule, ruleRows, marked,
           Replay {all}
         </button>
       )}
-      <span class="muted">{isFree ? "after a rule or the data was corrected" : "not while the pipeline is at work"}</span>
+      <span class="muted">{isFree ? "after a rule or the data was corrected" : "not while the pipeline runs"}</span>
       {job?.what.startsWith("replay") && <LastJob job={job} />}
     </Said>
   );

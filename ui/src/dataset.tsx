@@ -127,7 +127,7 @@ export function DatasetPage({ pipelineKey, update, name, body, link }: Props) {
               <Chart title="Rows per second" at={series.at} format={(v) => rate(v)} lines={[{ name: "rows/s", values: series.rows_per_second, color: "--chart-a" }]} />
               <Chart title="Batch duration" at={series.at} format={(v) => seconds(v)} lines={[{ name: "duration", values: series.batch_seconds, color: "--chart-b" }]} />
               {series.lag.some((lag) => lag) && (
-                <Chart title="Rows that wait at the sources" at={series.at} format={(v) => short(v)} lines={[{ name: "lag", values: series.lag, color: "--chart-c" }]} />
+                <Chart title="Unread rows at the sources" at={series.at} format={(v) => short(v)} lines={[{ name: "lag", values: series.lag, color: "--chart-c" }]} />
               )}
               {series.quarantined.some((rows) => rows) && (
                 <Chart title="Rows into quarantine" at={series.at} format={(v) => short(v)} lines={[{ name: "rows", values: series.quarantined, color: "--chart-c" }]} />

@@ -43,9 +43,9 @@ export function Waiting({ source }: { source: Source }) {
 }
 
 function until(part: Partition) {
-  if (part.loss === "happened") return <span class="bad-text">{part.lost_records === null ? "rows are gone" : `${count(part.lost_records)} rows are gone`}</span>;
+  if (part.loss === "happened") return <span class="bad-text">{part.lost_records === null ? "rows are lost" : `${count(part.lost_records)} rows are lost`}</span>;
   if (part.seconds_to_loss !== null) return <span class={part.loss === "expected" ? "bad-text" : ""}>{brief(part.seconds_to_loss)}</span>;
-  return part.loss === "none" ? "not in danger" : "–";
+  return part.loss === "none" ? "not at risk" : "–";
 }
 
 function Partitions({ partitions }: { partitions: Partition[] }) {

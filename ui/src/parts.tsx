@@ -62,7 +62,7 @@ export function FailureBox({ failure, title, href }: { failure: Failure; title: 
       <pre>{failure.message}</pre>
       {failure.hint && (
         <p class="hint">
-          <strong>Way out</strong> {failure.hint}
+          <strong>Hint</strong> {failure.hint}
         </p>
       )}
     </section>
@@ -87,7 +87,7 @@ export function Silent({ cards }: { cards: Card[] }) {
           </strong>
           <p class="hint">
             {since && <>Since {when(Date.parse(since))}. </>}
-            When it answers again, the flow goes on where its last commit is. What waits there meanwhile is not known.
+            The flow continues from its last commit when the source responds. Until then, its lag is unknown.
           </p>
         </section>
       ))}

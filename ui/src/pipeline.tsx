@@ -51,7 +51,7 @@ export function PipelinePage({ pipelines, pipeline, pipelineKey, update, body, l
     if (link === "missing")
       return (
         <main id="main">
-          <Empty title="This update is not recorded, or no longer">
+          <Empty title="This update is not in the event log">
             <a href={to.pipeline(pipelineKey)}>Show the latest one</a>
           </Empty>
         </main>
@@ -59,7 +59,7 @@ export function PipelinePage({ pipelines, pipeline, pipelineKey, update, body, l
     return (
       <main id="main">
         <Empty title={link === "lost" ? "The dashboard server does not answer" : "Reading the event log…"}>
-          {link === "lost" && "This page tries again by itself."}
+          {link === "lost" && "This page retries automatically."}
         </Empty>
       </main>
     );
@@ -95,19 +95,19 @@ export function PipelinePage({ pipelines, pipeline, pipelineKey, update, body, l
       <Controls pipelineKey={pipelineKey} />
       {body.read_percent !== null && (
         <p class="notice" role="status">
-          Reading a long event log: {body.read_percent} %. Figures grow until then.
+          Reading a long event log: {body.read_percent} %. Figures are incomplete until then.
         </p>
       )}
       {head.is_gone && (
-        <section class="failure" aria-label="Broke off">
-          <strong>This update broke off</strong>
+        <section class="failure" aria-label="Interrupted">
+          <strong>This update was interrupted</strong>
           <p class="hint">
-            Its process is gone without a last word
+            Its process ended without a final event
             {head.last_event !== null && <>; the last event is of {moment(head.last_event)}</>}.
             {body.newest && (
               <>
                 {" "}
-                <strong>Way out</strong> start it again with <code>penstock run</code>: it continues where the last commits are.
+                <strong>Hint</strong> start it with <code>penstock run</code>: it continues from the last commits.
               </>
             )}
           </p>

@@ -46,7 +46,7 @@ export function Pipelines({ pipelines, problem }: { pipelines: Pipeline[] | null
                 </>
               ) : (
                 <p class="muted">
-                  No update yet. Start one with <code>penstock run</code>: it shows here by itself.
+                  No update yet. Start one with <code>penstock run</code>: it then appears here.
                 </p>
               )}
               <p class="muted small-text path">{pipeline.event_log}</p>

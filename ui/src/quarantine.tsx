@@ -79,7 +79,7 @@ function Overview({ pipelineKey, tables, now }: { pipelineKey: string; tables: Q
 function Rules({ table, chosen, pipelineKey }: { table: Quarantined; chosen: string; pipelineKey: string }) {
   const rules = byCount(table.rules);
   const isPart = table.rows !== null && table.counted < table.rows;
-  if (!rules.length) return <p class="muted">{table.rows === 0 ? "It is empty: its rows were replayed." : "Counting…"}</p>;
+  if (!rules.length) return <p class="muted">{table.rows === 0 ? "It is empty: all rows were replayed." : "Counting…"}</p>;
   return (
     <div class="by-rule">
       <ul class="chips" aria-label="By rule">
@@ -204,7 +204,7 @@ function TableRows({ pipelineKey, name, rule, table }: { pipelineKey: string; na
             : ""}
       </p>
       {found && !found.problem && !found.rows.length && !busy && found.next === null && (
-        <Empty title={isNarrow ? "No row is like that" : "The quarantine is empty"} />
+        <Empty title={isNarrow ? "No rows match" : "The quarantine is empty"} />
       )}
       {asking.control?.enabled && !!found?.rows.length && !found.problem && <MarkAll ids={found.rows.map((row) => row.id)} marked={marked} onMark={mark} />}
       <ol class="refused">
@@ -266,7 +266,7 @@ function Row({ row, marked, isFull, onMark }: { row: Refused; marked: boolean | 
         </span>
       </header>
       <pre>{pretty(row.row)}</pre>
-      {row.is_cut && <p class="muted small-text">The row is longer than what is shown.</p>}
+      {row.is_cut && <p class="muted small-text">The row is truncated.</p>}
       {row.source && (
         <p class="muted small-text">
           from <code>{row.source}</code>

@@ -72,7 +72,7 @@ function Grid({ found }: { found: Rows }) {
         </table>
       </div>
       <p class="muted small-text">
-        Those of the newest files first. What looks like a secret is masked
+        Rows of the newest files first. Values that look like secrets are masked
         {found.more_columns > 0 && <>; {count(found.more_columns)} more columns are not shown</>}.
       </p>
     </>

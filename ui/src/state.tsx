@@ -33,7 +33,7 @@ const LOOKS: Record<string, Look> = {
   STOPPING: { word: "Stopping", tone: "run", path: square },
   CANCELED: { word: "Stopped", tone: "wait", path: square },
   NO_ANSWER: { word: "No answer", tone: "warn", path: question },
-  INTERRUPTED: { word: "Broke off", tone: "warn", path: question },
+  INTERRUPTED: { word: "Interrupted", tone: "warn", path: question },
 };
 const UNKNOWN: Look = { word: "Unknown", tone: "wait", path: question };
 

@@ -32,7 +32,7 @@ function Listing({ code }: { code: Code }) {
           </span>
         ))}
       </pre>
-      {code.is_cut && <p class="muted small-text">It goes on after what is shown.</p>}
+      {code.is_cut && <p class="muted small-text">It is truncated.</p>}
     </section>
   );
 }
