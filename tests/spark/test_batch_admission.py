@@ -172,9 +172,10 @@ def test_queries_with_data_work_in_turn(queries: Callable[[int], Queries], inter
 
     for name in "abcd":
         flows.start(name, interval=interval, work=work)
-    flows.await_batches(lambda done: set(done) == set("abcd"))
+    # The first batch of a query may come before its clock is exchanged, and last for long.
+    flows.await_batches(lambda done: all(done.count(name) > 1 for name in "abcd"))
     with flows.changed:
-        # Whatever the first ones did before all had joined the line.
+        # Whatever they did before all had joined the line.
         flows.batches.clear()
         overlaps.clear()
     done = flows.await_batches(lambda done: len(done) >= 24)[4:24]

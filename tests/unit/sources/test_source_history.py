@@ -40,7 +40,7 @@ def test_removals_count_from_the_creation_of_the_checkpoint():
     assert note == ""
     assert lost(read=0) == ("", "")  # it has read nothing yet
     assert "3 (DELETE), 7 (MERGE)" in lost(own_start="2")[0]
-    assert "before version 4" in lost(start=4)[0]
+    assert "versions before 4" in lost(start=4)[0]
     missing, note = lost(LoggedRemovals(5, {}))
     assert missing == ""
     assert "begins at version 5" in note

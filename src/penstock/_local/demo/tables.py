@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 from deltalake import DeltaTable
 
 
@@ -19,4 +20,6 @@ def read_rows(table: DeltaTable | None, columns: Sequence[str]) -> pa.Table:
     """The rows of a table, none without one; timestamps are UTC microseconds."""
     if table is None:
         return pa.table({name: pa.array([], pa.null()) for name in columns})
-    return table.to_pyarrow_table(columns=list(columns))
+    # Spark writes times as INT96, whose nanoseconds do not reach the year 9999.
+    options = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
+    return table.to_pyarrow_dataset(parquet_read_options=options).to_table(columns=list(columns))
