@@ -489,13 +489,13 @@ def test_marked_rows_are_replayed_when_the_visitor_has_the_token(
     served = Served(str(shop), "--control", "--token", "token-of-the-test")
     try:
         page = open_page(served.address)
-        # What is started ends at once: this is about what the page asks for.
-        spec.write_text("name: shop\nstorage: storage\nwrong: key\n")
         asked: list[str] = []
         page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.accept()))
         place = "#/shop/quarantine/spark_catalog.default.silver"
         page.goto(served.address.partition("?")[0] + place)
         page.wait_for_selector('button:has-text("Replay all 60 rows")')
+        # What is started ends at once: this is about what the page asks for.
+        spec.write_text("name: shop\nstorage: storage\nwrong: key\n")
         page.wait_for_selector(".refused-row input >> nth=24")
         assert page.locator(".refused-row input").count() == 25
         page.focus(".refused-row:first-child input")
