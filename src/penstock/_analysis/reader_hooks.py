@@ -1,8 +1,8 @@
 """Hooks of PySpark's readers: all reads of a pipeline's user code go through a `Redirect`.
 
-Readers, `spark.sql`, `spark.table`, the catalog and `DeltaTable` are wrapped once per process. The
-wrappers do nothing unless a `Redirect` is active in the current context, so other threads and code
-outside of pipelines are not affected.
+Readers, `spark.sql`, `spark.table`, `selectExpr`, the catalog and `DeltaTable` are wrapped once per
+process. The wrappers do nothing unless a `Redirect` is active in the current context, so other
+threads and code outside of pipelines are not affected.
 """
 
 import contextlib
@@ -152,6 +152,7 @@ def install_reader_hooks() -> None:
         _wrap_reader(reader)
     _wrap_writer()
     _wrap_session()
+    _wrap_select()
     _wrap_catalog()
     _wrap_settings()
 
@@ -260,6 +261,11 @@ def _wrap_session() -> None:
     def table(self: SparkSession, tableName: str) -> DataFrame:
         return self.read.table(tableName)
 
+    SparkSession.sql = sql  # type: ignore[method-assign]
+    SparkSession.table = table  # type: ignore[method-assign]
+
+
+def _wrap_select() -> None:
     original_select = ClassicDataFrame.selectExpr
 
     @functools.wraps(original_select)
@@ -275,8 +281,6 @@ def _wrap_session() -> None:
         )
 
     ClassicDataFrame.selectExpr = select_expr  # type: ignore[method-assign]
-    SparkSession.sql = sql  # type: ignore[method-assign]
-    SparkSession.table = table  # type: ignore[method-assign]
 
 
 def _texts(arguments: Any) -> dict[str, str]:

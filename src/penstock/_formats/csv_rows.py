@@ -162,10 +162,10 @@ class _Csv:
         if not decimals:
             return parsed
         # As a record with a flaw, it is compared; a number that is left out is rescued.
-        fields = (
+        fields = [
             StructField(f.name, StringType()) if f.name in decimals else f for f in self._schema
-        )
-        strings = self._parsed(text, StructType(list(fields)))
+        ]
+        strings = self._parsed(text, StructType(fields))
         cells = []
         for field in self._schema:
             cell = f"st.{name(field.name)}"

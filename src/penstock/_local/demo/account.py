@@ -74,9 +74,9 @@ def take_account(folders: DemoFolders, ranges: Ranges) -> Account:
     quarantine = read_rows(opened(folders.quarantine("orders")), (*_COORDINATES, "order_id"))
     table = opened(folders.table("orders_bronze"))
     bronze = _codes(read_rows(table, _COORDINATES))
-    last = min(consumed, table.version() + 1) - 1 if table else -1
-    old_table = opened(folders.table("orders_bronze"), last) if last >= 0 else None
-    old = read_rows(old_table, (*_COORDINATES, "value"))
+    if table is not None and consumed:
+        table.load_as_version(min(consumed - 1, table.version()))
+    old = read_rows(table if consumed else None, (*_COORDINATES, "value"))
 
     log = _all_codes(ranges)
     settled = np.concatenate([_codes(silver), _codes(quarantine)])
