@@ -167,13 +167,8 @@ class RunningQuery(QueryWatcher):
                     break
 
     def terminated(self, error: str | None) -> None:
-        with self._changed:
-            if self._ended:
-                return
-            self._ended = True
-            self._changed.notify_all()
-        if self._lag is not None:
-            self._lag.ended()
+        if not self._end():
+            return
         if error is None or not self._sources:
             self._on_end(FlowEnded(flow=self._flow.name, error=self._translate(error)))
             return
@@ -206,14 +201,19 @@ class RunningQuery(QueryWatcher):
 
     def abandoned(self, error: PenstockError) -> None:
         """Report the end of the query after the end of the JVM. Ignored after `terminated`."""
+        if self._end():
+            self._on_end(FlowEnded(flow=self._flow.name, error=error))
+
+    def _end(self) -> bool:
+        """Whether this is the first report of the end."""
         with self._changed:
             if self._ended:
-                return
+                return False
             self._ended = True
             self._changed.notify_all()
         if self._lag is not None:
             self._lag.ended()
-        self._on_end(FlowEnded(flow=self._flow.name, error=error))
+        return True
 
     def _translate(self, error: str | None) -> Any:
         if error is None:

@@ -70,7 +70,6 @@ class _Flow:
     lineage: FlowLineage | None = None
     number: int = 0
     is_running: bool = False
-    has_news: bool = False
     sent_at: datetime | None = None
     rows_in: int | None = None
     rows_out: int | None = None
@@ -218,13 +217,12 @@ class LineageFold:
             self._count(flow, body)
         if status in _ENDS and flow.is_running:
             yield self._flow_event(_ENDS[status], event, flow)
-            flow.is_running = flow.has_news = False
+            flow.is_running = False
         elif has_counts and self._is_due(flow, event.timestamp):
-            flow.sent_at, flow.has_news = event.timestamp, False
+            flow.sent_at = event.timestamp
             yield self._flow_event("RUNNING", event, flow)
 
     def _count(self, flow: _Flow, body: FlowProgress) -> None:
-        flow.has_news = True
         metrics = body.metrics or FlowMetrics()
         if metrics.num_input_rows is not None:
             flow.rows_in = (flow.rows_in or 0) + metrics.num_input_rows

@@ -2,10 +2,8 @@
 
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 
-from penstock._model.exception_text import first_line
-from penstock.errors import SetupError
+from penstock._model.plugins import by_format
 from penstock.sources.base import OpenedSource, Read, Source
 from penstock.sources.delta.source import DeltaSource
 from penstock.sources.files.source import AutoLoaderSource, FileSource
@@ -44,35 +42,4 @@ _BUILT_IN: tuple[Source, ...] = (
 
 @cache
 def _sources() -> Mapping[str, Source]:
-    by_format: dict[str, Source] = {}
-    for source in _BUILT_IN:
-        by_format |= dict.fromkeys(source.formats, source)
-    for point in entry_points(group=GROUP):
-        source = _loaded(point)
-        for name in source.formats:
-            known = by_format.setdefault(name.lower(), source)
-            if known is not source:
-                raise _invalid(
-                    point, f"gives the format {name!r}, which {type(known).__name__} has already"
-                )
-    return by_format
-
-
-def _loaded(point: EntryPoint) -> Source:
-    try:
-        loaded = point.load()
-        source = loaded() if isinstance(loaded, type) and issubclass(loaded, Source) else None
-    except Exception as error:
-        raise _invalid(point, f"cannot be loaded: {first_line(error)}") from error
-    if source is None:
-        raise _invalid(point, "is not a subclass of penstock.sources.base.Source")
-    return source
-
-
-def _invalid(point: EntryPoint, problem: str) -> SetupError:
-    package = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
-    return SetupError(
-        "SOURCE_CLASS_INVALID",
-        f"entry point {point.name!r}{package} in the group {GROUP}: {point.value} {problem}",
-        hint="correct that package, or remove it from the environment",
-    )
+    return by_format(GROUP, Source, _BUILT_IN, condition="SOURCE_CLASS_INVALID")
