@@ -169,8 +169,8 @@ class OpenedProject:
             name = source.removeprefix(_TABLE)
             if name != source and self._declared(name):
                 yield (
-                    f"{name!r} is a dataset of this pipeline that a source file reads while it is "
-                    "loaded: before the first update it has no rows there"
+                    f"a source file reads dataset {name!r} of this pipeline while it is loaded: "
+                    "before the first update it has no rows"
                 )
 
     def _declared(self, name: str) -> bool:

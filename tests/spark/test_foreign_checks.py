@@ -111,10 +111,10 @@ def test_reasons_name_the_mapping_below_paths_and_the_format(found):
         ("wasbs://c@x.blob.core.windows.net/a", "wasbs"),
     ):
         for name in (f"json {store}", f"csv {store}/f"):
-            assert "map its beginning below `paths` in the settings" in reasons[name]
+            assert "map its prefix under `paths` in the settings" in reasons[name]
             assert f"no file system for {scheme}:" in reasons[name]
     landed = "json /Volumes/main/landed"
-    hint = "map its beginning below `paths` in the settings"
+    hint = "map its prefix under `paths` in the settings"
     assert reasons[landed] == f"the path does not exist; {hint}"
     for text in (str(check), *map(str, check.refused), *map(str, check.unsure.values())):
         assert "calling o" not in text
@@ -150,7 +150,7 @@ def test_only_what_is_wrong_is_refused_and_as_a_run_reports_it(found):
 def test_datasets_of_the_pipeline_are_no_tables_to_map(found):
     check, _ = found
     assert [s.name for s in check.missing if s.name.startswith("table")] == ["table main.raw.texts"]
-    assert any("'own' is a dataset of this pipeline" in note for note in check.notes)
+    assert any("dataset 'own' of this pipeline" in note for note in check.notes)
     assert check.needs.imports == ()
 
 

@@ -51,7 +51,7 @@ WRONG = {
         "",
         "approx_count_distinct",
     ),
-    "limited": ("rows().limit(3)", 'output_mode="update"', "leave out the limit"),
+    "limited": ("rows().limit(3)", 'output_mode="update"', "remove the limit"),
     "two_steps": (
         'rows().withWatermark("ts", "1 minute").groupBy(F.window("ts", "1 minute")).count()'
         '.groupBy(F.window(F.window_time("window"), "1 hour")).count()',
@@ -85,17 +85,17 @@ WRONG = {
         'partition_cols=["window.start"]',
         "partition by 'window_start'",
     ),
-    "late_of_nothing": ("rows()", 'late_rows="quarantine"', "keep them in a table of its own"),
+    "late_of_nothing": ("rows()", 'late_rows="quarantine"', "keep them in a separate table"),
     "late_of_two": (
         'rows().withWatermark("ts", "1 minute").dropDuplicatesWithinWatermark(["id"])'
         '.groupBy(F.window("ts", "1 minute")).count()',
         'late_rows="quarantine"',
-        "keep them in a table of its own",
+        "keep them in a separate table",
     ),
     "late_of_all": (
         'rows().groupBy("id").count()',
         'late_rows="quarantine"',
-        "keep them in a table of its own",
+        "keep them in a separate table",
     ),
     "unknown_key": ("rows()", 'deduplicate_by=["idd"]', "columns: id, amount, ts"),
     "merged_twice": (

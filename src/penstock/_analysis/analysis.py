@@ -343,7 +343,7 @@ class _Analysis:
                 self._make_ready(signal.key, flow)
         raise DefinitionError(
             "QUERY_NOT_STABLE",
-            f"the query function of {flow.name!r} reads something else on every call",
+            f"the query function of {flow.name!r} reads different datasets on each call",
             origin=flow.origin,
         )
 
@@ -355,8 +355,8 @@ class _Analysis:
         except NoSnapshotError:
             raise DefinitionError(
                 "SNAPSHOT_SCHEMA_UNKNOWN",
-                f"the function of snapshot flow {flow.name!r} gives no first snapshot, so the "
-                "columns of its table are not known",
+                f"the function of snapshot flow {flow.name!r} returns no first snapshot, so the "
+                "columns of its table are unknown",
                 origin=flow.origin,
                 hint="called with None, the function must return the oldest snapshot",
             ) from None

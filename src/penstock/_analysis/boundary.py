@@ -89,7 +89,7 @@ def query_error(
             f"{flow!r} calls the function {function.replace('`', '')!r}, which Spark does not have",
             origin=origin,
             hint="functions of a workspace are not available: compute it in the query, or register "
-            "a function of one part with spark.udf.register in a source file",
+            "a function under a one-part name with spark.udf.register in a source file",
         )
     if condition in (
         "TABLE_OR_VIEW_NOT_FOUND",
@@ -104,7 +104,7 @@ def query_error(
             origin=origin,
             hint=f"did you mean {near!r}?"
             if near
-            else "declare it, or map it below `tables` in the settings",
+            else "declare it, or map it under `tables` in the settings",
         )
     if condition == "PATH_NOT_FOUND":
         return DefinitionError(

@@ -65,7 +65,7 @@ def check_declared(
             raise DefinitionError(
                 "CDC_SCHEMA_INCOMPLETE",
                 f"the declared schema of a table with history needs {name} {kind.upper()}, the type"
-                f" that orders its events; there it {problem}",
+                f" of its sequence, but {name} {problem}",
                 origin=origin,
                 hint=f"add `{START_AT} {kind.upper()}, {END_AT} {kind.upper()}` to the schema, or "
                 "leave the schema out",

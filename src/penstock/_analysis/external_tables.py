@@ -82,7 +82,7 @@ class ExternalTables:
             raise DefinitionError(
                 "EXTERNAL_TABLE_NOT_FOUND",
                 f"table {name!r} is mapped to {table.path}, which does not exist",
-                hint="correct its entry below `tables` in the settings, or create the path",
+                hint="correct its entry under `tables` in the settings, or create the path",
             )
         with own_read():
             options = {**(_CSV_DEFAULTS if table.format == "csv" else {}), **table.options}

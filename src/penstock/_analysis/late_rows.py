@@ -90,8 +90,8 @@ def check_late_rows(df: DataFrame, flow: Flow, mode: OutputMode | None, wanted: 
             "LATE_ROWS_NOT_AVAILABLE",
             f'flow {flow.name!r} cannot keep late rows (late_rows="quarantine"): {reason}',
             origin=flow.origin,
-            hint="keep them in a table of its own before the stateful operation: a streaming table "
-            "with the event time checked by a rule, which this query reads",
+            hint="keep them in a separate table before the stateful operation: a streaming table "
+            "that this query reads, with an expectation that checks the event time",
         ) from None
 
 

@@ -10,9 +10,9 @@ from penstock._model.exception_text import first_line
 from penstock._tables.files import local_path
 from penstock.errors import DefinitionError, PenstockError
 
-MAP_PATH = "map its beginning below `paths` in the settings"
+MAP_PATH = "map its prefix under `paths` in the settings"
 NOTHING_THERE = f"the path does not exist; {MAP_PATH}"
-_NO_TABLE = "neither in the pipeline nor in the catalog; map it below `tables` in the settings"
+_NO_TABLE = "neither in the pipeline nor in the catalog; map it under `tables` in the settings"
 _CONDITIONS = {
     **dict.fromkeys(
         ("TABLE_OR_VIEW_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE", "SCHEMA_NOT_FOUND"), _NO_TABLE

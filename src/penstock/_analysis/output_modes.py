@@ -29,8 +29,8 @@ _WAYS_OUT = (
     ),
     (
         "Limits",
-        "leave out the limit; append mode takes the first rows of the whole stream, a materialized "
-        "view the rows of now",
+        "remove the limit; append mode takes the first rows of the whole stream, a materialized "
+        "view the current rows",
     ),
     (
         "global watermark",

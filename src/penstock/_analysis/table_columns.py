@@ -21,10 +21,10 @@ def check_columns(df: DataFrame, flow: Flow, mode: OutputMode | None, declared: 
             raise DefinitionError(
                 "PARTITION_COLUMN_NESTED",
                 f"{declared.name!r} cannot be partitioned by {column!r}: {inner!r} is a field of "
-                f"the struct {outer!r}, and a partition column is a column of its own",
+                f"the struct {outer!r}, and a partition column must be a top-level column",
                 origin=declared.origin,
-                hint=f"df.transform(penstock.timing.window_columns) makes {outer}_start and "
-                f"{outer}_end of a window; partition by {column.replace('.', '_')!r} then",
+                hint="df.transform(penstock.timing.window_columns) replaces a window by "
+                f"{outer}_start and {outer}_end; then partition by {column.replace('.', '_')!r}",
             )
     if declared.deduplicate_by:
         _check_deduplication(df, flow, mode, declared)

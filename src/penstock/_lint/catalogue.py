@@ -78,7 +78,7 @@ _ROWS = (
     (
         *("PSL203", "schema-inference-on-stream", _WARNING),
         "a stream whose schema is inferred from the existing files",
-        "A restart may infer other types; a column that is added later is never read.",
+        "A restart may infer different types; a column that is added later is never read.",
         "Set a schema, or use Auto Loader, which stores the inferred schema.",
     ),
     (
@@ -168,7 +168,7 @@ _ROWS = (
     (
         *("PSL306", "batch-computed-again", _NOTE),
         "a batch function with several actions on the same rows",
-        "Each action reads the source and computes the query again, and may see other rows.",
+        "Each action reads the source and computes the query again, and may see different rows.",
         "Call `persist()` first and `unpersist()` at its end, or write once.",
     ),
     (
@@ -186,7 +186,7 @@ _ROWS = (
     ),
     (
         *("PSL309", "partition-of-many-values", _WARNING),
-        "a partition column with a value per row, or nearly",
+        "a partition column with nearly one value per row",
         "Each batch writes a small file per value: reads and commits become slow.",
         "Partition by a date or not at all; `cluster_by` the column instead.",
     ),
@@ -201,13 +201,13 @@ _ROWS = (
     (
         *("PSL401", "key-by-chance", _ERROR),
         "a grouping, join or de-duplication key from a nondeterministic function or the clock",
-        "A recomputed batch has other keys: its rows are counted twice.",
+        "A recomputed batch has different keys: its rows are counted twice.",
         "Use a key from the data.",
     ),
     (
         *("PSL402", "value-by-chance", _WARNING),
         "a nondeterministic column or filter",
-        "A retried task or a repeated batch returns other rows than the first attempt; rows "
+        "A retried task or a repeated batch returns different rows from the first attempt; rows "
         "written to quarantine or a sink before a crash no longer match the table.",
         "Derive it from the row: `sha2(concat_ws(...), 256)`, or partition and offset.",
     ),
@@ -221,15 +221,15 @@ _ROWS = (
     # -- data quality
     (
         *("PSL501", "null-breaks-rule", _NOTE),
-        "an expectation that a NULL fails, although its condition does not mention NULL",
+        "an expectation that fails for NULL, although its condition does not mention NULL",
         "SQL has three truth values: `NULL > 0` is neither true nor false, but NULL. A row passes "
-        "only when its rule is true, so a NULL fails it. (It passes a CHECK constraint.)",
+        "only when its rule is true, so NULL counts as a failure. (A CHECK constraint accepts it.)",
         "Make it explicit: `amount > 0 AND amount IS NOT NULL`, or `... OR amount IS NULL`.",
     ),
     (
         *("PSL502", "null-passes-rule", _WARNING),
-        "an expectation that a NULL passes, although its condition does not mention NULL",
-        "A `CASE ... ELSE true` or `NOT (a <=> b)` turns the third truth value into true.",
+        "an expectation that passes for NULL, although its condition does not mention NULL",
+        "A `CASE ... ELSE true` or `NOT (a <=> b)` turns NULL into true.",
         "Add `AND column IS NOT NULL`, or `OR column IS NULL` if that is intended.",
     ),
     (

@@ -105,7 +105,7 @@ def _partitions(dataset: Dataset, columns: Mapping[str, str]) -> Iterator[str]:
         if kind.startswith(_MANY_VALUES):
             yield f"{dataset.name} is partitioned by {name}, a {kind}"
         elif kind not in ("date", "boolean") and _sounds_unique(name):
-            yield f"{dataset.name} is partitioned by {name}, by its name one value per row"
+            yield f"{dataset.name} is partitioned by {name}, whose name suggests one value per row"
 
 
 def _sounds_unique(name: str) -> bool:

@@ -37,16 +37,14 @@ def findings_of_query(
             if delay == 0:
                 yield finding("PSL105", f"the watermark on {column} has no delay")
             if not facts.state:
-                yield finding(
-                    "PSL108", f"the watermark on {column} is used by nothing in this flow"
-                )
+                yield finding("PSL108", f"nothing in this flow uses the watermark on {column}")
     if facts.chance and not any(state.chance_keys for state in facts.state):
         yield finding("PSL402", f"the query uses {_listed(facts.chance)}")
     if facts.clock and not facts.is_streaming and not is_sink:
         yield finding("PSL403", f"the query uses {_listed(facts.clock)}")
     if facts.lost_coordinates and facts.is_streaming and not is_sink:
         columns = " and ".join(facts.lost_coordinates)
-        yield finding("PSL204", f"nothing of the result is made of {columns} of the Kafka source")
+        yield finding("PSL204", f"the result does not use {columns} of the Kafka source")
 
 
 def _of_state(state: StateFacts) -> Iterator[tuple[str, str]]:

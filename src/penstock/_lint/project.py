@@ -189,7 +189,7 @@ def lint_project(settings: PipelineSettings, *, text_only: bool = False) -> Lint
         if rule.upper() not in RULES:
             raise SpecError(
                 "LINT_RULE_UNKNOWN",
-                f"`lint.ignore` names {rule!r}, which is no rule",
+                f"`lint.ignore` contains {rule!r}, which is not a rule",
                 hint=f"rules are {next(iter(RULES))} to {list(RULES)[-1]}: see docs/lint.md",
             )
     findings: list[Finding] = []

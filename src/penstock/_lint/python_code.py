@@ -177,7 +177,7 @@ def _secrets(tree: ast.Module) -> Iterator[Hit]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             kind = secret_form(node.value)
             if kind is not None:
-                yield Hit("PSL601", node.lineno, f"the text is {kind}")
+                yield Hit("PSL601", node.lineno, f"the string is {kind}")
         for name, value in _named_values(node):
             text = constant_text(value)
             if text is None or not is_secret_name(name) or is_placeholder(text):

@@ -44,7 +44,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_lint_answers_in_each_form(project: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["lint", "--text-only"]) == 1
     text = capsys.readouterr().out
-    assert "orders.py:2: error PSL601 secret-in-code: the text is a Databricks token" in text
+    assert "orders.py:2: error PSL601 secret-in-code: the string is a Databricks token" in text
     assert "page: docs/lint.md#psl303-once-trigger" in text
     assert text.endswith("1 error, 1 warning (text only: queries were not checked)\n")
 
@@ -58,7 +58,7 @@ def test_lint_answers_in_each_form(project: Path, capsys: pytest.CaptureFixture[
 
     assert main(["lint", "--text-only", "--output", "github"]) == 1
     first, second, _ = capsys.readouterr().out.splitlines()
-    assert first.startswith("::error file=orders.py,line=2,title=PSL601 secret-in-code::the text")
+    assert first.startswith("::error file=orders.py,line=2,title=PSL601 secret-in-code::the string")
     assert "%0Afix: " in second
 
     assert main(["lint", "--text-only", "--output", "sarif"]) == 1
