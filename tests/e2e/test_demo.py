@@ -206,7 +206,7 @@ def test_the_page_says_why_nothing_comes_while_the_broker_is_dead(
     # What waits is not 0, it is unknown.
     assert not re.search(r"\d", page.inner_text(f'{BRONZE} .figure:has-text("lag")'))
     assert page.locator(f"{SILVER} [data-state=RUNNING]").count() == 1
-    assert "waits for its source" in demo.process.output
+    assert "is waiting for its source" in demo.process.output
 
     # It is back: so are the rows that were sent meanwhile.
     start_broker(demo.broker)
@@ -256,7 +256,7 @@ def test_a_dashboard_shows_from_the_event_log_what_has_happened(
         page.wait_for_selector(f"{SILVER} [data-state=STOPPED], {SILVER} [data-state=COMPLETED]")
         assert figure(page, SILVER, "quarantined") == ended.figures["quarantined"]
         assert "does not answer" not in page.inner_text("main")
-        assert page.locator('.warnings li:has-text("waits for its source")').count() == 1
+        assert page.locator('.warnings li:has-text("is waiting for its source")').count() == 1
     finally:
         served.stop()
     assert problems == []

@@ -105,14 +105,14 @@ class FlowLag:
                 self._problems[name] = problem, since
                 source["problem_since"] = since
                 if known is None:
-                    text = f"flow {flow} waits for its source {name}: {problem}"
+                    text = f"flow {flow} is waiting for its source {name}: {problem}"
                     body = SourceProgress(
                         state="NO_ANSWER", source=name, problem=problem, since=since
                     )
                     events.append(Event(self._origin, body, text))
             elif known is not None:
                 del self._problems[name]
-                text = f"source {name} of flow {flow} answers again"
+                text = f"source {name} of flow {flow} responds again"
                 body = SourceProgress(state="ANSWERS", source=name, since=timestamp)
                 events.append(Event(self._origin, body, text))
         return events

@@ -369,7 +369,7 @@ class SparkEngine:
         if node.flow.once:
             self._state.save_flow(step.flow, replace(progress.state, once_done=True))
         if not applied:
-            return RunOutcome(changed=False, reason="nothing differs from the last snapshot")
+            return RunOutcome(changed=False, reason="no changes since the last snapshot")
         return RunOutcome(changed=True, reason=f"{applied} snapshot(s)", rows=rows)
 
     def _is_known(self, df: DataFrame, before: ViewState | None, epoch: str) -> bool:

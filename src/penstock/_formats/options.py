@@ -208,8 +208,8 @@ def _evolution(own: Mapping[str, str], *, has_schema: bool, streaming: bool) -> 
     if has_schema and evolution.adds_columns:
         raise ConnectorError(
             "AUTOLOADER_OPTION_INVALID",
-            f"cloudFiles.schemaEvolutionMode {evolution.value!r} does not go with a given schema",
-            hint="give the types that you know as cloudFiles.schemaHints instead of a schema",
+            f"cloudFiles.schemaEvolutionMode {evolution.value!r} cannot be combined with a schema",
+            hint="set known types as cloudFiles.schemaHints instead of a schema",
         )
     if not streaming and evolution.adds_columns:
         # A batch reads all files at once: there is no later start that could have the column.

@@ -27,7 +27,7 @@ def by_format(
         for name in getattr(item, "formats", ()):
             known = by_name.setdefault(name.lower(), item)
             if known is not item:
-                problem = f"gives the format {name!r}, which {type(known).__name__} has already"
+                problem = f"provides the format {name!r}, which {type(known).__name__} has already"
         if problem:
             package = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
             where = f"entry point {point.name!r}{package} in the group {group}"

@@ -312,7 +312,7 @@ def _unmatched_filters(graph: DataflowGraph) -> Iterator[str]:
         for pattern, folder in node.analysis.unmatched_filters:
             yield (
                 f"no file in {folder} matches the pathGlobFilter {pattern!r}: {node.flow.name} has "
-                "nothing to read until one does; the filter sees the name of the file, not its path"
+                "nothing to read until one does; the filter applies to the file name, not the path"
             )
 
 

@@ -71,8 +71,8 @@ def check_trigger(graph: DataflowGraph, flow: FlowNode, trigger: Trigger) -> Non
     elif any(not line.startswith("source") for line in flow.analysis.stateful_operators):
         reason = "it keeps state: an aggregation, a de-duplication or a join of streams"
     elif trigger.kind is TriggerKind.REAL_TIME and (trigger.seconds or 0) < _REAL_TIME_SECONDS:
-        reason = f"a batch of real-time mode takes {_REAL_TIME_SECONDS:g} seconds at least"
-        hint = 'the rows are passed on at once in any case: "realTime=5 minutes"'
+        reason = f"a batch in real-time mode takes at least {_REAL_TIME_SECONDS:g} seconds"
+        hint = 'rows are still passed on immediately: "realTime=5 minutes"'
     elif (
         trigger.kind is TriggerKind.CONTINUOUS and flow.analysis.output_mode is OutputMode.COMPLETE
     ):

@@ -96,7 +96,7 @@ def decode_avro(
     except (EOFError, IndexError):  # the latter: in the middle of a number
         raise PayloadError("the payload ends too early for its Avro schema") from None
     except Exception as error:  # whatever fastavro meets in bytes that are no Avro
-        raise PayloadError(f"the payload is not of its Avro schema: {_said(error)}") from None
+        raise PayloadError(f"the payload does not match its Avro schema: {_said(error)}") from None
     if left := len(payload) - stream.tell():
         raise PayloadError(f"{left} bytes are left over after the Avro record")
     return value
@@ -157,7 +157,7 @@ class _Types:
         if name == "null":
             return StringType()
         if self._named.get(name) is None:
-            raise _NoColumnTypeError(f"{name} contains itself, which columns cannot")
+            raise _NoColumnTypeError(f"{name} contains itself, which columns do not support")
         named_type = self._named[name]
         assert named_type is not None
         return named_type
@@ -183,5 +183,5 @@ def _invalid(reason: str) -> DefinitionError:
         "PAYLOAD_SCHEMA_INVALID",
         f"the Avro schema cannot be used: {reason}",
         origin=capture_origin(),
-        hint="give the columns yourself as DDL; a field of type STRING takes any value as text",
+        hint="declare the columns as DDL; a field of type STRING accepts any value",
     )

@@ -116,7 +116,7 @@ def read_indexes(body: bytes) -> tuple[list[int], int]:
     if count == 0:
         return [0], at
     if not 0 < count <= _LONGEST_INDEXES:
-        raise PayloadError("the message indexes of the payload make no sense")
+        raise PayloadError("the message indexes of the payload are invalid")
     indexes = []
     for _ in range(count):
         index, at = _zigzag(body, at)
@@ -230,5 +230,5 @@ def _unusable(reason: str) -> DefinitionError:
         "PAYLOAD_SCHEMA_INVALID",
         f"no columns can be taken from the JSON Schema: {reason}",
         origin=capture_origin(),
-        hint="give the columns yourself as DDL with `schema`",
+        hint="declare the columns as DDL with `schema`",
     )

@@ -61,7 +61,7 @@ def parse_json(
             "INVALID_PARAMETER",
             f"extra_fields is {extra_fields!r}",
             origin=capture_origin(),
-            hint="it is `ignore`, `error` or `keep`",
+            hint="it must be `ignore`, `error` or `keep`",
         )
     name = require_column(df, column)
     struct = to_struct(schema)

@@ -155,7 +155,7 @@ def compile_files(text: str, imports: Mapping[str, str]) -> bytes:
     except ImportError as error:
         raise MissingExtraError(
             "MISSING_EXTRA",
-            "the registry gives Protobuf schemas as text, and there is no compiler for them",
+            "the registry returns Protobuf schemas as source, and no compiler is installed",
             hint="pip install 'penstock[registry]'",
         ) from error
     known = Path(grpc_tools.__file__).parent / "_proto"
@@ -164,14 +164,14 @@ def compile_files(text: str, imports: Mapping[str, str]) -> bytes:
         for name, content in {**imports, _MAIN_FILE: text}.items():
             file = (root / name).resolve()
             if not file.is_relative_to(root.resolve()):
-                raise _invalid(f"the name of the import {name!r} leaves its folder")
+                raise _invalid(f"the import {name!r} is outside of its folder")
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(content, encoding="utf-8")
         output = root / "schema.desc"
         arguments = [f"-I{root}", f"-I{known}", "--include_imports"]
         status = protoc.main(["protoc", *arguments, f"--descriptor_set_out={output}", _MAIN_FILE])
         if status != 0:
-            raise _invalid("protoc cannot compile it; what it says is in the log of the worker")
+            raise _invalid("protoc cannot compile it; its messages are in the log of the worker")
         return output.read_bytes()
 
 
@@ -186,7 +186,7 @@ def _add(pool: Any, files: list[Any]) -> None:
         known.add(name)
         file = waiting.get(name) or _well_known(name)
         if file is None:
-            raise _invalid(f"it imports {name!r}, which is not in it")
+            raise _invalid(f"it imports {name!r}, which it does not contain")
         for needed in file.dependency:
             add(needed)
         pool.Add(file)
@@ -223,7 +223,7 @@ def _unknown_fields(message: Any) -> Any:
 
 def _struct(descriptor: Any, above: tuple[str, ...]) -> StructType:
     if descriptor.full_name in above:
-        raise _invalid(f"{descriptor.full_name} contains itself, which columns cannot")
+        raise _invalid(f"{descriptor.full_name} contains itself, which columns do not support")
     inside = (*above, descriptor.full_name)
     return StructType([StructField(f.name, _type(f, inside)) for f in descriptor.fields])
 

@@ -79,9 +79,9 @@ class SchemaRegistry:
         if not urls or any(p.scheme not in ("http", "https") or not p.hostname for p in parts):
             raise _invalid("its URL must begin with http:// or https://")
         if any(p.username is not None for p in parts):
-            raise _invalid("its URL holds a user name; give it as `auth`")
+            raise _invalid("its URL contains a user name; use `auth`")
         if self.auth is not None and ":" not in self.auth:
-            raise _invalid("`auth` is `user:password`")
+            raise _invalid("`auth` must be `user:password`")
 
     def schema(self, schema_id: int) -> RegisteredSchema:
         """The schema with an id, else `UnknownSchemaError`; `ConnectorError` of the registry."""
@@ -145,13 +145,13 @@ class SchemaRegistry:
                         body = error.read()
                     if error.code < 500 and error.code not in (408, 429):
                         raise self._denied(path, error.code, body) from None
-                    problem = f"it answers with status {error.code}"
+                    problem = f"it returned status {error.code}"
                 except (OSError, http.client.HTTPException) as error:
                     problem = str(getattr(error, "reason", error)) or type(error).__name__
         raise ConnectorError(
             "SCHEMA_REGISTRY_UNREACHABLE",
             f"the schema registry {self.url} cannot be reached: {problem}",
-            hint="nothing of the batch was written; it is tried again when the registry answers",
+            hint="nothing of the batch was written; it is retried when the registry responds",
         )
 
     def _open(self, url: str) -> Any:
@@ -173,7 +173,7 @@ class SchemaRegistry:
         except ValueError:
             body_object = None
         if not isinstance(body_object, dict) or "schema" not in body_object:
-            raise self._refused("its answer is not that of a schema registry")
+            raise self._refused("its response is not that of a schema registry")
         return body_object
 
     def _denied(self, path: str, status: int, body: bytes) -> Exception:
@@ -184,14 +184,14 @@ class SchemaRegistry:
         if status == 404 and code // 100 == 404:
             return UnknownSchemaError(path)
         if status in (401, 403):
-            return self._refused(f"it refuses access (status {status})")
-        return self._refused(f"it answers {path} with status {status}")
+            return self._refused(f"access was denied (status {status})")
+        return self._refused(f"it returned status {status} for {path}")
 
     def _refused(self, reason: str) -> ConnectorError:
         return ConnectorError(
             "SCHEMA_REGISTRY_REFUSED",
             f"the schema registry {self.url} cannot be used: {reason}",
-            hint="check url and auth; of Apicurio the url ends in /apis/ccompat/v7",
+            hint="check url and auth; the url of Apicurio ends in /apis/ccompat/v7",
         )
 
     def _urls(self) -> list[str]:

@@ -110,8 +110,8 @@ class _Tools:
                 "BATCH_WRITE_REPEATED",
                 f"batch {self.batch.batch_id} writes {path} twice"
                 + (f" under the name {name!r}" if name else ""),
-                hint="the second write would be taken for a repetition of the first: give each one "
-                'a name, idempotent_delta_write(df, path, name="...")',
+                hint="the second write would be skipped as a repetition of the first: give each "
+                'one a name, idempotent_delta_write(df, path, name="...")',
             )
         self._written.add((location, name))
         app_id = f"{self.batch.app_id}/{name}" if name else self.batch.app_id

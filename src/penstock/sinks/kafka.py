@@ -50,14 +50,14 @@ class KafkaSink(Sink):
         return SinkFacts(
             location=location,
             triggers=frozenset({TriggerKind.CONTINUOUS, TriggerKind.REAL_TIME}),
-            needs_batches="the ids of its messages are made per batch: leave `rowIds` out"
+            needs_batches="the ids of its messages are assigned per batch: remove `rowIds`"
             if row_ids == "true"
             else "",
             unbatched_warning=""
             if row_ids
             else f"messages have no header `{ROW_ID_HEADER}`, because there are no batches; after "
-            'a crash some are sent again, and nothing tells which ("rowIds": "false" in the sink '
-            "says that this is known)",
+            'a crash some are sent again, and duplicates cannot be identified (set "rowIds": '
+            '"false" in the sink to accept this)',
         )
 
     def map_options(
@@ -82,7 +82,7 @@ class KafkaSink(Sink):
         ]
         if "value" not in columns:
             near = difflib.get_close_matches("value", [name.lower() for name in columns], n=1)
-            also = f"; {near[0]} is spelled in another way" if near else ""
+            also = f"; {near[0]} is spelled differently" if near else ""
             problems.append(f"there is no column `value`{also}")
         if not option(options, "topic").strip() and "topic" not in columns:
             problems.append("neither option `topic` nor a column `topic` names the topic")

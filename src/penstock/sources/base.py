@@ -321,7 +321,9 @@ class OpenedSource:
             PlanError: `START_NOT_AVAILABLE`.
         """
         if at.kind is not StartKind.EARLIEST:
-            raise start_not_available(at, f"{self.name} is only read from where its options say")
+            raise start_not_available(
+                at, f"{self.name} can only start at the position in its options"
+            )
         return {}, StartReport(source=self.name, unit=self.unit, again=None, skipped=None)
 
     def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
@@ -332,7 +334,7 @@ class OpenedSource:
         """
         raise range_invalid(
             f"{self.name} cannot be read again from a position",
-            "Kafka, Kinesis, files, Delta tables and tables of databases can",
+            "supported: Kafka, Kinesis, files, Delta tables and database tables",
         )
 
     def is_past_end(self, position: Position, progress: Mapping[str, Any]) -> bool:
@@ -353,7 +355,7 @@ class OpenedSource:
     ) -> tuple[Position, SourceHistory]:
         """As `start`, for a table that is recomputed: what is no longer there?"""
         position, report = self.start(at, done, now_ms)
-        missing = f"it is not known what {self.name} still has"
+        missing = f"it is unknown which data {self.name} still has"
         return position, SourceHistory(
             source=report.source, unit=report.unit, again=report.again, missing=missing
         )
@@ -420,7 +422,7 @@ def not_read_yet(flow: str, what: str) -> PlanError:
     """The range has rows that the flow will still read by itself."""
     return PlanError(
         "BACKFILL_NOT_READ_YET",
-        f"flow {flow!r} has not read all of the range yet: {what}; it would add them once more",
+        f"flow {flow!r} has not read the whole range yet: {what}; it would add the rows again",
         hint="run an update first, or end the range before them with --to",
     )
 

@@ -441,7 +441,7 @@ def test_a_trigger_is_refused_when_the_flow_cannot_have_it(draft, trigger, reaso
         ("realTime=5 minutes", "kafka", (), ("rate",), "other sources than kafka"),
         ("continuous=1 second", "kafka", ("upstream",), (), "other sources than kafka or rate"),
         ("continuous=1 second", "json", (), ("kafka: orders",), "format json"),
-        ("realTime=1 second", "kafka", (), ("kafka: orders",), "5 seconds at least"),
+        ("realTime=1 second", "kafka", (), ("kafka: orders",), "at least 5 seconds"),
     ],
 )
 def test_continuous_and_real_time_are_planned_where_spark_has_them(
@@ -475,7 +475,7 @@ def test_messages_have_no_ids_where_there_are_no_batches(draft, row_ids, refused
         spark_conf={"pipelines.trigger": "realTime=5 minutes"},
     )
     if refused:
-        with pytest.raises(PlanError, match="made per batch") as caught:
+        with pytest.raises(PlanError, match="assigned per batch") as caught:
             plan_of(draft, continuous=True)
         assert caught.value.condition == "TRIGGER_NOT_SUPPORTED"
         return

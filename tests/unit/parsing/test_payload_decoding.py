@@ -122,7 +122,7 @@ def test_avro_payload_is_read_with_defaults_and_aliases_of_the_reader():
     read = decode_avro(encode(ORDER, ROW), json.dumps(ORDER), json.dumps(reader))
     assert read == {"number": 1.0, "channel": "web"}
     bad = {**reader, "fields": [{"name": "missing", "type": "string"}]}
-    with pytest.raises(PayloadError, match="not of its Avro schema"):
+    with pytest.raises(PayloadError, match="not match its Avro schema"):
         decode_avro(encode(ORDER, ROW), json.dumps(ORDER), json.dumps(bad))
 
 
@@ -196,7 +196,7 @@ def test_protobuf_schema_is_refused_when_it_has_no_such_message_or_recurses():
         struct_of_message(b"rubbish", "Node")
     with pytest.raises(DefinitionError, match="cannot compile"):
         compile_files("no proto", {})
-    with pytest.raises(DefinitionError, match="leaves its folder"):
+    with pytest.raises(DefinitionError, match="outside of its folder"):
         compile_files(PROTO, {"../up.proto": ""})
 
 

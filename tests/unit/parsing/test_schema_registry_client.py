@@ -98,8 +98,8 @@ def test_row_has_an_error_when_the_registry_does_not_know_its_id(server):
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ((401, {"error_code": 401}), "refuses access"),
-        ((403, b""), "refuses access"),
+        ((401, {"error_code": 401}), "access was denied"),
+        ((403, b""), "access was denied"),
         ((404, b"<html>"), "status 404"),
         ((200, b"<html>"), "not that of a schema registry"),
         ((200, []), "not that of a schema registry"),

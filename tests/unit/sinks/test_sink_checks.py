@@ -103,7 +103,7 @@ def test_facts_are_read_off_options_whatever_they_say():
     assert kafka.triggers == {TriggerKind.CONTINUOUS, TriggerKind.REAL_TIME}
     assert "penstock-id" in kafka.unbatched_warning
     assert not kafka.needs_batches and not kafka.is_keyed
-    assert "made per batch" in sink_of("kafka").facts({"ROWIDS": " True"}).needs_batches
+    assert "assigned per batch" in sink_of("kafka").facts({"ROWIDS": " True"}).needs_batches
     known = sink_of("kafka").facts({"rowIds": "false"})
     assert not known.needs_batches and not known.unbatched_warning
     secret = {"kafka.bootstrap.servers": "${secret:A}", "topic": "t"}

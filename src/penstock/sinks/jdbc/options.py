@@ -87,8 +87,8 @@ def table_name(text: str) -> TableName:
     parts = [] if match is None else [_unquoted(part) for part in match.groups() if part]
     if not parts or any(len(p.encode()) > _LONGEST_NAME or "\0" in p for p in parts):
         raise _invalid(
-            "the name of a table is `table` or `schema.table`, each of up to 63 bytes",
-            'other characters than letters, digits and `_` go between double quotes: "a-b"',
+            "a table name must be `table` or `schema.table`, each part of at most 63 bytes",
+            'put other characters than letters, digits and `_` in double quotes: "a-b"',
         )
     return TableName(parts[0] if len(parts) == 2 else None, parts[-1])
 
@@ -106,7 +106,7 @@ def jdbc_sink_options(options: Mapping[str, str]) -> JdbcSinkOptions:
             raise _invalid(f"option `{name}` is missing or empty")
     url, parameters = _split_url(by_lower_name["url"].strip())
     if by_lower_name.get("driver", _DRIVER) != _DRIVER:
-        raise _other_database("option `driver` names another driver than PostgreSQL's")
+        raise _other_database("option `driver` must be PostgreSQL's driver")
     mode = _choice(by_lower_name, "mode", [*WriteRows], WriteRows.APPEND)
     keys = tuple(key.strip() for key in by_lower_name.get("keys", "").split(",") if key.strip())
     sequence = by_lower_name.get("sequenceby", "").strip() or None
@@ -184,8 +184,8 @@ def _split_url(url: str) -> tuple[str, dict[str, str]]:
     if has_user:
         raise ConnectorError(
             "JDBC_OPTION_UNSAFE",
-            "option `url` holds a user or a password",
-            hint='give {"user": "...", "password": "${secret:NAME}"} as options of their own',
+            "option `url` contains a user or a password",
+            hint='give {"user": "...", "password": "${secret:NAME}"} as separate options',
         )
     return base, parameters
 
@@ -209,7 +209,7 @@ def _schema_name(text: str) -> str | None:
         return None
     name = table_name(text.strip())
     if name.schema is not None:
-        raise _invalid("option `stagingSchema` is one name")
+        raise _invalid("option `stagingSchema` must be a single name")
     return name.table
 
 

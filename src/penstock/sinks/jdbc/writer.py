@@ -50,7 +50,7 @@ from penstock.sinks.jdbc.postgresql import (
 from penstock.sources.jdbc.database import DatabaseError
 
 _REFUSED = {
-    OutputMode.UPDATE: "mode `append` would add each new version of a row as one more",
+    OutputMode.UPDATE: "mode `append` would add each new version of a row as another row",
     OutputMode.COMPLETE: "mode `append` would add the whole result with every batch",
 }
 

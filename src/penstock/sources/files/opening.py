@@ -222,11 +222,11 @@ def _nothing_found(sample: _Files) -> DefinitionError:
         if unmatched := sample.roots.unmatched():
             what = f"no file in {where} matches the pathGlobFilter {unmatched[0]!r}"
     else:
-        what = f"the {len(sample.files)} file(s) in {where} have no rows that show one"
+        what = f"the {len(sample.files)} file(s) in {where} have no rows to infer it from"
     return DefinitionError(
         "SCHEMA_NOT_INFERRED",
         f"no schema can be inferred: {what}",
-        hint="put a first file there, or say what it will have: "
+        hint="add a first file, or declare its columns: "
         '.schema("id BIGINT, ...") or .option("cloudFiles.schemaHints", "id BIGINT, ...")',
     )
 

@@ -119,7 +119,7 @@ class Marks:
             self._mark = None
             raise NotSettledError(
                 f"{len(mark.writers)} transaction(s) have been writing for {held:.0f} seconds: "
-                "rows that they commit may have smaller keys than rows that are there"
+                "rows that they commit may have smaller keys than existing rows"
             )
         return self.settled
 
@@ -193,6 +193,6 @@ def check_postgresql(database: Asks, options: JdbcSourceOptions, key: str) -> Jd
                 f"the sequence of {key!r} hands out {cached} keys to each session at once (CACHE): "
                 "a session may use a small one at any time later, and its row would be lost",
                 hint="ALTER SEQUENCE ... CACHE 1; or read keys again with option `overlap`, and "
-                "let the table take each row once: @dp.table(deduplicate_by=[...])",
+                "remove duplicates in the table: @dp.table(deduplicate_by=[...])",
             )
     return options

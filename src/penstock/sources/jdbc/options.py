@@ -119,7 +119,7 @@ def jdbc_source_options(options: Mapping[str, str]) -> JdbcSourceOptions:
     if bool(by_lower_name.get("dbtable", "").strip()) == bool(
         by_lower_name.get("query", "").strip()
     ):
-        raise _invalid("give option `dbtable`, a table, or option `query`, and not both")
+        raise _invalid("set either option `dbtable` (a table) or option `query`, not both")
     if not by_lower_name.get("partitioncolumn", "").strip():
         raise _invalid(
             "option `partitionColumn` is missing: a stream needs a column whose values only grow",
@@ -185,17 +185,17 @@ def overlap_amount(options: JdbcSourceOptions, kind: KeyKind) -> float:
     if kind is KeyKind.TIMESTAMP:
         if text is None:
             raise _invalid(
-                f"option `overlap` is missing: many rows may share a time of {options.key!r}, and "
-                "a transaction commits later than the time that it writes",
-                hint='.option("overlap", "10 minutes"), the longest transaction; its rows come '
-                'again, so let the table take each once: @dp.table(deduplicate_by=["id", '
+                f"option `overlap` is missing: many rows may have the same {options.key!r}, and "
+                "a transaction commits after the time that it writes",
+                hint='.option("overlap", "10 minutes"), the longest transaction; its rows are '
+                'read again, so remove duplicates in the table: @dp.table(deduplicate_by=["id", '
                 '"updated_at"]), or auto CDC for the newest version',
             )
         return _seconds("overlap", text)
     if text is None:
         return 0
     if not text.isdecimal():
-        raise _invalid("option `overlap` is a number of key values where the key is a number")
+        raise _invalid("option `overlap` must be a number of key values if the key is a number")
     return int(text)
 
 
@@ -272,7 +272,7 @@ def _seconds(name: str, text: str) -> float:
         return 0.0
     seconds = parse_seconds(text)
     if seconds is None:
-        raise _invalid(f"option `{name}` must be a time, such as 30 seconds")
+        raise _invalid(f"option `{name}` must be a duration, such as 30 seconds")
     return seconds
 
 

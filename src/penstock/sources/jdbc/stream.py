@@ -164,7 +164,7 @@ class JdbcStream:
         raise ConnectorError(
             "JDBC_KEY_INVALID",
             f"column {fields[0].name!r} of {self._options.place} is of type "
-            f"{fields[0].dataType.simpleString()}, which is no key for a stream",
+            f"{fields[0].dataType.simpleString()}, which cannot be the key of a stream",
             hint="name a column of whole numbers, or of times with option `overlap`",
         )
 
@@ -257,8 +257,8 @@ class JdbcStream:
         if int(rows or 0):
             raise SourceFailure(
                 "JDBC_KEY_NULL",
-                f"{rows} row(s) of {self._options.place} have no {self._options.key}: the stream "
-                "would never read them",
+                f"{rows} row(s) of {self._options.place} have NULL in {self._options.key}: the "
+                "stream would never read them",
                 "give them a key and make the column NOT NULL; to leave them out, read "
                 f'.option("query", "SELECT * FROM ... WHERE {self._options.key} IS NOT NULL")',
                 is_running=True,
@@ -295,8 +295,8 @@ class JdbcStream:
         if int(rows or 0) > last.rows:
             first = "the beginning" if last.low is None else last.low.text
             raise self._went_back(
-                f"{int(rows or 0) - last.rows} row(s) came to the keys after {first} up to "
-                f"{last.high.text} since those were read"
+                f"{int(rows or 0) - last.rows} row(s) with keys after {first} up to "
+                f"{last.high.text} were added after these keys were read"
             )
 
     def _went_back(self, what: str) -> SourceFailure:
@@ -399,13 +399,15 @@ class JdbcStream:
             if column_type == field.dataType:
                 continue
             what = (
-                "is gone" if column_type is None else f"is now of type {column_type.simpleString()}"
+                "does not exist any more"
+                if column_type is None
+                else f"is now of type {column_type.simpleString()}"
             )
             raise SourceFailure(
                 "JDBC_COLUMN_CHANGED",
                 f"column {field.name!r} of {self._options.place} {what}",
-                "bring it back, or start the update again: the query then sees the table as it is; "
-                "nothing of the batch was written",
+                "restore the column, or restart the update to read the table as it is now; nothing "
+                "of the batch was written",
                 is_running=True,
             )
 

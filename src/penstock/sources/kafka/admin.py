@@ -187,8 +187,9 @@ class TopicOffsets:
         except Py4JError as error:
             raise ConnectorError(
                 "KAFKA_NOT_ANSWERING",
-                "Kafka did not say which offsets the topics of the flow have: " + first_line(error),
-                hint="check that the brokers run and that the user may describe the topics",
+                "the offsets of the flow's topics could not be read from Kafka: "
+                + first_line(error),
+                hint="check that the brokers are running and that the user may describe the topics",
             ) from error
         by_topic: dict[str, dict[str, int]] = {}
         for (topic, number), offset in offsets.items():

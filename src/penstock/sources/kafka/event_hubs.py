@@ -35,7 +35,7 @@ def kafka_options(connection_string: str) -> dict[str, str]:
     for piece in connection_string.strip().strip(";").split(";"):
         name, separator, value = piece.partition("=")
         if not separator or not value.strip():
-            raise _invalid_string("it is not made of Name=Value with semicolons between")
+            raise _invalid_string("it must consist of Name=Value pairs, separated by semicolons")
         parts[name.strip().lower()] = value.strip()
     if "sharedaccesskey" in parts:
         remember_secret(parts["sharedaccesskey"])
@@ -47,7 +47,7 @@ def kafka_options(connection_string: str) -> dict[str, str]:
     if endpoint is None:
         raise _invalid_string("its Endpoint is not sb://NAMESPACE.servicebus.windows.net/")
     if '"' in connection_string or "\n" in connection_string:
-        raise _invalid_string("it holds a quotation mark or a line end")
+        raise _invalid_string("it contains a quotation mark or a line break")
     password = connection_string.strip().replace("\\", "\\\\")
     options = {
         "kafka.bootstrap.servers": f"{endpoint[1]}:{endpoint[2] or _PORT}",
@@ -144,8 +144,9 @@ def _position(name: str, text: str, prefix: str, made: Mapping[str, str]) -> dic
 def _invalid_position(name: str) -> ConnectorError:
     return ConnectorError(
         "EVENTHUBS_OPTION_INVALID",
-        f'option `{name}` is JSON with an offset "-1" or "@latest", or an enqueuedTime in ISO 8601',
-        hint='other places: format("kafka") with `startingOffsets`, per partition',
+        f'option `{name}` must be JSON with an offset "-1" or "@latest", or an enqueuedTime in '
+        "ISO 8601",
+        hint='other positions: format("kafka") with `startingOffsets`, per partition',
     )
 
 

@@ -328,7 +328,7 @@ class KafkaLag:
 
 
 def _no_answer(servers: str) -> str:
-    return f"no broker of {servers} answers"
+    return f"no broker of {servers} responds"
 
 
 def _problem(servers: str, failed: Py4JJavaError) -> str:
@@ -339,7 +339,7 @@ def _problem(servers: str, failed: Py4JJavaError) -> str:
     name = str(error.getClass().getSimpleName())
     if name in _NO_ANSWER:
         return _no_answer(servers)
-    return f"the brokers of {servers} refuse: {name}: {error.getMessage()}"
+    return f"the brokers of {servers} rejected the request: {name}: {error.getMessage()}"
 
 
 _NO_ANSWER = frozenset({"TimeoutException", "DisconnectException", "ConnectException"})

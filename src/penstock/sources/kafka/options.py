@@ -110,12 +110,12 @@ def prepare_source_options(options: Mapping[str, str], *, streaming: bool = True
     for name in _POSITIVE:
         value = by_name.get(name.lower())
         if value is not None and not (value.strip().isdecimal() and int(value) > 0):
-            raise _invalid(f"option `{name}` is a whole number above zero")
+            raise _invalid(f"option `{name}` must be a whole number above zero")
     least, most = by_name.get("minoffsetspertrigger"), by_name.get("maxoffsetspertrigger")
     if least is not None and most is not None and int(least) > int(most):
         raise _invalid("option `minOffsetsPerTrigger` is above `maxOffsetsPerTrigger`")
     if not _DURATION.fullmatch(by_name.get("maxtriggerdelay", "0").strip().lower()):
-        raise _invalid("option `maxTriggerDelay` is a duration such as `30s`, `5m` or `1h`")
+        raise _invalid("option `maxTriggerDelay` must be a duration such as `30s`, `5m` or `1h`")
     prepared = _made_safe(options)
     if "failondataloss" not in by_name:
         prepared["failOnDataLoss"] = "true"
@@ -146,7 +146,7 @@ def prepare_sink_options(options: Mapping[str, str]) -> dict[str, str]:
     _refuse(by_name, _REFUSED_SINK)
     _require_servers(by_name)
     if by_name.get("rowids", "true").strip().lower() not in ("true", "false"):
-        raise _invalid("option `rowIds` is true or false")
+        raise _invalid("option `rowIds` must be true or false")
     # Kafka's own minute, for each attempt, is how long a missing topic would stay unnoticed.
     return {_MAX_BLOCK: "20000", **_made_safe(options)}
 
@@ -275,7 +275,7 @@ def _check_offsets(options: Mapping[str, str], *, streaming: bool) -> None:
     for name in ("startingTimestamp", "endingTimestamp"):
         value = options.get(name.lower())
         if value is not None and not value.strip().isdecimal():
-            raise _invalid(f"option `{name}` is a time in milliseconds since 1970")
+            raise _invalid(f"option `{name}` must be a timestamp in milliseconds since the epoch")
 
 
 def _check_offsets_json(name: str, text: str, keywords: tuple[str, ...]) -> None:
@@ -307,9 +307,10 @@ def _check_ends(name: str, text: str, *, streaming: bool) -> None:
                 said = f"{offset} ({meaning})" if offset in refused else str(offset)
                 raise ConnectorError(
                     "KAFKA_OFFSETS_INVALID",
-                    f"option `{name}`: partition {number} of topic {topic!r} cannot be {said}",
-                    hint="an offset from 0, -2 for the earliest to start at, -1 for the latest "
-                    "to end at; a stream may also start at the latest",
+                    f"option `{name}`: the offset of partition {number} of topic {topic!r} cannot "
+                    f"be {said}",
+                    hint="use an offset of at least 0, -2 (earliest) to start at, or -1 (latest) "
+                    "to end at; a stream may also start at -1",
                 )
 
 
@@ -338,11 +339,13 @@ def _check_topics_json(name: str, text: str, hint: str, is_sound: Callable[[obje
             hint=hint,
         ) from None
     if not isinstance(parsed, dict) or not parsed:
-        raise ConnectorError("KAFKA_OFFSETS_INVALID", f"option `{name}` names no topic", hint=hint)
+        raise ConnectorError(
+            "KAFKA_OFFSETS_INVALID", f"option `{name}` does not name a topic", hint=hint
+        )
     for topic, value in parsed.items():
         if not is_sound(value):
             raise ConnectorError(
                 "KAFKA_OFFSETS_INVALID",
-                f"option `{name}`: what it says about topic {topic!r} has the wrong form",
+                f"option `{name}`: the value for topic {topic!r} has the wrong format",
                 hint=hint,
             )

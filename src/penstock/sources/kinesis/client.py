@@ -192,12 +192,12 @@ class KinesisClient:
             ) as error:
                 raise _refused(what, str(error)) from None
             except (self._errors.HTTPClientError, self._errors.ConnectionError) as error:
-                reason = f"no answer ({type(error).__name__})"
+                reason = f"no response ({type(error).__name__})"
             wait = next(waits)
             if time.monotonic() + wait > deadline:
                 raise ConnectorError(
                     "KINESIS_UNREACHABLE",
-                    f"Kinesis did not give {what} within {self._retry_seconds:g} seconds: {reason}",
+                    f"Kinesis did not return {what} within {self._retry_seconds:g} s: {reason}",
                     hint="other readers share the limits of a shard (5 reads, 2 MB per second): "
                     "read with longer triggers or lower `maxFetchRate`, or split shards",
                 )
@@ -211,7 +211,7 @@ class KinesisClient:
         if code in _THROTTLED.split():
             return f"throttled ({code})"
         if code in _BUSY or status >= 500:
-            return f"it failed ({code or status})"
+            return f"the request failed ({code or status})"
         if code == _EXPIRED:
             raise IteratorExpired from None
         unknown_number = code == "InvalidArgumentException" or "SequenceNumber" in message
@@ -270,7 +270,7 @@ def _session(options: KinesisOptions, config: Any) -> Any:
             raise ConnectorError(
                 "KINESIS_REFUSED",
                 f"the role {options.role_arn} could not be assumed: {first_line(error)}",
-                hint="check `roleArn` and `roleExternalId`, and that the role trusts who asks",
+                hint="check `roleArn` and `roleExternalId`, and that the role trusts the caller",
             ) from None
         return {
             "access_key": credentials["AccessKeyId"],

@@ -25,7 +25,7 @@ _WITHOUT_EFFECT = (
     "avoidemptypartitions"
 )
 _REFUSED = {
-    "servicecredential": "there are no service credentials here: use the default credentials of "
+    "servicecredential": "service credentials are not supported: use the default credentials of "
     "AWS, `roleArn`, or `awsAccessKey` and `awsSecretKey`",
     "streamarn": "name streams with `streamName`, and their region with `region`",
     "streamnames": "use `streamName`; several names are separated by commas",
@@ -134,12 +134,12 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Kin
             "per second",
         )
     if mode != "polling":
-        _invalid("consumerMode", "is `polling`")
+        _invalid("consumerMode", "must be `polling`")
     key, secret = by_lower_name.get("awsaccesskey"), by_lower_name.get("awssecretkey")
     if bool(key) != bool(secret):
-        _invalid("awsAccessKey", "is given together with `awsSecretKey`, or not at all")
+        _invalid("awsAccessKey", "and `awsSecretKey` must be set together")
     if not key and by_lower_name.get("awssessiontoken"):
-        _invalid("awsSessionToken", "belongs to `awsAccessKey` and `awsSecretKey`")
+        _invalid("awsSessionToken", "requires `awsAccessKey` and `awsSecretKey`")
     fallback = "latest" if streaming else "trim_horizon"
     start = _start(by_lower_name.get("initialposition") or fallback)
     if not streaming and start.kind == "latest":
@@ -178,7 +178,7 @@ def _streams(text: str) -> tuple[str, ...]:
         _invalid("streamName", "is missing or empty", _EXAMPLE)
     for name in names:
         if not re.fullmatch(r"[a-zA-Z0-9_.-]{1,128}", name):
-            _invalid("streamName", f"has {name!r}, which is no name of a stream", _EXAMPLE)
+            _invalid("streamName", f"has {name!r}, which is not a stream name", _EXAMPLE)
     return names
 
 
@@ -187,21 +187,21 @@ def _url(name: str, options: Mapping[str, str]) -> str | None:
     if not value:
         return None
     if "@" in value:
-        _invalid(name, "has a user in it; credentials have options of their own")
+        _invalid(name, "contains a user; use the options for credentials")
     return value if re.match(r"https?://", value) else f"https://{value}"
 
 
 def _boolean(name: str, options: Mapping[str, str], *, default: bool) -> bool:
     value = options.get(name.lower(), str(default)).lower()
     if value not in ("true", "false"):
-        _invalid(name, "is true or false")
+        _invalid(name, "must be true or false")
     return value == "true"
 
 
 def _whole(name: str, options: Mapping[str, str], default: int, most: int | None = None) -> int:
     value = options.get(name.lower(), str(default))
     if not value.isdecimal() or int(value) < 1 or (most is not None and int(value) > most):
-        _invalid(name, "is a whole number above zero" + (f", at most {most}" if most else ""))
+        _invalid(name, "must be a whole number above zero" + (f", at most {most}" if most else ""))
     return int(value)
 
 
@@ -211,7 +211,7 @@ def _duration(name: str, options: Mapping[str, str], default: float) -> float:
         return default
     match = _DURATION.fullmatch(value)
     if match is None or match[2].lower() not in _SECONDS:
-        _invalid(name, "is a duration such as `400ms`, `10s` or `2m`")
+        _invalid(name, "must be a duration such as `400ms`, `10s` or `2m`")
     return float(match[1]) * _SECONDS[match[2].lower()]
 
 
@@ -221,14 +221,14 @@ def _rate(value: str) -> float:
     except ValueError:
         rate = 0.0
     if not 0 < rate <= 2:
-        _invalid("maxFetchRate", "is a number of megabytes per second and shard, at most 2.0")
+        _invalid("maxFetchRate", "must be a number of MB per second and shard, at most 2.0")
     return rate * (1 << 20)
 
 
 def _size(value: str) -> int:
     match = re.fullmatch(r"(\d+)\s*([a-z]*)", value.lower())
     if match is None or match[2] not in _BYTES or not int(match[1]):
-        _invalid("fetchBufferSize", "is a size such as `32mb`")
+        _invalid("fetchBufferSize", "must be a size such as `32mb`")
     # The driver holds a micro-batch; Databricks' 20gb would not fit.
     return min(int(match[1]) * _BYTES[match[2]], _MAX_BUFFER)
 
@@ -262,14 +262,16 @@ def _iso(value: str) -> datetime:
     try:
         at = datetime.fromisoformat(value)
     except ValueError:
-        _invalid("initialPosition", "has an `at_timestamp` that is no ISO 8601 time", _START_HINT)
+        _invalid(
+            "initialPosition", "has an `at_timestamp` that is not an ISO 8601 time", _START_HINT
+        )
     return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
 def _with_pattern(value: str, pattern: str) -> datetime:
     rest = _PATTERN_TOKEN.sub("", pattern)
     if re.search("[A-Za-z]", rest):
-        _invalid("initialPosition", f"has a `format` with letters unknown here: {rest.strip()}")
+        _invalid("initialPosition", f"has a `format` with unknown letters: {rest.strip()}")
     zone: ZoneInfo | int | None = None
     wanted = _PATTERN_TOKEN.sub(
         lambda m: m[1].replace("%", "%%") if m[1] is not None else _PATTERN[m[0]], pattern
@@ -287,11 +289,11 @@ def _with_pattern(value: str, pattern: str) -> datetime:
             try:
                 zone = ZoneInfo(name)
             except (OSError, ValueError):
-                _invalid("initialPosition", "has a time zone that is unknown here", _START_HINT)
+                _invalid("initialPosition", "has an unknown time zone", _START_HINT)
     try:
         at = datetime.strptime(value, wanted)  # noqa: DTZ007 - the zone is added below
     except ValueError:
-        _invalid("initialPosition", "has an `at_timestamp` that its `format` does not fit")
+        _invalid("initialPosition", "has an `at_timestamp` that does not match its `format`")
     if at.tzinfo is not None:
         return at
     if isinstance(zone, ZoneInfo):

@@ -107,8 +107,8 @@ class Prober:
             if shards.recreated is not None:
                 raise ConnectorError(
                     "STREAM_RECREATED",
-                    f"stream {stream!r} was deleted and made again: the numbers of its shard "
-                    f"{shards.recreated} begin behind what was read",
+                    f"stream {stream!r} was deleted and recreated: the sequence numbers of its "
+                    f"shard {shards.recreated} start after the position that was read",
                 )
             if shards.gone and self._options.fails_on_loss:
                 raise rows_lost(stream, ", ".join(shards.gone), "it was closed and has expired")
@@ -219,7 +219,7 @@ class Prober:
             self._wait_until(self._paced[place])
         if reading.removed and page.now - position.seen > RETENTION_MILLIS:
             if self._options.fails_on_loss:
-                raise rows_lost(stream, shard, f"what came after {position.after} has expired")
+                raise rows_lost(stream, shard, f"the records after {position.after} have expired")
             position = replace(position, lost=position.after)
         else:
             position = replace(position, lost=None) if last is not None else position

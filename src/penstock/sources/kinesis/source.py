@@ -42,7 +42,7 @@ _FAILURE = re.compile(
 )
 _HINTS = {
     "SOURCE_ROWS_LOST": 'set failOnDataLoss to "false" to continue without them, or --full-refresh '
-    "TABLE to read what is there",
+    "TABLE to read the rows that are left",
     "STREAM_RECREATED": "--full-refresh TABLE reads the new stream from its start; to keep the "
     "rows of the old one, give the flow a new name: it starts with a new checkpoint",
 }
@@ -96,7 +96,7 @@ class KinesisStream(OpenedSource):
         raised = CheckpointError if condition == "STREAM_RECREATED" else FlowError
         return raised(
             condition,
-            f"flow {flow.name!r}: it failed: {message}",
+            f"flow {flow.name!r}: the query failed: {message}",
             flow=flow.name,
             retryable=condition in _MAY_PASS,
             origin=flow.origin,
@@ -125,13 +125,15 @@ class KinesisStream(OpenedSource):
         begin = _time_of(wanted.begin, wanted.now_ms)
         end = seen if wanted.end is None else _time_of(wanted.end, wanted.now_ms)
         if end is None or end > seen:
-            raise not_read_yet(wanted.flow, f"it has read {self.name} up to {seen} ms since 1970")
+            raise not_read_yet(
+                wanted.flow, f"it has read {self.name} up to {seen} ms since the epoch"
+            )
         position: dict[str, Any] = {"arrived_before": end}
         if begin is None:
             position["from_the_start"] = True
         else:
             position["arrived_from"] = begin
-        text = f"arrived from {wanted.begin} to {wanted.end or 'where the flow is'}"
+        text = f"arrived from {wanted.begin} to {wanted.end or 'the position of the flow'}"
         count = max(1, end - (begin or 0))
         return position, RangeReport(source=self.name, unit=self.unit, count=count, text=text)
 
