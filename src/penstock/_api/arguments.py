@@ -148,7 +148,7 @@ class Arguments:
         self.registry.record(
             DefinitionError(
                 "CONFLICTING_PARAMETERS",
-                f"`{self.function}`: `{first}` and `{second}` exclude each other",
+                f"`{self.function}`: `{first}` and `{second}` cannot be used together",
                 origin=self.origin,
                 hint=hint,
             )

@@ -69,7 +69,7 @@ def _as_text(result: "ProjectCheck") -> Iterator[str]:
             yield f"  {kind:{width}}  {what}" + (f"  ({where})" if where else "")
     for title, errors in (
         ("refused", list(result.refused)),
-        ("not certain without what is missing", list(result.unsure.values())),
+        ("not certain because of missing parts", list(result.unsure.values())),
     ):
         if errors:
             yield ""

@@ -123,9 +123,11 @@ class ProcessControl:
         with self._lock:
             holder = self._holder()
             if holder is None:
-                raise _refused(f"pipeline {self._name!r} does not run")
+                raise _refused(f"pipeline {self._name!r} is not running")
             if holder.get("host") != socket.gethostname():
-                raise _refused(f"pipeline {self._name!r} runs on {holder.get('host')}, not here")
+                raise _refused(
+                    f"pipeline {self._name!r} is running on {holder.get('host')}, not on this host"
+                )
             is_requested = self._stop_requested == _identity(holder)
             if is_requested is not now:
                 raise _refused(
@@ -190,7 +192,7 @@ def _identity(holder: dict[str, Any]) -> tuple[object, ...]:
 
 def _name(text: str) -> str:
     if not text or text.startswith("-") or any(c in text for c in ",\n\r\0"):
-        raise _refused(f"{text!r} cannot be named here")
+        raise _refused(f"{text!r} is not a valid name or id")
     return text
 
 

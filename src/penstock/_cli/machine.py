@@ -212,7 +212,7 @@ def verify(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> int
         if item.actual_sha256 is not None:
             print(f"         locked SHA-256 {item.jar.sha256}")
             print(f"         file's SHA-256 {item.actual_sha256}")
-    print(f"{len(statuses) - len(bad)} of {len(statuses)} jars are as locked")
+    print(f"{len(statuses) - len(bad)} of {len(statuses)} jars match the lock")
     if bad:
         print("run `penstock jars sync` to repair them", file=sys.stderr)
         return exit_codes.ENVIRONMENT

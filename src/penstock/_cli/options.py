@@ -238,7 +238,9 @@ def check_conflicts(actions: dict[str, bool], others: dict[str, object]) -> None
     """Reject two of the `actions` at once, and `others`, which an action ignores."""
     chosen = [name for name, is_set in actions.items() if is_set]
     if len(chosen) > 1:
-        raise typer.BadParameter("these options exclude each other", param_hint=", ".join(chosen))
+        raise typer.BadParameter(
+            "these options cannot be used together", param_hint=", ".join(chosen)
+        )
     ignored = [name for name, value in others.items() if value]
     if chosen and ignored:
         raise typer.BadParameter(

@@ -53,14 +53,14 @@ def write_project(parent: Path, name: str) -> list[Path]:
     if not _NAME.fullmatch(name):
         raise SpecError(
             "INVALID_PROJECT_NAME",
-            f"{name!r} cannot be the name of a project",
-            hint="use a letter, then letters, digits, '-' and '_', at most 63 in all",
+            f"{name!r} is not a valid project name",
+            hint="start with a letter; use letters, digits, '-' and '_', at most 63 characters",
         )
     folder = parent / name
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SpecError(
             "PROJECT_EXISTS",
-            f"{folder} is there already and not an empty folder",
+            f"{folder} already exists and is not an empty folder",
             hint="choose another name, or remove it first",
         )
     template = files("penstock._cli").joinpath("templates", "init")
@@ -110,8 +110,8 @@ def test(
     if not tests.is_dir():
         raise SpecError(
             "TESTS_NOT_FOUND",
-            f"the project {project.resolve()} has no folder `tests`",
-            hint="write one, as `penstock init` does",
+            f"the project {project.resolve()} has no `tests` folder",
+            hint="create one; `penstock init` writes an example",
         )
     import pytest
 

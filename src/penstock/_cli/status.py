@@ -246,7 +246,7 @@ def _rendered(
 def _head(body: Mapping[str, Any]) -> Iterator[str]:
     state = body["state"] or "STARTING"
     if not (body["is_alive"] or body["has_ended"]):
-        state = f"{state}, but its process is gone"
+        state = f"{state}, but its process no longer exists"
     mode = "continuous" if body["continuous"] else "triggered"
     yield f"pipeline {body['pipeline']}: {state} since {body['since'] or '?'} ({mode})"
     process = f", process {body['process_id']}" if body["process_id"] else ""

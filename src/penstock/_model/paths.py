@@ -90,8 +90,8 @@ class PathMap:
             if known is None or ".." in known.split("/"):
                 raise SpecError(
                     "PATHS_INVALID",
-                    f"the prefix `{prefix}` of `paths` is no path without `..`",
-                    hint="write the beginning of paths as the source files do: `/Volumes/main`, "
+                    f"the prefix `{prefix}` of `paths` must be a path without `..`",
+                    hint="write prefixes of paths as the source files do: `/Volumes/main`, "
                     "`s3://bucket`, `data/raw`",
                 )
             if known in written:
@@ -132,7 +132,7 @@ class PathMap:
             raise SpecError(
                 "PATH_OUTSIDE_MAPPING",
                 f"`..` in the path `{path}` leads out of `{prefix or '/'}`, which `paths` maps",
-                hint="write the path without `..`, or map the folder that it means too",
+                hint="write the path without `..`, or map the folder that it leads to as well",
             )
         return _joined(self._targets[prefix], f"{rest}/" if rest and path[-1] == "/" else rest)
 

@@ -179,7 +179,7 @@ class AlertBook:
     def _schema(self, dataset: str, schema: str) -> None:
         before = self._schemas.get(dataset)
         if before and schema and (changes := differences(before, schema)):
-            text = f"{dataset} has other columns than in the last update: {', '.join(changes)}"
+            text = f"the columns of {dataset} changed since the last update: {', '.join(changes)}"
             self._changed(dataset, text, dataset=dataset)
         self._schemas[dataset] = schema or before or ""
 

@@ -74,7 +74,7 @@ def make_client(
         text = shown(f"{type(error).__name__}: {error}")
         raise SpecError(
             "LINEAGE_NOT_CONFIGURED",
-            f"OpenLineage's client does not accept its configuration: {text}",
+            f"OpenLineage's client rejected its configuration: {text}",
             hint="see `lineage.transport` in the settings, openlineage.yml and OPENLINEAGE_URL",
         ) from None
     chosen = client.config.transport or {}

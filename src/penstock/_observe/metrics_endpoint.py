@@ -179,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.server.checks_host and not _names_loopback(self.headers.get("Host", "")):
-            self._answer(421, b"this server answers to localhost only\n")
+            self._answer(421, b"this server accepts requests for localhost only\n")
         elif self.path.partition("?")[0] != PATH:
             self._answer(404, b"the metrics are at /metrics\n")
         else:

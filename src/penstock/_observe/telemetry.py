@@ -107,7 +107,7 @@ class Telemetry:
             text = shown(f"{type(error).__name__}: {error}")
             raise SpecError(
                 NOT_CONFIGURED,
-                f"OpenTelemetry does not accept its configuration: {text}",
+                f"OpenTelemetry rejected its configuration: {text}",
                 hint="see `opentelemetry` in the settings, and the OTEL_* variables",
             ) from None
 
@@ -233,7 +233,7 @@ class _ExporterLog(logging.Handler):
         self._messages[record.name.rpartition(".")[2]] = record.getMessage()
 
     def last(self, exporter: str) -> str:
-        return self._messages.get(exporter, "the receiver did not accept the request")
+        return self._messages.get(exporter, "the receiver rejected the request")
 
     def close(self) -> None:
         self._logger.removeHandler(self)

@@ -58,13 +58,13 @@ class AlertRuleSpec(_Part):
     )
     failed: bool | None = Field(default=None, description="true: a flow or the update failed.")
     flow: str = Field(default="", description="Only this flow.")
-    dataset: str = Field(default="", description="Only this dataset, or the rules of it.")
+    dataset: str = Field(default="", description="Only this dataset and its rules.")
     rule: str = Field(default="", description="Only this expectation.")
     batches: int = Field(
         default=5, strict=False, ge=1, description="Number of batches of a failure rate."
     )
     min_rows: int = Field(
-        default=1, strict=False, ge=1, description="Rows that a failure rate needs."
+        default=1, strict=False, ge=1, description="Minimum number of rows for a failure rate."
     )
 
     @model_validator(mode="after")
@@ -112,7 +112,7 @@ class MailSpec(_Part):
     sender: str | None = Field(default=None, alias="from", description="Sender.")
     host: str = Field(default="localhost", description="Mail server.")
     port: int | None = Field(default=None, strict=False, description="Its port.")
-    user: str | None = Field(default=None, description="To log in with.")
+    user: str | None = Field(default=None, description="User name for the login.")
     password: str | None = Field(default=None, description="`${secret:...}`.")
     tls: str = Field(
         default="starttls", pattern="^(starttls|ssl|none)$", description="starttls, ssl or none."
@@ -124,9 +124,11 @@ class AlertTargetSpec(_Part):
 
     webhook: str | None = Field(default=None, description="URL; may be `${secret:...}`.")
     format: str = Field(
-        default="generic", pattern="^(generic|slack)$", description="Form of the webhook's JSON."
+        default="generic", pattern="^(generic|slack)$", description="Format of the webhook's JSON."
     )
-    headers: dict[str, str] = Field(default_factory=dict, description="Of the webhook's request.")
+    headers: dict[str, str] = Field(
+        default_factory=dict, description="HTTP headers of the request."
+    )
     command: Annotated[
         list[str] | None, BeforeValidator(_listed, json_schema_input_type=str | list[str])
     ] = Field(
@@ -174,7 +176,7 @@ class AlertsSpec(_Part):
     def _unique(self) -> Self:
         names = [rule.name for rule in self.rules]
         if len(set(names)) != len(names):
-            raise ValueError("has two rules of one name")
+            raise ValueError("has two rules with the same name")
         return self
 
     def settings(self) -> AlertSettings:

@@ -129,7 +129,7 @@ def text_of(part: Node | None, key: str) -> str | None:
     if isinstance(part.value, bool):
         return "true" if part.value else "false"
     if not isinstance(part.value, str):
-        raise part.error(f"`{key}` must be a text")
+        raise part.error(f"`{key}` must be a string")
     return part.value.strip() or None
 
 
@@ -157,7 +157,7 @@ def texts_of(part: Node | None, key: str) -> dict[str, str]:
         elif isinstance(value.value, str):
             texts[name] = value.value
         else:
-            raise value.error(f"`{key}.{name}` must be a text")
+            raise value.error(f"`{key}.{name}` must be a string")
     return texts
 
 

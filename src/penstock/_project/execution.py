@@ -116,8 +116,8 @@ class SourceExecutor:
                 "SOURCE_NOT_FOUND",
                 f"`%run {target}`: there is no such notebook",
                 origin=origin,
-                hint=f"it is searched from {self._running[-1].parent}, with the endings .py, "
-                ".sql and .ipynb",
+                hint=f"paths are relative to {self._running[-1].parent}; the extension may be .py, "
+                ".sql or .ipynb",
             )
         if path in self._running:
             circle = [*self._running[self._running.index(path) :], path]

@@ -52,7 +52,7 @@ class MetricsSpec(_Part):
         le=65535,
         description="Serve metrics for Prometheus on this port; 0 for any free one.",
     )
-    address: str = Field(default="127.0.0.1", min_length=1, description="What to listen on.")
+    address: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
 
     def settings(self) -> MetricsSettings:
         return MetricsSettings(port=self.port, address=self.address)
@@ -94,7 +94,7 @@ class TelemetrySpec(_Part):
         description="Base URL of an OTLP/HTTP receiver, such as http://localhost:4318.",
     )
     headers: dict[str, str] = Field(
-        default_factory=dict, description="Of each request; `${secret:...}` is filled in."
+        default_factory=dict, description="HTTP headers; `${secret:...}` is filled in."
     )
     metrics: bool = Field(default=True, description="Send metrics.")
     traces: bool = Field(default=True, description="Send traces.")

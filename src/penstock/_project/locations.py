@@ -43,7 +43,7 @@ def absolute_location(text: str, folder: Path) -> str:
         raise ValueError("is relative")
     if rest.strip("/"):
         return f"{match.group(1)}:{rest.rstrip('/')}"
-    raise ValueError("names no place")
+    raise ValueError("does not name a location")
 
 
 def nearest_file(path: Path) -> str | None:

@@ -25,9 +25,7 @@ def path_mapping(settings: PipelineSettings, notes: dict[str, None]) -> Callable
             return place
         if (root / known).exists() or not (start / known).exists():
             return place
-        notes[f"{path!r} is read from {start}, where the command was started: {root} has none"] = (
-            None
-        )
+        notes[f"{path!r} is read from the working directory {start}: it is not in {root}"] = None
         return str(start / place)
 
     return mapped

@@ -28,7 +28,7 @@ from penstock._project.yaml_text import KeyPath
 from penstock.errors import SpecError
 
 _PROBLEMS = {
-    "string_type": "must be a text",
+    "string_type": "must be a string",
     "bool_type": "must be true or false",
     "list_type": "must be a list",
     "dict_type": "must be a mapping of keys to values",
@@ -81,10 +81,10 @@ class Library(_Part):
     notebook: FileLibrary | None = Field(
         default=None, description="A notebook; its extension may be left out."
     )
-    jar: Any = Field(default=None, description="Not installed from here.")
-    maven: Any = Field(default=None, description="Not installed from here.")
-    pypi: Any = Field(default=None, description="Not installed from here.")
-    whl: Any = Field(default=None, description="Not installed from here.")
+    jar: Any = Field(default=None, description="Not installed by Penstock.")
+    maven: Any = Field(default=None, description="Not installed by Penstock.")
+    pypi: Any = Field(default=None, description="Not installed by Penstock.")
+    whl: Any = Field(default=None, description="Not installed by Penstock.")
 
 
 class EnvironmentSpec(_Part):
@@ -101,7 +101,7 @@ class TableSpec(_Part):
 
     path: str = Field(description="Folder or file, relative to this file, or a URI.")
     format: str | None = Field(
-        default=None, description="Spark's name of the format; as the files show if not given."
+        default=None, description="Format, as in Spark; default: detected from the files."
     )
     options: dict[str, Text] = Field(default_factory=dict, description="Reader options.")
     schema_: str | None = Field(default=None, alias="schema", description="Schema as DDL.")
@@ -131,8 +131,8 @@ class PipelineSpec(_Part):
         Extends | None, BeforeValidator(_as_file, json_schema_input_type=str | Extends | None)
     ] = Field(
         default=None,
-        description="Another settings file (a bundle, a Lakeflow file, another spec file): what "
-        "this file does not say is taken from there.",
+        description="Another settings file (a bundle, a Lakeflow file, another spec file), which "
+        "supplies the keys that this file does not set.",
     )
     storage: str | None = Field(
         default=None, description="Root of tables and checkpoints: a URI, or a path."
@@ -140,9 +140,9 @@ class PipelineSpec(_Part):
     catalog: str | None = Field(default=None, description="Default catalog.")
     database: str | None = Field(default=None, description="Default schema; wins over `schema`.")
     schema_: str | None = Field(default=None, alias="schema", description="Default schema.")
-    target: str | None = Field(default=None, description="Older spelling of `schema`.")
+    target: str | None = Field(default=None, description="Older name of `schema`.")
     configuration: dict[str, Text] = Field(
-        default_factory=dict, description="Spark and free keys, for `spark.conf.get`."
+        default_factory=dict, description="Spark settings and custom keys, for `spark.conf.get`."
     )
     parameters: dict[str, Text] = Field(default_factory=dict, description="Named values.")
     libraries: list[Library] = Field(default_factory=list, description="Source files, in order.")
@@ -177,7 +177,7 @@ class PipelineSpec(_Part):
     )
     metrics: MetricsSpec | None = Field(default=None, description="An endpoint for Prometheus.")
     lineage: Lineage = Field(default=None, description="OpenLineage events; true or a mapping.")
-    events: EventsSpec | None = Field(default=None, description="What the event log keeps.")
+    events: EventsSpec | None = Field(default=None, description="Retention of the event log.")
     opentelemetry: Telemetry = Field(
         default=None, description="Metrics and traces over OTLP; true or a mapping."
     )
@@ -201,7 +201,7 @@ class PipelineSpec(_Part):
             if len(key) > 3:
                 raise ValueError(f"has `{name}`: a name has at most three parts")
             if key in seen:
-                raise ValueError(f"has one table twice: `{seen[key]}` and `{name}`")
+                raise ValueError(f"has the same table twice: `{seen[key]}` and `{name}`")
             seen[key] = name
         return tables
 

@@ -75,7 +75,7 @@ def _import_roots(spec: PipelineSpec, document: Node, root: Path) -> tuple[str, 
         named = document.at(("root_path",))
         raise SpecError(
             "SOURCE_NOT_FOUND",
-            f"{named.origin.file}: `root_path` is {folder}, which is no folder",
+            f"{named.origin.file}: `root_path` is {folder}, which is not a folder",
             origin=named.origin,
             hint=nearest_file(folder),
         )

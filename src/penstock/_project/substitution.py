@@ -75,7 +75,7 @@ class Substitution:
         if isinstance(node.value, dict | list):
             raise part.error(
                 f"`{match.group(0)}` is a {'mapping' if isinstance(node.value, dict) else 'list'}"
-                " and does not fit into a text"
+                " and cannot be inserted into a string"
             )
         return text_of(node, match.group(1)) or ""
 
@@ -99,9 +99,7 @@ class Substitution:
             node = _walked(self.tree, _STEP.findall(reference))
             node = node and self.fill(node, inner)
         if node is None or node.value is None:
-            self.notes[f"`${{{reference}}}` is known in the workspace only and stays as it is"] = (
-                None
-            )
+            self.notes[f"`${{{reference}}}` is known in the workspace only and not replaced"] = None
             return None
         return node
 

@@ -15,7 +15,7 @@ _MACHINERY = "<frozen importlib"
 _LONGEST = 400
 _OF_SOURCES = ("spark", "sc", "sqlContext", "dbutils", "display", "displayHTML", "getArgument")
 _NO_NOTEBOOK = (
-    "no IPython runs here; `dbutils`, `spark` and `display` are there without it, also with "
+    "IPython is not available; `dbutils`, `spark` and `display` work without it, also after "
     "`from databricks.sdk.runtime import dbutils`"
 )
 
@@ -40,7 +40,7 @@ def user_code_error(
     else:
         if isinstance(error, SystemExit):
             message = f"the file ended the program: exit code {error.code!r}"
-            hint: str | None = "leave exit() and sys.exit() out of source files"
+            hint: str | None = "remove exit() and sys.exit() from source files"
         else:
             message = f"{kind}: {_first_line(error)}" if str(error) else kind
             hint = _hint(error, root, missing_packages)
@@ -61,7 +61,7 @@ def _first_line(error: BaseException) -> str:
 
 def _hint(error: BaseException, root: str, missing_packages: Collection[str]) -> str | None:
     if isinstance(error, ImportError) and str(error.name).startswith("databricks"):
-        return "only `databricks.sdk.runtime` and `databricks.connect` are there without a package"
+        return "without a package, only `databricks.sdk.runtime` and `databricks.connect` exist"
     if isinstance(error, ModuleNotFoundError):
         if error.name in ("IPython", "dbruntime"):
             return _NO_NOTEBOOK
@@ -72,16 +72,16 @@ def _hint(error: BaseException, root: str, missing_packages: Collection[str]) ->
             )
         if missing_packages:
             return (
-                "a `%pip` cell asks for packages that are not installed: "
+                "a `%pip` cell requires packages that are not installed: "
                 f"`pip install {' '.join(missing_packages)}`"
             )
         return (
-            f"modules are found in {root}, in the folder of the source file, and among the "
+            f"modules are imported from {root}, from the folder of the source file, and from "
             "installed packages"
         )
     if isinstance(error, NameError) and error.name in _OF_SOURCES:
         return (
-            f"`{error.name}` is there in source files; a module that they import gets it with "
+            f"`{error.name}` is defined in source files only; in a module that they import, use "
             f"`from databricks.sdk.runtime import {error.name}`"
         )
     if isinstance(error, NameError) and error.name == "get_ipython":

@@ -205,7 +205,7 @@ WRONG = [
         "partitioned and clustered",
         lambda: dp.table(partition_cols=["a"], cluster_by=["b"])(_query),
         "CONFLICTING_PARAMETERS",
-        "exclude",
+        "cannot be used together",
     ),
     ("flag is a string", lambda: dp.table(private="yes")(_query), "INVALID_PARAMETER", "`private`"),
     (

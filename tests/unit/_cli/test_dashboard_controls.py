@@ -76,7 +76,7 @@ def test_a_running_pipeline_is_stopped_gracefully_and_then_at_once_when_asked(se
     control.stop(now=True)
     assert holder.wait(10) == 0
     assert control.state()["runs"] is None
-    with pytest.raises(SetupError, match="does not run"):
+    with pytest.raises(SetupError, match="is not running"):
         control.stop()
 
 
@@ -88,10 +88,10 @@ def test_no_process_hears_a_signal_when_it_is_another_one_of_the_same_id(setting
         heard = []
         before = signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
         try:
-            with pytest.raises(SetupError, match="does not run"):
+            with pytest.raises(SetupError, match="is not running"):
                 ProcessControl(settings).stop()
             path.write_text(text.replace('"host": "', '"host": "not-'))
-            with pytest.raises(SetupError, match="not here"):
+            with pytest.raises(SetupError, match="not on this host"):
                 ProcessControl(settings).stop()
         finally:
             signal.signal(signal.SIGTERM, before)
@@ -127,12 +127,12 @@ def test_commands_are_those_of_the_command_line_when_something_is_started(
     expected += ["--project=shop dir", "--target=dev", "--", "a.b.c"]
     assert job["output"].startswith(str(expected))
     assert job["what"] == "replay of a.b.c, 2 marked rows, rows that broke one, two or --x"
-    with pytest.raises(SetupError, match="cannot be named"):
+    with pytest.raises(SetupError, match="is not a valid name"):
         control.replay("a.b.c", rows=["--x"])
     for name in ("", "--conf=x", "a,b", "a\nb", "a\0b"):
-        with pytest.raises(SetupError, match="cannot be named"):
+        with pytest.raises(SetupError, match="is not a valid name"):
             control.replay(name)
-        with pytest.raises(SetupError, match="cannot be named"):
+        with pytest.raises(SetupError, match="is not a valid name"):
             control.start(full_refresh=[name])
     assert "shop: update, from the dashboard" in capsys.readouterr().err
 

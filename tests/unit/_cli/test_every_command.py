@@ -147,10 +147,10 @@ def test_a_recorded_update_is_drawn_in_each_form(project: Path, capsys):
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("migrate f --resume --undo", "exclude each other"),
+        ("migrate f --resume --undo", "cannot be used together"),
         ("migrate f --resume --from version=4", "cannot be combined with --resume"),
         ("migrate f --undo --accept-less", "cannot be combined with --undo"),
-        ("backfill f --resume --abandon", "exclude each other"),
+        ("backfill f --resume --abandon", "cannot be used together"),
         ("backfill f --resume --by id", "cannot be combined with --resume"),
         ("backfill f --abandon --from earliest --to latest", "cannot be combined with --abandon"),
     ],

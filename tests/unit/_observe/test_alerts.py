@@ -233,7 +233,7 @@ def test_a_dataset_with_other_columns_than_in_the_last_update_fires_until_it_has
     (notice,) = one.observe(after)
     assert notice.about == "c.s.silver"
     assert notice.message == (
-        "c.s.silver has other columns than in the last update: email added, name removed, "
+        "the columns of c.s.silver changed since the last update: email added, name removed, "
         "id changed from integer to long, inner changed"
     )
     assert [state for _, state, _, _ in told(one, after, counts(1, 1, 0))] == ["resolved"]
@@ -572,7 +572,7 @@ def test_settings_are_read(tmp_path: Path):
         ("  rules: [{name: a, backlog: 1, failed: true}]\n", "exactly one of"),
         ("  rules: [{name: a, schema_change: false}]\n", "exactly one of"),
         ("  rules: [{name: a, failure_rate: 5}]\n", "less than 1"),
-        ("  rules: [{name: a, backlog: 1}, {name: a, backlog: 2}]\n", "two rules of one name"),
+        ("  rules: [{name: a, backlog: 1}, {name: a, backlog: 2}]\n", "rules with the same name"),
         ("  rules: [{name: a, backlogs: 1}]\n", "did you mean `backlog`"),
         ("  to: [{format: slack}]\n", "exactly one of `webhook`"),
         ("  to: [{webhook: x, format: teams}]\n", "format"),

@@ -444,7 +444,7 @@ def test_complex_variable_is_refused_when_it_stands_inside_of_a_text(project):
     )
     error = _error(project.root)
     assert (error.condition, error.origin.line) == ("SPEC_INVALID", 6)
-    assert "does not fit into a text" in error.message
+    assert "cannot be inserted into a string" in error.message
 
 
 def test_whole_variable_of_a_target_is_replaced_when_it_is_a_mapping(project):

@@ -162,9 +162,9 @@ def test_schema_has_several_spellings(project, text, catalog, schema):
 
 
 WRONG = [
-    ("name: [a]", 2, "`name` must be a text"),
+    ("name: [a]", 2, "`name` must be a string"),
     ("configuration: a", 2, "`configuration` must be a mapping"),
-    ("configuration:\n  a: {b: c}", 3, "`configuration.a` must be a text"),
+    ("configuration:\n  a: {b: c}", 3, "`configuration.a` must be a string"),
     ("libraries: a.py", 2, "`libraries` must be a list"),
     ("libraries:\n  - a.py", 3, "must be a mapping"),
     ("libraries:\n  - file: {}", 3, "needs `path`"),
@@ -321,7 +321,7 @@ def test_files_that_declare_something_are_taken_when_the_workspace_had_others(pr
     settings = _load(project.root)
     assert settings.source_patterns == ()
     assert [path.name for path in find_sources(settings)] == ["a.py"]
-    assert "instead of what `libraries` lists" in settings.notes[-1]
+    assert "instead of those in `libraries`" in settings.notes[-1]
     project.write("silver.sql")
     listed.append({"file": {"path": "/Workspace/Users/me@example.com/etl/silver.sql"}})
     project.write("pipeline.json", json.dumps({"id": "1", "name": "p", "libraries": listed}))

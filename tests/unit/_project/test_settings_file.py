@@ -194,7 +194,7 @@ def test_files_are_merged_in_order_when_they_extend_each_other(project):
         ("\nextends: {fil: x}", "SPEC_INVALID", "did you mean `file`"),
         ("\nextends: [x]", "SPEC_INVALID", "`extends` must be a mapping"),
         ("\nextends: databricks.yml", "PIPELINE_NOT_FOUND", "declares no pipeline"),
-        ("\nextends: {file: c.yaml, target: x}", "UNKNOWN_TARGET", "no bundle"),
+        ("\nextends: {file: c.yaml, target: x}", "UNKNOWN_TARGET", "not a bundle"),
     ],
 )
 def test_extends_is_refused_when_it_leads_nowhere(project, text, condition, told):
@@ -205,7 +205,7 @@ def test_extends_is_refused_when_it_leads_nowhere(project, text, condition, told
     error = _error(project.root)
     assert error.condition == condition
     assert told in str(error)
-    if told != "no bundle":
+    if told != "not a bundle":
         assert error.origin.line in (1, 2)
 
 
@@ -245,7 +245,7 @@ tables:
     assert settings.import_roots == (f"{root}/lib",)
     assert settings.dependencies == ("pandas",)
     assert settings.source_patterns == ("n.ipynb",)
-    assert settings.notes == ("`jar` in `libraries`: nothing is installed from here",)
+    assert settings.notes == ("`jar` in `libraries`: not installed by Penstock",)
     assert dict(settings.paths) == {
         "/Volumes/main/raw": f"{root}/data/raw",
         "dbfs:/": f"{root}/data/dbfs",
@@ -317,21 +317,21 @@ WRONG = [
     ("paths: {../raw: x}", 1, "`paths` cannot be used: the prefix `../raw`"),
     ("paths: {/mnt/a: x, 'dbfs:/mnt/a': y}", 1, "the same path"),
     ("paths:\n  /a: ''", 2, "is blank"),
-    ("paths:\n  /a: s3://", 2, "names no place"),
-    ("paths:\n  /a: [b]", 2, "`paths./a` must be a text"),
+    ("paths:\n  /a: s3://", 2, "does not name a location"),
+    ("paths:\n  /a: [b]", 2, "`paths./a` must be a string"),
     ("tables:\n  a: {}", 2, "`tables.a.path` is missing"),
     ("tables:\n  a: {path: x, formt: csv}", 2, "did you mean `format`"),
     ("tables:\n  a: {path: x,\n    format: ''}", 3, "is blank"),
     ("tables:\n  a: {path: 'file:x'}", 2, "is relative"),
     ("tables:\n  a: ", 2, "`tables.a` must be a mapping"),
     ("tables: {a.b.c.d: x}", 1, "at most three parts"),
-    ("tables: {a: x, A: y}", 1, "one table twice"),
+    ("tables: {a: x, A: y}", 1, "the same table twice"),
     ("tables: {'': y}", 1, "not a dataset name"),
     ("tables: [a]", 1, "must be a mapping"),
     ("environment: {dependency: []}", 1, "did you mean `dependencies`"),
     ("environment: {dependencies: a}", 1, "must be a list"),
     ("continuous: 1", 1, "true or false"),
-    ("parameters: {a: [b]}", 1, "`parameters.a` must be a text"),
+    ("parameters: {a: [b]}", 1, "`parameters.a` must be a string"),
     ("libraries:\n  - notbook: {path: x}", 2, "did you mean `notebook`"),
 ]
 

@@ -141,12 +141,12 @@ def test_secret_stays_a_reference_when_it_stands_in_the_spec(project):
 WRONG = [
     ("nmae: x", "SPEC_INVALID", 1, "did you mean `name`"),
     ("a: 1\n\nstorage: 2\nlibrarys: []", "SPEC_INVALID", 1, "line 4: unknown key `librarys`"),
-    ("name: [a]", "SPEC_INVALID", 1, "`name` must be a text"),
-    ("name: yes", "SPEC_INVALID", 1, "`name` must be a text"),
+    ("name: [a]", "SPEC_INVALID", 1, "`name` must be a string"),
+    ("name: yes", "SPEC_INVALID", 1, "`name` must be a string"),
     ("\nquarantine: maybe", "SPEC_INVALID", 2, "true or false"),
     ("configuration: [a]", "SPEC_INVALID", 1, "mapping"),
     ("configuration:\n  a: 1\n  b:\n    c: 1", "SPEC_INVALID", 3, "`configuration.b` must be"),
-    ("configuration:\n  a:", "SPEC_INVALID", 2, "`configuration.a` must be a text"),
+    ("configuration:\n  a:", "SPEC_INVALID", 2, "`configuration.a` must be a string"),
     ("libraries: a.py", "SPEC_INVALID", 1, "must be a list"),
     ("libraries:\n  - a.py", "SPEC_INVALID", 2, "mapping"),
     ("libraries:\n  - file: {pth: a}", "SPEC_INVALID", 2, "did you mean `path`"),
@@ -166,7 +166,7 @@ WRONG = [
     ("name: 'a", "SPEC_SYNTAX", 1, "not valid YAML"),
     ("? [a]\n: b", "SPEC_SYNTAX", 1, "not a string"),
     ("name: a/b", "SPEC_INVALID", None, "slash"),
-    ("storage: 's3a://'", "STORAGE_INVALID", None, "no place"),
+    ("storage: 's3a://'", "STORAGE_INVALID", None, "not name a location"),
     ("libraries:\n  - notebook: {path: a}", "SOURCE_NOT_FOUND", 2, "notebook"),
 ]
 

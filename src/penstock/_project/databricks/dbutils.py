@@ -182,7 +182,7 @@ class TaskValues(Part):
         if value is None:
             raise UnavailableError(
                 f"the task value `{key}` of `{taskKey}`",
-                "there is no job here; give `get` a `debugValue` or a `default`",
+                "no job is running; pass a `debugValue` or a `default` to `get`",
             )
         return value
 

@@ -123,7 +123,7 @@ class FileSystem(Part):
         scheme, colon, _ = mapped.partition(":/")
         if colon and scheme.isalnum() and len(scheme) > 1:
             raise UnavailableError(
-                f"dbutils.fs on `{text}`, which is no file of this machine,",
+                f"dbutils.fs on `{text}`, which is not a file on this machine,",
                 "map the path to a local folder, or read it with spark",
                 is_elsewhere=True,
             )
@@ -145,7 +145,7 @@ class FileSystem(Part):
         if len(place.parts) <= 2 or any(kept.is_relative_to(place) for kept in precious):
             raise UnavailableError(
                 f"changing {place} with dbutils.fs, which `{path}` means here,",
-                "name a place further below",
+                "use a path below it",
             )
         return place
 

@@ -16,7 +16,7 @@ from penstock.errors import SpecError
 
 # What only Databricks' own files have, by what it is about. Each group is one note.
 _WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
-    "chooses compute of a workspace; here Spark's `master` and `configuration` do": (
+    "ignored (workspace compute); set `master` and `configuration` for Spark instead": (
         "clusters",
         "photon",
         "serverless",
@@ -24,11 +24,11 @@ _WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
         "edition",
         "channel",
     ),
-    "sends no notifications from here": ("notifications",),
-    "is not used: the event log is in the storage root": ("event_log",),
-    "schedules nothing here": ("restart_window", "trigger"),
-    "is not applied: all libraries are used": ("filters",),
-    "belongs to the workspace": (
+    "ignored (no notifications are sent)": ("notifications",),
+    "ignored (the event log is in the storage root)": ("event_log",),
+    "ignored (Penstock does not schedule updates)": ("restart_window", "trigger"),
+    "ignored (all libraries are used)": ("filters",),
+    "ignored (applies to the workspace only)": (
         "budget_policy_id",
         "usage_policy_id",
         "permissions",
@@ -116,21 +116,25 @@ def read_lakeflow(
     notes = [*foreign_notes(pipeline), *_unknown_notes(pipeline), *libraries.notes]
     if storage := text_of(pipeline.get("storage"), "storage"):
         notes.append(
-            f"`storage` ({storage}) belongs to the workspace: tables are stored where `--storage`, "
-            "PENSTOCK_STORAGE or `penstock.yaml` say, else in `.penstock`"
+            f"`storage` ({storage}) belongs to the workspace: tables are stored in the location "
+            "set by `--storage`, PENSTOCK_STORAGE or `penstock.yaml`, by default in `.penstock`"
         )
     configuration = {
         **cluster_configuration(pipeline),
         **texts_of(pipeline.get("configuration"), "configuration"),
     }
     for key in [key for key, value in configuration.items() if _needs_databricks(key, value)]:
-        notes.append(f"`{key}` names a class of Databricks' Spark ({configuration.pop(key)})")
+        notes.append(
+            f"`{key}` is ignored: it names a class of Databricks' Spark ({configuration.pop(key)})"
+        )
     required = (*libraries.dependencies, *dependencies(pipeline))
     roots = editable_folders(required)
     if (named := pipeline.get("root_path")) and (path := text_of(named, "root_path")):
         folder = files.folder(named, path)
         if folder is None:
-            notes.append(f"`root_path` ({path}) is not here: imports are found in {files.root}")
+            notes.append(
+                f"`root_path` ({path}) does not exist here: modules are imported from {files.root}"
+            )
         else:
             roots = (str(folder), *roots)
     return FileSettings(
@@ -213,7 +217,7 @@ def _label(name: str | None) -> str | None:
 def _unknown_notes(pipeline: Node) -> Iterator[str]:
     unknown = [key for key, _ in pipeline.items() if key not in _READ and key not in FOREIGN_KEYS]
     if unknown:
-        yield f"{', '.join(f'`{key}`' for key in unknown)}: not known here, so without effect"
+        yield f"{', '.join(f'`{key}`' for key in unknown)}: ignored (unknown)"
 
 
 def dependencies(pipeline: Node) -> Iterator[str]:
@@ -282,8 +286,8 @@ class _Libraries:
         if elsewhere:
             notes = (
                 *notes,
-                f"{elsewhere[0].message}: instead of what `libraries` lists, the files are taken "
-                "that declare something",
+                f"{elsewhere[0].message}: the files with declarations are used instead of those in "
+                "`libraries`",
             )
         return cls(tuple(dict.fromkeys(sources)), tuple(dependencies), notes)
 
@@ -299,7 +303,7 @@ def library_notes(keys: set[str]) -> tuple[str, ...]:
     if not keys:
         return ()
     listed = ", ".join(f"`{key}`" for key in sorted(keys))
-    return (f"{listed} in `libraries`: nothing is installed from here",)
+    return (f"{listed} in `libraries`: not installed by Penstock",)
 
 
 def _required(part: Node, key: str, inner: str) -> tuple[Node, str]:
