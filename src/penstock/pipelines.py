@@ -222,7 +222,7 @@ def _settings(project: Project, **settings: Any) -> PipelineSettings:
             "INSIDE_PIPELINE",
             "a source file of a pipeline calls `penstock.run`, `plan`, `check` or `open_pipeline`",
             origin=capture_origin(),
-            hint="move the call to a file that is no source file of the pipeline, or below "
+            hint="move the call to a file that is not a source file of the pipeline, or below "
             '`if __name__ == "__main__":`',
         )
     if isinstance(project, PipelineSettings):

@@ -123,7 +123,7 @@ def test_queries_and_expectations_see_the_time_of_the_test(pipeline: PipelineTes
 
 
 def test_what_cannot_be_tested_like_that_is_an_error(pipeline: PipelineTest) -> None:
-    with pytest.raises(AssertionError, match="no flow came to the step"):
+    with pytest.raises(AssertionError, match="no flow reached the step"):
         pipeline.add_rows("raw", [], RAW).run_and_crash("befor_write")
     with pytest.raises(SpecError, match="add the change events"):
         pipeline.add_rows("latest", [{"id": 1, "amount": 1}]).run()

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _REFRESH_PER_SECOND = 4
-_STOP_NOTE = (
-    "stopping: the micro-batches in flight are being finished; once more (Ctrl-C) interrupts them"
-)
+_STOP_NOTE = "stopping after the micro-batches in flight; press Ctrl-C again to interrupt them"
 
 
 class LogFormat(StrEnum):

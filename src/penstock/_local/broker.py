@@ -215,7 +215,7 @@ def _format(
     try:
         status = child.wait(max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired as error:
-        raise _timeout(directory, offset, "the layout of its data") from error
+        raise _timeout(directory, offset, "format its data folder") from error
     finally:
         child.kill()
         child.wait()
@@ -289,7 +289,7 @@ def _wait_ready(directory: Path, state: BrokerState, *, offset: int, deadline: f
         if admin is not None and answers(admin, state.cluster_id):
             return
         pause.wait(_POLL_SECONDS)
-    raise _timeout(directory, offset, "a first answer")
+    raise _timeout(directory, offset, "respond")
 
 
 def _accepts(port: int) -> bool:
@@ -311,7 +311,7 @@ def _failed(directory: Path, offset: int, reason: str) -> SetupError:
 def _timeout(directory: Path, offset: int, what: str) -> SetupError:
     return SetupError(
         "BROKER_TIMEOUT",
-        f"the Kafka broker in {directory} took too long for {what}{_log_tail(directory, offset)}",
+        f"the Kafka broker in {directory} took too long to {what}{_log_tail(directory, offset)}",
         hint=f"see the log {directory / LOG_FILE}; the machine may be overloaded",
     )
 

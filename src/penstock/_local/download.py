@@ -30,7 +30,7 @@ _LOCK_POLL_SECONDS = 0.05
 _SURPLUS_BYTES = 16 * 1024 * 1024
 _RETRYABLE_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _HINT_OTHER_SOURCE = (
-    "give another repository with `penstock jars sync --repo URL`, "
+    "use another repository with `penstock jars sync --repo URL`, "
     "or a folder of jars with `--from DIR`"
 )
 
@@ -180,7 +180,7 @@ def _receive(
         received = _append(part, response, jar, stop, lambda count: report(offset + count))
     if announced is not None and received < int(announced):
         raise _TransientError(
-            f"the answer ended after {received} of {announced} bytes", has_response=True
+            f"the response ended after {received} of {announced} bytes", has_response=True
         )
 
 

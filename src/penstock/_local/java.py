@@ -104,7 +104,7 @@ def _run_version(executable: Path, environ: Mapping[str, str]) -> str:
     if version is None:
         raise SetupError(
             "JAVA_NOT_FOUND",
-            f"{executable} -version ended with status {result.returncode} and names no version",
+            f"{executable} -version ended with status {result.returncode} and printed no version",
             hint=_INSTALL_HINT,
         )
     return version

@@ -72,7 +72,7 @@ class EngineCalls:
         try:
             running.request_stop()
         except Exception:
-            _logger.exception("%s could not be asked to stop", flow)
+            _logger.exception("the stop request for %s failed", flow)
 
     def interrupt(self, flow: str, running: RunningFlow) -> None:
         self._aside(running.interrupt, f"interrupt {flow}")

@@ -86,7 +86,7 @@ def flow_error(
             "(expect_or_drop puts them in quarantine)"
         )
     elif registry is not None:
-        condition, message = registry[1], f"it failed{batch}: {shown(registry[2])}"
+        condition, message = registry[1], f"the query failed{batch}: {shown(registry[2])}"
         hint = (
             "nothing of the batch was written; check url and auth of the registry"
             if condition == "SCHEMA_REGISTRY_REFUSED"
@@ -101,8 +101,8 @@ def flow_error(
     elif _REAL_TIME.search(text):
         condition, message = "REAL_TIME_NOT_SUPPORTED", f"real-time mode: {_reason(text)}"
         hint = (
-            'Spark has no such query in this mode; "processingTime=0 seconds" begins a batch as '
-            "soon as the last one is done"
+            'Spark does not support this query in real-time mode; "processingTime=0 seconds" '
+            "starts a batch as soon as the last one is done"
         )
     elif _CHECKPOINT.search(text):
         raised, condition = CheckpointError, "CHECKPOINT_UNUSABLE"
@@ -113,7 +113,7 @@ def flow_error(
         message = f"the source no longer has rows that were not read yet{batch}: {_reason(text)}"
         hint = 'set failOnDataLoss to "false" to continue without them, or --full-refresh the table'
     else:
-        condition, message = "FLOW_FAILED", f"it failed{batch}: {_reason(text)}"
+        condition, message = "FLOW_FAILED", f"the query failed{batch}: {_reason(text)}"
         if _ANSI.search(text):
             hint = (
                 f"a value is invalid in the query of {flow.target}: try_cast, "

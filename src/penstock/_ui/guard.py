@@ -105,7 +105,7 @@ class Guard:
             return 414, "the address is too long"
         host = headers.get("host", "")
         if self._checks_host and _name_of(host) not in _LOOPBACK:
-            return 421, "this server answers to localhost only"
+            return 421, "this server accepts requests for localhost only"
         origin = headers.get("origin")
         if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
             return 403, "not for pages from elsewhere"

@@ -161,7 +161,7 @@ class PipelineTest:
 
         with step_callback(crash):
             result = self._update()
-        assert crashed, f"no flow came to the step {step!r}"
+        assert crashed, f"no flow reached the step {step!r}"
         return result
 
     def table(self, name: str) -> DataFrame:

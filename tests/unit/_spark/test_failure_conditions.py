@@ -58,7 +58,7 @@ def test_cause_is_told_when_only_py4j_knows_which_object_was_called():
         "DeltaUnsupportedOperationException: row tracking needs a catalog\n\tat a.b.C.d(C.scala:1)"
     )
     error = flow_error(text, FLOW)
-    assert error.message == "flow 'f': it failed: row tracking needs a catalog"
+    assert error.message == "flow 'f': the query failed: row tracking needs a catalog"
     assert first_line(Exception(text.removeprefix("Py4JJavaError: "))) == (
         "row tracking needs a catalog"
     )
@@ -125,7 +125,7 @@ def test_failure_of_ansi_mode_names_the_setting_and_the_flow(condition):
     text = f"Caused by: org.apache.spark.SparkArithmeticException: [{condition}] 'n/a' is no number"
     error = flow_error(text, FLOW, batch_id=3)
     assert not error.retryable
-    assert "flow 'f': it failed in batch 3" in error.message
+    assert "flow 'f': the query failed in batch 3" in error.message
     assert "invalid in the query of t" in error.hint
     assert "spark.sql.ansi.enabled" in error.hint
 

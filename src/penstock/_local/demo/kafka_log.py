@@ -52,6 +52,6 @@ def open_consumer(kafka: Any, bootstrap_servers: str) -> Any:
 def unreachable(bootstrap_servers: str, reason: str) -> SetupError:
     return SetupError(
         "BROKER_UNREACHABLE",
-        f"the Kafka broker at {bootstrap_servers} does not answer: {reason}",
+        f"the Kafka broker at {bootstrap_servers} does not respond: {reason}",
         hint="run `penstock broker status`, and see its log",
     )

@@ -211,8 +211,8 @@ def _lines(account: Account, broken_rules: dict[str, int], directory: Path) -> l
         ("read", account.read, "the broker's end offsets"),
         ("= silver", account.silver, "rows of orders"),
         ("+ quarantined", account.quarantined, "rows of orders_quarantine"),
-        ("+ duplicates", account.duplicates, "messages that repeat one of these orders"),
-        ("+ pending", account.pending, "messages that the flows have not got to"),
+        ("+ duplicates", account.duplicates, "duplicates of these orders"),
+        ("+ pending", account.pending, "messages that the flows have not read yet"),
     )
     lines = ["", "Account of the topic orders"]
     lines += [f"  {name:<14}{count:>12,}  {meaning}" for name, count, meaning in figures]

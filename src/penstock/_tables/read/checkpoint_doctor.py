@@ -106,7 +106,7 @@ def _files(checkpoint: Checkpoint) -> Iterator[Finding]:
             "checkpoint-missing",
             Severity.ERROR,
             f"{checkpoint.path} does not exist, but the flow was started with it: a new one would "
-            "number its batches from 0, and they would be skipped as ones that the table has",
+            "number its batches from 0, and the table would skip them as already committed",
             f"`penstock checkpoint reset {checkpoint.flow} --from earliest` shows what a new one "
             "would read again; or --full-refresh the table",
         )
@@ -259,8 +259,8 @@ def _table(
             "behind-table",
             Severity.ERROR,
             f"the table has batch {committed}, the newest one of the checkpoint is "
-            f"{'none' if last is None else last}: the checkpoint is an older copy, and its next "
-            "batches would be skipped as ones that the table has",
+            f"{'none' if last is None else last}: the checkpoint is an older copy, and the table "
+            "would skip its next batches as already committed",
             _rebuild(checkpoint),
         )
 

@@ -147,8 +147,8 @@ def _root(settings: PipelineSettings) -> Path:
         raise SpecError(
             "STORAGE_NOT_LOCAL",
             f"the command changes checkpoints, and {settings.storage} is not on this machine",
-            hint="run it where the storage is mounted, and give --storage; on any storage work "
-            "`checkpoint list`, `inspect` and `doctor`, and `penstock run --full-refresh TABLE`",
+            hint="run it where the storage is mounted, with --storage; `checkpoint list`, "
+            "`inspect`, `doctor` and `penstock run --full-refresh TABLE` work on any storage",
         )
     return root
 

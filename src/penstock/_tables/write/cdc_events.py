@@ -369,7 +369,7 @@ class _Check:
         return self._error(
             "CDC_TYPE_NOT_SUPPORTED",
             f"{subject} is {kind.simpleString().upper()}, which {problem}",
-            "cast it in a view, and let the flow read that",
+            "cast it in a view that the flow reads",
         )
 
     def _error(self, condition: str, message: str, hint: str | None) -> DefinitionError:
