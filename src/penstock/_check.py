@@ -7,7 +7,7 @@ everything else can be checked; see `_analysis.assumptions` and `_project.databr
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock._analysis.analysis import Survey, survey
@@ -236,7 +236,7 @@ def opened_project(
                 )
                 notes = (*plan.notes, *plan.warnings)
             except PenstockError as error:
-                seen = seen.with_error(error)
+                seen = replace(seen, errors=(*seen.errors, error))
         yield OpenedProject(
             loaded=loaded,
             index=index,

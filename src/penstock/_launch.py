@@ -18,6 +18,7 @@ from penstock._analysis.table_sources import DeltaSource
 from penstock._api.modules import installed_modules
 from penstock._execution.file_states import FileStates
 from penstock._execution.flow_state import StateStore, check_migration
+from penstock._execution.queries import EngineContext, SparkEngine
 from penstock._execution.tables import PipelineTables
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._graph.index import DefinitionIndex, build_index
@@ -100,6 +101,12 @@ class OpenPipeline:
         """The name of a flow's table or sink in messages."""
         dataset = self.graph.datasets.get(node.target)
         return node.target if dataset is None else dataset.display
+
+    def engine(self, tables: PipelineTables, context: EngineContext) -> SparkEngine:
+        """An engine for the flows, which writes to `tables`."""
+        return SparkEngine(
+            self.spark, self.graph, self.evaluator, self.source, tables, self.state, context
+        )
 
     def lease(self, node: "DatasetNode") -> None:
         """Keep other pipelines from writing to a table."""

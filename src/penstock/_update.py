@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock._analysis.evaluation import Evaluator
 from penstock._analysis.observing import PlanTexts
-from penstock._execution.queries import EngineContext, SparkEngine
+from penstock._execution.queries import EngineContext
 from penstock._launch import OpenPipeline, Selection, open_pipeline
 from penstock._model.alert import AlertKind
 from penstock._model.pipeline import PipelineDefinition, PipelineSettings
@@ -194,22 +194,15 @@ def _run(
     for warning in plan.warnings:
         bus.emit(Event(origin, PlanWarning(warning), warning))
     events = event_directory(settings)
-    engine = SparkEngine(
-        pipeline.spark,
-        pipeline.graph,
-        pipeline.evaluator,
-        pipeline.source,
-        tables,
-        pipeline.state,
-        EngineContext(
-            pipeline=settings.name,
-            source_digest=_source_digest(settings),
-            emit=bus.emit,
-            origin=origin,
-            last_batch=lambda flow: last_batch(events, flow),
-            resolve_secrets=resolve_secrets,
-        ),
+    context = EngineContext(
+        pipeline=settings.name,
+        source_digest=_source_digest(settings),
+        emit=bus.emit,
+        origin=origin,
+        last_batch=lambda flow: last_batch(events, flow),
+        resolve_secrets=resolve_secrets,
     )
+    engine = pipeline.engine(tables, context)
     update = Update(
         plan,
         engine,

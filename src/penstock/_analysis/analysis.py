@@ -65,9 +65,6 @@ class Survey:
     missing: tuple[AssumedSource, ...]
     graph: DataflowGraph | None
 
-    def with_error(self, error: PenstockError) -> "Survey":
-        return replace(self, errors=(*self.errors, error))
-
 
 class _UpstreamFailedError(Exception):
     """An upstream flow could not be analysed; its error is already recorded."""

@@ -166,7 +166,8 @@ class PipelineTables:
             origin=declared.origin,
         )
         state = prepare_table(self._spark, self._ref(node), spec)
-        if self._has_quarantine(node) and not any(flow.flow.cdc for flow in flows):
+        keeps = self._keeps(node) or node.declared.late_rows is LateRows.QUARANTINE
+        if keeps and not any(flow.flow.cdc for flow in flows):
             quarantine = self._quarantine(node)
             prepare_quarantine(self._spark, quarantine, state, replace_schema=spec.replace_schema)
 
@@ -494,9 +495,6 @@ class PipelineTables:
         return self._wants_quarantine(node) and any(
             rule.on_violation.removes for rule in node.declared.expectations
         )
-
-    def _has_quarantine(self, node: DatasetNode) -> bool:
-        return self._keeps(node) or node.declared.late_rows is LateRows.QUARANTINE
 
     def declared_columns(self, key: str) -> StructType | None:
         """The declared columns of a table; rows are converted to their types."""

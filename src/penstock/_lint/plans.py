@@ -9,6 +9,7 @@ from penstock._model.origin import SourceLocation
 from penstock._model.query_facts import QueryFacts, ReadFacts, StateFacts, StateKind
 
 _FILES = {"json", "csv", "parquet", "orc", "text", "avro", "xml", "cloudfiles", "binaryfile"}
+_INFERRED = _FILES - {"text", "binaryfile", "cloudfiles"}
 _LIMITS = {
     "kafka": ("maxoffsetspertrigger",),
     "eventhubs": ("maxeventspertrigger", "eventhubs.maxeventspertrigger"),
@@ -100,7 +101,7 @@ def _of_read(read: ReadFacts) -> Iterator[tuple[str, str]]:
             yield "PSL207", "the stream reads new files before old ones"
         if _is(_option(options, "cleansource"), "delete"):
             yield "PSL208", "the stream deletes files that it has read"
-        if read.source != "cloudfiles" and not read.has_schema and _is_inferred(read):
+        if read.source in _INFERRED and not read.has_schema:
             yield "PSL203", f"the stream infers the schema of {read.source} files"
     if not read.is_own and (read.source in _FILES or read.source in _LIMITS):
         limits = _LIMITS.get(read.source, ("maxfilespertrigger", "maxbytespertrigger"))
@@ -123,10 +124,6 @@ def _of_kafka(read: ReadFacts) -> Iterator[tuple[str, str]]:
     away = [server.strip() for server in servers.split(",") if not _LOOPBACK.match(server.strip())]
     if away and protocol in ("PLAINTEXT", "SASL_PLAINTEXT"):
         yield "PSL211", f"{away[0]} is read with {protocol}"
-
-
-def _is_inferred(read: ReadFacts) -> bool:
-    return read.source not in ("text", "binaryfile")
 
 
 def _option(options: Mapping[str, str], name: str) -> str | None:

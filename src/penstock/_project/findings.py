@@ -68,11 +68,6 @@ def references_in(text: str, line: int = 1) -> Iterator[Finding]:
             yield key(name, line=at)
 
 
-def secret_references_in(text: str, line: int = 1) -> Iterator[Finding]:
-    """Yield only the `${secret:...}` references in a string."""
-    return (item for item in references_in(text, line) if item.kind is FindingKind.SECRET)
-
-
 def key(name: str, *, line: int, has_default: bool = False) -> Finding:
     is_of_spark = name.startswith(_OF_SPARK)
     return Finding(
@@ -302,7 +297,8 @@ class _Visitor(ast.NodeVisitor):
     def _literal(self, text: str, line: int) -> None:
         if finding := path_in(text, line):
             self.result.findings.append(finding)
-        self.result.findings += secret_references_in(text, line)
+        secrets = [item for item in references_in(text, line) if item.kind is FindingKind.SECRET]
+        self.result.findings += secrets
 
     def _add(self, kind: FindingKind, name: str, line: int, *, has_default: bool = False) -> None:
         self.result.findings.append(

@@ -93,22 +93,15 @@ class Shadow:
                 pipeline.settings,
                 locations={self.dataset.key: self.table.path},
             )
-            engine = SparkEngine(
-                pipeline.spark,
-                pipeline.graph,
-                pipeline.evaluator,
-                pipeline.source,
-                tables,
-                pipeline.state,
-                EngineContext(
-                    pipeline=pipeline.settings.name,
-                    source_digest="",
-                    emit=on_event,
-                    origin=origin,
-                    last_batch=lambda _: (0, read_version(pipeline.spark, self.table.path)),
-                    resolve_secrets=str,  # for sinks only
-                ),
+            context = EngineContext(
+                pipeline=pipeline.settings.name,
+                source_digest="",
+                emit=on_event,
+                origin=origin,
+                last_batch=lambda _: (0, read_version(pipeline.spark, self.table.path)),
+                resolve_secrets=str,  # for sinks only
             )
+            engine = pipeline.engine(tables, context)
             try:
                 with jvm_watch(pipeline.spark, engine.jvm_died):
                     engine.prepare(PrepareTable(dataset=self.dataset.key))

@@ -170,7 +170,7 @@ class Update:
             early()
         while True:
             self._advance()
-            if self._is_finished():
+            if self._board.all_ended and self._setup.has_ended:
                 return
             message = self._scheduler.receive(self._inbox, self._timers.next_at)
             if message is not None:
@@ -180,9 +180,6 @@ class Update:
 
     def _now(self) -> float:
         return self._scheduler.monotonic()
-
-    def _is_finished(self) -> bool:
-        return self._board.all_ended and self._setup.has_ended
 
     def _advance(self) -> None:
         if self._stopping or not self._setup.advance() or self._board.all_ended:

@@ -122,7 +122,11 @@ def _grouping_columns(df: DataFrame, flow: Flow) -> tuple[str, ...]:
     produced = {}
     for item in iterate(node.aggregateExpressions()):
         references = {a.exprId().id() for a in iterate(item.references().toSeq())}
-        is_key = references <= grouping and references and not _contains_aggregate(item)
+        is_key = (
+            references <= grouping
+            and references
+            and not any(kind_of(part) == "AggregateExpression" for part in walk(item))
+        )
         produced[item.exprId().id()] = (bool(is_key), references)
     keys, covered = [], set()
     for name, ids in columns:
@@ -133,10 +137,6 @@ def _grouping_columns(df: DataFrame, flow: Flow) -> tuple[str, ...]:
     if not grouping or not grouping <= covered:
         raise _keys_unknown(flow)
     return tuple(keys)
-
-
-def _contains_aggregate(expression: Any) -> bool:
-    return any(kind_of(part) == "AggregateExpression" for part in walk(expression))
 
 
 def is_stateful(node: Any) -> bool:

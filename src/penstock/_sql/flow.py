@@ -119,14 +119,11 @@ def _parse_insert(cursor: Cursor, *, once: bool) -> FlowBody:
                 hint="remove `ONCE`",
             )
         start = cursor.position
-        cursor.skip_while(lambda: not (cursor.at("BY", "NAME") or _at_plain_query(cursor)))
+        starts = ("SELECT", "WITH", "VALUES")
+        cursor.skip_while(lambda: not (cursor.at("BY", "NAME") or cursor.current.word in starts))
         replace_where = cursor.between(start)
         if not replace_where:
             raise cursor.unexpected("a condition after `REPLACE WHERE`")
         by_name = cursor.accept("BY", "NAME") or by_name
     query = take_query(cursor, "BY NAME" if by_name else "INSERT INTO")
     return FlowBody(query=query, once=once, replace_where=replace_where)
-
-
-def _at_plain_query(cursor: Cursor) -> bool:
-    return cursor.current.word in ("SELECT", "WITH", "VALUES")

@@ -19,6 +19,7 @@ from penstock.errors import DefinitionError, DefinitionErrors
 _SUSPECT = re.compile(
     r"(?i)reflect|java_method|\b(select|from|values|table|exists|sql|url|file|ai_\w+)\b"
 )
+_NO_HASH = re.compile(r"\b(map|variant|interval|void|geo)")
 _REFUSED_FUNCTIONS = frozenset({"reflect", "java_method", "try_reflect"})
 _HASHABLE_FIRST = ("boolean", "byte", "short", "integer", "long", "date", "timestamp", "double")
 
@@ -93,7 +94,7 @@ def tolerant(spark: SparkSession, condition: Column, guard: Column) -> Column:
 
 def row_guard(schema: StructType) -> Column:
     """A condition that is true for every row and opaque to the optimizer, for `tolerant`."""
-    names = [field.name for field in schema if _hashable(field.dataType)]
+    names = [field.name for field in schema if not _NO_HASH.search(field.dataType.simpleString())]
     cheap = [field.name for field in schema if field.dataType.typeName() in _HASHABLE_FIRST]
     chosen = next(iter(cheap or names), None)
     seed = F.col(quoted(chosen)) if chosen else F.monotonically_increasing_id()
@@ -104,10 +105,6 @@ def row_guard(schema: StructType) -> Column:
 def quoted(name: str) -> str:
     """A column name as an identifier."""
     return "`" + name.replace("`", "``") + "`"
-
-
-def _hashable(data_type: DataType) -> bool:
-    return not re.search(r"\b(map|variant|interval|void|geo)", data_type.simpleString())
 
 
 def _sound(df: DataFrame, columns: Sequence[Column]) -> bool:

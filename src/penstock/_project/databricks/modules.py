@@ -81,7 +81,9 @@ class _Modules(MetaPathFinder, Loader):
         if name == _DBUTILS:
             return {"DBUtils": lambda *_arguments, **_parameters: dbutils}
         if name == _CONNECT:
-            return {"DatabricksSession": _session_class(spark)}
+            return {
+                "DatabricksSession": type("DatabricksSession", (), {"builder": _Builder(spark)})
+            }
         if name == _RUNTIME:
             content = {**namespace, "udf": _spark_function("udf")}
             if hasattr(spark, "table"):
@@ -106,10 +108,6 @@ class _Builder:
         if name.startswith("_"):
             raise AttributeError(name)
         return lambda *_arguments, **_parameters: self
-
-
-def _session_class(spark: object) -> type:
-    return type("DatabricksSession", (), {"builder": _Builder(spark)})
 
 
 def _spark_function(name: str) -> object:

@@ -62,9 +62,6 @@ class TableSpec:
     cast: bool = False  # rows are cast if no value changes, so narrower columns fit
     origin: SourceLocation | None = None
 
-    def table_schema(self) -> StructType:
-        return self.schema if self.declared else plain_schema(self.schema, nullable=True)
-
 
 @dataclass(frozen=True, kw_only=True)
 class TableState:
@@ -217,7 +214,7 @@ def _check_spec(table: TableRef, spec: TableSpec) -> None:
 
 
 def _create(delta: DeltaJvm, table: TableRef, spec: TableSpec, *, replace: bool = False) -> None:
-    schema = spec.table_schema()
+    schema = spec.schema if spec.declared else plain_schema(spec.schema, nullable=True)
     properties = check_properties(delta.spark, spec.properties, name=table.name, origin=spec.origin)
     if _needs_builder(spec, schema):
         _build(delta, table, spec, schema, properties, replace=replace)

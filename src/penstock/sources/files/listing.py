@@ -152,11 +152,6 @@ def exists(spark: SparkSession, path: str) -> bool:
     return bool(hadoop.getFileSystem(conf).exists(hadoop))
 
 
-def file_name_sql() -> str:
-    """SQL of a file's path in the form of `file_name`; in metadata it is a URI with escapes."""
-    return f"regexp_replace(try_url_decode(replace({PATH}, '+', '%2B')), '^file:/+', '/')"
-
-
 def file_name(path: str) -> str:
     """A path without the scheme of local files, of which there are several spellings."""
     return re.sub(r"^file:/+", "/", path)
@@ -174,7 +169,9 @@ def readable(path: str) -> str:
 
 def without_files(names: Sequence[str]) -> str:
     """A condition that leaves out files, by their names. Spark applies it before it opens any."""
-    return f"NOT array_contains({literals(sorted(set(names)))}, {file_name_sql()})"
+    # In metadata, a path is a URI with escapes.
+    path = f"regexp_replace(try_url_decode(replace({PATH}, '+', '%2B')), '^file:/+', '/')"
+    return f"NOT array_contains({literals(sorted(set(names)))}, {path})"
 
 
 def _as_pattern(path: str) -> str:
