@@ -28,4 +28,5 @@ def shrink_hadoop_configuration(spark: SparkSession) -> None:
     if str(spark.sparkContext.master).startswith("local"):
         unread = configuration.getValByRegex(r"^yarn\.").keySet()
         private("properties").keySet().removeAll(unread)
-    private("updatingResource").clear()
+    # `clear` of a map is Python's, with a call of the JVM per entry.
+    private("updatingResource").keySet().retainAll(jvm.java.util.Collections.emptySet())
