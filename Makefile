@@ -5,13 +5,16 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CHAOS_KILLS := 100,50
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long chaos chaos-sinks lint bench jars docs ui clean distclean
+.PHONY: help demo cluster test test-long chaos chaos-sinks lint bench jars docs ui clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1:/p' Makefile | awk -F: '{ printf "  make %-11s %s\n", $$1, $$2 }'
 
 demo: jars  ## orders from a real Kafka to gold tables, with the dashboard; EVENTS=20000 to end by itself, RATE=500 per second
 	$(BIN)/penstock demo --ui $(if $(EVENTS),--events $(EVENTS)) $(if $(RATE),--rate $(RATE))
+
+cluster: jars  ## the demo on a standalone Spark cluster of two workers; EVENTS and RATE as for the demo
+	$(BIN)/penstock demo --cluster --ui $(if $(EVENTS),--events $(EVENTS)) $(if $(RATE),--rate $(RATE))
 
 test: lint jars .venv-double/.installed  ## everything that CI checks; ROOMS=kafka,cli for what a change there reaches, PYTEST_ARGS="-m 'not spark'" for a part
 	@ROOMS="$(ROOMS)" .ci/test $(PYTEST_ARGS)
@@ -50,6 +53,7 @@ jars: .venv/.installed  ## the jars of Spark and the broker, into the cache that
 
 clean:  ## remove what demo, tests and builds leave behind
 	@if [ -x $(BIN)/penstock ] && [ -d demo/broker ]; then $(BIN)/penstock broker stop --dir demo/broker || true; fi
+	@if [ -x $(BIN)/penstock ] && [ -d demo/cluster ]; then $(BIN)/penstock cluster stop --dir demo/cluster || true; fi
 	rm -rf demo build dist ui/node_modules spark-warehouse metastore_db derby.log
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -17,6 +17,7 @@ from penstock._model.pipeline import PipelineDefinition, PipelineSettings
 from penstock._observe.alert_delivery import Alerts
 from penstock._observe.bus import EventBus
 from penstock._observe.events import (
+    ClusterResources,
     CreateUpdate,
     Event,
     EventOrigin,
@@ -42,6 +43,7 @@ from penstock._runtime.leases import PipelineLeases
 from penstock._runtime.reporter import error_info
 from penstock._runtime.update import Update, UpdateResult
 from penstock._session import spark_log
+from penstock._spark.executors import executor_watch
 from penstock._spark.session import jvm_watch
 
 if TYPE_CHECKING:
@@ -219,8 +221,11 @@ def _run(
         engine.jvm_died(exit_code)
         update.engine_died()
 
+    def executors_changed(change: ClusterResources, message: str) -> None:
+        bus.emit(Event(origin, change, message))
+
     try:
-        with jvm_watch(pipeline.spark, jvm_died):
+        with jvm_watch(pipeline.spark, jvm_died), executor_watch(pipeline.spark, executors_changed):
             return update.run()
     finally:
         engine.close()

@@ -6,10 +6,12 @@ the file holds into docs/reliability.md.
 
     export PYTHONPATH=tests/spark
     python tests/chaos/sitting.py --kills 25 [--seed 7] [--record FILE] [--without DEFENCE]
+    python tests/chaos/sitting.py --kills 35 --cluster
     python tests/chaos/sitting.py --table
 
 `--without decision` or `--without fence` switches a defence off and kills where it is needed: such
-a sitting must find wrong rows, and fails if it does not.
+a sitting must find wrong rows, and fails if it does not. `--cluster` runs the pipeline on a
+standalone cluster of two workers, and kills executors and the driver.
 """
 
 import argparse
@@ -32,8 +34,10 @@ from pathlib import Path
 from typing import Any
 
 from demo_oracle import Record, differences, judge, read_records, read_tables
+from pipeline_process import children
 
 from penstock._local.broker import broker_status, ensure_topic, start_broker, stop_broker
+from penstock._local.cluster import cluster_status, start_cluster, stop_cluster
 from penstock._local.demo.account import take_account
 from penstock._local.demo.folders import PARTITIONS, TOPIC, DemoFolders
 from penstock._local.demo.kafka_log import read_ranges
@@ -47,6 +51,7 @@ PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- sittings -->", "<!-- end of sittings -->"
 KINDS = {"group": 4, "jvm": 2, "python": 2, "broker": 2}
 """What is killed, and how often in ten: the process group, one of its two processes, or Kafka."""
+KINDS_ON_CLUSTER = {"executor": 6, "driver": 1}
 RATE = 100.0
 SECONDS = 240.0
 LEFT_OVER_SECONDS = 30.0
@@ -179,6 +184,7 @@ class Sitting:
     began: str
     kills: dict[str, int] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
+    cluster: bool = False
     left_over: int = 0
     messages: int = 0
     rows_lost: int = 0
@@ -195,9 +201,10 @@ class Sitting:
 class Chaos:
     """One sitting in one folder."""
 
-    def __init__(self, root: Path, seed: int, without: str) -> None:
+    def __init__(self, root: Path, seed: int, without: str, *, cluster: bool) -> None:
         began = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-        self.result = Sitting(seed, without, began)
+        self.result = Sitting(seed, without, began, cluster=cluster)
+        self.kinds = KINDS_ON_CLUSTER if cluster else KINDS
         self.dice = random.Random(seed)
         self.root, self.without = root, without
         self.environment = {"PENSTOCK_TEST_WITHOUT": without} if without else {}
@@ -210,6 +217,8 @@ class Chaos:
         """Kill so many times, let everything be processed, and compare."""
         broker = start_broker(self.places.broker, properties={"log.retention.ms": "-1"})
         try:
+            if self.result.cluster:
+                self.environment["PENSTOCK_MASTER"] = start_cluster(self.places.cluster).master
             ensure_topic(broker.bootstrap_servers, TOPIC, PARTITIONS)
             self.places.write_project(broker.bootstrap_servers)
             with (self.root / "pipeline.py").open("a", encoding="utf-8") as source:
@@ -228,11 +237,12 @@ class Chaos:
             self.drain()
             self.compare(broker.bootstrap_servers)
         finally:
+            stop_cluster(self.places.cluster)
             stop_broker(self.places.broker)
         return self.result
 
     def kill(self, number: int) -> None:
-        kind = self.dice.choices(list(KINDS), list(KINDS.values()))[0]
+        kind = self.dice.choices(list(self.kinds), list(self.kinds.values()))[0]
         target = ""
         if self.without:
             # Once for sure where the defence is needed, at a batch that is not the first.
@@ -251,7 +261,7 @@ class Chaos:
         killed, pipeline.killed_java = time.time(), 0
         self.send(kind, pipeline)
         since = time.time()
-        if kind != "broker":
+        if kind not in ("broker", "executor"):
             wait_until(lambda: pipeline.is_gone() or pipeline.has_recovered(), LEFT_OVER_SECONDS)
             if not pipeline.has_recovered():
                 if left := session_members(pipeline.process.pid):
@@ -272,7 +282,9 @@ class Chaos:
     def send(self, kind: str, pipeline: Pipeline) -> None:
         """SIGKILL; returns when the signal was sent, of the broker when a new one answers."""
         match kind:
-            case "group":
+            case "executor":
+                os.kill(self.dice.choice(sorted(self.executors())), signal.SIGKILL)
+            case "group" | "driver":
                 with contextlib.suppress(ProcessLookupError):  # a kill point was faster
                     os.killpg(pipeline.process.pid, signal.SIGKILL)
             case "jvm":
@@ -286,6 +298,20 @@ class Chaos:
                 os.kill(pid, signal.SIGKILL)
                 wait_until(lambda: not broker_status(self.places.broker).running, 30)
                 start_broker(self.places.broker, properties={"log.retention.ms": "-1"})
+
+    def executors(self) -> list[int]:
+        """The children of the workers."""
+        pids: list[int] = []
+
+        def some() -> bool:
+            cluster = cluster_status(self.places.cluster)
+            assert cluster is not None
+            pids[:] = [child for pid, _ in cluster.processes[1:] for child in children(pid)]
+            return bool(pids)
+
+        if not wait_until(some, SECONDS):
+            raise SystemExit("no executor")
+        return pids
 
     def start(self, target: str) -> None:
         extra = {"PENSTOCK_KILL_AT": target} if target else {}
@@ -383,22 +409,27 @@ def percentile(values: list[float], share: float) -> float:
 def table_of(sittings: list[dict[str, Any]]) -> str:
     """What the sittings found, as Markdown."""
     lines = [
-        "| | Kills | Group, JVM, Python, broker | Messages | Lost | Duplicated | Other differences "
+        "| | Kills | Of which | Messages | Lost | Duplicated | Other differences "
         "| Left-over processes | Kill to next commit: median, p95 |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
+    on_cluster = [s for s in sittings if s.get("cluster")]
+    sittings = [s for s in sittings if not s.get("cluster")]
     groups = {"all defences": [s for s in sittings if not s["without"]]}
+    groups["cluster of two workers"] = on_cluster
     for name in CONTROLS:
         groups[f"without `{name}`"] = [s for s in sittings if s["without"] == name]
     for title, group in groups.items():
         if not group:
             continue
-        kinds = [sum(s["kills"].get(kind, 0) for s in group) for kind in KINDS]
+        kinds = Counter[str]()
+        for sitting in group:
+            kinds.update(sitting["kills"])
         seconds = [value for s in group for value in s["seconds"]]
         cells = [
             title,
-            sum(kinds),
-            ", ".join(map(str, kinds)),
+            kinds.total(),
+            ", ".join(f"{kind} {count}" for kind, count in kinds.most_common()),
             sum(s["messages"] for s in group),
             sum(s["rows_lost"] for s in group),
             sum(s["rows_duplicated"] for s in group),
@@ -407,7 +438,7 @@ def table_of(sittings: list[dict[str, Any]]) -> str:
             f"{percentile(seconds, 0.5):.1f} s, {percentile(seconds, 0.95):.1f} s",
         ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    seeds = ", ".join(str(s["seed"]) for s in sittings if not s["without"])
+    seeds = ", ".join(str(s["seed"]) for s in (*sittings, *on_cluster) if not s["without"])
     return "\n".join([*lines, "", f"Seeds of the sittings: {seeds}."])
 
 
@@ -427,6 +458,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=None, help="by default a new one")
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--without", choices=CONTROLS, default="")
+    parser.add_argument("--cluster", action="store_true", help="two workers; kill executors")
     parser.add_argument("--table", action="store_true", help="only write the table of the record")
     parser.add_argument("--keep", type=Path, help="keep everything in this folder")
     options = parser.parse_args()
@@ -438,7 +470,9 @@ def main() -> None:
     root = options.keep or Path(tempfile.mkdtemp(prefix="penstock-chaos-"))
     root.mkdir(parents=True, exist_ok=True)
     try:
-        result = Chaos(root.resolve(), seed, options.without).run(options.kills)
+        result = Chaos(root.resolve(), seed, options.without, cluster=options.cluster).run(
+            options.kills
+        )
     finally:
         if not options.keep:
             shutil.rmtree(root, ignore_errors=True)

@@ -59,3 +59,9 @@ class PipelineProcess:
             self._process.poll()
             pause.wait(_POLL_SECONDS)
         raise AssertionError("the process group does not end")
+
+
+def children(parent: int) -> list[int]:
+    """Child processes, by whichever of its threads."""
+    files = Path(f"/proc/{parent}/task").glob("*/children")
+    return [int(pid) for file in files for pid in file.read_text().split()]

@@ -347,6 +347,10 @@ def demo(
     once: Annotated[
         bool, typer.Option("--once", help="Send all events first, then run one triggered update.")
     ] = False,
+    cluster: Annotated[
+        bool,
+        typer.Option("--cluster", help="Run on a standalone Spark cluster of two workers."),
+    ] = False,
     storage: Annotated[
         Path, typer.Option("--storage", help="Folder for all files of the demo.", metavar="DIR")
     ] = Path("demo"),
@@ -386,6 +390,7 @@ def demo(
             events=events,
             rate=rate,
             once=once,
+            on_cluster=cluster,
             say=Output().line,
         )
     if as_json:

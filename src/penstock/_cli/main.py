@@ -11,6 +11,7 @@ import typer
 from penstock._cli import (
     check,
     checkpoint,
+    cluster,
     dashboard,
     exit_codes,
     graph,
@@ -70,6 +71,7 @@ status.register(app)
 checkpoint.register(app)
 repair.register(app)
 machine.register(app)
+cluster.register(app)
 dashboard.register(app)
 
 

@@ -307,6 +307,21 @@ class PlanningInformation(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClusterResources(Body):
+    """Executors of the cluster after a change; `lost` are those that ended by themselves."""
+
+    event_type = "cluster_resources"
+    num_executors: int = 0
+    num_task_slots: int = 0
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+
+    def level(self, error: ErrorInfo | None) -> Level:
+        return Level.WARN if self.lost else Level.INFO
+
+
+@dataclass(frozen=True, kw_only=True)
 class SourceProgress(Body):
     """A source of a running flow stopped answering (`NO_ANSWER`), or answers again (`ANSWERS`)."""
 

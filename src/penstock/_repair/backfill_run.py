@@ -27,6 +27,7 @@ from penstock._repair.journal import Journal
 from penstock._spark.failures import flow_error
 from penstock._spark.plans import fingerprint
 from penstock._tables.read.checkpoint_files import Checkpoint
+from penstock._tables.write.kept import keep
 from penstock.errors import PlanError
 from penstock.quality.rules import quoted
 from penstock.quality.split import ROW
@@ -155,7 +156,7 @@ class BackfillRun:
         if self.plan.way == Way.EVENTS:
             self._committed(writer.write(self._without_quarantined(batch), number))
             return
-        kept = batch.persist()
+        kept = keep(batch)
         try:
             new = self._without_known(kept)
             total, unidentified = kept.count(), kept.where(_any_null(self.plan.by)).count()

@@ -49,7 +49,7 @@ _ANSI = re.compile(
 _DATA_LOSS = re.compile(r"KAFKA_DATA_LOSS|failOnDataLoss|Some data may have been lost")
 # Raised in Spark's Python workers; only the message is returned.
 _REGISTRY = re.compile(r"\[(SCHEMA_REGISTRY_UNREACHABLE|SCHEMA_REGISTRY_REFUSED)\] ([^\n]+)")
-_MAY_PASS = ("SCHEMA_REGISTRY_UNREACHABLE", "DISK_FULL")
+_MAY_PASS = ("SCHEMA_REGISTRY_UNREACHABLE", "DISK_FULL", "EXECUTOR_LOST")
 _REAL_TIME = re.compile(r"\[STREAMING_REAL_TIME_MODE\.(\w+)\]")
 _MOST_CAUSES = 20
 
@@ -98,6 +98,10 @@ def flow_error(
             "free some space (or make it writable) and start again: no row is lost, and the batch "
             "is run again. Spark also writes to spark.local.dir, by default the temporary folder"
         )
+    elif "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND" in text:
+        condition = "EXECUTOR_LOST"
+        message = f"an executor was lost with rows that were still needed{batch}"
+        hint = "nothing of the batch was written; it is run again as a whole"
     elif _REAL_TIME.search(text):
         condition, message = "REAL_TIME_NOT_SUPPORTED", f"real-time mode: {_reason(text)}"
         hint = (

@@ -32,6 +32,7 @@ from pyspark.serializers import UTF8Deserializer, read_int
 from pyspark.sql import SparkSession
 
 from penstock._observe.masking import shown
+from penstock._spark.executors import prepare_executors
 from penstock._spark.hadoop_configuration import shrink_hadoop_configuration
 from penstock._spark.jvm_names import remember_names
 from penstock._spark.session_defaults import is_local, session_defaults
@@ -162,7 +163,8 @@ def build_session(options: SessionOptions) -> SparkSession:
             hint="stop it first, or let the pipeline borrow it",
         )
     conf = effective_configuration(options)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    python = conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON", sys.executable)
+    os.environ["PYSPARK_PYTHON"] = python
     # PySpark prints every analysis error to stderr as JSON, even one that is caught.
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
@@ -177,11 +179,13 @@ def build_session(options: SessionOptions) -> SparkSession:
             context = SparkContext(conf=spark_conf, gateway=gateway)
             spark = SparkSession(context)
             shrink_hadoop_configuration(spark)
+            if not is_local(conf["spark.master"]):
+                prepare_executors(spark, conf)
         except BaseException as error:
             # The text of Java's exceptions comes from the JVM.
             reason = _reason(error) if isinstance(error, Exception) else ""
             _end_jvm(gateway, time.monotonic() + 5)
-            if not isinstance(error, Exception):
+            if isinstance(error, SetupError) or not isinstance(error, Exception):
                 raise
             raise SetupError(
                 "SPARK_START_FAILED",
@@ -275,6 +279,8 @@ def effective_configuration(options: SessionOptions) -> dict[str, str]:
     if options.master is not None:
         conf_of_user["spark.master"] = options.master
     master = conf_of_user.get("spark.master", "local[*]")
+    if options.analysis_only and not is_local(master):
+        master = conf_of_user["spark.master"] = "local[*]"
     root = options.storage_root
     warehouse = options.warehouse or (f"{root.rstrip('/')}/warehouse" if root else None)
     conf = session_defaults(master, conf_of_user, storage_root=root, warehouse=warehouse)

@@ -9,6 +9,7 @@ _SECRETS = (
     "(?i)secret|passw|pwd|token|credential|access[.-]?key|api[.-]?key|account[.-]?key|private[.-]?key"
     "|jaas|sasl|keystore|truststore|connection[.-]?string|authorization|signature|fernet"
 )
+_IS_HERE = re.compile(r"spark://(localhost|127\.[\d.]+):")
 
 
 def is_local(master: str) -> bool:
@@ -43,6 +44,16 @@ def available_cores(master: str, user_conf: Mapping[str, str]) -> int | None:
             user_conf.get("spark.executor.cores", "1")
         )
     return None
+
+
+def parallelism(cores: int) -> dict[str, str]:
+    """Settings that follow the number of concurrent tasks; all can be changed in a session."""
+    return {
+        "spark.sql.shuffle.partitions": str(cores),
+        f"{_PREFIX}snapshotPartitions": str(min(cores, 16)),
+        # VACUUM lists with this many tasks, 10000 by Spark's default.
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(cores * 4),
+    }
 
 
 def session_defaults(
@@ -90,20 +101,19 @@ def session_defaults(
         conf["spark.sql.warehouse.dir"] = warehouse
     cores = available_cores(master, user_conf)
     if cores is not None:
-        conf["spark.sql.shuffle.partitions"] = str(cores)
-        conf[f"{_PREFIX}snapshotPartitions"] = str(min(cores, 16))
-        # VACUUM lists with this many tasks, 10000 by Spark's default.
-        conf["spark.sql.sources.parallelPartitionDiscovery.parallelism"] = str(cores * 4)
-    if is_local(master):
+        conf |= parallelism(cores)
+    if is_local(master) or _IS_HERE.match(master):
         conf["spark.driver.host"] = "localhost"
         conf["spark.driver.bindAddress"] = "127.0.0.1"
         conf["spark.driver.memory"] = "2g"
-    if is_local_storage(storage_root) and is_local(master):
-        # Hadoop's own classes fork chmod and readlink for every file; these do not. The log store
-        # publishes a version atomically (`_local.jvm`); Delta's own one for local disks
-        # overwrites what another process commits in between.
-        conf["spark.hadoop.fs.file.impl"] = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
+    if is_local_storage(storage_root):
+        # Publishes a version atomically (`_local.jvm`); Delta's own log store for local and shared
+        # disks overwrites what another process commits in between.
         conf["spark.delta.logStore.file.impl"] = "penstock.delta.LinkLogStore"
+    if is_local_storage(storage_root) and is_local(master):
+        # Hadoop's own classes fork chmod and readlink for every file; these do not. Executors have
+        # them only after the start of their JVM, which is too late for a file system.
+        conf["spark.hadoop.fs.file.impl"] = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
         conf["spark.sql.streaming.checkpointFileManagerClass"] = (
             "org.apache.spark.sql.execution.streaming.checkpointing"
             ".FileSystemBasedCheckpointFileManager"

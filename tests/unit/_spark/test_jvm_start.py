@@ -28,7 +28,7 @@ MEMORY = """An error occurred while calling None.org.apache.spark.api.java.JavaS
         ("local[2]", True),
         ("local[*, 3]", True),
         ("local-cluster[2,1,1024]", False),
-        ("spark://localhost:7077", False),
+        ("spark://master:7077", False),
     ],
 )
 def test_local_cluster_is_a_cluster(master: str, expected: bool) -> None:
@@ -41,6 +41,30 @@ def test_local_cluster_is_a_cluster(master: str, expected: bool) -> None:
     defaults = session_defaults(master, {}, storage_root="file:/s", warehouse=None)
     assert ("spark.driver.host" in defaults) is expected
     assert ("spark.hadoop.fs.file.impl" in defaults) is expected
+
+
+@pytest.mark.parametrize("master", ["local[2]", "spark://master:7077", "k8s://https://api:6443"])
+def test_writers_on_one_disk_are_safe_on_every_master(master: str) -> None:
+    defaults = session_defaults(master, {}, storage_root="file:/s", warehouse=None)
+    assert defaults["spark.delta.logStore.file.impl"] == "penstock.delta.LinkLogStore"
+    remote = session_defaults(master, {}, storage_root="s3a://b/s", warehouse=None)
+    assert "spark.delta.logStore.file.impl" not in remote
+
+
+def test_the_driver_of_a_cluster_on_loopback_listens_there() -> None:
+    here = session_defaults("spark://127.0.0.1:7077", {}, storage_root=None, warehouse=None)
+    assert here["spark.driver.bindAddress"] == "127.0.0.1"
+    there = session_defaults("spark://master:7077", {}, storage_root=None, warehouse=None)
+    assert "spark.driver.bindAddress" not in there
+
+
+def test_an_analysis_needs_no_cluster() -> None:
+    conf = effective_configuration(
+        SessionOptions(
+            app_name="p", master="spark://master:7077", log_file="spark.log", analysis_only=True
+        )
+    )
+    assert conf["spark.master"] == "local[*]"
 
 
 def test_a_started_process_ignores_the_signals_that_go_to_everybody() -> None:

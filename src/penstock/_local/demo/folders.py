@@ -43,6 +43,10 @@ class DemoFolders:
         return self.storage / "broker"
 
     @property
+    def cluster(self) -> Path:
+        return self.storage / "cluster"
+
+    @property
     def lease(self) -> Path:
         """Lock file of a running demo, from before the first order until after the account."""
         return self.storage / "state" / "demo.lock"

@@ -5,12 +5,13 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
 from penstock._local.broker import ensure_topic, start_broker, stop_broker
+from penstock._local.cluster import start_cluster, stop_cluster
 from penstock._local.demo.account import Account, take_account
 from penstock._local.demo.folders import PARTITIONS, PIPELINE, TOPIC, DemoFolders
 from penstock._local.demo.kafka_log import Ranges, read_ranges
@@ -146,13 +147,14 @@ def run_demo(
     events: int | None = None,
     rate: float | None = None,
     once: bool = False,
+    on_cluster: bool = False,
     say: Callable[[str], None] = lambda _line: None,
 ) -> DemoOutcome:
     """Send orders through the demo's pipeline and account for each of them.
 
     Resumes with the data of the folder, also after a kill. Without `events` it sends until a stop
-    is requested (with `once`: a fixed number). `say` is called with lines before and after the
-    update.
+    is requested (with `once`: a fixed number). `on_cluster` runs it on a standalone cluster of two
+    workers instead of one JVM. `say` is called with lines before and after the update.
     """
     folders = DemoFolders(directory.absolute())
     with Lease.acquire(folders.lease, holder={"pipeline": PIPELINE}):
@@ -161,6 +163,9 @@ def run_demo(
         try:
             ensure_topic(servers, TOPIC, PARTITIONS)
             settings = folders.write_project(servers)
+            if on_cluster:
+                say(f"starting a Spark cluster in {folders.cluster}")
+                settings = replace(settings, master=start_cluster(folders.cluster).master)
             if once:
                 total, per_second = events or DEFAULT_EVENTS_ONCE, rate or DEFAULT_RATE_ONCE
                 say(f"sending {total:,} orders, {per_second:,g} per second")
@@ -185,6 +190,7 @@ def run_demo(
                 was_cut_short = conductor.was_cut_short
             account = take_account(folders, read_ranges(servers, TOPIC))
         finally:
+            stop_cluster(folders.cluster)
             stop_broker(folders.broker)
     return DemoOutcome(
         succeeded=account.balanced

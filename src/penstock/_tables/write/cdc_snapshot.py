@@ -25,6 +25,7 @@ from penstock._tables.write.cdc_events import (
     interval_fields,
 )
 from penstock._tables.write.fenced import FencedTable, TableTransaction
+from penstock._tables.write.kept import keep
 from penstock._tables.write.keyed import KeyedTable, count_keys, in_one_task, of_keys
 from penstock._tables.write.schema import plain_schema
 from penstock.errors import FlowError
@@ -104,10 +105,10 @@ class SnapshotWriter:
         self._table.evolve(
             txn, self._shape.target_schema(), allow_missing=self._allow_missing, replaces=False
         )
-        snapshot = df.select(*[F.col(quoted(f.name)) for f in self._shape.columns]).persist()
+        snapshot = keep(df.select(*[F.col(quoted(f.name)) for f in self._shape.columns]))
         try:
             rows = self._count(snapshot)
-            differences = self._compare(txn, snapshot, small=rows <= _SMALL_ROWS).persist()
+            differences = keep(self._compare(txn, snapshot, small=rows <= _SMALL_ROWS))
             try:
                 committed = self._commit(txn, differences, version, result, always=always)
             finally:

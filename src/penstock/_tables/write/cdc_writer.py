@@ -28,6 +28,7 @@ from penstock._tables.write.cdc_history import current_rows, history_rows, merge
 from penstock._tables.write.cdc_state import CdcState
 from penstock._tables.write.decision import BatchDecision, DecisionFile
 from penstock._tables.write.fenced import FencedTable, TableTransaction
+from penstock._tables.write.kept import keep
 from penstock._tables.write.keyed import REWRITE_BYTES, KeyedTable, in_one_task
 from penstock._tables.write.prepare import TableSpec, prepare_table
 from penstock._tables.write.row_files import Written
@@ -141,7 +142,7 @@ class CdcWriter(FlowWriter):
 
     def _write_files(self, df: DataFrame, txn: TableTransaction, schema: StructType) -> Written:
         # Read several times: counted, added to the state, and joined with it.
-        self._kept = kept = df.persist()
+        self._kept = kept = keep(df)
         split = self._event_split
         applied, op = F.col(DESTINATION) == TO_TABLE, self._events.op()
         operations = {"deletes": DELETE, "truncates": TRUNCATE}

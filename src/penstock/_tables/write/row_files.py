@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.write.fenced import FencedTable, TableTransaction
+from penstock._tables.write.kept import keep
 from penstock._tables.write.schema import plain_schema
 from penstock._tables.write.staging import (
     StagedFiles,
@@ -145,7 +146,7 @@ class RowFiles:
         return Written(staged, self._delta.add_files(staged.clean))
 
     def _two_jobs(self, df: DataFrame, txn: TableTransaction, split: RowSplit) -> Written:
-        kept = df.persist()
+        kept = keep(df)
         try:
             counts, _ = count_rows(kept, split)
             bad = self.write_bad(kept, counts, split)
@@ -170,7 +171,7 @@ class RowFiles:
         refused = late.find(df)
         if refused.frame is None or self._quarantine is None:
             return written, refused.late, 0
-        kept = refused.frame.persist()
+        kept = keep(refused.frame)
         try:
             is_late = F.array_contains(F.col(FAILED_RULES), LATE)
             row: Any = kept.agg(F.count(F.when(is_late, 1)), F.count(F.lit(1))).head()

@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 from penstock._tables.commits import CommitResult
 from penstock._tables.write.decision import BatchDecision, DecisionFile
 from penstock._tables.write.fenced import TableTransaction
+from penstock._tables.write.kept import keep
 from penstock._tables.write.keyed import KeyedTable, count_keys
 from penstock._tables.write.row_files import Written
 from penstock._tables.write.staging import StagedFiles, count_rows, valid_rows
@@ -49,7 +50,7 @@ class UpsertWriter(FlowWriter):
 
     def _write_files(self, df: DataFrame, txn: TableTransaction, schema: StructType) -> Written:
         # Read three times: counted, written, and joined with the table.
-        self._kept = kept = df.persist()
+        self._kept = kept = keep(df)
         rows = valid_rows(kept, self._split)
         row_count = self._check_keys(rows)
         if self._split is None:
@@ -129,7 +130,7 @@ class UniqueWriter(FlowWriter):
 
     def _write_files(self, df: DataFrame, txn: TableTransaction, schema: StructType) -> Written:
         # Read three times: counted, compared with the table, and written.
-        self._kept = kept = df.persist()
+        self._kept = kept = keep(df)
         split, bad = self._split, []
         if split is None:
             counts = StagedFiles([], [], kept.count(), 0, {})

@@ -1,0 +1,165 @@
+"""Executors of a cluster: what they need before the first task."""
+
+import contextlib
+import re
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from penstock._model.exception_text import first_line
+from penstock._observe.events import ClusterResources
+from penstock._observe.masking import shown
+from penstock._spark.session_defaults import available_cores, is_local, parallelism
+from penstock.errors import SetupError
+
+_POLL_SECONDS = 0.1
+_STABLE_SECONDS = 1.0
+_WATCH_SECONDS = 1.0
+_ON_PURPOSE = re.compile(r"killed by driver|decommission", re.IGNORECASE)
+_WAIT = "spark.scheduler.maxRegisteredResourcesWaitingTime"
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def prepare_executors(spark: SparkSession, conf: Mapping[str, str]) -> None:
+    """Ship Penstock's package, wait for executors, and size the session by their cores.
+
+    Functions of the project are pickled by value; those of Penstock are imported by the executors'
+    Python, which need not have it installed, in the driver's version. Waits for the first executor
+    as long as `spark.scheduler.maxRegisteredResourcesWaitingTime` (30 s), unless dynamic allocation
+    requests executors only for waiting tasks. Raises `NO_EXECUTORS`.
+    """
+    _ship_package(spark)
+    if conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true":
+        return
+    pause, seconds = threading.Event(), _seconds(conf.get(_WAIT, "30s"))
+    count, since = 0, time.monotonic()
+    deadline = since + seconds
+    while not count or time.monotonic() < min(since + _STABLE_SECONDS, deadline):
+        registered = sum(1 for _ in _executors(spark))
+        if registered != count:
+            count, since = registered, time.monotonic()
+        if not count and time.monotonic() > deadline:
+            raise SetupError(
+                "NO_EXECUTORS",
+                f"no executor of {conf['spark.master']} registered within {seconds:g} s",
+                hint="check that the cluster has free cores and memory for spark.executor.cores "
+                f"and spark.executor.memory; if it only takes longer, raise {_WAIT}",
+            )
+        pause.wait(_POLL_SECONDS)
+    if available_cores(conf["spark.master"], conf) is None:
+        for key, value in parallelism(spark.sparkContext.defaultParallelism).items():
+            if key not in conf:
+                spark.conf.set(key, value)
+
+
+@contextlib.contextmanager
+def executor_watch(
+    spark: SparkSession, on_change: Callable[[ClusterResources, str], None]
+) -> Iterator[None]:
+    """Call `on_change` on a separate thread when executors of a cluster come or go.
+
+    Its arguments are the body of an event and its message.
+    """
+    if is_local(str(spark.sparkContext.master)):
+        yield
+        return
+    over = threading.Event()
+
+    def watch() -> None:
+        known: dict[str, _Executor] = {}
+        while not over.is_set():
+            try:
+                now = {executor.id: executor for executor in _executors(spark)}
+            except (Py4JError, ConnectionError):
+                return  # the JVM is gone, or going
+            if change := _change(known, now):
+                on_change(change, _message(change, now))
+            known = now
+            over.wait(_WATCH_SECONDS)
+
+    thread = threading.Thread(target=watch, name="executor watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(_WATCH_SECONDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Executor:
+    id: str
+    is_active: bool
+    cores: int
+    reason: str
+
+
+def _executors(spark: SparkSession) -> Iterator[_Executor]:
+    """All executors of the session, also those that ended; not the driver."""
+    jvm: Any = spark._jvm
+    context: Any = spark.sparkContext._jsc.sc()
+    listed = jvm.scala.jdk.javaapi.CollectionConverters.asJava(
+        context.statusStore().executorList(False)
+    )
+    for item in listed:
+        if item.id() != "driver":
+            reason = item.removeReason()
+            yield _Executor(
+                id=item.id(),
+                is_active=item.isActive(),
+                cores=item.totalCores(),
+                reason=reason.get() if reason.isDefined() else "",
+            )
+
+
+def _change(
+    known: Mapping[str, _Executor], now: Mapping[str, _Executor]
+) -> ClusterResources | None:
+    active = [item for item in now.values() if item.is_active]
+    ended = [
+        item
+        for item in now.values()
+        if not item.is_active and (item.id not in known or known[item.id].is_active)
+    ]
+    change = ClusterResources(
+        num_executors=len(active),
+        num_task_slots=sum(item.cores for item in active),
+        added=tuple(item.id for item in now.values() if item.id not in known),
+        removed=tuple(item.id for item in ended if _ON_PURPOSE.search(item.reason)),
+        lost=tuple(item.id for item in ended if not _ON_PURPOSE.search(item.reason)),
+    )
+    return change if change.added or ended else None
+
+
+def _message(change: ClusterResources, executors: Mapping[str, _Executor]) -> str:
+    changes = {"added": change.added, "removed": change.removed, "lost": change.lost}
+    parts = [f"{word} executor {', '.join(ids)}" for word, ids in changes.items() if ids]
+    if change.lost:
+        parts[-1] += f" ({shown(first_line(executors[change.lost[0]].reason))})"
+    left = f"{change.num_executors} with {change.num_task_slots} task slots"
+    return f"{'; '.join(parts)}; executors now: {left}"
+
+
+def _ship_package(spark: SparkSession) -> None:
+    package = Path(__file__).parents[1]
+    context: Any = spark.sparkContext
+    archive = Path(context._temp_dir) / "penstock.zip"  # executors that come later read it, too
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as content:
+        for file in package.rglob("*.py"):
+            content.write(file, file.relative_to(package.parent))
+    before = list(sys.path)
+    context.addPyFile(str(archive))
+    sys.path[:] = before  # the driver has its own
+
+
+def _seconds(duration: str) -> float:
+    match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", duration.lower())
+    return 30.0 if match is None else int(match.group(1)) * _UNITS.get(match.group(2) or "ms", 1.0)

@@ -1,0 +1,68 @@
+"""The demo on a standalone cluster of two workers; an executor is killed in the middle."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from demo_process import DemoProcess, account_in, compare_with_log
+from pipeline_process import children
+
+from penstock._local.cluster import cluster_status, stop_cluster
+from penstock._local.demo.folders import DemoFolders
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.spark,
+    pytest.mark.kafka,
+    pytest.mark.timeout(400),
+]
+EVENTS = 2000
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "demo"
+    stop_cluster(DemoFolders(tmp_path / "demo").cluster)
+
+
+def executors(folder: Path) -> list[int]:
+    """Executors of the cluster that have run for long enough to have tasks: children of workers."""
+    cluster = cluster_status(DemoFolders(folder).cluster)
+    workers = [pid for pid, _ in cluster.processes[1:]] if cluster is not None else []
+    return [child for worker in workers for child in children(worker)]
+
+
+def recorded(folder: Path, event_type: str) -> list[dict]:
+    """Details of the events of this type, of all updates."""
+    lines = [
+        json.loads(line)
+        for file in sorted(folder.glob("events/**/*.jsonl"))
+        for line in file.read_text(encoding="utf-8").splitlines()
+    ]
+    return [line["details"][event_type] for line in lines if line["event_type"] == event_type]
+
+
+def test_no_row_is_lost_when_an_executor_is_killed(folder: Path) -> None:
+    log = folder.parent / "demo.log"
+    demo = DemoProcess(folder, log, "--cluster", "--events", str(EVENTS), "--rate", "100")
+    silver = DemoFolders(folder).table("orders") / "_delta_log"
+
+    def has_rows() -> bool:
+        return len(list(silver.glob("*.json"))) > 2
+
+    assert demo.wait_until(has_rows, 180), demo.output
+    before = executors(folder)
+    assert len(before) == 2
+    os.kill(before[0], signal.SIGKILL)
+    assert demo.wait(240) == 0, demo.output
+    assert account_in(demo.output)["read"] == EVENTS
+    assert compare_with_log(folder)[0] == []
+    changes = recorded(folder, "cluster_resources")
+    assert changes[0]["num_executors"] == 2
+    assert len([executor for change in changes for executor in change["lost"]]) == 1
+    assert changes[-1]["num_executors"] == 2
+    assert executors(folder) == []
+    assert cluster_status(DemoFolders(folder).cluster) is None
