@@ -1,4 +1,7 @@
-"""Actions of the dashboard: commands in separate processes, which continue after it ends."""
+"""Control of a pipeline from another process: start, stop, replay.
+
+Commands run in separate processes, which continue after the dashboard ends.
+"""
 
 import os
 import signal
@@ -59,6 +62,7 @@ class ProcessControl:
         project: Sequence[str] = (),
         choice: Sequence[str] = (),
         command: Sequence[str] = (sys.executable, "-m", "penstock"),
+        requester: str = "from the dashboard",
     ) -> None:
         from penstock._observe.log import event_directory
         from penstock._runtime.lease_paths import pipeline_lease_path
@@ -69,6 +73,7 @@ class ProcessControl:
         self._project = tuple(project)
         self._choice = tuple(choice)
         self._command = tuple(command)
+        self._requester = requester
         self._cwd = Path.cwd()
         self._lock = threading.Lock()
         self._jobs: deque[_Job] = deque(maxlen=_KEPT_JOBS)
@@ -178,7 +183,7 @@ class ProcessControl:
             self._jobs.append(_Job(what=what, process=process, log=log))
 
     def _note(self, what: str) -> None:
-        print(f"{self._name}: {what}, from the dashboard", file=sys.stderr, flush=True)
+        print(f"{self._name}: {what}, {self._requester}", file=sys.stderr, flush=True)
 
 
 def _command(holder: dict[str, Any]) -> str:

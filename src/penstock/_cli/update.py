@@ -1,7 +1,9 @@
-"""`run` and `dry-run`."""
+"""`run`, `dry-run` and `stop`."""
 
 import sys
-from contextlib import nullcontext
+import threading
+import time
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,11 +15,14 @@ from penstock._cli.dashboard import WithDashboard, dashboard_beside
 from penstock._cli.options import OutputFormat
 from penstock._display.display import LogFormat
 from penstock._display.terminal import Output
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, SetupError
 
 if TYPE_CHECKING:
     from penstock._observe.state import ObservedUpdate
     from penstock.pipelines import UpdateResult, UpdateState
+
+_POLL_SECONDS = 0.1
+_SIGNAL_SECONDS = 0.5
 
 Format = Annotated[
     LogFormat, typer.Option("--log-format", help="Format of the progress: text or JSON lines.")
@@ -36,6 +41,9 @@ def register(app: typer.Typer) -> None:
         epilog="Examples: penstock dry-run | penstock dry-run --output json | "
         "penstock dry-run --output github --junit dry-run.xml",
     )(dry_run)
+    app.command("stop", epilog="Examples: penstock stop | penstock stop shop --timeout 300 --now")(
+        stop
+    )
 
 
 @options.grouped
@@ -151,6 +159,52 @@ def dry_run(
             print("\n".join([*reports.annotations(warned), f"{len(cases)} flows are planned"]))
             return
     print(planned)
+
+
+@options.grouped
+def stop(
+    *,
+    project: options.StatusOptions,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0, metavar="SECONDS", help="How long to wait.")
+    ] = 120.0,
+    now: Annotated[
+        bool, typer.Option("--now", help="Interrupt the micro-batches in flight.")
+    ] = False,
+    output: options.Output = OutputFormat.TEXT,
+) -> int:
+    """Stop the running update after the micro-batches in flight, and wait until it has ended.
+
+    Works for an update of this host; a second call waits only. Exit code 1 if the update is still
+    running after the timeout.
+    """
+    from penstock._cli.controls import ProcessControl
+    from penstock.monitoring import status_of
+
+    settings = project.settings()
+    control = ProcessControl(settings, requester="by penstock stop")
+    pause, deadline = threading.Event(), time.monotonic() + timeout
+    was_running = is_running = control.state()["runs"] is not None
+    if is_running:
+        status = status_of(settings)
+        is_stopping = status is not None and status["state"] == "STOPPING"
+        if now or not is_stopping:
+            control.stop()
+        if now and not is_stopping:
+            # Signals that arrive together are one. The second one interrupts.
+            pause.wait(_SIGNAL_SECONDS)
+            with suppress(SetupError):  # it has ended
+                control.stop(now=True)
+    while is_running and time.monotonic() < deadline:
+        pause.wait(_POLL_SECONDS)
+        is_running = control.state()["runs"] is not None
+    if output is OutputFormat.JSON:
+        options.print_json({"was_running": was_running, "is_running": is_running})
+    elif is_running:
+        print(f"still running after {timeout:g} s; --now interrupts its micro-batches")
+    else:
+        print("stopped" if was_running else "no update is running")
+    return exit_codes.UPDATE_FAILED if is_running else exit_codes.OK
 
 
 def exit_code_of(state: "UpdateState") -> int:

@@ -1,5 +1,6 @@
 """What a visitor of the dashboard may do, done to real processes."""
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import threading
 import pytest
 
 from penstock._cli.controls import ProcessControl
+from penstock._cli.main import main
 from penstock._model.pipeline import PipelineSettings
 from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path
@@ -150,3 +152,20 @@ def test_only_one_thing_is_started_when_two_ask(settings, tmp_path):
     broken = ProcessControl(settings, command=[str(tmp_path / "nothing")])
     with pytest.raises(SetupError, match="could not be started"):
         broken.start()
+
+
+def test_stop_ends_the_running_update_and_waits_for_it(settings, holder, capsys):
+    arguments = ["stop", str(settings.root), "--storage", settings.storage]
+    assert main([*arguments, "--now"]) == 0
+    assert [holder.stdout.readline() for _ in range(2)] == ["heard\n", "heard\n"]
+    assert holder.wait(10) == 0
+    assert "stopped" in capsys.readouterr().out
+    assert main([*arguments, "--output", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"was_running": False, "is_running": False}
+
+
+def test_stop_says_when_the_batches_take_longer_than_it_waits(settings, holder, capsys):
+    arguments = ["stop", str(settings.root), "--storage", settings.storage, "--timeout", "0.3"]
+    assert main(arguments) == 1
+    assert holder.stdout.readline() == "heard\n"
+    assert "still running after 0.3 s" in capsys.readouterr().out
