@@ -1,6 +1,6 @@
 # A fresh machine needs Python >= 3.11, Java >= 17 and make. Every target sets up what it lacks.
 BIN := .venv/bin
-JAR_SETS := delta local-fs kafka avro postgresql kafka-broker postgresql-server
+JAR_SETS := delta local-fs kafka avro postgresql s3 kafka-broker postgresql-server
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CHAOS_KILLS := 100,50
 
@@ -65,8 +65,8 @@ distclean: clean  ## also remove .venv and .venv-double
 	@.ci/bootstrap requirements/dev.txt
 	@touch $@
 
-.venv-double/.installed: requirements/kinesis-double.txt tests/kinesis/double/package-lock.json .ci/kinesis-double .venv/.installed
-	@.ci/kinesis-double
+.venv-double/.installed: requirements/doubles.txt tests/kinesis/double/package-lock.json .ci/doubles .venv/.installed
+	@.ci/doubles
 	@touch $@
 
 .venv/.bench: requirements/bench.txt .venv/.installed

@@ -25,6 +25,9 @@ from penstock.errors import SetupError
 SPARK_JAR_SETS = ("delta", "local-fs", "kafka", "avro", "postgresql")
 """Jar sets that every session gets."""
 
+S3_JAR_SET = "s3"
+"""Jar set of sessions that use `s3a:`."""
+
 _THREADS = 6
 
 

@@ -110,6 +110,14 @@ def session_defaults(
         # Publishes a version atomically (`_local.jvm`); Delta's own log store for local and shared
         # disks overwrites what another process commits in between.
         conf["spark.delta.logStore.file.impl"] = "penstock.delta.LinkLogStore"
+    # Creates a version only if it does not exist; Delta's own one overwrites what another driver
+    # commits in between.
+    conf["spark.delta.logStore.s3a.impl"] = "penstock.delta.ObjectLogStore"
+    if storage_root is not None and storage_root.startswith("s3a:"):
+        # A rename is a copy on S3: checkpoint files appear when their upload is complete.
+        conf["spark.sql.streaming.checkpointFileManagerClass"] = (
+            "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager"
+        )
     if is_local_storage(storage_root) and is_local(master):
         # Hadoop's own classes fork chmod and readlink for every file; these do not. Executors have
         # them only after the start of their JVM, which is too late for a file system.

@@ -419,7 +419,7 @@ def test_sync_lists_the_sets_when_one_is_unknown(fetch: Fetch) -> None:
 def test_lock_is_sound_when_it_is_loaded() -> None:
     sets = load_lock().sets
     servers = {"kafka-broker", "postgresql-server"}
-    assert set(sets) == {"delta", "local-fs", "kafka", "avro", "postgresql"} | servers
+    assert set(sets) == {"delta", "local-fs", "kafka", "avro", "postgresql", "s3"} | servers
     for jar_set in sets.values():
         assert jar_set.folder == (jar_set.name if jar_set.name in servers else "jars")
         assert len({jar.file_name for jar in jar_set.jars}) == len(jar_set.jars)

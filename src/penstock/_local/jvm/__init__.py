@@ -1,7 +1,7 @@
 """Java classes of Penstock, with the jar built from them.
 
-`LinkLogStore` publishes versions of Delta tables on a local disk; `BatchAdmission` lets streaming
-queries take turns.
+`LinkLogStore` and `ObjectLogStore` publish versions of Delta tables on a disk and on S3;
+`BatchAdmission` lets streaming queries take turns.
 """
 
 from pathlib import Path

@@ -1,0 +1,125 @@
+"""A server with the API of S3 (moto), and a proxy before it that fails as networks do."""
+
+import http.client
+import os
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from penstock._local.broker_files import free_ports
+
+HOME = Path(__file__).resolve().parents[2] / ".venv-double"
+BUCKET = "lake"
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "not-a-secret-at-all"}
+_START_SECONDS = 60.0
+
+
+class S3Double:
+    """The server with an empty bucket; its objects live as long as it does."""
+
+    def __init__(self, log: Path) -> None:
+        server = HOME / "bin" / "moto_server"
+        assert server.exists(), "the double is not installed: make .venv-double/.installed"
+        self.port = free_ports()[0]
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [str(server), "-H", "127.0.0.1", "-p", str(self.port)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **CREDENTIALS},
+            )
+        deadline, pause = time.monotonic() + _START_SECONDS, threading.Event()
+        while not self._has_bucket():
+            assert time.monotonic() < deadline, log.read_text()
+            assert self._process.poll() is None, log.read_text()
+            pause.wait(0.1)
+
+    def _has_bucket(self) -> bool:
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{BUCKET}", method="PUT")
+        try:
+            urllib.request.urlopen(request, timeout=5).close()
+        except urllib.error.HTTPError:
+            raise
+        except OSError:
+            return False
+        return True
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait(30)
+
+
+class FaultyProxy:
+    """Passes requests on to a server, except where `fault` says otherwise.
+
+    `fault` gets the number of the request, its method and its path, and returns `""`, `busy` (the
+    server never sees it; 503) or `lost` (the server carries it out; the client gets no answer).
+    """
+
+    def __init__(self, port: int, fault: Callable[[int, str, str], str]) -> None:
+        proxy = self
+        self.counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_any(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                with proxy._lock:
+                    proxy.counts["all"] += 1
+                    kind = fault(proxy.counts["all"], self.command, self.path)
+                    proxy.counts[kind or "passed"] += 1
+                if kind == "busy":
+                    self.send_response(503)
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
+                server = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+                try:
+                    server.request(self.command, self.path, body, dict(self.headers))
+                    answer = server.getresponse()
+                    content = answer.read()
+                finally:
+                    server.close()
+                if kind == "lost":
+                    self.close_connection = True
+                    return
+                self.send_response(answer.status)
+                for name, value in answer.getheaders():
+                    if name.lower() not in ("transfer-encoding", "connection", "date", "server"):
+                        self.send_header(name, value)
+                if answer.getheader("Content-Length") is None:
+                    self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(content)
+
+            do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_any
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def settings_of(port: int) -> dict[str, str]:
+    """Settings of Spark for the server at a port of this machine."""
+    return {
+        "spark.hadoop.fs.s3a.endpoint": f"http://127.0.0.1:{port}",
+        "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
+        "spark.hadoop.fs.s3a.path.style.access": "true",
+    }
