@@ -167,5 +167,5 @@ def test_the_report_adds_up(found):
 def test_a_relative_path_is_also_looked_for_where_the_command_was_started(found):
     check, root = found
     (note,) = [note for note in check.notes if "'landing'" in note]
-    assert f"is read from {root}" in note
+    assert f"is read from the working directory {root}" in note
     assert not any("landing" in s.name and "Volumes" not in s.name for s in check.missing)
