@@ -5,7 +5,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CHAOS_KILLS := 100,50
 
 .DEFAULT_GOAL := help
-.PHONY: help demo cluster test test-long chaos chaos-sinks lint bench jars docs ui clean distclean
+.PHONY: help demo cluster test test-long chaos chaos-cluster chaos-sinks lint bench jars docs ui clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1:/p' Makefile | awk -F: '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -28,6 +28,10 @@ chaos: jars  ## one sitting of kill -9 over the demo and auto CDC, without two d
 	PYTHONPATH=tests/spark $(BIN)/python tests/chaos/sitting.py --kills $(or $(KILLS),25) $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests/spark $(BIN)/python tests/chaos/sitting.py --kills 1 --without decision
 	PYTHONPATH=tests/spark $(BIN)/python tests/chaos/sitting.py --kills 1 --without fence
+	PYTHONPATH=tests/spark $(BIN)/python tests/chaos/sitting.py --table
+
+chaos-cluster: jars  ## one sitting of kill -9 to executors and driver on a cluster of two workers; KILLS=35, SEED to repeat
+	PYTHONPATH=tests/spark $(BIN)/python tests/chaos/sitting.py --cluster --kills $(or $(KILLS),35) $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests/spark $(BIN)/python tests/chaos/sitting.py --table
 
 chaos-sinks: jars  ## kill -9 of pipeline and PostgreSQL 100 and 50 times; KILLS=10,5 for fewer, PENSTOCK_TEST_SEED to repeat
