@@ -73,10 +73,11 @@ def start_cluster(
         nonlocal cluster
         log = directory / f"{name}.log"
         pid = _spawn(directory, log, main, *arguments)
-        processes.append((pid, process.start_time(pid) or ""))
+        started = (pid, process.start_time(pid) or "")
+        processes.append(started)
         cluster = Cluster(master=cluster.master, directory=directory, processes=tuple(processes))
         _write(cluster)
-        return lambda pattern: _await(log, pattern, processes[-1], deadline)
+        return lambda pattern: _await(log, pattern, started, deadline)
 
     try:
         ports = ("--host", _HOST, "--port", "0", "--webui-port", "0")
@@ -84,13 +85,13 @@ def start_cluster(
         master = logged(_MASTER_URL)
         cluster = Cluster(master=master, directory=directory, processes=cluster.processes)
         size = ("--cores", str(cores), "--memory", memory, "--work-dir", str(directory / "work"))
-        started = [
+        registrations = [
             start(
                 f"worker-{number}", "org.apache.spark.deploy.worker.Worker", *ports, *size, master
             )
             for number in range(1, workers + 1)
         ]
-        for logged in started:
+        for logged in registrations:
             logged(re.compile(f"({_REGISTERED})"))
     except BaseException:
         _end(cluster)

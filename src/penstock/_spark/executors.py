@@ -25,7 +25,6 @@ _STABLE_SECONDS = 1.0
 _WATCH_SECONDS = 1.0
 _ON_PURPOSE = re.compile(r"killed by driver|decommission", re.IGNORECASE)
 _WAIT = "spark.scheduler.maxRegisteredResourcesWaitingTime"
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def prepare_executors(spark: SparkSession, conf: Mapping[str, str]) -> None:
@@ -39,7 +38,8 @@ def prepare_executors(spark: SparkSession, conf: Mapping[str, str]) -> None:
     _ship_package(spark)
     if conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true":
         return
-    pause, seconds = threading.Event(), _seconds(conf.get(_WAIT, "30s"))
+    context: Any = spark.sparkContext
+    pause, seconds = threading.Event(), context._jsc.sc().conf().getTimeAsMs(_WAIT, "30s") / 1000
     count, since = 0, time.monotonic()
     deadline = since + seconds
     while not count or time.monotonic() < min(since + _STABLE_SECONDS, deadline):
@@ -158,8 +158,3 @@ def _ship_package(spark: SparkSession) -> None:
     before = list(sys.path)
     context.addPyFile(str(archive))
     sys.path[:] = before  # the driver has its own
-
-
-def _seconds(duration: str) -> float:
-    match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", duration.lower())
-    return 30.0 if match is None else int(match.group(1)) * _UNITS.get(match.group(2) or "ms", 1.0)

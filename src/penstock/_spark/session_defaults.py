@@ -119,8 +119,8 @@ def session_defaults(
             "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager"
         )
     if is_local_storage(storage_root) and is_local(master):
-        # Hadoop's own classes fork chmod and readlink for every file; these do not. Executors have
-        # them only after the start of their JVM, which is too late for a file system.
+        # Hadoop's own classes fork chmod and readlink for every file; these do not. Not
+        # on a cluster: executors load the jar after their JVM has started.
         conf["spark.hadoop.fs.file.impl"] = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
         conf["spark.sql.streaming.checkpointFileManagerClass"] = (
             "org.apache.spark.sql.execution.streaming.checkpointing"

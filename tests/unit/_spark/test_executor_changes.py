@@ -3,7 +3,7 @@
 import pytest
 
 from penstock._observe.events import ClusterResources, Level
-from penstock._spark.executors import _change, _Executor, _message, _seconds
+from penstock._spark.executors import _change, _Executor, _message
 
 
 def executor(name: str, *, is_active: bool = True, reason: str = "") -> _Executor:
@@ -43,10 +43,3 @@ def test_executors_that_spark_gives_back_are_removed_and_not_lost(reason: str) -
     known = by_id(executor("0"), executor("1"))
     change = _change(known, {**known, **by_id(executor("1", is_active=False, reason=reason))})
     assert change == ClusterResources(num_executors=1, num_task_slots=2, removed=("1",))
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"), [("30s", 30.0), ("500ms", 0.5), ("2min", 120.0), ("1h", 3600.0)]
-)
-def test_durations_have_the_units_of_spark(text: str, expected: float) -> None:
-    assert _seconds(text) == expected
