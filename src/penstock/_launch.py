@@ -108,10 +108,14 @@ class OpenPipeline:
             self.spark, self.graph, self.evaluator, self.source, tables, self.state, context
         )
 
-    def lease(self, node: "DatasetNode") -> None:
-        """Keep other pipelines from writing to a table."""
-        if self.leases is not None:
-            self.leases.add_tables([self.tables.paths[node.key]])
+    def lease(self, *nodes: "DatasetNode") -> None:
+        """Keep other pipelines from writing to tables."""
+        if self.leases is None:
+            return
+        self.leases.add_tables(self.tables.paths[node.key] for node in nodes)
+        if self.leases.remote is not None:
+            parts = [ref.path for node in nodes for ref in self.tables.by_role(node).values()]
+            self.leases.remote.add_tables(parts)
 
 
 @contextlib.contextmanager
@@ -218,7 +222,7 @@ def project_session(
             )
         else:
             log_file = spark_log(settings, update_id or str(uuid.uuid4()))
-            session = open_session(settings, log_file=log_file, pass_fds=(leases.fd,))
+            session = open_session(settings, log_file=log_file, leases=leases)
         spark = stack.enter_context(session)
         stack.enter_context(installed_modules())
         stack.enter_context(project_imports(settings))

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock._execution.storage_lease import StorageLease, has_java_classes
 from penstock._local.cds import is_training, java_options
 from penstock._local.jars import S3_JAR_SET, SPARK_JAR_SETS, class_path
 from penstock._local.java import require_java
 from penstock._model.pipeline import PipelineSettings
 from penstock._project.secrets import remember_settings, resolve_secrets
+from penstock._runtime.leases import PipelineLeases
 from penstock._spark.call_sites import own_columns
 from penstock._spark.session import (
     SessionOptions,
@@ -33,7 +35,7 @@ def open_session(
     *,
     log_file: Path,
     warehouse: str | None = None,
-    pass_fds: tuple[int, ...] = (),
+    leases: PipelineLeases | None = None,
     analysis_only: bool = False,
 ) -> "Iterator[SparkSession]":
     """The session that a pipeline runs in, and its working directory.
@@ -42,14 +44,19 @@ def open_session(
         settings: The pipeline.
         log_file: Takes what Spark's JVM prints.
         warehouse: Spark's warehouse folder instead of the default.
-        pass_fds: Open files that the JVM inherits.
+        leases: Of a command that writes: inherited by the JVM, and taken in a storage on another
+            machine as well.
         analysis_only: No queries will run.
     """
     remember_settings(settings)
     os.chdir(settings.root)
     borrowed = borrow_session()
     if borrowed is not None:  # of the calling process, as in tests; it is left running
-        with _configured(borrowed, settings), own_columns():
+        with (
+            _configured(borrowed, settings),
+            own_columns(),
+            _remote_lease(borrowed, settings, leases),
+        ):
             yield borrowed
         return
     require_java()
@@ -64,12 +71,12 @@ def open_session(
             jars=tuple(str(jar) for jar in jars),
             java_options=tuple(java_options(jars)),
             log_file=str(log_file),
-            pass_fds=pass_fds,
+            pass_fds=() if leases is None else (leases.fd,),
             analysis_only=analysis_only,
         )
     )
     try:
-        with own_columns():
+        with own_columns(), _remote_lease(spark, settings, leases):
             yield spark
     except Exception as error:
         exit_code = jvm_exit_code(spark, error)
@@ -79,6 +86,23 @@ def open_session(
     finally:
         # Writing a class archive at the end of a training run takes longer than any stop.
         stop_session(spark, timeout_seconds=300.0 if is_training() else 30.0)
+
+
+@contextlib.contextmanager
+def _remote_lease(
+    spark: "SparkSession", settings: PipelineSettings, leases: PipelineLeases | None
+) -> Iterator[None]:
+    if leases is None or local_path(settings.storage) is not None or not has_java_classes(spark):
+        yield
+        return
+    with StorageLease.acquire(
+        spark, settings.storage, leases.holder, on_wait=leases.on_wait
+    ) as lease:
+        leases.remote = lease
+        try:
+            yield
+        finally:
+            leases.remote = None
 
 
 def _uses_s3(settings: PipelineSettings) -> bool:

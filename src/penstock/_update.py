@@ -125,6 +125,9 @@ def run_update(
             again = f" again (retry {options.retry})" if options.retry else ""
             starting = f"starting Spark{again}{exports.note}"
             bus.emit(Event(origin, UpdateProgress(UpdateState.INITIALIZING), starting))
+            leases.on_wait = lambda reason: bus.emit(
+                Event(origin, UpdateProgress(UpdateState.INITIALIZING), reason)
+            )
             exports.warn()
             with open_pipeline(
                 settings,
@@ -203,6 +206,7 @@ def _run(
         origin=origin,
         last_batch=lambda flow: last_batch(events, flow),
         resolve_secrets=resolve_secrets,
+        lost_lease=(lambda: None) if leases.remote is None else leases.remote.failure,
     )
     engine = pipeline.engine(tables, context)
     update = Update(
@@ -215,7 +219,7 @@ def _run(
     )
     if on_running is not None:
         on_running(update)
-    leases.add_tables(tables.paths[step.dataset] for step in plan.tables)
+    pipeline.lease(*(pipeline.graph.datasets[step.dataset] for step in plan.tables))
 
     def jvm_died(exit_code: int) -> None:
         engine.jvm_died(exit_code)
@@ -224,6 +228,12 @@ def _run(
     def executors_changed(change: ClusterResources, message: str) -> None:
         bus.emit(Event(origin, change, message))
 
+    def lease_lost(failure: str) -> None:
+        engine.abandon(failure)
+        update.engine_died()
+
+    if leases.remote is not None:
+        leases.remote.on_lost(lease_lost)
     try:
         with jvm_watch(pipeline.spark, jvm_died), executor_watch(pipeline.spark, executors_changed):
             return update.run()

@@ -2,19 +2,26 @@
 
 python s3_session.py PORT race STORE     writers race for versions of a log
 python s3_session.py PORT read STORAGE   rows of all tables below a storage
+python s3_session.py PORT lease PLAN     one of two drivers that race for a lease in each round
 """
 
 import json
 import sys
 import tempfile
 import threading
+import time
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from pyspark.sql import SparkSession
 from s3_double import BUCKET, settings_of
 
+from penstock._execution import storage_lease
+from penstock._execution.storage_lease import StorageLease
 from penstock._local.jars import S3_JAR_SET, SPARK_JAR_SETS, class_path
 from penstock._spark.session import SessionOptions, build_session, stop_session
+from penstock.errors import SetupError
 
 VERSIONS = 40
 
@@ -55,6 +62,40 @@ def race(spark: SparkSession, store: str) -> dict[str, Any]:
     return {"won": won, "contents": contents}
 
 
+def lease(spark: SparkSession, plan_text: str) -> list[str]:
+    """What came of each round: `held` or the condition of the error.
+
+    A round ends with a release, or with a holder that disappears, as another machine can.
+    """
+    plan = json.loads(plan_text)
+    folder, me, other = Path(plan["folder"]), plan["me"], plan["other"]
+    spark.conf.set("penstock.lease.duration", "1 second")
+    outcomes = []
+    with mock.patch.object(storage_lease, "_machine", lambda: f"machine of {me}"):
+        for number, end in enumerate(plan["ends"]):
+            _meet(folder, f"{number}-begin", me, other)
+            taken = None
+            try:
+                taken = StorageLease.acquire(spark, f"s3a://{BUCKET}/leases", {"command": me})
+                outcomes.append("held")
+            except SetupError as error:
+                outcomes.append(error.condition)
+            _meet(folder, f"{number}-end", me, other)
+            if taken is not None and end == "release":
+                taken.__exit__(None, None, None)
+            elif taken is not None:
+                taken._ended.set()
+    return outcomes
+
+
+def _meet(folder: Path, step: str, me: str, other: str) -> None:
+    (folder / f"{step}-{me}").touch()
+    deadline, pause = time.monotonic() + 60, threading.Event()
+    while not (folder / f"{step}-{other}").exists():
+        assert time.monotonic() < deadline, f"the other driver is not at {step}"
+        pause.wait(0.002)
+
+
 def read(spark: SparkSession, storage: str) -> dict[str, Any]:
     """Rows of the tables, by name."""
     jvm: Any = spark._jvm
@@ -76,7 +117,7 @@ def main() -> None:
         )
         spark = build_session(options)
         try:
-            result = race(spark, argument) if what == "race" else read(spark, argument)
+            result = {"race": race, "read": read, "lease": lease}[what](spark, argument)
         finally:
             stop_session(spark)
     print(json.dumps(result, default=str))

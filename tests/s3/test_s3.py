@@ -148,7 +148,7 @@ def test_a_version_has_one_writer_also_when_the_answer_to_its_commit_is_lost(
 
     proxy = FaultyProxy(server.port, fault)
     try:
-        result = session(proxy.port, "race", "penstock.delta.ObjectLogStore")
+        result = session(proxy.port, "race", "penstock.storage.ObjectLogStore")
     finally:
         proxy.stop()
     a, b, contents = result["won"]["a"], result["won"]["b"], result["contents"]

@@ -54,6 +54,7 @@ class EngineContext:
 
     `emit` may be called on any thread. `source_digest` is of the project's source files, for views
     that use Python functions. `last_batch` is the newest micro-batch of a flow in the event log.
+    `lost_lease` looks whether another driver has taken over, and returns the failure if so.
     """
 
     pipeline: str
@@ -62,6 +63,7 @@ class EngineContext:
     origin: EventOrigin
     last_batch: Callable[[str], tuple[int, int | None] | None]
     resolve_secrets: Callable[[str], str]
+    lost_lease: Callable[[], str | None] = lambda: None
 
 
 class SparkEngine:
@@ -110,6 +112,12 @@ class SparkEngine:
         """End every running flow after the end of Spark's JVM."""
         for running in list(self._running):
             running.abandoned(jvm_died(exit_code, flow=running.flow))
+
+    def abandon(self, failure: str) -> None:
+        """End every running flow with a failure that they have in common."""
+        for running in list(self._running):
+            node = self._graph.flows[running.flow]
+            running.abandoned(flow_error(failure, node.flow))
 
     # -- tables --------------------------------------------------------------------------------
 
@@ -164,7 +172,12 @@ class SparkEngine:
             state = replace(state, starts=starts.chosen, topics=known)
             state = self._flow_state(node, df, step, state)
             running = RunningQuery(
-                node.flow, self._origin(node), self._context.emit, on_end, sources, checkpoint
+                node.flow,
+                self._origin(node),
+                self._context.emit,
+                lambda ended: on_end(self._checked_lease(node, ended)),
+                sources,
+                checkpoint,
             )
             has_batches = step.trigger is None
             writer = (
@@ -444,6 +457,11 @@ class SparkEngine:
         for reason in reasons:
             self._warn(node, f"flow {node.flow.name}: {reason}")
         return bool(reasons)
+
+    def _checked_lease(self, node: FlowNode, ended: FlowEnded) -> FlowEnded:
+        """Another driver makes the flows of this one fail in many ways: report the cause."""
+        failure = None if ended.error is None else self._context.lost_lease()
+        return ended if failure is None else replace(ended, error=flow_error(failure, node.flow))
 
     @contextlib.contextmanager
     def _pool(self, flow: str) -> Iterator[None]:

@@ -17,7 +17,7 @@ def read_flow_state(
     log = spark_log(settings, str(uuid.uuid4()))
     with (
         PipelineLeases(settings.storage, holder) as leases,
-        open_session(settings, log_file=log, pass_fds=(leases.fd,), analysis_only=True) as spark,
+        open_session(settings, log_file=log, leases=leases, analysis_only=True) as spark,
     ):
         layout, store = StorageLayout(settings.storage), state_store(settings, spark)
         return read_flow(spark, layout, store, flow, operator=operator, limit=limit)

@@ -85,14 +85,14 @@ class Lease:
             try:
                 if _try_lock(fd, path):
                     if _is_still(fd, path):
-                        record = _own_record(holder, machine.processes)
+                        record = own_record(holder, machine.processes)
                         _write_record(fd, path, record)
                         os.set_inheritable(fd, True)
                         return cls(path, fd, record)
                 else:
                     holder = _read_record(fd)
                     waited = machine.clock.monotonic() - began
-                    if _holder_lives(holder, machine.processes):
+                    if holder_lives(holder, machine.processes):
                         if waited >= _DYING_SECONDS:
                             raise _held(path, holder)
                     elif waited >= machine.leftover_timeout_seconds:
@@ -144,7 +144,7 @@ def living_holder(path: Path, processes: ProcessTable | None = None) -> Mapping[
         return None
     if not isinstance(record, dict):
         return None
-    return record if _holder_lives(record, processes or SystemProcesses()) else None
+    return record if holder_lives(record, processes or SystemProcesses()) else None
 
 
 # The file
@@ -197,7 +197,7 @@ def _read_record(fd: int) -> dict[str, Any]:
 # The holder
 
 
-def _own_record(holder: Mapping[str, str], processes: ProcessTable) -> dict[str, Any]:
+def own_record(holder: Mapping[str, str], processes: ProcessTable) -> dict[str, Any]:
     pid = os.getpid()
     info = processes.look_up(pid)
     return {
@@ -213,7 +213,7 @@ def _own_record(holder: Mapping[str, str], processes: ProcessTable) -> dict[str,
     }
 
 
-def _holder_lives(record: Mapping[str, Any], processes: ProcessTable) -> bool:
+def holder_lives(record: Mapping[str, Any], processes: ProcessTable) -> bool:
     pid = record.get("pid")
     if not isinstance(pid, int) or record.get("released"):
         return False
@@ -228,7 +228,7 @@ def _holder_lives(record: Mapping[str, Any], processes: ProcessTable) -> bool:
     return info.started is None or started is None or info.started == started
 
 
-def _describe(record: Mapping[str, Any]) -> str:
+def describe_holder(record: Mapping[str, Any]) -> str:
     pid = record.get("pid")
     if pid is None:
         return "an unknown process"
@@ -243,7 +243,7 @@ def _held(path: Path, record: Mapping[str, Any]) -> SetupError:
     location = "" if host == socket.gethostname() else f" on {host}"
     return SetupError(
         "LEASE_HELD",
-        f"another update writes here: {_describe(record)} holds {path}",
+        f"another update writes here: {describe_holder(record)} holds {path}",
         hint=f"wait for it to end, or stop it: kill {record.get('pid')}{location}",
     )
 
@@ -251,8 +251,8 @@ def _held(path: Path, record: Mapping[str, Any]) -> SetupError:
 def _leftover(path: Path, record: Mapping[str, Any], waited: float) -> SetupError:
     return SetupError(
         "LEASE_LEFTOVER",
-        f"the last update, by {_describe(record)}, is gone, but a process that it started, most "
-        f"likely its Spark JVM, still holds {path} after {waited:g} s",
+        f"the last update, by {describe_holder(record)}, is gone, but a process that it started, "
+        f"most likely its Spark JVM, still holds {path} after {waited:g} s",
         hint=f"find it with 'lsof {shlex.quote(str(path))}' or 'jps -l', end it and try again",
     )
 

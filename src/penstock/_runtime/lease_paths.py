@@ -2,7 +2,7 @@
 
 With a local storage root they are next to the data, so all writers use the same lock. Other file
 systems (s3a, abfss, hdfs, ...) have no locks: the files are then in the user's state folder, and
-**guard against a second driver of this user on this host only**.
+refuse a second driver of this user on this host at once; `_execution.storage_lease` covers others.
 """
 
 import hashlib

@@ -1,12 +1,25 @@
 """The leases of a command: the lease of the pipeline and those of the tables that it writes."""
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path, table_lease_path
+
+
+class RemoteLease(Protocol):
+    """The lease of a storage on another machine; see `_execution.storage_lease`."""
+
+    def add_tables(self, paths: Iterable[str]) -> None:
+        """Name tables before they are written."""
+
+    def failure(self) -> str | None:
+        """The failure if another driver has taken the lease over; looks into the storage."""
+
+    def on_lost(self, call: Callable[[str], None]) -> None:
+        """Set what is called with the failure when another driver has taken the lease over."""
 
 
 class PipelineLeases:
@@ -16,16 +29,20 @@ class PipelineLeases:
     """
 
     def __init__(self, storage: str, holder: Mapping[str, str]) -> None:
-        self._holder = dict(holder)
+        self.holder = dict(holder)
         self._stack = contextlib.ExitStack()
-        lease = Lease.acquire(pipeline_lease_path(storage), holder=self._holder)
+        lease = Lease.acquire(pipeline_lease_path(storage), holder=self.holder)
         self.fd = self._stack.enter_context(lease).fd
         """Descriptor of the lease; a child that inherits it holds the lease as well."""
+        self.remote: RemoteLease | None = None
+        """Set while a session is open, if the storage is on another machine."""
+        self.on_wait: Callable[[str], None] = lambda _: None
+        """Called when a lease cannot be taken at once, with the reason."""
 
     def add_tables(self, paths: Iterable[str]) -> None:
         """Lease tables as well: another pipeline may write to the same path."""
         for path in sorted({table_lease_path(path) for path in paths}):
-            self._stack.enter_context(Lease.acquire(path, holder=self._holder))
+            self._stack.enter_context(Lease.acquire(path, holder=self.holder))
 
     def __enter__(self) -> Self:
         return self

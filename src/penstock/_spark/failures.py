@@ -1,5 +1,6 @@
 """Translates exceptions of Spark, and decides whether a retry can help."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ _DATA_LOSS = re.compile(r"KAFKA_DATA_LOSS|failOnDataLoss|Some data may have been
 # Raised in Spark's Python workers; only the message is returned.
 _REGISTRY = re.compile(r"\[(SCHEMA_REGISTRY_UNREACHABLE|SCHEMA_REGISTRY_REFUSED)\] ([^\n]+)")
 _MAY_PASS = ("SCHEMA_REGISTRY_UNREACHABLE", "DISK_FULL", "EXECUTOR_LOST")
+_LEASE_LOST = re.compile(r"LEASE_LOST (\{.*\})")
 _REAL_TIME = re.compile(r"\[STREAMING_REAL_TIME_MODE\.(\w+)\]")
 _MOST_CAUSES = 20
 
@@ -98,6 +100,12 @@ def flow_error(
             "free some space (or make it writable) and start again: no row is lost, and the batch "
             "is run again. Spark also writes to spark.local.dir, by default the temporary folder"
         )
+    elif lost := _LEASE_LOST.search(text):
+        condition, message = "LEASE_LOST", f"another update has taken over{batch}{_holder(lost[1])}"
+        hint = (
+            "this process was stopped, or could not reach the storage, for longer than "
+            "`penstock.lease.duration`; the other update continues from the last commit"
+        )
     elif "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND" in text:
         condition = "EXECUTOR_LOST"
         message = f"an executor was lost with rows that were still needed{batch}"
@@ -136,6 +144,13 @@ def flow_error(
         origin=flow.origin,
         hint=hint,
     )
+
+
+def _holder(record: str) -> str:
+    holder = json.loads(record)
+    if not holder:
+        return ""
+    return f": process {holder['pid']} on {holder['host']}, since {holder['since']}"
 
 
 def _on_file_system(text: str) -> str:

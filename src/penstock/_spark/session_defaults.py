@@ -112,11 +112,11 @@ def session_defaults(
         conf["spark.delta.logStore.file.impl"] = "penstock.delta.LinkLogStore"
     # Creates a version only if it does not exist; Delta's own one overwrites what another driver
     # commits in between.
-    conf["spark.delta.logStore.s3a.impl"] = "penstock.delta.ObjectLogStore"
+    conf["spark.delta.logStore.s3a.impl"] = "penstock.storage.ObjectLogStore"
     if storage_root is not None and storage_root.startswith("s3a:"):
         # A rename is a copy on S3: checkpoint files appear when their upload is complete.
         conf["spark.sql.streaming.checkpointFileManagerClass"] = (
-            "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager"
+            "penstock.storage.ObjectCheckpointFiles"
         )
     if is_local_storage(storage_root) and is_local(master):
         # Hadoop's own classes fork chmod and readlink for every file; these do not. Not

@@ -6,6 +6,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from py4j.java_gateway import JavaPackage
+
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 
 
@@ -96,6 +98,9 @@ class StorageFiles:
             draft.replace(path)
             return
         system, remote = hadoop_path(self._spark, uri)
+        lease: Any = self._spark._jvm.penstock.storage.StorageLease
+        if not isinstance(lease, JavaPackage):  # a borrowed session may lack it
+            lease.check()
         stream = system.create(remote, True)
         try:
             stream.write(bytearray(text.encode()))

@@ -1,0 +1,274 @@
+"""The lease of a storage without file locks, such as S3: files that are created conditionally.
+
+`<storage>/state/lease/<term>` belongs to the driver that created it; the newest term has the lease.
+`StorageLease.java` renews it, checks it before each commit, and explains why that is safe. The
+fencing of a driver that wakes up in the middle of a commit is the table's log: after a takeover,
+each table that the other driver may write gets a commit, so its own one has a conflict, and is
+checked again when it is repeated.
+"""
+
+import contextlib
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from py4j.java_gateway import JavaPackage
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from penstock._model.duration import parse_seconds
+from penstock._runtime.lease import describe_holder, holder_lives, own_record
+from penstock._runtime.system import SystemProcesses
+from penstock._spark.failures import full_text
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.files import StorageFiles, hadoop_path
+from penstock._tables.layout import StorageLayout
+from penstock.errors import SetupError, SpecError
+
+DURATION = "penstock.lease.duration"
+_DEFAULT_SECONDS = 30.0
+_RENEWALS = 3
+"""How often a lease is renewed in its duration."""
+_LOOKS = 10
+"""How often another driver's lease is read in that time."""
+
+
+class StorageLease:
+    """The lease of a storage; thread-safe. Create it with `acquire`."""
+
+    def __init__(self, spark: SparkSession, storage: str, holder: Mapping[str, str]) -> None:
+        self._spark = spark
+        self._files = StorageFiles(spark)
+        jvm: Any = spark._jvm
+        self._java: Any = jvm.penstock.storage.StorageLease
+        self._conf: Any = spark._jsparkSession.sessionState().newHadoopConf()
+        self._folder = f"{StorageLayout(storage).state_dir}/lease"
+        self._seconds = _duration(spark)
+        self._record: dict[str, Any] = {
+            **own_record(holder, SystemProcesses()),
+            "machine": _machine(),
+            "id": uuid.uuid4().hex,
+            "tables": [],
+        }
+        self._tables: set[str] = set()
+        self._term = 0
+        self._jvm: Any = None
+        self._on_lost: Callable[[str], None] = lambda _: None
+        self._lost: str | None = None
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+
+    @classmethod
+    def acquire(
+        cls,
+        spark: SparkSession,
+        storage: str,
+        holder: Mapping[str, str],
+        on_wait: Callable[[str], None] = lambda _: None,
+    ) -> Self:
+        """Take the lease.
+
+        If another driver has it, this waits for a renewal, and fails; after the duration of a lease
+        without one, it takes the lease over. A driver that ran on this machine and has ended
+        is not waited for.
+
+        Raises:
+            SetupError: LEASE_HELD, or LEASE_UNAVAILABLE if the storage fails.
+        """
+        lease = cls(spark, storage, holder)
+        try:
+            lease._acquire(on_wait)
+        except Py4JError as error:
+            raise SetupError(
+                "LEASE_UNAVAILABLE",
+                f"cannot take the lease in {lease._folder}: {full_text(error).splitlines()[-1]}",
+                hint="the pipeline must be able to list, read, write and delete there",
+            ) from error
+        threading.Thread(target=lease._renew, name="lease", daemon=True).start()
+        return lease
+
+    def add_tables(self, paths: Iterable[str]) -> None:
+        """Record tables before they are written: a driver that takes over fences them."""
+        with self._lock:
+            new = set(paths) - self._tables
+            if new:
+                self._tables |= new
+                self._jvm.setRecord(self._text())
+
+    def failure(self) -> str | None:
+        """The failure if another driver has taken the lease over; looks into the storage."""
+        try:
+            self._jvm.renew()
+        except Py4JError as error:
+            # Other failures of the storage may pass: no commit succeeds meanwhile.
+            text = full_text(error)
+            return text if "LEASE_LOST" in text else None
+        return None
+
+    def on_lost(self, call: Callable[[str], None]) -> None:
+        """Set what is called, on another thread, when another driver has taken the lease over."""
+        self._on_lost = call
+        if self._lost is not None:
+            call(self._lost)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Release the lease: no commit of this driver succeeds from here on."""
+        self._ended.set()
+        # Without the JVM, the lease ends with its lifetime.
+        with contextlib.suppress(Py4JError, OSError):
+            # After an error, a commit may be on its way: the next driver fences the tables.
+            tables = [] if kind is None else sorted(self._tables)
+            self._jvm.release(json.dumps({**self._record, "tables": tables, "released": True}))
+
+    # -- acquisition ---------------------------------------------------------------------------
+
+    def _acquire(self, on_wait: Callable[[str], None]) -> None:
+        while True:
+            term, text = self._newest()
+            before = _record(text)
+            if not _may_be_taken(before):
+                text = self._wait(term, text, on_wait)
+            self._term = term + 1
+            self._tables = set(before.get("tables", ()))
+            if self._create() and self._newest()[0] == self._term:
+                break
+        # The other driver renews before it looks for a newer term: if it renewed after we looked,
+        # it has seen ours, or will.
+        while not _may_be_taken(_record(now := self._read(term))) and now != text:
+            text = now
+            self._sleep(self._seconds)
+        java: Any = self._java
+        self._jvm = java.hold(
+            self._path(self._term), self._text(), int(self._seconds * 1000), self._conf
+        )
+        self._fence()
+        for number in self._terms():
+            if number < self._term:
+                self._files.delete_tree(self._path(number))
+
+    def _wait(self, term: int, text: str, on_wait: Callable[[str], None]) -> str:
+        """Wait for the duration of another driver's lease; the file when it was not renewed."""
+        record = _record(text)
+        on_wait(f"waiting at most {self._seconds:g} s for the lease of {describe_holder(record)}")
+        deadline = time.monotonic() + self._seconds
+        while time.monotonic() < deadline:
+            self._sleep(self._seconds / _LOOKS)
+            now = self._read(term)
+            if _may_be_taken(_record(now)):
+                return now
+            if now != text:
+                raise SetupError(
+                    "LEASE_HELD",
+                    f"another update writes here: {describe_holder(record)} holds the lease in "
+                    f"{self._folder}",
+                    hint="wait for it to end, or stop it there",
+                )
+        return text
+
+    def _fence(self) -> None:
+        """Commit to every table that the driver before may write."""
+        delta = DeltaJvm(self._spark)
+        operation = getattr(
+            getattr(delta.jvm.org.apache.spark.sql.delta, "DeltaOperations$ManualUpdate$"),
+            "MODULE$",
+        )
+        for path in sorted(self._tables):
+            transaction = delta.begin(path)
+            if int(transaction.snapshot().version()) >= 0:
+                fence = delta.set_transaction(self._folder, self._term, int(time.time() * 1000))
+                transaction.commit(delta.seq([fence]), operation)
+        self._tables = set()
+
+    # -- files ---------------------------------------------------------------------------------
+
+    def _create(self) -> bool:
+        _, path = hadoop_path(self._spark, self._path(self._term))
+        return bool(self._java.create(path, bytearray(f"{self._text()}\n".encode()), self._conf))
+
+    def _terms(self) -> list[int]:
+        return [int(name) for name in self._files.names(self._folder) if name.isdecimal()]
+
+    def _newest(self) -> tuple[int, str]:
+        term = max(self._terms(), default=0)
+        return term, self._read(term) if term else ""
+
+    def _read(self, term: int) -> str:
+        return self._files.read(self._path(term)) or ""
+
+    def _path(self, term: int) -> str:
+        return f"{self._folder}/{term:020d}"
+
+    def _text(self) -> str:
+        return json.dumps({**self._record, "tables": sorted(self._tables)})
+
+    # -- renewal -------------------------------------------------------------------------------
+
+    def _sleep(self, seconds: float) -> None:
+        self._ended.wait(seconds)
+
+    def _renew(self) -> None:
+        while not self._ended.wait(self._seconds / _RENEWALS):
+            try:
+                self._lost = self.failure()
+            except OSError:
+                return  # the JVM has ended
+            if self._lost is not None:
+                self._on_lost(self._lost)
+                return
+
+
+def has_java_classes(spark: SparkSession) -> bool:
+    """Whether a session has Penstock's Java classes; a borrowed one may lack them."""
+    jvm: Any = spark._jvm
+    return not isinstance(jvm.penstock.storage.StorageLease, JavaPackage)
+
+
+def _record(text: str) -> dict[str, Any]:
+    """What the holder of a term wrote; empty if the file is gone."""
+    try:
+        record = json.loads(text.partition("\n")[0])
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _may_be_taken(record: Mapping[str, Any]) -> bool:
+    """Whether a term was released, or its driver ran on this machine and has ended."""
+    if not record or record.get("released"):
+        return True
+    is_here = record.get("machine") == _machine()
+    return is_here and not holder_lives(record, SystemProcesses())
+
+
+def _machine() -> str:
+    """A name for what process ids are unique in: a boot of a kernel, and a container."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:  # not Linux
+        return uuid.uuid4().hex
+
+
+def _duration(spark: SparkSession) -> float:
+    text = spark.conf.get(DURATION, None)
+    seconds = _DEFAULT_SECONDS if text is None else parse_seconds(text)
+    if not seconds:
+        raise SpecError(
+            "INVALID_LEASE_DURATION",
+            f"{DURATION} is {text!r}",
+            hint='a number and a unit, such as "30 seconds"',
+        )
+    return seconds

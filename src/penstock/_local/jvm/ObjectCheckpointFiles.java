@@ -1,0 +1,98 @@
+package penstock.storage;
+
+import java.io.ByteArrayOutputStream;
+import java.io.IOException;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FSDataOutputStream;
+import org.apache.hadoop.fs.Path;
+import org.apache.spark.sql.execution.streaming.checkpointing.AbstractFileContextBasedCheckpointFileManager;
+import org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager.CancellableFSDataOutputStream;
+
+/**
+ * Files of Spark's checkpoints on an object store: they appear when their upload is complete, and
+ * the offsets of a batch are created only if they do not exist, and only while this driver has the
+ * lease of its storage.
+ *
+ * <p>Spark's own one for object stores, of {@code spark-hadoop-cloud}, looks whether a file exists
+ * and then writes it: what another driver writes in between is overwritten.
+ */
+public final class ObjectCheckpointFiles extends AbstractFileContextBasedCheckpointFileManager {
+
+  private final Configuration conf;
+
+  public ObjectCheckpointFiles(Path path, Configuration conf) {
+    super(path, conf);
+    this.conf = conf;
+  }
+
+  @Override
+  public CancellableFSDataOutputStream createAtomic(Path path, boolean overwriteIfPossible) {
+    try {
+      if (!overwriteIfPossible) {
+        return new NewFile(path, new ByteArrayOutputStream());
+      }
+      StorageLease.check();
+      return new Upload(path.getFileSystem(conf).create(path, true));
+    } catch (IOException e) {
+      throw new java.io.UncheckedIOException(e);
+    }
+  }
+
+  /** A small file of a log. */
+  private final class NewFile extends CancellableFSDataOutputStream {
+    private final Path path;
+    private final ByteArrayOutputStream content;
+    private boolean ended;
+
+    NewFile(Path path, ByteArrayOutputStream content) {
+      super(content);
+      this.path = path;
+      this.content = content;
+    }
+
+    @Override
+    public void close() throws IOException {
+      if (!ended) {
+        ended = true;
+        flush();
+        try {
+          StorageLease.commit(path, content.toByteArray(), conf);
+        } catch (java.nio.file.FileAlreadyExistsException e) {
+          throw new org.apache.hadoop.fs.FileAlreadyExistsException(path.toString());
+        }
+      }
+    }
+
+    @Override
+    public void cancel() {
+      ended = true;
+    }
+  }
+
+  /** A file of a state store, which a repeated task replaces. */
+  private static final class Upload extends CancellableFSDataOutputStream {
+    private final FSDataOutputStream upload;
+    private boolean ended;
+
+    Upload(FSDataOutputStream upload) {
+      super(upload);
+      this.upload = upload;
+    }
+
+    @Override
+    public synchronized void close() throws IOException {
+      if (!ended) {
+        ended = true;
+        super.close();
+      }
+    }
+
+    @Override
+    public synchronized void cancel() {
+      if (!ended) {
+        ended = true;
+        upload.abort();
+      }
+    }
+  }
+}

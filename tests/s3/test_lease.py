@@ -1,0 +1,136 @@
+"""Drivers without a common disk: one of them has the lease of a storage on S3."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from s3_double import BUCKET, CREDENTIALS, S3Double
+from test_s3 import session, write_settings
+
+pytestmark = [pytest.mark.spark, pytest.mark.e2e, pytest.mark.timeout(600)]
+
+STORAGE = f"s3a://{BUCKET}/leased"
+SOURCE = """
+import penstock as dp
+
+
+@dp.table
+@dp.expect_or_drop("positive", "id % 10 > 0")
+def bronze():
+    return spark.readStream.schema("id BIGINT").option("maxFilesPerTrigger", 1).json("{folder}")
+
+
+@dp.materialized_view
+def gold():
+    return dp.read("bronze").selectExpr("count(*) n")
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Double]:
+    double = S3Double(tmp_path_factory.mktemp("s3") / "moto.log")
+    yield double
+    double.stop()
+
+
+@pytest.mark.parametrize("rounds", [12, pytest.param(100, marks=pytest.mark.long)])
+def test_one_of_two_drivers_gets_the_lease_in_each_race(
+    server: S3Double, tmp_path: Path, rounds: int
+) -> None:
+    ends = random.Random(rounds).choices(["release", "disappear"], [2, 1], k=rounds)
+    outcomes: dict[str, list[str]] = {}
+
+    def drive(me: str, other: str) -> None:
+        plan = {"folder": str(tmp_path), "me": me, "other": other, "ends": ends}
+        outcomes[me] = session(server.port, "lease", json.dumps(plan))
+
+    drivers = [threading.Thread(target=drive, args=pair) for pair in ("ab", "ba")]
+    for driver in drivers:
+        driver.start()
+    for driver in drivers:
+        driver.join()
+    each = [sorted(round_) for round_ in zip(outcomes["a"], outcomes["b"], strict=True)]
+    assert each == [["LEASE_HELD", "held"]] * rounds
+
+
+def test_a_driver_that_was_stopped_for_longer_than_its_lease_commits_nothing(
+    server: S3Double, tmp_path: Path
+) -> None:
+    incoming = tmp_path / "in"
+    incoming.mkdir()
+    for home in ("first", "second"):
+        (tmp_path / home).mkdir()
+        source = SOURCE.format(folder=incoming)
+        (tmp_path / home / "shop.py").write_text(source, encoding="utf-8")
+        write_settings(tmp_path / home, server.port, storage=STORAGE)
+    _add(incoming, 0)
+    first = _start(tmp_path / "first", "--continuous")
+    try:
+        _wait_for_commits(server, first, 2)  # of the table, and of the first file
+        _add(incoming, 1)
+        os.killpg(first.pid, signal.SIGSTOP)
+        second = _start(tmp_path / "second")
+        out, _ = second.communicate(timeout=240)
+        assert second.returncode == 0, out
+        assert "waiting at most 3 s for the lease of process" in out
+        _add(incoming, 2)
+        before = _commits(server)
+        os.killpg(first.pid, signal.SIGCONT)
+        out, _ = first.communicate(timeout=120)
+        assert first.returncode == 1, out
+        assert "LEASE_LOST" in out
+        assert _commits(server) == before
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(first.pid, signal.SIGKILL)
+    out, _ = _start(tmp_path / "second").communicate(timeout=240)
+    assert "waiting" not in out, "the lease was released"
+    tables = session(server.port, "read", STORAGE)
+    assert sorted(row["id"] for row in tables["bronze"]) == [n for n in range(300) if n % 10]
+    assert sorted(row["id"] for row in tables["bronze_quarantine"]) == list(range(0, 300, 10))
+    assert [row["n"] for row in tables["gold"]] == [270]
+
+
+def _add(folder: Path, number: int) -> None:
+    rows = range(100 * number, 100 * number + 100)
+    (folder / f"{number}.json").write_text("\n".join(json.dumps({"id": n}) for n in rows), "utf-8")
+
+
+def _start(project: Path, *options: str) -> subprocess.Popen[str]:
+    """A driver as on a machine of its own: its locks are in a home of its own."""
+    lease = "penstock.lease.duration=3 seconds"
+    return subprocess.Popen(
+        [sys.executable, "-m", "penstock", "run", *options, "--conf", lease],
+        cwd=project,
+        env={**os.environ, **CREDENTIALS, "XDG_STATE_HOME": str(project / "home")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _commits(server: S3Double) -> int:
+    """Number of commits of the table."""
+    prefix = "leased/tables/spark_catalog/default/bronze/_delta_log/"
+    url = f"http://127.0.0.1:{server.port}/{BUCKET}?list-type=2&prefix={prefix}"
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return answer.read().count(b".json</Key>")
+
+
+def _wait_for_commits(server: S3Double, driver: subprocess.Popen[str], count: int) -> None:
+    deadline, pause = time.monotonic() + 120, threading.Event()
+    while _commits(server) < count:
+        assert driver.poll() is None
+        assert time.monotonic() < deadline
+        pause.wait(0.05)
