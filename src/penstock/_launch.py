@@ -34,7 +34,7 @@ from penstock._runtime.leases import PipelineLeases
 from penstock._session import open_session, spark_log
 from penstock._spark.call_sites import user_columns
 from penstock._tables.files import StorageFiles
-from penstock._tables.layout import StorageLayout
+from penstock._tables.layout import layout_of
 from penstock.errors import SpecError
 from penstock.sources.base import OpenedSource, Position
 
@@ -151,7 +151,7 @@ def open_pipeline(
         SetupError: No Java, no jars, no Spark.
     """
     with project_session(settings, leases, update_id=update_id) as spark:
-        layout = StorageLayout(settings.storage)
+        layout = layout_of(settings)
         state = state_store(settings, spark)
         context = read_context(settings, spark, state=state)
         declared = execute(settings, spark, context, load_definitions)
@@ -197,7 +197,7 @@ def open_for_command(
         holder["update"] = update_id
     log = f"{command.replace(' ', '-')}-{uuid.uuid4()}"
     with (
-        PipelineLeases(settings.storage, holder) as leases,
+        PipelineLeases(settings.home, holder) as leases,
         open_pipeline(settings, leases, update_id=log) as pipeline,
     ):
         yield pipeline
@@ -249,7 +249,7 @@ def execute(
 
 def state_store(settings: PipelineSettings, spark: "SparkSession") -> StateStore:
     """The epochs of a pipeline's flows."""
-    return StateStore(StorageFiles(spark), StorageLayout(settings.storage).state_dir)
+    return StateStore(StorageFiles(spark), layout_of(settings).state_dir)
 
 
 def read_context(
@@ -263,7 +263,7 @@ def read_context(
 
     `assumptions` replace what is missing; `None` = that is an error.
     """
-    layout = StorageLayout(settings.storage)
+    layout = layout_of(settings)
     notes: dict[str, None] = {}
     states = FileStates(StorageFiles(spark), layout, state or state_store(settings, spark))
     return ReadContext(

@@ -11,8 +11,9 @@ from penstock._local.cds import is_training, java_options
 from penstock._local.jars import S3_JAR_SET, SPARK_JAR_SETS, class_path
 from penstock._local.java import require_java
 from penstock._model.pipeline import PipelineSettings
+from penstock._observe.log import event_directory
 from penstock._project.secrets import remember_settings, resolve_secrets
-from penstock._runtime.leases import PipelineLeases
+from penstock._runtime.leases import PipelineLeases, lease_seconds
 from penstock._spark.call_sites import own_columns
 from penstock._spark.session import (
     SessionOptions,
@@ -96,7 +97,11 @@ def _remote_lease(
         yield
         return
     with StorageLease.acquire(
-        spark, settings.storage, leases.holder, on_wait=leases.on_wait
+        spark,
+        settings.home,
+        leases.holder,
+        lease_seconds(settings.configuration),
+        on_wait=leases.on_wait,
     ) as lease:
         leases.remote = lease
         try:
@@ -137,5 +142,4 @@ def _configured(spark: "SparkSession", settings: PipelineSettings) -> Iterator[N
 
 def spark_log(settings: PipelineSettings, update_id: str) -> Path:
     """Where the output of Spark's JVM goes: below the storage root when that is local."""
-    root = local_path(settings.storage) or Path(settings.root) / ".penstock"
-    return root / "logs" / f"spark-{update_id}.log"
+    return event_directory(settings).parent / "logs" / f"spark-{update_id}.log"

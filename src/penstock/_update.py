@@ -27,7 +27,7 @@ from penstock._observe.events import (
 )
 from penstock._observe.exports import Exports
 from penstock._observe.hooks import EventHooks
-from penstock._observe.log import EventLog, event_directory, last_batch
+from penstock._observe.log import event_directory, event_log, last_batch
 from penstock._observe.retention import Retention
 from penstock._observe.schemas import recorded_schemas
 from penstock._observe.state import ObservedUpdate
@@ -35,6 +35,7 @@ from penstock._observe.status_file import StatusFile, status_path
 from penstock._observe.unfinished import end_unfinished
 from penstock._plan.planner import PlanOptions, make_plan
 from penstock._plan.steps import Plan
+from penstock._project.event_store import kept_events
 from penstock._project.secrets import remember_settings, resolve_secrets
 from penstock._project.sources import find_sources
 from penstock._runtime.boundary import as_penstock_error
@@ -45,6 +46,7 @@ from penstock._runtime.update import Update, UpdateResult
 from penstock._session import spark_log
 from penstock._spark.executors import executor_watch
 from penstock._spark.session import jvm_watch
+from penstock._tables.files import local_path
 
 if TYPE_CHECKING:
     from penstock._graph.dataflow import DataflowGraph
@@ -118,7 +120,7 @@ def run_update(
     origin = EventOrigin(pipeline_name=settings.name, update_id=update_id)
     holder = {"pipeline": settings.name, "update": update_id}
     # The lease ends last, when Spark's JVM is gone.
-    with PipelineLeases(settings.storage, holder) as leases, contextlib.ExitStack() as stack:
+    with PipelineLeases(settings.home, holder) as leases, contextlib.ExitStack() as stack:
         hooks, exports = _observe(settings, bus, origin, stack)
         try:
             bus.emit(_create_update(settings, options, origin, exports.metrics_url))
@@ -156,9 +158,11 @@ def _observe(
     bus.subscribe(state)
     status = StatusFile(status_path(settings), state)
     stack.callback(status.close)
-    with contextlib.suppress(OSError):  # a full disk is reported by the first event
-        end_unfinished(event_directory(settings))
-    log = EventLog(event_directory(settings), settings.events)
+    stack.enter_context(kept_events(settings))
+    if local_path(settings.storage) is not None:
+        with contextlib.suppress(OSError):  # a full disk is reported by the first event
+            end_unfinished(event_directory(settings))
+    log = event_log(settings)
     stack.callback(log.close)
     stack.callback(Retention(log, settings.events, origin.update_id).close)
     exports = Exports(
@@ -234,6 +238,8 @@ def _run(
 
     if leases.remote is not None:
         leases.remote.on_lost(lease_lost)
+        with contextlib.suppress(OSError):
+            end_unfinished(events, own=origin.update_id)
     try:
         with jvm_watch(pipeline.spark, jvm_died), executor_watch(pipeline.spark, executors_changed):
             return update.run()

@@ -1,7 +1,7 @@
 """The state of a pipeline, read from another process: for scripts, probes and dashboards.
 
 Needs neither Spark nor Java, takes no lease and does not affect the pipeline: it reads two files
-that the pipeline writes, on the machine that runs it.
+that the pipeline writes, on the machine that runs it, or the event log in a storage on S3.
 """
 
 from collections.abc import Mapping
@@ -10,9 +10,8 @@ from typing import Any
 
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.status_file import read_status
+from penstock._project.event_store import holder_of, read_events_of
 from penstock._project.spec import load_settings
-from penstock._runtime.lease import living_holder
-from penstock._runtime.lease_paths import pipeline_lease_path
 
 __all__ = ["status"]
 
@@ -54,10 +53,11 @@ def status(
 
 def status_of(settings: PipelineSettings, *, update: str = "latest") -> dict[str, Any] | None:
     """As `status`, for loaded settings."""
+    read_events_of(settings)
     body = read_status(settings, update=update)
     if body is None:
         return None
-    holder = living_holder(pipeline_lease_path(settings.storage))
+    holder = holder_of(settings)
     is_holder = holder is not None and holder.get("update") == body["update_id"]
     body["is_alive"] = is_holder and not body["has_ended"]
     body["process_id"] = holder.get("pid") if holder is not None and is_holder else None

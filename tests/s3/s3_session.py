@@ -69,14 +69,13 @@ def lease(spark: SparkSession, plan_text: str) -> list[str]:
     """
     plan = json.loads(plan_text)
     folder, me, other = Path(plan["folder"]), plan["me"], plan["other"]
-    spark.conf.set("penstock.lease.duration", "1 second")
     outcomes = []
     with mock.patch.object(storage_lease, "_machine", lambda: f"machine of {me}"):
         for number, end in enumerate(plan["ends"]):
             _meet(folder, f"{number}-begin", me, other)
             taken = None
             try:
-                taken = StorageLease.acquire(spark, f"s3a://{BUCKET}/leases", {"command": me})
+                taken = StorageLease.acquire(spark, f"s3a://{BUCKET}/leases", {"command": me}, 1.0)
                 outcomes.append("held")
             except SetupError as error:
                 outcomes.append(error.condition)

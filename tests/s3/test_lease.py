@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from s3_double import BUCKET, CREDENTIALS, S3Double
-from test_s3 import session, write_settings
+from test_s3 import penstock, session, write_settings
 
 pytestmark = [pytest.mark.spark, pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -68,7 +68,7 @@ def test_a_driver_that_was_stopped_for_longer_than_its_lease_commits_nothing(
 ) -> None:
     incoming = tmp_path / "in"
     incoming.mkdir()
-    for home in ("first", "second"):
+    for home in ("first", "second", "third"):
         (tmp_path / home).mkdir()
         source = SOURCE.format(folder=incoming)
         (tmp_path / home / "shop.py").write_text(source, encoding="utf-8")
@@ -95,6 +95,11 @@ def test_a_driver_that_was_stopped_for_longer_than_its_lease_commits_nothing(
             os.killpg(first.pid, signal.SIGKILL)
     out, _ = _start(tmp_path / "second").communicate(timeout=240)
     assert "waiting" not in out, "the lease was released"
+    # A machine that has run nothing sees what the others did, and why the first one ended.
+    history = json.loads(penstock(tmp_path / "third", "history", "--output", "json"))
+    assert [row["state"] for row in history] == ["COMPLETED", "COMPLETED", "FAILED"]
+    events = penstock(tmp_path / "third", "events", "--update", "all", "--output", "json")
+    assert "LEASE_LOST" in events
     tables = session(server.port, "read", STORAGE)
     assert sorted(row["id"] for row in tables["bronze"]) == [n for n in range(300) if n % 10]
     assert sorted(row["id"] for row in tables["bronze_quarantine"]) == list(range(0, 300, 10))

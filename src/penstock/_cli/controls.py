@@ -65,10 +65,9 @@ class ProcessControl:
         requester: str = "from the dashboard",
     ) -> None:
         from penstock._observe.log import event_directory
-        from penstock._runtime.lease_paths import pipeline_lease_path
 
         self._name = settings.name
-        self._lease = pipeline_lease_path(settings.storage)
+        self._settings = settings
         self._logs = event_directory(settings).parent / "logs"
         self._project = tuple(project)
         self._choice = tuple(choice)
@@ -148,9 +147,9 @@ class ProcessControl:
             self._stop_requested = _identity(holder)
 
     def _holder(self) -> dict[str, Any] | None:
-        from penstock._runtime.lease import living_holder
+        from penstock._project.event_store import holder_of
 
-        holder = living_holder(self._lease)
+        holder = holder_of(self._settings)
         return dict(holder) if holder is not None else None
 
     def _run(self, what: str, arguments: Sequence[str]) -> None:

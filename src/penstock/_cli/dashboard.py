@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -102,10 +102,10 @@ def ui(
     if token is None and (control or not is_loopback(host)):
         token = serving.new_token()
     wanted: list[Path | None] = [*paths] if paths else [None]
-    logs = [_log_of(path, spec, storage, pipeline, target) for path in wanted]
-    if not rows:
-        logs = [replace(log, tables=None) for log in logs]
-    with serving.listen(host, port) as listener:
+    with serving.listen(host, port) as listener, ExitStack() as stack:
+        logs = [_log_of(path, spec, storage, pipeline, target, stack) for path in wanted]
+        if not rows:
+            logs = [replace(log, tables=None) for log in logs]
         address = serving.address_of(listener, host, token)
 
         def ready() -> None:
@@ -123,10 +123,11 @@ def _log_of(
     storage: str | None,
     pipeline: str | None,
     target: str | None,
+    stack: ExitStack,
 ) -> "WatchedLog":
     from penstock._cli.controls import ProcessControl
-    from penstock._observe.log import event_directory
     from penstock._observe.segments import updates
+    from penstock._project.event_store import followed_events
     from penstock._project.excerpt import ProjectSources
     from penstock._tables.read.browsing import TableBrowser
     from penstock._ui.serving import WatchedLog
@@ -147,7 +148,7 @@ def _log_of(
     settings = options.settings_of(path, spec, storage, pipeline=pipeline, target=target)
     return WatchedLog(
         label=settings.name,
-        directory=event_directory(settings),
+        directory=stack.enter_context(followed_events(settings)),
         tables=TableBrowser(settings.storage, trusts_paths=True),
         sources=ProjectSources(Path(settings.root)),
         control=ProcessControl(

@@ -71,9 +71,10 @@ def _events(settings: "PipelineSettings", update: str | None) -> Iterator[Any]:
     from penstock._observe import log
     from penstock._observe.events import EventOrigin
     from penstock._observe.masking import without_secrets
+    from penstock._project.event_store import read_events_of
 
     if update is not None:
-        directory = log.event_directory(settings)
+        directory = read_events_of(settings)
         for event in log.recorded_events(directory, one_update(directory, update)):
             yield without_secrets(event)
         return
@@ -107,7 +108,7 @@ def explain(
 
 
 def _explanation(settings: "PipelineSettings", dataset: str) -> dict[str, Any]:
-    from penstock._tables.layout import StorageLayout
+    from penstock._tables.layout import layout_of
     from penstock._update import UpdateOptions, plan_update
 
     plans: dict[str, str] = {}
@@ -122,7 +123,7 @@ def _explanation(settings: "PipelineSettings", dataset: str) -> dict[str, Any]:
         )
     key = dataset if node is None else node.key
     checkpoints = _checkpoints(settings)
-    layout = StorageLayout(settings.storage)
+    layout = layout_of(settings)
     body: dict[str, Any] = {"version": 1, "name": dataset, "kind": "sink", "declared_at": None}
     if node is not None:
         stored = node.is_stored
@@ -227,10 +228,11 @@ def _checkpoints(settings: "PipelineSettings") -> dict[str, dict[str, Any]]:
 def _last_refresh(settings: "PipelineSettings", key: str) -> dict[str, Any] | None:
     from penstock._observe.codec import time_text
     from penstock._observe.events import PlanningInformation
-    from penstock._observe.log import event_directory, recorded_events
+    from penstock._observe.log import recorded_events
     from penstock._observe.segments import updates
+    from penstock._project.event_store import read_events_of
 
-    directory = event_directory(settings)
+    directory = read_events_of(settings)
     kind = PlanningInformation.event_type
     for update in reversed(updates(directory)[-50:]):
         events = recorded_events(directory, update.update_id, event_type=kind, dataset=key)

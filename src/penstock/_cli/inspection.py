@@ -12,6 +12,7 @@ from penstock._cli.options import OutputFormat
 from penstock._display.text import plural, seconds
 
 if TYPE_CHECKING:
+    from penstock._model.pipeline import PipelineSettings
     from penstock._observe.events import Event
     from penstock._repair.quarantine_replay import Replayed, ReplayPreview
     from penstock._tables.read.preview import TablePreview
@@ -252,20 +253,21 @@ def events(
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Print the event log."""
-    from penstock._observe import log, segments
+    from penstock._observe import segments
     from penstock._observe.codec import event_of
     from penstock._observe.events import Level
+    from penstock._project.event_store import read_events_of
 
     if level is not None and level.upper() not in set(Level):
         raise typer.BadParameter(
             f"{level!r} is not one of {', '.join(Level)}", param_hint="--level"
         )
-    directory = log.event_directory(project.settings())
+    settings = project.settings()
+    directory = read_events_of(settings)
     chosen = None if update == "all" else one_update(directory, update)
-    read = log.follow if follow else log.read_events
-    bodies = read(directory, update=chosen, event_type=event_type, dataset=dataset, level=level)
     is_empty, shows_metrics = True, level is not None or event_type is not None
-    for body in bodies:
+    wanted = {"update": chosen, "event_type": event_type, "dataset": dataset, "level": level}
+    for body in _bodies(settings, wanted, follow=follow):
         is_empty = False
         if output is OutputFormat.JSON:
             options.print_json(body, indent=None)
@@ -275,6 +277,19 @@ def events(
     if is_empty and not follow:
         what = "no events match" if segments.updates(directory) else "there are no events yet"
         print(f"{what} in {directory}", file=sys.stderr)
+
+
+def _bodies(
+    settings: "PipelineSettings", wanted: dict[str, str | None], *, follow: bool
+) -> Iterator[dict[str, Any]]:
+    from penstock._observe import log
+    from penstock._project.event_store import followed_events
+
+    if not follow:
+        yield from log.read_events(log.event_directory(settings), **wanted)
+        return
+    with followed_events(settings) as directory:
+        yield from log.follow(directory, stop=None, **wanted)
 
 
 @options.grouped
@@ -290,8 +305,9 @@ def quality(
 ) -> None:
     """Print how many rows passed and failed each rule, per batch. JSON has an object per line."""
     from penstock._observe import log
+    from penstock._project.event_store import read_events_of
 
-    directory = log.event_directory(project.settings())
+    directory = read_events_of(project.settings())
     chosen = None if update == "all" else one_update(directory, update)
     events = log.recorded_events(directory, chosen, event_type="flow_progress", dataset=dataset)
     batches = [row for event in events for row in _counts(event) if rule in (None, row["rule"])]

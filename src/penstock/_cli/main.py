@@ -18,6 +18,7 @@ from penstock._cli import (
     inspection,
     lint,
     machine,
+    pipelines,
     repair,
     scaffold,
     status,
@@ -68,6 +69,7 @@ graph.register(app)
 scaffold.register(app)
 inspection.register(app)
 status.register(app)
+pipelines.register(app)
 checkpoint.register(app)
 repair.register(app)
 machine.register(app)

@@ -64,7 +64,7 @@ def status(
     while True:
         body = status_of(settings, update=update)
         if body is None:
-            raise _no_update(settings.name, update)
+            raise no_update(settings.name, update)
         _check_flow(body, flow)
         text = _rendered(body, flow, output, one_line=watch)
         show = print_as_is if output is OutputFormat.JSON else print
@@ -77,7 +77,7 @@ def status(
             sys.stdout.flush()
             last = text
         if not (watch and body["is_alive"]):
-            return exit_codes.UPDATE_FAILED if _has_failed(body) else exit_codes.OK
+            return exit_codes.UPDATE_FAILED if has_failed(body) else exit_codes.OK
         pause.wait(_WATCH_SECONDS)
 
 
@@ -90,16 +90,15 @@ def history(
 ) -> None:
     """List the recorded updates, newest first, with start, state, duration and error."""
     from penstock._observe.events import UpdateProgress
-    from penstock._observe.log import event_directory, last_progress
+    from penstock._observe.log import last_progress
     from penstock._observe.segments import updates
     from penstock._observe.unfinished import PROCESS_GONE, has_ended
-    from penstock._runtime.lease import living_holder
-    from penstock._runtime.lease_paths import pipeline_lease_path
+    from penstock._project.event_store import holder_of, read_events_of
 
     settings = project.settings()
-    holder = living_holder(pipeline_lease_path(settings.storage))
+    holder = holder_of(settings)
     rows: list[dict[str, Any]] = []
-    for file in updates(event_directory(settings))[: -limit - 1 : -1]:
+    for file in updates(read_events_of(settings))[: -limit - 1 : -1]:
         event = last_progress(file)
         body = event and event.body
         state = body.state.value if isinstance(body, UpdateProgress) else None
@@ -153,10 +152,11 @@ def metrics(
     from penstock._observe import log, segments
     from penstock._observe.metrics_endpoint import exposition, require_metrics_extra
     from penstock._observe.state import ObservedUpdate
+    from penstock._project.event_store import read_events_of
 
     if output is OutputFormat.TEXT:
         require_metrics_extra()
-    directory = log.event_directory(project.settings())
+    directory = read_events_of(project.settings())
     state = ObservedUpdate()
     for event in log.recorded_events(directory, one_update(directory, update)):
         state(event)
@@ -194,7 +194,7 @@ def _metrics_body(state: Any) -> list[dict[str, Any]]:
     return body
 
 
-def _no_update(name: str, update: str) -> Exception:
+def no_update(name: str, update: str) -> Exception:
     from penstock.errors import SpecError
 
     problem = f"no recorded update of pipeline {name!r} begins with {update!r}"
@@ -214,7 +214,7 @@ def _check_flow(body: Mapping[str, Any], flow: str | None) -> None:
         )
 
 
-def _has_failed(body: Mapping[str, Any]) -> bool:
+def has_failed(body: Mapping[str, Any]) -> bool:
     if body["state"] == "FAILED" or not (body["is_alive"] or body["has_ended"]):
         return True
     return any(flow["state"] == "FAILED" for flow in body["flows"])

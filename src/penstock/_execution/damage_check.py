@@ -11,10 +11,11 @@ from pyspark.sql import SparkSession
 from penstock._execution.flow_state import FlowState
 from penstock._execution.tables import PipelineTables
 from penstock._graph.dataflow import DatasetNode, FlowNode
+from penstock._model.name import path_segment, segment_name
 from penstock._tables.commit_note import TARGET, NotedCommit
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import StorageFiles, local_path
-from penstock._tables.layout import DECISION_FILE, TableRef, path_segment, segment_name
+from penstock._tables.layout import DECISION_FILE, TableRef
 from penstock._tables.read.checkpoint_doctor import unreadable_files
 from penstock._tables.read.checkpoint_files import Checkpoint, newest_of_checkpoint, read_checkpoint
 from penstock._tables.read.damage import (
@@ -118,7 +119,7 @@ class DamageCheck:
     def check_state(self, node: FlowNode, target: TableRef | None) -> None:
         """Refuse a flow with a checkpoint, but without state: `FLOW_STATE_MISSING`."""
         name, layout = node.flow.name, self._tables.layout
-        folder = local_path(f"{layout.root}/checkpoints/{path_segment(name)}")
+        folder = local_path(f"{layout.checkpoints}/{path_segment(name)}")
         if folder is None or not folder.is_dir():
             return
         for checkpoint in folder.iterdir():

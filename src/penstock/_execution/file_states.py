@@ -3,8 +3,9 @@
 import threading
 
 from penstock._execution.flow_state import StateStore
+from penstock._model.name import path_segment
 from penstock._tables.files import StorageFiles
-from penstock._tables.layout import StorageLayout, path_segment
+from penstock._tables.layout import StorageLayout
 from penstock.sources.memory import FolderMemory, PassingMemory, SourceMemory
 
 _NO_EPOCH = "batch"

@@ -13,8 +13,8 @@ from penstock._execution.running import RunningQuery
 from penstock._graph.dataflow import FlowNode
 from penstock._model.dataset import Sink
 from penstock._model.flow import OutputMode
-from penstock._model.name import resolve_name
-from penstock._tables.layout import StorageLayout, path_segment
+from penstock._model.name import path_segment, resolve_name
+from penstock._tables.layout import StorageLayout
 from penstock.errors import ConnectorError
 from penstock.sinks.base import BatchSink, OpenedSink, StreamSink, Write
 from penstock.sinks.registry import sink_of

@@ -21,17 +21,14 @@ from py4j.java_gateway import JavaPackage
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from penstock._model.duration import parse_seconds
 from penstock._runtime.lease import describe_holder, holder_lives, own_record
 from penstock._runtime.system import SystemProcesses
 from penstock._spark.failures import full_text
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import StorageFiles, hadoop_path
 from penstock._tables.layout import StorageLayout
-from penstock.errors import SetupError, SpecError
+from penstock.errors import SetupError
 
-DURATION = "penstock.lease.duration"
-_DEFAULT_SECONDS = 30.0
 _RENEWALS = 3
 """How often a lease is renewed in its duration."""
 _LOOKS = 10
@@ -41,14 +38,16 @@ _LOOKS = 10
 class StorageLease:
     """The lease of a storage; thread-safe. Create it with `acquire`."""
 
-    def __init__(self, spark: SparkSession, storage: str, holder: Mapping[str, str]) -> None:
+    def __init__(
+        self, spark: SparkSession, storage: str, holder: Mapping[str, str], seconds: float
+    ) -> None:
         self._spark = spark
         self._files = StorageFiles(spark)
         jvm: Any = spark._jvm
         self._java: Any = jvm.penstock.storage.StorageLease
         self._conf: Any = spark._jsparkSession.sessionState().newHadoopConf()
         self._folder = f"{StorageLayout(storage).state_dir}/lease"
-        self._seconds = _duration(spark)
+        self._seconds = seconds
         self._record: dict[str, Any] = {
             **own_record(holder, SystemProcesses()),
             "machine": _machine(),
@@ -69,6 +68,7 @@ class StorageLease:
         spark: SparkSession,
         storage: str,
         holder: Mapping[str, str],
+        seconds: float,
         on_wait: Callable[[str], None] = lambda _: None,
     ) -> Self:
         """Take the lease.
@@ -80,7 +80,7 @@ class StorageLease:
         Raises:
             SetupError: LEASE_HELD, or LEASE_UNAVAILABLE if the storage fails.
         """
-        lease = cls(spark, storage, holder)
+        lease = cls(spark, storage, holder, seconds)
         try:
             lease._acquire(on_wait)
         except Py4JError as error:
@@ -260,15 +260,3 @@ def _machine() -> str:
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:  # not Linux
         return uuid.uuid4().hex
-
-
-def _duration(spark: SparkSession) -> float:
-    text = spark.conf.get(DURATION, None)
-    seconds = _DEFAULT_SECONDS if text is None else parse_seconds(text)
-    if not seconds:
-        raise SpecError(
-            "INVALID_LEASE_DURATION",
-            f"{DURATION} is {text!r}",
-            hint='a number and a unit, such as "30 seconds"',
-        )
-    return seconds

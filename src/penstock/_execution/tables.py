@@ -42,6 +42,7 @@ from penstock._tables.write.cdc_writer import CdcWriter, split_events
 from penstock._tables.write.decision import DecisionFile
 from penstock._tables.write.fenced import last_number
 from penstock._tables.write.prepare import (
+    OWNER,
     TableSpec,
     parse_schema,
     prepare_quarantine,
@@ -164,6 +165,7 @@ class PipelineTables:
             widen=None if has_events else self._widens(node),
             cast=declared.schema is None and not has_events,
             origin=declared.origin,
+            owner=self._settings.name if self._settings.shared_storage else None,
         )
         state = prepare_table(self._spark, self._ref(node), spec)
         keeps = self._keeps(node) or node.declared.late_rows is LateRows.QUARANTINE
@@ -445,6 +447,8 @@ class PipelineTables:
 
     def _properties(self, node: DatasetNode, flows: Sequence[FlowNode]) -> Mapping[str, str]:
         declared = effective_properties(node.declared.table_properties)
+        if self._settings.shared_storage:
+            declared = {**declared, OWNER: self._settings.name}
         known = {key.lower() for key in declared}
         changes = any(is_cdc(flow.flow) or replaces_rows(flow.flow) for flow in flows)
         if _CHANGE_FEED.lower() in known or not changes:

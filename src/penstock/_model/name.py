@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from urllib.parse import quote, unquote
 
 _PART = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s.`]+))\s*")
 
@@ -60,3 +61,21 @@ def resolve_name(text: str, *, catalog: str, schema: str) -> DatasetName:
     if len(filled) == 2:
         filled = (catalog, *filled)
     return DatasetName(*filled)
+
+
+def path_segment(name: str) -> str:
+    """A name as one folder name that every file system and URI takes; `segment_name` reverses it.
+
+    ASCII letters, digits, `_` and `-` stay; everything else becomes `=XX` of its UTF-8 bytes (not
+    `%XX`, which URI-based readers would decode). Upper case is kept: names within one pipeline
+    differ by more than case, so folders on case-insensitive disks do, too.
+    """
+    quoted = quote(name, safe="").replace(".", "%2E").replace("~", "%7E")
+    if quoted.startswith("_"):
+        # Spark treats files below `_x` as hidden.
+        quoted = "%5F" + quoted[1:]
+    return quoted.replace("%", "=")
+
+
+def segment_name(segment: str) -> str:
+    return unquote(segment.replace("=", "%"))

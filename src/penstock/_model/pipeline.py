@@ -9,10 +9,13 @@ from penstock._model.alert import AlertSettings
 from penstock._model.dataset import Dataset, Sink
 from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySettings
 from penstock._model.flow import Flow
+from penstock._model.name import path_segment
 from penstock._model.origin import SourceLocation
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 
+PIPELINES = "pipelines"
+"""Folder of a shared storage with a folder per pipeline."""
 DEFAULT_CATALOG = "spark_catalog"
 DEFAULT_SCHEMA = "default"
 """What completes names where the settings say nothing."""
@@ -62,6 +65,7 @@ class PipelineSettings:
     Attributes:
         name: Label of the pipeline; part of the writer's app ids.
         storage: Root URI (`file:///...`, `s3a://...`) of tables, checkpoints, events and state.
+        shared_storage: Whether other pipelines use the same root.
         root: Folder of the project on this machine; source files are found below it.
         started_in: Folder from which it was started; the second place of relative paths.
         catalog: Default catalog of names with fewer than three parts.
@@ -90,6 +94,7 @@ class PipelineSettings:
     name: str
     storage: str
     root: str
+    shared_storage: bool = False
     started_in: str = field(default="", compare=False)
     catalog: str = DEFAULT_CATALOG
     schema: str = DEFAULT_SCHEMA
@@ -111,6 +116,13 @@ class PipelineSettings:
     lineage: LineageSettings = field(default_factory=LineageSettings)
     events: EventLogSettings = field(default_factory=EventLogSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
+
+    @property
+    def home(self) -> str:
+        """Root URI of checkpoints, events and state: a folder of its own in a shared storage."""
+        if not self.shared_storage:
+            return self.storage
+        return f"{self.storage.rstrip('/')}/{PIPELINES}/{path_segment(self.name)}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,12 @@
 """The event log: every event as one line of JSON, and its readers.
 
-Only the local file system is touched. Where the tables live in an object store, the log stays on
-the machine that runs the driver; `event_directory` decides.
+Only the local file system is touched. Where the tables are in an object store, the log is in the
+project's folder (`event_directory`), and `_project.event_store` copies it.
 """
 
 import contextlib
 import json
+import math
 import os
 import threading
 import uuid
@@ -15,7 +16,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from penstock._model.pipeline import EventLogSettings, PipelineSettings
+from penstock._model.name import path_segment
+from penstock._model.pipeline import PIPELINES, EventLogSettings, PipelineSettings
 from penstock._observe.codec import dump, encode, event_json, event_of, event_of_line
 from penstock._observe.events import TERMINAL_STATES, Event, FlowProgress, Level, UpdateProgress
 from penstock._observe.segments import LATEST, STARTED, UpdateLog, select_updates, updates
@@ -27,6 +29,7 @@ MEGABYTE = 1 << 20
 SEGMENTS = 8
 """A segment has at most this part of what is kept of an update, by size and by age."""
 
+_COPIED_SEGMENT = 256 << 10
 _UPDATE_PROGRESS = f'"event_type":"{UpdateProgress.event_type}"'.encode()
 _POLL_SECONDS = 0.25
 _BLOCK = 1 << 20
@@ -39,13 +42,23 @@ def event_directory(settings: PipelineSettings) -> Path:
     `events` below the storage root when that is on this machine, else `.penstock/events` below the
     project.
     """
-    scheme, colon, rest = settings.storage.partition(":")
+    scheme, colon, rest = settings.home.partition(":")
     if not colon or "/" in scheme:
-        return Path(settings.storage) / "events"
+        return Path(settings.home) / "events"
     if scheme.lower() == "file":
         # Storage URIs are as Hadoop reads them: nothing in them is percent-encoded.
         return Path("/" + rest.lstrip("/")) / "events"
-    return Path(settings.root) / ".penstock" / "events"
+    own = (PIPELINES, path_segment(settings.name)) if settings.shared_storage else ()
+    return Path(settings.root, ".penstock", *own, "events")
+
+
+def event_log(settings: PipelineSettings) -> "EventLog":
+    """The log that an update of a pipeline writes.
+
+    A copy in an object store is uploaded by segments, so these are small there.
+    """
+    largest = _COPIED_SEGMENT if settings.home.startswith("s3a:") else math.inf
+    return EventLog(event_directory(settings), settings.events, segment_bytes=largest)
 
 
 class EventLog:
@@ -57,11 +70,20 @@ class EventLog:
     events. A partially written line (full disk) does not corrupt the next one. Thread-safe.
     """
 
-    def __init__(self, directory: Path, keep: EventLogSettings | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        keep: EventLogSettings | None = None,
+        *,
+        segment_bytes: float = math.inf,
+    ) -> None:
         keep = keep or EventLogSettings()
         self.directory = directory
         self.update: UpdateLog | None = None
-        self._most, self._days = keep.max_progress_mb, keep.keep_progress_days
+        self._days = keep.keep_progress_days
+        self._most = segment_bytes
+        if keep.max_progress_mb is not None:
+            self._most = min(self._most, keep.max_progress_mb * MEGABYTE / SEGMENTS)
         self._instance = str(uuid.uuid4())
         self._seq_no = 0
         self._file: BinaryIO | None = None
@@ -108,7 +130,7 @@ class EventLog:
                 self._file = None
 
     def _is_full(self, event: Event) -> bool:
-        if self._most is not None and self._size >= self._most * MEGABYTE / SEGMENTS:
+        if self._size >= self._most:
             return True
         age = event.timestamp - self._began
         return self._days is not None and age >= timedelta(days=self._days) / SEGMENTS

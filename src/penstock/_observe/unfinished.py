@@ -26,14 +26,17 @@ def has_ended(progress: Event | None) -> bool:
     return isinstance(body, UpdateProgress) and body.state in TERMINAL_STATES
 
 
-def end_unfinished(directory: Path) -> list[str]:
+def end_unfinished(directory: Path, own: str = "") -> list[str]:
     """Record updates whose process has died as FAILED; returns their ids, newest first.
 
-    The caller must hold the lease of the pipeline, so none of them can still run. Updates before
+    The caller must hold the lease of the pipeline, so none of them can still run except its `own`.
+    Updates before
     the newest finished one were handled by an earlier start.
     """
     ended = []
     for update in reversed(updates(directory)):
+        if update.update_id == own:
+            continue
         progress = last_progress(update)
         if has_ended(progress):
             break

@@ -23,6 +23,7 @@ class FileSettings:
     schema: str | None = None
     master: str | None = None
     quarantine: bool | None = None
+    shared_storage: bool | None = None
     continuous: bool | None = None
     development: bool | None = None
     configuration: Mapping[str, str] = field(default_factory=dict)
@@ -53,6 +54,7 @@ class FileSettings:
             schema=self.schema or base.schema,
             master=self.master or base.master,
             quarantine=_first(self.quarantine, base.quarantine),
+            shared_storage=_first(self.shared_storage, base.shared_storage),
             continuous=_first(self.continuous, base.continuous),
             development=_first(self.development, base.development),
             configuration={**base.configuration, **self.configuration},

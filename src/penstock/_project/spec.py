@@ -117,6 +117,7 @@ def load_settings(
         master=master or environment.get("PENSTOCK_MASTER") or read.master,
         continuous=_first_truth("CONTINUOUS", continuous, environment, read.continuous, False),
         development=bool(read.development),
+        shared_storage=bool(read.shared_storage),
         parameters=MappingProxyType({**read.parameters, **(parameters or {})}),
         import_roots=tuple(dict.fromkeys(p for p in read.import_roots if p != str(read.root))),
         dependencies=read.dependencies,

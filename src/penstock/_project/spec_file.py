@@ -137,6 +137,9 @@ class PipelineSpec(_Part):
     storage: str | None = Field(
         default=None, description="Root of tables and checkpoints: a URI, or a path."
     )
+    shared_storage: bool | None = Field(
+        default=None, description="Whether other pipelines use the same storage."
+    )
     catalog: str | None = Field(default=None, description="Default catalog.")
     database: str | None = Field(default=None, description="Default schema; wins over `schema`.")
     schema_: str | None = Field(default=None, alias="schema", description="Default schema.")

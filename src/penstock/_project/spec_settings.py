@@ -33,6 +33,7 @@ def spec_settings(spec: PipelineSpec, document: Node) -> FileSettings:
         schema=spec.database or spec.schema_ or spec.target,
         master=spec.master,
         quarantine=spec.quarantine,
+        shared_storage=spec.shared_storage,
         continuous=spec.continuous,
         development=spec.development,
         configuration={**cluster_configuration(document), **spec.configuration},

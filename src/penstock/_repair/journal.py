@@ -8,7 +8,7 @@ history and event log.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -24,9 +24,10 @@ from penstock._observe.events import (
     UpdateProgress,
     UpdateState,
 )
-from penstock._observe.log import EventLog, event_directory
+from penstock._observe.log import event_log
 from penstock._observe.state import ObservedUpdate
 from penstock._observe.status_file import StatusFile, status_path
+from penstock._project.event_store import kept_events
 from penstock._runtime.boundary import as_penstock_error
 from penstock._runtime.reporter import error_info
 from penstock._tables.files import StorageFiles
@@ -100,8 +101,9 @@ def recording(
 
     `properties` are added to the `create_update` event; `text` is one line about the command.
     """
-    bus, state = EventBus(), ObservedUpdate()
-    log = EventLog(event_directory(settings), settings.events)
+    bus, state, copy = EventBus(), ObservedUpdate(), ExitStack()
+    copy.enter_context(kept_events(settings))
+    log = event_log(settings)
     status = StatusFile(status_path(settings), state)
     for subscriber in (state, log, status):
         bus.subscribe(subscriber)
@@ -130,3 +132,4 @@ def recording(
     finally:
         log.close()
         status.close()
+        copy.close()

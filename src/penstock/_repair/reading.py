@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from penstock._model.exception_text import first_line
 from penstock._model.pipeline import PipelineSettings
 from penstock._tables.files import local_path
+from penstock._tables.layout import layout_of
 from penstock._tables.read import preview
 from penstock.errors import PenstockError, SpecError
 
@@ -64,7 +65,7 @@ def readable_storage(settings: PipelineSettings) -> Iterator[ReadableStorage]:
         with _session(settings) as spark:
             from penstock._tables.read.remote_storage import copy_small_files
 
-            copy_small_files(spark, settings.storage, Path(folder))
+            copy_small_files(spark, layout_of(settings), Path(folder))
         copied = replace(settings, storage=folder)
 
         def shown(text: str) -> str:

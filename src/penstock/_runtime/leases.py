@@ -5,8 +5,26 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Protocol, Self
 
+from penstock._model.duration import parse_seconds
 from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path, table_lease_path
+from penstock.errors import SpecError
+
+DURATION = "penstock.lease.duration"
+_DEFAULT_SECONDS = 30.0
+
+
+def lease_seconds(configuration: Mapping[str, str]) -> float:
+    """How long a lease in a storage on another machine is valid without a renewal."""
+    text = configuration.get(DURATION)
+    seconds = _DEFAULT_SECONDS if text is None else parse_seconds(text)
+    if not seconds:
+        raise SpecError(
+            "INVALID_LEASE_DURATION",
+            f"{DURATION} is {text!r}",
+            hint='write a number and a unit, such as "30 seconds"',
+        )
+    return seconds
 
 
 class RemoteLease(Protocol):

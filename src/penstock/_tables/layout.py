@@ -2,33 +2,15 @@
 
 import re
 from dataclasses import dataclass
-from urllib.parse import quote, unquote
 
-from penstock._model.name import DatasetName
+from penstock._model.name import DatasetName, path_segment
+from penstock._model.pipeline import PipelineSettings
 
 QUARANTINE_SUFFIX = "_quarantine"
 DECISION_FILE = "decision.json"
 """File in a checkpoint: the files of a batch with several commits; see `decision`."""
 NOTE_FILE = "committed.json"
 """File in a checkpoint: the newest commits of its batches; see `commit_note`."""
-
-
-def path_segment(name: str) -> str:
-    """A name as one folder name that every file system and URI takes; `segment_name` reverses it.
-
-    ASCII letters, digits, `_` and `-` stay; everything else becomes `=XX` of its UTF-8 bytes (not
-    `%XX`, which URI-based readers would decode). Upper case is kept: names within one pipeline
-    differ by more than case, so folders on case-insensitive disks do, too.
-    """
-    quoted = quote(name, safe="").replace(".", "%2E").replace("~", "%7E")
-    if quoted.startswith("_"):
-        # Spark treats files below `_x` as hidden.
-        quoted = "%5F" + quoted[1:]
-    return quoted.replace("%", "=")
-
-
-def segment_name(segment: str) -> str:
-    return unquote(segment.replace("=", "%"))
 
 
 @dataclass(frozen=True)
@@ -41,12 +23,18 @@ class TableRef:
 
 @dataclass(frozen=True)
 class StorageLayout:
-    """The layout below a storage root, a URI; trailing slashes are removed."""
+    """The layout below a storage root, a URI; trailing slashes are removed.
+
+    `home` is the root of what is not a table, see `PipelineSettings.home`; by default the same.
+    """
 
     root: str
+    home: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "root", re.sub(r"(?<=[^/:])/+$", "", self.root))
+        for name in ("root", "home"):
+            uri = getattr(self, name) or self.root
+            object.__setattr__(self, name, re.sub(r"(?<=[^/:])/+$", "", uri))
 
     def table_path(self, name: DatasetName, override: str | None = None) -> str:
         """Location of a table; the user's own absolute `path` takes precedence."""
@@ -70,7 +58,7 @@ class StorageLayout:
         return f"{self.state_dir}/migrate/{path_segment(flow)}"
 
     def checkpoint_path(self, flow: str, epoch: str) -> str:
-        return f"{self.root}/checkpoints/{path_segment(flow)}/{path_segment(epoch)}"
+        return f"{self.checkpoints}/{path_segment(flow)}/{path_segment(epoch)}"
 
     def decision_file(self, flow: str, epoch: str) -> str:
         return f"{self.checkpoint_path(flow, epoch)}/{DECISION_FILE}"
@@ -79,10 +67,18 @@ class StorageLayout:
         return f"{self.checkpoint_path(flow, epoch)}/{NOTE_FILE}"
 
     @property
+    def checkpoints(self) -> str:
+        return f"{self.home}/checkpoints"
+
+    @property
     def state_dir(self) -> str:
         """Folder of leases, epochs and fingerprints."""
-        return f"{self.root}/state"
+        return f"{self.home}/state"
 
     def _below(self, folder: str, name: DatasetName) -> str:
         parts = (path_segment(part.lower()) for part in (name.catalog, name.schema, name.name))
         return "/".join((folder, *parts))
+
+
+def layout_of(settings: PipelineSettings) -> StorageLayout:
+    return StorageLayout(settings.storage, settings.home)

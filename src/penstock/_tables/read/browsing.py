@@ -15,10 +15,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from penstock._model.name import DatasetName
+from penstock._model.name import DatasetName, segment_name
 from penstock._observe.masking import masked_values, shown
 from penstock._tables.files import local_path
-from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout, segment_name
+from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout
 from penstock._tables.read.row_selection import row_id
 from penstock._tables.read.stored_table import Column, Snapshot, StoredFile, StoredTable
 from penstock.errors import SpecError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from penstock._model.pipeline import PipelineSettings
 from penstock._tables.commit_note import CDC_STATE, QUARANTINE, TARGET, commits_of
 from penstock._tables.files import commit_lines, local_path
-from penstock._tables.layout import NOTE_FILE, QUARANTINE_SUFFIX, StorageLayout
+from penstock._tables.layout import NOTE_FILE, QUARANTINE_SUFFIX, layout_of
 from penstock._tables.read.checkpoint_files import (
     METADATA_MISSING,
     Checkpoint,
@@ -304,7 +304,7 @@ def _lost_state(
     checkpoint: Checkpoint, settings: PipelineSettings, tables: Mapping[str, Path]
 ) -> Finding | None:
     app_id = _app_id(checkpoint, settings)
-    state = local_path(StorageLayout(settings.storage).state_dir)
+    state = local_path(layout_of(settings).state_dir)
     for path in tables.values():
         if _opened(path).transaction_version(app_id) is not None:
             file = f"{state}/flows/{checkpoint.flow}.json"
@@ -334,8 +334,9 @@ def _opened(path: Path) -> "DeltaTable":
 
 
 def _table_paths(settings: PipelineSettings) -> list[Path]:
-    root = local_path(StorageLayout(settings.storage).root) or Path()
-    logs = (*root.glob("tables/*/*/*/_delta_log"), *root.glob("state/cdc/*/*/*/_delta_log"))
+    layout = layout_of(settings)
+    root, state = local_path(layout.root) or Path(), local_path(layout.state_dir) or Path()
+    logs = (*root.glob("tables/*/*/*/_delta_log"), *state.glob("cdc/*/*/*/_delta_log"))
     return sorted(log.parent for log in logs)
 
 

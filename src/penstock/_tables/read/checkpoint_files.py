@@ -12,15 +12,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from penstock._model.name import path_segment, segment_name
 from penstock._model.pipeline import PipelineSettings
 from penstock._tables.files import local_path
-from penstock._tables.layout import (
-    DECISION_FILE,
-    NOTE_FILE,
-    StorageLayout,
-    path_segment,
-    segment_name,
-)
+from penstock._tables.layout import DECISION_FILE, NOTE_FILE, layout_of
 from penstock.errors import SpecError
 
 METADATA_MISSING = "is missing"
@@ -142,7 +137,7 @@ def _is_of_batch_query(path: Path) -> bool:
 
 
 def _root(settings: PipelineSettings) -> Path:
-    root = local_path(StorageLayout(settings.storage).root)
+    root = local_path(layout_of(settings).home)
     if root is None:
         raise SpecError(
             "STORAGE_NOT_LOCAL",

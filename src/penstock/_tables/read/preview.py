@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
-from penstock._model.name import DatasetName, resolve_name
+from penstock._model.name import DatasetName, resolve_name, segment_name
 from penstock._model.pipeline import PipelineSettings
 from penstock._tables.files import local_path
-from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout, segment_name
+from penstock._tables.layout import QUARANTINE_SUFFIX, layout_of
 from penstock._tables.read.row_selection import row_id
 from penstock._tables.read.stored_table import REFUSED, Snapshot, StoredTable
 from penstock.errors import SpecError
@@ -119,7 +119,7 @@ def resolve_table(settings: PipelineSettings, name: str) -> DatasetName:
 def _readable(settings: PipelineSettings, name: str) -> Iterator[Snapshot]:
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
-    uri = StorageLayout(settings.storage).table_path(resolve_table(settings, name))
+    uri = layout_of(settings).table_path(resolve_table(settings, name))
     path = local_path(uri)
     if path is None:
         raise SpecError("STORAGE_NOT_LOCAL", f"{settings.storage} cannot be read without Spark")
@@ -156,7 +156,7 @@ def table_unknown(
 
 
 def _tables(settings: PipelineSettings) -> Iterator[DatasetName]:
-    root = local_path(StorageLayout(settings.storage).root)
+    root = local_path(layout_of(settings).root)
     if root is None:
         return
     for log in (root / "tables").glob("*/*/*/_delta_log"):

@@ -8,10 +8,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock._model.exception_text import first_line
-from penstock._model.name import DatasetName
+from penstock._model.name import DatasetName, segment_name
 from penstock._model.pipeline import PipelineSettings
 from penstock._tables.files import hadoop_path
-from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout, segment_name
+from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout, layout_of
 from penstock._tables.read.preview import (
     FAILED_RULES_COLUMN,
     REASON_COLUMNS,
@@ -35,7 +35,7 @@ class RemoteTables:
     def __init__(self, spark: SparkSession, settings: PipelineSettings) -> None:
         self._spark = spark
         self._settings = settings
-        self._layout = StorageLayout(settings.storage)
+        self._layout = layout_of(settings)
 
     def read_table(self, name: str, limit: int, only: tuple[str, ...] = ()) -> TablePreview:
         df = self._rows(name)
@@ -91,17 +91,17 @@ def _not_readable(name: str, error: Exception) -> SpecError:
     return SpecError("TABLE_NOT_READABLE", message)
 
 
-def copy_small_files(spark: SparkSession, storage: str, folder: Path) -> None:
+def copy_small_files(spark: SparkSession, layout: StorageLayout, folder: Path) -> None:
     """Copy checkpoints, state files of flows and logs of tables into a local storage.
 
     Files of state stores become sparse files of the same size.
     """
-    root = StorageLayout(storage).root
+    root = layout.root
     system, top = hadoop_path(spark, root)
     start = len(str(top.toUri().getPath()).rstrip("/")) + 1
     _, pattern = hadoop_path(spark, f"{root}/tables/*/*/*/_delta_log")
     logs = [str(log.getPath()) for log in system.globStatus(pattern) or ()]
-    for uri in (f"{root}/checkpoints", f"{root}/state/flows", *logs):
+    for uri in (layout.checkpoints, f"{layout.state_dir}/flows", *logs):
         _, path = hadoop_path(spark, uri)
         if not system.exists(path):
             continue
@@ -112,7 +112,7 @@ def copy_small_files(spark: SparkSession, storage: str, folder: Path) -> None:
             local.parent.mkdir(parents=True, exist_ok=True)
             parts = local.relative_to(folder).parts
             # checkpoints/<flow>/<epoch>/state
-            is_state = parts[0] == "checkpoints" and parts[3:4] == ("state",)
+            is_state = uri == layout.checkpoints and "state" in parts[3:-1]
             if is_state or int(status.getLen()) > _LARGEST_COPIED:
                 with local.open("wb") as file:
                     file.truncate(int(status.getLen()))

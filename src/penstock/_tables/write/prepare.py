@@ -41,6 +41,10 @@ _GENERATED = "delta.generationExpression"
 _FEATURE = "delta.feature."
 
 
+OWNER = "penstock.pipeline"
+"""Table property: the pipeline that writes a table in a storage that several of them share."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TableSpec:
     """The declaration of a table.
@@ -61,6 +65,7 @@ class TableSpec:
     widen: bool | None = False
     cast: bool = False  # rows are cast if no value changes, so narrower columns fit
     origin: SourceLocation | None = None
+    owner: str | None = None  # the pipeline, in a storage that several of them share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +126,27 @@ def prepare_table(spark: SparkSession, table: TableRef, spec: TableSpec) -> Tabl
         _create(delta, table, spec)
         return _state(delta, delta.snapshot(table.path))
     state = _state(delta, snapshot)
+    _check_owner(table, spec, state)
     if _alter(delta, table, spec, snapshot, state):
         return _state(delta, delta.snapshot(table.path))
     return state
+
+
+def _check_owner(table: TableRef, spec: TableSpec, state: TableState) -> None:
+    owner = state.properties.get(OWNER)
+    if owner == spec.owner:
+        return
+    change = f"UNSET TBLPROPERTIES ('{OWNER}')"
+    if spec.owner is not None:
+        change = f"SET TBLPROPERTIES ('{OWNER}' = '{spec.owner}')"
+    origin = f"by pipeline {owner!r}" if owner else "without the setting `shared_storage`"
+    raise PlanError(
+        "TABLE_OF_ANOTHER_PIPELINE",
+        f"table {table.name} was created {origin}",
+        origin=spec.origin,
+        hint="choose another name for the table; or give it to this pipeline, whose flows then "
+        f"read their sources from the beginning: ALTER TABLE delta.`{table.path}` {change}",
+    )
 
 
 def prepare_quarantine(

@@ -1,0 +1,117 @@
+"""`list` and `wait`: the pipelines of a storage, and the end of an update."""
+
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock._cli import exit_codes, options
+from penstock._cli.inspection import print_table
+from penstock._cli.options import OutputFormat
+from penstock._cli.status import has_failed, no_update
+from penstock._display.text import seconds
+
+if TYPE_CHECKING:
+    from penstock._model.pipeline import PipelineSettings
+
+_POLL_SECONDS = 1.0
+
+
+def register(app: typer.Typer) -> None:
+    app.command("list", epilog="Examples: penstock list | penstock list --storage s3a://lake")(
+        list_pipelines
+    )
+    app.command("wait", epilog="Examples: penstock wait | penstock wait shop --timeout 600")(wait)
+
+
+@options.grouped
+def list_pipelines(
+    *,
+    project: options.StatusOptions,
+    output: options.Output = OutputFormat.TEXT,
+) -> None:
+    """List the pipelines of the storage, with the state of their newest updates."""
+    from penstock._project.event_store import pipelines_of
+
+    settings = project.settings()
+    rows = [row for each in pipelines_of(settings) if (row := _row(each)) is not None]
+    if output is OutputFormat.JSON:
+        options.print_json(rows)
+        return
+    if not rows:
+        print(f"no pipeline has written to {settings.storage}", file=sys.stderr)
+        return
+    heads = ("pipeline", "state", "since", "time", "rows", "runs on", "folder")
+    print_table(
+        heads,
+        [
+            (
+                row["pipeline"],
+                row["state"] or "-",
+                row["since"] or "-",
+                seconds(row["seconds"]),
+                f"{row['rows']:,}",
+                row["host"] or "-",
+                row["folder"],
+            )
+            for row in rows
+        ],
+        right=("time", "rows"),
+    )
+
+
+def _row(settings: "PipelineSettings") -> dict[str, Any] | None:
+    from penstock.monitoring import status_of
+
+    status = status_of(settings)
+    if status is None:
+        return None
+    return {
+        "pipeline": status["pipeline"],
+        "folder": settings.home,
+        "update_id": status["update_id"],
+        "state": status["state"],
+        "since": status["since"],
+        "seconds": status["seconds"],
+        "rows": sum(flow["rows"] for flow in status["flows"]),
+        "is_alive": status["is_alive"],
+        "host": status["host"] if status["is_alive"] else None,
+        "process_id": status["process_id"] if status["is_alive"] else None,
+    }
+
+
+@options.grouped
+def wait(
+    *,
+    project: options.StatusOptions,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", min=0, metavar="SECONDS", help="Fail if it takes longer."),
+    ] = None,
+    output: options.Output = OutputFormat.TEXT,
+) -> int:
+    """Wait until the running update has ended; exit code 1 if it failed or is still running."""
+    from penstock.monitoring import status_of
+
+    settings = project.settings()
+    deadline = None if timeout is None else time.monotonic() + timeout
+    pause = threading.Event()
+    while True:
+        status = status_of(settings)
+        if status is None:
+            raise no_update(settings.name, "latest")
+        is_late = deadline is not None and time.monotonic() >= deadline
+        if is_late or not status["is_alive"]:
+            break
+        pause.wait(_POLL_SECONDS)
+    keys = ("update_id", "state", "since", "seconds", "is_alive", "error")
+    if output is OutputFormat.JSON:
+        options.print_json({key: status[key] for key in keys})
+    elif status["is_alive"]:
+        print(f"update {status['update_id']} is still running after {timeout:g} s")
+    else:
+        print(f"update {status['update_id']}: {status['state']}")
+    failed = status["is_alive"] or has_failed(status)
+    return exit_codes.UPDATE_FAILED if failed else exit_codes.OK

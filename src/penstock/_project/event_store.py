@@ -1,0 +1,217 @@
+"""The event log of a pipeline whose storage is on S3: a copy below the storage root.
+
+The driver writes its log to the local disk, and uploads what changed every few seconds and at the
+end. Readers on other machines download what they lack. Files of the log only grow until they are
+replaced as a whole, so their sizes tell what is missing.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock._model.name import segment_name
+from penstock._model.pipeline import PIPELINES, PipelineSettings
+from penstock._observe.log import LAST_BATCHES, event_directory
+from penstock._project.secrets import resolve_secrets
+from penstock._runtime.lease import living_holder
+from penstock._runtime.lease_paths import local_path, pipeline_lease_path
+from penstock._runtime.leases import lease_seconds
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileInfo, FileSystem
+
+_PUSH_SECONDS = 5.0
+_PULL_SECONDS = 2.0
+_TIMEOUT_SECONDS = 20.0
+_S3A = "spark.hadoop.fs.s3a."
+
+_logger = logging.getLogger(__name__)
+
+
+class EventStore:
+    """The copy of an event log at a path of a file system."""
+
+    def __init__(self, files: "FileSystem", path: str, directory: Path) -> None:
+        self._files = files
+        self._path = path
+        self._directory = directory
+        self._sizes: dict[str, int] = {}
+        self._has_failed = False
+
+    def pull(self) -> None:
+        """Download the files that are longer in the storage than here, or missing here."""
+        for info in self._list(self._path):
+            self._sizes[info.base_name] = info.size
+            local = self._directory / info.base_name
+            if local.exists() and local.stat().st_size >= info.size:
+                continue
+            self._directory.mkdir(parents=True, exist_ok=True)
+            draft = local.with_name(f".{local.name}.{os.getpid()}")
+            with self._files.open_input_stream(info.path) as stream:
+                draft.write_bytes(stream.read())
+            os.utime(draft, (info.mtime.timestamp(),) * 2)
+            draft.replace(local)
+
+    def push(self) -> None:
+        """Upload the files that changed since the last call, and delete those that are gone."""
+        present = {}
+        for path in self._directory.iterdir() if self._directory.is_dir() else ():
+            if path.name == LAST_BATCHES or path.name[0] != ".":
+                with contextlib.suppress(FileNotFoundError):  # rolled up meanwhile
+                    present[path.name] = path.read_bytes() if self._changed(path) else None
+        for name, content in present.items():
+            if content is not None:
+                with self._files.open_output_stream(f"{self._path}/{name}") as stream:
+                    stream.write(content)
+                self._sizes[name] = len(content)
+        for name in self._sizes.keys() - present.keys():
+            with contextlib.suppress(FileNotFoundError):
+                self._files.delete_file(f"{self._path}/{name}")
+            del self._sizes[name]
+
+    def _changed(self, path: Path) -> bool:
+        return path.stat().st_size != self._sizes.get(path.name)
+
+    def folders(self, path: str) -> list[str]:
+        """Names of the folders at a path of the same bucket."""
+        from pyarrow.fs import FileSelector, FileType
+
+        infos = self._files.get_file_info(FileSelector(path, allow_not_found=True))
+        return [info.base_name for info in infos if info.type is FileType.Directory]
+
+    def holder(self, seconds: float) -> dict[str, Any] | None:
+        """Who renewed the lease of the storage in the last seconds."""
+        terms = self._list(f"{self._path.rpartition('/')[0]}/state/lease")
+        if not terms:
+            return None
+        newest = max(terms, key=lambda info: info.base_name)
+        if time.time() - newest.mtime.timestamp() > seconds:
+            return None
+        with self._files.open_input_stream(newest.path) as stream:
+            record: dict[str, Any] = json.loads(stream.read().splitlines()[0])
+        return None if record.get("released") else record
+
+    def _list(self, path: str) -> "list[FileInfo]":
+        from pyarrow.fs import FileSelector, FileType
+
+        infos = self._files.get_file_info(FileSelector(path, allow_not_found=True))
+        return [info for info in infos if info.type is FileType.File]
+
+    def attempt(self, do: Callable[[], None]) -> None:
+        """Call a method of this object; warn once if the storage fails."""
+        try:
+            do()
+            self._has_failed = False
+        except OSError as error:
+            if not self._has_failed:
+                _logger.warning("the event log in %s is not up to date: %s", self._path, error)
+            self._has_failed = True
+
+    @contextlib.contextmanager
+    def repeated(self, do: Callable[[], None], seconds: float) -> Iterator[None]:
+        """Call a method of this object at intervals while the block runs, and at its end."""
+        over = threading.Event()
+
+        def run() -> None:
+            while not over.wait(seconds):
+                self.attempt(do)
+            self.attempt(do)
+
+        thread = threading.Thread(target=run, name="event log copy", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(timeout=2 * _TIMEOUT_SECONDS)
+
+
+def event_store(settings: PipelineSettings) -> EventStore | None:
+    """The store of a pipeline; `None` unless its storage is on S3."""
+    scheme, _, rest = settings.home.partition("://")
+    if scheme != "s3a":
+        return None
+    from pyarrow.fs import S3FileSystem
+
+    bucket = rest.partition("/")[0]
+
+    def setting(key: str) -> str | None:
+        names = (f"{_S3A}bucket.{bucket}.{key}", f"{_S3A}{key}")
+        values = (settings.configuration.get(name) for name in names)
+        value = next(filter(None, values), None)
+        return None if value is None else resolve_secrets(value, root=settings.root)
+
+    files = S3FileSystem(
+        access_key=setting("access.key"),
+        secret_key=setting("secret.key"),
+        session_token=setting("session.token"),
+        region=setting("endpoint.region"),
+        endpoint_override=setting("endpoint"),
+        connect_timeout=_TIMEOUT_SECONDS,
+        request_timeout=_TIMEOUT_SECONDS,
+    )
+    return EventStore(files, f"{rest.rstrip('/')}/events", event_directory(settings))
+
+
+@contextlib.contextmanager
+def kept_events(settings: PipelineSettings) -> Iterator[None]:
+    """Keep the copy in the storage up to date while a command writes the event log."""
+    store = event_store(settings)
+    if store is None:
+        yield
+        return
+    store.attempt(store.pull)
+    with store.repeated(store.push, _PUSH_SECONDS):
+        yield
+
+
+@contextlib.contextmanager
+def followed_events(settings: PipelineSettings) -> Iterator[Path]:
+    """The folder of the event log, with what other machines write while the block runs."""
+    store = event_store(settings)
+    if store is None:
+        yield event_directory(settings)
+        return
+    store.attempt(store.pull)
+    with store.repeated(store.pull, _PULL_SECONDS):
+        yield event_directory(settings)
+
+
+def read_events_of(settings: PipelineSettings) -> Path:
+    """The folder of the event log, with what other machines have written."""
+    store = event_store(settings)
+    if store is not None:
+        store.attempt(store.pull)
+    return event_directory(settings)
+
+
+def pipelines_of(settings: PipelineSettings) -> list[PipelineSettings]:
+    """The settings of a pipeline for each pipeline that its storage can have."""
+    alone = replace(settings, shared_storage=False)
+    local, store = local_path(settings.storage), event_store(alone)
+    names: list[str] = []
+    if local is not None and (local / PIPELINES).is_dir():
+        names = [path.name for path in (local / PIPELINES).iterdir()]
+    elif store is not None:
+        names = store.folders(f"{settings.storage.partition('://')[2].rstrip('/')}/{PIPELINES}")
+    shared = (
+        replace(settings, shared_storage=True, name=segment_name(name)) for name in sorted(names)
+    )
+    return [alone, *shared]
+
+
+def holder_of(settings: PipelineSettings) -> Mapping[str, Any] | None:
+    """What the holder of a pipeline's lease wrote (`pid`, `host`, ...), on any machine."""
+    holder = living_holder(pipeline_lease_path(settings.home))
+    store = None if holder is not None else event_store(settings)
+    if store is not None:
+        with contextlib.suppress(OSError, ValueError):
+            return store.holder(lease_seconds(settings.configuration))
+    return holder
