@@ -25,14 +25,14 @@ test-long: jars .venv-double/.installed  ## the tests marked long, more than 100
 	PENSTOCK_CDC_HISTORIES=$(or $(HISTORIES),15000) $(BIN)/python -m pytest tests/spark/test_cdc_properties.py --timeout=7200 $(PYTEST_ARGS)
 
 chaos: jars  ## one sitting of kill -9 over the demo and auto CDC, without two defences as well, and the table of all sittings; KILLS=25, SEED to repeat
-	PYTHONPATH=tests/spark $(BIN)/python tests/chaos/sitting.py --kills $(or $(KILLS),25) $(if $(SEED),--seed $(SEED))
-	PYTHONPATH=tests/spark $(BIN)/python tests/chaos/sitting.py --kills 1 --without decision
-	PYTHONPATH=tests/spark $(BIN)/python tests/chaos/sitting.py --kills 1 --without fence
-	PYTHONPATH=tests/spark $(BIN)/python tests/chaos/sitting.py --table
+	PYTHONPATH=tests/spark:tests/s3 $(BIN)/python tests/chaos/sitting.py --kills $(or $(KILLS),25) $(if $(SEED),--seed $(SEED))
+	PYTHONPATH=tests/spark:tests/s3 $(BIN)/python tests/chaos/sitting.py --kills 1 --without decision
+	PYTHONPATH=tests/spark:tests/s3 $(BIN)/python tests/chaos/sitting.py --kills 1 --without fence
+	PYTHONPATH=tests/spark:tests/s3 $(BIN)/python tests/chaos/sitting.py --table
 
-chaos-cluster: jars  ## one sitting of kill -9 to executors and driver on a cluster of two workers; KILLS=35, SEED to repeat
-	PYTHONPATH=tests/spark $(BIN)/python tests/chaos/sitting.py --cluster --kills $(or $(KILLS),35) $(if $(SEED),--seed $(SEED))
-	PYTHONPATH=tests/spark $(BIN)/python tests/chaos/sitting.py --table
+chaos-cluster: jars .venv-double/.installed  ## one sitting of kill -9 to executors and driver on a cluster of two workers; KILLS=35, SEED to repeat, S3=1 for a storage on S3
+	PYTHONPATH=tests/spark:tests/s3 $(BIN)/python tests/chaos/sitting.py --cluster $(if $(S3),--s3) --kills $(or $(KILLS),35) $(if $(SEED),--seed $(SEED))
+	PYTHONPATH=tests/spark:tests/s3 $(BIN)/python tests/chaos/sitting.py --table
 
 chaos-sinks: jars  ## kill -9 of pipeline and PostgreSQL 100 and 50 times; KILLS=10,5 for fewer, PENSTOCK_TEST_SEED to repeat
 	PENSTOCK_SINK_KILLS=$(or $(KILLS),$(CHAOS_KILLS)) $(BIN)/python -m pytest tests/jdbc/test_sink_kills.py -s $(PYTEST_ARGS)

@@ -4,14 +4,15 @@ A sitting starts in an empty folder and ends with a comparison with the Kafka lo
 line of a file, so that 500 kills can be made in as many sittings as it takes; `--table` writes what
 the file holds into docs/reliability.md.
 
-    export PYTHONPATH=tests/spark
+    export PYTHONPATH=tests/spark:tests/s3
     python tests/chaos/sitting.py --kills 25 [--seed 7] [--record FILE] [--without DEFENCE]
-    python tests/chaos/sitting.py --kills 35 --cluster
+    python tests/chaos/sitting.py --kills 35 --cluster [--s3]
     python tests/chaos/sitting.py --table
 
 `--without decision` or `--without fence` switches a defence off and kills where it is needed: such
 a sitting must find wrong rows, and fails if it does not. `--cluster` runs the pipeline on a
-standalone cluster of two workers, and kills executors and the driver.
+standalone cluster of two workers, and kills executors and the driver. `--s3` puts tables,
+checkpoints, state and events on S3, where 2 % of the requests fail.
 """
 
 import argparse
@@ -35,6 +36,7 @@ from typing import Any
 
 from demo_oracle import Record, differences, judge, read_records, read_tables
 from pipeline_process import children
+from s3_storage import S3Storage
 
 from penstock._local.broker import broker_status, ensure_topic, start_broker, stop_broker
 from penstock._local.cluster import cluster_status, start_cluster, stop_cluster
@@ -185,6 +187,7 @@ class Sitting:
     kills: dict[str, int] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
     cluster: bool = False
+    s3: bool = False
     left_over: int = 0
     messages: int = 0
     rows_lost: int = 0
@@ -201,15 +204,18 @@ class Sitting:
 class Chaos:
     """One sitting in one folder."""
 
-    def __init__(self, root: Path, seed: int, without: str, *, cluster: bool) -> None:
+    def __init__(self, root: Path, seed: int, without: str, *, cluster: bool, s3: bool) -> None:
         began = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-        self.result = Sitting(seed, without, began, cluster=cluster)
+        self.result = Sitting(seed, without, began, cluster=cluster, s3=s3)
         self.kinds = KINDS_ON_CLUSTER if cluster else KINDS
         self.dice = random.Random(seed)
         self.root, self.without = root, without
         self.environment = {"PENSTOCK_TEST_WITHOUT": without} if without else {}
         self.places = DemoFolders(root)
         self.pipeline: Pipeline | None = None
+        self.s3 = S3Storage(root) if s3 else None
+        if self.s3 is not None:
+            self.environment |= self.s3.environment
 
     # -- kills ---------------------------------------------------------------------------------
 
@@ -235,10 +241,15 @@ class Chaos:
                     self.pipeline.end()
             sender.join(60)
             self.drain()
+            if self.s3 is not None:
+                self.s3.copy_to(self.root)
             self.compare(broker.bootstrap_servers)
         finally:
             stop_cluster(self.places.cluster)
             stop_broker(self.places.broker)
+            if self.s3 is not None:
+                print(f"requests: {dict(self.s3.proxy.counts)}")
+                self.s3.stop()
         return self.result
 
     def kill(self, number: int) -> None:
@@ -315,15 +326,18 @@ class Chaos:
 
     def start(self, target: str) -> None:
         extra = {"PENSTOCK_KILL_AT": target} if target else {}
-        self.pipeline = Pipeline(self.root, "--continuous", **self.environment, **extra)
+        arguments = ["--continuous", *(self.s3.arguments if self.s3 is not None else ())]
+        self.pipeline = Pipeline(self.root, *arguments, **self.environment, **extra)
 
     def await_commit(self, since: float) -> None:
         """Return when a table has a commit that is newer."""
         assert self.pipeline is not None
         pipeline = self.pipeline
-        logs = self.root / "tables"
+        logs, before = self.root / "tables", 0 if self.s3 is None else self.s3.commits()
 
         def has_commit() -> bool:
+            if self.s3 is not None:
+                return self.s3.commits() > before
             files = logs.glob("**/_delta_log/*.json")
             return any(file.stat().st_mtime > since for file in files)
 
@@ -336,7 +350,8 @@ class Chaos:
 
     def drain(self) -> None:
         """A triggered update processes the rest."""
-        last = Pipeline(self.root, **self.environment)
+        arguments = self.s3.arguments if self.s3 is not None else []
+        last = Pipeline(self.root, *arguments, **self.environment)
         try:
             if last.process.wait(SECONDS) != 0 and not self.without:
                 raise SystemExit(f"the last update failed:\n{last.output}")
@@ -413,10 +428,17 @@ def table_of(sittings: list[dict[str, Any]]) -> str:
         "| Left-over processes | Kill to next commit: median, p95 |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    on_cluster = [s for s in sittings if s.get("cluster")]
-    sittings = [s for s in sittings if not s.get("cluster")]
-    groups = {"all defences": [s for s in sittings if not s["without"]]}
-    groups["cluster of two workers"] = on_cluster
+    chosen = [s for s in sittings if not s["without"]]
+    places = {
+        "all defences": (False, False),
+        "cluster of two workers": (True, False),
+        "cluster, storage on S3": (True, True),
+        "storage on S3": (False, True),
+    }
+    groups = {
+        title: [s for s in chosen if (s.get("cluster", False), s.get("s3", False)) == place]
+        for title, place in places.items()
+    }
     for name in CONTROLS:
         groups[f"without `{name}`"] = [s for s in sittings if s["without"] == name]
     for title, group in groups.items():
@@ -438,7 +460,7 @@ def table_of(sittings: list[dict[str, Any]]) -> str:
             f"{percentile(seconds, 0.5):.1f} s, {percentile(seconds, 0.95):.1f} s",
         ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    seeds = ", ".join(str(s["seed"]) for s in (*sittings, *on_cluster) if not s["without"])
+    seeds = ", ".join(str(s["seed"]) for s in chosen)
     return "\n".join([*lines, "", f"Seeds of the sittings: {seeds}."])
 
 
@@ -459,6 +481,7 @@ def main() -> None:
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--without", choices=CONTROLS, default="")
     parser.add_argument("--cluster", action="store_true", help="two workers; kill executors")
+    parser.add_argument("--s3", action="store_true", help="storage on S3, with failing requests")
     parser.add_argument("--table", action="store_true", help="only write the table of the record")
     parser.add_argument("--keep", type=Path, help="keep everything in this folder")
     options = parser.parse_args()
@@ -470,9 +493,8 @@ def main() -> None:
     root = options.keep or Path(tempfile.mkdtemp(prefix="penstock-chaos-"))
     root.mkdir(parents=True, exist_ok=True)
     try:
-        result = Chaos(root.resolve(), seed, options.without, cluster=options.cluster).run(
-            options.kills
-        )
+        chaos = Chaos(root.resolve(), seed, options.without, cluster=options.cluster, s3=options.s3)
+        result = chaos.run(options.kills)
     finally:
         if not options.keep:
             shutil.rmtree(root, ignore_errors=True)
