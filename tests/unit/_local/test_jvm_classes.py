@@ -32,6 +32,7 @@ def test_jar_names_the_sources_that_it_was_built_from() -> None:
     assert {name.partition("$")[0].removesuffix(".class") for name in names[1:]} == {
         "penstock/delta/LinkLogStore",
         "penstock/delta/ObjectLogStore",
+        "penstock/delta/SplitTransaction",
         "penstock/spark/BatchAdmission",
     }
 

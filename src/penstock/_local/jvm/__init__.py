@@ -1,7 +1,8 @@
 """Java classes of Penstock, with the jar built from them.
 
 `LinkLogStore` and `ObjectLogStore` publish versions of Delta tables on a disk and on S3;
-`BatchAdmission` lets streaming queries take turns.
+`SplitTransaction` writes the files of two tables in one job, and `BatchAdmission` lets streaming
+queries take turns.
 """
 
 from pathlib import Path
