@@ -43,7 +43,7 @@ lint: .venv/.installed  ## style, types, and the order of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: .venv/.bench jars  ## Penstock beside plain Spark, interleaved; BENCH_ARGS for its options
+bench: .venv/.bench .venv-double/.installed jars  ## Penstock beside plain Spark, interleaved; BENCH_ARGS for its options
 	$(BIN)/python bench/run.py $(BENCH_ARGS)
 
 docs: .venv/.installed  ## the documentation as a site, in build/docs; a dead link is an error

