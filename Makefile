@@ -1,6 +1,6 @@
 # A fresh machine needs Python >= 3.11, Java >= 17 and make. Every target sets up what it lacks.
 BIN := .venv/bin
-JAR_SETS := delta local-fs kafka avro postgresql s3 kafka-broker postgresql-server
+JAR_SETS := delta local-fs kafka avro postgresql s3 azure gcs kafka-broker postgresql-server
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CHAOS_KILLS := 100,50
 
@@ -19,7 +19,7 @@ cluster: jars  ## the demo on a standalone Spark cluster of two workers; EVENTS 
 test: lint jars .venv-double/.installed  ## everything that CI checks; ROOMS=kafka,cli for what a change there reaches, PYTEST_ARGS="-m 'not spark'" for a part
 	@ROOMS="$(ROOMS)" .ci/test $(PYTEST_ARGS)
 
-test-long: jars .venv-double/.installed  ## the tests marked long, more than 100,000 random CDC histories (HISTORIES per combination), 2,000 interrupted batches (CASES), many kills (KILLS)
+test-long: jars .venv-double/.azurite  ## the tests marked long, more than 100,000 random CDC histories (HISTORIES per combination), 2,000 interrupted batches (CASES), many kills (KILLS)
 	PENSTOCK_RANDOM_KILLS=$(or $(KILLS),30) PENSTOCK_TIME_KILLS=$(or $(KILLS),30) $(BIN)/python -m pytest -m long --timeout=7200 --durations 25 $(PYTEST_ARGS)
 	PENSTOCK_DECISION_CASES=$(or $(CASES),2000) $(BIN)/python -m pytest tests/spark/test_batch_decisions.py --timeout=7200 $(PYTEST_ARGS)
 	PENSTOCK_CDC_HISTORIES=$(or $(HISTORIES),15000) $(BIN)/python -m pytest tests/spark/test_cdc_properties.py --timeout=7200 $(PYTEST_ARGS)
@@ -43,7 +43,7 @@ lint: .venv/.installed  ## style, types, and the order of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: .venv/.bench jars  ## Penstock beside plain Spark, interleaved; BENCH_ARGS for its options
+bench: .venv/.bench .venv-double/.installed jars  ## Penstock beside plain Spark, interleaved; BENCH_ARGS for its options
 	$(BIN)/python bench/run.py $(BENCH_ARGS)
 
 docs: .venv/.installed  ## the documentation as a site, in build/docs; a dead link is an error
@@ -71,6 +71,12 @@ distclean: clean  ## also remove .venv and .venv-double
 
 .venv-double/.installed: requirements/doubles.txt tests/kinesis/double/package-lock.json .ci/doubles .venv/.installed
 	@.ci/doubles
+	@touch $@
+
+.venv-double/.azurite: tests/s3/azurite/package-lock.json .venv-double/.installed
+	mkdir -p .venv-double/azurite
+	cp tests/s3/azurite/package.json tests/s3/azurite/package-lock.json .venv-double/azurite/
+	PATH="$(CURDIR)/.venv-double/bin:$$PATH" npm --prefix .venv-double/azurite ci --ignore-scripts --no-fund --no-audit --loglevel=error
 	@touch $@
 
 .venv/.bench: requirements/bench.txt .venv/.installed

@@ -8,14 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+FULL = {"writer.py": [], "writer.py --s3": [], "update.py": [], "watching.py": [], "tables.py": []}
 QUICK = {
     "writer.py": ["--blocks", "3", "--rounds", "3"],
+    "writer.py --s3": ["--blocks", "3", "--rounds", "3"],
     "update.py": ["--rounds", "1"],
     "watching.py": ["--seconds", "60"],
     "tables.py": ["--seconds", "60", "--warm-up", "40"],
 }
 SMOKE = {
     "writer.py": ["--blocks", "1", "--rounds", "1"],
+    "writer.py --s3": ["--blocks", "1", "--rounds", "1"],
     "update.py": ["--rounds", "1", "--rows", "200"],
     "watching.py": ["--seconds", "5", "--warm-up", "5", "--rows", "20"],
     "tables.py": ["--tables", "6", "--seconds", "20", "--warm-up", "20"],
@@ -29,11 +32,12 @@ def main() -> None:
     size.add_argument("--quick", action="store_true", help="fewer repetitions")
     size.add_argument("--smoke", action="store_true", help="whether they run; figures mean nothing")
     arguments = parser.parse_args()
-    sizes = SMOKE if arguments.smoke else QUICK if arguments.quick else dict.fromkeys(QUICK, ())
-    for script, options in sizes.items():
-        print(f"== bench/{script}", flush=True)
+    sizes = SMOKE if arguments.smoke else QUICK if arguments.quick else FULL
+    for command, options in sizes.items():
+        print(f"== bench/{command}", flush=True)
+        script, *mode = command.split()
         subprocess.run(
-            [sys.executable, str(Path(__file__).with_name(script)), *options], check=True
+            [sys.executable, str(Path(__file__).with_name(script)), *mode, *options], check=True
         )
 
 

@@ -11,10 +11,14 @@ batch of each block, which starts the query, does not count, nor do the warm-up 
 rows of twelve columns, about 300 bytes each, are written with 20 rules and quarantine, and without
 rules, in turns in one process.
 
-    python bench/writer.py [--blocks 6] [--rounds 9]
+With `--s3`, tables and checkpoints are on a server with the API of S3 on this machine (moto, of the
+tests), and the writes with and without rules take turns on the disk and there.
+
+    python bench/writer.py [--blocks 6] [--rounds 9] [--s3]
 """
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -25,6 +29,10 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+DOUBLES = Path(__file__).resolve().parents[1] / "tests" / "s3"
+sys.path.append(str(DOUBLES))
+KEYS = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "not-a-secret-at-all"}
 
 BATCHES = 7
 WARM_UP_BLOCKS = 2
@@ -51,18 +59,24 @@ COLUMNS = (
 # -- one process per side -----------------------------------------------------------------------
 
 
-def make_session(side: str, root: Path) -> Any:
+def make_session(side: str, root: Path, place: str, port: int) -> Any:
     """Penstock's session, or the one of a user who follows Delta's quickstart."""
     from penstock._local.jars import SPARK_JAR_SETS, class_path
 
-    jars = [str(jar) for jar in class_path(SPARK_JAR_SETS)]
+    conf, sets = {}, SPARK_JAR_SETS
+    if port:
+        from s3_double import settings_of
+
+        conf, sets = settings_of(port), (*sets, "s3")
+    jars = [str(jar) for jar in class_path(sets)]
     if side != "native":
         from penstock._spark.session import SessionOptions, build_session
 
         return build_session(
             SessionOptions(
                 app_name="bench",
-                storage_root=root.as_uri(),
+                storage_root=place,
+                configuration=conf,
                 jars=tuple(jars),
                 log_file=str(root / f"{side}.log"),
             )
@@ -71,6 +85,7 @@ def make_session(side: str, root: Path) -> Any:
 
     return (
         SparkSession.builder.master("local[*]")
+        .config(map=conf)
         .config("spark.driver.extraClassPath", ":".join(jars))
         .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
         .config(
@@ -86,14 +101,18 @@ def make_session(side: str, root: Path) -> Any:
 class Side:
     """A streaming query that is started anew for each block."""
 
-    def __init__(self, side: str, root: Path) -> None:
+    def __init__(self, side: str, root: Path, port: int) -> None:
         self.side = side
         self.root = root
-        self.spark = make_session(side, root)
+        self.places = {"disk": root.as_uri()}
+        if port:
+            self.places["s3"] = f"s3a://lake/{root.name}"
+        self.place = list(self.places.values())[-1]
+        self.spark = make_session(side, root, self.place, port)
         self.spark.sparkContext.setLogLevel("ERROR")
         self.inbox = root / "inbox"
         self.inbox.mkdir()
-        self.table = str(root / "table")
+        self.table = f"{self.place}/table"
         self.block_number = 0
         self._writer: Any = None
 
@@ -114,7 +133,7 @@ class Side:
             .option("maxFilesPerTrigger", 1)
             .json(str(self.inbox))
         )
-        stream = rows.writeStream.option("checkpointLocation", str(self.root / "checkpoint"))
+        stream = rows.writeStream.option("checkpointLocation", f"{self.place}/checkpoint")
         stream = stream.trigger(availableNow=True)
         if self.side == "penstock":
             query = stream.foreachBatch(self._write(rows)).start()
@@ -166,18 +185,20 @@ class Side:
             )
             for n, text in enumerate(bounds)
         ]
-        seconds: dict[str, list[float]] = {"rules": [], "plain": []}
+        kinds = [(place, kind) for place in self.places for kind in ("rules", "plain")]
+        seconds: dict[str, list[float]] = {f"{place} {kind}": [] for place, kind in kinds}
         writers = {}
-        for name in seconds:
-            target = TableRef(str(self.root / name), name)
+        for place, kind in kinds:
+            name, folder = f"{place} {kind}", self.places[place]
+            target = TableRef(f"{folder}/{kind}", kind)
             state = prepare_table(self.spark, target, TableSpec(schema=df.schema))
-            if name == "plain":
+            if kind == "plain":
                 writers[name] = (
                     FlowWriter(self.spark, flow=name, app_id=f"bench/{name}", target=target),
                     df,
                 )
                 continue
-            quarantine = TableRef(str(self.root / f"{name}_quarantine"), f"{name}_quarantine")
+            quarantine = TableRef(f"{folder}/{kind}_quarantine", f"{kind}_quarantine")
             prepare_quarantine(self.spark, quarantine, state)
             split = split_rows(df, rules, quarantine=True)
             assert split is not None
@@ -188,7 +209,7 @@ class Side:
                 target=target,
                 split=split,
                 quarantine=quarantine,
-                decisions=DecisionFile(StorageFiles(self.spark), str(self.root / "decision.json")),
+                decisions=DecisionFile(StorageFiles(self.spark), f"{folder}/decision.json"),
             )
             writers[name] = (writer, split.df)
         for turn in range(rounds + 3):
@@ -198,13 +219,13 @@ class Side:
                 if turn >= 3:
                     seconds[name].append(time.perf_counter() - started)
                 assert result.rows_written + result.rows_quarantined == RULE_ROWS
-                assert (result.rows_quarantined > 0) == (name == "rules")
+                assert (result.rows_quarantined > 0) == name.endswith("rules")
         return seconds
 
 
-def work(side: str, root: Path) -> None:
+def work(side: str, root: Path, port: int) -> None:
     """Serve commands from standard input, answer on standard output."""
-    worker = Side(side, root)
+    worker = Side(side, root, port)
     for line in sys.stdin:
         command, _, argument = line.strip().partition(" ")
         answer = worker.block() if command == "block" else worker.rules(int(argument))
@@ -217,16 +238,16 @@ def work(side: str, root: Path) -> None:
 class Process:
     """One side, started and waiting for commands."""
 
-    def __init__(self, side: str, root: Path) -> None:
+    def __init__(self, side: str, root: Path, port: int) -> None:
         root.mkdir()
         self._log = (root / "stderr.log").open("w+")
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--worker", side, "--root", str(root)],
+            [sys.executable, __file__, "--worker", side, "--root", root, "--port", str(port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+            env={**os.environ, **KEYS, "PYSPARK_PYTHON": sys.executable},
         )
 
     def ask(self, command: str) -> Any:
@@ -281,15 +302,17 @@ def compare_batches(processes: dict[str, Process], blocks: int) -> None:
 def compare_rules(process: Process, rounds: int) -> None:
     """Print what rules cost."""
     seconds = process.ask(f"rules {rounds}")
-    ratios = [a / b for a, b in zip(seconds["rules"], seconds["plain"], strict=True)]
     print(f"\n{RULE_ROWS} rows, {RULES} rules with quarantine v no rules, seconds")
-    print(
-        f"rules {statistics.median(seconds['rules']):.2f}   "
-        f"plain {statistics.median(seconds['plain']):.2f}   "
-        f"ratio {statistics.median(ratios):.2f}   "
-        f"per round {', '.join(f'{ratio:.2f}' for ratio in ratios)}",
-        flush=True,
-    )
+    for place in dict.fromkeys(name.split()[0] for name in seconds):
+        rules, plain = seconds[f"{place} rules"], seconds[f"{place} plain"]
+        ratios = [a / b for a, b in zip(rules, plain, strict=True)]
+        print(
+            f"{place}: rules {statistics.median(rules):.2f}   "
+            f"plain {statistics.median(plain):.2f}   "
+            f"ratio {statistics.median(ratios):.2f}   "
+            f"per round {', '.join(f'{ratio:.2f}' for ratio in ratios)}",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -297,14 +320,25 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--blocks", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--s3", action="store_true")
     parser.add_argument("--worker", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        work(arguments.worker, arguments.root)
+        work(arguments.worker, arguments.root, arguments.port)
         return
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as scratch:
-        processes = {side: Process(side, Path(scratch) / side.replace(" ", "-")) for side in SIDES}
+    with contextlib.ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-")))
+        port = 0
+        if arguments.s3:
+            from s3_double import S3Double
+
+            server = S3Double(scratch / "moto.log")
+            stack.callback(server.stop)
+            port = server.port
+        roots = {side: scratch / side.replace(" ", "-") for side in SIDES}
+        processes = {side: Process(side, root, port) for side, root in roots.items()}
         try:
             compare_batches(processes, arguments.blocks)
             for side in SIDES[1:]:

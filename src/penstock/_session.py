@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock._execution.storage_lease import StorageLease, has_java_classes
 from penstock._local.cds import is_training, java_options
-from penstock._local.jars import S3_JAR_SET, SPARK_JAR_SETS, class_path
+from penstock._local.jars import SPARK_JAR_SETS, STORE_JAR_SETS, class_path
 from penstock._local.java import require_java
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.log import event_directory
@@ -61,7 +61,7 @@ def open_session(
             yield borrowed
         return
     require_java()
-    jars = class_path([*SPARK_JAR_SETS, *([S3_JAR_SET] if _uses_s3(settings) else [])])
+    jars = class_path([*SPARK_JAR_SETS, *_store_jar_sets(settings)])
     spark = build_session(
         SessionOptions(
             app_name=settings.name,
@@ -110,12 +110,14 @@ def _remote_lease(
             leases.remote = None
 
 
-def _uses_s3(settings: PipelineSettings) -> bool:
-    """Whether storage, mapped paths or tables are on `s3a:`, or it is configured."""
+def _store_jar_sets(settings: PipelineSettings) -> Iterator[str]:
+    """The sets of stores with the storage, a mapped path or table, or that are configured."""
     tables = (table.path for table in settings.tables.values())
     places = (settings.storage, *settings.paths.values(), *tables)
-    is_configured = any("fs.s3a." in key for key in settings.configuration)
-    return is_configured or any(place.startswith("s3a:") for place in places)
+    used = {place.partition(":")[0] for place in places}
+    for name, (prefix, schemes) in STORE_JAR_SETS.items():
+        if used.intersection(schemes) or any(prefix in key for key in settings.configuration):
+            yield name
 
 
 def _configuration(settings: PipelineSettings) -> dict[str, str]:

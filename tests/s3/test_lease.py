@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from s3_double import BUCKET, CREDENTIALS, S3Double
-from test_s3 import penstock, session, write_settings
+from s3_double import BUCKET, CREDENTIALS, S3Double, settings_of
+from store_project import penstock, s3_session, write_settings
 
 pytestmark = [pytest.mark.spark, pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -52,7 +52,8 @@ def test_one_of_two_drivers_gets_the_lease_in_each_race(
 
     def drive(me: str, other: str) -> None:
         plan = {"folder": str(tmp_path), "me": me, "other": other, "ends": ends}
-        outcomes[me] = session(server.port, "lease", json.dumps(plan))
+        plan["storage"] = f"s3a://{BUCKET}/leases"
+        outcomes[me] = s3_session(server.port, "lease", json.dumps(plan))
 
     drivers = [threading.Thread(target=drive, args=pair) for pair in ("ab", "ba")]
     for driver in drivers:
@@ -72,7 +73,7 @@ def test_a_driver_that_was_stopped_for_longer_than_its_lease_commits_nothing(
         (tmp_path / home).mkdir()
         source = SOURCE.format(folder=incoming)
         (tmp_path / home / "shop.py").write_text(source, encoding="utf-8")
-        write_settings(tmp_path / home, server.port, storage=STORAGE)
+        write_settings(tmp_path / home, STORAGE, settings_of(server.port))
     _add(incoming, 0)
     first = _start(tmp_path / "first", "--continuous")
     try:
@@ -100,7 +101,7 @@ def test_a_driver_that_was_stopped_for_longer_than_its_lease_commits_nothing(
     assert [row["state"] for row in history] == ["COMPLETED", "COMPLETED", "FAILED"]
     events = penstock(tmp_path / "third", "events", "--update", "all", "--output", "json")
     assert "LEASE_LOST" in events
-    tables = session(server.port, "read", STORAGE)
+    tables = s3_session(server.port, "read", STORAGE)
     assert sorted(row["id"] for row in tables["bronze"]) == [n for n in range(300) if n % 10]
     assert sorted(row["id"] for row in tables["bronze_quarantine"]) == list(range(0, 300, 10))
     assert [row["n"] for row in tables["gold"]] == [270]

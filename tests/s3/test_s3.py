@@ -11,54 +11,9 @@ from typing import Any
 
 import pytest
 from s3_double import BUCKET, CREDENTIALS, FaultyProxy, S3Double, settings_of
+from store_project import SOURCE, STORAGE, check_tables, penstock, s3_session, write_settings
 
 pytestmark = [pytest.mark.spark, pytest.mark.e2e, pytest.mark.timeout(600)]
-
-SOURCE = """
-import penstock as dp
-from pyspark.sql import functions as F
-
-
-@dp.table
-@dp.expect_or_drop("positive", "id % 10 > 0")
-def bronze():
-    return spark.readStream.schema("id BIGINT").json("{folder}")
-
-
-@dp.table
-def sums():
-    rows = spark.readStream.table("bronze").withColumn("k", F.col("id") % 3)
-    return rows.groupBy("k").agg(F.count("*").alias("n"))
-
-
-dp.create_streaming_table("newest")
-dp.create_auto_cdc_flow(
-    target="newest", source="changes", keys=["k"], sequence_by=F.col("id"), stored_as_scd_type=1
-)
-
-
-@dp.temporary_view
-def changes():
-    return spark.readStream.table("bronze").withColumn("k", F.col("id") % 7)
-
-
-@dp.materialized_view
-def gold():
-    return dp.read("bronze").groupBy((F.col("id") % 2).alias("k")).agg(F.sum("id").alias("s"))
-"""
-
-
-STORAGE = f"s3a://{BUCKET}/shop"
-
-
-def write_settings(project: Path, port: int, *, storage: str = STORAGE) -> None:
-    settings = {
-        "name": "shop",
-        "storage": storage,
-        "libraries": [{"file": {"path": "shop.py"}}],
-        "configuration": settings_of(port),
-    }
-    (project / "pipeline.yaml").write_text(json.dumps(settings), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -66,36 +21,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Double]:
     double = S3Double(tmp_path_factory.mktemp("s3") / "moto.log")
     yield double
     double.stop()
-
-
-def penstock(project: Path, *arguments: str) -> str:
-    """Standard output of a command that succeeds."""
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock", *arguments],
-        cwd=project,
-        env={**os.environ, **CREDENTIALS},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def session(port: int, what: str, argument: str) -> dict[str, Any]:
-    """What `s3_session.py` prints."""
-    script = str(Path(__file__).with_name("s3_session.py"))
-    done = subprocess.run(
-        [sys.executable, script, str(port), what, argument],
-        env={**os.environ, **CREDENTIALS, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_each_row_is_in_one_place_when_requests_fail_and_answers_are_lost(
@@ -112,7 +37,7 @@ def test_each_row_is_in_one_place_when_requests_fail_and_answers_are_lost(
     incoming = tmp_path / "in"
     incoming.mkdir()
     (tmp_path / "shop.py").write_text(SOURCE.format(folder=incoming), encoding="utf-8")
-    write_settings(tmp_path, proxy.port)
+    write_settings(tmp_path, STORAGE, settings_of(proxy.port))
     try:
         for update in range(2):
             lines = [json.dumps({"id": 1000 * update + number}) for number in range(1000)]
@@ -122,17 +47,7 @@ def test_each_row_is_in_one_place_when_requests_fail_and_answers_are_lost(
         proxy.stop()
     assert proxy.counts["busy"] > 5
     assert proxy.counts["lost"] > 5
-    tables = session(server.port, "read", STORAGE)
-    good = [number for number in range(2000) if number % 10]
-    assert sorted(row["id"] for row in tables["bronze"]) == good
-    bad = [row["id"] for row in tables["bronze_quarantine"]]
-    assert sorted(bad) == [number for number in range(2000) if number % 10 == 0]
-    sums = {row["k"]: row["n"] for row in tables["sums"]}
-    assert sums == {k: sum(1 for number in good if number % 3 == k) for k in range(3)}
-    newest = {row["k"]: row["id"] for row in tables["newest"]}
-    assert newest == {k: max(number for number in good if number % 7 == k) for k in range(7)}
-    gold = {row["k"]: row["s"] for row in tables["gold"]}
-    assert gold == {k: sum(number for number in good if number % 2 == k) for k in range(2)}
+    check_tables(s3_session(server.port, "read", STORAGE), 2000)
 
 
 def test_a_version_has_one_writer_also_when_the_answer_to_its_commit_is_lost(
@@ -148,7 +63,9 @@ def test_a_version_has_one_writer_also_when_the_answer_to_its_commit_is_lost(
 
     proxy = FaultyProxy(server.port, fault)
     try:
-        result = session(proxy.port, "race", "penstock.storage.ObjectLogStore")
+        result = s3_session(
+            proxy.port, "race", "penstock.storage.ObjectLogStore", f"s3a://{BUCKET}/race"
+        )
     finally:
         proxy.stop()
     a, b, contents = result["won"]["a"], result["won"]["b"], result["contents"]
@@ -164,7 +81,7 @@ def test_commands_read_and_repair_what_is_on_s3(server: S3Double, tmp_path: Path
     (tmp_path / "in" / "0.json").write_text("\n".join(lines), encoding="utf-8")
     source = SOURCE.format(folder=tmp_path / "in")
     (tmp_path / "shop.py").write_text(source, encoding="utf-8")
-    write_settings(tmp_path, server.port, storage=f"{STORAGE}-commands")
+    write_settings(tmp_path, f"{STORAGE}-commands", settings_of(server.port))
     assert "COMPLETED" in penstock(tmp_path, "run")
     rows = json.loads(penstock(tmp_path, "preview", "bronze", "-n", "500", "--output", "json"))
     assert len(rows) == 90
@@ -177,3 +94,86 @@ def test_commands_read_and_repair_what_is_on_s3(server: S3Double, tmp_path: Path
     assert "COMPLETED" in penstock(tmp_path, "run", "--full-refresh", "gold")
     gold = json.loads(penstock(tmp_path, "preview", "gold", "--output", "json"))
     assert sum(int(row["s"]) for row in gold) == sum(range(100))
+
+
+REPAIRED = """
+import penstock as dp
+from pyspark.sql import functions as F
+
+
+def incoming():
+    return spark.readStream.schema("id BIGINT").option("maxFilesPerTrigger", 1).json("{folder}")
+
+
+@dp.table
+@dp.expect_or_drop("positive", "id % 10 > 0")
+def bronze():
+    return incoming()
+
+
+@dp.table
+@dp.expect_or_drop("known", "k IS NOT NULL")
+def sums():
+    return incoming().groupBy((F.col("id") % 3).alias("k")).agg(F.count("*").alias("n"))
+"""
+RESET = """
+import os
+from penstock._project.spec import load_settings
+from penstock._repair.reset import reset_flow
+from penstock.sources.base import EARLIEST
+
+def die(step):
+    if step == "marked":
+        os.kill(os.getpid(), 9)
+
+reset_flow(load_settings("."), "bronze", EARLIEST, truncate=True, execute=True, on_step=die)
+"""
+
+
+@pytest.mark.long  # each command starts Spark
+@pytest.mark.timeout(1200)
+def test_repairs_are_resumed_where_they_were_killed(server: S3Double, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(2):
+        lines = [json.dumps({"id": 50 * number + each}) for each in range(50)]
+        (tmp_path / "in" / f"{number}.json").write_text("\n".join(lines), encoding="utf-8")
+    source = REPAIRED.format(folder=tmp_path / "in")
+    (tmp_path / "shop.py").write_text(source, encoding="utf-8")
+    storage = f"{STORAGE}-repairs"
+    write_settings(tmp_path, storage, settings_of(server.port))
+    assert "COMPLETED" in penstock(tmp_path, "run")
+    good = [number for number in range(100) if number % 10]
+
+    def rows(table: str) -> list[dict[str, Any]]:
+        return s3_session(server.port, "read", storage)[table]
+
+    bronze = f"{storage}/tables/spark_catalog/default/bronze"
+    s3_session(server.port, "sql", f"DELETE FROM delta.`{bronze}` WHERE id % 50 < 20")
+    backfill = ["backfill", "bronze", "--by", "id", "--yes"]
+    penstock(tmp_path, *backfill, kill_at="after_target_commit:bronze:0")
+    penstock(tmp_path, "backfill", "bronze", "--resume")
+    assert sorted(row["id"] for row in rows("bronze")) == good
+
+    done = subprocess.run(
+        [sys.executable, "-c", RESET],
+        cwd=tmp_path,
+        env={**os.environ, **CREDENTIALS},
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == -9
+    assert "COMPLETED" in penstock(tmp_path, "run")
+    assert sorted(row["id"] for row in rows("bronze")) == good
+    assert len(rows("bronze_quarantine")) == 10
+
+    changed = source.replace("% 3", "% 4")
+    (tmp_path / "shop.py").write_text(changed, encoding="utf-8")
+    penstock(tmp_path, "migrate", "sums", "--yes", kill_at="migration_planned:sums:None")
+    for step in ("marked", "quarantined", "replaced", "switched"):
+        at = f"migration_{step}:sums:None"
+        penstock(tmp_path, "migrate", "sums", "--resume", kill_at=at)
+    penstock(tmp_path, "migrate", "sums", "--resume")
+    assert {row["k"]: row["n"] for row in rows("sums")} == dict.fromkeys(range(4), 25)
+    (tmp_path / "in" / "2.json").write_text('{"id": 100}', encoding="utf-8")
+    assert "COMPLETED" in penstock(tmp_path, "run")
+    assert {row["k"]: row["n"] for row in rows("sums")} == {0: 26, 1: 25, 2: 25, 3: 25}

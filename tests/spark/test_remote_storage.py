@@ -94,15 +94,31 @@ def test_commands_give_right_answers_when_the_storage_is_not_local(
     assert (code, text.strip()) == (0, "no problems found")
     folder = tmp_path / "mounted/shop/checkpoints/silver"
     (offsets,) = folder.glob("*/offsets/0")
+    before = offsets.read_text(encoding="utf-8")
     offsets.write_text("", encoding="utf-8")
     code, text = command("checkpoint", "doctor")
     assert code == 1
     assert "offsets/0 is empty" in text
     assert f"restore {storage}/checkpoints/silver/" in text
-    code, text = command("checkpoint", "reset", "silver", "--from", "earliest")
-    assert code == 2
-    assert "STORAGE_NOT_LOCAL" in text
-    assert "--full-refresh" in text
+    offsets.write_text(before, encoding="utf-8")
+    # A backfill reads everything again, and finds every row.
+    code, text = command("backfill", "silver", "--by", "id", "--yes", "--output", "json")
+    assert (code, json.loads(text)["counts"]["added"]) == (0, 0)
+    code, text = command(
+        "checkpoint",
+        "reset",
+        "silver",
+        "--from",
+        "earliest",
+        "--truncate",
+        "--yes",
+        "--output",
+        "json",
+    )
+    assert code == 0
+    assert json.loads(text)["old_checkpoint"] == checkpoint["path"]
+    code, text = command("preview", "silver", "--output", "json")
+    assert (code, json.loads(text)) == (0, [])
 
 
 def test_a_storage_that_spark_cannot_open_is_an_error_of_its_own(

@@ -139,7 +139,7 @@ class StorageLease:
         while True:
             term, text = self._newest()
             before = _record(text)
-            if not _may_be_taken(before):
+            if term and not _may_be_taken(before):
                 text = self._wait(term, text, on_wait)
             self._term = term + 1
             self._tables = set(before.get("tables", ()))
@@ -147,7 +147,7 @@ class StorageLease:
                 break
         # The other driver renews before it looks for a newer term: if it renewed after we looked,
         # it has seen ours, or will.
-        while not _may_be_taken(_record(now := self._read(term))) and now != text:
+        while term and not _may_be_taken(_record(now := self._read(term))) and now != text:
             text = now
             self._sleep(self._seconds)
         java: Any = self._java
@@ -172,8 +172,8 @@ class StorageLease:
             if now != text:
                 raise SetupError(
                     "LEASE_HELD",
-                    f"another update writes here: {describe_holder(record)} holds the lease in "
-                    f"{self._folder}",
+                    "another update writes here: "
+                    f"{describe_holder(_record(now))} holds the lease in {self._folder}",
                     hint="wait for it to end, or stop it there",
                 )
         return text
@@ -237,7 +237,7 @@ def has_java_classes(spark: SparkSession) -> bool:
 
 
 def _record(text: str) -> dict[str, Any]:
-    """What the holder of a term wrote; empty if the file is gone."""
+    """What the holder of a term wrote; empty while it writes it, where that is visible."""
     try:
         record = json.loads(text.partition("\n")[0])
     except ValueError:
@@ -247,7 +247,7 @@ def _record(text: str) -> dict[str, Any]:
 
 def _may_be_taken(record: Mapping[str, Any]) -> bool:
     """Whether a term was released, or its driver ran on this machine and has ended."""
-    if not record or record.get("released"):
+    if record.get("released"):
         return True
     is_here = record.get("machine") == _machine()
     return is_here and not holder_lives(record, SystemProcesses())

@@ -25,8 +25,12 @@ from penstock.errors import SetupError
 SPARK_JAR_SETS = ("delta", "local-fs", "kafka", "avro", "postgresql")
 """Jar sets that every session gets."""
 
-S3_JAR_SET = "s3"
-"""Jar set of sessions that use `s3a:`."""
+STORE_JAR_SETS = {
+    "s3": ("fs.s3a.", ("s3a",)),
+    "azure": ("fs.azure.", ("abfs", "abfss")),
+    "gcs": ("fs.gs.", ("gs",)),
+}
+"""Jar sets of object stores, with the prefix of their settings and the schemes of their URIs."""
 
 _THREADS = 6
 

@@ -19,6 +19,7 @@ from penstock._model.pipeline import PipelineSettings
 from penstock._observe.events import BackfillProgress, Event
 from penstock._repair.backfill_run import PLANNED, BackfillPlan, BackfillRun, Counts, Emit
 from penstock._repair.journal import Journal, recording
+from penstock._repair.reading import pipeline_storage
 from penstock._spark.plans import has_state
 from penstock._tables.files import StorageFiles
 from penstock._tables.layout import StorageLayout
@@ -75,9 +76,11 @@ def backfill_flow(
     Called on the main thread. Holds the leases of an update. `on_step` is called after each step
     that was stored.
     """
-    checkpoints(settings)  # fails for remote storage, before Spark is started
     update_id = str(uuid.uuid4())
-    with open_for_command(settings, "backfill", update_id=update_id) as pipeline:
+    with (
+        open_for_command(settings, "backfill", update_id=update_id) as pipeline,
+        pipeline_storage(pipeline, flow) as stored,
+    ):
         node = pipeline.flow(flow)
         pipeline.check_migration(node)
         run = _Backfill(pipeline, node, on_step)
@@ -102,7 +105,7 @@ def backfill_flow(
         sources: tuple[RangeReport, ...] = ()
         is_new = plan is None
         if plan is None:
-            plan, sources = _plan(pipeline, node, dataset, options)
+            plan, sources = _plan(pipeline, node, dataset, options, stored.settings)
         if not (options.execute or options.resume):
             return run.report(plan, state="planned", resumed=False, sources=sources)
         pipeline.lease(dataset)
@@ -112,7 +115,7 @@ def backfill_flow(
             run.journal.save(asdict(plan))
             on_step(PLANNED)
         with _recording(settings, update_id, node, plan, not is_new) as emit:
-            counts = run.execute(dataset, plan, emit)
+            counts = run.execute(dataset, plan, emit, stored.settings)
         if plan.epoch:
             # Rows that the table had lost are added: the flow continues with the present table.
             pipeline.tables.note(node, plan.epoch).replace({})
@@ -144,10 +147,14 @@ def _not_possible(node: FlowNode, message: str, hint: str) -> PlanError:
 
 
 def _plan(
-    pipeline: OpenPipeline, node: FlowNode, dataset: DatasetNode, options: BackfillOptions
+    pipeline: OpenPipeline,
+    node: FlowNode,
+    dataset: DatasetNode,
+    options: BackfillOptions,
+    stored: PipelineSettings,
 ) -> tuple[BackfillPlan, tuple[RangeReport, ...]]:
     name = node.flow.name
-    current = [c for c in checkpoints(pipeline.settings) if c.flow == name and c.is_current]
+    current = [c for c in checkpoints(stored) if c.flow == name and c.is_current]
     checkpoint = current[0] if current else None
     if checkpoint is None or not checkpoint.exists or checkpoint.last_planned is None:
         raise not_read_yet(name, "it has never run, or its checkpoint does not exist")
@@ -264,9 +271,11 @@ class _Backfill:
         self.journal.delete()
         self._files.delete_tree(self._layout.checkpoint_path(plan.flow, plan.backfill_id))
 
-    def execute(self, dataset: DatasetNode, plan: BackfillPlan, emit: Emit) -> Counts:
+    def execute(
+        self, dataset: DatasetNode, plan: BackfillPlan, emit: Emit, stored: PipelineSettings
+    ) -> Counts:
         pipeline, node = self._pipeline, self._node
-        (own,) = [c for c in checkpoints(pipeline.settings, plan.flow) if c.is_current]
+        (own,) = [c for c in checkpoints(stored, plan.flow) if c.is_current]
         df, sources = pipeline.query(node, plan.position)
         run = BackfillRun(
             spark=pipeline.spark,

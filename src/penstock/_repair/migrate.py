@@ -37,6 +37,7 @@ from penstock._repair.migration_plan import (
     steps_forth,
     why_refused,
 )
+from penstock._repair.reading import pipeline_storage
 from penstock._repair.shadow import Shadow, restore_rows
 from penstock._tables.files import StorageFiles
 from penstock._tables.kill_points import kill_point
@@ -75,16 +76,19 @@ def migrate_flow(
     Called on the main thread. Holds the leases of an update. `on_step` is called after each step
     that was stored.
     """
-    checkpoints(settings)  # fails for remote storage, before Spark is started
     update_id = str(uuid.uuid4())
-    with open_for_command(settings, "migrate", update_id=update_id) as pipeline:
+    with (
+        open_for_command(settings, "migrate", update_id=update_id) as pipeline,
+        pipeline_storage(pipeline, flow) as stored,
+    ):
         node = pipeline.flow(flow)
 
         def after(step: str) -> None:
             kill_point(f"migration_{step}", node.flow.name, None)
             on_step(step)
 
-        run = _Run(pipeline, node, check_flow(pipeline.graph, pipeline.settings, node), after)
+        dataset = check_flow(pipeline.graph, settings, node)
+        run = _Run(pipeline, node, dataset, stored.settings, after)
         if options.abandon:
             return run.abandon()
         if run.is_leaving:
@@ -124,9 +128,11 @@ class _Run:
         pipeline: OpenPipeline,
         node: FlowNode,
         dataset: DatasetNode,
+        stored: PipelineSettings,  # with the checkpoints of the flow on this machine
         on_step: Callable[[str], None],
     ) -> None:
         self.dataset = dataset
+        self._stored = stored
         self.new_id = uuid.uuid4().hex
         self._pipeline = pipeline
         self._node = node
@@ -170,7 +176,7 @@ class _Run:
             self._check_query(self.known, query)
             migration = self.known
         else:
-            every = checkpoints(pipeline.settings)
+            every = checkpoints(self._stored)
             own = [checkpoint for checkpoint in every if checkpoint.flow == node.flow.name]
             relevant = that_count(own, self._facts.replaced_at())
             now_ms = round(time.time() * 1000)

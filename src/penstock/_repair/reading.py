@@ -1,8 +1,8 @@
-"""Commands that only read: local storage without Spark, which takes a second to import."""
+"""Reads of storage by commands: local storage without Spark, which takes a second to import."""
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from penstock.errors import PenstockError, SpecError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock._launch import OpenPipeline
     from penstock._tables.read.preview import QuarantineSummary, TablePreview
 
 
@@ -56,16 +57,24 @@ def list_quarantines(settings: PipelineSettings) -> "list[QuarantineSummary]":
 
 
 @contextmanager
-def readable_storage(settings: PipelineSettings) -> Iterator[ReadableStorage]:
-    """The storage of a pipeline if it is local, else a temporary copy of its small files."""
+def readable_storage(
+    settings: PipelineSettings, spark: "SparkSession | None" = None, flow: str | None = None
+) -> Iterator[ReadableStorage]:
+    """The storage of a pipeline if it is local, else a temporary copy of its small files.
+
+    Args:
+        settings: The pipeline.
+        spark: The session of an open pipeline; by default, one is opened.
+        flow: Copy only the checkpoints of this flow, and no logs of tables.
+    """
     if local_path(settings.storage) is not None:
         yield ReadableStorage(settings)
         return
     with tempfile.TemporaryDirectory(prefix="penstock-storage-") as folder:
-        with _session(settings) as spark:
+        with _session(settings) if spark is None else nullcontext(spark) as session:
             from penstock._tables.read.remote_storage import copy_small_files
 
-            copy_small_files(spark, layout_of(settings), Path(folder))
+            copy_small_files(session, layout_of(settings), Path(folder), flow)
         copied = replace(settings, storage=folder)
 
         def shown(text: str) -> str:
@@ -76,6 +85,14 @@ def readable_storage(settings: PipelineSettings) -> Iterator[ReadableStorage]:
         except PenstockError as error:
             error.message = shown(error.message)
             raise
+
+
+def pipeline_storage(
+    pipeline: "OpenPipeline", flow: str
+) -> AbstractContextManager[ReadableStorage]:
+    """The checkpoints of one flow of an open pipeline; later changes are not in a copy."""
+    name = pipeline.flow(flow).flow.name
+    return readable_storage(pipeline.settings, pipeline.spark, name)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.flow import OutputMode
 from penstock._model.pipeline import PipelineSettings
 from penstock._plan.settings import reset_allowed
+from penstock._repair.reading import pipeline_storage
 from penstock._tables.read.checkpoint_files import Checkpoint, checkpoints, flow_records
 from penstock.errors import PlanError, SpecError
 from penstock.sources.base import StartPosition, StartReport
@@ -56,12 +57,14 @@ def reset_flow(
     `accept_duplicates` also allows results of a part of the source. `on_step` is called after each
     step of a reset that empties the table.
     """
-    checkpoints(settings)  # fails for remote storage, before Spark is started
-    with open_for_command(settings, "checkpoint reset") as pipeline:
+    with (
+        open_for_command(settings, "checkpoint reset") as pipeline,
+        pipeline_storage(pipeline, flow) as stored,
+    ):
         node = pipeline.flow(flow)
         pipeline.check_migration(node)
         _check_flow(pipeline, node, truncate=truncate)
-        checkpoint = _current(settings, node.flow.name)
+        checkpoint = _current(stored.settings, node.flow.name)
         _, sources = pipeline.query(node)
         now_ms = round(time.time() * 1000)
         position, reports = start_position(sources, start, [checkpoint], now_ms)
@@ -75,12 +78,14 @@ def reset_flow(
             start=str(start),
             old_epoch=checkpoint.epoch,
             new_epoch=None,
-            old_checkpoint=str(checkpoint.path),
+            old_checkpoint=stored.shown(str(checkpoint.path)),
             sources=reports,
             effect=effect,
             truncates=truncate,
             refused=refused,
-            steps=tuple(_steps(checkpoint, start, reports, effect, truncate=truncate)),
+            steps=tuple(
+                map(stored.shown, _steps(checkpoint, start, reports, effect, truncate=truncate))
+            ),
         )
         if not execute:
             return plan

@@ -113,6 +113,19 @@ def session_defaults(
     # Creates a version only if it does not exist; Delta's own one overwrites what another driver
     # commits in between.
     conf["spark.delta.logStore.s3a.impl"] = "penstock.storage.ObjectLogStore"
+    # Delta's own ones for these stores, with a check of the lease.
+    conf["spark.delta.logStore.abfss.impl"] = "penstock.storage.AzureLogStore"
+    conf["spark.delta.logStore.gs.impl"] = "penstock.storage.GcsLogStore"
+    conf["spark.delta.logStore.hdfs.impl"] = "penstock.storage.HdfsLogStore"
+    # Hadoop has a class of its own for `gs:`, whose jar Penstock does not use.
+    conf["spark.hadoop.fs.gs.impl"] = "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem"
+    conf["spark.hadoop.fs.AbstractFileSystem.gs.impl"] = (
+        "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFS"
+    )
+    # Hadoop's default, `64m`, is no number for Google's class.
+    conf["spark.hadoop.fs.gs.block.size"] = "67108864"
+    # GOOGLE_APPLICATION_CREDENTIALS, or the service account of the machine.
+    conf["spark.hadoop.fs.gs.auth.type"] = "APPLICATION_DEFAULT"
     if storage_root is not None and storage_root.startswith("s3a:"):
         # A rename is a copy on S3: checkpoint files appear when their upload is complete.
         conf["spark.sql.streaming.checkpointFileManagerClass"] = (

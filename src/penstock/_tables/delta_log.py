@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from py4j.java_gateway import JavaPackage
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -84,6 +85,9 @@ class DeltaJvm:
         self._logical_relation = getattr(getattr(sources, "LogicalRelation$"), "MODULE$")
         self._relation = sources.HadoopFsRelation
         self._file_format = delta.DeltaParquetFileFormat
+        self.split_transaction = jvm.penstock.delta.SplitTransaction
+        self.can_split = not isinstance(self.split_transaction, JavaPackage)
+        """False in a borrowed session without Penstock's Java classes."""
 
     def log(self, path: str) -> Any:
         """Delta's `DeltaLog` of a table, cached by Delta."""

@@ -31,7 +31,11 @@ def test_jar_names_the_sources_that_it_was_built_from() -> None:
     assert names[0] == "META-INF/MANIFEST.MF"
     assert {name.partition("$")[0].removesuffix(".class") for name in names[1:]} == {
         "penstock/delta/LinkLogStore",
+        "penstock/delta/SplitTransaction",
         "penstock/spark/BatchAdmission",
+        "penstock/storage/AzureLogStore",
+        "penstock/storage/GcsLogStore",
+        "penstock/storage/HdfsLogStore",
         "penstock/storage/ObjectCheckpointFiles",
         "penstock/storage/ObjectLogStore",
         "penstock/storage/StorageLease",

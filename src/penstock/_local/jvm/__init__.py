@@ -1,8 +1,9 @@
 """Java classes of Penstock, with the jar built from them.
 
 `LinkLogStore` and `ObjectLogStore` publish versions of Delta tables on a disk and on S3,
-`ObjectCheckpointFiles` those of Spark's logs; `StorageLease` is the lease of a storage on S3;
-`BatchAdmission` lets streaming queries take turns.
+`ObjectCheckpointFiles` those of Spark's logs; `StorageLease` is the lease of an object store;
+`SplitTransaction` writes the files of two tables in one job, and `BatchAdmission` lets streaming
+queries take turns.
 """
 
 from pathlib import Path

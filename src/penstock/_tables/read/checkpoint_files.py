@@ -141,9 +141,7 @@ def _root(settings: PipelineSettings) -> Path:
     if root is None:
         raise SpecError(
             "STORAGE_NOT_LOCAL",
-            f"the command changes checkpoints, and {settings.storage} is not on this machine",
-            hint="run it where the storage is mounted, with --storage; `checkpoint list`, "
-            "`inspect`, `doctor` and `penstock run --full-refresh TABLE` work on any storage",
+            f"the checkpoints of {settings.storage} cannot be read without Spark",
         )
     return root
 

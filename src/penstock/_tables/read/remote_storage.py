@@ -1,5 +1,6 @@
 """Reads tables and checkpoints of remote storage, with Spark and Hadoop's FileSystem."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock._model.exception_text import first_line
-from penstock._model.name import DatasetName, segment_name
+from penstock._model.name import DatasetName, path_segment, segment_name
 from penstock._model.pipeline import PipelineSettings
 from penstock._tables.files import hadoop_path
 from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout, layout_of
@@ -91,17 +92,24 @@ def _not_readable(name: str, error: Exception) -> SpecError:
     return SpecError("TABLE_NOT_READABLE", message)
 
 
-def copy_small_files(spark: SparkSession, layout: StorageLayout, folder: Path) -> None:
+def copy_small_files(
+    spark: SparkSession, layout: StorageLayout, folder: Path, flow: str | None = None
+) -> None:
     """Copy checkpoints, state files of flows and logs of tables into a local storage.
 
-    Files of state stores become sparse files of the same size.
+    Files of state stores become sparse files of the same size. With a flow, only its checkpoints
+    and the state files of flows are copied.
     """
     root = layout.root
     system, top = hadoop_path(spark, root)
     start = len(str(top.toUri().getPath()).rstrip("/")) + 1
     _, pattern = hadoop_path(spark, f"{root}/tables/*/*/*/_delta_log")
-    logs = [str(log.getPath()) for log in system.globStatus(pattern) or ()]
-    for uri in (layout.checkpoints, f"{layout.state_dir}/flows", *logs):
+    checkpoints = layout.checkpoints
+    if flow is None:
+        logs = [str(log.getPath()) for log in system.globStatus(pattern) or ()]
+    else:
+        checkpoints, logs = f"{checkpoints}/{path_segment(flow)}", []
+    for uri in (checkpoints, f"{layout.state_dir}/flows", *logs):
         _, path = hadoop_path(spark, uri)
         if not system.exists(path):
             continue
@@ -112,10 +120,13 @@ def copy_small_files(spark: SparkSession, layout: StorageLayout, folder: Path) -
             local.parent.mkdir(parents=True, exist_ok=True)
             parts = local.relative_to(folder).parts
             # checkpoints/<flow>/<epoch>/state
-            is_state = uri == layout.checkpoints and "state" in parts[3:-1]
+            is_state = uri == checkpoints and "state" in parts[3:-1]
             if is_state or int(status.getLen()) > _LARGEST_COPIED:
                 with local.open("wb") as file:
                     file.truncate(int(status.getLen()))
             else:
                 _, target = hadoop_path(spark, local.as_uri())
                 system.copyToLocalFile(False, status.getPath(), target, True)
+            # When a checkpoint was created and a batch was finished.
+            changed = int(status.getModificationTime()) * 1_000_000
+            os.utime(local, ns=(changed, changed))

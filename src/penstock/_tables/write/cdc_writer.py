@@ -32,7 +32,7 @@ from penstock._tables.write.kept import keep
 from penstock._tables.write.keyed import REWRITE_BYTES, KeyedTable, in_one_task
 from penstock._tables.write.prepare import TableSpec, prepare_table
 from penstock._tables.write.row_files import Written
-from penstock._tables.write.staging import QUARANTINE_FIELDS, StagedFiles, count_rows, valid_rows
+from penstock._tables.write.staging import QUARANTINE_FIELDS, RowCounts, count_rows, valid_rows
 from penstock._tables.write.writer import Batch, FlowWriter, WriterOptions
 from penstock.errors import FlowError
 from penstock.quality.rules import condition_column
@@ -168,7 +168,7 @@ class CdcWriter(FlowWriter):
         upserts = result.rows_written - deletes - self._counts["truncates"]
         return replace(result, rows_written=upserts, rows_deleted=deletes)
 
-    def _refuse_invalid(self, counts: StagedFiles) -> None:
+    def _refuse_invalid(self, counts: RowCounts) -> None:
         if self._quarantine is not None:
             return
         for name, problem in ((HAS_SEQUENCE, "no sequence"), (HAS_KEY, "NULL in a key column")):
@@ -186,7 +186,7 @@ class CdcWriter(FlowWriter):
                 )
 
     def _write_bad(
-        self, kept: DataFrame, counts: StagedFiles, split: RowSplit
+        self, kept: DataFrame, counts: RowCounts, split: RowSplit
     ) -> list[dict[str, Any]]:
         if counts.bad_rows and self._quarantine is not None:
             columns = [field for field in kept.schema if field.name in split.data_columns]

@@ -19,7 +19,7 @@ from penstock._tables.commits import CommitResult, result_from_commit
 from penstock._tables.files import StorageFiles
 from penstock._tables.write.schema import schema_json
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,7 @@ class QuarantineFiles:
     """Files for the quarantine table, as `AddFile` contents."""
 
     schema: StructType
-    staged: Sequence[Mapping[str, Any]] = ()  # below the target, until they are moved
-    written: Sequence[Mapping[str, Any]] = ()  # below the quarantine table
+    files: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +57,7 @@ class BatchDecision:
         if self.quarantine is not None:
             content["quarantine"] = {
                 "schema": schema_json(self.quarantine.schema),
-                "staged": list(self.quarantine.staged),
-                "written": list(self.quarantine.written),
+                "files": list(self.quarantine.files),
             }
         return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
@@ -84,8 +82,7 @@ def _parse(text: str) -> BatchDecision | None:
         quarantine=quarantine
         and QuarantineFiles(
             schema=_schema(quarantine["schema"]),
-            staged=quarantine["staged"],
-            written=quarantine["written"],
+            files=quarantine["files"],
         ),
         counts=content["counts"],
     )
@@ -120,18 +117,12 @@ class DecisionFile:
 
     def is_complete(self, decision: BatchDecision, table: str, quarantine: str) -> bool:
         """Whether every file of a decision still exists, below `table` or `quarantine`."""
-        locations: list[tuple[str, ...]] = [
-            (f"{table}/{unquote(file['path'])}",) for file in decision.files
-        ]
+        paths = [f"{table}/{unquote(file['path'])}" for file in decision.files]
         if decision.has_rows:
-            locations.append((f"{self.rows}/_SUCCESS",))
+            paths.append(f"{self.rows}/_SUCCESS")
         if decision.quarantine is not None:
-            for file in decision.quarantine.staged:
-                name = unquote(file["path"])
-                locations.append((f"{table}/{name}", f"{quarantine}/{name}"))
-            for file in decision.quarantine.written:
-                locations.append((f"{quarantine}/{unquote(file['path'])}",))
-        return all(any(map(self._files.exists, paths)) for paths in locations)
+            paths += [f"{quarantine}/{unquote(f['path'])}" for f in decision.quarantine.files]
+        return all(map(self._files.exists, paths))
 
     def delete_rows(self) -> None:
         self._files.delete_tree(self.rows)

@@ -19,14 +19,15 @@ from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.kept import keep
 from penstock._tables.write.schema import plain_schema
 from penstock._tables.write.staging import (
-    StagedFiles,
+    RowCounts,
     can_stage,
     count_masks,
     count_rows,
     data_columns,
-    renames_cheaply,
+    delete_files,
     sort_files,
     staging_metadata,
+    staging_transaction,
     valid_rows,
 )
 from penstock.quality.rules import quoted
@@ -42,10 +43,10 @@ class Strategy(StrEnum):
     """How the rows of one batch are written to two tables."""
 
     ONE_JOB = "one job"
-    """One job writes both; the files of the quarantine are moved into its folder."""
+    """One job writes the files of both tables into their folders."""
     TWO_JOBS = "two jobs"
-    """The batch is persisted and written twice: where a rename is a copy, and for tables with
-    column mapping or identity columns."""
+    """The batch is persisted and written twice: for tables with column mapping or identity
+    columns, and in a session without Penstock's Java classes."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class FindLateRows(Protocol):
 class Written:
     """The files of one batch, not committed yet."""
 
-    counts: StagedFiles  # with the files that still have to be moved
+    counts: RowCounts
     actions: Sequence[Any] = ()  # for the target's commit
     bad: Sequence[Mapping[str, Any]] = ()  # `AddFile` contents below the quarantine table
     duplicates: int = 0  # rows whose key the table has
@@ -105,7 +106,7 @@ class RowFiles:
         if self._split is None:
             files = txn.jvm.writeFiles(df._jdf)
             rows = self.row_count(self._delta.file_contents(files))
-            return Written(StagedFiles([], [], rows, 0, {}), list(self._delta.items(files)))
+            return Written(RowCounts(rows, 0, {}), list(self._delta.items(files)))
         if self._uses_one_job(df, txn):
             return self._one_job(df, txn, schema, self._split)
         return self._two_jobs(df, txn, self._split)
@@ -122,11 +123,7 @@ class RowFiles:
         if self._strategy is not None:
             return self._strategy is Strategy.ONE_JOB
         collects = df.sparkSession.conf.get("spark.databricks.delta.stats.collect", "true")
-        return (
-            can_stage(txn.metadata)
-            and collects == "true"
-            and renames_cheaply(self._target.ref.path)
-        )
+        return collects == "true" and can_stage(self._delta, txn.metadata)
 
     def _one_job(
         self, df: DataFrame, txn: TableTransaction, schema: StructType, split: RowSplit
@@ -134,16 +131,23 @@ class RowFiles:
         if self._staging is None or self._staging_generation != self._target.generation:
             self._staging = staging_metadata(self._delta, txn.metadata, schema, split)
             self._staging_generation = self._target.generation
-        staging = self._delta.log(self._target.ref.path).startTransaction(
-            self._delta.none, self._delta.option(txn.jvm.snapshot())
+        keeps = split.quarantine and self._quarantine is not None
+        target = self._target.ref.path
+        quarantine = self._quarantine.ref.path if keeps and self._quarantine else None
+        staging = staging_transaction(
+            self._delta, self._delta.log(target), txn.jvm.snapshot(), quarantine
         )
         staging.updateMetadata(self._staging, False)
-        staged = sort_files(
+        good, bad, counts = sort_files(
             self._delta.file_contents(staging.writeFiles(df._jdf)),
             split,
-            lambda files: count_masks(df.sparkSession, self._target.ref.path, files, split),
+            (target, quarantine or target),
+            lambda files: count_masks(df.sparkSession, files, split),
         )
-        return Written(staged, self._delta.add_files(staged.clean))
+        if quarantine is None:
+            delete_files(self._delta, [file["path"] for file in bad], target)
+            bad = []
+        return Written(counts, self._delta.add_files(good), bad)
 
     def _two_jobs(self, df: DataFrame, txn: TableTransaction, split: RowSplit) -> Written:
         kept = keep(df)
@@ -156,7 +160,7 @@ class RowFiles:
             kept.unpersist()
 
     def write_bad(
-        self, kept: DataFrame, counts: StagedFiles, split: RowSplit
+        self, kept: DataFrame, counts: RowCounts, split: RowSplit
     ) -> list[dict[str, Any]]:
         if not counts.bad_rows or self._quarantine is None or not split.quarantine:
             return []

@@ -2,20 +2,16 @@
 
 Its schema is the target's plus the helper columns, partitioned by the destination first. Files with
 `penstock_dest=table` are committed to the target (readers ignore columns that the table does not
-have), the others are moved into the folder of the quarantine table and committed there.
+have), the others are written into the folder of the quarantine table and committed there.
 """
 
-import errno
 import json
-import os
 import re
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
-from urllib.parse import unquote, urlparse
+from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -44,7 +40,6 @@ _STATS_COLUMNS = "delta.dataSkippingStatsColumns"
 _CONSTRAINT = "delta.constraints."
 _DEFAULT_INDEXED = 32
 _MASK_STATISTIC = re.compile(rf'"{MASK_PREFIX}\d+":\d+,|,?"{MASK_PREFIX}\d+":\d+(?=\}})')
-_CHEAP_RENAME = frozenset({"file", "hdfs", "viewfs"})
 
 RuleHistogram: TypeAlias = Counter[tuple[int | None, ...]]
 """Rows by the values of the mask columns."""
@@ -56,12 +51,15 @@ QUARANTINE_FIELDS = (
 )
 
 
-def can_stage(metadata: TableMetadata) -> bool:
+def can_stage(delta: DeltaJvm, metadata: TableMetadata) -> bool:
     """Whether files written for a staging schema are valid files of this table.
 
     Not with column mapping (physical names), identity columns (the transaction that writes has
-    their high-water mark) and invariants of the old form.
+    their high-water mark) and invariants of the old form; nor in a borrowed session without
+    Penstock's Java classes.
     """
+    if not delta.can_split:
+        return False
     configuration = metadata.configuration
     if configuration.get("delta.columnMapping.mode", "none").lower() != "none":
         return False
@@ -70,6 +68,14 @@ def can_stage(metadata: TableMetadata) -> bool:
     schema = metadata.schema
     has_invariants = any("delta.invariants" in (column.metadata or {}) for column in schema)
     return not has_invariants and not has_identity(schema)
+
+
+def staging_transaction(delta: DeltaJvm, target: Any, snapshot: Any, quarantine: str | None) -> Any:
+    """A transaction on the target that writes bad rows below the quarantine, if there is one."""
+    if quarantine is None:
+        return target.startTransaction(delta.none, delta.option(snapshot))
+    folder = f"{DESTINATION}={TO_QUARANTINE}"
+    return delta.split_transaction(target, snapshot, folder, quarantine)
 
 
 def staging_metadata(
@@ -116,26 +122,27 @@ def _configuration(metadata: TableMetadata, schema: StructType, split: RowSplit)
 
 
 @dataclass
-class StagedFiles:
-    """What one staging job wrote, by destination."""
+class RowCounts:
+    """Rows of one batch by destination, and by rule over both."""
 
-    clean: list[dict[str, Any]]  # `AddFile` contents for the target
-    bad: list[dict[str, Any]]  # for the quarantine table; paths are still below the target
     clean_rows: int
     bad_rows: int
-    rules: dict[str, RuleCounts]  # counts over both
+    rules: dict[str, RuleCounts]
 
 
 def sort_files(
-    files: list[dict[str, Any]], split: RowSplit, count: Callable[[list[str]], RuleHistogram]
-) -> StagedFiles:
+    files: list[dict[str, Any]],
+    split: RowSplit,
+    roots: tuple[str, str],
+    count: Callable[[list[str]], RuleHistogram],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], RowCounts]:
     """Group `AddFile` contents by destination, and count their rows and broken rules.
 
     Counts come from the final files: a task that was retried or speculated counts once. `count`
-    counts each combination of masks in files, given by their `path`; it is called only for files
-    with a row that breaks a rule.
+    counts each combination of masks in files; it is called only for files with a row that breaks a
+    rule. `roots` are the folders of good and bad files.
     """
-    result = StagedFiles([], [], 0, 0, {})
+    good, bad, counts = [], [], RowCounts(0, 0, {})
     to_count = []
     for file in files:
         values = dict(file["partitionValues"])
@@ -144,17 +151,17 @@ def sort_files(
         rows = int(statistics["numRecords"])
         nulls: Mapping[str, int] = statistics.get("nullCount", {})
         if any(nulls[mask] < rows for mask in split.masks):
-            to_count.append(file["path"])
-        moved = dict(file, partitionValues=values, stats=without_masks(file["stats"]))
+            to_count.append(f"{roots[is_bad]}/{unquote(file['path'])}")
+        final = dict(file, partitionValues=values, stats=without_masks(file["stats"]))
         if is_bad:
-            result.bad.append(moved)
-            result.bad_rows += rows
+            bad.append(final)
+            counts.bad_rows += rows
         else:
-            result.clean.append(moved)
-            result.clean_rows += rows
+            good.append(final)
+            counts.clean_rows += rows
     failed = rule_counts(count(to_count), split) if to_count else {}
-    result.rules = _counts(split, result.clean_rows + result.bad_rows, failed)
-    return result
+    counts.rules = _counts(split, counts.clean_rows + counts.bad_rows, failed)
+    return good, bad, counts
 
 
 def _counts(split: RowSplit, total: int, failed: Mapping[str, int]) -> dict[str, RuleCounts]:
@@ -173,19 +180,21 @@ def rule_counts(histogram: RuleHistogram, split: RowSplit) -> dict[str, int]:
     return failed
 
 
-def count_masks(spark: SparkSession, root: str, files: list[str], split: RowSplit) -> RuleHistogram:
+def count_masks(spark: SparkSession, files: list[str], split: RowSplit) -> RuleHistogram:
     """Read the mask columns of files back (with Spark from remote storage) and count them."""
-    here = local_path(root)
     histogram: RuleHistogram = Counter()
-    if here is not None:
-        for file in files:
-            table = pq.ParquetFile(here / unquote(file)).read(columns=list(split.masks))
+    local = [path for path in map(local_path, files) if path is not None]
+    if len(local) == len(files):
+        for file in local:
+            table = pq.ParquetFile(file).read(columns=list(split.masks))
             counted = table.group_by(list(split.masks)).aggregate([([], "count_all")])
             for row in counted.to_pylist():
                 histogram[tuple(row[mask] for mask in split.masks)] += row["count_all"]
         return histogram
-    paths = [f"{root}/{unquote(file)}" for file in files]
-    for row in spark.read.parquet(*paths).groupBy(*split.masks).count().collect():
+    # With a schema, or Spark would run a job that reads the footers.
+    masks = StructType([StructField(mask, LongType()) for mask in split.masks])
+    rows = spark.read.schema(masks).parquet(*files)
+    for row in rows.groupBy(*split.masks).count().collect():
         histogram[tuple(row[mask] for mask in split.masks)] += row["count"]
     return histogram
 
@@ -211,7 +220,7 @@ def valid_rows(batch: DataFrame, split: RowSplit | None) -> DataFrame:
 
 def count_rows(
     kept: DataFrame, split: RowSplit, more: Mapping[str, Column] | None = None
-) -> tuple[StagedFiles, dict[str, int]]:
+) -> tuple[RowCounts, dict[str, int]]:
     """Count a persisted batch by destination and rule, and `more` by name, in one job."""
     more = more or {}
     sums = [
@@ -227,63 +236,19 @@ def count_rows(
     ).first()
     total, bad = int(row["total"]), int(row["bad"])
     failed = {rule: int(row[f"rule_{number}"]) for number, rule in enumerate(split.bits)}
-    staged = StagedFiles([], [], total - bad, bad, _counts(split, total, failed))
-    return staged, {name: int(row[f"more_{name}"]) for name in more}
-
-
-def renames_cheaply(path: str) -> bool:
-    """Whether a rename is one step on the file system of a path; on object stores it is a copy."""
-    return local_path(path) is not None or urlparse(path).scheme in _CHEAP_RENAME
-
-
-def move_files(delta: DeltaJvm, files: Iterable[str], source: str, target: str) -> None:
-    """Move data files (`path` of `AddFile`) to another table; skips files moved already."""
-    here, there = local_path(source), local_path(target)
-    for file in files:
-        relative = unquote(file)
-        if here is not None and there is not None:
-            _move_locally(here / relative, there / relative)
-        else:
-            _move_with_hadoop(delta, f"{source}/{relative}", f"{target}/{relative}")
+    counts = RowCounts(total - bad, bad, _counts(split, total, failed))
+    return counts, {name: int(row[f"more_{name}"]) for name in more}
 
 
 def delete_files(delta: DeltaJvm, files: Iterable[str], table: str) -> None:
+    """Delete data files (`path` of `AddFile`) of a table that no version has."""
     here = local_path(table)
     for file in files:
         relative = unquote(file)
         if here is not None:
             path = here / relative
             path.unlink(missing_ok=True)
-            _checksum(path).unlink(missing_ok=True)
+            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
         else:
             system, remote = hadoop_path(delta.spark, f"{table}/{relative}")
             system.delete(remote, False)
-
-
-def _checksum(path: Path) -> Path:
-    return path.with_name(f".{path.name}.crc")
-
-
-def _move_locally(source: Path, target: Path) -> None:
-    # VACUUM does not delete a checksum file that is left behind.
-    _checksum(source).unlink(missing_ok=True)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if not source.exists() and target.exists():
-        return
-    try:
-        os.rename(source, target)  # noqa: PTH104 - the two paths may be on different disks
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        shutil.copy2(source, target)
-        source.unlink()
-
-
-def _move_with_hadoop(delta: DeltaJvm, source: str, target: str) -> None:
-    system, source_path = hadoop_path(delta.spark, source)
-    _, target_path = hadoop_path(delta.spark, target)
-    system.mkdirs(target_path.getParent())
-    if not system.exists(source_path) and system.exists(target_path):
-        return
-    if not system.rename(source_path, target_path):
-        raise OSError(f"could not move {source} to {target}")

@@ -15,7 +15,7 @@ from penstock._tables.write.fenced import TableTransaction
 from penstock._tables.write.kept import keep
 from penstock._tables.write.keyed import KeyedTable, count_keys
 from penstock._tables.write.row_files import Written
-from penstock._tables.write.staging import StagedFiles, count_rows, valid_rows
+from penstock._tables.write.staging import RowCounts, count_rows, valid_rows
 from penstock._tables.write.writer import Batch, FlowWriter, WriterOptions
 from penstock.errors import FlowError, InternalError
 from penstock.quality.rules import quoted
@@ -54,7 +54,7 @@ class UpsertWriter(FlowWriter):
         rows = valid_rows(kept, self._split)
         row_count = self._check_keys(rows)
         if self._split is None:
-            return Written(StagedFiles([], [], row_count, 0, {}), rows=rows)
+            return Written(RowCounts(row_count, 0, {}), rows=rows)
         counts, _ = count_rows(kept, self._split)
         return Written(counts, bad=self._files.write_bad(kept, counts, self._split), rows=rows)
 
@@ -133,7 +133,7 @@ class UniqueWriter(FlowWriter):
         self._kept = kept = keep(df)
         split, bad = self._split, []
         if split is None:
-            counts = StagedFiles([], [], kept.count(), 0, {})
+            counts = RowCounts(kept.count(), 0, {})
         else:
             counts, _ = count_rows(kept, split)
             bad = self._files.write_bad(kept, counts, split)

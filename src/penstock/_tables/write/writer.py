@@ -26,7 +26,7 @@ from penstock._tables.write.decision import BatchDecision, DecisionFile, Quarant
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.row_files import FindLateRows, RowFiles, Strategy, Written
 from penstock._tables.write.schema import conform, has_identity, is_identity, plain_schema
-from penstock._tables.write.staging import QUARANTINE_FIELDS, StagedFiles, delete_files, move_files
+from penstock._tables.write.staging import QUARANTINE_FIELDS, RowCounts
 from penstock.errors import CheckpointError, ExpectationFailedError, InternalError
 from penstock.quality.split import RowSplit
 
@@ -213,9 +213,6 @@ class FlowWriter:
         counts.rules |= self._check_row_rules(counts.clean_rows)
         self._last_rows = counts.clean_rows + counts.bad_rows
         keeps = self._split is None or self._split.quarantine
-        if not keeps and counts.bad:
-            delete_files(self._delta, [file["path"] for file in counts.bad], self._target.ref.path)
-            written = replace(written, counts=replace(counts, bad=[]))
         result = CommitResult(
             flow=self._flow,
             app_id=self._app_id,
@@ -230,7 +227,7 @@ class FlowWriter:
             fingerprint=fingerprint,
         )
         batch = Batch(txn, written, self._counted(result), query)
-        if self._quarantine is not None and (written.counts.bad or written.bad or self._removes):
+        if self._quarantine is not None and (written.bad or self._removes):
             fields = self._quarantine_fields(schema)
             batch = replace(
                 batch,
@@ -278,9 +275,7 @@ class FlowWriter:
             raise InternalError("WRITER_MISUSED", f"{self._flow!r} cannot record its decisions")
         written, quarantine = batch.written, None
         if batch.quarantine is not None and batch.quarantine_schema is not None:
-            quarantine = QuarantineFiles(
-                schema=batch.quarantine_schema, staged=written.counts.bad, written=written.bad
-            )
+            quarantine = QuarantineFiles(schema=batch.quarantine_schema, files=written.bad)
         decision = BatchDecision(
             kind=self.kind,
             result=batch.result,
@@ -350,14 +345,9 @@ class FlowWriter:
         result, quarantine = decision.result, decision.quarantine
         txn = self._target.begin(result.batch_id)
         self._evolve(txn, decision.schema)
-        counts = StagedFiles(
-            clean=[],
-            bad=[dict(file) for file in quarantine.staged] if quarantine is not None else [],
-            clean_rows=decision.counts["clean"],
-            bad_rows=decision.counts["bad"],
-            rules=dict(result.rules),
-        )
-        bad = quarantine.written if quarantine is not None else ()
+        recorded = decision.counts
+        counts = RowCounts(recorded["clean"], recorded["bad"], dict(result.rules))
+        bad = quarantine.files if quarantine is not None else ()
         batch = Batch(
             txn,
             Written(counts, bad=bad, duplicates=result.rows_duplicate),
@@ -457,18 +447,14 @@ class FlowWriter:
     def _commit_quarantine(self, batch: Batch, table: FencedTable) -> int | None:
         written, result = batch.written, batch.result
         txn = table.begin(result.batch_id)
-        paths = [file["path"] for file in written.counts.bad]
         if txn.is_committed:
-            # Committed without a decision, by a version of Penstock that recorded none.
-            delete_files(self._delta, paths, self._target.ref.path)
             return None
         assert batch.quarantine_schema is not None
         evolved = table.evolve(
             txn, batch.quarantine_schema, allow_missing=True, replaces=self._replaces
         )
-        move_files(self._delta, paths, self._target.ref.path, table.ref.path)
         removed, rows = self._removals(table, txn)
-        actions = [*removed, *self._delta.add_files([*written.counts.bad, *written.bad])]
+        actions = [*removed, *self._delta.add_files(written.bad)]
         if not actions and evolved == txn.metadata.schema:
             return None
         record = replace(

@@ -1,8 +1,9 @@
-"""Spark with the jars of S3, in a process of its own; prints JSON.
+"""Spark with the jars of an object store, in a process of its own; prints JSON.
 
-python s3_session.py PORT race STORE     writers race for versions of a log
-python s3_session.py PORT read STORAGE   rows of all tables below a storage
-python s3_session.py PORT lease PLAN     one of two drivers that race for a lease in each round
+python store_session.py JAR_SET SETTINGS race STORE FOLDER  writers race for versions of a log
+python store_session.py JAR_SET SETTINGS read STORAGE       rows of all tables below a storage
+python store_session.py JAR_SET SETTINGS sql STATEMENT      executes it
+python store_session.py JAR_SET SETTINGS lease PLAN         one of two drivers that race for a lease
 """
 
 import json
@@ -15,27 +16,28 @@ from typing import Any
 from unittest import mock
 
 from pyspark.sql import SparkSession
-from s3_double import BUCKET, settings_of
 
 from penstock._execution import storage_lease
 from penstock._execution.storage_lease import StorageLease
-from penstock._local.jars import S3_JAR_SET, SPARK_JAR_SETS, class_path
+from penstock._local.jars import SPARK_JAR_SETS, class_path
 from penstock._spark.session import SessionOptions, build_session, stop_session
 from penstock.errors import SetupError
 
 VERSIONS = 40
 
 
-def race(spark: SparkSession, store: str) -> dict[str, Any]:
+def race(spark: SparkSession, store: str, folder: str) -> dict[str, Any]:
     """Per writer the versions that it took for its own, and whose each version is."""
     jvm: Any = spark._jvm
     conf = spark._jsparkSession.sessionState().newHadoopConf()
     log = getattr(jvm, store)(conf)
+    logs = jvm.org.apache.hadoop.fs.Path(f"{folder}/_delta_log")
+    logs.getFileSystem(conf).mkdirs(logs)
     won: dict[str, list[int]] = {"a": [], "b": []}
     begin = threading.Barrier(2)
 
     def path(number: int) -> Any:
-        return jvm.org.apache.hadoop.fs.Path(f"s3a://{BUCKET}/race/_delta_log/{number:020d}.json")
+        return jvm.org.apache.hadoop.fs.Path(logs, f"{number:020d}.json")
 
     def write(writer: str) -> None:
         for number in range(VERSIONS):
@@ -75,7 +77,7 @@ def lease(spark: SparkSession, plan_text: str) -> list[str]:
             _meet(folder, f"{number}-begin", me, other)
             taken = None
             try:
-                taken = StorageLease.acquire(spark, f"s3a://{BUCKET}/leases", {"command": me}, 1.0)
+                taken = StorageLease.acquire(spark, plan["storage"], {"command": me}, 1.0)
                 outcomes.append("held")
             except SetupError as error:
                 outcomes.append(error.condition)
@@ -105,18 +107,24 @@ def read(spark: SparkSession, storage: str) -> dict[str, Any]:
     return {name: [row.asDict() for row in frame.collect()] for name, frame in frames.items()}
 
 
+def sql(spark: SparkSession, statement: str) -> dict[str, Any]:
+    """Rows of a statement."""
+    return {"rows": [list(row) for row in spark.sql(statement).collect()]}
+
+
 def main() -> None:
-    port, what, argument = sys.argv[1:]
+    jar_set, settings, what, *arguments = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:
         options = SessionOptions(
             app_name=what,
-            configuration=settings_of(int(port)),
-            jars=tuple(str(jar) for jar in class_path([*SPARK_JAR_SETS, S3_JAR_SET])),
+            configuration=json.loads(settings),
+            jars=tuple(str(jar) for jar in class_path([*SPARK_JAR_SETS, jar_set])),
             log_file=f"{folder}/spark.log",
         )
         spark = build_session(options)
         try:
-            result = {"race": race, "read": read, "lease": lease}[what](spark, argument)
+            calls = {"race": race, "read": read, "sql": sql, "lease": lease}
+            result = calls[what](spark, *arguments)
         finally:
             stop_session(spark)
     print(json.dumps(result, default=str))
