@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock._local.cds import is_training, java_options
-from penstock._local.jars import S3_JAR_SET, SPARK_JAR_SETS, class_path
+from penstock._local.jars import S3_JAR_SET, SPARK_JAR_SETS, class_path, sync
 from penstock._local.java import require_java
 from penstock._model.pipeline import PipelineSettings
+from penstock._project.packed import packed_python
 from penstock._project.secrets import remember_settings, resolve_secrets
 from penstock._spark.call_sites import own_columns
 from penstock._spark.session import (
@@ -53,7 +54,11 @@ def open_session(
             yield borrowed
         return
     require_java()
-    jars = class_path([*SPARK_JAR_SETS, *([S3_JAR_SET] if _uses_s3(settings) else [])])
+    sets = [*SPARK_JAR_SETS, *([S3_JAR_SET] if _uses_s3(settings) else [])]
+    python = packed_python()
+    if python is not None:
+        sync(sets)
+    jars = class_path(sets)
     spark = build_session(
         SessionOptions(
             app_name=settings.name,
@@ -66,6 +71,7 @@ def open_session(
             log_file=str(log_file),
             pass_fds=pass_fds,
             analysis_only=analysis_only,
+            python=python,
         )
     )
     try:
@@ -113,5 +119,5 @@ def _configured(spark: "SparkSession", settings: PipelineSettings) -> Iterator[N
 
 def spark_log(settings: PipelineSettings, update_id: str) -> Path:
     """Where the output of Spark's JVM goes: below the storage root when that is local."""
-    root = local_path(settings.storage) or Path(settings.root) / ".penstock"
+    root = local_path(settings.storage) or Path(settings.local_folder)
     return root / "logs" / f"spark-{update_id}.log"
