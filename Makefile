@@ -19,7 +19,7 @@ cluster: jars  ## the demo on a standalone Spark cluster of two workers; EVENTS 
 test: lint jars .venv-double/.installed  ## everything that CI checks; ROOMS=kafka,cli for what a change there reaches, PYTEST_ARGS="-m 'not spark'" for a part
 	@ROOMS="$(ROOMS)" .ci/test $(PYTEST_ARGS)
 
-test-long: jars .venv-double/.installed  ## the tests marked long, more than 100,000 random CDC histories (HISTORIES per combination), 2,000 interrupted batches (CASES), many kills (KILLS)
+test-long: jars .venv-double/.installed .venv-recipes/.installed  ## the tests marked long, more than 100,000 random CDC histories (HISTORIES per combination), 2,000 interrupted batches (CASES), many kills (KILLS)
 	PENSTOCK_RANDOM_KILLS=$(or $(KILLS),30) PENSTOCK_TIME_KILLS=$(or $(KILLS),30) $(BIN)/python -m pytest -m long --timeout=7200 --durations 25 $(PYTEST_ARGS)
 	PENSTOCK_DECISION_CASES=$(or $(CASES),2000) $(BIN)/python -m pytest tests/spark/test_batch_decisions.py --timeout=7200 $(PYTEST_ARGS)
 	PENSTOCK_CDC_HISTORIES=$(or $(HISTORIES),15000) $(BIN)/python -m pytest tests/spark/test_cdc_properties.py --timeout=7200 $(PYTEST_ARGS)
@@ -62,8 +62,8 @@ clean:  ## remove what demo, tests and builds leave behind
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean  ## also remove .venv and .venv-double
-	rm -rf .venv .venv-double
+distclean: clean  ## also remove .venv, .venv-double and .venv-recipes
+	rm -rf .venv .venv-double .venv-recipes
 
 .venv/.installed: requirements/dev.txt pyproject.toml .ci/bootstrap
 	@.ci/bootstrap requirements/dev.txt
@@ -71,6 +71,10 @@ distclean: clean  ## also remove .venv and .venv-double
 
 .venv-double/.installed: requirements/doubles.txt tests/kinesis/double/package-lock.json .ci/doubles .venv/.installed
 	@.ci/doubles
+	@touch $@
+
+.venv-recipes/.installed: $(wildcard requirements/recipes-*.txt) .ci/recipes .venv/.installed
+	@.ci/recipes
 	@touch $@
 
 .venv/.bench: requirements/bench.txt .venv/.installed

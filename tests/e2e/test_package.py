@@ -154,4 +154,5 @@ def test_the_exit_code_of_a_failed_update_is_that_of_spark_submit(packed: Path, 
     assert process.returncode == 2, output
     other = submit(work, packed, after=("status",))
     output, _ = other.communicate(timeout=100)
-    assert other.returncode == 2, output
+    assert other.returncode == 1, output
+    assert "PATH_NOT_FOUND" in output

@@ -26,6 +26,8 @@ def main() -> int:
         text = "Spark is not part of the file: run it with spark-submit, or add Spark to PYTHONPATH"
         print(f"Error: {text}", file=sys.stderr)
         return exit_codes.ENVIRONMENT
+    # Functions need the packages of the file, whichever Python spark-submit was told to use.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     from penstock._spark.submit import is_submitted, join_submit
 
     if is_submitted():
