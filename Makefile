@@ -5,7 +5,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CHAOS_KILLS := 100,50
 
 .DEFAULT_GOAL := help
-.PHONY: help demo cluster test test-long chaos chaos-cluster chaos-sinks lint bench jars docs ui clean distclean
+.PHONY: help demo cluster test test-long chaos chaos-cluster chaos-sinks lint bench release jars docs ui clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1:/p' Makefile | awk -F: '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -46,6 +46,9 @@ lint: .venv/.installed  ## style, types, and the order of imports
 bench: .venv/.bench jars  ## Penstock beside plain Spark, interleaved; BENCH_ARGS for its options
 	$(BIN)/python bench/run.py $(BENCH_ARGS)
 
+release: .venv/.installed  ## wheel and sdist in dist/, each tried in an empty environment; SBOM; checks the changelog
+	@.ci/release
+
 docs: .venv/.installed  ## the documentation as a site, in build/docs; a dead link is an error
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 
@@ -62,8 +65,8 @@ clean:  ## remove what demo, tests and builds leave behind
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean  ## also remove .venv, .venv-double and .venv-recipes
-	rm -rf .venv .venv-double .venv-recipes
+distclean: clean  ## also remove .venv, .venv-double, .venv-recipes and .venv-release
+	rm -rf .venv .venv-double .venv-recipes .venv-release
 
 .venv/.installed: requirements/dev.txt pyproject.toml .ci/bootstrap
 	@.ci/bootstrap requirements/dev.txt
