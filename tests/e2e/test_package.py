@@ -7,11 +7,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
+from pipeline_process import children
 
 from penstock._local.cluster import start_cluster, stop_cluster
 from penstock._local.repository import spark_jars_directory
@@ -133,19 +134,39 @@ def test_executors_of_a_cluster_use_the_packages_of_the_file(
     assert "/pex/" in penstock or "penstock.zip" in penstock
 
 
-def test_a_signal_to_spark_submit_stops_the_update_gracefully(packed: Path, work: Path) -> None:
+def start_continuous(packed: Path, work: Path) -> subprocess.Popen:
+    """An update that has written all its tables and waits for rows."""
     options = ("--conf", f"input={work / 'in'}", "--continuous", "--log-format", "json")
     process = submit(work, packed, after=options)
-    pause, deadline = threading.Event(), time.monotonic() + 400
     log = work / "storage/tables/spark_catalog/default/gold/_delta_log/00000000000000000001.json"
-    while not log.exists() and process.poll() is None and time.monotonic() < deadline:
-        pause.wait(0.2)
+    assert reached(log.exists, 400), process.poll()
     assert process.poll() is None
+    return process
+
+
+def reached(condition: Callable[[], bool], seconds: float) -> bool:
+    pause, deadline = threading.Event(), time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        pause.wait(0.2)
+    return condition()
+
+
+def test_a_signal_to_spark_submit_stops_the_update_gracefully(packed: Path, work: Path) -> None:
+    process = start_continuous(packed, work)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output
     assert "CANCELED" in output
     assert len(rows_of(work, "bronze")) == 3
+
+
+def test_the_update_stops_when_spark_submit_is_killed(packed: Path, work: Path) -> None:
+    process = start_continuous(packed, work)
+    (driver,) = children(process.pid)
+    process.kill()
+    output, _ = process.communicate(timeout=120)  # the driver has the pipe, too
+    assert '"state":"CANCELED"' in output.replace(" ", ""), output
+    assert reached(lambda: not Path(f"/proc/{driver}").exists(), 10)
 
 
 def test_the_exit_code_of_a_failed_update_is_that_of_spark_submit(packed: Path, work: Path) -> None:

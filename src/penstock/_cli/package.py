@@ -131,8 +131,8 @@ def _copy_project(
     outside = [name for name in (*wanted, *_relative(settings.import_roots, root)) if ".." in name]
     if not outside:
         packed = _settings(copy, pipeline=pipeline, target=target)
-        found = {os.path.relpath(source, copy.resolve()) for source in find_sources(packed)}
-        outside = sorted(set(wanted) - found)
+        in_copy = {os.path.relpath(source, copy.resolve()) for source in find_sources(packed)}
+        outside = sorted(set(wanted) - in_copy)
     if outside:
         raise SpecError(
             "PROJECT_NOT_PACKABLE",

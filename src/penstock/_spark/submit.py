@@ -6,6 +6,7 @@ spark-submit only waits for this process and takes over its exit code.
 
 import os
 import signal
+import threading
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,6 +16,7 @@ _GATEWAY = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
 # What spark-submit sets by itself.
 _OWN = ("spark.app.name", "spark.app.submitTime", "spark.submit.deployMode")
 _FORWARDED = ("TERM", "INT", "HUP")
+_POLL_SECONDS = 1.0
 
 
 class _Forwarder:
@@ -48,18 +50,28 @@ def join_submit(application: str) -> dict[str, str]:
     for name in _FORWARDED:
         if signal.getsignal(getattr(signal, f"SIG{name}")) is not signal.SIG_IGN:
             jvm.sun.misc.Signal.handle(jvm.sun.misc.Signal(name), forwarder)
-    return _given(conf, application)
+    watch = threading.Thread(target=_follow, args=(os.getppid(),), name="submit watch", daemon=True)
+    watch.start()
+    return _settings_of(conf, application)
 
 
-def _given(conf: dict[str, str], application: str) -> dict[str, str]:
+def _follow(parent: int) -> None:
+    """Stop gracefully if spark-submit was killed: nothing waits for this process any more."""
+    pause = threading.Event()
+    while os.getppid() == parent:
+        pause.wait(_POLL_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _settings_of(conf: dict[str, str], application: str) -> dict[str, str]:
     names = {application, os.path.basename(application)}  # noqa: PTH119 - of a path or URI
     own = set(_OWN) if conf.get("spark.app.name") in names else set(_OWN[1:])
-    given = {key: value for key, value in conf.items() if key not in own}
-    if given.get("spark.master") == "local[*]":
-        del given["spark.master"]
+    settings = {key: value for key, value in conf.items() if key not in own}
+    if settings.get("spark.master") == "local[*]":
+        del settings["spark.master"]
     files = [
         file
-        for file in given.pop("spark.files", "").split(",")
+        for file in settings.pop("spark.files", "").split(",")
         if file and os.path.realpath(urlsplit(file).path) != os.path.realpath(application)
     ]
-    return {**given, **({"spark.files": ",".join(files)} if files else {})}
+    return {**settings, **({"spark.files": ",".join(files)} if files else {})}

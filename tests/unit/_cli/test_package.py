@@ -133,9 +133,9 @@ def test_settings_of_spark_submit_are_those_that_were_given() -> None:
         "spark.executor.memory": "2g",
     }
     given = {"spark.files": "file:///a/names.csv", "spark.executor.memory": "2g"}
-    assert submit._given(conf, "/a/shop.py") == given
+    assert submit._settings_of(conf, "/a/shop.py") == given
     conf |= {"spark.app.name": "orders", "spark.master": "spark://m:7077", "spark.files": ""}
-    assert submit._given(conf, "/a/shop.py") == {
+    assert submit._settings_of(conf, "/a/shop.py") == {
         "spark.app.name": "orders",
         "spark.master": "spark://m:7077",
         "spark.executor.memory": "2g",
