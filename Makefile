@@ -5,7 +5,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CHAOS_KILLS := 100,50
 
 .DEFAULT_GOAL := help
-.PHONY: help demo cluster test test-long chaos chaos-cluster chaos-sinks lint bench jars docs ui clean distclean
+.PHONY: help demo cluster test test-long chaos chaos-cluster chaos-sinks lint bench release jars docs ui clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1:/p' Makefile | awk -F: '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -19,7 +19,7 @@ cluster: jars  ## the demo on a standalone Spark cluster of two workers; EVENTS 
 test: lint jars .venv-double/.installed  ## everything that CI checks; ROOMS=kafka,cli for what a change there reaches, PYTEST_ARGS="-m 'not spark'" for a part
 	@ROOMS="$(ROOMS)" .ci/test $(PYTEST_ARGS)
 
-test-long: jars .venv-double/.azurite  ## the tests marked long, more than 100,000 random CDC histories (HISTORIES per combination), 2,000 interrupted batches (CASES), many kills (KILLS)
+test-long: jars .venv-double/.azurite .venv-recipes/.installed  ## the tests marked long, more than 100,000 random CDC histories (HISTORIES per combination), 2,000 interrupted batches (CASES), many kills (KILLS)
 	PENSTOCK_RANDOM_KILLS=$(or $(KILLS),30) PENSTOCK_TIME_KILLS=$(or $(KILLS),30) $(BIN)/python -m pytest -m long --timeout=7200 --durations 25 $(PYTEST_ARGS)
 	PENSTOCK_DECISION_CASES=$(or $(CASES),2000) $(BIN)/python -m pytest tests/spark/test_batch_decisions.py --timeout=7200 $(PYTEST_ARGS)
 	PENSTOCK_CDC_HISTORIES=$(or $(HISTORIES),15000) $(BIN)/python -m pytest tests/spark/test_cdc_properties.py --timeout=7200 $(PYTEST_ARGS)
@@ -46,6 +46,9 @@ lint: .venv/.installed  ## style, types, and the order of imports
 bench: .venv/.bench .venv-double/.installed jars  ## Penstock beside plain Spark, interleaved; BENCH_ARGS for its options
 	$(BIN)/python bench/run.py $(BENCH_ARGS)
 
+release: .venv/.installed  ## wheel and sdist in dist/, each tried in an empty environment; SBOM; checks the changelog
+	@.ci/release
+
 docs: .venv/.installed  ## the documentation as a site, in build/docs; a dead link is an error
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 
@@ -62,8 +65,8 @@ clean:  ## remove what demo, tests and builds leave behind
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean  ## also remove .venv and .venv-double
-	rm -rf .venv .venv-double
+distclean: clean  ## also remove .venv, .venv-double, .venv-recipes and .venv-release
+	rm -rf .venv .venv-double .venv-recipes .venv-release
 
 .venv/.installed: requirements/dev.txt pyproject.toml .ci/bootstrap
 	@.ci/bootstrap requirements/dev.txt
@@ -77,6 +80,10 @@ distclean: clean  ## also remove .venv and .venv-double
 	mkdir -p .venv-double/azurite
 	cp tests/s3/azurite/package.json tests/s3/azurite/package-lock.json .venv-double/azurite/
 	PATH="$(CURDIR)/.venv-double/bin:$$PATH" npm --prefix .venv-double/azurite ci --ignore-scripts --no-fund --no-audit --loglevel=error
+	@touch $@
+
+.venv-recipes/.installed: $(wildcard requirements/recipes-*.txt) .ci/recipes .venv/.installed
+	@.ci/recipes
 	@touch $@
 
 .venv/.bench: requirements/bench.txt .venv/.installed

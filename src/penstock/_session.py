@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from penstock._execution.storage_lease import StorageLease, has_java_classes
 from penstock._local.cds import is_training, java_options
-from penstock._local.jars import SPARK_JAR_SETS, STORE_JAR_SETS, class_path
+from penstock._local.jars import SPARK_JAR_SETS, STORE_JAR_SETS, class_path, sync
 from penstock._local.java import require_java
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.log import event_directory
+from penstock._project.packed import packed_python
 from penstock._project.secrets import remember_settings, resolve_secrets
 from penstock._runtime.leases import PipelineLeases, lease_seconds
 from penstock._spark.call_sites import own_columns
@@ -61,7 +62,11 @@ def open_session(
             yield borrowed
         return
     require_java()
-    jars = class_path([*SPARK_JAR_SETS, *_store_jar_sets(settings)])
+    sets = [*SPARK_JAR_SETS, *_store_jar_sets(settings)]
+    python = packed_python()
+    if python is not None:
+        sync(sets)
+    jars = class_path(sets)
     spark = build_session(
         SessionOptions(
             app_name=settings.name,
@@ -74,6 +79,7 @@ def open_session(
             log_file=str(log_file),
             pass_fds=() if leases is None else (leases.fd,),
             analysis_only=analysis_only,
+            python=python,
         )
     )
     try:

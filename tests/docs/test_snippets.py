@@ -40,6 +40,8 @@ OTHER_PROGRAMS = {"cd", "git", "jq", "kill", "echo", "cat", "pip"}
 COMPLETION = {"--install-completion", "--show-completion"}
 # Options of other programs that the pages name.
 FOREIGN_OPTIONS = {"--strict", "--include", "--descriptor", "--record-seconds", *COMPLETION}
+# Of spark-submit.
+FOREIGN_OPTIONS |= {"--master", "--deploy-mode"}
 
 
 @dataclass(frozen=True)

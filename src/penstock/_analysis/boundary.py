@@ -17,7 +17,7 @@ from penstock._spark.call_sites import user_columns
 from penstock.errors import DefinitionError, PenstockError, UserCodeError
 
 _PLATFORM_FUNCTION = re.compile(r"(?i)(?:^|[`.])(?:ai_\w+|vector_search|http_request)`?$")
-_OURS = str(Path(__file__).resolve().parents[1])
+_OURS = str(Path(__file__).parents[1])
 
 
 class DatasetNotReadyError(BaseException):

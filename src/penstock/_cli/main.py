@@ -18,6 +18,7 @@ from penstock._cli import (
     inspection,
     lint,
     machine,
+    package,
     pipelines,
     repair,
     scaffold,
@@ -75,6 +76,7 @@ repair.register(app)
 machine.register(app)
 cluster.register(app)
 dashboard.register(app)
+package.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

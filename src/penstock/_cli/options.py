@@ -294,6 +294,7 @@ def settings_of(
     continuous: bool | None = None,
     trigger: str | None = None,
 ) -> "PipelineSettings":
+    from penstock._project.packed import packed_project
     from penstock._project.spec import load_settings
 
     configuration = assignments(conf)
@@ -302,7 +303,7 @@ def settings_of(
         continuous = _is_continuous(trigger, continuous)
     return load_settings(
         Path.cwd(),
-        source=path,
+        source=packed_project() if path is None else path,
         spec=spec,
         storage=storage,
         configuration=configuration,

@@ -339,7 +339,7 @@ def _start_lock(directory: Path, deadline: float) -> Iterator[None]:
 def import_admin() -> Any:
     return import_extra(
         "confluent_kafka.admin",
-        extra="kafka",
+        extra="demo",
         feature="the embedded broker",
         package="confluent-kafka",
     )

@@ -83,7 +83,13 @@ def find_repository(
 
 
 def spark_jars_directory() -> Path | None:
-    """The `jars` folder of the installed PySpark, found without importing it."""
+    """The jars of Spark: of `SPARK_HOME`, as in PySpark, else of the installed PySpark.
+
+    PySpark is not imported; below spark-submit, it is a zip file without jars.
+    """
+    home = os.environ.get("SPARK_HOME")
+    if home and (folder := Path(home) / "jars").is_dir():
+        return folder
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         return None

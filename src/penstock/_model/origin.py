@@ -4,7 +4,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-_PACKAGE_ROOT = str(Path(__file__).resolve().parent.parent)
+# Not resolved: code objects have the paths that modules were imported from.
+_PACKAGE_ROOT = str(Path(__file__).parent.parent)
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,8 @@ class PipelineSettings:
         lineage: OpenLineage events.
         events: What the event log keeps.
         telemetry: Metrics and traces over OpenTelemetry's protocol.
+        local_dir: Folder on this machine for the event log and logs of a remote storage, and the
+            default storage; empty = `.penstock` in the root.
     """
 
     name: str
@@ -116,6 +118,12 @@ class PipelineSettings:
     lineage: LineageSettings = field(default_factory=LineageSettings)
     events: EventLogSettings = field(default_factory=EventLogSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
+    local_dir: str = field(default="", compare=False)
+
+    @property
+    def local_folder(self) -> str:
+        """The absolute path of `local_dir`."""
+        return self.local_dir or f"{self.root}/.penstock"
 
     @property
     def home(self) -> str:

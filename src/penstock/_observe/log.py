@@ -39,8 +39,8 @@ _SEVERITY = {Level.INFO.value: 0, Level.WARN.value: 1, Level.ERROR.value: 2}
 def event_directory(settings: PipelineSettings) -> Path:
     """Where the events of a pipeline are written and read.
 
-    `events` below the storage root when that is on this machine, else `.penstock/events` below the
-    project.
+    `events` below the storage root when that is on this machine, else below the local folder of
+    the settings.
     """
     scheme, colon, rest = settings.home.partition(":")
     if not colon or "/" in scheme:
@@ -49,7 +49,7 @@ def event_directory(settings: PipelineSettings) -> Path:
         # Storage URIs are as Hadoop reads them: nothing in them is percent-encoded.
         return Path("/" + rest.lstrip("/")) / "events"
     own = (PIPELINES, path_segment(settings.name)) if settings.shared_storage else ()
-    return Path(settings.root, ".penstock", *own, "events")
+    return Path(settings.local_folder, *own, "events")
 
 
 def event_log(settings: PipelineSettings) -> "EventLog":

@@ -7,7 +7,7 @@ The one precedence, for every setting: argument, then environment, then spec fil
 setting        environment            spec file          default
 =============  =====================  =================  ==================================
 name           PENSTOCK_NAME          name               name of the project's folder
-storage        PENSTOCK_STORAGE       storage            `.penstock` in the project's folder
+storage        PENSTOCK_STORAGE       storage            the local folder
 catalog        PENSTOCK_CATALOG       catalog            spark_catalog
 schema         PENSTOCK_SCHEMA        database, schema,  default
                                       target
@@ -19,6 +19,7 @@ parameters     -                      parameters         (merged key by key)
 paths          -                      paths              (merged key by key)
 tables         -                      tables             (merged key by key)
 sources        -                      libraries          `*.py` of the folder that import the API
+local folder   PENSTOCK_LOCAL_DIR     -                  `.penstock` in the project's folder
 pipeline       PENSTOCK_PIPELINE      extends.pipeline   the only one of the bundle
 target         PENSTOCK_TARGET        extends.target     the default one of the bundle
 =============  =====================  =================  ==================================
@@ -44,6 +45,7 @@ from penstock._model.pipeline import (
 from penstock._project.databricks.bundle import Choice
 from penstock._project.file_settings import FileSettings, merged_paths
 from penstock._project.locations import absolute_location, nearest_file, storage_uri
+from penstock._project.packed import packed_project
 from penstock._project.settings_file import SUFFIXES, existing_spec, find_spec, read_settings
 from penstock._project.sources import declaring_files
 from penstock._project.workspace_files import SourcePattern
@@ -98,6 +100,7 @@ def load_settings(
     read = _read(folder, None if spec is None else existing_spec(start / spec), choice)
     given_storage = storage or environment.get("PENSTOCK_STORAGE")
     given_paths = _absolute(paths or {}, start.resolve())
+    local_dir = _local_dir(environment.get("PENSTOCK_LOCAL_DIR"), start.resolve(), read.root)
     merged = merged_paths(read.paths, given_paths)
     PathMap(merged)
     return PipelineSettings(
@@ -105,7 +108,7 @@ def load_settings(
         storage=(
             storage_uri(given_storage, start.resolve())
             if given_storage
-            else read.storage or storage_uri(".penstock", read.root)
+            else _outside(read.storage or storage_uri(local_dir, read.root), read.root, start)
         ),
         root=str(read.root),
         started_in=str(start.resolve()),
@@ -130,6 +133,7 @@ def load_settings(
         lineage=read.lineage or LineageSettings(),
         events=read.events or EventLogSettings(),
         telemetry=read.telemetry or TelemetrySettings(),
+        local_dir=local_dir,
     )
 
 
@@ -143,6 +147,23 @@ def _read(folder: Path, spec: Path | None, choice: Choice) -> FileSettings:
         which = f" with {choice.source}" if choice.names_sources_in(file.parent) else ""
         notes = (f"{file} declares no pipeline{which}, so nothing is read from it",)
     return FileSettings(root=folder, notes=notes)
+
+
+def _local_dir(configured: str | None, start: Path, root: Path) -> str:
+    if configured:
+        return os.path.normpath(start / Path(configured).expanduser())
+    return str((start if root == packed_project() else root) / ".penstock")
+
+
+def _outside(storage: str, root: Path, start: Path) -> str:
+    """The storage; of a packed project, a relative one is in the folder where it is started.
+
+    The project is in a cache, which may be emptied and is another one after each change.
+    """
+    below = f"file://{root}/"
+    if root == packed_project() and storage.startswith(below):
+        return storage_uri(storage.removeprefix(below), start.resolve())
+    return storage
 
 
 def _absolute(paths: Mapping[str, str], folder: Path) -> dict[str, str]:

@@ -119,6 +119,8 @@ class SessionOptions:
         log_file: Output of the JVM, without secrets; only its owner may read it.
         pass_fds: File descriptors that the JVM inherits.
         analysis_only: No rows are processed; the JVM is tuned for a fast start.
+        python: Executable file that a cluster's executors get and use as their Python. It is in the
+            working directory, where the driver finds it under the same relative path.
     """
 
     app_name: str
@@ -131,6 +133,7 @@ class SessionOptions:
     log_file: str
     pass_fds: tuple[int, ...] = ()
     analysis_only: bool = False
+    python: Path | None = None
 
 
 def borrow_session() -> SparkSession | None:
@@ -287,6 +290,8 @@ def effective_configuration(options: SessionOptions) -> dict[str, str]:
     conf["spark.app.name"] = options.app_name
     conf.update(conf_of_user)
     _add_jars(conf, options.jars)
+    if options.python is not None and not is_local(master):
+        _add_python(conf, options.python)
     if options.java_options:
         _append(conf, "spark.driver.extraJavaOptions", shlex.join(options.java_options), " ")
     _append(conf, "spark.driver.extraJavaOptions", _log4j_option(conf), " ")
@@ -307,6 +312,13 @@ def _add_jars(conf: dict[str, str], jars: tuple[str, ...]) -> None:
         _append(conf, "spark.driver.extraClassPath", os.pathsep.join(jars), os.pathsep)
     else:
         _append(conf, "spark.jars", ",".join(jars), ",")
+
+
+def _add_python(conf: dict[str, str], python: Path) -> None:
+    if "spark.pyspark.python" not in conf:
+        conf["spark.pyspark.python"] = f"./{python.name}"
+        conf["spark.executorEnv.PEX_INTERPRETER"] = "1"
+        _append(conf, "spark.files", python.as_uri(), ",")
 
 
 def _append(conf: dict[str, str], key: str, value: str, separator: str) -> None:

@@ -61,7 +61,7 @@ class PayloadError(ValueError):
 @functools.cache
 def require_fastavro() -> Any:
     """The fastavro package, or `MISSING_EXTRA`."""
-    return import_extra("fastavro", extra="registry", feature="an Avro payload")
+    return import_extra("fastavro", extra="payloads", feature="an Avro payload")
 
 
 def struct_of_avro(text: str, references: tuple[str, ...] = ()) -> StructType:

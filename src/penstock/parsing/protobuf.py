@@ -44,7 +44,7 @@ def require_protobuf() -> Any:
         "google.protobuf.descriptor_pool",
         "google.protobuf.message_factory",
         "google.protobuf.unknown_fields",
-        extra="registry",
+        extra="payloads",
         feature="a Protobuf payload",
         package="protobuf",
     )
@@ -156,7 +156,7 @@ def compile_files(text: str, imports: Mapping[str, str]) -> bytes:
         raise MissingExtraError(
             "MISSING_EXTRA",
             "the registry returns Protobuf schemas as source, and no compiler is installed",
-            hint="pip install 'penstock[registry]'",
+            hint="pip install 'penstock[payloads]'",
         ) from error
     known = Path(grpc_tools.__file__).parent / "_proto"
     with tempfile.TemporaryDirectory() as folder:

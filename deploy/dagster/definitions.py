@@ -1,0 +1,63 @@
+"""Dagster: one asset per dataset of a pipeline, all updated by one `penstock run`.
+
+Dagster and Penstock do not share an environment: both pin packages.
+"""
+
+import json
+import os
+import subprocess
+
+from dagster import (
+    AssetExecutionContext,
+    AssetKey,
+    AssetSpec,
+    Definitions,
+    Failure,
+    MaterializeResult,
+    multi_asset,
+)
+
+PENSTOCK = os.environ.get("PENSTOCK", "/opt/penstock/bin/penstock")
+PROJECT = os.environ.get("PENSTOCK_PROJECT", "/srv/penstock/shop")
+TABLES = ("streaming table", "materialized view")
+
+
+def penstock(*arguments: str) -> tuple[int, dict]:
+    """Exit code and JSON of a command."""
+    command = [PENSTOCK, *arguments, "--output", "json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    return done.returncode, json.loads(done.stdout or "{}")
+
+
+def specs() -> list[AssetSpec]:
+    """The tables of the pipeline, each with the tables that it reads."""
+    _, graph = penstock("graph", PROJECT)
+    tables = {node["id"] for node in graph["nodes"] if node["kind"] in TABLES}
+    edges = {(edge["from"], edge["to"]) for edge in graph["edges"]}
+    return [
+        AssetSpec(
+            asset_key(table),
+            deps=[asset_key(source) for source in tables - {table} if (source, table) in edges],
+        )
+        for table in sorted(tables)
+    ]
+
+
+def asset_key(table: str) -> AssetKey:
+    """`catalog.schema.table` as a key of Dagster."""
+    return AssetKey(table.split("."))
+
+
+@multi_asset(specs=specs(), can_subset=True)
+def shop(context: AssetExecutionContext):
+    selected = {".".join(key.path) for key in context.selected_asset_keys}
+    code, status = penstock("run", PROJECT, "--quiet", "--refresh", ",".join(sorted(selected)))
+    for flow in status.get("flows", ()):
+        if flow["target"] in selected and flow["state"] in ("COMPLETED", "IDLE"):
+            figures = {key: flow[key] for key in ("rows", "quarantined", "dropped", "batches")}
+            yield MaterializeResult(asset_key=asset_key(flow["target"]), metadata=figures)
+    if code != 0:
+        raise Failure(f"penstock run ended with exit code {code}")
+
+
+defs = Definitions(assets=[shop])

@@ -1,0 +1,217 @@
+"""`package`: one file with the project, Penstock and their packages, for spark-submit."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, distribution, requires
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import penstock
+from penstock._cli import options
+from penstock._cli.options import OutputFormat
+from penstock._display.text import plural, size
+from penstock._model.extras import import_extra
+from penstock.errors import SetupError, SpecError
+
+if TYPE_CHECKING:
+    from penstock._model.pipeline import PipelineSettings
+
+# Of the cluster: spark-submit and the executors have them, with the jars.
+_NOT_PACKED = ("pyspark", "py4j")
+_NO_EXTRAS = {"dev", "bench"}
+_EXTRA = re.compile(r"extra == ['\"](?P<name>[^'\"]+)['\"]")
+_NAME = re.compile(r"[\w.-]+")
+_SHOWN_LINES = 15
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "package",
+        epilog="Examples: penstock package | penstock package shop --file dist/shop.py | "
+        "penstock package --target prod -r requirements.txt --output json",
+    )(package)
+
+
+def package(
+    path: options.ProjectPath = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            metavar="FILE",
+            help="File to write; must end in .py, as spark-submit requires. "
+            "Default: .penstock/<name of the project>.py",
+        ),
+    ] = None,
+    requirements: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "-r",
+            "--requirement",
+            metavar="FILE",
+            help="Requirements of the project; may be repeated. Default: its requirements.txt.",
+        ),
+    ] = None,
+    pipeline: options.Pipeline = None,
+    target: options.Target = None,
+    compress: Annotated[
+        bool, typer.Option("--compress/--no-compress", help="Compress the file.")
+    ] = True,
+    output: options.Output = OutputFormat.TEXT,
+) -> None:
+    """Write the project, Penstock and their packages into one file for spark-submit.
+
+    Packages are those of the current virtual environment, in its versions.
+    """
+    import_extra("pex", extra="package", feature="penstock package")
+    settings = _settings(path, pipeline=pipeline, target=target)
+    root = Path(settings.root)
+    file = (file or root / ".penstock" / f"{_file_name(settings.name)}.py").absolute()
+    if file.suffix != ".py":
+        raise typer.BadParameter("must end in .py, as spark-submit requires", param_hint="--file")
+    chosen = {"PENSTOCK_PIPELINE": pipeline, "PENSTOCK_TARGET": target}
+    with tempfile.TemporaryDirectory(prefix="penstock-package-") as scratch:
+        sources = Path(scratch) / "sources"
+        _copy(Path(penstock.__file__).parent, sources / "penstock", not_packed=())
+        files = _copy_project(settings, sources, file, pipeline=pipeline, target=target)
+        arguments = [*_requirements(settings, requirements), "--sources-directory", str(sources)]
+        for name, value in chosen.items():
+            arguments += ["--inject-env", f"{name}={value}"] if value else []
+        arguments += ["--compression-level", "1"] if compress else ["--no-compress"]
+        draft = Path(scratch) / "packed.py"
+        _pex(*arguments, "--output-file", str(draft), cwd=root)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        beside = file.with_name(f".{file.name}.draft")
+        shutil.move(draft, beside)
+        beside.replace(file)
+    packages = _packages(file)
+    if output is OutputFormat.JSON:
+        body = {"file": str(file), "bytes": file.stat().st_size, "files": files}
+        print(json.dumps({**body, "packages": packages}, indent=2))
+        return
+    counts = f"{plural(len(files), 'file')} of the project, {plural(len(packages), 'package')}"
+    print(f"{file}: {size(file.stat().st_size)}, {counts}")
+    print(f"run it: spark-submit {file}")
+
+
+def _settings(path: Path | None, *, pipeline: str | None, target: str | None) -> "PipelineSettings":
+    from penstock._project.spec import load_settings
+
+    # Those of the project's own files: the environment is another one where the file will run.
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
+    return load_settings(Path.cwd(), source=path, pipeline=pipeline, target=target, environ=environ)
+
+
+def _copy_project(
+    settings: "PipelineSettings",
+    sources: Path,
+    file: Path,
+    *,
+    pipeline: str | None,
+    target: str | None,
+) -> list[str]:
+    """Copy the project; its files. Raises `PROJECT_NOT_PACKABLE` if the copy is not complete."""
+    from penstock._project.packed import PROJECT_FOLDER
+    from penstock._project.sources import find_sources
+    from penstock._tables.files import local_path
+
+    root, copy = Path(settings.root), sources / PROJECT_FOLDER
+    storage = local_path(settings.storage)
+    _copy(root, copy, not_packed=(file, *([storage] if storage is not None else [])))
+    wanted = [os.path.relpath(source, root) for source in find_sources(settings)]
+    outside = [name for name in (*wanted, *_relative(settings.import_roots, root)) if ".." in name]
+    if not outside:
+        packed = _settings(copy, pipeline=pipeline, target=target)
+        in_copy = {os.path.relpath(source, copy.resolve()) for source in find_sources(packed)}
+        outside = sorted(set(wanted) - in_copy)
+    if outside:
+        raise SpecError(
+            "PROJECT_NOT_PACKABLE",
+            f"{', '.join(outside)} would not be in the file",
+            hint=f"move it below {root}; hidden files and folders are not packed",
+        )
+    return sorted(str(item.relative_to(copy)) for item in copy.rglob("*") if item.is_file())
+
+
+def _relative(folders: Sequence[str], root: Path) -> Iterator[str]:
+    return (os.path.relpath(folder, root) for folder in folders)
+
+
+def _copy(folder: Path, target: Path, *, not_packed: Sequence[Path]) -> None:
+    shutil.copytree(folder, target, ignore=_ignored(not_packed), ignore_dangling_symlinks=True)
+
+
+def _ignored(not_packed: Sequence[Path]) -> Callable[[str, list[str]], list[str]]:
+    def ignored(folder: str, names: list[str]) -> list[str]:
+        return [name for name in names if is_ignored(Path(folder, name))]
+
+    def is_ignored(item: Path) -> bool:
+        if item.name.startswith(".") or item.name in ("__pycache__", "node_modules"):
+            return True
+        if item.is_dir():  # tables and virtual environments
+            marks = ("_delta_log", "pyvenv.cfg")
+            return item in not_packed or any((item / mark).exists() for mark in marks)
+        # A socket or a pipe cannot be copied; an earlier package would double the size.
+        is_package = item.suffix == ".py" and zipfile.is_zipfile(item)
+        return item in not_packed or not item.is_file() or is_package
+
+    return ignored
+
+
+def _requirements(settings: "PipelineSettings", files: Sequence[Path] | None) -> Iterator[str]:
+    """Requirements for pex: of Penstock, of its installed extras, and of the project."""
+    for requirement in requires("penstock") or []:
+        extra = _EXTRA.search(requirement)
+        text = requirement.partition(";")[0].strip()
+        if extra is None or (extra["name"] not in _NO_EXTRAS and _is_installed(text)):
+            yield text
+    yield from settings.dependencies
+    of_project = Path(settings.root) / "requirements.txt"
+    for file in files or ([of_project] if of_project.is_file() else []):
+        yield from ("-r", str(file.absolute()))
+    for name in _NOT_PACKED:
+        yield from ("--exclude", name)
+
+
+def _is_installed(requirement: str) -> bool:
+    match = _NAME.match(requirement)
+    try:
+        return match is not None and distribution(match[0]) is not None
+    except PackageNotFoundError:
+        return False
+
+
+def _pex(*arguments: str, cwd: Path) -> None:
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    command = [sys.executable, "-m", "pex", "--venv-repository", sys.executable]
+    command += ["--pre", "--venv", "--inherit-path=fallback", "--non-hermetic-venv-scripts"]
+    command += ["--entry-point", "penstock._cli.packed:main"]
+    command += ["--python-shebang", f"#!/usr/bin/env {version}", *arguments]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()[-_SHOWN_LINES:]
+        raise SetupError(
+            "PACKAGE_FAILED",
+            "pex could not write the file" + "".join(f"\n    {line}" for line in lines),
+            hint="packages are taken from the current virtual environment: install what is missing",
+        )
+
+
+def _packages(file: Path) -> list[str]:
+    with zipfile.ZipFile(file) as content:
+        info = json.loads(content.read("PEX-INFO"))
+    wheels = (name.split("-")[:2] for name in info["distributions"])
+    return sorted(f"{name}=={version}" for name, version in wheels)
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^\w-]+", "-", name).strip("-") or "pipeline"

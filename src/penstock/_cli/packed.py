@@ -1,0 +1,43 @@
+"""The entry point of a file that `penstock package` made.
+
+Below spark-submit, `spark-submit shop.py --continuous` is `penstock run --continuous` on its
+master. A first argument that is no option is another command: `spark-submit shop.py dry-run`.
+"""
+
+import os
+import sys
+from importlib.util import find_spec
+
+import typer
+
+from penstock._cli import exit_codes
+from penstock._cli.main import app
+from penstock._cli.main import main as command_line
+
+_OF_PENSTOCK = ("--version", "--help", "-h")
+
+
+def main() -> int:
+    """Run a command on the packed project; the exit code."""
+    arguments = sys.argv[1:]
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in _OF_PENSTOCK):
+        arguments = ["run", *arguments]
+    if find_spec("pyspark") is None:
+        text = "Spark is not part of the file: run it with spark-submit, or add Spark to PYTHONPATH"
+        print(f"Error: {text}", file=sys.stderr)
+        return exit_codes.ENVIRONMENT
+    # Functions need the packages of the file, whichever Python spark-submit was told to use.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    from penstock._spark.submit import is_submitted, join_submit
+
+    if is_submitted():
+        conf = join_submit(os.environ.get("PEX", sys.argv[0]))
+        if _takes_conf(arguments[0]):
+            options = [word for item in conf.items() for word in ("--conf", "=".join(item))]
+            arguments[1:1] = options
+    return command_line(arguments)
+
+
+def _takes_conf(name: str) -> bool:
+    commands = getattr(typer.main.get_command(app), "commands", {})
+    return name in commands and any(option.name == "conf" for option in commands[name].params)
