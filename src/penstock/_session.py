@@ -10,6 +10,7 @@ from penstock._local.cds import is_training, java_options
 from penstock._local.jars import S3_JAR_SET, SPARK_JAR_SETS, class_path
 from penstock._local.java import require_java
 from penstock._model.pipeline import PipelineSettings
+from penstock._model.spark_version import require_spark
 from penstock._project.secrets import remember_settings, resolve_secrets
 from penstock._spark.call_sites import own_columns
 from penstock._spark.session import (
@@ -53,7 +54,10 @@ def open_session(
             yield borrowed
         return
     require_java()
-    jars = class_path([*SPARK_JAR_SETS, *([S3_JAR_SET] if _uses_s3(settings) else [])])
+    uses_s3 = _uses_s3(settings)
+    if uses_s3:
+        require_spark("4.2", "s3a")  # Hadoop 3.5
+    jars = class_path([*SPARK_JAR_SETS, *([S3_JAR_SET] if uses_s3 else [])])
     spark = build_session(
         SessionOptions(
             app_name=settings.name,

@@ -6,6 +6,7 @@ Jars for one version only have `spark = "4.1"` in `jars.lock`.
 import importlib.metadata
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from penstock.errors import DefinitionError, SetupError
@@ -19,7 +20,15 @@ DELTA = "4.4.0"
 # Delta declares this range: it broke on another patch release of Spark before.
 _OLDEST, _NEWEST = (4, 0, 1), (4, 2, 0)
 
-FIX = f"pip install 'pyspark>=4.0.1,<=4.2.0' 'delta-spark=={DELTA}', then penstock jars sync"
+# `STREAM` in the text of a query that an older parser reads, in the same number of letters.
+STREAM_MARK = "/*~~*/"
+_STREAM = re.compile(
+    r"""(?P<other>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`|--[^\n]*|/\*.*?\*/)"""
+    r"|(?P<before>\b(?:FROM|JOIN)\s+)STREAM\b(?P<name>\s*\(?\s*[\w$.`]+)(?P<call>\s*\()?",
+    re.IGNORECASE | re.DOTALL,
+)
+
+_FIX = f"pip install 'pyspark>=4.0.1,<=4.2.0' 'delta-spark=={DELTA}', then penstock jars sync"
 
 
 @cache
@@ -59,14 +68,24 @@ def unsupported_pair(
     return None
 
 
+def fix_of(reason: str) -> str:
+    """What to change, for a reason of `unsupported_pair`."""
+    return "unset SPARK_HOME, or install that PySpark" if "SPARK_HOME" in reason else _FIX
+
+
+def jars_version(spark_home: Path) -> str | None:
+    """The version of Spark's jars; `None` if they cannot be listed."""
+    names = (jar.stem for jar in spark_home.glob("jars/spark-core_*.jar"))
+    return next((name.rpartition("-")[2] for name in names), None)
+
+
 def require_supported_pair(java_side: str | None = None) -> None:
     """Raise unless the installed PySpark and delta-spark, and Spark's jars, work together."""
     reason = unsupported_pair(
         installed_version("pyspark"), installed_version("delta-spark"), java_side=java_side
     )
     if reason is not None:
-        hint = "unset SPARK_HOME, or name the same version" if "SPARK_HOME" in reason else FIX
-        raise SetupError("SPARK_NOT_SUPPORTED", reason, hint=hint)
+        raise SetupError("SPARK_NOT_SUPPORTED", reason, hint=fix_of(reason))
 
 
 def require_spark(version: str, what: str) -> None:
@@ -89,6 +108,28 @@ def streaming_runtime(jvm: Any) -> Any:
     """The Java package of `StreamingExecutionRelation` and `SerializedOffset`."""
     streaming = jvm.org.apache.spark.sql.execution.streaming
     return streaming if installed_spark() == "4.0" else streaming.runtime
+
+
+def mark_streams(text: str) -> str:
+    """SQL that the parser of the installed Spark can read, with a mark in place of `STREAM`.
+
+    Spark 4.0 does not know `STREAM`, and 4.1 not before a table function.
+    """
+    spark = installed_spark()
+    if spark not in ("4.0", "4.1"):
+        return text
+
+    def spell(match: re.Match[str]) -> str:
+        if match["other"] or (spark == "4.1" and not match["call"]):
+            return match[0]
+        return f"{match['before']}{STREAM_MARK}{match['name']}{match['call'] or ''}"
+
+    return _STREAM.sub(spell, text)
+
+
+def is_marked(text: str, start: int) -> bool:
+    """Whether the name at this place of a query stood below `STREAM`."""
+    return text[:start].rstrip().removesuffix("(").rstrip().endswith(STREAM_MARK)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.serializers import UTF8Deserializer, read_int
 from pyspark.sql import SparkSession
 
-from penstock._model.spark_version import require_supported_pair
+from penstock._model.spark_version import jars_version, require_supported_pair
 from penstock._observe.masking import shown
 from penstock._spark.executors import prepare_executors
 from penstock._spark.hadoop_configuration import shrink_hadoop_configuration
@@ -164,7 +164,7 @@ def build_session(options: SessionOptions) -> SparkSession:
             "a SparkContext is already active in this process",
             hint="stop it first, or let the pipeline borrow it",
         )
-    require_supported_pair()
+    require_supported_pair(jars_version(Path(_find_spark_home())))
     conf = effective_configuration(options)
     python = conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON", sys.executable)
     os.environ["PYSPARK_PYTHON"] = python
@@ -180,7 +180,6 @@ def build_session(options: SessionOptions) -> SparkSession:
             for key, value in conf.items():
                 spark_conf.set(key, value)
             context = SparkContext(conf=spark_conf, gateway=gateway)
-            require_supported_pair(context.version)
             spark = SparkSession(context)
             shrink_hadoop_configuration(spark)
             if not is_local(conf["spark.master"]):
