@@ -5,7 +5,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CHAOS_KILLS := 100,50
 
 .DEFAULT_GOAL := help
-.PHONY: help demo cluster test test-long chaos chaos-cluster chaos-sinks lint bench release jars docs ui clean distclean
+.PHONY: help demo cluster test test-matrix test-long chaos chaos-cluster chaos-sinks lint bench release jars docs ui clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1:/p' Makefile | awk -F: '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -18,6 +18,9 @@ cluster: jars  ## the demo on a standalone Spark cluster of two workers; EVENTS 
 
 test: lint jars .venv-double/.installed  ## everything that CI checks; ROOMS=kafka,cli for what a change there reaches, PYTEST_ARGS="-m 'not spark'" for a part
 	@ROOMS="$(ROOMS)" .ci/test $(PYTEST_ARGS)
+
+test-matrix: jars  ## the core of the tests with Spark 4.0, 4.1 and 4.2, and a table; SPARK=4.1 for one
+	$(BIN)/python .ci/test-matrix $(SPARK)
 
 test-long: jars .venv-double/.azurite .venv-recipes/.installed  ## the tests marked long, more than 100,000 random CDC histories (HISTORIES per combination), 2,000 interrupted batches (CASES), many kills (KILLS)
 	PENSTOCK_RANDOM_KILLS=$(or $(KILLS),30) PENSTOCK_TIME_KILLS=$(or $(KILLS),30) $(BIN)/python -m pytest -m long --timeout=7200 --durations 25 $(PYTEST_ARGS)
@@ -65,8 +68,8 @@ clean:  ## remove what demo, tests and builds leave behind
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean  ## also remove .venv, .venv-double, .venv-recipes and .venv-release
-	rm -rf .venv .venv-double .venv-recipes .venv-release
+distclean: clean  ## also remove .venv, .venv-double, .venv-recipes, .venv-spark and .venv-release
+	rm -rf .venv .venv-double .venv-recipes .venv-spark .venv-release
 
 .venv/.installed: requirements/dev.txt pyproject.toml .ci/bootstrap
 	@.ci/bootstrap requirements/dev.txt

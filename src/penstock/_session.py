@@ -11,6 +11,7 @@ from penstock._local.cds import is_training, java_options
 from penstock._local.jars import SPARK_JAR_SETS, STORE_JAR_SETS, class_path, sync
 from penstock._local.java import require_java
 from penstock._model.pipeline import PipelineSettings
+from penstock._model.spark_version import require_spark
 from penstock._observe.log import event_directory
 from penstock._project.packed import packed_python
 from penstock._project.secrets import remember_settings, resolve_secrets
@@ -62,7 +63,10 @@ def open_session(
             yield borrowed
         return
     require_java()
-    sets = [*SPARK_JAR_SETS, *_store_jar_sets(settings)]
+    stores = list(_store_jar_sets(settings))
+    if stores:
+        require_spark("4.2", f"the jar set {stores[0]}")  # Hadoop 3.5
+    sets = [*SPARK_JAR_SETS, *stores]
     python = packed_python()
     if python is not None:
         sync(sets)

@@ -63,7 +63,7 @@ class Registry:
 @pytest.fixture(scope="session")
 def schema_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     """A real registry; fetched into the cache of jars once (109 MB)."""
-    lock = parse_lock((Path(__file__).parent / "registry.lock").read_text(encoding="utf-8"))
+    lock = parse_lock((Path(__file__).parent / "registry.lock").read_text(encoding="utf-8"), "4.2")
     (archive,) = sync(lock=lock).paths
     folder = tmp_path_factory.mktemp("registry")
     with tarfile.open(archive) as content:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from penstock._model.spark_version import is_marked, mark_streams, require_spark
 from penstock._spark.generated_names import VIEW_PREFIX
 from penstock._spark.plans import iterate
 
@@ -73,7 +74,7 @@ def rewrite_names(spark: Any, text: str, replace: Callable[[NameReference], str 
     unchanged if Spark cannot parse it: Spark raises when it runs it.
     """
     try:
-        plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)
+        plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(mark_streams(text))
     except Exception as error:
         if "ParseException" in type(error).__name__ or "ParseException" in str(error):
             return text
@@ -86,6 +87,8 @@ def rewrite_names(spark: Any, text: str, replace: Callable[[NameReference], str 
         if replacements and reference.start < replacements[-1][1]:
             continue  # an argument of a call that is replaced as a whole
         replacement = replace(reference)
+        if replacement is None and is_marked(text, reference.start):
+            require_spark("4.2", f"STREAM of {full_text[reference.start : reference.end]}")
         if replacement is not None:
             replacements.append((reference.start, reference.end, replacement))
     for start, end, replacement in reversed(replacements):
@@ -149,6 +152,7 @@ def _position(origin: Any, *, streaming: bool) -> tuple[str, int, int]:
 def _reference(plan: Any, parts: tuple[str, ...], time_travel: bool) -> tuple[NameReference, str]:
     streaming = bool(plan.isStreaming())
     full_text, start, end = _position(plan.origin(), streaming=streaming)
+    streaming = streaming or is_marked(full_text, start)
     name = _NAME.match(full_text, start, end)
     reference = RelationReference(
         start=start,
@@ -163,6 +167,7 @@ def _reference(plan: Any, parts: tuple[str, ...], time_travel: bool) -> tuple[Na
 
 def _call(plan: Any, streaming: bool) -> tuple[NameReference, str]:
     full_text, start, end = _position(plan.origin(), streaming=streaming)
+    streaming = streaming or is_marked(full_text, start)
     arguments: list[tuple[str | None, Any]] = []
     for expression in iterate(plan.functionArgs()):
         if expression.getClass().getSimpleName() == "NamedArgumentExpression":

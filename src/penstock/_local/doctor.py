@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import eq, ge, gt, le, lt, ne
@@ -18,10 +18,15 @@ from penstock._local.broker_files import free_ports
 from penstock._local.jars import JarState, verify
 from penstock._local.java import MINIMUM_JAVA, require_java
 from penstock._local.lock import JarLock, cache_directory, load_lock
+from penstock._model.spark_version import (
+    fix_of,
+    installed_version,
+    jars_version,
+    unsupported_pair,
+)
 from penstock.errors import SetupError
 
 _MINIMUM_PYTHON = (3, 11)
-_PINNED = ("pyspark", "delta-spark", "pandas")
 _OPTIONAL_JAR_SETS = frozenset({"postgresql-server"})
 _LOW_DISK_BYTES = 2 * 1024**3
 _LOW_MEMORY_BYTES = 3 * 1024**3
@@ -65,8 +70,7 @@ def run_checks(
     """
     locked = lock or load_lock()
     required = frozenset(locked.sets) - _OPTIONAL_JAR_SETS if sets is None else frozenset(sets)
-    checks = [check_python(), check_java()]
-    checks += [check_package(name) for name in _PINNED]
+    checks = [check_python(), check_java(), check_spark(), check_package("pandas")]
     checks += [
         check_jars(name, locked, cache_root, required=name in required) for name in locked.sets
     ]
@@ -90,6 +94,17 @@ def check_java() -> Check:
     except SetupError as error:
         return _fail("Java", error.message, error.hint or "")
     return _ok("Java", f"{java.version} ({java.executable})")
+
+
+def check_spark(environ: Mapping[str, str] | None = None) -> Check:
+    """Check that PySpark, delta-spark and the jars of Spark belong together."""
+    spark, delta = installed_version("pyspark"), installed_version("delta-spark")
+    home = (os.environ if environ is None else environ).get("SPARK_HOME")
+    java_side = jars_version(Path(home)) if home else None
+    reason = unsupported_pair(spark, delta, java_side=java_side)
+    if reason is None:
+        return _ok("Spark and Delta", f"Spark {spark}, Delta {delta}")
+    return _fail("Spark and Delta", reason, fix_of(reason))
 
 
 def check_package(name: str, installed: str | None = None) -> Check:

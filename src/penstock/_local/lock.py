@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from penstock._model.spark_version import installed_spark
 from penstock.errors import SpecError
 
 _LOCK_FILE = Path(__file__).with_name("jars.lock")
@@ -69,13 +70,15 @@ class JarLock:
         return tuple(self.sets[name] for name in wanted)
 
 
-def parse_lock(text: str) -> JarLock:
+def parse_lock(text: str, spark: str) -> JarLock:
+    """The jars for a version of Spark such as `4.1`."""
     sets = {}
     for name, entry in tomllib.loads(text)["sets"].items():
         folder = entry["folder"]
         jars = tuple(
             Jar(coordinate=j["coordinate"], size=j["size"], sha256=j["sha256"], folder=folder)
             for j in entry["jars"]
+            if j.get("spark", spark) == spark
         )
         sets[name] = JarSet(name=name, description=entry["description"], folder=folder, jars=jars)
     return JarLock(sets=sets)
@@ -83,7 +86,8 @@ def parse_lock(text: str) -> JarLock:
 
 @cache
 def load_lock() -> JarLock:
-    return parse_lock(_LOCK_FILE.read_text(encoding="utf-8"))
+    """The jars for the installed version of Spark."""
+    return parse_lock(_LOCK_FILE.read_text(encoding="utf-8"), installed_spark())
 
 
 def cache_directory(environ: Mapping[str, str] | None = None) -> Path:

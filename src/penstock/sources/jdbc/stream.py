@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from penstock._model.exception_text import first_line
+from penstock._model.spark_version import streaming_runtime
 from penstock._observe.masking import shown
 from penstock._spark.plans import dataframe
 from penstock.errors import ConnectorError, FlowError, PenstockError, SetupError
@@ -122,8 +123,7 @@ class JdbcStream:
             self._look()
         gateway = self._spark.sparkContext._gateway
         ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
-        runtime = self._jvm.org.apache.spark.sql.execution.streaming.runtime
-        relation = getattr(runtime, "StreamingExecutionRelation$")
+        relation = getattr(streaming_runtime(self._jvm), "StreamingExecutionRelation$")
         plan = getattr(relation, "MODULE$").apply(self, self._spark._jsparkSession)
         return dataframe(self._spark, plan)
 
@@ -427,8 +427,7 @@ class JdbcStream:
         )
 
     def _serialized(self, text: str) -> Any:
-        runtime = self._jvm.org.apache.spark.sql.execution.streaming.runtime
-        return runtime.SerializedOffset(text)
+        return streaming_runtime(self._jvm).SerializedOffset(text)
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[Database]:

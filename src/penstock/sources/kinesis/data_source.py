@@ -21,12 +21,10 @@ from pyspark.sql.types import StructType
 
 from penstock.sources.kinesis.client import KinesisClient
 from penstock.sources.kinesis.offsets import Offset, Position, ShardRange, ranges
-from penstock.sources.kinesis.options import KinesisOptions
+from penstock.sources.kinesis.options import BEHIND, FORMAT, KinesisOptions
 from penstock.sources.kinesis.probing import Prober
 from penstock.sources.kinesis.reading import Row, read_now, read_range
 
-FORMAT = "kinesis"
-BEHIND = "behind_millis"
 COLUMNS = (
     "partitionKey STRING, data BINARY, stream STRING, shardId STRING, sequenceNumber STRING, "
     "approximateArrivalTimestamp TIMESTAMP"

@@ -12,6 +12,9 @@ from zoneinfo import ZoneInfo
 from penstock._model.redaction import remember_secret
 from penstock.errors import ConnectorError
 
+FORMAT = "kinesis"
+BEHIND = "behind_millis"
+
 _EXAMPLE = '.option("streamName", "orders")'
 _NAMES = (
     "streamName region endpoint stsEndpoint initialPosition awsAccessKey awsSecretKey "

@@ -9,6 +9,7 @@ from typing import Any
 from pyspark.sql import functions as F
 
 from penstock._model.flow import Flow
+from penstock._model.spark_version import require_spark
 from penstock._observe.masking import shown
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock.errors import CheckpointError, FlowError, PenstockError
@@ -29,9 +30,8 @@ from penstock.sources.base import (
     start_not_available,
 )
 from penstock.sources.kinesis.client import require_botocore
-from penstock.sources.kinesis.data_source import BEHIND, FORMAT, kinesis_source
 from penstock.sources.kinesis.offsets import Offset, is_offset, ranges
-from penstock.sources.kinesis.options import KinesisOptions, source_options
+from penstock.sources.kinesis.options import BEHIND, FORMAT, KinesisOptions, source_options
 from penstock.sources.kinesis.options import StartPosition as InitialPosition
 
 _TIME = "approximateArrivalTimestamp"
@@ -59,6 +59,9 @@ class KinesisSource(Source):
         return f"kinesis {names[0] if names else ''}".rstrip()
 
     def open(self, read: Read) -> OpenedSource:
+        require_spark("4.2", "Kinesis")
+        from penstock.sources.kinesis.data_source import kinesis_source
+
         checked = source_options(read.options, streaming=read.is_stream)
         require_botocore()
         options = _options_at(checked, read.position)

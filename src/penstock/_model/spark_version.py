@@ -1,0 +1,137 @@
+"""What differs between the supported versions of Spark, and which Delta belongs to them.
+
+Jars for one version only have `spark = "4.1"` in `jars.lock`.
+"""
+
+import importlib.metadata
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import DefinitionError, SetupError
+
+SPARK_VERSIONS = ("4.0", "4.1", "4.2")
+"""The oldest first."""
+
+DELTA = "4.4.0"
+"""The release of Delta in `jars.lock`, built for each of these versions."""
+
+# Delta declares this range: it broke on another patch release of Spark before.
+_OLDEST, _NEWEST = (4, 0, 1), (4, 2, 0)
+
+# `STREAM` in the text of a query that an older parser reads, in the same number of letters.
+STREAM_MARK = "/*~~*/"
+_STREAM = re.compile(
+    r"""(?P<other>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`|--[^\n]*|/\*.*?\*/)"""
+    r"|(?P<before>\b(?:FROM|JOIN)\s+)STREAM\b(?P<name>\s*\(?\s*[\w$.`]+)(?P<call>\s*\()?",
+    re.IGNORECASE | re.DOTALL,
+)
+
+_FIX = f"pip install 'pyspark>=4.0.1,<=4.2.0' 'delta-spark=={DELTA}', then penstock jars sync"
+
+
+@cache
+def installed_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def installed_spark() -> str:
+    """The supported version that is installed, such as `4.1`; the newest if there is none."""
+    minor = minor_version(installed_version("pyspark") or "")
+    return minor if minor in SPARK_VERSIONS else SPARK_VERSIONS[-1]
+
+
+def minor_version(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def unsupported_pair(
+    spark: str | None, delta: str | None, *, java_side: str | None = None
+) -> str | None:
+    """Why PySpark and Delta cannot work together; `None` if they can.
+
+    `java_side` is the version of Spark's jars, which `SPARK_HOME` may place elsewhere.
+    """
+    pair = f"PySpark {spark or 'is not installed'}, delta-spark {delta or 'is not installed'}"
+    if spark is None or delta is None:
+        return pair
+    if not _OLDEST <= _numbers(spark) <= _NEWEST:
+        return f"{pair}: Delta {DELTA} supports Spark 4.0.1 to 4.2.0"
+    if minor_version(delta) != minor_version(DELTA):
+        return f"{pair}: the jars are those of Delta {DELTA}"
+    if java_side is not None and minor_version(java_side) != minor_version(spark):
+        return f"{pair}: the jars of Spark are those of {java_side} (SPARK_HOME)"
+    return None
+
+
+def fix_of(reason: str) -> str:
+    """What to change, for a reason of `unsupported_pair`."""
+    return "unset SPARK_HOME, or install that PySpark" if "SPARK_HOME" in reason else _FIX
+
+
+def jars_version(spark_home: Path) -> str | None:
+    """The version of Spark's jars; `None` if they cannot be listed."""
+    names = (jar.stem for jar in spark_home.glob("jars/spark-core_*.jar"))
+    return next((name.rpartition("-")[2] for name in names), None)
+
+
+def require_supported_pair(java_side: str | None = None) -> None:
+    """Raise unless the installed PySpark and delta-spark, and Spark's jars, work together."""
+    reason = unsupported_pair(
+        installed_version("pyspark"), installed_version("delta-spark"), java_side=java_side
+    )
+    if reason is not None:
+        raise SetupError("SPARK_NOT_SUPPORTED", reason, hint=fix_of(reason))
+
+
+def require_spark(version: str, what: str) -> None:
+    """Raise unless the installed Spark is at least this version, such as `4.1`."""
+    if SPARK_VERSIONS.index(installed_spark()) < SPARK_VERSIONS.index(version):
+        raise DefinitionError(
+            "FEATURE_NOT_AVAILABLE",
+            f"{what}: PySpark {installed_version('pyspark')} is too old",
+            hint=f"install PySpark {version} or newer",
+        )
+
+
+def checkpoint_manager(name: str = "CheckpointFileManager") -> str:
+    """The full name of a Java class that writes the files of a checkpoint."""
+    package = "" if installed_spark() == "4.0" else ".checkpointing"
+    return f"org.apache.spark.sql.execution.streaming{package}.{name}"
+
+
+def streaming_runtime(jvm: Any) -> Any:
+    """The Java package of `StreamingExecutionRelation` and `SerializedOffset`."""
+    streaming = jvm.org.apache.spark.sql.execution.streaming
+    return streaming if installed_spark() == "4.0" else streaming.runtime
+
+
+def mark_streams(text: str) -> str:
+    """SQL that the parser of the installed Spark can read, with a mark in place of `STREAM`.
+
+    Spark 4.0 does not know `STREAM`, and 4.1 not before a table function.
+    """
+    spark = installed_spark()
+    if spark not in ("4.0", "4.1"):
+        return text
+
+    def spell(match: re.Match[str]) -> str:
+        if match["other"] or (spark == "4.1" and not match["call"]):
+            return match[0]
+        return f"{match['before']}{STREAM_MARK}{match['name']}{match['call'] or ''}"
+
+    return _STREAM.sub(spell, text)
+
+
+def is_marked(text: str, start: int) -> bool:
+    """Whether the name at this place of a query stood below `STREAM`."""
+    return text[:start].rstrip().removesuffix("(").rstrip().endswith(STREAM_MARK)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
+    return tuple(int(part or 0) for part in match.groups()) if match else ()

@@ -1,0 +1,118 @@
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from penstock._local.lock import _LOCK_FILE, parse_lock
+from penstock._model import spark_version
+from penstock._model.spark_version import (
+    DELTA,
+    SPARK_VERSIONS,
+    installed_spark,
+    installed_version,
+    is_marked,
+    mark_streams,
+    minor_version,
+    require_spark,
+    require_supported_pair,
+    unsupported_pair,
+)
+from penstock.errors import DefinitionError, SetupError
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_this_environment_is_supported_when_tests_run() -> None:
+    assert installed_spark() == minor_version(installed_version("pyspark") or "")
+    require_supported_pair()
+
+
+@pytest.mark.parametrize("version", SPARK_VERSIONS)
+def test_each_version_has_its_own_delta_and_kafka_when_the_lock_is_read(version: str) -> None:
+    sets = parse_lock(_LOCK_FILE.read_text(encoding="utf-8"), version).sets
+    names = [jar.coordinate for name in ("delta", "kafka") for jar in sets[name].jars]
+    assert f"io.delta:delta-spark_{version}_2.13:{DELTA}" in names
+    artifacts = [name.rpartition(":")[0] for name in names]
+    assert len(set(artifacts)) == len(artifacts)
+    (kafka,) = (name for name in names if ":spark-sql-kafka-" in name)
+    assert minor_version(kafka.rpartition(":")[2]) == version
+    assert len([name for name in names if ":delta-spark_" in name]) == 1
+
+
+@pytest.mark.parametrize("version", SPARK_VERSIONS[:-1])
+def test_each_older_version_is_pinned_when_the_matrix_installs_it(version: str) -> None:
+    text = (ROOT / "requirements" / f"spark-{version}.txt").read_text(encoding="utf-8")
+    assert re.fullmatch(rf"pyspark=={version}\.\d+ --hash=sha256:[0-9a-f]{{64}}\n", text)
+
+
+def test_the_range_of_the_package_is_the_supported_one() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        dependencies = tomllib.load(file)["project"]["dependencies"]
+    assert "pyspark>=4.0.1,<=4.2.0" in dependencies
+    assert f"delta-spark=={DELTA}" in dependencies
+
+
+@pytest.mark.parametrize(
+    ("spark", "delta", "java_side", "reason"),
+    [
+        ("4.0.1", "4.4.0", None, None),
+        ("4.1.4", "4.4.1", "4.1.4", None),
+        ("4.2.0", "4.4.0", "4.2.0", None),
+        ("4.2", "4.4.0", None, None),
+        ("4.0.0", "4.4.0", None, "PySpark 4.0.0, delta-spark 4.4.0: Delta 4.4.0 supports"),
+        ("4.2.1", "4.4.0", None, "supports Spark 4.0.1 to 4.2.0"),
+        ("4.3.0", "4.4.0", None, "supports Spark 4.0.1 to 4.2.0"),
+        ("3.5.9", "3.3.3", None, "supports Spark 4.0.1 to 4.2.0"),
+        ("4.1.4", "4.3.1", None, "the jars are those of Delta 4.4.0"),
+        (None, "4.4.0", None, "PySpark is not installed"),
+        ("4.2.0", None, None, "delta-spark is not installed"),
+        ("4.2.0", "4.4.0", "4.1.4", "the jars of Spark are those of 4.1.4 (SPARK_HOME)"),
+        ("nonsense", "4.4.0", None, "supports Spark"),
+    ],
+)
+def test_a_pair_is_judged_as_delta_declares_it(
+    spark: str | None, delta: str | None, java_side: str | None, reason: str | None
+) -> None:
+    found = unsupported_pair(spark, delta, java_side=java_side)
+    assert found is None if reason is None else reason in (found or "")
+
+
+def test_the_pair_and_the_change_are_named_when_it_is_not_supported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    versions = {"pyspark": "4.3.0", "delta-spark": "4.4.0"}
+    monkeypatch.setattr(spark_version, "installed_version", versions.get)
+    with pytest.raises(SetupError) as caught:
+        require_supported_pair()
+    assert caught.value.condition == "SPARK_NOT_SUPPORTED"
+    assert "PySpark 4.3.0, delta-spark 4.4.0" in caught.value.message
+    assert "pip install 'pyspark>=4.0.1,<=4.2.0' 'delta-spark==4.4.0'" in (caught.value.hint or "")
+
+
+def test_a_feature_is_refused_when_spark_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_version, "installed_spark", lambda: "4.1")
+    require_spark("4.1", "x")
+    with pytest.raises(DefinitionError, match="FEATURE_NOT_AVAILABLE"):
+        require_spark("4.2", "Kinesis")
+
+
+QUERY = """SELECT stream, 'FROM STREAM x' -- FROM STREAM y
+FROM STREAM read_files('a', b => 'FROM STREAM z') JOIN stream(live.orders) o"""
+
+
+@pytest.mark.parametrize(
+    ("version", "marked"),
+    [
+        ("4.2", QUERY),
+        ("4.1", QUERY.replace("STREAM read", "/*~~*/ read")),
+        ("4.0", QUERY.replace("STREAM read", "/*~~*/ read").replace("stream(l", "/*~~*/(l")),
+    ],
+)
+def test_stream_is_marked_where_the_parser_does_not_know_it(
+    version: str, marked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_version, "installed_spark", lambda: version)
+    assert mark_streams(QUERY) == marked
+    assert is_marked(marked, marked.index("read_files")) is (version != "4.2")
+    assert is_marked(marked, marked.index("live.")) is (version == "4.0")
