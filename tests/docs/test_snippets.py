@@ -35,7 +35,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PRELUDE = "import penstock as dp\nfrom pyspark.sql import functions as F\n"
 NEW_PIPELINE = "<!-- new pipeline -->"
-OTHER_PROGRAMS = {"cd", "git", "jq", "kill", "echo", "cat", "pip"}
+OTHER_PROGRAMS = {"cd", "git", "jq", "kill", "echo", "cat", "pip", "python", ".", "export", "curl"}
+OTHER_PROGRAMS |= {"moto_server"}
 # Typer adds them to the root command.
 COMPLETION = {"--install-completion", "--show-completion"}
 # Options of other programs that the pages name.
