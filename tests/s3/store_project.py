@@ -65,7 +65,7 @@ def penstock(project: Path, *arguments: str, kill_at: str = "") -> str:
         env={**os.environ, **CREDENTIALS, **({"PENSTOCK_KILL_AT": kill_at} if kill_at else {})},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == (-9 if kill_at else 0), done.stdout + done.stderr
@@ -82,7 +82,7 @@ def session(
         env={**os.environ, **CREDENTIALS, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -158,7 +158,7 @@ def test_repairs_are_resumed_where_they_were_killed(server: S3Double, tmp_path: 
         [sys.executable, "-c", RESET],
         cwd=tmp_path,
         env={**os.environ, **CREDENTIALS},
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == -9
