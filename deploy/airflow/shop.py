@@ -1,7 +1,4 @@
-"""Airflow: check a pipeline, then run it. Penstock is in an environment of its own.
-
-Airflow and Penstock do not share an environment: both pin packages.
-"""
+"""Airflow: check a pipeline, then run it. Penstock is in an environment of its own."""
 
 import os
 from datetime import UTC, datetime, timedelta

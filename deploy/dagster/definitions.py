@@ -1,6 +1,6 @@
 """Dagster: one asset per dataset of a pipeline, all updated by one `penstock run`.
 
-Dagster and Penstock do not share an environment: both pin packages.
+Penstock is in an environment of its own.
 """
 
 import json
