@@ -12,6 +12,7 @@ from penstock._local.java import require_java
 from penstock._model.pipeline import PipelineSettings
 from penstock._project.secrets import remember_settings, resolve_secrets
 from penstock._spark.call_sites import own_columns
+from penstock._spark.hive import derby_folder, hive_configuration, require_hive
 from penstock._spark.session import (
     SessionOptions,
     borrow_session,
@@ -48,21 +49,28 @@ def open_session(
     remember_settings(settings)
     os.chdir(settings.root)
     borrowed = borrow_session()
+    if borrowed is not None and settings.metastore is not None:
+        require_hive(borrowed)
     if borrowed is not None:  # of the calling process, as in tests; it is left running
         with _configured(borrowed, settings), own_columns():
             yield borrowed
         return
     require_java()
     jars = class_path([*SPARK_JAR_SETS, *([S3_JAR_SET] if _uses_s3(settings) else [])])
+    hive = _hive(settings)
+    derby = derby_folder(hive)
     spark = build_session(
         SessionOptions(
             app_name=settings.name,
             storage_root=settings.storage,
             warehouse=warehouse,
             master=settings.master,
-            configuration=_configuration(settings),
+            configuration={**hive, **_configuration(settings)},
             jars=tuple(str(jar) for jar in jars),
-            java_options=tuple(java_options(jars)),
+            java_options=(
+                *java_options(jars),
+                *(() if derby is None else (f"-Dderby.stream.error.file={derby}.log",)),
+            ),
             log_file=str(log_file),
             pass_fds=pass_fds,
             analysis_only=analysis_only,
@@ -93,6 +101,17 @@ def _configuration(settings: PipelineSettings) -> dict[str, str]:
     """What `spark.conf.get` finds: parameters and configuration, secrets filled in."""
     configured = {**settings.parameters, **settings.configuration}
     return {key: resolve_secrets(value, root=settings.root) for key, value in configured.items()}
+
+
+def _hive(settings: PipelineSettings) -> dict[str, str]:
+    """Settings of the session for the metastore, secrets filled in."""
+    if settings.metastore is None:
+        return {}
+    options = {
+        key: resolve_secrets(value, root=settings.root)
+        for key, value in settings.metastore.options.items()
+    }
+    return hive_configuration(options, settings.storage)
 
 
 @contextlib.contextmanager
