@@ -7,7 +7,7 @@ that did not change costs two look-ups.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -55,8 +55,8 @@ class HiveMetastore:
     def delta_location(self, schema: str, name: str) -> str | None:
         """Location of a Delta table; `None` if there is none of that name."""
         try:
-            found = self._find(schema.lower(), name.lower())
-            return None if found is None else _location(found)
+            entry = self._find(schema.lower(), name.lower())
+            return None if entry is None else _location(entry)
         except (Py4JError, PySparkException) as error:
             message, hint = _failure(f"{schema}.{name}", error)
             raise SetupError("METASTORE_FAILED", message, hint=hint) from error
@@ -82,8 +82,8 @@ class HiveMetastore:
             ) from error
 
     def _register(self, wanted: Registration) -> bool:
-        found = self._find(wanted.schema, wanted.name)
-        if found is None:
+        entry = self._find(wanted.schema, wanted.name)
+        if entry is None:
             name = f"spark_catalog.`{wanted.schema}`.`{wanted.name}`"
             local = local_path(wanted.table.path)
             place = wanted.table.path if local is None else str(local)
@@ -91,11 +91,11 @@ class HiveMetastore:
             self._spark.sql(f"CREATE SCHEMA IF NOT EXISTS spark_catalog.`{wanted.schema}`")
             self._spark.sql(f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION '{place}'")
             # Another process may have been faster.
-            found = self._find(wanted.schema, wanted.name)
-        if found is None or not _is_same(_location(found), wanted.table.path):
-            _refuse(wanted, found)
+            entry = self._find(wanted.schema, wanted.name)
+        if entry is None or not _is_same(_location(entry), wanted.table.path):
+            _refuse(wanted, entry)
         fingerprint = wanted.fingerprint()
-        properties = dict(_items(found.properties()))
+        properties = dict(_items(entry.properties()))
         if properties.get(_FINGERPRINT) == fingerprint:
             return False
         jvm: Any = self._spark._jvm
@@ -149,24 +149,22 @@ def _plain(path: str) -> str:
     return path.rstrip("/") if local is None else str(local)
 
 
-def _items(properties: Any) -> list[tuple[str, str]]:
+def _items(properties: Any) -> Iterator[tuple[str, str]]:
     pairs = properties.iterator()
-    found = []
     while pairs.hasNext():
         pair = pairs.next()
-        found.append((str(pair._1()), str(pair._2())))
-    return found
+        yield str(pair._1()), str(pair._2())
 
 
-def _refuse(wanted: Registration, found: Any) -> NoReturn:
+def _refuse(wanted: Registration, entry: Any) -> NoReturn:
     name = f"{wanted.schema}.{wanted.name}"
-    place = None if found is None else _location(found)
+    place = None if entry is None else _location(entry)
     what = "is a view or a table of another format" if place is None else f"is at {place}"
     raise PlanError(
         "CATALOG_TABLE_EXISTS",
         f"{wanted.table.name} is at {wanted.table.path}, but {name} in the metastore {what}",
         origin=wanted.origin,
-        hint=f"use another `schema` or name; or, if nobody needs the other one, DROP TABLE {name} "
+        hint=f"use another `schema` or name; or, if the other one is not needed, DROP TABLE {name} "
         "in a session with that metastore",
     )
 
