@@ -233,6 +233,7 @@ def opened_project(
                     PlanOptions(),
                     configuration=settings.configuration,
                     notes=index.notes,
+                    registered_catalog=settings.registered_catalog,
                 )
                 notes = (*plan.notes, *plan.warnings)
             except PenstockError as error:

@@ -35,6 +35,7 @@ from penstock._session import open_session, spark_log
 from penstock._spark.call_sites import user_columns
 from penstock._tables.files import StorageFiles
 from penstock._tables.layout import layout_of
+from penstock._tables.metastore import HiveMetastore
 from penstock.errors import SpecError
 from penstock.sources.base import OpenedSource, Position
 
@@ -268,7 +269,12 @@ def read_context(
     states = FileStates(StorageFiles(spark), layout, state or state_store(settings, spark))
     return ReadContext(
         external_tables=ExternalTables(
-            spark, settings.tables, layout, catalog=settings.catalog, schema=settings.schema
+            spark,
+            settings.tables,
+            layout,
+            catalog=settings.catalog,
+            schema=settings.schema,
+            metastore=None if settings.metastore is None else HiveMetastore(spark),
         ),
         map_path=path_mapping(settings, notes),
         resolve_secrets=resolve_secrets,

@@ -17,6 +17,7 @@ from penstock._project.packed import packed_python
 from penstock._project.secrets import remember_settings, resolve_secrets
 from penstock._runtime.leases import PipelineLeases, lease_seconds
 from penstock._spark.call_sites import own_columns
+from penstock._spark.hive import derby_folder, hive_configuration, require_hive
 from penstock._spark.session import (
     SessionOptions,
     borrow_session,
@@ -54,6 +55,8 @@ def open_session(
     remember_settings(settings)
     os.chdir(settings.root)
     borrowed = borrow_session()
+    if borrowed is not None and settings.metastore is not None:
+        require_hive(borrowed)
     if borrowed is not None:  # of the calling process, as in tests; it is left running
         with (
             _configured(borrowed, settings),
@@ -71,15 +74,20 @@ def open_session(
     if python is not None:
         sync(sets)
     jars = class_path(sets)
+    hive = _hive(settings)
+    derby = derby_folder(hive)
     spark = build_session(
         SessionOptions(
             app_name=settings.name,
             storage_root=settings.storage,
             warehouse=warehouse,
             master=settings.master,
-            configuration=_configuration(settings),
+            configuration={**hive, **_configuration(settings)},
             jars=tuple(str(jar) for jar in jars),
-            java_options=tuple(java_options(jars)),
+            java_options=(
+                *java_options(jars),
+                *(() if derby is None else (f"-Dderby.stream.error.file={derby}.log",)),
+            ),
             log_file=str(log_file),
             pass_fds=() if leases is None else (leases.fd,),
             analysis_only=analysis_only,
@@ -134,6 +142,17 @@ def _configuration(settings: PipelineSettings) -> dict[str, str]:
     """What `spark.conf.get` finds: parameters and configuration, secrets filled in."""
     configured = {**settings.parameters, **settings.configuration}
     return {key: resolve_secrets(value, root=settings.root) for key, value in configured.items()}
+
+
+def _hive(settings: PipelineSettings) -> dict[str, str]:
+    """Settings of the session for the metastore, secrets filled in."""
+    if settings.metastore is None:
+        return {}
+    options = {
+        key: resolve_secrets(value, root=settings.root)
+        for key, value in settings.metastore.options.items()
+    }
+    return hive_configuration(options, settings.storage)
 
 
 @contextlib.contextmanager

@@ -259,6 +259,7 @@ def _plan(pipeline: OpenPipeline, options: UpdateOptions) -> Plan:
         plan_options,
         configuration=pipeline.settings.configuration,
         notes=pipeline.index.notes,
+        registered_catalog=pipeline.settings.registered_catalog,
     )
 
 

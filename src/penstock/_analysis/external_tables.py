@@ -1,7 +1,8 @@
 """Tables that the pipeline reads but does not declare: mapped ones, and those in its own storage.
 
 A name is resolved by the `tables` of the settings (exact, then `schema.*`, then `catalog.*`), then
-by the storage root, where another pipeline may have written the table, then by Spark's catalog.
+by the storage root, where another pipeline may have written the table, then by the metastore if
+tables are registered in one, then by Spark's catalog.
 """
 
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from penstock._model.name import resolve_name, split_name
 from penstock._model.pipeline import ExternalTable
 from penstock._tables.files import local_path
 from penstock._tables.layout import StorageLayout
+from penstock._tables.metastore import HiveMetastore
 from penstock.errors import DefinitionError
 
 _BY_SUFFIX = {
@@ -45,14 +47,16 @@ class ExternalTables:
         *,
         catalog: str,
         schema: str,
+        metastore: HiveMetastore | None = None,
     ) -> None:
         self._spark = spark
         self._tables = {_plain(name): table for name, table in tables.items()}
         self._layout = layout
+        self._metastore, self._catalog = metastore, catalog.lower()
         self._defaults = {"catalog": catalog, "schema": schema}
 
     def find(self, name: str) -> ExternalTable | None:
-        """The table of that name; `None` if neither mapped nor in the storage."""
+        """The table of that name; `None` if not mapped, in the storage or in the metastore."""
         try:
             spelling_of_name = ".".join(split_name(name)).lower()
             resolved = resolve_name(name, **self._defaults)
@@ -67,6 +71,9 @@ class ExternalTables:
         path = self._layout.table_path(resolved)
         if self._exists(f"{path}/_delta_log"):
             return ExternalTable(path=path, format="delta")
+        if self._metastore is not None and resolved.catalog.lower() == self._catalog:
+            location = self._metastore.delta_location(resolved.schema, resolved.name)
+            return None if location is None else ExternalTable(path=location, format="delta")
         return None
 
     def location_of(self, name: str) -> str:

@@ -17,7 +17,7 @@ from penstock._cli.options import OutputFormat
 from penstock._cli.scaffold import write_project
 from penstock._display.terminal import Output, console, detect
 from penstock._display.text import plural, size
-from penstock.errors import SetupError
+from penstock.errors import SetupError, SpecError
 
 if TYPE_CHECKING:
     from penstock._display.signals import Stoppable
@@ -252,9 +252,12 @@ def doctor(
     output: options.Output = OutputFormat.TEXT,
 ) -> int:
     """Check whether this machine can run pipelines; exit code 3 and fixes if it cannot."""
-    from penstock._local.doctor import CheckState, run_checks
+    from penstock._local.doctor import CheckState, check_metastore, run_checks
 
     checks = run_checks(storage if storage is not None else Path.cwd())
+    address = _metastore_address()
+    if address is not None:
+        checks.append(check_metastore(address))
     if output is OutputFormat.JSON:
         names = ("name", "state", "detail", "fix")
         body = [options.attributes(check, *names) for check in checks]
@@ -266,6 +269,20 @@ def doctor(
                 print(f"      fix: {check.fix}")
     has_failed = any(check.state is CheckState.FAIL for check in checks)
     return exit_codes.ENVIRONMENT if has_failed else exit_codes.OK
+
+
+def _metastore_address() -> str | None:
+    """Where the project of the current folder registers its tables."""
+    from penstock._project.spec import load_settings
+    from penstock._spark.hive import metastore_address
+
+    try:
+        settings = load_settings(Path.cwd())
+        if settings.metastore is None:
+            return None
+        return metastore_address(settings.metastore.options, settings.storage)
+    except SpecError:  # reported by the commands that need the settings
+        return None
 
 
 def start(

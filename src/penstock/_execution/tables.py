@@ -34,7 +34,8 @@ from penstock._tables.commit_note import CDC_STATE, QUARANTINE, TARGET, CommitNo
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm, read_commit_counts
 from penstock._tables.files import StorageFiles
-from penstock._tables.layout import StorageLayout, TableRef
+from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout, TableRef
+from penstock._tables.metastore import HiveMetastore, Registration
 from penstock._tables.read.log_scan import append_only_start
 from penstock._tables.write.assignment import assigned
 from penstock._tables.write.cdc_snapshot import SnapshotShape, SnapshotWriter
@@ -44,6 +45,7 @@ from penstock._tables.write.fenced import last_number
 from penstock._tables.write.prepare import (
     OWNER,
     TableSpec,
+    TableState,
     parse_schema,
     prepare_quarantine,
     prepare_table,
@@ -58,6 +60,8 @@ from penstock.errors import CheckpointError
 from penstock.quality.split import QUARANTINE_COLUMNS, RowSplit, split_rows
 
 _CHANGE_FEED = "delta.enableChangeDataFeed"
+_EXPECTATIONS = "penstock.expectations"
+"""Property of registered tables: their rules as JSON."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,7 @@ class PipelineTables:
         self._settings = settings
         self._graph = graph
         self._locations = locations
+        self._metastore = None if settings.metastore is None else HiveMetastore(spark)
         self.paths: Mapping[str, str] = MappingProxyType(
             {node.key: self._ref(node).path for node in graph.stored()}
         )
@@ -168,10 +173,18 @@ class PipelineTables:
             owner=self._settings.name if self._settings.shared_storage else None,
         )
         state = prepare_table(self._spark, self._ref(node), spec)
+        self._register(node, self._ref(node), state)
+        quarantine = self._quarantine(node)
         keeps = self._keeps(node) or node.declared.late_rows is LateRows.QUARANTINE
         if keeps and not any(flow.flow.cdc for flow in flows):
-            quarantine = self._quarantine(node)
-            prepare_quarantine(self._spark, quarantine, state, replace_schema=spec.replace_schema)
+            kept: TableState | None = prepare_quarantine(
+                self._spark, quarantine, state, replace_schema=spec.replace_schema
+            )
+        else:
+            # Of auto CDC it is created with the first invalid event.
+            kept = None if self._metastore is None else table_state(self._spark, quarantine.path)
+        if kept is not None:
+            self._register(node, quarantine, kept, QUARANTINE_SUFFIX)
 
     def reset(self, node: DatasetNode) -> None:
         """Remove all rows of a dataset and of its quarantine."""
@@ -372,6 +385,11 @@ class PipelineTables:
         )
         rows = df if split is None else split.df
         result = writer.write_batch(rows, fingerprint=fingerprint)
+        if self._metastore is not None and not result.replayed:
+            # The rows may have brought other columns.
+            state = table_state(self._spark, self._ref(dataset).path)
+            assert state is not None
+            self._register(dataset, self._ref(dataset), state)
         return Commit(result, dataset.key, deletes=where is not None)
 
     def unreported(
@@ -449,11 +467,32 @@ class PipelineTables:
         declared = effective_properties(node.declared.table_properties)
         if self._settings.shared_storage:
             declared = {**declared, OWNER: self._settings.name}
+        if self._metastore is not None:
+            declared = {**declared, _EXPECTATIONS: _rules(node)}
         known = {key.lower() for key in declared}
         changes = any(is_cdc(flow.flow) or replaces_rows(flow.flow) for flow in flows)
         if _CHANGE_FEED.lower() in known or not changes:
             return declared
         return {**declared, _CHANGE_FEED: "true"} if self._is_streamed(node) else declared
+
+    def _register(
+        self, node: DatasetNode, table: TableRef, state: TableState, suffix: str = ""
+    ) -> None:
+        """Register a table in the metastore, if there is one."""
+        # A copy elsewhere, as of a migration, has no name.
+        if self._metastore is None or node.key in self._locations:
+            return
+        wanted = Registration(
+            schema=node.name.schema.lower(),
+            name=f"{node.name.name}{suffix}".lower(),
+            table=table,
+            columns=state.schema,
+            comment=state.comment,
+            properties={**state.properties, "penstock.pipeline": self._settings.name},
+            flow=node.flows[0],
+            origin=node.declared.origin,
+        )
+        self._metastore.register(wanted)
 
     def _widens(self, node: DatasetNode) -> bool:
         if (setting := widening(self._settings.configuration)) is not None:
@@ -518,3 +557,11 @@ class PipelineTables:
 
     def _split(self, node: DatasetNode, df: DataFrame) -> RowSplit | None:
         return split_rows(df, node.declared.expectations, quarantine=self._keeps(node))
+
+
+def _rules(node: DatasetNode) -> str:
+    rules = {
+        rule.name: {"condition": str(rule.condition), "on_violation": rule.on_violation.value}
+        for rule in node.declared.expectations
+    }
+    return json.dumps(rules, ensure_ascii=False)

@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import re
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -30,6 +31,7 @@ _MINIMUM_PYTHON = (3, 11)
 _OPTIONAL_JAR_SETS = frozenset({"postgresql-server"})
 _LOW_DISK_BYTES = 2 * 1024**3
 _LOW_MEMORY_BYTES = 3 * 1024**3
+_CONNECT_SECONDS = 3.0
 _CLOCK_SLACK_SECONDS = 24 * 3600
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)([^;]*)")
 _CLAUSE = re.compile(r"(==|>=|<=|!=|<|>)\s*([0-9][0-9.]*)")
@@ -133,6 +135,17 @@ def check_jars(name: str, lock: JarLock, cache_root: Path | None, *, required: b
         return _fail(label, detail, fix) if required else _warn(label, detail + ", optional", fix)
     megabytes = sum(status.jar.size for status in statuses) / 1e6
     return _ok(label, f"{len(statuses)} jars, {megabytes:.1f} MB")
+
+
+def check_metastore(address: str) -> Check:
+    """Whether the servers of a Hive metastore accept connections."""
+    for host, port in re.findall(r"//([^:/,;@]+):(\d+)", address):
+        try:
+            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+        except OSError as error:
+            fix = "start the Hive metastore, or correct `catalog.options` in the settings"
+            return _fail("catalog", f"Hive metastore at {address}: {error}", fix)
+    return _ok("catalog", f"Hive metastore at {address}")
 
 
 def check_ports() -> Check:

@@ -39,6 +39,18 @@ class ExternalTable:
     schema: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class MetastoreSettings:
+    """The Hive metastore that tables are registered in.
+
+    Attributes:
+        options: Settings of Hive; without an address, the metastore is a Derby database below the
+            storage root.
+    """
+
+    options: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+
+
 _NO_TABLES: Mapping[str, ExternalTable] = MappingProxyType({})
 
 
@@ -82,6 +94,7 @@ class PipelineSettings:
         paths: From a prefix of paths in source files to what stands for it here: absolute paths or
             URIs. `penstock._model.paths.PathMap` applies them.
         tables: Tables that the pipeline reads but does not make, by the name that it uses.
+        metastore: Where tables are registered under their names; `None` = nowhere.
         notes: One sentence for each thing that was read but has no effect here.
         lint_ignore: Ids of rules of `penstock lint` that are accepted everywhere.
         alerts: What to look out for while it runs, and whom to tell.
@@ -111,6 +124,7 @@ class PipelineSettings:
     dependencies: tuple[str, ...] = ()
     paths: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     tables: Mapping[str, ExternalTable] = field(default_factory=lambda: _NO_TABLES)
+    metastore: MetastoreSettings | None = None
     notes: tuple[str, ...] = ()
     lint_ignore: tuple[str, ...] = ()
     alerts: AlertSettings = field(default_factory=AlertSettings)
@@ -131,6 +145,11 @@ class PipelineSettings:
         if not self.shared_storage:
             return self.storage
         return f"{self.storage.rstrip('/')}/{PIPELINES}/{path_segment(self.name)}"
+
+    @property
+    def registered_catalog(self) -> str | None:
+        """The catalog whose tables are registered in the metastore; `None` without one."""
+        return None if self.metastore is None else self.catalog
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,6 +55,9 @@ def _tree(
         head += " (not selected)"
     lines.append(head)
     pad = indent + "  | "
+    for table in plan.tables:
+        if table.dataset == node.key and table.registered_as is not None:
+            lines.append(f"{pad}registered in the Hive metastore as {table.registered_as}")
     for name in node.flows:
         step = steps.get((node.key, name))
         outside = graph.flows[name].analysis.external_inputs
@@ -126,6 +129,7 @@ def _type_text(data_type: Any) -> str:
 
 def explain_json(graph: DataflowGraph, plan: Plan) -> dict[str, Any]:
     """The plan for machines. Keys are stable; new ones may be added."""
+    registered = {table.dataset: table.registered_as for table in plan.tables}
     return {
         "mode": "continuous" if plan.continuous else "triggered",
         "resets": [graph.datasets[step.dataset].display for step in plan.resets],
@@ -137,6 +141,7 @@ def explain_json(graph: DataflowGraph, plan: Plan) -> dict[str, Any]:
                 "name": node.display,
                 "full_name": str(node.name),
                 "kind": node.kind.value,
+                "registered_as": registered.get(node.key),
                 "flows": list(node.flows),
                 "reads": sorted(graph.datasets[key].display for key in node.upstream),
                 "read_by": sorted(graph.datasets[key].display for key in node.downstream),

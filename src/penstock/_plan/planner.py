@@ -10,6 +10,7 @@ from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow, OutputMode
 from penstock._model.table_properties import is_tuning
 from penstock._model.trigger import Trigger, TriggerKind
+from penstock._plan.registration import registered_names
 from penstock._plan.settings import (
     GROWING_STATE,
     check_settings,
@@ -52,8 +53,11 @@ def make_plan(
     *,
     configuration: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
+    registered_catalog: str | None = None,
 ) -> Plan:
     """Decide what an update does; `notes` become the first notes of the plan.
+
+    Tables of the `registered_catalog` are registered in the metastore.
 
     Raises:
         SpecError: A name in the selection is not a dataset, options exclude each other, or a
@@ -105,7 +109,12 @@ def make_plan(
         for node in graph.stored()
         if node.key in reset and refused.keys().isdisjoint(node.flows)
     )
-    tables = tuple(PrepareTable(dataset=n.key) for n in graph.stored() if n.key in selected)
+    registered = registered_names(graph.stored(), registered_catalog)
+    tables = tuple(
+        PrepareTable(dataset=n.key, registered_as=registered.get(n.key))
+        for n in graph.stored()
+        if n.key in selected
+    )
     sinks_too = not (options.refresh or options.full_refresh)
     runs = [
         _run_step(graph, flow, selected, reset, options.continuous, conf)

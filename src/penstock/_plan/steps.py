@@ -21,9 +21,15 @@ class ResetTable:
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareTable:
-    """Create a table, or bring its schema, comment and properties up to date."""
+    """Create a table, or bring its schema, comment and properties up to date.
+
+    Attributes:
+        dataset: Key of the table.
+        registered_as: Name in the Hive metastore; `None` = it is not registered.
+    """
 
     dataset: str
+    registered_as: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from penstock._model.alert import AlertSettings
 from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySettings
 from penstock._model.name import split_name
 from penstock._model.paths import path_key
-from penstock._model.pipeline import EventLogSettings, ExternalTable
+from penstock._model.pipeline import EventLogSettings, ExternalTable, MetastoreSettings
 from penstock._project.workspace_files import SourcePattern
 
 
@@ -33,6 +33,7 @@ class FileSettings:
     dependencies: tuple[str, ...] = ()
     paths: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, ExternalTable] = field(default_factory=dict)
+    metastore: MetastoreSettings | None = None
     notes: tuple[str, ...] = ()
     lint_ignore: tuple[str, ...] = ()
     alerts: AlertSettings = field(default_factory=AlertSettings)
@@ -64,6 +65,7 @@ class FileSettings:
             dependencies=tuple(dict.fromkeys([*base.dependencies, *self.dependencies])),
             paths=merged_paths(base.paths, self.paths),
             tables=_merged_tables(base.tables, self.tables),
+            metastore=self.metastore or base.metastore,
             notes=tuple(dict.fromkeys([*base.notes, *self.notes])),
             alerts=self.alerts if self.alerts.rules or self.alerts.targets else base.alerts,
             metrics=self.metrics or base.metrics,

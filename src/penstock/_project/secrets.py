@@ -44,7 +44,8 @@ def missing_secrets_allowed() -> Iterator[None]:
 
 def remember_settings(settings: PipelineSettings) -> None:
     """Mask the values of environment variables and settings that are named like secrets."""
-    remember_named({**os.environ, **settings.configuration, **settings.parameters})
+    options = {} if settings.metastore is None else settings.metastore.options
+    remember_named({**os.environ, **settings.configuration, **settings.parameters, **options})
 
 
 def resolve_secrets(

@@ -18,6 +18,7 @@ configuration  -                      configuration      (merged key by key)
 parameters     -                      parameters         (merged key by key)
 paths          -                      paths              (merged key by key)
 tables         -                      tables             (merged key by key)
+metastore      -                      catalog.type       tables are not registered
 sources        -                      libraries          `*.py` of the folder that import the API
 local folder   PENSTOCK_LOCAL_DIR     -                  `.penstock` in the project's folder
 pipeline       PENSTOCK_PIPELINE      extends.pipeline   the only one of the bundle
@@ -126,6 +127,7 @@ def load_settings(
         dependencies=read.dependencies,
         paths=MappingProxyType(merged),
         tables=MappingProxyType(dict(read.tables)),
+        metastore=read.metastore,
         notes=read.notes,
         lint_ignore=read.lint_ignore,
         alerts=read.alerts,

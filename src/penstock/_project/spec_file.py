@@ -5,9 +5,17 @@ Keys that only Databricks' files have may stand in it too; they become notes.
 """
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from penstock._api.arguments import nearest
 from penstock._model.origin import SourceLocation
@@ -34,6 +42,13 @@ _PROBLEMS = {
     "dict_type": "must be a mapping of keys to values",
     "model_type": "must be a mapping of keys to values",
 }
+
+
+_METASTORE_KEYS = ("hive.", "javax.jdo.option.", "datanucleus.")
+
+
+def _as_name(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) or value is None else value
 
 
 def _written_out(value: Any) -> Any:
@@ -115,6 +130,38 @@ class Extends(_Part):
     target: str | None = Field(default=None, description="Target of a bundle.")
 
 
+class CatalogSpec(_Part):
+    """`catalog: {name: ..., type: hive, options: {...}}`, or `catalog: NAME`."""
+
+    name: str | None = Field(default=None, description="Default catalog.")
+    type: Literal["hive"] | None = Field(
+        default=None,
+        description="Register tables in a Hive metastore; default: tables have paths only.",
+    )
+    options: dict[str, Text] = Field(
+        default_factory=dict,
+        description="Settings of the metastore: `hive.*`, `javax.jdo.option.*`, `datanucleus.*`. "
+        "Default: an embedded Derby database below `storage`.",
+    )
+
+    @field_validator("options")
+    @classmethod
+    def _check_options(cls, options: dict[str, str]) -> dict[str, str]:
+        for key in options:
+            if not key.startswith(_METASTORE_KEYS):
+                raise ValueError(
+                    f"has `{key}`: settings of a metastore start with "
+                    f"{', '.join(f'`{prefix}`' for prefix in _METASTORE_KEYS)}"
+                )
+        return options
+
+    @model_validator(mode="after")
+    def _check_type(self) -> "CatalogSpec":
+        if self.options and self.type is None:
+            raise ValueError("has `options` without `type`")
+        return self
+
+
 class LintSpec(_Part):
     """`lint: {ignore: [...]}`."""
 
@@ -140,7 +187,12 @@ class PipelineSpec(_Part):
     shared_storage: bool | None = Field(
         default=None, description="Whether other pipelines use the same storage."
     )
-    catalog: str | None = Field(default=None, description="Default catalog.")
+    catalog: Annotated[
+        CatalogSpec, BeforeValidator(_as_name, json_schema_input_type=str | CatalogSpec | None)
+    ] = Field(
+        default_factory=CatalogSpec,
+        description="Default catalog; or a mapping that also says where tables are registered.",
+    )
     database: str | None = Field(default=None, description="Default schema; wins over `schema`.")
     schema_: str | None = Field(default=None, alias="schema", description="Default schema.")
     target: str | None = Field(default=None, description="Older name of `schema`.")
@@ -277,6 +329,8 @@ def _suggestion(path: KeyPath) -> str:
             model = _INNER.get(kind, Library)
         case ("tables", _, _, *_):
             model = TableSpec
+        case ("catalog", _, *_):
+            model = CatalogSpec
         case ("environment", _, *_):
             model = EnvironmentSpec
         case ("extends", _, *_):

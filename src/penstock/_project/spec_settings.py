@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from penstock._model.pipeline import ExternalTable
+from penstock._model.pipeline import ExternalTable, MetastoreSettings
 from penstock._project.databricks.lakeflow import (
     cluster_configuration,
     dependencies,
@@ -29,7 +29,7 @@ def spec_settings(spec: PipelineSpec, document: Node) -> FileSettings:
         root=root,
         name=spec.name,
         storage=None if not spec.storage else storage_uri(spec.storage, root),
-        catalog=spec.catalog,
+        catalog=spec.catalog.name,
         schema=spec.database or spec.schema_ or spec.target,
         master=spec.master,
         quarantine=spec.quarantine,
@@ -47,6 +47,7 @@ def spec_settings(spec: PipelineSpec, document: Node) -> FileSettings:
         dependencies=required,
         paths={prefix: _place(document, root, "paths", prefix) for prefix in spec.paths},
         tables={name: _table(spec, document, root, name) for name in spec.tables},
+        metastore=MetastoreSettings(options=spec.catalog.options) if spec.catalog.type else None,
         lint_ignore=tuple(spec.lint.ignore),
         alerts=spec.alerts.settings(),
         metrics=None if spec.metrics is None else spec.metrics.settings(),

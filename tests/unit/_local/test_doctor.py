@@ -1,10 +1,11 @@
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock._local import doctor
-from penstock._local.doctor import CheckState, run_checks
+from penstock._local.doctor import CheckState, check_metastore, run_checks
 from penstock._local.jars import sync
 from penstock._local.lock import JarLock
 
@@ -112,3 +113,13 @@ def test_clock_fails_when_the_monotonic_clock_runs_backwards() -> None:
 def test_memory_warns_when_there_is_little() -> None:
     assert doctor.check_memory(1024**3).state is CheckState.WARN
     assert doctor.check_memory(8 * 1024**3).state is CheckState.OK
+
+
+def test_a_metastore_that_does_not_listen_is_reported() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"thrift://127.0.0.1:{server.getsockname()[1]}"
+        assert check_metastore(address).state is CheckState.OK
+    check = check_metastore(address)
+    assert check.state is CheckState.FAIL
+    assert address in check.detail
+    assert "catalog.options" in check.fix

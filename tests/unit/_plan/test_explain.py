@@ -113,6 +113,7 @@ def test_the_plan_is_plain_json_when_machines_read_it(shop):
         "name": "silver",
         "full_name": "spark_catalog.default.silver",
         "kind": "streaming table",
+        "registered_as": None,
         "flows": ["silver"],
         "reads": ["parsed"],
         "read_by": ["joined", "totals"],

@@ -284,3 +284,40 @@ def test_storage_becomes_an_absolute_uri_when_given_in_any_form(text, uri):
 def test_storage_is_refused_when_its_uri_names_no_absolute_location(text):
     with pytest.raises(SpecError, match="STORAGE_INVALID"):
         storage_uri(text, Path("/p"))
+
+
+def test_a_catalog_can_say_where_tables_are_registered(project):
+    project.write("databricks.yml", BUNDLE_WITH_CATALOG)
+    project.write(
+        "penstock.yaml", "catalog: {type: hive, options: {hive.metastore.uris: thrift://m:1}}"
+    )
+    settings = _load(project.root)
+    assert (settings.catalog, settings.registered_catalog) == ("main", "main")
+    assert settings.metastore is not None
+    assert settings.metastore.options == {"hive.metastore.uris": "thrift://m:1"}
+    project.write("penstock.yaml", "catalog: {name: mine, type: hive}")
+    assert _load(project.root).registered_catalog == "mine"
+    project.write("penstock.yaml", "catalog: mine")
+    assert (_load(project.root).catalog, _load(project.root).metastore) == ("mine", None)
+
+
+BUNDLE_WITH_CATALOG = """
+bundle: {name: b}
+resources: {pipelines: {p: {name: p, catalog: main, libraries: []}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("catalog: {type: glue}", "`catalog.type` Input should be 'hive'"),
+        ("catalog: {options: {hive.a: b}}", "`catalog` has `options` without `type`"),
+        ("catalog: {type: hive, options: {uri: x}}", "`catalog.options` has `uri`: settings of"),
+        ("catalog: {type: hive, nam: x}", "unknown key `catalog.nam`; did you mean `name`?"),
+        ("catalog: [a]", "`catalog` must be a mapping"),
+    ],
+)
+def test_a_wrong_catalog_is_an_error(project, text, problem):
+    project.write("penstock.yaml", text)
+    error = _error(project.root)
+    assert (error.condition, problem in error.message) == ("SPEC_INVALID", True), error.message

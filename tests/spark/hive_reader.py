@@ -1,0 +1,54 @@
+"""Another engine: plain Spark with a Hive metastore, nothing of Penstock; prints JSON.
+
+python hive_reader.py JARS KEY=VALUE... -- TABLE...   rows and description of each table
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+
+def described(spark: SparkSession, name: str) -> dict[str, Any]:
+    details = {
+        row.col_name: row.data_type for row in spark.sql(f"DESCRIBE EXTENDED {name}").collect()
+    }
+    columns = spark.catalog.listColumns(name)
+    properties = spark.sql(f"SHOW TBLPROPERTIES {name}").collect()
+    return {
+        "rows": sorted(tuple(row) for row in spark.table(name).collect()),
+        "columns": {column.name: column.description for column in columns},
+        "comment": details.get("Comment"),
+        "location": details["Location"],
+        "properties": {row.key: row.value for row in properties},
+    }
+
+
+def main() -> None:
+    jars, *rest = sys.argv[1:]
+    at = rest.index("--")
+    builder = SparkSession.builder.master("local[1]").config(
+        map={
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.sql.shuffle.partitions": "1",
+            "spark.databricks.delta.snapshotPartitions": "1",
+            "spark.driver.extraClassPath": jars,
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+            **dict(pair.split("=", 1) for pair in rest[:at]),
+        }
+    )
+    spark = builder.enableHiveSupport().getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    found = {name: described(spark, name) for name in rest[at + 1 :]}
+    found["tables"] = sorted(table.name for table in spark.catalog.listTables("default"))
+    print(json.dumps(found), flush=True)
+    spark.stop()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

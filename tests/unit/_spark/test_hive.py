@@ -1,0 +1,32 @@
+import pytest
+
+from penstock._spark.hive import derby_folder, hive_configuration, metastore_address
+from penstock.errors import SpecError
+
+URL = "spark.hadoop.javax.jdo.option.ConnectionURL"
+
+
+def test_without_an_address_the_metastore_is_a_derby_database_below_the_storage():
+    configuration = hive_configuration({}, "file:///data/my shop")
+    assert configuration["spark.sql.catalogImplementation"] == "hive"
+    assert configuration[URL] == "jdbc:derby:;databaseName=/data/my shop/metastore;create=true"
+    assert derby_folder(configuration) == "/data/my shop/metastore"
+    assert metastore_address({}, "file:///data/my shop") == configuration[URL]
+
+
+def test_an_address_leaves_the_embedded_database_out():
+    options = {"hive.metastore.uris": "thrift://m:9083", "hive.metastore.sasl.enabled": "true"}
+    configuration = hive_configuration(options, "s3a://bucket/shop")
+    assert configuration == {
+        "spark.sql.catalogImplementation": "hive",
+        "spark.hadoop.hive.metastore.uris": "thrift://m:9083",
+        "spark.hadoop.hive.metastore.sasl.enabled": "true",
+    }
+    assert derby_folder(configuration) is None
+    assert metastore_address(options, "s3a://bucket/shop") == "thrift://m:9083"
+
+
+def test_a_storage_that_is_not_local_needs_an_address():
+    with pytest.raises(SpecError, match=r"s3a://bucket/shop cannot hold") as caught:
+        hive_configuration({"datanucleus.schema.autoCreateAll": "true"}, "s3a://bucket/shop")
+    assert caught.value.condition == "METASTORE_ADDRESS_MISSING"
