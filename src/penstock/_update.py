@@ -216,6 +216,8 @@ def _run(
     if on_running is not None:
         on_running(update)
     leases.add_tables(tables.paths[step.dataset] for step in plan.tables)
+    if settings.maintenance.enabled:
+        engine.maintain({step.dataset for step in plan.tables}, settings.maintenance)
 
     def jvm_died(exit_code: int) -> None:
         engine.jvm_died(exit_code)

@@ -18,6 +18,7 @@ from penstock._cli import (
     inspection,
     lint,
     machine,
+    maintain,
     repair,
     scaffold,
     status,
@@ -70,6 +71,7 @@ inspection.register(app)
 status.register(app)
 checkpoint.register(app)
 repair.register(app)
+maintain.register(app)
 machine.register(app)
 cluster.register(app)
 dashboard.register(app)

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,8 @@ from penstock._execution.flow_state import (
 )
 from penstock._execution.lag_probe import LagProbe
 from penstock._execution.listener import ProgressListener
+from penstock._execution.maintained import maintained_tables
+from penstock._execution.maintenance import MaintenanceThread
 from penstock._execution.running import RunningQuery
 from penstock._execution.sink_writers import SinkWriters
 from penstock._execution.snapshots import SnapshotProgress
@@ -35,6 +37,7 @@ from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._graph.replacing import replaces_rows
 from penstock._model.dataset import LateRows
 from penstock._model.flow import Flow, OutputMode
+from penstock._model.pipeline import MaintenanceSettings
 from penstock._model.trigger import TriggerKind
 from penstock._observe.events import Event, EventOrigin, PlanningInformation, PlanWarning
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
@@ -42,6 +45,8 @@ from penstock._runtime.ports import FlowEnded, RunOutcome
 from penstock._spark import plans
 from penstock._spark.failures import flow_error, full_text, java_causes
 from penstock._spark.session import jvm_died, jvm_exit_code
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.read.log_scan import keeps_rows
 from penstock._tables.write.schema import with_types
 from penstock.errors import PenstockError
 from penstock.sinks.registry import sink_of
@@ -96,13 +101,27 @@ class SparkEngine:
         self._grown: dict[str, FlowNode] = {}
         spark.streams.addListener(self._listener)
         self._confs = FlowConfs(spark, graph)
+        self._maintenance: MaintenanceThread | None = None
+        self._is_cancelled = False
+
+    def maintain(self, datasets: Collection[str], settings: MaintenanceSettings) -> None:
+        """Maintain the tables of some datasets from now on."""
+        context = self._context
+        tables = maintained_tables(
+            self._spark, self._graph, self._tables, self._state, settings, context.origin, datasets
+        )
+        self._maintenance = MaintenanceThread(self._spark, tables, context.emit)
 
     def finish(self) -> None:
         self._lag.close()
+        if self._maintenance is not None:
+            self._maintenance.finish(stopped=self._is_cancelled)
 
     def close(self) -> None:
         """Detach from the session."""
         self._lag.close()
+        if self._maintenance is not None:
+            self._maintenance.close()
         if jvm_exit_code(self._spark) is None:
             self._spark.streams.removeListener(self._listener)
 
@@ -314,7 +333,8 @@ class SparkEngine:
             fingerprint = self._fingerprint(df, dataset)
             before = self._state.view(step.dataset)
             version = self._tables.version(dataset)
-            reason = _why_recompute(step, before, versions, fingerprint, version)
+            same_rows = before is not None and self._have_same_rows(before, versions)
+            reason = _why_recompute(step, before, versions, fingerprint, version, same_rows)
             if where is not None and reason == _QUERY_CHANGED:
                 reason = "its window moved, or the query changed"
             origin = self._origin(node)
@@ -379,7 +399,18 @@ class SparkEngine:
             before is not None
             and before.fingerprint == epoch
             and sources.unversioned is None
-            and dict(before.sources) == dict(sources.versions)
+            and self._have_same_rows(before, sources)
+        )
+
+    def _have_same_rows(self, before: ViewState, sources: plans.BatchSources) -> bool:
+        """Whether the sources have the rows of the last refresh, in the same files or others."""
+        old, new = dict(before.sources), dict(sources.versions)
+        changed = {path for path in old.keys() | new.keys() if old.get(path) != new.get(path)}
+        return all(
+            old.get(path, "").isdecimal()
+            and new.get(path, "").isdecimal()
+            and keeps_rows(DeltaJvm(self._spark), path, int(old[path]), int(new[path]))
+            for path in changed
         )
 
     def _remember(self, dataset: str, df: DataFrame, epoch: str) -> None:
@@ -388,6 +419,7 @@ class SparkEngine:
         self._state.save_view(dataset, view_state)
 
     def cancel(self) -> None:
+        self._is_cancelled = True
         self._spark.sparkContext.cancelAllJobs()
 
     # -- parts ---------------------------------------------------------------------------------
@@ -513,6 +545,7 @@ def _why_recompute(
     sources: plans.BatchSources,
     fingerprint: str,
     version: int | None,
+    same_rows: bool,
 ) -> str | None:
     if step.full:
         return "full refresh"
@@ -524,6 +557,6 @@ def _why_recompute(
         return "the table was changed by another writer"
     if sources.unversioned is not None:
         return sources.unversioned
-    if dict(before.sources) != dict(sources.versions):
+    if not same_rows:
         return "a source changed"
     return None

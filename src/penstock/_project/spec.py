@@ -39,6 +39,7 @@ from penstock._model.pipeline import (
     DEFAULT_CATALOG,
     DEFAULT_SCHEMA,
     EventLogSettings,
+    MaintenanceSettings,
     PipelineSettings,
 )
 from penstock._project.databricks.bundle import Choice
@@ -129,6 +130,7 @@ def load_settings(
         lineage=read.lineage or LineageSettings(),
         events=read.events or EventLogSettings(),
         telemetry=read.telemetry or TelemetrySettings(),
+        maintenance=read.maintenance or MaintenanceSettings(),
     )
 
 
