@@ -50,10 +50,7 @@ def maintain(
     if output is OutputFormat.JSON:
         names = ("table", "operation", "status", "table_version", "reason")
         options.print_json(
-            [
-                {**options.attributes(body, *names), "metrics": dict(body.metrics)}
-                for body in bodies
-            ]
+            [{**options.attributes(body, *names), "metrics": dict(body.metrics)} for body in bodies]
         )
     elif not events:
         print("nothing to do")

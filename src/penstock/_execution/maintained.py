@@ -35,7 +35,8 @@ def maintained_tables(
 ) -> list[TableCare]:
     """The tables of some datasets, and their quarantines; they may not exist yet."""
     session = maintenance_session(spark)
-    times = MaintenanceTimes(StorageFiles(spark), tables.layout.state_dir)
+    files = StorageFiles(spark)
+    times = MaintenanceTimes(files, tables.layout.state_dir)
     needed = NeededFiles(spark, graph, tables, state)
     cares = []
     for node in graph.stored():
@@ -43,9 +44,10 @@ def maintained_tables(
             continue
         policy = partial(table_maintenance, graph, node)
         target, quarantine = tables.paths[node.key], tables.quarantine_path(node)
+        replays = partial(files.names, tables.layout.replay_staging(node.name))
         for path, suffix, its_policy in (
             (target, "", policy),
-            (quarantine, QUARANTINE_SUFFIX, partial(_of_quarantine, policy)),
+            (quarantine, QUARANTINE_SUFFIX, partial(_of_quarantine, policy, replays)),
         ):
             care = TableCare(
                 TableFiles(session, path),
@@ -61,9 +63,13 @@ def maintained_tables(
     return cares
 
 
-def _of_quarantine(policy: Policy, stored: Mapping[str, str]) -> TableMaintenance:
-    # Flows only append to it.
-    return replace(policy(stored), alone=False, z_order=())
+def _of_quarantine(
+    policy: Policy, replays: Callable[[], list[str]], stored: Mapping[str, str]
+) -> TableMaintenance:
+    # Flows only append to it. An unfinished replay is going to remove files of its version.
+    of_table = policy(stored)
+    compacts = of_table.compacts and not replays()
+    return replace(of_table, compacts=compacts, alone=False, z_order=())
 
 
 class NeededFiles:
@@ -114,8 +120,10 @@ class NeededFiles:
         return decision.result.app_id == identity and decision.result.batch_id > last
 
     def _read_from(self, flow: str, table_id: str) -> Iterator[int]:
-        """The versions up to which the last batch of a flow read a table; also where it began, if
-        it is not finished."""
+        """The versions up to which the last batch of a flow read a table.
+
+        Also the version where it began, if it is not finished.
+        """
         state = self._state.flow(flow)
         if state is None:
             return

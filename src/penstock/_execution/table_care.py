@@ -127,7 +127,8 @@ class TableCare:
         if int(snapshot.version()) < 0:
             return []
         policy = self._policy(_properties(snapshot))
-        if policy.compacts_at_end and self._has_grown(snapshot):
+        wants = policy.compacts and policy.compacts_at_end
+        if wants and self._has_grown(snapshot):
             self._compact(policy, self._settings.min_small_files)
         return []
 

@@ -29,9 +29,7 @@ def is_tuning(key: str, value: str) -> bool:
     name = key.lower()
     if name in _KEYS_OF_MAINTENANCE:
         return False
-    return (
-        name in _UNKNOWN_TO_DELTA or name.startswith(_PREFIXES) or _has(_VALUES, name, value)
-    )
+    return name in _UNKNOWN_TO_DELTA or name.startswith(_PREFIXES) or _has(_VALUES, name, value)
 
 
 def effective_properties(properties: Mapping[str, str]) -> dict[str, str]:

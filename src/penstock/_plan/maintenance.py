@@ -61,6 +61,7 @@ def table_maintenance(
         for flow in flows
     )
     wants = managed is not False and not is_replaced
+    orders = wants and not declared.cluster_by
     return TableMaintenance(
         compacts=wants and auto in (None, *_COMPACTS),
         compacts_at_end=wants and auto in _COMPACTS,
@@ -68,7 +69,7 @@ def table_maintenance(
         or any(
             is_cdc(flow.flow) or flow.analysis.output_mode is OutputMode.UPDATE for flow in flows
         ),
-        z_order=_columns(properties.get(Z_ORDER.lower(), "")) if wants else (),
+        z_order=_columns(properties.get(Z_ORDER.lower(), "")) if orders else (),
         vacuums=managed is True or (managed is None and declared.path is None),
     )
 
