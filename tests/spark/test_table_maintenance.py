@@ -135,7 +135,8 @@ def test_update_compacts_at_its_end_when_the_table_asks_for_it(project: Project)
     (project.root / "penstock.yaml").write_text("maintenance: {min_small_files: 2}\n")
     project.source(
         """
-@dp.table(table_properties={"delta.autoOptimize.autoCompact": "auto"})
+@dp.table(table_properties={"delta.autoOptimize.autoCompact": "auto",
+                            "pipelines.autoOptimize.zOrderCols": "id, amount"})
 def compacted():
     return rows()
 
@@ -161,6 +162,9 @@ def unmanaged():
     body = event["details"]["maintenance_progress"]
     assert (body["operation"], body["table"]) == ("OPTIMIZE", "compacted")
     assert body["metrics"]["files_removed"] == 3
+    assert maintained(project, "compacted") == [("compacted", "OPTIMIZE", "COMPLETED")]
+    history = project.spark.sql(f"DESCRIBE HISTORY delta.`{project.path('compacted')}`").first()
+    assert history.operationParameters["zOrderBy"] == '["id","amount"]'
     assert not [e for e in project.events if "only tune Databricks" in e.message]
 
 
@@ -168,7 +172,7 @@ def test_tables_are_compacted_beside_flows_that_append_and_that_merge(project: P
     (project.root / "penstock.yaml").write_text("maintenance: {min_small_files: 3}\n")
     project.source(
         """
-@dp.table(table_properties={"pipelines.autoOptimize.zOrderCols": "id"})
+@dp.table
 def appended():
     return rows()
 

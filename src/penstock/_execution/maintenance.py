@@ -14,6 +14,7 @@ from penstock._execution.table_care import TableCare
 from penstock._model.exception_text import first_line
 from penstock._observe.events import Event
 from penstock._spark.failures import full_text
+from penstock._spark.session import jvm_exit_code
 
 _logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 5.0
@@ -97,6 +98,9 @@ class MaintenanceThread:
         except Exception as error:  # of any kind: the flows go on
             if self._over.is_set() and self._thread is threading.current_thread():
                 return  # cancelled
+            if jvm_exit_code(self._spark, error) is not None:
+                self._over.set()
+                return
             text = first_line(error)
             if _CONFLICT.search(f"{type(error).__name__} {full_text(error)}"):
                 _logger.debug("%s is looked at again: %s", table.name, text)

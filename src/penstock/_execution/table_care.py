@@ -114,10 +114,15 @@ class TableCare:
         if version != self._version and policy.compacts and self._has_grown(snapshot):
             self._compact(policy, self._settings.min_small_files)
         self._version = version
-        if policy.z_order and self._is_due(OPTIMIZE, self._settings.optimize_interval_hours, now):
+        hours = self._settings.optimize_interval_hours
+        if policy.z_order and self._is_due(OPTIMIZE, hours, now, snapshot):
             events += self._z_order(policy, now)
         interval = self._settings.vacuum_interval_hours
-        if policy.vacuums and interval is not None and self._is_due(VACUUM, interval, now):
+        if (
+            policy.vacuums
+            and interval is not None
+            and self._is_due(VACUUM, interval, now, snapshot)
+        ):
             events += self._vacuum(snapshot, now)
         return events
 
@@ -206,8 +211,7 @@ class TableCare:
 
     def _vacuum(self, snapshot: Any, now: int) -> list[Event]:
         retention = self._files.retention_ms()
-        created = snapshot.metadata().createdTime()
-        if created.isDefined() and now - int(created.get()) < retention:
+        if now - _created(snapshot) < retention:
             return []  # no file can be old enough
         problem = self._vacuum_problem(now - retention)
         if problem is not None:
@@ -225,8 +229,9 @@ class TableCare:
         metrics = {"duration_ms": _milliseconds(started), "retention_hours": retention // _HOUR_MS}
         return [self._event(VACUUM, "COMPLETED", text, metrics=metrics)]
 
-    def _is_due(self, operation: str, hours: float, now: int) -> bool:
-        return now - self._times.last(self.name, operation) >= hours * _HOUR_MS
+    def _is_due(self, operation: str, hours: float, now: int, snapshot: Any) -> bool:
+        last = max(self._times.last(self.name, operation), _created(snapshot))
+        return now - last >= hours * _HOUR_MS
 
     def _event(
         self,
@@ -252,6 +257,11 @@ class TableCare:
 def _properties(snapshot: Any) -> dict[str, str]:
     content = json.loads(snapshot.metadata().json())["metaData"]
     return dict(content.get("configuration") or {})
+
+
+def _created(snapshot: Any) -> int:
+    created = snapshot.metadata().createdTime()
+    return int(created.get()) if created.isDefined() else 0
 
 
 def _milliseconds(started: float) -> int:
