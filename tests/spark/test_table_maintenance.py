@@ -193,7 +193,7 @@ dp.create_auto_cdc_flow(target="merged", source="appended", keys=["id"], sequenc
             for log in (project.path(name) / "_delta_log" for name in ("appended", "merged"))
         )
 
-    run.wait_until(both_compacted)
+    run.wait_until(both_compacted, 180)
     expected = [(number,) for number in range(added)]
     run.wait_until(lambda: project.rows("appended", "id") == expected)
     run.wait_until(lambda: project.rows("merged", "id") == expected)

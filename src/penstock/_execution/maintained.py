@@ -34,7 +34,7 @@ def maintained_tables(
     keys: Collection[str],
 ) -> list[TableCare]:
     """The tables of some datasets, and their quarantines; they may not exist yet."""
-    session = maintenance_session(spark)
+    delta = DeltaJvm(maintenance_session(spark))
     files = StorageFiles(spark)
     times = MaintenanceTimes(files, tables.layout.state_dir)
     needed = NeededFiles(spark, graph, tables, state)
@@ -50,7 +50,7 @@ def maintained_tables(
             (quarantine, QUARANTINE_SUFFIX, partial(_of_quarantine, policy, replays)),
         ):
             care = TableCare(
-                TableFiles(session, path),
+                TableFiles(delta, path),
                 f"{node.display}{suffix}",
                 replace(origin, dataset_name=node.key),
                 settings,

@@ -31,14 +31,19 @@ _CONFLICT = re.compile(
 class MaintenanceThread:
     """Looks after tables while flows run, one after the other. Never fails a flow.
 
+    `find_tables` is called once, when the first table is looked at: a short update does not wait.
     Delta's own compaction, which the batch would wait for, is off meanwhile unless it is set.
     """
 
     def __init__(
-        self, spark: SparkSession, tables: Sequence[TableCare], emit: Callable[[Event], None]
+        self,
+        spark: SparkSession,
+        find_tables: Callable[[], Sequence[TableCare]],
+        emit: Callable[[Event], None],
     ) -> None:
         self._spark = spark
-        self._tables = tables
+        self._find_tables = find_tables
+        self._tables: Sequence[TableCare] | None = None
         self._emit = emit
         self._over = threading.Event()
         self._due: dict[TableCare, float] = {}
@@ -50,13 +55,12 @@ class MaintenanceThread:
         self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
         self._thread.start()
 
-    def finish(self, *, stopped: bool) -> None:
-        """End; what was begun is cancelled. Compacts the tables that ask for it, unless stopped."""
+    def finish(self, *, compact: bool) -> None:
+        """End; what was begun is cancelled. With `compact`, compact the tables that ask for it."""
         self._stop()
-        if not stopped:
-            for table in self._tables:
+        for table in self._found() if compact else self._tables or ():
+            if compact:
                 self._attempt(table, table.compact_at_end)
-        for table in self._tables:
             self._report(table.pending_events())
 
     def close(self) -> None:
@@ -83,7 +87,7 @@ class MaintenanceThread:
         context.setJobGroup(self._group, "maintenance of tables", interruptOnCancel=False)
         context.setLocalProperty("spark.scheduler.pool", _POOL)
         while not self._over.wait(_LOOK_SECONDS):
-            for table in self._tables:
+            for table in self._found():
                 if self._over.is_set():
                     return
                 if time.monotonic() >= self._due.get(table, 0.0):
@@ -91,6 +95,15 @@ class MaintenanceThread:
                     self._attempt(table, table.look)
                     now = time.monotonic()
                     self._due[table] = now + _PAUSE_FACTOR * (now - started)
+
+    def _found(self) -> Sequence[TableCare]:
+        if self._tables is None:
+            try:
+                self._tables = self._find_tables()
+            except Exception as error:  # of any kind: the flows go on
+                _logger.warning("tables are not maintained: %s", first_line(error))
+                self._tables = ()
+        return self._tables
 
     def _attempt(self, table: TableCare, act: Callable[[], list[Event]]) -> None:
         try:

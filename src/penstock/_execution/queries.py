@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -40,6 +41,7 @@ from penstock._model.flow import Flow, OutputMode
 from penstock._model.pipeline import MaintenanceSettings
 from penstock._model.trigger import TriggerKind
 from penstock._observe.events import Event, EventOrigin, PlanningInformation, PlanWarning
+from penstock._plan.maintenance import table_maintenance
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
 from penstock._runtime.ports import FlowEnded, RunOutcome
 from penstock._spark import plans
@@ -102,20 +104,33 @@ class SparkEngine:
         spark.streams.addListener(self._listener)
         self._confs = FlowConfs(spark, graph)
         self._maintenance: MaintenanceThread | None = None
+        self._compacts_at_end = False
         self._is_cancelled = False
 
     def maintain(self, datasets: Collection[str], settings: MaintenanceSettings) -> None:
         """Maintain the tables of some datasets from now on."""
         context = self._context
-        tables = maintained_tables(
-            self._spark, self._graph, self._tables, self._state, settings, context.origin, datasets
+        find_tables = partial(
+            maintained_tables,
+            self._spark,
+            self._graph,
+            self._tables,
+            self._state,
+            settings,
+            context.origin,
+            datasets,
         )
-        self._maintenance = MaintenanceThread(self._spark, tables, context.emit)
+        self._compacts_at_end = any(
+            table_maintenance(self._graph, node, {}).compacts_at_end
+            for node in self._graph.stored()
+            if node.key in datasets
+        )
+        self._maintenance = MaintenanceThread(self._spark, find_tables, context.emit)
 
     def finish(self) -> None:
         self._lag.close()
         if self._maintenance is not None:
-            self._maintenance.finish(stopped=self._is_cancelled)
+            self._maintenance.finish(compact=self._compacts_at_end and not self._is_cancelled)
 
     def close(self) -> None:
         """Detach from the session."""

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock._model.pipeline import MaintenanceSettings
 from penstock._project.spec import load_settings, storage_uri
 from penstock.errors import SpecError
 
@@ -284,3 +285,33 @@ def test_storage_becomes_an_absolute_uri_when_given_in_any_form(text, uri):
 def test_storage_is_refused_when_its_uri_names_no_absolute_location(text):
     with pytest.raises(SpecError, match="STORAGE_INVALID"):
         storage_uri(text, Path("/p"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("maintenance: false", MaintenanceSettings(enabled=False)),
+        ("maintenance: true", MaintenanceSettings()),
+        (
+            "maintenance: {min_small_files: 10, vacuum_interval_hours: null}",
+            MaintenanceSettings(min_small_files=10, vacuum_interval_hours=None),
+        ),
+        ("name: shop", MaintenanceSettings()),
+    ],
+)
+def test_maintenance_is_read_as_a_switch_or_a_mapping(project, text, expected):
+    project.write("penstock.yaml", text)
+    assert _load(project.root).maintenance == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("maintenance: {min_small_file: 10}", "did you mean `min_small_files`"),
+        ("maintenance: {min_small_files: 1}", "greater than or equal to 2"),
+        ("maintenance: {vacuum_interval_hours: 0}", "greater than 0"),
+    ],
+)
+def test_a_wrong_maintenance_setting_is_an_error(project, text, message):
+    project.write("penstock.yaml", text)
+    assert message in str(_error(project.root))

@@ -54,12 +54,12 @@ def maintenance_session(spark: SparkSession) -> SparkSession:
 
 
 class TableFiles:
-    """The files of one table that exists."""
+    """The files of one table; `delta` has the session of `maintenance_session`."""
 
-    def __init__(self, session: SparkSession, path: str) -> None:
-        self._session = session
+    def __init__(self, delta: DeltaJvm, path: str) -> None:
+        self._session = delta.spark
         self._path = path
-        self._delta = DeltaJvm(session)
+        self._delta = delta
         escaped = path.replace("`", "``")
         self._sql = f"delta.`{escaped}`"
 
