@@ -168,7 +168,9 @@ def unmanaged():
     assert not [e for e in project.events if "only tune Databricks" in e.message]
 
 
-def test_tables_are_compacted_beside_flows_that_append_and_that_merge(project: Project) -> None:
+def test_tables_are_compacted_beside_flows_that_append_and_that_look_up_keys(
+    project: Project,
+) -> None:
     (project.root / "penstock.yaml").write_text("maintenance: {min_small_files: 3}\n")
     project.source(
         """
@@ -177,8 +179,9 @@ def appended():
     return rows()
 
 
-dp.create_streaming_table("merged")
-dp.create_auto_cdc_flow(target="merged", source="appended", keys=["id"], sequence_by="amount")
+@dp.table(deduplicate_by=["id"])
+def unique():
+    return dp.read_stream("appended")
 """
     )
     run = ContinuousRun(project)
@@ -190,13 +193,13 @@ dp.create_auto_cdc_flow(target="merged", source="appended", keys=["id"], sequenc
         added += 1
         return all(
             any('"operation":"OPTIMIZE"' in commit.read_text() for commit in log.glob("*.json"))
-            for log in (project.path(name) / "_delta_log" for name in ("appended", "merged"))
+            for log in (project.path(name) / "_delta_log" for name in ("appended", "unique"))
         )
 
     run.wait_until(both_compacted, 180)
     expected = [(number,) for number in range(added)]
     run.wait_until(lambda: project.rows("appended", "id") == expected)
-    run.wait_until(lambda: project.rows("merged", "id") == expected)
+    run.wait_until(lambda: project.rows("unique", "id") == expected)
     result = run.stop()
     assert result.failures == ()
     assert not [e for e in project.events if e.error is not None]
