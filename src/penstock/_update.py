@@ -224,6 +224,8 @@ def _run(
     if on_running is not None:
         on_running(update)
     pipeline.lease(*(pipeline.graph.datasets[step.dataset] for step in plan.tables))
+    if settings.maintenance.enabled:
+        engine.maintain({step.dataset for step in plan.tables}, settings.maintenance)
 
     def jvm_died(exit_code: int) -> None:
         engine.jvm_died(exit_code)

@@ -1,5 +1,6 @@
 """Writers that keep to Delta's protocol beside ours: no commit of anyone is overwritten."""
 
+import json
 import os
 import threading
 import time
@@ -73,6 +74,49 @@ def test_listing_of_a_log_is_that_of_delta(spark: SparkSession, tmp_path: Path) 
     assert len(listed(ours, f"{2:020d}.")) == 7
     with pytest.raises(Exception, match="FileNotFoundException"):
         ours.listFrom(jvm.org.apache.hadoop.fs.Path(str(tmp_path / "none" / "x")), conf)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "whole"),
+    [
+        ({"version": 2, "size": 3}, False),
+        ({"version": 4, "size": 3}, True),  # of a version that is not there any more
+        ({"version": 2, "size": 3, "parts": 2}, True),
+        ({"version": 2, "v2Checkpoint": {"path": "x"}}, True),
+        ({"size": 3}, True),
+    ],
+)
+def test_listing_needs_no_names_when_it_begins_at_the_last_checkpoint(
+    spark: SparkSession, tmp_path: Path, checkpoint: dict[str, Any], whole: bool
+) -> None:
+    folder = tmp_path / "_delta_log"
+    folder.mkdir()
+    names = [f"{v:020d}.{kind}" for v in range(2, 5) for kind in ("json", "crc")]
+    extra = f"{2:020d}.{4:020d}.compacted.json"  # found only among the names of the folder
+    for name in [*names, f"{2:020d}.checkpoint.parquet", f"{3:020d}.checkpoint.parquet", extra]:
+        (folder / name).write_text(name)
+    (folder / f"{4:020d}.crc").unlink()
+    (folder / "_last_checkpoint").write_text(json.dumps(checkpoint))
+    jvm: Any = spark._jvm
+    ours, conf = log_store(spark)
+
+    def listed(name: str) -> list[str]:
+        files = ours.listFrom(jvm.org.apache.hadoop.fs.Path(folder.as_posix(), name), conf)
+        found = []
+        while files.hasNext():
+            found.append(str(files.next().getPath().getName()))
+        return [name for name in found if not name.startswith("_")]
+
+    def present(first: int) -> list[str]:
+        return sorted(path.name for path in folder.glob("0*") if int(path.name[:20]) >= first)
+
+    for version in range(2, 6):
+        expected = present(version)
+        if not whole:
+            expected = [name for name in expected if name != extra]
+        assert listed(f"{version:020d}.") == expected, version
+    assert listed(f"{1:020d}.json") == present(1)  # before the checkpoint: the whole folder
+    assert listed(f"{9:020d}.json") == []
 
 
 def race(spark: SparkSession, folder: Path, store: str) -> tuple[list[int], list[int]]:

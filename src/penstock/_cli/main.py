@@ -18,6 +18,7 @@ from penstock._cli import (
     inspection,
     lint,
     machine,
+    maintain,
     package,
     pipelines,
     repair,
@@ -73,6 +74,7 @@ status.register(app)
 pipelines.register(app)
 checkpoint.register(app)
 repair.register(app)
+maintain.register(app)
 machine.register(app)
 cluster.register(app)
 dashboard.register(app)

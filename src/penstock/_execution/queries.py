@@ -3,8 +3,9 @@
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -26,6 +27,8 @@ from penstock._execution.flow_state import (
 )
 from penstock._execution.lag_probe import LagProbe
 from penstock._execution.listener import ProgressListener
+from penstock._execution.maintained import maintained_tables
+from penstock._execution.maintenance import MaintenanceThread
 from penstock._execution.running import RunningQuery
 from penstock._execution.sink_writers import SinkWriters
 from penstock._execution.snapshots import SnapshotProgress
@@ -35,13 +38,17 @@ from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._graph.replacing import replaces_rows
 from penstock._model.dataset import LateRows
 from penstock._model.flow import Flow, OutputMode
+from penstock._model.pipeline import MaintenanceSettings
 from penstock._model.trigger import TriggerKind
 from penstock._observe.events import Event, EventOrigin, PlanningInformation, PlanWarning
+from penstock._plan.maintenance import table_maintenance
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
 from penstock._runtime.ports import FlowEnded, RunOutcome
 from penstock._spark import plans
 from penstock._spark.failures import flow_error, full_text, java_causes
 from penstock._spark.session import jvm_died, jvm_exit_code
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.read.log_scan import keeps_rows
 from penstock._tables.write.schema import with_types
 from penstock.errors import PenstockError
 from penstock.sinks.registry import sink_of
@@ -98,13 +105,40 @@ class SparkEngine:
         self._grown: dict[str, FlowNode] = {}
         spark.streams.addListener(self._listener)
         self._confs = FlowConfs(spark, graph)
+        self._maintenance: MaintenanceThread | None = None
+        self._compacts_at_end = False
+        self._is_cancelled = False
+
+    def maintain(self, datasets: Collection[str], settings: MaintenanceSettings) -> None:
+        """Maintain the tables of some datasets from now on."""
+        context = self._context
+        find_tables = partial(
+            maintained_tables,
+            self._spark,
+            self._graph,
+            self._tables,
+            self._state,
+            settings,
+            context.origin,
+            datasets,
+        )
+        self._compacts_at_end = any(
+            table_maintenance(self._graph, node, {}).compacts_at_end
+            for node in self._graph.stored()
+            if node.key in datasets
+        )
+        self._maintenance = MaintenanceThread(self._spark, find_tables, context.emit)
 
     def finish(self) -> None:
         self._lag.close()
+        if self._maintenance is not None:
+            self._maintenance.finish(compact=self._compacts_at_end and not self._is_cancelled)
 
     def close(self) -> None:
         """Detach from the session."""
         self._lag.close()
+        if self._maintenance is not None:
+            self._maintenance.close()
         if jvm_exit_code(self._spark) is None:
             self._spark.streams.removeListener(self._listener)
 
@@ -327,7 +361,8 @@ class SparkEngine:
             fingerprint = self._fingerprint(df, dataset)
             before = self._state.view(step.dataset)
             version = self._tables.version(dataset)
-            reason = _why_recompute(step, before, versions, fingerprint, version)
+            same_rows = before is not None and self._have_same_rows(before, versions)
+            reason = _why_recompute(step, before, versions, fingerprint, version, same_rows)
             if where is not None and reason == _QUERY_CHANGED:
                 reason = "its window moved, or the query changed"
             origin = self._origin(node)
@@ -392,7 +427,18 @@ class SparkEngine:
             before is not None
             and before.fingerprint == epoch
             and sources.unversioned is None
-            and dict(before.sources) == dict(sources.versions)
+            and self._have_same_rows(before, sources)
+        )
+
+    def _have_same_rows(self, before: ViewState, sources: plans.BatchSources) -> bool:
+        """Whether the sources have the rows of the last refresh, in the same files or others."""
+        old, new = dict(before.sources), dict(sources.versions)
+        changed = {path for path in old.keys() | new.keys() if old.get(path) != new.get(path)}
+        return all(
+            old.get(path, "").isdecimal()
+            and new.get(path, "").isdecimal()
+            and keeps_rows(DeltaJvm(self._spark), path, int(old[path]), int(new[path]))
+            for path in changed
         )
 
     def _remember(self, dataset: str, df: DataFrame, epoch: str) -> None:
@@ -401,6 +447,7 @@ class SparkEngine:
         self._state.save_view(dataset, view_state)
 
     def cancel(self) -> None:
+        self._is_cancelled = True
         self._spark.sparkContext.cancelAllJobs()
 
     # -- parts ---------------------------------------------------------------------------------
@@ -531,6 +578,7 @@ def _why_recompute(
     sources: plans.BatchSources,
     fingerprint: str,
     version: int | None,
+    same_rows: bool,
 ) -> str | None:
     if step.full:
         return "full refresh"
@@ -542,6 +590,6 @@ def _why_recompute(
         return "the table was changed by another writer"
     if sources.unversioned is not None:
         return sources.unversioned
-    if dict(before.sources) != dict(sources.versions):
+    if not same_rows:
         return "a source changed"
     return None

@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
@@ -148,6 +150,8 @@ class PipelineTables:
         self.paths: Mapping[str, str] = MappingProxyType(
             {node.key: self._ref(node).path for node in graph.stored()}
         )
+        self.turns: Mapping[str, Lock] = {key: Lock() for key in self.paths}
+        """Held by a batch that removes files of a table, and by a compaction of that table."""
 
     # -- tables --------------------------------------------------------------------------------
 
@@ -203,6 +207,11 @@ class PipelineTables:
     def app_id(self, flow: str, epoch: str) -> str:
         """The `txnAppId` of a flow."""
         return app_id(self._settings.name, flow, epoch)
+
+    def decisions(self, node: FlowNode, epoch: str) -> DecisionFile:
+        """The record of the batch of a flow that has several commits."""
+        path = self.layout.decision_file(node.flow.name, epoch)
+        return DecisionFile(StorageFiles(self._spark), path)
 
     def quarantine_path(self, node: DatasetNode) -> str:
         """Path of the quarantine of a dataset; it may not exist."""
@@ -291,7 +300,7 @@ class PipelineTables:
             "quarantine": self._quarantine(dataset) if keeps else None,
             "late": late,
             "apply_rules": judge,
-            "decisions": self._decisions(node, epoch),
+            "decisions": self.decisions(node, epoch),
             "note": self.note(node, epoch),
         }
         writer: Any
@@ -318,9 +327,11 @@ class PipelineTables:
                 **common,
             )
         is_upsert = mode is OutputMode.UPDATE
+        removes = is_upsert or bool(dataset.declared.deduplicate_by)
 
         def write(batch: DataFrame, batch_id: int) -> Commit:
-            return Commit(writer.write(batch, batch_id), dataset.key, is_upsert)
+            with self.turns[dataset.key] if removes else nullcontext():
+                return Commit(writer.write(batch, batch_id), dataset.key, is_upsert)
 
         return BatchWriter(df if split is None or judge is not None else split.df, write)
 
@@ -341,10 +352,6 @@ class PipelineTables:
             return batch if parts is None else parts.df
 
         return judged
-
-    def _decisions(self, node: FlowNode, epoch: str) -> DecisionFile:
-        path = self.layout.decision_file(node.flow.name, epoch)
-        return DecisionFile(StorageFiles(self._spark), path)
 
     def note(self, node: FlowNode, epoch: str) -> CommitNote:
         """The record of the newest commits of a flow."""
@@ -436,12 +443,13 @@ class PipelineTables:
             rewrite=False if self._is_streamed(dataset) else None,
             stateful=has_state(node.analysis.stateful_operators),
             apply_rules=judge,
-            decisions=self._decisions(node, epoch),
+            decisions=self.decisions(node, epoch),
             note=self.note(node, epoch),
         )
 
         def write(batch: DataFrame, batch_id: int) -> Commit:
-            return Commit(writer.write(batch, batch_id), dataset.key, True, True)
+            with self.turns[dataset.key]:
+                return Commit(writer.write(batch, batch_id), dataset.key, True, True)
 
         return BatchWriter(split.df if judge is None else df, write)
 

@@ -71,6 +71,23 @@ class EventLogSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MaintenanceSettings:
+    """Maintenance of the pipeline's tables.
+
+    Attributes:
+        enabled: Whether updates maintain tables.
+        min_small_files: Small files that a compaction must be able to remove.
+        optimize_interval_hours: Between two runs of Z-order or clustering of a table.
+        vacuum_interval_hours: Between two runs of VACUUM of a table; `None` = never.
+    """
+
+    enabled: bool = True
+    min_small_files: int = 50
+    optimize_interval_hours: float = 24.0
+    vacuum_interval_hours: float | None = 24.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class PipelineSettings:
     """What the settings files, the environment and the command line say.
 
@@ -102,6 +119,7 @@ class PipelineSettings:
         lineage: OpenLineage events.
         events: What the event log keeps.
         telemetry: Metrics and traces over OpenTelemetry's protocol.
+        maintenance: Compaction, clustering and VACUUM of tables.
         local_dir: Folder on this machine for the event log and logs of a remote storage, and the
             default storage; empty = `.penstock` in the root.
     """
@@ -132,6 +150,7 @@ class PipelineSettings:
     lineage: LineageSettings = field(default_factory=LineageSettings)
     events: EventLogSettings = field(default_factory=EventLogSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
+    maintenance: MaintenanceSettings = field(default_factory=MaintenanceSettings)
     local_dir: str = field(default="", compare=False)
 
     @property

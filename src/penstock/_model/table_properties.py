@@ -1,4 +1,4 @@
-"""Table properties that only tune performance on Databricks and never affect rows."""
+"""Table properties of Databricks that open-source Delta Lake does not accept and Penstock does."""
 
 from collections.abc import Mapping
 
@@ -11,25 +11,37 @@ _UNKNOWN_TO_DELTA = {
 }
 # Open-source Delta Lake knows the keys, but not these values.
 _VALUES = {
-    "delta.autooptimize": ("auto", "legacy"),
-    "delta.autooptimize.autocompact": ("auto", "legacy"),
     "delta.autooptimize.optimizewrite": ("auto", "legacy"),
     # Databricks' weaker level; without the property a table is Serializable.
     "delta.isolationlevel": ("writeserializable",),
 }
+# Read by the maintenance of the pipeline, and not stored.
+_OF_MAINTENANCE = {
+    "delta.autooptimize": ("auto", "legacy"),
+    "delta.autooptimize.autocompact": ("auto", "legacy"),
+}
+_KEYS_OF_MAINTENANCE = ("pipelines.autooptimize.managed", "pipelines.autooptimize.zordercols")
 _PREFIXES = ("pipelines.autooptimize.",)
 
 
 def is_tuning(key: str, value: str) -> bool:
-    """Whether a property only tunes Databricks and has no effect on open-source Delta Lake."""
+    """Whether a property only tunes Databricks and has no effect here."""
     name = key.lower()
-    return (
-        name in _UNKNOWN_TO_DELTA
-        or name.startswith(_PREFIXES)
-        or str(value).strip().lower() in _VALUES.get(name, ())
-    )
+    if name in _KEYS_OF_MAINTENANCE:
+        return False
+    return name in _UNKNOWN_TO_DELTA or name.startswith(_PREFIXES) or _has(_VALUES, name, value)
 
 
 def effective_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """The properties that a table gets: all but those that only tune Databricks."""
-    return {key: value for key, value in properties.items() if not is_tuning(key, value)}
+    """The properties that are stored with a table."""
+    return {
+        key: value
+        for key, value in properties.items()
+        if not is_tuning(key, value)
+        and key.lower() not in _KEYS_OF_MAINTENANCE
+        and not _has(_OF_MAINTENANCE, key.lower(), value)
+    }
+
+
+def _has(values: Mapping[str, tuple[str, ...]], name: str, value: str) -> bool:
+    return str(value).strip().lower() in values.get(name, ())

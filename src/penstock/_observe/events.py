@@ -434,6 +434,26 @@ class MigrationProgress(Body):
     figures: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class MaintenanceProgress(Body):
+    """Maintenance of a table: `operation` is OPTIMIZE or VACUUM; `table` may be a quarantine.
+
+    `status` is COMPLETED, SKIPPED or FAILED, the latter two with the `reason`.
+    """
+
+    event_type = "maintenance_progress"
+    omits_none = True
+    operation: str = ""
+    status: str = ""
+    table: str = ""
+    table_version: int | None = None
+    reason: str | None = None
+    metrics: Mapping[str, int] = field(default_factory=dict)
+
+    def level(self, error: ErrorInfo | None) -> Level:
+        return Level.WARN if self.status == "FAILED" else Level.INFO
+
+
 @dataclass(frozen=True)
 class Event:
     """One event; `timestamp` is in UTC, `message` is one line for people."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._model.origin import SourceLocation
+from penstock._plan.maintenance import table_maintenance
 from penstock.errors import SpecError
 
 RESET_ALLOWED = "pipelines.reset.allowed"
@@ -36,6 +37,7 @@ def check_settings(graph: DataflowGraph, configuration: Mapping[str, str]) -> No
     widening(configuration)
     for node in graph.stored():
         reset_allowed(node, configuration)
+        table_maintenance(graph, node, {})
     for flow in graph.flows.values():
         flow_retries(graph, flow, configuration)
         growing_state_action(graph, flow, configuration)

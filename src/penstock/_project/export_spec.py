@@ -1,11 +1,11 @@
-"""What a pipeline keeps and tells: `events`, `metrics`, `lineage` and `opentelemetry`."""
+"""What a pipeline keeps and sends: `events`, `maintenance`, `metrics`, `lineage`, ..."""
 
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySettings
-from penstock._model.pipeline import EventLogSettings
+from penstock._model.pipeline import EventLogSettings, MaintenanceSettings
 
 
 class _Part(BaseModel):
@@ -60,6 +60,44 @@ class MetricsSpec(_Part):
 
 def _as_switch(value: Any) -> Any:
     return {"enabled": value} if isinstance(value, bool) else value
+
+
+class MaintenanceSpec(_Part):
+    """`maintenance: {min_small_files: ..., ...}`, or `maintenance: false`."""
+
+    enabled: bool = Field(default=True, description="false: updates do not maintain tables.")
+    min_small_files: int = Field(
+        default=MaintenanceSettings().min_small_files,
+        strict=False,
+        ge=2,
+        description="Number of small files from which a table is compacted.",
+    )
+    optimize_interval_hours: float = Field(
+        default=MaintenanceSettings().optimize_interval_hours,
+        strict=False,
+        gt=0,
+        description="Hours between two runs of Z-order or clustering of a table.",
+    )
+    vacuum_interval_hours: float | None = Field(
+        default=MaintenanceSettings().vacuum_interval_hours,
+        strict=False,
+        gt=0,
+        description="Hours between two runs of VACUUM of a table; null: never.",
+    )
+
+    def settings(self) -> MaintenanceSettings:
+        return MaintenanceSettings(
+            enabled=self.enabled,
+            min_small_files=self.min_small_files,
+            optimize_interval_hours=self.optimize_interval_hours,
+            vacuum_interval_hours=self.vacuum_interval_hours,
+        )
+
+
+Maintenance = Annotated[
+    MaintenanceSpec | None,
+    BeforeValidator(_as_switch, json_schema_input_type=bool | MaintenanceSpec | None),
+]
 
 
 class LineageSpec(_Part):

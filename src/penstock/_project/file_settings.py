@@ -8,7 +8,12 @@ from penstock._model.alert import AlertSettings
 from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySettings
 from penstock._model.name import split_name
 from penstock._model.paths import path_key
-from penstock._model.pipeline import EventLogSettings, ExternalTable, MetastoreSettings
+from penstock._model.pipeline import (
+    EventLogSettings,
+    ExternalTable,
+    MaintenanceSettings,
+    MetastoreSettings,
+)
 from penstock._project.workspace_files import SourcePattern
 
 
@@ -41,6 +46,7 @@ class FileSettings:
     lineage: LineageSettings | None = None
     events: EventLogSettings | None = None
     telemetry: TelemetrySettings | None = None
+    maintenance: MaintenanceSettings | None = None
 
     def over(self, base: "FileSettings") -> "FileSettings":
         """Merge these settings over others: their values win, mappings are merged by key."""
@@ -72,6 +78,7 @@ class FileSettings:
             lineage=self.lineage or base.lineage,
             events=self.events or base.events,
             telemetry=self.telemetry or base.telemetry,
+            maintenance=self.maintenance or base.maintenance,
             lint_ignore=tuple(dict.fromkeys([*base.lint_ignore, *self.lint_ignore])),
         )
 

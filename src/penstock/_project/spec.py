@@ -41,6 +41,7 @@ from penstock._model.pipeline import (
     DEFAULT_CATALOG,
     DEFAULT_SCHEMA,
     EventLogSettings,
+    MaintenanceSettings,
     PipelineSettings,
 )
 from penstock._project.databricks.bundle import Choice
@@ -136,6 +137,7 @@ def load_settings(
         events=read.events or EventLogSettings(),
         telemetry=read.telemetry or TelemetrySettings(),
         local_dir=local_dir,
+        maintenance=read.maintenance or MaintenanceSettings(),
     )
 
 

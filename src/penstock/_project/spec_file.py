@@ -27,6 +27,8 @@ from penstock._project.export_spec import (
     EventsSpec,
     Lineage,
     LineageSpec,
+    Maintenance,
+    MaintenanceSpec,
     MetricsSpec,
     Telemetry,
     TelemetrySpec,
@@ -236,6 +238,9 @@ class PipelineSpec(_Part):
     opentelemetry: Telemetry = Field(
         default=None, description="Metrics and traces over OTLP; true or a mapping."
     )
+    maintenance: Maintenance = Field(
+        default=None, description="Compaction and VACUUM of tables; false or a mapping."
+    )
     lint: LintSpec = Field(default_factory=LintSpec, description="For `penstock lint`.")
 
     @field_validator("paths")
@@ -351,6 +356,8 @@ def _suggestion(path: KeyPath) -> str:
             model = LineageSpec
         case ("events", _, *_):
             model = EventsSpec
+        case ("maintenance", _, *_):
+            model = MaintenanceSpec
         case ("opentelemetry", _, *_):
             model = TelemetrySpec
     known = keys_of(model)

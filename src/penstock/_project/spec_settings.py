@@ -54,6 +54,7 @@ def spec_settings(spec: PipelineSpec, document: Node) -> FileSettings:
         lineage=None if spec.lineage is None else spec.lineage.settings(),
         events=None if spec.events is None else spec.events.settings(),
         telemetry=None if spec.opentelemetry is None else spec.opentelemetry.settings(),
+        maintenance=None if spec.maintenance is None else spec.maintenance.settings(),
         notes=(*foreign_notes(document), *library_notes(read - {"file", "glob", "notebook"})),
     )
 

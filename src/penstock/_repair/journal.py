@@ -17,6 +17,7 @@ from penstock._model.pipeline import PipelineSettings
 from penstock._observe.bus import EventBus
 from penstock._observe.events import (
     CreateUpdate,
+    ErrorInfo,
     Event,
     EventOrigin,
     FlowProgress,
@@ -91,13 +92,13 @@ class Record:
 def recording(
     settings: PipelineSettings,
     update_id: str,
-    node: "FlowNode",
+    node: "FlowNode | None",
     *,
     command: str,
     properties: Mapping[str, Any],
     text: str,
 ) -> Iterator[Record]:
-    """Record the block as an update of one flow.
+    """Record the block as an update, of one flow unless `node` is `None`.
 
     `properties` are added to the `create_update` event; `text` is one line about the command.
     """
@@ -108,7 +109,15 @@ def recording(
     for subscriber in (state, log, status):
         bus.subscribe(subscriber)
     origin = EventOrigin(pipeline_name=settings.name, update_id=update_id)
-    flow = replace(origin, flow_name=node.flow.name, dataset_name=node.target)
+    flow, about = origin, ""
+    if node is not None:
+        flow = replace(origin, flow_name=node.flow.name, dataset_name=node.target)
+        about = f" of flow {node.flow.name!r}"
+
+    def flow_event(status: FlowStatus, text: str, error: ErrorInfo | None = None) -> None:
+        if node is not None:
+            bus.emit(Event(flow, FlowProgress(status), text, error=error))
+
     try:
         configuration = {
             "storage": settings.storage,
@@ -118,15 +127,15 @@ def recording(
             "event_log": str(log.directory),
         }
         create = CreateUpdate(configuration)
-        bus.emit(Event(origin, create, f"{command} of flow {node.flow.name!r}"))
+        bus.emit(Event(origin, create, f"{command}{about}"))
         bus.emit(Event(origin, UpdateProgress(UpdateState.RUNNING), f"{command}: {text}"))
-        bus.emit(Event(flow, FlowProgress(FlowStatus.RUNNING), command))
+        flow_event(FlowStatus.RUNNING, command)
         yield Record(bus.emit, flow)
-        bus.emit(Event(flow, FlowProgress(FlowStatus.COMPLETED), f"{command} done"))
+        flow_event(FlowStatus.COMPLETED, f"{command} done")
         bus.emit(Event(origin, UpdateProgress(UpdateState.COMPLETED), f"{command} done"))
     except Exception as error:
         info = error_info(as_penstock_error(error, f"the {command}"))
-        bus.emit(Event(flow, FlowProgress(FlowStatus.FAILED), info.message, error=info))
+        flow_event(FlowStatus.FAILED, info.message, info)
         bus.emit(Event(origin, UpdateProgress(UpdateState.FAILED), info.message, error=info))
         raise
     finally:

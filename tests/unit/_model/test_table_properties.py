@@ -11,14 +11,26 @@ from penstock._model.table_properties import effective_properties, is_tuning
         ("delta.targetFileSize", "64mb"),
         ("delta.TuneFileSizesForRewrites", "true"),
         ("delta.parquet.compression.codec", "ZSTD"),
-        ("delta.autoOptimize.autoCompact", "Auto"),
         ("delta.autoOptimize.optimizeWrite", "legacy"),
         ("delta.isolationLevel", "WriteSerializable"),
-        ("pipelines.autoOptimize.zOrderCols", "id"),
+        ("pipelines.autoOptimize.other", "id"),
     ],
 )
 def test_property_is_left_out_when_it_only_tunes_databricks(key, value):
     assert is_tuning(key, value)
+    assert effective_properties({key: value, "quality": "gold"}) == {"quality": "gold"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("delta.autoOptimize.autoCompact", "Auto"),
+        ("pipelines.autoOptimize.managed", "true"),
+        ("pipelines.autoOptimize.zOrderCols", "id"),
+    ],
+)
+def test_property_is_not_stored_when_only_maintenance_reads_it(key, value):
+    assert not is_tuning(key, value)
     assert effective_properties({key: value, "quality": "gold"}) == {"quality": "gold"}
 
 

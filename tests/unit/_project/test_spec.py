@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock._model.pipeline import MaintenanceSettings
 from penstock._project.spec import load_settings, storage_uri
 from penstock.errors import SpecError
 
@@ -321,3 +322,33 @@ def test_a_wrong_catalog_is_an_error(project, text, problem):
     project.write("penstock.yaml", text)
     error = _error(project.root)
     assert (error.condition, problem in error.message) == ("SPEC_INVALID", True), error.message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("maintenance: false", MaintenanceSettings(enabled=False)),
+        ("maintenance: true", MaintenanceSettings()),
+        (
+            "maintenance: {min_small_files: 10, vacuum_interval_hours: null}",
+            MaintenanceSettings(min_small_files=10, vacuum_interval_hours=None),
+        ),
+        ("name: shop", MaintenanceSettings()),
+    ],
+)
+def test_maintenance_is_read_as_a_switch_or_a_mapping(project, text, expected):
+    project.write("penstock.yaml", text)
+    assert _load(project.root).maintenance == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("maintenance: {min_small_file: 10}", "did you mean `min_small_files`"),
+        ("maintenance: {min_small_files: 1}", "greater than or equal to 2"),
+        ("maintenance: {vacuum_interval_hours: 0}", "greater than 0"),
+    ],
+)
+def test_a_wrong_maintenance_setting_is_an_error(project, text, message):
+    project.write("penstock.yaml", text)
+    assert message in str(_error(project.root))

@@ -9,12 +9,15 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.FileAlreadyExistsException;
 import java.nio.file.FileSystemException;
 import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
 import java.nio.file.Paths;
 import java.nio.file.StandardOpenOption;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Iterator;
 import java.util.List;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.FileSystem;
@@ -29,6 +32,12 @@ import org.apache.hadoop.fs.Path;
  * checks the other commit for conflicts and tries the next version.
  */
 public final class LinkLogStore extends HadoopFileSystemLogStore {
+
+  private static final Pattern LAST_CHECKPOINT = Pattern.compile("\"version\"\\s*:\\s*(\\d+)");
+  private static final Pattern OTHER_CHECKPOINT = Pattern.compile("\"(parts|v2Checkpoint)\"");
+
+  /** Of one version, in the order of names. */
+  private static final List<String> SUFFIXES = List.of(".checkpoint.parquet", ".crc", ".json");
 
   public LinkLogStore(Configuration initHadoopConf) {
     super(initHadoopConf);
@@ -67,17 +76,23 @@ public final class LinkLogStore extends HadoopFileSystemLogStore {
 
   /**
    * Looks at files of wanted versions only. Every update of a table's state lists its log, and Delta
-   * looks at all files of the folder: at least one for each commit of the last month.
+   * looks at all files of the folder: at least one for each commit of the last month. From the last
+   * checkpoint on, even the names in the folder are not needed.
    */
   @Override
   public Iterator<FileStatus> listFrom(Path path, Configuration conf) throws IOException {
     FileSystem files = path.getFileSystem(conf);
     Path folder = files.makeQualified(path.getParent());
-    String[] names = new File(folder.toUri().getPath()).list();
+    File local = new File(folder.toUri().getPath());
+    List<String> names = namesSinceCheckpoint(local, path.getName());
     if (names == null) {
-      throw new FileNotFoundException("No such folder: " + folder);
+      String[] all = local.list();
+      if (all == null) {
+        throw new FileNotFoundException("No such folder: " + folder);
+      }
+      Arrays.sort(all);
+      names = Arrays.asList(all);
     }
-    Arrays.sort(names);
     List<FileStatus> found = new ArrayList<>();
     for (String name : names) {
       if (name.compareTo(path.getName()) >= 0) {
@@ -89,6 +104,51 @@ public final class LinkLogStore extends HadoopFileSystemLogStore {
       }
     }
     return found.iterator();
+  }
+
+  /**
+   * The files of a version and those after it, by looking for them by name: versions have no gaps.
+   * {@code null} if the version is before the last checkpoint, where any files may be missing, or if
+   * that has another name than its version alone.
+   */
+  private static List<String> namesSinceCheckpoint(File folder, String from) throws IOException {
+    if (!from.matches("\\d{20}\\..*")) {
+      return null;
+    }
+    Matcher checkpoint;
+    try {
+      checkpoint =
+          LAST_CHECKPOINT.matcher(
+              Files.readString(folder.toPath().resolve("_last_checkpoint"), StandardCharsets.UTF_8));
+    } catch (NoSuchFileException e) {
+      return null;
+    }
+    long version = Long.parseLong(from.substring(0, 20));
+    if (!checkpoint.find() || version < Long.parseLong(checkpoint.group(1))) {
+      return null;
+    }
+    if (checkpoint.reset().usePattern(OTHER_CHECKPOINT).find()) {
+      return null;
+    }
+    boolean isNext = version > 0 && new File(folder, commit(version - 1)).exists();
+    if (!isNext && !new File(folder, commit(version)).exists()) {
+      return null;
+    }
+    List<String> names = new ArrayList<>();
+    for (boolean exists = true; exists; version++) {
+      String prefix = String.format("%020d", version);
+      exists = new File(folder, commit(version)).exists();
+      for (String suffix : SUFFIXES) {
+        if (new File(folder, prefix + suffix).exists()) {
+          names.add(prefix + suffix);
+        }
+      }
+    }
+    return names;
+  }
+
+  private static String commit(long version) {
+    return String.format("%020d.json", version);
   }
 
   private static void write(java.nio.file.Path draft, Iterator<String> actions)

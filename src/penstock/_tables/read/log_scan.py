@@ -106,6 +106,20 @@ def logged_removals(delta: DeltaJvm, path: str, version: int) -> LoggedRemovals:
     return LoggedRemovals(at + 1, dict(sorted(removals.items())))
 
 
+def keeps_rows(delta: DeltaJvm, path: str, since: int, version: int) -> bool:
+    """Whether the commits after a version, as those of OPTIMIZE, only rearranged the rows."""
+    if not since <= version <= since + _WHOLE:
+        return False
+    for at in range(version, since, -1):
+        actions = _actions(delta, path, at)
+        if actions is None or _of_kind(actions, "metaData"):
+            return False
+        files = [*_of_kind(actions, "add"), *_of_kind(actions, "remove")]
+        if any(file.get("dataChange", True) for file in files):
+            return False
+    return True
+
+
 def replaced_at(delta: DeltaJvm, path: str, version: int) -> int:
     """When all rows of a table were last removed or replaced, in milliseconds; 0 if unknown.
 

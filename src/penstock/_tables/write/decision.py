@@ -103,9 +103,12 @@ class DecisionFile:
     def rows(self) -> str:
         return f"{self._path}.rows"
 
-    def load(self, app_id: str, batch_id: int) -> BatchDecision | None:
+    def newest(self) -> BatchDecision | None:
         text = self._files.read(self._path)
-        decision = None if text is None else _parse(text)
+        return None if text is None else _parse(text)
+
+    def load(self, app_id: str, batch_id: int) -> BatchDecision | None:
+        decision = self.newest()
         if decision is None:
             return None
         is_same = (decision.result.app_id, decision.result.batch_id) == (app_id, batch_id)

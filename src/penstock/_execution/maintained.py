@@ -1,0 +1,146 @@
+"""The tables of a pipeline that are maintained, and which of their old files are still needed."""
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+from pyspark.sql import SparkSession
+
+from penstock._execution.flow_state import StateStore
+from penstock._execution.table_care import MaintenanceTimes, TableCare
+from penstock._execution.tables import PipelineTables
+from penstock._graph.dataflow import DataflowGraph, DatasetNode
+from penstock._model.pipeline import MaintenanceSettings
+from penstock._observe.events import EventOrigin
+from penstock._plan.maintenance import TableMaintenance, table_maintenance
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.files import StorageFiles
+from penstock._tables.layout import QUARANTINE_SUFFIX
+from penstock._tables.read.log_scan import keeps_rows
+from penstock._tables.write.fenced import last_number
+from penstock._tables.write.maintain import TableFiles, maintenance_session
+
+Policy = Callable[[Mapping[str, str]], TableMaintenance]
+
+
+def maintained_tables(
+    spark: SparkSession,
+    graph: DataflowGraph,
+    tables: PipelineTables,
+    state: StateStore,
+    settings: MaintenanceSettings,
+    origin: EventOrigin,
+    keys: Collection[str],
+) -> list[TableCare]:
+    """The tables of some datasets, and their quarantines; they may not exist yet."""
+    delta = DeltaJvm(maintenance_session(spark))
+    files = StorageFiles(spark)
+    times = MaintenanceTimes(files, tables.layout.state_dir)
+    needed = NeededFiles(spark, graph, tables, state)
+    cares = []
+    for node in graph.stored():
+        if node.key not in keys:
+            continue
+        policy = partial(table_maintenance, graph, node)
+        target, quarantine = tables.paths[node.key], tables.quarantine_path(node)
+        replays = partial(files.names, tables.layout.replay_staging(node.name))
+        for path, suffix, its_policy in (
+            (target, "", policy),
+            (quarantine, QUARANTINE_SUFFIX, partial(_of_quarantine, policy, replays)),
+        ):
+            care = TableCare(
+                TableFiles(delta, path),
+                f"{node.display}{suffix}",
+                replace(origin, dataset_name=node.key),
+                settings,
+                times,
+                policy=its_policy,
+                turn=tables.turns[node.key],
+                vacuum_problem=partial(needed.problem, node, path),
+            )
+            cares.append(care)
+    return cares
+
+
+def _of_quarantine(
+    policy: Policy, replays: Callable[[], list[str]], stored: Mapping[str, str]
+) -> TableMaintenance:
+    # Flows only append to it. An unfinished replay is going to remove files of its version.
+    of_table = policy(stored)
+    compacts = of_table.compacts and not replays()
+    return replace(of_table, compacts=compacts, alone=False, z_order=())
+
+
+class NeededFiles:
+    """Old files that a table does not have any more, and that flows are going to read."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        graph: DataflowGraph,
+        tables: PipelineTables,
+        state: StateStore,
+    ) -> None:
+        self._delta = DeltaJvm(spark)
+        self._files = StorageFiles(spark)
+        self._graph = graph
+        self._tables = tables
+        self._state = state
+
+    def problem(self, node: DatasetNode, path: str, before_ms: int) -> str | None:
+        """Why the files that were removed before a time must stay; `None` if they need not."""
+        inside = [other for other in self._tables.paths.values() if other.startswith(f"{path}/")]
+        if inside:
+            return f"the table {inside[0]} is in its folder"
+        for name in node.flows:
+            if self._is_unfinished(name):
+                return f"flow {name} has an unfinished batch"
+        table_id = self._delta.metadata(self._delta.snapshot(path)).id
+        newest = self._delta.version(path)
+        for name in self._graph.flows:
+            for version in self._read_from(name, table_id):
+                if version > newest or not self._is_older(path, version, before_ms):
+                    continue
+                if not keeps_rows(self._delta, path, version - 1, newest):
+                    return f"flow {name} has not read the versions from {version} on"
+        return None
+
+    def _is_unfinished(self, flow: str) -> bool:
+        """Whether the files of a batch are recorded that its table does not have."""
+        state = self._state.flow(flow)
+        if state is None:
+            return False
+        node = self._graph.flows[flow]
+        decision = self._tables.decisions(node, state.epoch).newest()
+        if decision is None or decision.result.batch_id is None:
+            return False
+        identity = self._tables.app_id(flow, state.epoch)
+        last = last_number(self._delta, self._tables.paths[node.target], identity)
+        return decision.result.app_id == identity and decision.result.batch_id > last
+
+    def _read_from(self, flow: str, table_id: str) -> Iterator[int]:
+        """The versions up to which the last batch of a flow read a table.
+
+        Also the version where it began, if it is not finished.
+        """
+        state = self._state.flow(flow)
+        if state is None:
+            return
+        checkpoint = self._tables.layout.checkpoint_path(flow, state.epoch)
+        names = self._files.names(f"{checkpoint}/offsets")
+        batches = sorted(int(name) for name in names if name.isdecimal())[-2:]
+        if batches and self._files.exists(f"{checkpoint}/commits/{batches[-1]}"):
+            batches = batches[-1:]
+        for batch in batches:
+            for line in (self._files.read(f"{checkpoint}/offsets/{batch}") or "").splitlines():
+                try:
+                    offset = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(offset, dict) and offset.get("reservoirId") == table_id:
+                    yield int(offset["reservoirVersion"])
+
+    def _is_older(self, path: str, version: int, before_ms: int) -> bool:
+        info = self._delta.commit_info(path, version)
+        return info is None or int(info.get("timestamp", 0)) < before_ms

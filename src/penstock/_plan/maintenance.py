@@ -1,0 +1,88 @@
+"""What the properties and flows of a table say about its maintenance."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock._graph.cdc import is_cdc
+from penstock._graph.dataflow import DataflowGraph, DatasetNode
+from penstock._graph.replacing import replaces_rows
+from penstock._model.dataset import DatasetKind
+from penstock._model.flow import OutputMode
+from penstock._model.origin import SourceLocation
+from penstock.errors import SpecError
+
+AUTO_COMPACT = "delta.autoOptimize.autoCompact"
+MANAGED = "pipelines.autoOptimize.managed"
+Z_ORDER = "pipelines.autoOptimize.zOrderCols"
+
+_AUTO_OPTIMIZE = "delta.autooptimize"
+_COMPACTS = ("true", "auto", "legacy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableMaintenance:
+    """What is done to one table, besides the intervals of the settings.
+
+    Attributes:
+        compacts: Small files are merged while flows write.
+        compacts_at_end: Also at the end of an update, as the table asks for compaction.
+        alone: Compaction and the batches of the table's flows exclude each other: the batches
+            remove files, so one of two that overlap would fail.
+        z_order: Columns of Z-order.
+        vacuums: VACUUM may run. In a folder of the user it needs the property.
+    """
+
+    compacts: bool
+    compacts_at_end: bool
+    alone: bool
+    z_order: tuple[str, ...]
+    vacuums: bool
+
+
+def table_maintenance(
+    graph: DataflowGraph, node: DatasetNode, stored: Mapping[str, str]
+) -> TableMaintenance:
+    """The maintenance of a table; declared properties win over the `stored` ones.
+
+    Raises:
+        SpecError: `SETTING_INVALID`: A property has another value than those it accepts.
+    """
+    declared, origin = node.declared, node.declared.origin
+    properties = {k.lower(): str(v) for k, v in {**stored, **declared.table_properties}.items()}
+    managed = _truth(properties, MANAGED, origin)
+    auto = properties.get(AUTO_COMPACT.lower(), properties.get(_AUTO_OPTIMIZE))
+    auto = None if auto is None else auto.strip().lower()
+    flows = [graph.flows[name] for name in node.flows]
+    # Rows that a refresh replaces need no compaction; and a new version would cause a refresh.
+    is_replaced = node.kind is DatasetKind.MATERIALIZED_VIEW or any(
+        flow.analysis.output_mode is OutputMode.COMPLETE
+        or replaces_rows(flow.flow)
+        or flow.flow.snapshot is not None
+        for flow in flows
+    )
+    wants = managed is not False and not is_replaced
+    orders = wants and not declared.cluster_by
+    return TableMaintenance(
+        compacts=wants and auto in (None, *_COMPACTS),
+        compacts_at_end=wants and auto in _COMPACTS,
+        alone=bool(declared.deduplicate_by)
+        or any(
+            is_cdc(flow.flow) or flow.analysis.output_mode is OutputMode.UPDATE for flow in flows
+        ),
+        z_order=_columns(properties.get(Z_ORDER.lower(), "")) if orders else (),
+        vacuums=managed is True or (managed is None and declared.path is None),
+    )
+
+
+def _truth(properties: Mapping[str, str], key: str, origin: SourceLocation) -> bool | None:
+    text = properties.get(key.lower())
+    if text is None:
+        return None
+    if text.strip().lower() not in ("true", "false"):
+        message = f"{key} is {text!r}"
+        raise SpecError("SETTING_INVALID", message, origin=origin, hint="set it to true or false")
+    return text.strip().lower() == "true"
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    return tuple(name.strip().strip("`") for name in text.split(",") if name.strip())

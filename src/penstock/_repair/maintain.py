@@ -1,0 +1,70 @@
+"""`penstock maintain`: compaction, ordering and VACUUM of tables while no update runs."""
+
+import uuid
+from collections.abc import Callable, Sequence
+
+from penstock._execution.maintained import maintained_tables
+from penstock._launch import open_for_command
+from penstock._model.exception_text import first_line
+from penstock._model.pipeline import PipelineSettings
+from penstock._observe.events import Event
+from penstock._repair.journal import recording
+from penstock.errors import SpecError
+
+
+def maintain_tables(
+    settings: PipelineSettings,
+    names: Sequence[str],
+    *,
+    vacuum: bool,
+    on_event: Callable[[Event], None] = lambda _: None,
+) -> list[Event]:
+    """Maintain tables now, whatever is due; the events about what was done.
+
+    Called on the main thread. Holds the leases of an update. `names` are tables; empty = all. A
+    table that fails does not keep others from being maintained.
+    """
+    update_id = str(uuid.uuid4())
+    with open_for_command(settings, "maintain", update_id=update_id) as pipeline:
+        selected = pipeline.index.select(names)
+        stored = {node.key: node for node in pipeline.graph.stored()}
+        if names and (selected is None or not selected <= stored.keys()):
+            raise SpecError(
+                "UNKNOWN_DATASET_SELECTED",
+                f"not all of these are tables of the pipeline: {', '.join(names)}",
+                hint="tables: " + ", ".join(node.display for node in stored.values()),
+            )
+        keys = selected or frozenset(stored)
+        for node in pipeline.graph.flows.values():
+            if node.target in keys:
+                pipeline.check_migration(node)
+        for key in keys:
+            pipeline.lease(stored[key])
+        events: list[Event] = []
+        with recording(
+            settings,
+            update_id,
+            None,
+            command="maintain",
+            properties={"tables": list(names), "vacuum": vacuum},
+            text="maintaining tables",
+        ) as record:
+            tables = maintained_tables(
+                pipeline.spark,
+                pipeline.graph,
+                pipeline.tables,
+                pipeline.state,
+                settings.maintenance,
+                record.flow,
+                keys,
+            )
+            for table in tables:
+                try:
+                    done = table.run(vacuum=vacuum)
+                except Exception as error:  # of any kind: the other tables are maintained
+                    done = [*table.pending_events(), table.failed(first_line(error))]
+                for event in done:
+                    record.emit(event)
+                    on_event(event)
+                events += done
+        return events

@@ -1,0 +1,244 @@
+"""OPTIMIZE and VACUUM beside flows, at the end of an update, and by command."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_continuous_updates import orders
+from update_project import ContinuousRun, Project
+from writer_harness import Harness
+
+from penstock._observe.events import UpdateState
+from penstock._project.spec import load_settings
+from penstock._repair.maintain import maintain_tables
+
+CHAIN = """
+@dp.table
+def bronze():
+    return rows()
+
+
+@dp.table
+@dp.expect_or_drop("positive", "amount > 0")
+def silver():
+    return dp.read_stream("bronze")
+
+
+@dp.materialized_view
+def gold():
+    return dp.read("bronze").agg(F.sum("amount").alias("s"))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, spark: Any, monkeypatch) -> Project:
+    monkeypatch.chdir(tmp_path)
+    return Project(tmp_path, spark)
+
+
+def maintained(project: Project, *tables: str, vacuum: bool = True) -> list[tuple[str, str, str]]:
+    events = maintain_tables(load_settings(project.root), tables, vacuum=vacuum)
+    return [(e.body.table, e.body.operation, e.body.status) for e in events]
+
+
+def live_files(project: Project, table: str) -> int:
+    return len(project.table(table).inputFiles())
+
+
+def stored_files(project: Project, table: str) -> int:
+    return len(list(project.path(table).glob("part-*.parquet")))
+
+
+def age_files(project: Project, table: str) -> None:
+    for path in project.path(table).glob("part-*.parquet"):
+        os.utime(path, (0, 0))
+
+
+def keep_files_for_a_second(project: Project, table: str) -> None:
+    """Delta refuses time travel beyond that."""
+    project.spark.sql(
+        f"ALTER TABLE delta.`{project.path(table)}` SET TBLPROPERTIES "
+        "('delta.deletedFileRetentionDuration' = 'interval 1 seconds')"
+    )
+
+
+def techniques(project: Project) -> list[str]:
+    found = [e["details"]["planning_information"] for e in project.log("planning_information")]
+    return [info["technique_information"][0]["maintenance_type"] for info in found]
+
+
+def test_readers_see_the_same_rows_when_files_are_compacted_and_deleted(project: Project) -> None:
+    project.source(CHAIN)
+    project.add("a.json", orders(1, -1))
+    assert project.run().state is UpdateState.COMPLETED
+    first = project.version("bronze")
+    for number in range(2, 8):  # by another writer, so that silver lags
+        project.table("bronze").limit(0).unionByName(
+            project.spark.createDataFrame([(number, number, None)], project.table("bronze").schema)
+        ).coalesce(1).write.format("delta").mode("append").save(str(project.path("bronze")))
+    before = {
+        version: project.spark.read.format("delta")
+        .option("versionAsOf", version)
+        .load(str(project.path("bronze")))
+        .count()
+        for version in range(first, first + 7)
+    }
+    assert maintained(project, "bronze") == [("bronze", "OPTIMIZE", "COMPLETED")]
+    assert (live_files(project, "bronze"), stored_files(project, "bronze")) == (1, 8)
+    for version, rows in before.items():
+        travel = project.spark.read.format("delta").option("versionAsOf", version)
+        assert travel.load(str(project.path("bronze"))).count() == rows
+    keep_files_for_a_second(project, "bronze")
+    age_files(project, "bronze")
+    # Silver has not read the small files.
+    assert maintained(project, "bronze") == [("bronze", "VACUUM", "SKIPPED")]
+    assert project.run().state is UpdateState.COMPLETED
+    assert project.rows("silver", "amount") == [(n,) for n in range(1, 8)]
+    assert project.rows("gold") == [(sum(range(2, 8)),)]
+    # A reader that is done needs them no more. The version of OPTIMIZE is no reason for a refresh.
+    assert ("bronze", "VACUUM", "COMPLETED") in maintained(project)
+    assert stored_files(project, "bronze") == 1
+    assert project.run().state is UpdateState.COMPLETED
+    assert project.rows("silver", "amount") == [(n,) for n in range(1, 8)]
+    assert [name.rpartition("_")[2] for name in techniques(project)] == [
+        "RECOMPUTE",
+        "RECOMPUTE",
+        "OP",
+    ]
+
+
+def test_staged_files_stay_when_a_batch_is_unfinished(project: Project) -> None:
+    project.source(CHAIN)
+    project.add("a.json", orders(1, -1))
+    assert project.run().state is UpdateState.COMPLETED
+    keep_files_for_a_second(project, "silver")
+    (decision,) = (project.root / ".penstock" / "checkpoints" / "silver").glob("*/decision.json")
+    content = json.loads(decision.read_text())
+    record = json.loads(content["record"])
+    content["record"] = json.dumps({**record, "batch": record["batch"] + 1})
+    decision.write_text(json.dumps(content))
+    staged = project.path("silver") / "part-staged.parquet"
+    staged.write_bytes(b"")
+    os.utime(staged, (0, 0))
+    assert maintained(project, "silver") == [("silver", "VACUUM", "SKIPPED")]
+    assert staged.exists()
+    decision.unlink()
+    assert ("silver", "VACUUM", "COMPLETED") in maintained(project, "silver")
+    assert not staged.exists()
+    assert project.rows("silver_quarantine", "amount") == [(-1,)]
+
+
+def test_update_compacts_at_its_end_when_the_table_asks_for_it(project: Project) -> None:
+    (project.root / "penstock.yaml").write_text("maintenance: {min_small_files: 2}\n")
+    project.source(
+        """
+@dp.table(table_properties={"delta.autoOptimize.autoCompact": "auto",
+                            "pipelines.autoOptimize.zOrderCols": "id, amount"})
+def compacted():
+    return rows()
+
+
+@dp.table(table_properties={"delta.autoOptimize.autoCompact": "false"})
+def left():
+    return rows()
+
+
+@dp.table(table_properties={"delta.autoOptimize.autoCompact": "true",
+                            "pipelines.autoOptimize.managed": "false"})
+def unmanaged():
+    return rows()
+"""
+    )
+    for number in range(3):
+        project.add(f"{number}.json", orders(number, start=number))
+        assert project.run().state is UpdateState.COMPLETED
+    assert live_files(project, "compacted") == 1
+    assert live_files(project, "left") == live_files(project, "unmanaged") == 3
+    assert project.rows("compacted", "id") == [(0,), (1,), (2,)]
+    (event, *_) = project.log("maintenance_progress")
+    body = event["details"]["maintenance_progress"]
+    assert (body["operation"], body["table"]) == ("OPTIMIZE", "compacted")
+    assert body["metrics"]["files_removed"] == 3
+    assert maintained(project, "compacted") == [("compacted", "OPTIMIZE", "COMPLETED")]
+    history = project.spark.sql(f"DESCRIBE HISTORY delta.`{project.path('compacted')}`").first()
+    assert history.operationParameters["zOrderBy"] == '["id","amount"]'
+    assert not [e for e in project.events if "only tune Databricks" in e.message]
+
+
+def test_tables_are_compacted_beside_flows_that_append_and_that_look_up_keys(
+    project: Project,
+) -> None:
+    (project.root / "penstock.yaml").write_text("maintenance: {min_small_files: 3}\n")
+    project.source(
+        """
+@dp.table
+def appended():
+    return rows()
+
+
+@dp.table(deduplicate_by=["id"])
+def unique():
+    return dp.read_stream("appended")
+"""
+    )
+    run = ContinuousRun(project)
+    added = 0
+
+    def both_compacted() -> bool:
+        nonlocal added
+        project.add(f"{added}.json", orders(added, start=added))
+        added += 1
+        return all(
+            any('"operation":"OPTIMIZE"' in commit.read_text() for commit in log.glob("*.json"))
+            for log in (project.path(name) / "_delta_log" for name in ("appended", "unique"))
+        )
+
+    run.wait_until(both_compacted, 180)
+    expected = [(number,) for number in range(added)]
+    run.wait_until(lambda: project.rows("appended", "id") == expected)
+    run.wait_until(lambda: project.rows("unique", "id") == expected)
+    result = run.stop()
+    assert result.failures == ()
+    assert not [e for e in project.events if e.error is not None]
+    assert project.spark.conf.get("spark.databricks.delta.autoCompact.enabled", None) is None
+
+
+def test_nothing_is_maintained_when_it_is_off(project: Project) -> None:
+    (project.root / "penstock.yaml").write_text("maintenance: false\n")
+    project.source(
+        """
+@dp.table(table_properties={"delta.autoOptimize.autoCompact": "auto"})
+def t():
+    return rows()
+"""
+    )
+    for number in range(2):
+        project.add(f"{number}.json", orders(number, start=number))
+        assert project.run().state is UpdateState.COMPLETED
+    assert project.log("maintenance_progress") == []
+
+
+def test_log_is_cleaned_up_with_checkpoints_of_our_commits(harness: Harness, spark: Any) -> None:
+    properties = {
+        "delta.logRetentionDuration": "interval 1 days",
+        "delta.deletedFileRetentionDuration": "interval 1 days",
+        "delta.checkpointInterval": "3",
+    }
+    df = harness.prepare(spark.range(1).coalesce(1), properties=properties)
+    writer = harness.writer()
+    log = Path(harness.target.path) / "_delta_log"
+    for batch in range(4):
+        writer.write(df, batch)
+    old = time.time() - 3 * 86_400
+    for file in log.glob("0*"):
+        age = old + int(file.name[:20])
+        os.utime(file, (age, age))
+    for batch in range(4, 10):
+        writer.write(df, batch)
+    versions = [int(file.name[:20]) for file in log.glob("0*.json")]
+    assert min(versions) >= 3
+    assert max(versions) == 10
+    assert harness.rows().count() == 10
