@@ -10,7 +10,7 @@ from penstock._local.cds import is_training, java_options
 from penstock._local.jars import S3_JAR_SET, SPARK_JAR_SETS, class_path
 from penstock._local.java import require_java
 from penstock._model.pipeline import PipelineSettings
-from penstock._model.spark_version import require_spark
+from penstock._model.spark_version import require_spark, require_supported_pair
 from penstock._project.secrets import remember_settings, resolve_secrets
 from penstock._spark.call_sites import own_columns
 from penstock._spark.session import (
@@ -53,6 +53,7 @@ def open_session(
         with _configured(borrowed, settings), own_columns():
             yield borrowed
         return
+    require_supported_pair()
     require_java()
     uses_s3 = _uses_s3(settings)
     if uses_s3:
