@@ -11,7 +11,7 @@ from penstock._local.cds import is_training, java_options
 from penstock._local.jars import SPARK_JAR_SETS, STORE_JAR_SETS, class_path, sync
 from penstock._local.java import require_java
 from penstock._model.pipeline import PipelineSettings
-from penstock._model.spark_version import require_spark
+from penstock._model.spark_version import require_spark, require_supported_pair
 from penstock._observe.log import event_directory
 from penstock._project.packed import packed_python
 from penstock._project.secrets import remember_settings, resolve_secrets
@@ -65,6 +65,7 @@ def open_session(
         ):
             yield borrowed
         return
+    require_supported_pair()
     require_java()
     stores = list(_store_jar_sets(settings))
     if stores:

@@ -8,7 +8,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import eq, ge, gt, le, lt, ne
@@ -22,7 +22,7 @@ from penstock._local.lock import JarLock, cache_directory, load_lock
 from penstock._model.spark_version import (
     fix_of,
     installed_version,
-    jars_version,
+    placed_elsewhere,
     unsupported_pair,
 )
 from penstock.errors import SetupError
@@ -98,12 +98,10 @@ def check_java() -> Check:
     return _ok("Java", f"{java.version} ({java.executable})")
 
 
-def check_spark(environ: Mapping[str, str] | None = None) -> Check:
+def check_spark() -> Check:
     """Check that PySpark, delta-spark and the jars of Spark belong together."""
     spark, delta = installed_version("pyspark"), installed_version("delta-spark")
-    home = (os.environ if environ is None else environ).get("SPARK_HOME")
-    java_side = jars_version(Path(home)) if home else None
-    reason = unsupported_pair(spark, delta, java_side=java_side)
+    reason = unsupported_pair(spark, delta, java_side=placed_elsewhere())
     if reason is None:
         return _ok("Spark and Delta", f"Spark {spark}, Delta {delta}")
     return _fail("Spark and Delta", reason, fix_of(reason))

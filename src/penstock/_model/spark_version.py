@@ -4,7 +4,9 @@ Jars for one version only have `spark = "4.1"` in `jars.lock`.
 """
 
 import importlib.metadata
+import os
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -64,7 +66,7 @@ def unsupported_pair(
     if minor_version(delta) != minor_version(DELTA):
         return f"{pair}: the jars are those of Delta {DELTA}"
     if java_side is not None and minor_version(java_side) != minor_version(spark):
-        return f"{pair}: the jars of Spark are those of {java_side} (SPARK_HOME)"
+        return f"{pair}: Spark itself is {java_side} (SPARK_HOME)"
     return None
 
 
@@ -73,16 +75,22 @@ def fix_of(reason: str) -> str:
     return "unset SPARK_HOME, or install that PySpark" if "SPARK_HOME" in reason else _FIX
 
 
-def jars_version(spark_home: Path) -> str | None:
-    """The version of Spark's jars; `None` if they cannot be listed."""
-    names = (jar.stem for jar in spark_home.glob("jars/spark-core_*.jar"))
-    return next((name.rpartition("-")[2] for name in names), None)
+def placed_elsewhere(environ: Mapping[str, str] | None = None) -> str | None:
+    """The version of the jars below `SPARK_HOME`; `None` without it, or if it has none."""
+    home = (os.environ if environ is None else environ).get("SPARK_HOME")
+    jars = Path(home).glob("jars/spark-core_*.jar") if home else ()
+    return next((jar.stem.rpartition("-")[2] for jar in jars), None)
 
 
 def require_supported_pair(java_side: str | None = None) -> None:
-    """Raise unless the installed PySpark and delta-spark, and Spark's jars, work together."""
+    """Raise unless the installed PySpark and delta-spark, and Spark's jars, work together.
+
+    `java_side` is the version of a running Spark.
+    """
     reason = unsupported_pair(
-        installed_version("pyspark"), installed_version("delta-spark"), java_side=java_side
+        installed_version("pyspark"),
+        installed_version("delta-spark"),
+        java_side=java_side or placed_elsewhere(),
     )
     if reason is not None:
         raise SetupError("SPARK_NOT_SUPPORTED", reason, hint=fix_of(reason))

@@ -31,7 +31,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.serializers import UTF8Deserializer, read_int
 from pyspark.sql import SparkSession
 
-from penstock._model.spark_version import jars_version, require_supported_pair
+from penstock._model.spark_version import require_supported_pair
 from penstock._observe.masking import shown
 from penstock._spark.executors import prepare_executors
 from penstock._spark.hadoop_configuration import shrink_hadoop_configuration
@@ -167,7 +167,6 @@ def build_session(options: SessionOptions) -> SparkSession:
             "a SparkContext is already active in this process",
             hint="stop it first, or let the pipeline borrow it",
         )
-    require_supported_pair(jars_version(Path(_find_spark_home())))
     conf = effective_configuration(options)
     python = conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON", sys.executable)
     os.environ["PYSPARK_PYTHON"] = python

@@ -14,6 +14,7 @@ from penstock._model.spark_version import (
     is_marked,
     mark_streams,
     minor_version,
+    placed_elsewhere,
     require_spark,
     require_supported_pair,
     unsupported_pair,
@@ -67,7 +68,7 @@ def test_the_range_of_the_package_is_the_supported_one() -> None:
         ("4.1.4", "4.3.1", None, "the jars are those of Delta 4.4.0"),
         (None, "4.4.0", None, "PySpark is not installed"),
         ("4.2.0", None, None, "delta-spark is not installed"),
-        ("4.2.0", "4.4.0", "4.1.4", "the jars of Spark are those of 4.1.4 (SPARK_HOME)"),
+        ("4.2.0", "4.4.0", "4.1.4", "Spark itself is 4.1.4 (SPARK_HOME)"),
         ("nonsense", "4.4.0", None, "supports Spark"),
     ],
 )
@@ -88,6 +89,15 @@ def test_the_pair_and_the_change_are_named_when_it_is_not_supported(
     assert caught.value.condition == "SPARK_NOT_SUPPORTED"
     assert "PySpark 4.3.0, delta-spark 4.4.0" in caught.value.message
     assert "pip install 'pyspark>=4.0.1,<=4.2.0' 'delta-spark==4.4.0'" in (caught.value.hint or "")
+
+
+def test_the_jars_of_another_folder_are_looked_at_when_it_is_named(tmp_path: Path) -> None:
+    environ = {"SPARK_HOME": str(tmp_path)}
+    assert placed_elsewhere({}) is None
+    assert placed_elsewhere(environ) is None
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "spark-core_2.13-4.1.4.jar").touch()
+    assert placed_elsewhere(environ) == "4.1.4"
 
 
 def test_a_feature_is_refused_when_spark_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
