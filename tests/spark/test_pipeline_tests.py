@@ -65,6 +65,7 @@ def pipeline(tmp_path: Path, spark: Any) -> PipelineTest:
     project = tmp_path / "project"
     project.mkdir()
     (project / "orders.py").write_text(PIPELINE, encoding="utf-8")
+    (project / "penstock.yaml").write_text("catalog: {type: hive}", encoding="utf-8")
     kit = PipelineTest(project, tmp_path / "storage", spark)
     kit.add_rows("main.ref.names", [{"id": 1, "name": "ada"}])
     return kit.add_file("/Volumes/raw/notes/1.json", '{"id": 1, "note": "paid"}')

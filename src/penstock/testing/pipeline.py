@@ -200,6 +200,7 @@ class PipelineTest:
             self._settings,
             tables=MappingProxyType({**self._settings.tables, **tables}),
             paths=MappingProxyType({**self._settings.paths, **self._paths}),
+            metastore=None,  # tests register nothing
         )
         with contextlib.chdir(Path.cwd()):
             return run_update(settings, UpdateOptions(**options), bus=bus, edit=self._edited)
