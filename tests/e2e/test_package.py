@@ -162,11 +162,12 @@ def test_a_signal_to_spark_submit_stops_the_update_gracefully(packed: Path, work
 
 def test_the_update_stops_when_spark_submit_is_killed(packed: Path, work: Path) -> None:
     process = start_continuous(packed, work)
-    (driver,) = children(process.pid)
+    processes = children(process.pid)  # the driver and its JVM
     process.kill()
     output, _ = process.communicate(timeout=120)  # the driver has the pipe, too
     assert '"state":"CANCELED"' in output.replace(" ", ""), output
-    assert reached(lambda: not Path(f"/proc/{driver}").exists(), 10)
+    assert processes
+    assert reached(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), 10)
 
 
 def test_the_exit_code_of_a_failed_update_is_that_of_spark_submit(packed: Path, work: Path) -> None:

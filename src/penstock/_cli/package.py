@@ -78,6 +78,7 @@ def package(
     file = (file or root / ".penstock" / f"{_file_name(settings.name)}.py").absolute()
     if file.suffix != ".py":
         raise typer.BadParameter("must end in .py, as spark-submit requires", param_hint="--file")
+    _check_writable(file.parent)
     chosen = {"PENSTOCK_PIPELINE": pipeline, "PENSTOCK_TARGET": target}
     with tempfile.TemporaryDirectory(prefix="penstock-package-") as scratch:
         sources = Path(scratch) / "sources"
@@ -89,8 +90,7 @@ def package(
         arguments += ["--compression-level", "1"] if compress else ["--no-compress"]
         draft = Path(scratch) / "packed.py"
         _pex(*arguments, "--output-file", str(draft), cwd=root)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        beside = file.with_name(f".{file.name}.draft")
+        beside = file.with_name(f".{file.name}.{os.getpid()}")
         shutil.move(draft, beside)
         beside.replace(file)
     packages = _packages(file)
@@ -101,6 +101,19 @@ def package(
     counts = f"{plural(len(files), 'file')} of the project, {plural(len(packages), 'package')}"
     print(f"{file}: {size(file.stat().st_size)}, {counts}")
     print(f"run it: spark-submit {file}")
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SetupError(
+            "PACKAGE_FAILED",
+            f"the folder {folder} is not writable: {error.strerror}",
+            hint="write the file elsewhere with --file",
+        ) from error
 
 
 def _settings(path: Path | None, *, pipeline: str | None, target: str | None) -> "PipelineSettings":

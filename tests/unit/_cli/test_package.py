@@ -13,7 +13,7 @@ from penstock._project import spec
 from penstock._project.packed import PROJECT_FOLDER, packed_project, packed_python
 from penstock._project.spec import load_settings
 from penstock._spark import submit
-from penstock.errors import SpecError
+from penstock.errors import SetupError, SpecError
 
 SOURCE = "import penstock as dp\n\n\n@dp.table\ndef t():\n    return spark.readStream.table('a')\n"
 
@@ -170,3 +170,9 @@ def test_a_packed_file_without_spark_is_an_error(monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["shop.py"])
     assert packed.main() == exit_codes.ENVIRONMENT
     assert "spark-submit" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_writable_is_an_error_before_the_build() -> None:
+    with pytest.raises(SetupError) as raised:
+        package._check_writable(Path("/proc/penstock"))
+    assert raised.value.condition == "PACKAGE_FAILED"
