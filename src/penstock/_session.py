@@ -57,7 +57,7 @@ def open_session(
     require_java()
     uses_s3 = _uses_s3(settings)
     if uses_s3:
-        require_spark("4.2", "s3a")  # Hadoop 3.5
+        require_spark("4.2", "storage on s3a")  # Hadoop 3.5
     jars = class_path([*SPARK_JAR_SETS, *([S3_JAR_SET] if uses_s3 else [])])
     spark = build_session(
         SessionOptions(
