@@ -69,7 +69,7 @@ def open_session(
     require_java()
     stores = list(_store_jar_sets(settings))
     if stores:
-        require_spark("4.2", f"the jar set {stores[0]}")  # Hadoop 3.5
+        require_spark("4.2", f"storage on {stores[0]}")  # Hadoop 3.5
     sets = [*SPARK_JAR_SETS, *stores]
     python = packed_python()
     if python is not None:

@@ -97,11 +97,14 @@ def require_supported_pair(java_side: str | None = None) -> None:
 
 
 def require_spark(version: str, what: str) -> None:
-    """Raise unless the installed Spark is at least this version, such as `4.1`."""
+    """Raise unless the installed Spark is at least this version, such as `4.1`.
+
+    `what` is the subject of the message.
+    """
     if SPARK_VERSIONS.index(installed_spark()) < SPARK_VERSIONS.index(version):
         raise DefinitionError(
             "FEATURE_NOT_AVAILABLE",
-            f"{what}: PySpark {installed_version('pyspark')} is too old",
+            f"{what} requires Spark {version}, and {installed_version('pyspark')} is installed",
             hint=f"install PySpark {version} or newer",
         )
 

@@ -139,7 +139,7 @@ def decoded(
 
 def decoder(struct: StructType, decode: Decode) -> Callable[[Column], Column]:
     """The function over Arrow batches; it gives `STRUCT<record, error STRING>`."""
-    require_spark("4.1", "payloads in Avro and Protobuf")
+    require_spark("4.1", "parsing Avro and Protobuf")
     import pyarrow as pa
     from pyspark.sql.pandas.functions import arrow_udf
 
