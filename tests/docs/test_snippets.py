@@ -41,8 +41,8 @@ OTHER_PROGRAMS |= {"moto_server"}
 COMPLETION = {"--install-completion", "--show-completion"}
 # Options of other programs that the pages name.
 FOREIGN_OPTIONS = {"--strict", "--include", "--descriptor", "--record-seconds", *COMPLETION}
-# Of spark-submit.
-FOREIGN_OPTIONS |= {"--master", "--deploy-mode"}
+# Of spark-submit and curl.
+FOREIGN_OPTIONS |= {"--master", "--deploy-mode", "--retry", "--retry-connrefused"}
 
 
 @dataclass(frozen=True)
