@@ -36,7 +36,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 PRELUDE = "import penstock as dp\nfrom pyspark.sql import functions as F\n"
 NEW_PIPELINE = "<!-- new pipeline -->"
 OTHER_PROGRAMS = {"cd", "git", "jq", "kill", "echo", "cat", "pip", "python", ".", "export", "curl"}
-OTHER_PROGRAMS |= {"moto_server"}
+OTHER_PROGRAMS |= {"moto_server", "tee"}
 # Typer adds them to the root command.
 COMPLETION = {"--install-completion", "--show-completion"}
 # Options of other programs that the pages name.
