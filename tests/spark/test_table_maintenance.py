@@ -6,7 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from test_continuous_updates import orders
 from update_project import ContinuousRun, Project
 from writer_harness import Harness
@@ -75,34 +77,34 @@ def test_readers_see_the_same_rows_when_files_are_compacted_and_deleted(project:
     project.add("a.json", orders(1, -1))
     assert project.run().state is UpdateState.COMPLETED
     first = project.version("bronze")
-    for number in range(2, 8):  # by another writer, so that silver lags
-        project.table("bronze").limit(0).unionByName(
-            project.spark.createDataFrame([(number, number, None)], project.table("bronze").schema)
-        ).coalesce(1).write.format("delta").mode("append").save(str(project.path("bronze")))
-    before = {
-        version: project.spark.read.format("delta")
-        .option("versionAsOf", version)
-        .load(str(project.path("bronze")))
-        .count()
-        for version in range(first, first + 7)
-    }
+    for number in (2, 3):  # by another writer, so that silver lags
+        write_deltalake(
+            str(project.path("bronze")),
+            pa.table(
+                {
+                    "id": pa.array([number], pa.int64()),
+                    "amount": pa.array([number], pa.int32()),
+                    "ts": pa.array([None], pa.timestamp("us", "UTC")),
+                }
+            ),
+            mode="append",
+        )
     assert maintained(project, "bronze") == [("bronze", "OPTIMIZE", "COMPLETED")]
-    assert (live_files(project, "bronze"), stored_files(project, "bronze")) == (1, 8)
-    for version, rows in before.items():
-        travel = project.spark.read.format("delta").option("versionAsOf", version)
-        assert travel.load(str(project.path("bronze"))).count() == rows
+    assert (live_files(project, "bronze"), stored_files(project, "bronze")) == (1, 4)
+    travel = project.spark.read.format("delta").option("versionAsOf", first + 1)
+    assert travel.load(str(project.path("bronze"))).count() == 3
     keep_files_for_a_second(project, "bronze")
     age_files(project, "bronze")
     # Silver has not read the small files.
     assert maintained(project, "bronze") == [("bronze", "VACUUM", "SKIPPED")]
     assert project.run().state is UpdateState.COMPLETED
-    assert project.rows("silver", "amount") == [(n,) for n in range(1, 8)]
-    assert project.rows("gold") == [(sum(range(2, 8)),)]
+    assert project.rows("silver", "amount") == [(1,), (2,), (3,)]
+    assert project.rows("gold") == [(5,)]
     # A reader that is done needs them no more. The version of OPTIMIZE is no reason for a refresh.
     assert ("bronze", "VACUUM", "COMPLETED") in maintained(project)
     assert stored_files(project, "bronze") == 1
     assert project.run().state is UpdateState.COMPLETED
-    assert project.rows("silver", "amount") == [(n,) for n in range(1, 8)]
+    assert project.rows("silver", "amount") == [(1,), (2,), (3,)]
     assert [name.rpartition("_")[2] for name in techniques(project)] == [
         "RECOMPUTE",
         "RECOMPUTE",
