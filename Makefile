@@ -19,7 +19,7 @@ cluster: jars  ## the demo on a standalone Spark cluster of two workers; EVENTS 
 test: lint jars .venv-double/.installed  ## everything that CI checks; ROOMS=kafka,cli for what a change there reaches, PYTEST_ARGS="-m 'not spark'" for a part
 	@ROOMS="$(ROOMS)" .ci/test $(PYTEST_ARGS)
 
-test-matrix: jars  ## the core of the tests with Spark 4.0, 4.1 and 4.2, and a table; SPARK=4.1 for one
+test-matrix: jars  ## the core of the tests with Spark 4.1 and 4.2, and a table; SPARK=4.1 for one
 	$(BIN)/python .ci/test-matrix $(SPARK)
 
 test-long: jars .venv-double/.azurite .venv-recipes/.installed  ## the tests marked long, more than 100,000 random CDC histories (HISTORIES per combination), 2,000 interrupted batches (CASES), many kills (KILLS)

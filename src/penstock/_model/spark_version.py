@@ -9,28 +9,27 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from penstock.errors import DefinitionError, SetupError
 
-SPARK_VERSIONS = ("4.0", "4.1", "4.2")
+SPARK_VERSIONS = ("4.1", "4.2")
 """The oldest first."""
 
 DELTA = "4.4.0"
 """The release of Delta in `jars.lock`, built for each of these versions."""
 
-# Delta declares this range: it broke on another patch release of Spark before.
-_OLDEST, _NEWEST = (4, 0, 1), (4, 2, 0)
+# The end is the one that Delta declares: it broke on another patch release of Spark before.
+_OLDEST, _NEWEST = (4, 1, 0), (4, 2, 0)
 
 # `STREAM` in the text of a query that an older parser reads, in the same number of letters.
 STREAM_MARK = "/*~~*/"
 _STREAM = re.compile(
     r"""(?P<other>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`|--[^\n]*|/\*.*?\*/)"""
-    r"|(?P<before>\b(?:FROM|JOIN)\s+)STREAM\b(?P<name>\s*\(?\s*[\w$.`]+)(?P<call>\s*\()?",
+    r"|(?P<before>\b(?:FROM|JOIN)\s+)STREAM\b(?P<call>\s*\(?\s*[\w$.`]+\s*\()",
     re.IGNORECASE | re.DOTALL,
 )
 
-_FIX = f"pip install 'pyspark>=4.0.1,<=4.2.0' 'delta-spark=={DELTA}', then penstock jars sync"
+_FIX = f"pip install 'pyspark>=4.1,<=4.2.0' 'delta-spark=={DELTA}', then penstock jars sync"
 
 
 @cache
@@ -62,7 +61,7 @@ def unsupported_pair(
     if spark is None or delta is None:
         return pair
     if not _OLDEST <= _numbers(spark) <= _NEWEST:
-        return f"{pair}: Delta {DELTA} supports Spark 4.0.1 to 4.2.0"
+        return f"{pair}: Delta {DELTA} is supported with Spark 4.1.0 to 4.2.0"
     if minor_version(delta) != minor_version(DELTA):
         return f"{pair}: the jars are those of Delta {DELTA}"
     if java_side is not None and minor_version(java_side) != minor_version(spark):
@@ -109,31 +108,18 @@ def require_spark(version: str, what: str) -> None:
         )
 
 
-def checkpoint_manager(name: str = "CheckpointFileManager") -> str:
-    """The full name of a Java class that writes the files of a checkpoint."""
-    package = "" if installed_spark() == "4.0" else ".checkpointing"
-    return f"org.apache.spark.sql.execution.streaming{package}.{name}"
-
-
-def streaming_runtime(jvm: Any) -> Any:
-    """The Java package of `StreamingExecutionRelation` and `SerializedOffset`."""
-    streaming = jvm.org.apache.spark.sql.execution.streaming
-    return streaming if installed_spark() == "4.0" else streaming.runtime
-
-
 def mark_streams(text: str) -> str:
     """SQL that the parser of the installed Spark can read, with a mark in place of `STREAM`.
 
-    Spark 4.0 does not know `STREAM`, and 4.1 not before a table function.
+    Spark 4.1 does not know `STREAM` before a table function.
     """
-    spark = installed_spark()
-    if spark not in ("4.0", "4.1"):
+    if installed_spark() != "4.1":
         return text
 
     def spell(match: re.Match[str]) -> str:
-        if match["other"] or (spark == "4.1" and not match["call"]):
+        if match["other"]:
             return match[0]
-        return f"{match['before']}{STREAM_MARK}{match['name']}{match['call'] or ''}"
+        return f"{match['before']}{STREAM_MARK}{match['call']}"
 
     return _STREAM.sub(spell, text)
 

@@ -4,8 +4,6 @@ import os
 import re
 from collections.abc import Mapping
 
-from penstock._model.spark_version import checkpoint_manager
-
 _PREFIX = "spark.databricks.delta."
 _SECRETS = (
     "(?i)secret|passw|pwd|token|credential|access[.-]?key|api[.-]?key|account[.-]?key|private[.-]?key"
@@ -137,7 +135,8 @@ def session_defaults(
         # Hadoop's own classes fork chmod and readlink for every file; these do not. Not
         # on a cluster: executors load the jar after their JVM has started.
         conf["spark.hadoop.fs.file.impl"] = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
-        conf["spark.sql.streaming.checkpointFileManagerClass"] = checkpoint_manager(
-            "FileSystemBasedCheckpointFileManager"
+        conf["spark.sql.streaming.checkpointFileManagerClass"] = (
+            "org.apache.spark.sql.execution.streaming.checkpointing"
+            ".FileSystemBasedCheckpointFileManager"
         )
     return conf

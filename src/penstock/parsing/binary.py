@@ -10,10 +10,10 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock._model.origin import capture_origin
-from penstock._model.spark_version import require_spark
 from penstock.errors import DefinitionError
 from penstock.parsing.avro import PayloadError, decode_avro, require_fastavro, struct_of_avro
 from penstock.parsing.fit import MisfitError, UnsupportedTypeError, compile_fit
@@ -139,9 +139,7 @@ def decoded(
 
 def decoder(struct: StructType, decode: Decode) -> Callable[[Column], Column]:
     """The function over Arrow batches; it gives `STRUCT<record, error STRING>`."""
-    require_spark("4.1", "parsing Avro and Protobuf")
     import pyarrow as pa
-    from pyspark.sql.pandas.functions import arrow_udf
 
     schema = struct.json()
     result = StructType(

@@ -50,26 +50,26 @@ def test_each_older_version_is_pinned_when_the_matrix_installs_it(version: str) 
 def test_the_range_of_the_package_is_the_supported_one() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         dependencies = tomllib.load(file)["project"]["dependencies"]
-    assert "pyspark>=4.0.1,<=4.2.0" in dependencies
+    assert "pyspark>=4.1,<=4.2.0" in dependencies
     assert f"delta-spark=={DELTA}" in dependencies
 
 
 @pytest.mark.parametrize(
     ("spark", "delta", "java_side", "reason"),
     [
-        ("4.0.1", "4.4.0", None, None),
+        ("4.1.0", "4.4.0", None, None),
         ("4.1.4", "4.4.1", "4.1.4", None),
         ("4.2.0", "4.4.0", "4.2.0", None),
         ("4.2", "4.4.0", None, None),
-        ("4.0.0", "4.4.0", None, "PySpark 4.0.0, delta-spark 4.4.0: Delta 4.4.0 supports"),
-        ("4.2.1", "4.4.0", None, "supports Spark 4.0.1 to 4.2.0"),
-        ("4.3.0", "4.4.0", None, "supports Spark 4.0.1 to 4.2.0"),
-        ("3.5.9", "3.3.3", None, "supports Spark 4.0.1 to 4.2.0"),
+        ("4.0.0", "4.4.0", None, "PySpark 4.0.0, delta-spark 4.4.0: Delta 4.4.0 is supported"),
+        ("4.2.1", "4.4.0", None, "is supported with Spark 4.1.0 to 4.2.0"),
+        ("4.3.0", "4.4.0", None, "is supported with Spark 4.1.0 to 4.2.0"),
+        ("3.5.9", "3.3.3", None, "is supported with Spark 4.1.0 to 4.2.0"),
         ("4.1.4", "4.3.1", None, "the jars are those of Delta 4.4.0"),
         (None, "4.4.0", None, "PySpark is not installed"),
         ("4.2.0", None, None, "delta-spark is not installed"),
         ("4.2.0", "4.4.0", "4.1.4", "Spark itself is 4.1.4 (SPARK_HOME)"),
-        ("nonsense", "4.4.0", None, "supports Spark"),
+        ("nonsense", "4.4.0", None, "is supported"),
     ],
 )
 def test_a_pair_is_judged_as_delta_declares_it(
@@ -88,7 +88,7 @@ def test_the_pair_and_the_change_are_named_when_it_is_not_supported(
         require_supported_pair()
     assert caught.value.condition == "SPARK_NOT_SUPPORTED"
     assert "PySpark 4.3.0, delta-spark 4.4.0" in caught.value.message
-    assert "pip install 'pyspark>=4.0.1,<=4.2.0' 'delta-spark==4.4.0'" in (caught.value.hint or "")
+    assert "pip install 'pyspark>=4.1,<=4.2.0' 'delta-spark==4.4.0'" in (caught.value.hint or "")
 
 
 def test_the_jars_of_another_folder_are_looked_at_when_it_is_named(tmp_path: Path) -> None:
@@ -116,7 +116,6 @@ FROM STREAM read_files('a', b => 'FROM STREAM z') JOIN stream(live.orders) o"""
     [
         ("4.2", QUERY),
         ("4.1", QUERY.replace("STREAM read", "/*~~*/ read")),
-        ("4.0", QUERY.replace("STREAM read", "/*~~*/ read").replace("stream(l", "/*~~*/(l")),
     ],
 )
 def test_stream_is_marked_where_the_parser_does_not_know_it(
@@ -125,4 +124,4 @@ def test_stream_is_marked_where_the_parser_does_not_know_it(
     monkeypatch.setattr(spark_version, "installed_spark", lambda: version)
     assert mark_streams(QUERY) == marked
     assert is_marked(marked, marked.index("read_files")) is (version != "4.2")
-    assert is_marked(marked, marked.index("live.")) is (version == "4.0")
+    assert not is_marked(marked, marked.index("live."))

@@ -12,13 +12,13 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from penstock._model.spark_version import checkpoint_manager
 from penstock._tables.files import StorageFiles
 from penstock.errors import ConnectorError
 from penstock.sources.files.listing import file_name, file_name_of_uri
 from penstock.sources.files.opening import EXISTING, QUARANTINED, OpenedFiles
 
 _NUMBER = re.compile(r"(\d+)(\.compact)?")
+_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager"
 
 
 def batch_files(files: StorageFiles, checkpoint: str, batch_id: int) -> list[str]:
@@ -133,7 +133,7 @@ class _SourceLogs:
         self._checkpoint = checkpoint
         self._files = StorageFiles(spark)
         conf = spark._jsparkSession.sessionState().newHadoopConf()
-        manager: Any = getattr(jvm, f"{checkpoint_manager()}$")
+        manager: Any = getattr(jvm, f"{_MANAGER}$")
         path = self._path(checkpoint)
         self._manager = getattr(manager, "MODULE$").create(path, conf)
 

@@ -18,7 +18,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from penstock._model.exception_text import first_line
-from penstock._model.spark_version import streaming_runtime
 from penstock._observe.masking import shown
 from penstock._spark.plans import dataframe
 from penstock.errors import ConnectorError, FlowError, PenstockError, SetupError
@@ -123,7 +122,8 @@ class JdbcStream:
             self._look()
         gateway = self._spark.sparkContext._gateway
         ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
-        relation = getattr(streaming_runtime(self._jvm), "StreamingExecutionRelation$")
+        runtime = self._jvm.org.apache.spark.sql.execution.streaming.runtime
+        relation = getattr(runtime, "StreamingExecutionRelation$")
         plan = getattr(relation, "MODULE$").apply(self, self._spark._jsparkSession)
         return dataframe(self._spark, plan)
 
@@ -427,7 +427,8 @@ class JdbcStream:
         )
 
     def _serialized(self, text: str) -> Any:
-        return streaming_runtime(self._jvm).SerializedOffset(text)
+        runtime = self._jvm.org.apache.spark.sql.execution.streaming.runtime
+        return runtime.SerializedOffset(text)
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[Database]:
