@@ -1,5 +1,6 @@
 """A batch is judged once: whatever its rules see when it comes again, each row is in one table."""
 
+import json
 import os
 import random
 from collections.abc import Callable
@@ -271,6 +272,33 @@ def test_batch_is_refused_when_the_files_of_a_decision_were_deleted_between_its_
         harness.writer().write(df, 0)
     assert caught.value.condition == "BATCH_UNFINISHED"
     assert (harness.rows().count(), harness.bad().count()) == (0, 10)
+
+
+@pytest.mark.parametrize(
+    ("point", "rows"), [("after_decision", (90, 10)), ("after_quarantine_commit", None)]
+)
+def test_a_batch_of_an_earlier_version_is_judged_anew_only_before_its_commits(
+    spark: SparkSession,
+    harness: Harness,
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+    rows: tuple[int, int] | None,
+) -> None:
+    df = harness.prepare(spark.range(100), RULES)
+    interrupted(harness, df, monkeypatch, point)
+    (file,) = harness.root.glob("checkpoints/**/decision.json")
+    content = json.loads(file.read_text())
+    quarantine = content["quarantine"]
+    # Format 1: bad rows were below the target until the quarantine was committed.
+    quarantine |= {"staged": quarantine.pop("files"), "written": []}
+    file.write_text(json.dumps({**content, "format": 1}))
+    if rows is None:
+        with pytest.raises(CheckpointError, match="an earlier version of Penstock started it"):
+            harness.writer().write(df, 0)
+        rows = (0, 10)
+    else:
+        harness.writer().write(df, 0)
+    assert (harness.rows().count(), harness.bad().count()) == rows
 
 
 def test_decision_is_dropped_when_its_file_was_not_written_to_the_end(

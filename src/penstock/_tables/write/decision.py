@@ -42,6 +42,7 @@ class BatchDecision:
     has_rows: bool = False  # valid rows are in `DecisionFile.rows` (merging writers)
     quarantine: QuarantineFiles | None = None
     counts: Mapping[str, int] = field(default_factory=dict)  # further counts of the writer
+    is_outdated: bool = False  # its bad rows are below the target, as of an earlier version
 
     def to_json(self) -> str:
         content: dict[str, Any] = {
@@ -69,9 +70,10 @@ def _parse(text: str) -> BatchDecision | None:
         # Only on storage without atomic replacement. The first commit comes after the whole file.
         return None
     result = result_from_commit(-1, {"userMetadata": content["record"]})
-    if content["format"] != _FORMAT or result is None:
+    if content["format"] not in (1, _FORMAT) or result is None:
         return None
     quarantine = content.get("quarantine")
+    is_outdated = bool(quarantine and quarantine.get("staged"))
     return BatchDecision(
         kind=content["kind"],
         result=replace(result, version=None),
@@ -82,9 +84,10 @@ def _parse(text: str) -> BatchDecision | None:
         quarantine=quarantine
         and QuarantineFiles(
             schema=_schema(quarantine["schema"]),
-            files=quarantine["files"],
+            files=quarantine["written" if content["format"] == 1 else "files"],
         ),
         counts=content["counts"],
+        is_outdated=is_outdated,
     )
 
 

@@ -313,6 +313,8 @@ class FlowWriter:
         problem = ""
         if decision.kind != self.kind:
             problem = f"it was started in mode {decision.kind}, and the flow now has {self.kind}"
+        elif decision.is_outdated:
+            problem = "an earlier version of Penstock started it"
         elif not exists or not self._decisions.is_complete(decision, self._files_path, path):
             problem = "some of its files were deleted since"
         if not problem:
