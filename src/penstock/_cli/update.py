@@ -5,6 +5,7 @@ import threading
 import time
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,7 @@ from penstock._display.terminal import Output
 from penstock.errors import PenstockError, SetupError
 
 if TYPE_CHECKING:
+    from penstock._model.pipeline import PipelineSettings
     from penstock._observe.state import ObservedUpdate
     from penstock.pipelines import UpdateResult, UpdateState
 
@@ -76,13 +78,56 @@ def run(
         Path | None,
         typer.Option("--summary", metavar="FILE", help="Also write a summary as Markdown, for CI."),
     ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Run all pipelines of the bundle, one after another.")
+    ] = False,
     output: options.Output = OutputFormat.TEXT,
 ) -> int:
     """Run the pipeline: process all available input, or run until stopped with --continuous."""
+
+    def run_one(settings: "PipelineSettings", *, shows: bool = True) -> int:
+        return _run(
+            settings,
+            selection,
+            log_format=log_format,
+            quiet=quiet,
+            stop_timeout=stop_timeout,
+            ui=ui,
+            metrics_port=metrics_port,
+            summary=summary,
+            as_json=output is OutputFormat.JSON,
+            shows=shows,
+        )
+
+    if not every:
+        return run_one(project.settings())
+    from penstock._cli.bundle_run import each_pipeline, print_rows, run_each
+
+    code, rows = run_each([*each_pipeline(project)], partial(run_one, shows=False))
+    if output is OutputFormat.JSON:
+        options.print_json(rows)
+    else:
+        print_rows(rows)
+    return code
+
+
+def _run(
+    settings: "PipelineSettings",
+    selection: options.Selection,
+    *,
+    log_format: LogFormat,
+    quiet: bool,
+    stop_timeout: float,
+    ui: bool,
+    metrics_port: int | None,
+    summary: Path | None,
+    as_json: bool,
+    shows: bool,
+) -> int:
+    """Run one update; `shows` its status as JSON at the end."""
     from penstock._update import UpdateOptions
     from penstock.pipelines import watch_update
 
-    settings = project.settings()
     if metrics_port is not None:
         settings = replace(settings, metrics=replace(settings.metrics, port=metrics_port))
     update_options = UpdateOptions(
@@ -95,13 +140,12 @@ def run(
 
             reports.write_summary(summary, update_view(state))
 
-    as_json = output is OutputFormat.JSON
     aside = options.stdout_to_stderr() if as_json else nullcontext()
     with dashboard_beside(settings, enabled=ui), aside:
         watched = watch_update(
             settings, update_options, log_format=log_format, quiet=quiet, on_end=summarize
         )
-    if as_json:
+    if as_json and shows:
         from penstock.monitoring import status_of
 
         options.print_json(status_of(settings))

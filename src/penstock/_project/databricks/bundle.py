@@ -6,7 +6,7 @@ targets are not applied.
 """
 
 import glob
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,6 +39,14 @@ _EFFECTIVE = (
     "continuous",
     "development",
 )
+
+
+class SeveralPipelinesError(SpecError):
+    """A bundle has several pipelines, and none was selected; `keys` are theirs."""
+
+    def __init__(self, keys: Sequence[str], condition: str, message: str, *, hint: str) -> None:
+        super().__init__(condition, message, hint=hint)
+        self.keys = tuple(keys)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,7 +307,8 @@ class _Bundle:
                 keys = narrowed
             elif choice.names_sources_in(self.files.root) and len(keys) > 1:
                 return None
-        raise SpecError(
+        raise SeveralPipelinesError(
+            keys,
             "PIPELINE_AMBIGUOUS",
             f"{self.main.origin.file} has several pipelines: "
             + ", ".join(f"`{key}`" for key in keys),

@@ -1,0 +1,82 @@
+import json
+from pathlib import Path
+
+import pytest
+import typer
+
+from penstock._cli import bundle_run, exit_codes, options
+from penstock.errors import FlowError, SetupError, SpecError
+
+BUNDLE = """
+bundle: {name: shop}
+resources:
+  pipelines:
+    ingest: {name: ingest, libraries: [{file: {path: ingest.py}}]}
+    report: {name: report, libraries: [{file: {path: report.py}}]}
+"""
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "databricks.yml").write_text(BUNDLE, encoding="utf-8")
+    for name in ("ingest", "report"):
+        (tmp_path / f"{name}.py").write_text("import dlt\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def share(bundle: Path, **more: object) -> None:
+    settings = {"shared_storage": True, **more}
+    (bundle / "penstock.yaml").write_text(json.dumps(settings), encoding="utf-8")
+
+
+def test_all_pipelines_of_a_bundle_are_chosen_in_its_order(bundle: Path) -> None:
+    share(bundle)
+    chosen = [*bundle_run.each_pipeline(options.UpdateOptions())]
+    assert [settings.name for settings in chosen] == ["ingest", "report"]
+    assert len({settings.home for settings in chosen}) == 2
+
+
+def test_a_single_pipeline_is_all_there_is(bundle: Path) -> None:
+    chosen = [*bundle_run.each_pipeline(options.UpdateOptions(pipeline="report"))]
+    assert [settings.name for settings in chosen] == ["report"]
+
+
+def test_pipelines_with_one_folder_for_checkpoints_are_refused(bundle: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        [*bundle_run.each_pipeline(options.UpdateOptions())]
+    assert caught.value.condition == "PIPELINES_SHARE_STORAGE"
+
+
+def test_a_continuous_pipeline_is_refused_because_the_next_one_would_wait(bundle: Path) -> None:
+    share(bundle, continuous=True)
+    with pytest.raises(typer.BadParameter, match="--triggered"):
+        [*bundle_run.each_pipeline(options.UpdateOptions())]
+    assert [*bundle_run.each_pipeline(options.UpdateOptions(continuous=False))]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "code", "states"),
+    [
+        ({"ingest": 0, "report": 0}, 0, [None, None]),
+        ({"ingest": 1, "report": 0}, 1, [None, None]),
+        ({"ingest": SetupError("LEASE_HELD", "held"), "report": 1}, 3, ["FAILED", None]),
+        ({"ingest": FlowError("FLOW_FAILED", "x", flow="f"), "report": 0}, 1, ["FAILED", None]),
+        ({"ingest": exit_codes.INTERRUPTED, "report": 0}, 130, [None, "NOT STARTED"]),
+    ],
+)
+def test_each_pipeline_runs_whatever_happens_to_others_unless_interrupted(
+    bundle: Path, outcomes: dict[str, object], code: int, states: list[str | None]
+) -> None:
+    share(bundle)
+
+    def run(settings: object) -> int:
+        outcome = outcomes[settings.name]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    got, rows = bundle_run.run_each([*bundle_run.each_pipeline(options.UpdateOptions())], run)
+    assert got == code
+    assert [row["state"] for row in rows] == states
+    bundle_run.print_rows([{**row, "state": row["state"] or "COMPLETED"} for row in rows])
