@@ -109,9 +109,9 @@ def test_the_image_runs_a_command() -> None:
     understood(yaml.safe_load(arguments))
     (sync,) = re.findall(r"penstock (jars sync .*)$", text, re.MULTILINE)
     sets = re.findall(r"--set (\S+)", sync)
-    from penstock._local.jars import S3_JAR_SET, SPARK_JAR_SETS
+    from penstock._local.jars import SPARK_JAR_SETS
 
-    assert set(sets) == {*SPARK_JAR_SETS, S3_JAR_SET}
+    assert set(sets) == {*SPARK_JAR_SETS, "s3"}
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ def script_of(page: str) -> str:
     """The commands of a page, with the files that it shows, as a shell script."""
     lines = ["set -euo pipefail"]
     for name, language, text in re.findall(
-        r"(?:`([\w./]+)`:\n\n)?```(\w+)\n(.*?)```\n", page, re.S
+        r"(?:`([\w./]+)`:\n\n(?:<!--.*?-->\n)?)?```(\w+)\n(.*?)```\n", page, re.S
     ):
         if language == "console":
             commands = [line for line in text.splitlines() if line.startswith("$ ")]

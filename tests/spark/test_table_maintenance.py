@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,8 @@ def age_files(project: Project, table: str) -> None:
 
 
 def keep_files_for_a_second(project: Project, table: str) -> None:
-    """Delta refuses time travel beyond that."""
+    """Delta refuses time travel beyond that; VACUUM leaves a younger table alone."""
+    threading.Event().wait(1.0)
     project.spark.sql(
         f"ALTER TABLE delta.`{project.path(table)}` SET TBLPROPERTIES "
         "('delta.deletedFileRetentionDuration' = 'interval 1 seconds')"
