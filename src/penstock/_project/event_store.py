@@ -156,6 +156,7 @@ def event_store(settings: PipelineSettings) -> EventStore | None:
         endpoint_override=setting("endpoint"),
         connect_timeout=_TIMEOUT_SECONDS,
         request_timeout=_TIMEOUT_SECONDS,
+        allow_delayed_open=True,  # one request for a small file
     )
     return EventStore(files, f"{rest.rstrip('/')}/events", event_directory(settings))
 
