@@ -84,12 +84,15 @@ class StorageLease:
         try:
             lease._acquire(on_wait)
         except Py4JError as error:
+            lease._end(type(error))
+            text = full_text(error)
+            if "LEASE_LOST" in text:  # taken over before the first renewal
+                raise lease._held(lease._newest()[1]) from error
             raise SetupError(
                 "LEASE_UNAVAILABLE",
-                f"cannot take the lease in {lease._folder}: {full_text(error).splitlines()[-1]}",
+                f"cannot take the lease in {lease._folder}: {text.splitlines()[-1]}",
                 hint="the pipeline must be able to list, read, write and delete there",
             ) from error
-        threading.Thread(target=lease._renew, name="lease", daemon=True).start()
         return lease
 
     def add_tables(self, paths: Iterable[str]) -> None:
@@ -126,7 +129,12 @@ class StorageLease:
         traceback: TracebackType | None,
     ) -> None:
         """Release the lease: no commit of this driver succeeds from here on."""
+        self._end(kind)
+
+    def _end(self, kind: type[BaseException] | None) -> None:
         self._ended.set()
+        if self._jvm is None:
+            return
         # Without the JVM, the lease ends with its lifetime.
         with contextlib.suppress(Py4JError, OSError):
             # After an error, a commit may be on its way: the next driver fences the tables.
@@ -154,7 +162,9 @@ class StorageLease:
         self._jvm = java.hold(
             self._path(self._term), self._text(), int(self._seconds * 1000), self._conf
         )
-        self._fence()
+        threading.Thread(target=self._renew, name="lease", daemon=True).start()
+        if self._tables:
+            self._fence()
         for number in self._terms():
             if number < self._term:
                 self._files.delete_tree(self._path(number))
@@ -170,13 +180,16 @@ class StorageLease:
             if _may_be_taken(_record(now)):
                 return now
             if now != text:
-                raise SetupError(
-                    "LEASE_HELD",
-                    "another update writes here: "
-                    f"{describe_holder(_record(now))} holds the lease in {self._folder}",
-                    hint="wait for it to end, or stop it there",
-                )
+                raise self._held(now)
         return text
+
+    def _held(self, text: str) -> SetupError:
+        holder = describe_holder(_record(text))
+        return SetupError(
+            "LEASE_HELD",
+            f"another update writes here: {holder} holds the lease in {self._folder}",
+            hint="wait for it to end, or stop it there",
+        )
 
     def _fence(self) -> None:
         """Commit to every table that the driver before may write."""
@@ -206,7 +219,8 @@ class StorageLease:
         return term, self._read(term) if term else ""
 
     def _read(self, term: int) -> str:
-        return self._files.read(self._path(term)) or ""
+        _, path = hadoop_path(self._spark, self._path(term))
+        return self._java.read(path, self._conf) or ""
 
     def _path(self, term: int) -> str:
         return f"{self._folder}/{term:020d}"

@@ -33,6 +33,8 @@ public final class StorageLease {
     }
   }
 
+  private static final int ATTEMPTS = 5;
+
   private static volatile StorageLease held;
 
   private final FileSystem files;
@@ -151,11 +153,24 @@ public final class StorageLease {
     }
   }
 
+  /** The content of a file, {@code null} if there is none. */
+  public static String read(Path path, Configuration conf) throws IOException {
+    byte[] content = read(path.getFileSystem(conf), path);
+    return content == null ? null : new String(content, StandardCharsets.UTF_8);
+  }
+
   private static byte[] read(FileSystem files, Path path) throws IOException {
-    try (FSDataInputStream stream = files.open(path)) {
-      return stream.readAllBytes();
-    } catch (FileNotFoundException e) {
-      return null;
+    for (int attempt = 1; ; attempt++) {
+      try (FSDataInputStream stream = files.open(path)) {
+        return stream.readAllBytes();
+      } catch (FileNotFoundException e) {
+        return null;
+      } catch (IOException e) {
+        // s3a refuses to read a file that was renewed since it was opened.
+        if (attempt == ATTEMPTS) {
+          throw e;
+        }
+      }
     }
   }
 }
