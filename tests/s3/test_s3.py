@@ -118,6 +118,8 @@ def sums():
 """
 RESET = """
 import os
+from pathlib import Path
+
 from penstock._project.spec import load_settings
 from penstock._repair.reset import reset_flow
 from penstock.sources.base import EARLIEST
@@ -126,7 +128,7 @@ def die(step):
     if step == "marked":
         os.kill(os.getpid(), 9)
 
-reset_flow(load_settings("."), "bronze", EARLIEST, truncate=True, execute=True, on_step=die)
+reset_flow(load_settings(Path.cwd()), "bronze", EARLIEST, truncate=True, execute=True, on_step=die)
 """
 
 
