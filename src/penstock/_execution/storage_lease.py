@@ -149,6 +149,7 @@ class StorageLease:
             before = _record(text)
             if term and not _may_be_taken(before):
                 text = self._wait(term, text, on_wait)
+                before = _record(text)
             self._term = term + 1
             self._tables = set(before.get("tables", ()))
             if self._create() and self._newest()[0] == self._term:

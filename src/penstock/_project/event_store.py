@@ -48,16 +48,16 @@ class EventStore:
     def pull(self) -> None:
         """Download the files that are longer in the storage than here, or missing here."""
         for info in self._list(self._path):
-            self._sizes[info.base_name] = info.size
             local = self._directory / info.base_name
-            if local.exists() and local.stat().st_size >= info.size:
-                continue
-            self._directory.mkdir(parents=True, exist_ok=True)
-            draft = local.with_name(f".{local.name}.{os.getpid()}")
-            with self._files.open_input_stream(info.path) as stream:
-                draft.write_bytes(stream.read())
-            os.utime(draft, (info.mtime.timestamp(),) * 2)
-            draft.replace(local)
+            if not local.exists() or local.stat().st_size < info.size:
+                self._directory.mkdir(parents=True, exist_ok=True)
+                draft = local.with_name(f".{local.name}.{os.getpid()}")
+                with self._files.open_input_stream(info.path) as stream:
+                    draft.write_bytes(stream.read())
+                os.utime(draft, (info.mtime.timestamp(),) * 2)
+                draft.replace(local)
+            # Not before: `push` deletes what it knows and does not find here.
+            self._sizes[info.base_name] = info.size
 
     def push(self) -> None:
         """Upload the files that changed since the last call, and delete those that are gone."""
