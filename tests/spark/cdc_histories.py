@@ -21,6 +21,7 @@ from penstock._tables.layout import TableRef
 from penstock._tables.write import cdc_history, cdc_writer
 from penstock._tables.write.cdc_events import EventShape, TargetShape, resolve
 from penstock._tables.write.cdc_writer import CdcWriter, split_events
+from penstock._tables.write.keyed import Way
 from penstock._tables.write.prepare import TableSpec, prepare_table
 
 COLUMNS = ("a", "b", "c")
@@ -39,7 +40,7 @@ class Case:
         keeps_null: As in `Rules`; `by_list`, `tracked` likewise.
         truncates: How many truncates the whole run has.
         pair: Order by `struct(ts, n)` instead of `ts`.
-        merges: Write the target with MERGE.
+        way: How rows of the target are replaced.
     """
 
     scd_type: int
@@ -48,7 +49,7 @@ class Case:
     tracked: tuple[str, ...] = COLUMNS
     truncates: int = 0
     pair: bool = False
-    merges: bool = False
+    way: Way | None = None
 
     def rules(self) -> Rules:
         return Rules(
@@ -171,7 +172,7 @@ class DeltaTarget:
         self.target = TableRef(str(root / "target"), "target")
         self.state = TableRef(str(root / "state"), "state")
         self.quarantine = TableRef(str(root / "quarantine"), "quarantine")
-        self._options = {"rewrite": False if case.merges else None, **options}
+        self._options = {"way": case.way, **options}
         spec = case.spec()
         shape = TargetShape.of([spec])
         empty = spark.createDataFrame([], SOURCE)

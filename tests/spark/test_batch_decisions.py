@@ -21,6 +21,7 @@ from penstock._tables.write import cdc_writer, writer
 from penstock._tables.write.cdc_events import TargetShape, resolve
 from penstock._tables.write.cdc_writer import CdcWriter, split_events
 from penstock._tables.write.decision import DecisionFile
+from penstock._tables.write.keyed import Way
 from penstock._tables.write.prepare import TableSpec, prepare_quarantine, prepare_table
 from penstock._tables.write.row_files import Refused, Strategy
 from penstock._tables.write.upsert import UniqueWriter, UpsertWriter
@@ -90,10 +91,10 @@ def unique(tables: Tables, df: DataFrame, rules: list[Any], batch_id: int) -> No
     UniqueWriter(tables.spark, keys=["id"], **tables.common(split)).write(split.df, batch_id)
 
 
-def upserts(rewrite: bool) -> Write:
+def upserts(way: Way) -> Write:
     def write(tables: Tables, df: DataFrame, rules: list[Any], batch_id: int) -> None:
         split = split_of(tables, df, rules)
-        options = {**tables.common(split), "rewrite": rewrite}
+        options = {**tables.common(split), "way": way}
         UpsertWriter(tables.spark, keys=["id"], **options).write(split.df, batch_id)
 
     return write
@@ -117,8 +118,9 @@ WRITERS: dict[str, tuple[Write, int]] = {
     "one job": (appends(Strategy.ONE_JOB), 38),
     "two jobs": (appends(Strategy.TWO_JOBS), 5),
     "deduplicate_by": (unique, 2),
-    "update rewrites": (upserts(rewrite=True), 2),
-    "update merges": (upserts(rewrite=False), 1),
+    "update rewrites": (upserts(Way.TABLE), 1),
+    "update by vectors": (upserts(Way.VECTORS), 1),
+    "update merges": (upserts(Way.MERGE), 1),
     "auto CDC 1": (applies_changes(ScdType.ONE), 1),
     "auto CDC 2": (applies_changes(ScdType.TWO), 1),
 }

@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from penstock._tables.write import cdc_history
 from penstock._tables.write.cdc_events import DELETE, TRUNCATE, TargetShape
+from penstock._tables.write.keyed import Way
 
 pytestmark = pytest.mark.usefixtures("two_partitions")
 
@@ -23,19 +24,27 @@ BATCHES = 2
 
 CASES = {
     "scd1": Case(scd_type=1),
-    "scd1 merge nulls": Case(scd_type=1, keeps_null=COLUMNS, merges=True),
+    "scd1 merge nulls": Case(scd_type=1, keeps_null=COLUMNS, way=Way.MERGE),
     "scd1 some nulls truncates": Case(scd_type=1, keeps_null=("b",), truncates=4, pair=True),
     "scd1 lists": Case(scd_type=1, by_list=True),
+    "scd1 vectors": Case(scd_type=1, way=Way.VECTORS),
+    "scd1 files": Case(scd_type=1, pair=True, way=Way.FILES),
     "scd2": Case(scd_type=2, pair=True),
+    "scd2 vectors": Case(scd_type=2, pair=True, way=Way.VECTORS),
     "scd2 merge tracked nulls": Case(
-        scd_type=2, tracked=("a", "c"), keeps_null=("a", "b"), merges=True
+        scd_type=2, tracked=("a", "c"), keeps_null=("a", "b"), way=Way.MERGE
     ),
     "scd2 lists": Case(scd_type=2, tracked=("b",), by_list=True),
 }
 
 
 # Of each type those in which most can go wrong.
-QUICK_CASES = ("scd1 some nulls truncates", "scd2 merge tracked nulls", "scd2 lists")
+QUICK_CASES = (
+    "scd1 some nulls truncates",
+    "scd1 vectors",
+    "scd2 merge tracked nulls",
+    "scd2 lists",
+)
 
 
 @pytest.mark.timeout(3600)

@@ -16,6 +16,7 @@ from penstock._tables.layout import TableRef
 from penstock._tables.write import cdc_writer
 from penstock._tables.write.cdc_events import TargetShape, resolve
 from penstock._tables.write.cdc_writer import CdcWriter, split_events
+from penstock._tables.write.keyed import Way
 from penstock._tables.write.prepare import TableSpec, prepare_table, table_state
 from penstock.errors import CheckpointError, FlowError
 
@@ -85,10 +86,10 @@ def plain(spark: SparkSession, *events: tuple[Any, ...]) -> DataFrame:
 
 
 @pytest.mark.parametrize(
-    ("scd_type", "rewrite"), [(1, False), pytest.param(2, True, marks=pytest.mark.long)]
+    ("scd_type", "way"), [(1, Way.MERGE), pytest.param(2, Way.TABLE, marks=pytest.mark.long)]
 )
 def test_values_of_every_type_are_stored_and_compared(
-    spark: SparkSession, target: Target, scd_type: int, rewrite: bool
+    spark: SparkSession, target: Target, scd_type: int, way: Way
 ) -> None:
     df = spark.sql(
         """
@@ -99,7 +100,7 @@ def test_values_of_every_type_are_stored_and_compared(
         FROM VALUES (1, 1, 1, '{"a":1}', double('NaN')), (2, 1, NULL, 'null', -0.0D) t(id,seq,n,j,d)
         """
     )
-    kept = {"scd_type": ScdType(str(scd_type)), "options": {"rewrite": rewrite}}
+    kept = {"scd_type": ScdType(str(scd_type)), "options": {"way": way}}
     target.write(df, 0, **kept)
     target.write(df.withColumn("seq", F.lit(2)), 1, **kept)
     same = "m['x'], m['y'], to_json(v), s.p, s.q[0]['k'], l, CAST(dec AS INT), bin, d, year(day)"
@@ -123,10 +124,10 @@ def test_maps_are_equal_whatever_the_order_of_their_entries(
 
 
 @pytest.mark.parametrize(
-    ("scd_type", "rewrite"), [pytest.param(1, True, marks=pytest.mark.long), (2, False)]
+    ("scd_type", "way"), [pytest.param(1, Way.TABLE, marks=pytest.mark.long), (2, Way.MERGE)]
 )
 def test_columns_may_have_the_names_that_the_writer_uses_itself(
-    spark: SparkSession, target: Target, scd_type: int, rewrite: bool
+    spark: SparkSession, target: Target, scd_type: int, way: Way
 ) -> None:
     names = "v,kind,hash,at,del,row,cols,alive,truncated,version,shown,life,start,next,last,skip"
     values = ", ".join(f"{n} AS `{name}`" for n, name in enumerate(names.split(",")))
@@ -137,7 +138,7 @@ def test_columns_may_have_the_names_that_the_writer_uses_itself(
         "ignore_null_updates": True,
         "ignore_null_columns": ("del", "skip"),
         "scd_type": ScdType(str(scd_type)),
-        "options": {"rewrite": rewrite},
+        "options": {"way": way},
     }
     target.write(df, 0, **kept)
     target.write(

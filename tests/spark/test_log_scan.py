@@ -7,7 +7,8 @@ from pyspark.sql import DataFrame, SparkSession
 from writer_harness import Harness
 
 from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.read.log_scan import append_only_start, last_batch, live_files
+from penstock._tables.read.live_files import LiveFiles
+from penstock._tables.read.log_scan import append_only_start, last_batch
 from penstock._tables.write.prepare import TableSpec, prepare_table, reset_table
 from penstock._tables.write.writer import WriteMode
 
@@ -22,6 +23,7 @@ class Log:
         self.harness = harness
         self.delta = DeltaJvm(spark)
         self.path = harness.target.path
+        self.files: LiveFiles | None = None
 
     @property
     def version(self) -> int:
@@ -33,9 +35,18 @@ class Log:
     def deltas_last_batch(self) -> int:
         return int(self.delta.begin(self.path).txnVersion(APP))
 
-    def live(self) -> set[str] | None:
-        files = live_files(self.delta, self.path, self.version)
-        return None if files is None else {file["path"] for file in files}
+    def live(self) -> set[str]:
+        """Kept from call to call; a new object must see the same."""
+        self.files = self.files or LiveFiles(self.delta, self.path)
+        kept, new = (
+            {
+                file["path"]
+                for file in self.delta.file_contents(files.all(self.delta.snapshot(self.path)))
+            }
+            for files in (self.files, LiveFiles(self.delta, self.path))
+        )
+        assert kept == new
+        return kept
 
     def deltas_live(self) -> set[str]:
         files = self.delta.file_contents(self.delta.begin(self.path).filterFiles())
@@ -66,7 +77,7 @@ def test_batches_and_files_are_deltas_when_a_flow_appends(spark: SparkSession, l
         writer.write(df, batch)
         assert log.last_batch() == log.deltas_last_batch() == batch
     assert log.live() == log.deltas_live()
-    assert len(log.live() or ()) == 3
+    assert len(log.live()) == 3
     assert log.start() == 0
     assert _streamed(spark, log, 0) == 12
 
@@ -79,7 +90,7 @@ def test_nothing_is_said_when_the_log_is_too_long_or_gone(spark: SparkSession, l
         other.write(df, batch)
     assert log.last_batch() is None
     assert log.deltas_last_batch() == 0
-    assert log.live() is None
+    assert log.live() == log.deltas_live()
     assert log.start() == 0
     version = log.version
     (log.harness.root / "orders" / "_delta_log" / f"{0:020d}.json").unlink()
@@ -126,7 +137,7 @@ def test_deletion_vectors_are_told_apart_when_rows_are_deleted(
     log.sql("DELETE FROM {t} WHERE id = 2")
     assert log.start() is None
     assert log.live() == log.deltas_live()
-    assert len(log.live() or ()) == 1
+    assert len(log.live()) == 1
 
 
 def test_older_commits_are_not_read_when_a_compaction_replaced_their_files(
@@ -138,7 +149,7 @@ def test_older_commits_are_not_read_when_a_compaction_replaced_their_files(
         writer.write(df, batch)
     log.sql("OPTIMIZE {t}")
     assert log.live() == log.deltas_live()
-    assert len(log.live() or ()) == 1
+    assert len(log.live()) == 1
     assert log.start() is None
 
 

@@ -5,6 +5,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from writer_harness import Harness, rule
 
+from penstock._tables.write.keyed import Way
 from penstock._tables.write.writer import WriteMode
 from penstock.errors import FlowError
 
@@ -65,43 +66,49 @@ def test_schema_follows_the_query_when_a_view_is_replaced(
     assert "id:string" in harness.bad().schema.simpleString()
 
 
-@pytest.mark.parametrize("rewrite", [True, False], ids=["rewrite", "merge"])
+@pytest.mark.parametrize("way", Way)
 def test_rows_with_the_same_keys_are_replaced_when_the_mode_is_update(
-    spark: SparkSession, harness: Harness, rewrite: bool
+    spark: SparkSession, harness: Harness, way: Way
 ) -> None:
     first = spark.sql(
         "SELECT * FROM VALUES (1L, 'a', 1), (2L, NULL, 2), (NULL, NULL, 3) t(k, l, n)"
     )
     split = harness.prepare(first, RULES)
-    assert harness.upserter(["k", "l"], rewrite=rewrite).write(split, 0).rows_written == 3
+    assert harness.upserter(["k", "l"], way=way).write(split, 0).rows_written == 3
     second = spark.sql(
         "SELECT * FROM VALUES (2L, NULL, 20), (NULL, NULL, 30), (4L, 'd', 40), (1L, 'a', -1)"
         " t(k, l, n)"
     )
     split = harness.prepare(second, RULES)
-    writer = harness.upserter(["k", "l"], rewrite=rewrite)
+    writer = harness.upserter(["k", "l"], way=way)
     result = writer.write(split, 1)
     assert sorted(r.n for r in harness.rows().collect()) == [1, 20, 30, 40]
     assert (result.rows_written, result.rows_quarantined) == (3, 1)
     assert result.rules["small"].failed == 3
-    assert result.version == 2
+    version = 3 if way is Way.VECTORS else 2  # one commit for the property
+    assert result.version == version
     again = writer.write(split, 1)
-    assert (again.replayed, again.rules, again.version) == (True, result.rules, 2)
-    assert harness.upserter(["k", "l"], rewrite=rewrite).write(split, 1).replayed
+    assert (again.replayed, again.rules, again.version) == (True, result.rules, version)
+    assert harness.upserter(["k", "l"], way=way).write(split, 1).replayed
     assert spark.conf.get("spark.databricks.delta.write.txnAppId", None) is None
     assert [r.n for r in harness.bad().collect()] == [-1]
 
 
 @pytest.mark.parametrize(
-    "rewrite", [True, pytest.param(False, marks=pytest.mark.long)], ids=["rewrite", "merge"]
+    "way",
+    [
+        Way.TABLE,
+        Way.VECTORS,
+        *[pytest.param(w, marks=pytest.mark.long) for w in (Way.FILES, Way.MERGE)],
+    ],
 )
 def test_new_column_is_added_when_an_update_mode_query_has_more(
-    spark: SparkSession, harness: Harness, rewrite: bool
+    spark: SparkSession, harness: Harness, way: Way
 ) -> None:
     df = harness.prepare(spark.range(3).selectExpr("id", "1 AS n"))
-    harness.upserter(["id"], rewrite=rewrite).write(df, 0)
+    harness.upserter(["id"], way=way).write(df, 0)
     wider = spark.range(2, 4).selectExpr("id", "2 AS n", "'x' AS more")
-    harness.upserter(["id"], rewrite=rewrite).write(wider, 1)
+    harness.upserter(["id"], way=way).write(wider, 1)
     assert sorted((r.id, r.n, r.more) for r in harness.rows().collect()) == [
         (0, 1, None),
         (1, 1, None),

@@ -307,7 +307,12 @@ class PipelineTables:
         if mode is OutputMode.UPDATE:
             from penstock._tables.write.upsert import UpsertWriter
 
-            writer = UpsertWriter(self._spark, keys=node.analysis.merge_keys, **common)
+            writer = UpsertWriter(
+                self._spark,
+                keys=node.analysis.merge_keys,
+                is_streamed=self._is_streamed(dataset),
+                **common,
+            )
         elif dataset.declared.deduplicate_by:
             from penstock._tables.write.upsert import UniqueWriter
 
@@ -440,7 +445,7 @@ class PipelineTables:
             quarantine=self._quarantine(dataset) if keeps else None,
             allow_missing=self._allows_missing(dataset),
             tombstone_seconds=tombstone_seconds(dataset, node, self._settings.configuration),
-            rewrite=False if self._is_streamed(dataset) else None,
+            is_streamed=self._is_streamed(dataset),
             stateful=has_state(node.analysis.stateful_operators),
             apply_rules=judge,
             decisions=self.decisions(node, epoch),
@@ -468,7 +473,7 @@ class PipelineTables:
             target=self._ref(dataset),
             shape=shape,
             allow_missing=self._allows_missing(dataset),
-            rewrite=False if self._is_streamed(dataset) else None,
+            is_streamed=self._is_streamed(dataset),
         )
 
     def _properties(self, node: DatasetNode, flows: Sequence[FlowNode]) -> Mapping[str, str]:

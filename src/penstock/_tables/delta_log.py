@@ -76,6 +76,7 @@ class DeltaJvm:
         self._streaming_update = getattr(delta, "DeltaOperations$StreamingUpdate")
         self._write = getattr(delta, "DeltaOperations$Write")
         self._create_table = getattr(delta, "DeltaOperations$CreateTable")
+        self._set_properties = getattr(delta, "DeltaOperations$SetTableProperties")
         self._update_schema = getattr(delta, "DeltaOperations$UpdateSchema")
         self._modes = jvm.org.apache.spark.sql.streaming.OutputMode
         self._save_mode = jvm.org.apache.spark.sql.SaveMode
@@ -85,8 +86,8 @@ class DeltaJvm:
         self._logical_relation = getattr(getattr(sources, "LogicalRelation$"), "MODULE$")
         self._relation = sources.HadoopFsRelation
         self._file_format = delta.DeltaParquetFileFormat
-        self.split_transaction = jvm.penstock.delta.SplitTransaction
-        self.can_split = not isinstance(self.split_transaction, JavaPackage)
+        self._own = jvm.penstock.delta
+        self.has_own_classes = not isinstance(self._own.SplitTransaction, JavaPackage)
         """False in a borrowed session without Penstock's Java classes."""
 
     def log(self, path: str) -> Any:
@@ -99,6 +100,22 @@ class DeltaJvm:
 
     def version(self, path: str) -> int:
         return int(self.snapshot(path).version())
+
+    def split_transaction(self, target: Any, snapshot: Any, folder: str, other: str) -> Any:
+        """A transaction that writes the files of a partition folder below another table."""
+        return self._own.SplitTransaction(target, snapshot, folder, other)
+
+    def live_files(self, path: str) -> Any:
+        """Penstock's `LiveFiles` of a table."""
+        return self._own.LiveFiles(self.log(path))
+
+    def search_keys(
+        self, transaction: Any, live_files: Any, keys: DataFrame, columns: Sequence[str]
+    ) -> Any:
+        """Penstock's `KeyedRows`: the rows of some keys in the table of a transaction."""
+        batch = self._own.BatchKeys(keys._jdf)
+        session = keys.sparkSession._jsparkSession
+        return self._own.KeyedRows(session, transaction, live_files, batch, list(columns))
 
     def begin(self, path: str) -> Any:
         return self.log(path).startTransaction(self.none, self.none)
@@ -218,6 +235,9 @@ class DeltaJvm:
         """The operation of a change of columns or comment, given Delta's metadata objects."""
         return self._update_schema(before.schema(), after.schema())
 
+    def properties_operation(self, properties: Mapping[str, str]) -> Any:
+        return self._set_properties(self._scala_map(properties))
+
     def replace_operation(self) -> Any:
         """The operation that gives an empty table other columns or partitions."""
         none = self.none
@@ -258,10 +278,13 @@ class DeltaJvm:
 
     def validated_properties(self, properties: Mapping[str, str]) -> dict[str, str]:
         """Properties with `delta.*` keys in Delta's own spelling; raises what Delta raises."""
-        make = getattr(self.jvm.scala.collection.immutable.Map, "from")
-        scala = make(self._convert.asScala(dict(properties)))
-        checked = self.jvm.org.apache.spark.sql.delta.DeltaConfigs.validateConfigurations(scala)
+        configs = self.jvm.org.apache.spark.sql.delta.DeltaConfigs
+        checked = configs.validateConfigurations(self._scala_map(properties))
         return dict(self._convert.asJava(checked))
+
+    def _scala_map(self, values: Mapping[str, str]) -> Any:
+        make = getattr(self.jvm.scala.collection.immutable.Map, "from")
+        return make(self._convert.asScala(dict(values)))
 
     def has_feature(self, name: str) -> bool:
         """Whether a table that is read by path can have a table feature."""

@@ -30,27 +30,6 @@ def last_batch(delta: DeltaJvm, path: str, version: int, app_id: str) -> int | N
     return -1 if version < _NEWEST else None
 
 
-def live_files(delta: DeltaJvm, path: str, version: int) -> list[dict[str, Any]] | None:
-    commits: list[list[dict[str, Any]]] = []
-    for at in range(version, max(version - _NEWEST, -1), -1):
-        actions = _actions(delta, path, at)
-        if actions is None:
-            return None
-        commits.append(actions)
-        # No file before a replacement of all rows is live.
-        if at == 0 or _replaces_all(actions):
-            break
-    else:
-        return None
-    live: dict[tuple[str, str], dict[str, Any]] = {}
-    for actions in reversed(commits):
-        for file in _of_kind(actions, "remove"):
-            live.pop(file_identity(file), None)
-        for file in _of_kind(actions, "add"):
-            live[file_identity(file)] = file
-    return list(live.values())
-
-
 def append_only_start(
     delta: DeltaJvm, path: str, version: int, *, most: int = _WHOLE
 ) -> int | None:
@@ -166,10 +145,3 @@ def _overwrites(info: Mapping[str, Any]) -> bool:
     parameters = info.get("operationParameters", {})
     is_overwrite = info.get("operation") == "WRITE" and parameters.get("mode") == "Overwrite"
     return is_overwrite and "predicate" not in parameters
-
-
-def _replaces_all(actions: list[dict[str, Any]]) -> bool:
-    """Whether this is one of our commits, and removed all files of the table."""
-    infos = _of_kind(actions, "commitInfo")
-    info = infos[0] if infos else {}
-    return _overwrites(info) and '"penstock"' in (info.get("userMetadata") or "")

@@ -4,7 +4,7 @@ Snapshots come in the order of their versions, so the rows of the table are all 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from penstock._tables.write.cdc_events import (
 )
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.kept import keep
-from penstock._tables.write.keyed import KeyedTable, count_keys, in_one_task, of_keys
+from penstock._tables.write.keyed import KeyedTable, Way, count_keys, in_one_task, of_keys
 from penstock._tables.write.schema import plain_schema
 from penstock.errors import FlowError
 from penstock.quality.rules import quoted
@@ -67,7 +67,7 @@ class SnapshotShape:
 class SnapshotWriter:
     """Applies the snapshots of one flow, each in one commit; batch ids are the snapshots' numbers.
 
-    `rewrite` forces (or forbids) the rewrite of the target; by default its size decides.
+    `way`, `is_streamed` and `on_vectors` are as in `KeyedTable`.
     """
 
     def __init__(
@@ -79,14 +79,16 @@ class SnapshotWriter:
         target: TableRef,
         shape: SnapshotShape,
         allow_missing: bool = False,
-        rewrite: bool | None = None,
+        way: Way | None = None,
+        is_streamed: bool = False,
+        on_vectors: Callable[[], None] | None = None,
     ) -> None:
         self._delta = DeltaJvm(spark)
         self._flow = flow
         self._app_id = app_id
         self._shape = shape
         self._table = FencedTable(self._delta, target, app_id)
-        self._keyed = KeyedTable(self._delta, self._table, app_id, rewrite)
+        self._keyed = KeyedTable(self._delta, self._table, app_id, way, is_streamed, on_vectors)
         self._allow_missing = allow_missing
 
     def apply(
@@ -187,7 +189,9 @@ class SnapshotWriter:
             rows = self._rows(differences.where("new IS NOT NULL"), "new")
         else:
             rows = self._versions(txn, differences, touched, version)
-        return replace(result, version=self._keyed.replace(txn, touched, rows, result))
+        changed = row["written"] + row["deleted"]
+        new = self._keyed.replace(txn, touched, rows, result, count=changed)
+        return replace(result, version=new)
 
     def _versions(
         self, txn: TableTransaction, differences: DataFrame, touched: DataFrame, version: Any

@@ -15,9 +15,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from penstock._tables.commits import CommitResult
-from penstock._tables.delta_log import DeltaJvm, file_count, size_in_bytes
+from penstock._tables.delta_log import DeltaJvm, file_count
 from penstock._tables.layout import TableRef
-from penstock._tables.read.log_scan import live_files
 from penstock._tables.write.cdc_events import EventShape, TargetShape
 from penstock._tables.write.cdc_history import (
     merged,
@@ -148,15 +147,9 @@ class CdcState:
 
     def rows(self, like: DataFrame) -> tuple[DataFrame, int]:
         """All rows, not merged, in the session of `like`; and the size of their files in bytes."""
-        path = self._table.ref.path
-        snapshot = self._delta.snapshot(path)
-        known = live_files(self._delta, path, int(snapshot.version()))
-        if known is None:
-            size = size_in_bytes(snapshot)
-            return like.sparkSession.read.format("delta").load(path), size
-        size = sum(int(file["size"]) for file in known)
-        files = self._delta.seq(self._delta.add_files(known))
-        return self._read(snapshot, files, like.sparkSession), size
+        snapshot = self._delta.snapshot(self._table.ref.path)
+        files = self._table.live_files.all(snapshot)
+        return self._read(snapshot, files, like.sparkSession), self._table.live_files.size(snapshot)
 
     def _read(self, snapshot: Any, files: Any, session: SparkSession) -> DataFrame:
         return self._delta.read_files(self._table.ref.path, snapshot, files, session)

@@ -7,7 +7,7 @@ files; the rows of the touched keys follow from the state alone.
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
@@ -29,7 +29,7 @@ from penstock._tables.write.cdc_state import CdcState
 from penstock._tables.write.decision import BatchDecision, DecisionFile
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.kept import keep
-from penstock._tables.write.keyed import REWRITE_BYTES, KeyedTable, in_one_task
+from penstock._tables.write.keyed import REWRITE_BYTES, KeyedTable, Way, in_one_task
 from penstock._tables.write.prepare import TableSpec, prepare_table
 from penstock._tables.write.row_files import Written
 from penstock._tables.write.staging import QUARANTINE_FIELDS, RowCounts, count_rows, valid_rows
@@ -87,9 +87,9 @@ class _Events:
 class CdcWriter(FlowWriter):
     """Writes the batches of one auto CDC flow; `split` is from `split_events`.
 
-    The state and, when it is needed, the quarantine are created. `rewrite` forces (or forbids) the
-    rewrite of the target; by default its size decides. Deleted keys are remembered for
-    `tombstone_seconds`; `None` = forever.
+    The state and, when it is needed, the quarantine are created. `way`, `is_streamed` and
+    `on_vectors` are as in `KeyedTable`. Deleted keys are remembered for `tombstone_seconds`; `None`
+    = forever.
     """
 
     kind = "auto CDC"
@@ -101,7 +101,9 @@ class CdcWriter(FlowWriter):
         state: TableRef,
         events: EventShape,
         tombstone_seconds: float | None = None,
-        rewrite: bool | None = None,
+        way: Way | None = None,
+        is_streamed: bool = False,
+        on_vectors: Callable[[], None] | None = None,
         **options: Unpack[WriterOptions],
     ) -> None:
         split = options.get("split")
@@ -110,7 +112,9 @@ class CdcWriter(FlowWriter):
         self._events = events
         self._event_split = split
         self._lock = target_locks.setdefault(self.target.path, threading.RLock())
-        self._keyed = KeyedTable(self._delta, self._target, self._app_id, rewrite)
+        self._keyed = KeyedTable(
+            self._delta, self._target, self._app_id, way, is_streamed, on_vectors
+        )
         self._state = CdcState(
             self._delta, state, self._app_id, events, tombstone_seconds=tombstone_seconds
         )
@@ -249,7 +253,9 @@ class CdcWriter(FlowWriter):
         appended = self._state.commit(events.txn, events.files, result)
         kill_point("after_state_commit", self._flow, result.batch_id)
         touched, rows = self._derive(events.rows, batch.written.counts.clean_rows)
-        version = self._keyed.replace(batch.txn, touched, rows, result)
+        version = self._keyed.replace(
+            batch.txn, touched, rows, result, count=batch.written.counts.clean_rows
+        )
         self._state.compact_if_due(appended, events.rows)
         return replace(result, version=version)
 

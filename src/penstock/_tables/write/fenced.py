@@ -13,7 +13,8 @@ from penstock._tables.delta_log import DeltaJvm, TableMetadata, known_versions
 from penstock._tables.kill_points import is_switched_off
 from penstock._tables.layout import TableRef
 from penstock._tables.read.damage import check_commit
-from penstock._tables.read.log_scan import last_batch, live_files
+from penstock._tables.read.live_files import LiveFiles
+from penstock._tables.read.log_scan import last_batch
 from penstock._tables.write.schema import (
     SchemaDifference,
     check_columns,
@@ -47,6 +48,7 @@ class FencedTable:
         self.ref = ref
         self._delta = delta
         self._app_id = app_id
+        self.live_files = LiveFiles(delta, ref.path)
         self._version = _UNKNOWN
         self._metadata: TableMetadata | None = None
         self._difference: SchemaDifference | None = None
@@ -118,13 +120,20 @@ class FencedTable:
         txn.jvm.commit(self._delta.seq([]), operation)
         return self.begin(batch_id)
 
+    def set_property(
+        self, txn: TableTransaction, key: str, value: str, batch_id: int | None
+    ) -> TableTransaction:
+        """Commit a property, without the fence; returns a new transaction."""
+        configuration = {**txn.metadata.configuration, key: value}
+        content = dict(txn.metadata.content, configuration=configuration)
+        txn.jvm.updateMetadata(self._delta.action({"metaData": content}), False)
+        txn.jvm.commit(self._delta.seq([]), self._delta.properties_operation({key: value}))
+        return self.begin(batch_id)
+
     def removals(self, txn: TableTransaction) -> list[Any]:
-        live = live_files(self._delta, self.ref.path, txn.version)
-        if live is not None:
-            # As if all files had been read: a concurrent append must fail our commit.
-            txn.jvm.readWholeTable()
-            return [file.remove() for file in self._delta.add_files(live)]
-        return [file.remove() for file in self._delta.items(txn.jvm.filterFiles())]
+        # As if all files had been read: a concurrent append must fail our commit.
+        txn.jvm.readWholeTable()
+        return list(self._delta.items(self.live_files.removals(txn.jvm.snapshot())))
 
     def commit(
         self,

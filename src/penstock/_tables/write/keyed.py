@@ -1,54 +1,103 @@
 """Replaces all rows of some keys in one commit; for CDC, snapshots and update mode.
 
-Small tables are rewritten by a transaction of our own, which needs one or two jobs; large ones are
-merged by Delta's MERGE, which needs seven or more. Both are fenced.
+Small tables are rewritten as a whole. In larger ones, the rows of the keys are searched by a job
+over the key columns alone, and deleted by deletion vectors, or with their files if the table must
+not have vectors. Delta's MERGE, which runs a dozen jobs, is for tables that only it can change. All
+are fenced.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import reduce
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 from pyspark.sql.types import StructType
 
 from penstock._tables.commits import CommitResult
-from penstock._tables.delta_log import DeltaJvm, size_in_bytes
-from penstock._tables.read.log_scan import live_files
+from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.write.cdc_events import START_AT, comparable
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.schema import is_computed
 from penstock.quality.rules import quoted
 
-# The cost of a rewrite grows with the table; MERGE has a high fixed cost.
+# The cost of a rewrite grows with the table.
 REWRITE_BYTES = 8 * 1024 * 1024
+# Keys are collected to the driver, and sent to the tasks that search them.
+_MOST_KEYS = 500_000
+# Up to so many rows are written by one task.
+_SMALL_ROWS = 50_000
 _ACTION = "penstock_action"
 _KEY = "penstock_key"
 _WRITE_CONF = "spark.databricks.delta.write."
 _CONSTRAINTS = "spark.sql.constraintPropagation.enabled"
 _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+_VECTORS = "delta.enableDeletionVectors"
+_DEFAULT = "spark.databricks.delta.properties.defaults."
+_STATISTICS = "spark.databricks.delta.stats.collect"
+# Equal values of these types have equal bytes, unlike those of floating-point numbers.
+_EXACT_TYPES = (
+    T.ByteType,
+    T.ShortType,
+    T.IntegerType,
+    T.LongType,
+    T.BooleanType,
+    T.DateType,
+    T.TimestampType,
+    T.TimestampNTZType,
+    T.DecimalType,
+    T.BinaryType,
+    T.StringType,
+)
+# Of these, the text of a partition value is that of a cast.
+_PARTITION_TYPES = (
+    T.ByteType,
+    T.ShortType,
+    T.IntegerType,
+    T.LongType,
+    T.BooleanType,
+    T.DateType,
+    T.StringType,
+)
+
+
+class Way(StrEnum):
+    """How the rows of some keys are replaced."""
+
+    TABLE = "table"
+    """All files of the table are written anew."""
+    VECTORS = "vectors"
+    """Deletion vectors delete the old rows."""
+    FILES = "files"
+    """Files with an old row are written anew."""
+    MERGE = "merge"
+    """Delta's MERGE."""
 
 
 @dataclass(frozen=True)
 class KeyedTable:
-    """A table whose rows belong to keys; `app_id` is that of its batches."""
+    """A table whose rows belong to keys; `app_id` is that of its batches.
+
+    If streams read the table, a commit that only adds keys must only add files. `on_vectors` is
+    called when a table gets deletion vectors, which older readers of Delta cannot read.
+    """
 
     delta: DeltaJvm
     table: FencedTable
     app_id: str
-    rewrite: bool | None = None  # forces (or forbids) the rewrite of the table; None = by size
+    way: Way | None = None  # None = by size and properties of the table
+    is_streamed: bool = False
+    on_vectors: Callable[[], None] | None = None
 
     def rows(self, txn: TableTransaction, like: DataFrame) -> DataFrame:
-        live = self._live_files(txn)
-        if live is None:
-            files = txn.jvm.filterFiles()
-        else:
-            txn.jvm.readWholeTable()
-            files = self.delta.seq(self.delta.add_files(live))
-        path = self.table.ref.path
-        return self.delta.read_files(path, txn.jvm.snapshot(), files, like.sparkSession)
+        txn.jvm.readWholeTable()
+        snapshot = txn.jvm.snapshot()
+        files = self.table.live_files.all(snapshot)
+        return self.delta.read_files(self.table.ref.path, snapshot, files, like.sparkSession)
 
     def replace(
         self,
@@ -57,34 +106,99 @@ class KeyedTable:
         rows: DataFrame,
         result: CommitResult,
         *,
+        count: int,
         deletes: bool = True,
     ) -> int | None:
         """Replace all rows of some keys; returns the new version.
 
-        `touched` has each key once, as structs in a column `k`. Without `deletes`, each of them has
-        a new row. The schema of the transaction is evolved.
+        `touched` has each key once, as structs in a column `k`; `count` is about the number of
+        keys. Without `deletes`, each of them has a new row. The schema of the transaction is
+        evolved.
         """
-        if self._rewrites(txn):
+        way = self.way or self._way(txn, touched, count)
+        if way is Way.TABLE:
             return self._rewrite(txn, touched, rows, result)
-        return self._merge(txn, touched, rows, result, deletes=deletes)
+        if way is Way.MERGE:
+            return self._merge(txn, touched, rows, result, deletes=deletes)
+        if way is Way.VECTORS:
+            txn = self._with_vectors(txn, result.batch_id)
+        return self._replace_rows(txn, touched, rows, result, way, small=count <= _SMALL_ROWS)
 
-    def _live_files(self, txn: TableTransaction) -> list[dict[str, Any]] | None:
-        return live_files(self.delta, self.table.ref.path, txn.version)
-
-    def _rewrites(self, txn: TableTransaction) -> bool:
-        if any(is_computed(column) for column in txn.metadata.schema):
-            return False
-        if self.rewrite is not None:
-            return self.rewrite
+    def _way(self, txn: TableTransaction, touched: DataFrame, count: int) -> Way:
         configuration = txn.metadata.configuration
+        # Identity columns, change feed and row tracking are kept only by MERGE.
+        if any(is_computed(column) for column in txn.metadata.schema):
+            return Way.MERGE
         for feature in ("delta.enableChangeDataFeed", "delta.enableRowTracking"):
             if configuration.get(feature, "false").lower() == "true":
-                return False  # only MERGE keeps them
-        live = self._live_files(txn)
-        if live is not None:
-            return sum(int(file["size"]) for file in live) <= REWRITE_BYTES
-        # Without a checksum, Delta computes the state of the table for its size.
-        return size_in_bytes(txn.jvm.snapshot()) <= REWRITE_BYTES
+                return Way.MERGE
+        is_small = self.table.live_files.size(txn.jvm.snapshot()) <= REWRITE_BYTES
+        if is_small and not self.is_streamed:
+            return Way.TABLE
+        if count > _MOST_KEYS or not self._can_search(txn, touched):
+            return Way.MERGE
+        conf = self.delta.spark.conf
+        default = conf.get(
+            _DEFAULT + _VECTORS.removeprefix("delta."), "false" if is_small else "true"
+        )
+        wants = configuration.get(_VECTORS, default or "").lower() == "true"
+        has_counts = conf.get(_STATISTICS, "true") == "true"
+        return Way.VECTORS if wants and has_counts else Way.FILES
+
+    def _can_search(self, txn: TableTransaction, touched: DataFrame) -> bool:
+        if not self.delta.has_own_classes:
+            return False
+        if txn.metadata.configuration.get("delta.columnMapping.mode", "none").lower() == "id":
+            return False
+        partitioned = {name.lower() for name in txn.metadata.partition_columns}
+        fields = _key_type(touched).fields
+        for field in fields:
+            known = _PARTITION_TYPES if field.name.lower() in partitioned else _EXACT_TYPES
+            if not isinstance(field.dataType, known) or _has_collation(field.dataType):
+                return False
+        return not all(field.name.lower() in partitioned for field in fields)
+
+    def _with_vectors(self, txn: TableTransaction, batch_id: int | None) -> TableTransaction:
+        """A transaction on the table after it was given deletion vectors, if it has none."""
+        if txn.metadata.configuration.get(_VECTORS, "").lower() == "true":
+            return txn
+        txn = self.table.commit_evolution(txn, batch_id)
+        txn = self.table.set_property(txn, _VECTORS, "true", batch_id)
+        if self.on_vectors is not None:
+            self.on_vectors()
+        return txn
+
+    def _replace_rows(
+        self,
+        txn: TableTransaction,
+        touched: DataFrame,
+        rows: DataFrame,
+        result: CommitResult,
+        way: Way,
+        *,
+        small: bool,
+    ) -> int:
+        delta, path, snapshot = self.delta, self.table.ref.path, txn.jvm.snapshot()
+        search = delta.search_keys(
+            txn.jvm,
+            self.table.live_files.jvm,
+            *searched_keys(touched, txn.metadata.partition_columns),
+        )
+        if way is Way.VECTORS:
+            actions = search.mark(not self.is_streamed)
+            kept = search.filesToMerge()
+        else:
+            actions, kept = search.removals(), search.files()
+            small = small and search.bytes() <= REWRITE_BYTES
+        if not kept.isEmpty():
+            other = delta.read_files(path, snapshot, kept, rows.sparkSession)
+            if way is Way.FILES:
+                keys = in_one_task(touched) if small else F.broadcast(touched)
+                other = without_keys(in_one_task(other) if small else other, keys)
+            rows = other.unionByName(rows, allowMissingColumns=True)
+        added = delta.write_files(txn.jvm, rows.coalesce(1) if small else rows)
+        actions = [*delta.items(actions), *added]
+        return self.table.commit(txn, actions, result.batch_id, result, complete=False)
 
     def _rewrite(
         self, txn: TableTransaction, touched: DataFrame, rows: DataFrame, result: CommitResult
@@ -176,10 +290,35 @@ def merge_identity(session: SparkSession, app_id: str, result: CommitResult) -> 
                 session.conf.set(key, earlier)
 
 
-def _field_names(touched: DataFrame) -> list[str]:
+def searched_keys(touched: DataFrame, partitions: Sequence[str]) -> tuple[DataFrame, list[str]]:
+    """Keys as `BatchKeys` in the JVM needs them, and their columns.
+
+    The text of those that are partition columns, with the names of `partitions`, follows the keys.
+    """
+    by_name = {name.lower(): name for name in partitions}
+    fields = _key_type(touched).fields
+    key = F.col("k")
+    texts = [
+        key.getField(field.name).cast("string").alias(f"{_KEY}_{field.name}")
+        for field in fields
+        if field.name.lower() in by_name
+    ]
+    keys = [key.getField(field.name).alias(field.name) for field in fields]
+    return touched.select(*keys, *texts), [by_name.get(f.name.lower(), f.name) for f in fields]
+
+
+def _key_type(touched: DataFrame) -> StructType:
     kind = touched.schema["k"].dataType
     assert isinstance(kind, StructType)
-    return list(kind.fieldNames())
+    return kind
+
+
+def _has_collation(kind: T.DataType) -> bool:
+    return isinstance(kind, T.StringType) and "collate" in kind.simpleString()
+
+
+def _field_names(touched: DataFrame) -> list[str]:
+    return list(_key_type(touched).fieldNames())
 
 
 def count_keys(rows: DataFrame, key: Column) -> tuple[int, int]:

@@ -58,7 +58,7 @@ def can_stage(delta: DeltaJvm, metadata: TableMetadata) -> bool:
     their high-water mark) and invariants of the old form; nor in a borrowed session without
     Penstock's Java classes.
     """
-    if not delta.can_split:
+    if not delta.has_own_classes:
         return False
     configuration = metadata.configuration
     if configuration.get("delta.columnMapping.mode", "none").lower() != "none":

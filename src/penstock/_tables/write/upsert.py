@@ -1,6 +1,6 @@
 """Writers that compare the keys of a batch with the table: update mode and `deduplicate_by`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Unpack
@@ -13,7 +13,7 @@ from penstock._tables.commits import CommitResult
 from penstock._tables.write.decision import BatchDecision, DecisionFile
 from penstock._tables.write.fenced import TableTransaction
 from penstock._tables.write.kept import keep
-from penstock._tables.write.keyed import KeyedTable, count_keys
+from penstock._tables.write.keyed import KeyedTable, Way, count_keys
 from penstock._tables.write.row_files import Written
 from penstock._tables.write.staging import RowCounts, count_rows, valid_rows
 from penstock._tables.write.writer import Batch, FlowWriter, WriterOptions
@@ -26,7 +26,7 @@ class UpsertWriter(FlowWriter):
     """Writes the batches of one update-mode flow; in keys, NULL equals NULL.
 
     Columns of the table that the query lacks stay as they are. A row that breaks a drop rule leaves
-    the row with its key in the table unchanged. `rewrite` as in `KeyedTable`.
+    the row with its key in the table unchanged. `way` and `is_streamed` as in `KeyedTable`.
     """
 
     kind = "upsert"
@@ -36,7 +36,9 @@ class UpsertWriter(FlowWriter):
         spark: SparkSession,
         *,
         keys: Sequence[str],
-        rewrite: bool | None = None,
+        way: Way | None = None,
+        is_streamed: bool = False,
+        on_vectors: Callable[[], None] | None = None,
         **options: Unpack[WriterOptions],
     ) -> None:
         if not keys:
@@ -46,7 +48,9 @@ class UpsertWriter(FlowWriter):
         super().__init__(spark, **options)
         self._key = F.struct(*[F.col(quoted(key)).alias(key) for key in keys])
         self._keys = keys
-        self._keyed = KeyedTable(self._delta, self._target, self._app_id, rewrite)
+        self._keyed = KeyedTable(
+            self._delta, self._target, self._app_id, way, is_streamed, on_vectors
+        )
 
     def _write_files(self, df: DataFrame, txn: TableTransaction, schema: StructType) -> Written:
         # Read three times: counted, written, and joined with the table.
@@ -87,7 +91,9 @@ class UpsertWriter(FlowWriter):
         result, rows = batch.result, batch.written.rows
         assert rows is not None
         touched = rows.select(self._key.alias("k"))
-        version = self._keyed.replace(batch.txn, touched, rows, result, deletes=False)
+        version = self._keyed.replace(
+            batch.txn, touched, rows, result, count=result.rows_written, deletes=False
+        )
         if batch.quarantine is not None and self._decisions is not None:
             self._decisions.delete_rows()
         return replace(result, version=version)

@@ -1,0 +1,210 @@
+"""Batches of changed keys v a MERGE written by hand, in one table each.
+
+- `merge`: `DeltaTable.merge` with update and insert, in a session as Penstock makes it,
+- `update`: a flow in update mode,
+- `cdc 1`, `cdc 2`: auto CDC flows of type 1 and 2, with their state.
+
+All tables start with the same rows in files of the same size. In each round, all sides get a batch
+with the same random keys, in random order. Its DataFrame is the same for all sides, and is computed
+by each of them. With `--batches`, the sides go on alone, and the first and last 50 batches of each
+are compared.
+
+    python bench/upserts.py [--rows 1000000] [--keys 1000] [--rounds 7] [--batches 1000] [--s3]
+"""
+
+import argparse
+import contextlib
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from writer import KEYS, make_session
+
+WARM_UP = 3
+FILES = 8
+SIDES = ("merge", "update", "cdc 1", "cdc 2")
+COLUMNS = "id BIGINT, seq BIGINT, name STRING, amount DOUBLE"
+
+
+class Tables:
+    """The four tables, and what writes a batch into each."""
+
+    def __init__(self, spark: Any, place: str, rows: int, keys: int) -> None:
+        self.spark, self.place, self.rows, self.keys = spark, place, rows, keys
+        self.random = random.Random(7)
+        self.sequence = 0
+        self.write: dict[str, Callable[[Any, int], Any]] = {
+            "merge": self._merge,
+            "update": self._upserter().write,
+            "cdc 1": self._cdc("1").write,
+            "cdc 2": self._cdc("2").write,
+        }
+        first = self._frame(f"SELECT id, 0L AS seq FROM RANGE({rows})").repartition(FILES)
+        first.write.format("delta").save(f"{place}/merge")
+        for side in SIDES[1:]:
+            self.write[side](first, 0)
+
+    def _frame(self, sql: str) -> Any:
+        names = "id", "seq", "concat('name-', id % 1000) AS name", "CAST(id AS DOUBLE) AS amount"
+        return self.spark.sql(sql).selectExpr(*names)
+
+    def batch(self) -> Any:
+        """Rows with random keys of the table and a higher sequence."""
+        self.sequence += 1
+        chosen = self.random.sample(range(self.rows), self.keys)
+        rows = [(key, self.sequence, f"new-{key}", key + 0.5) for key in chosen]
+        return self.spark.createDataFrame(rows, COLUMNS).coalesce(1)
+
+    def check(self) -> None:
+        """All sides have the same rows now."""
+        totals = {}
+        for side in SIDES:
+            table = self.spark.read.format("delta").load(f"{self.place}/{side}".replace(" ", "_"))
+            if side == "cdc 2":
+                table = table.where("__END_AT IS NULL")
+            row = table.selectExpr("count(*)", "count(DISTINCT id)", "sum(seq)").first()
+            totals[side] = tuple(row)
+        if len(set(totals.values())) > 1:
+            sys.exit(f"the tables differ: {totals}")
+        print(f"every table has {totals['merge'][0]:,} rows, and the same ones")
+
+    def _merge(self, df: Any, number: int) -> None:
+        from delta.tables import DeltaTable
+
+        table = DeltaTable.forPath(self.spark, f"{self.place}/merge").alias("t")
+        merge = table.merge(df.alias("s"), "t.id = s.id AND s.seq > t.seq")
+        merge.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
+
+    def _options(self, name: str) -> dict[str, Any]:
+        from penstock._tables.files import StorageFiles
+        from penstock._tables.layout import TableRef
+        from penstock._tables.write.decision import DecisionFile
+
+        files = StorageFiles(self.spark)
+        return {
+            "flow": name,
+            "app_id": f"bench/{name}/writer/1",
+            "target": TableRef(f"{self.place}/{name}", name),
+            "decisions": DecisionFile(files, f"{self.place}/checkpoints/{name}/decision.json"),
+        }
+
+    def _upserter(self) -> Any:
+        from penstock._tables.write.prepare import TableSpec, prepare_table
+        from penstock._tables.write.upsert import UpsertWriter
+
+        options = self._options("update")
+        schema = self.spark.createDataFrame([], COLUMNS).schema
+        prepare_table(self.spark, options["target"], TableSpec(schema=schema))
+        return UpsertWriter(self.spark, keys=["id"], **options)
+
+    def _cdc(self, scd_type: str) -> Any:
+        from penstock._model.cdc import CdcSpec, ScdType
+        from penstock._model.origin import SourceLocation
+        from penstock._tables.layout import TableRef
+        from penstock._tables.write.cdc_events import TargetShape, resolve
+        from penstock._tables.write.cdc_writer import CdcWriter, split_events
+        from penstock._tables.write.prepare import TableSpec, prepare_table
+
+        name, origin = f"cdc_{scd_type}", SourceLocation("bench/upserts.py", 1)
+        options = self._options(name)
+        spec = CdcSpec(source="s", keys=("id",), sequence_by="seq", scd_type=ScdType(scd_type))
+        empty = self.spark.createDataFrame([], COLUMNS)
+        events = resolve(empty, spec, TargetShape.of([spec]), flow=name, origin=origin)
+        prepare_table(self.spark, options["target"], TableSpec(schema=events.target_schema()))
+
+        def judged(df: Any) -> Any:
+            return split_events(df, events, [], quarantine=False, origin=origin).df
+
+        split = split_events(empty, events, [], quarantine=False, origin=origin)
+        state = TableRef(f"{self.place}/{name}_state", f"{name}_state")
+        return CdcWriter(
+            self.spark, state=state, events=events, split=split, apply_rules=judged, **options
+        )
+
+
+def timed(write: Callable[[Any, int], Any], df: Any, number: int) -> float:
+    started = time.perf_counter()
+    write(df, number)
+    return (time.perf_counter() - started) * 1000
+
+
+def spread(values: list[float], digits: int = 0) -> str:
+    low, middle, high = min(values), statistics.median(values), max(values)
+    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def compare(tables: Tables, rounds: int) -> int:
+    """Print milliseconds and ratios; returns the number of the last batch."""
+    times: dict[str, list[float]] = {side: [] for side in SIDES}
+    for number in range(1, WARM_UP + rounds + 1):
+        df = tables.batch()
+        order = list(SIDES)
+        tables.random.shuffle(order)
+        for side in order:
+            spent = timed(tables.write[side], df, number)
+            if number > WARM_UP:
+                times[side].append(spent)
+    for side in SIDES:
+        ratios = [ours / merge for ours, merge in zip(times[side], times["merge"], strict=True)]
+        print(f"{side:7} {spread(times[side])} ms, {spread(ratios, 2)} of MERGE", flush=True)
+    return WARM_UP + rounds
+
+
+def go_on(tables: Tables, last: int, batches: int) -> None:
+    times: dict[str, list[float]] = {side: [] for side in SIDES[1:]}
+    for number in range(last + 1, last + batches + 1):
+        df = tables.batch()
+        for side, spent in times.items():
+            spent.append(timed(tables.write[side], df, number))
+        if number % 100 == 0:
+            shown = ", ".join(f"{s} {statistics.median(t[-50:]):.0f} ms" for s, t in times.items())
+            print(f"batch {number}: {shown}", flush=True)
+    size = min(50, batches // 2)
+    for side, spent in times.items():
+        first, end = statistics.median(spent[:size]), statistics.median(spent[-size:])
+        print(
+            f"{side:7} first {size}: {first:.0f} ms, last {size}: {end:.0f} ms, "
+            f"{end / first:.2f}; the slowest {max(spent):.0f} ms"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--keys", type=int, default=1_000)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--batches", type=int, default=0)
+    parser.add_argument("--s3", action="store_true", help="tables on a server with the API of S3")
+    arguments = parser.parse_args()
+    from penstock._spark.call_sites import own_columns
+
+    with contextlib.ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-upserts-")))
+        place, port = str(root / "tables"), 0
+        if arguments.s3:
+            from s3_double import S3Double
+
+            os.environ.update(KEYS)
+            server = S3Double(root / "moto.log")
+            stack.callback(server.stop)
+            place, port = "s3a://lake/upserts", server.port
+        spark = make_session("penstock", root, place if port else root.as_uri(), port)
+        stack.callback(spark.stop)
+        spark.sparkContext.setLogLevel("ERROR")
+        stack.enter_context(own_columns())
+        tables = Tables(spark, place, arguments.rows, arguments.keys)
+        print(f"{arguments.keys:,} random keys of {arguments.rows:,} rows", flush=True)
+        last = compare(tables, arguments.rounds)
+        tables.check()
+        if arguments.batches:
+            go_on(tables, last, arguments.batches)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+package penstock.delta;
+
+import java.io.Serializable;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import org.apache.spark.sql.Row;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.BoundReference;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
+import org.apache.spark.sql.classic.Dataset;
+import org.apache.spark.sql.types.ByteType;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.DateType;
+import org.apache.spark.sql.types.IntegerType;
+import org.apache.spark.sql.types.LongType;
+import org.apache.spark.sql.types.ShortType;
+import org.apache.spark.sql.types.StringType;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.types.TimestampNTZType;
+import org.apache.spark.sql.types.TimestampType;
+import org.apache.spark.unsafe.types.UTF8String;
+import scala.jdk.javaapi.CollectionConverters;
+
+/**
+ * The keys of a batch, collected to the driver.
+ *
+ * <p>Keys are compared as bytes of an {@code UnsafeRow}, in which NULL equals NULL. So their types
+ * must have one representation per value: no floating-point numbers and no collations.
+ */
+public final class BatchKeys {
+  final InternalRow[] rows;
+  final StructType schema;
+
+  /** Runs the query of {@code rows}. */
+  public BatchKeys(Dataset<Row> rows) {
+    this.rows = rows.queryExecution().executedPlan().executeCollect();
+    this.schema = rows.schema();
+  }
+
+  public int count() {
+    return rows.length;
+  }
+
+  /** The keys by the text of their partition. */
+  Map<List<String>, Group> groups(int[] columns, int[] partitions) {
+    UnsafeProjection project = projection(schema, columns);
+    Map<List<String>, Set<UnsafeRow>> keys = new HashMap<>();
+    for (InternalRow row : rows) {
+      List<String> partition = new ArrayList<>(partitions.length);
+      for (int column : partitions) {
+        partition.add(row.isNullAt(column) ? null : row.getUTF8String(column).toString());
+      }
+      keys.computeIfAbsent(partition, p -> new HashSet<>()).add(project.apply(row).copy());
+    }
+    DataType first = schema.fields()[columns[0]].dataType();
+    Map<List<String>, Group> groups = new HashMap<>();
+    keys.forEach((partition, set) -> groups.put(partition, new Group(set, first)));
+    return groups;
+  }
+
+  static UnsafeProjection projection(StructType schema, int[] columns) {
+    List<Expression> values = new ArrayList<>();
+    for (int column : columns) {
+      values.add(new BoundReference(column, schema.fields()[column].dataType(), true));
+    }
+    return UnsafeProjection.create(CollectionConverters.asScala(values).toSeq());
+  }
+
+  /** The keys that a file may have. */
+  static final class Group implements Serializable {
+    private static final long serialVersionUID = 1L;
+
+    final HashSet<UnsafeRow> keys;
+    private final First first;
+    private final boolean hasNull;
+    private final long[] numbers;
+    private final HashSet<UTF8String> strings = new HashSet<>();
+
+    Group(Set<UnsafeRow> keys, DataType type) {
+      this.keys = new HashSet<>(keys);
+      this.first = First.of(type);
+      long[] values = new long[keys.size()];
+      int count = 0;
+      boolean isNull = false;
+      for (UnsafeRow key : keys) {
+        if (key.isNullAt(0)) {
+          isNull = true;
+        } else if (first == First.STRING) {
+          strings.add(key.getUTF8String(0).copy());
+        } else if (first.isNumber()) {
+          values[count++] = first.number(key, 0);
+        }
+      }
+      this.hasNull = isNull;
+      this.numbers = Arrays.copyOf(values, count);
+      Arrays.sort(numbers);
+    }
+
+    /** Whether a row can have one of the keys, from its first key column. */
+    boolean mayHave(InternalRow row, int column) {
+      if (first == First.OTHER) {
+        return true;
+      }
+      if (row.isNullAt(column)) {
+        return hasNull;
+      }
+      if (first == First.STRING) {
+        return strings.contains(row.getUTF8String(column));
+      }
+      return Arrays.binarySearch(numbers, first.number(row, column)) >= 0;
+    }
+
+    /** Whether a key is within the bounds of the first key column. */
+    boolean overlaps(long min, long max) {
+      if (hasNull || !first.isNumber()) {
+        return true;
+      }
+      int at = Arrays.binarySearch(numbers, min);
+      int next = at >= 0 ? at : -at - 1;
+      return next < numbers.length && numbers[next] <= max;
+    }
+
+    /** The smallest and the largest value of the first key column, if it is an integer. */
+    long[] bounds() {
+      boolean isBounded = first.isInteger && !hasNull && numbers.length > 0;
+      return isBounded ? new long[] {numbers[0], numbers[numbers.length - 1]} : null;
+    }
+  }
+
+  /** How values of the first key column are compared. */
+  enum First {
+    LONG(true),
+    INT(true),
+    SHORT(true),
+    BYTE(true),
+    TIME(false),
+    DAY(false),
+    STRING(false),
+    OTHER(false);
+
+    final boolean isInteger;
+
+    First(boolean isInteger) {
+      this.isInteger = isInteger;
+    }
+
+    static First of(DataType type) {
+      if (type instanceof LongType) {
+        return LONG;
+      } else if (type instanceof IntegerType) {
+        return INT;
+      } else if (type instanceof ShortType) {
+        return SHORT;
+      } else if (type instanceof ByteType) {
+        return BYTE;
+      } else if (type instanceof TimestampType || type instanceof TimestampNTZType) {
+        return TIME;
+      } else if (type instanceof DateType) {
+        return DAY;
+      }
+      return type instanceof StringType ? STRING : OTHER;
+    }
+
+    boolean isNumber() {
+      return this != STRING && this != OTHER;
+    }
+
+    long number(InternalRow row, int column) {
+      return switch (this) {
+        case LONG, TIME -> row.getLong(column);
+        case INT, DAY -> row.getInt(column);
+        case SHORT -> row.getShort(column);
+        case BYTE -> row.getByte(column);
+        default -> throw new IllegalStateException();
+      };
+    }
+  }
+}

@@ -1,0 +1,340 @@
+package penstock.delta;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import java.io.IOException;
+import java.io.Serializable;
+import java.io.UncheckedIOException;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Iterator;
+import java.util.List;
+import java.util.Map;
+import org.apache.hadoop.fs.Path;
+import org.apache.spark.api.java.JavaSparkContext;
+import org.apache.spark.api.java.function.FlatMapFunction;
+import org.apache.spark.broadcast.Broadcast;
+import org.apache.spark.paths.SparkPath;
+import org.apache.spark.sql.SparkSession;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.BoundReference;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.GetStructField;
+import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
+import org.apache.spark.sql.delta.DeltaColumnMapping;
+import org.apache.spark.sql.delta.DeltaLog;
+import org.apache.spark.sql.delta.Snapshot;
+import org.apache.spark.sql.delta.actions.AddFile;
+import org.apache.spark.sql.delta.actions.Metadata;
+import org.apache.spark.sql.execution.datasources.PartitionedFile;
+import org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat;
+import org.apache.spark.sql.sources.Filter;
+import org.apache.spark.sql.sources.GreaterThanOrEqual;
+import org.apache.spark.sql.sources.LessThanOrEqual;
+import org.apache.spark.sql.types.ByteType;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.IntegerType;
+import org.apache.spark.sql.types.LongType;
+import org.apache.spark.sql.types.ShortType;
+import org.apache.spark.sql.types.StructField;
+import org.apache.spark.sql.types.StructType;
+import scala.Function1;
+import scala.Option;
+import scala.collection.immutable.Map$;
+import scala.jdk.javaapi.CollectionConverters;
+
+/**
+ * Finds the rows of some keys in files of a table, by one Spark job over the key columns.
+ *
+ * <p>It is read by Spark's reader of Parquet files, without a query: analysis and planning of a join
+ * would take longer than the search in a table of a million rows. Rows that a deletion vector
+ * deletes are found, too.
+ */
+final class KeySearch {
+  private static final ObjectMapper JSON = new ObjectMapper();
+  private static final long PART_BYTES = 64L << 20;
+  private static final String ROW_INDEX = ParquetFileFormat.ROW_INDEX_TEMPORARY_COLUMN_NAME();
+
+  private final SparkSession session;
+  private final DeltaLog log;
+  private final Metadata metadata;
+  private final StructType columns;
+  private final int struct;
+  private final int[] keys;
+  private final boolean returnsRows;
+
+  /**
+   * @param columns the columns to read, as in the schema of the table; nested ones may be fewer
+   * @param struct the position of the column that has the keys as fields; -1 if keys are columns
+   * @param keys the positions of the keys within the columns, or within that struct
+   * @param returnsRows whether the columns of the rows are returned
+   */
+  KeySearch(
+      SparkSession session,
+      DeltaLog log,
+      Snapshot snapshot,
+      StructType columns,
+      int struct,
+      int[] keys,
+      boolean returnsRows) {
+    this.session = session;
+    this.log = log;
+    this.metadata = snapshot.metadata();
+    this.columns =
+        DeltaColumnMapping.createPhysicalSchema(
+            columns, metadata.schema(), metadata.columnMappingMode(), true);
+    this.struct = struct;
+    this.keys = keys;
+    this.returnsRows = returnsRows;
+  }
+
+  /** A file, and the keys that it may have. */
+  record Candidate(AddFile file, BatchKeys.Group keys) {}
+
+  /** Rows of a file: their positions, and their columns if they are asked for. */
+  static final class Hits implements Serializable {
+    private static final long serialVersionUID = 1L;
+
+    final int file;
+    long[] positions = new long[16];
+    final List<UnsafeRow> rows = new ArrayList<>();
+    int count;
+
+    Hits(int file) {
+      this.file = file;
+    }
+
+    void add(long position) {
+      if (count == positions.length) {
+        positions = Arrays.copyOf(positions, 2 * count);
+      }
+      positions[count++] = position;
+    }
+  }
+
+  /** The hits of the candidates; large files may have several, in any order. */
+  List<Hits> search(List<Candidate> candidates) {
+    List<BatchKeys.Group> groups = new ArrayList<>();
+    List<Part> parts = new ArrayList<>();
+    StructField first = firstKey();
+    for (int index = 0; index < candidates.size(); index++) {
+      AddFile file = candidates.get(index).file();
+      BatchKeys.Group group = candidates.get(index).keys();
+      if (!overlaps(file, group, first)) {
+        continue;
+      }
+      if (!groups.contains(group)) {
+        groups.add(group);
+      }
+      Path path = new Path(file.pathAsUri());
+      String uri = (path.isAbsolute() ? path : new Path(log.dataPath(), path)).toUri().toString();
+      for (long start = 0; start < Math.max(1, file.size()); start += PART_BYTES) {
+        long length = Math.min(PART_BYTES, file.size() - start);
+        parts.add(new Part(index, groups.indexOf(group), uri, start, length, file.size()));
+      }
+    }
+    if (parts.isEmpty()) {
+      return List.of();
+    }
+    JavaSparkContext context = new JavaSparkContext(session.sparkContext());
+    Broadcast<List<BatchKeys.Group>> known = context.broadcast(groups);
+    try {
+      SearchTask task = new SearchTask(reader(groups, first), known, struct, keys, shape(), returnsRows);
+      List<List<Part>> tasks = balanced(parts, session.sparkContext().defaultParallelism());
+      return context.parallelize(tasks, tasks.size()).flatMap(task).collect();
+    } finally {
+      known.destroy();
+    }
+  }
+
+  private StructField firstKey() {
+    StructField[] fields =
+        struct < 0 ? columns.fields() : ((StructType) columns.fields()[struct].dataType()).fields();
+    return fields[keys[0]];
+  }
+
+  private StructType shape() {
+    return columns.add(ROW_INDEX, org.apache.spark.sql.types.DataTypes.LongType);
+  }
+
+  /** Whether a file may have one of the keys, from its statistics; deletions leave them valid. */
+  private boolean overlaps(AddFile file, BatchKeys.Group group, StructField first) {
+    if (struct >= 0 || group.bounds() == null || file.stats() == null) {
+      return true;
+    }
+    try {
+      JsonNode stats = JSON.readTree(file.stats());
+      JsonNode min = stats.path("minValues").path(first.name());
+      JsonNode max = stats.path("maxValues").path(first.name());
+      boolean hasBounds = min.isIntegralNumber() && max.isIntegralNumber();
+      return !hasBounds || group.overlaps(min.longValue(), max.longValue());
+    } catch (IOException error) {
+      throw new UncheckedIOException(error);
+    }
+  }
+
+  private Function1<PartitionedFile, scala.collection.Iterator<InternalRow>> reader(
+      List<BatchKeys.Group> groups, StructField first) {
+    scala.collection.immutable.Map<String, String> options =
+        scala.collection.immutable.Map.from(
+            CollectionConverters.asScala(Map.of("returning_batch", "false")));
+    return new ParquetFileFormat()
+        .buildReaderWithPartitionValues(
+            session,
+            columns,
+            new StructType(),
+            shape(),
+            CollectionConverters.asScala(filters(groups, first)).toSeq(),
+            options,
+            log.newDeltaHadoopConf());
+  }
+
+  /** Row groups without any of the keys are not read. */
+  private List<Filter> filters(List<BatchKeys.Group> groups, StructField first) {
+    if (struct >= 0 || first.name().matches(".*[.`].*")) {
+      return List.of();
+    }
+    long min = Long.MAX_VALUE;
+    long max = Long.MIN_VALUE;
+    for (BatchKeys.Group group : groups) {
+      long[] bounds = group.bounds();
+      if (bounds == null) {
+        return List.of();
+      }
+      min = Math.min(min, bounds[0]);
+      max = Math.max(max, bounds[1]);
+    }
+    Object low = typed(min, first.dataType());
+    Object high = typed(max, first.dataType());
+    return List.of(
+        new GreaterThanOrEqual(first.name(), low), new LessThanOrEqual(first.name(), high));
+  }
+
+  private static Object typed(long value, DataType type) {
+    if (type instanceof LongType) {
+      return value;
+    } else if (type instanceof IntegerType) {
+      return (int) value;
+    } else if (type instanceof ShortType) {
+      return (short) value;
+    } else if (type instanceof ByteType) {
+      return (byte) value;
+    }
+    throw new IllegalArgumentException(type.toString());
+  }
+
+  /** Parts of files as tasks of about the same size. */
+  private static List<List<Part>> balanced(List<Part> parts, int most) {
+    int count = Math.min(most, parts.size());
+    long[] bytes = new long[count];
+    List<List<Part>> tasks = new ArrayList<>();
+    for (int task = 0; task < count; task++) {
+      tasks.add(new ArrayList<>());
+    }
+    List<Part> sorted = new ArrayList<>(parts);
+    sorted.sort((a, b) -> Long.compare(b.length(), a.length()));
+    for (Part part : sorted) {
+      int least = 0;
+      for (int task = 1; task < count; task++) {
+        least = bytes[task] < bytes[least] ? task : least;
+      }
+      tasks.get(least).add(part);
+      bytes[least] += part.length() + (1L << 20);
+    }
+    return tasks;
+  }
+
+  private record Part(int file, int group, String uri, long start, long length, long size)
+      implements Serializable {}
+
+  private static final class SearchTask implements FlatMapFunction<List<Part>, Hits> {
+    private static final long serialVersionUID = 1L;
+
+    private final Function1<PartitionedFile, scala.collection.Iterator<InternalRow>> reader;
+    private final Broadcast<List<BatchKeys.Group>> groups;
+    private final int struct;
+    private final int[] keys;
+    private final StructType shape;
+    private final boolean returnsRows;
+
+    SearchTask(
+        Function1<PartitionedFile, scala.collection.Iterator<InternalRow>> reader,
+        Broadcast<List<BatchKeys.Group>> groups,
+        int struct,
+        int[] keys,
+        StructType shape,
+        boolean returnsRows) {
+      this.reader = reader;
+      this.groups = groups;
+      this.struct = struct;
+      this.keys = keys;
+      this.shape = shape;
+      this.returnsRows = returnsRows;
+    }
+
+    @Override
+    public Iterator<Hits> call(List<Part> parts) {
+      UnsafeProjection key = key();
+      int[] all = new int[shape.size() - 1];
+      Arrays.setAll(all, column -> column);
+      UnsafeProjection row = returnsRows ? BatchKeys.projection(shape, all) : null;
+      List<Hits> hits = new ArrayList<>();
+      for (Part part : parts) {
+        Hits file = search(part, key, row);
+        if (file.count > 0) {
+          hits.add(file);
+        }
+      }
+      return hits.iterator();
+    }
+
+    private Hits search(Part part, UnsafeProjection key, UnsafeProjection row) {
+      BatchKeys.Group group = groups.value().get(part.group());
+      Hits hits = new Hits(part.file());
+      int index = shape.size() - 1;
+      int width = struct < 0 ? 0 : ((StructType) shape.fields()[struct].dataType()).size();
+      PartitionedFile file =
+          new PartitionedFile(
+              InternalRow.empty(),
+              SparkPath.fromUrlString(part.uri()),
+              part.start(),
+              part.length(),
+              new String[0],
+              0L,
+              part.size(),
+              Map$.MODULE$.empty());
+      scala.collection.Iterator<InternalRow> read = reader.apply(file);
+      while (read.hasNext()) {
+        InternalRow next = read.next();
+        InternalRow holder = next;
+        if (struct >= 0) {
+          if (next.isNullAt(struct)) {
+            continue;
+          }
+          holder = next.getStruct(struct, width);
+        }
+        if (group.mayHave(holder, keys[0]) && group.keys.contains(key.apply(next))) {
+          hits.add(next.getLong(index));
+          if (row != null) {
+            hits.rows.add(row.apply(next).copy());
+          }
+        }
+      }
+      return hits;
+    }
+
+    private UnsafeProjection key() {
+      if (struct < 0) {
+        return BatchKeys.projection(shape, keys);
+      }
+      StructType type = (StructType) shape.fields()[struct].dataType();
+      List<Expression> values = new ArrayList<>();
+      for (int key : keys) {
+        BoundReference holder = new BoundReference(struct, type, true);
+        values.add(new GetStructField(holder, key, Option.empty()));
+      }
+      return UnsafeProjection.create(CollectionConverters.asScala(values).toSeq());
+    }
+  }
+}

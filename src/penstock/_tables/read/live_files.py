@@ -1,0 +1,42 @@
+"""The files of a table, kept between the batches of a writer."""
+
+from typing import Any
+
+from penstock._tables.delta_log import DeltaJvm
+
+
+class LiveFiles:
+    """Files of versions of a table, given Delta's snapshots of them.
+
+    `LiveFiles` in the JVM keeps them; a borrowed session without Penstock's Java classes lets Delta
+    compute those of each version.
+    """
+
+    def __init__(self, delta: DeltaJvm, path: str) -> None:
+        self._delta = delta
+        self._path = path
+        self._jvm: Any = None
+
+    @property
+    def jvm(self) -> Any:
+        if self._jvm is None:
+            self._jvm = self._delta.live_files(self._path)
+        return self._jvm
+
+    def all(self, snapshot: Any) -> Any:
+        """All files, as a Scala `Seq` of `AddFile`."""
+        if self._delta.has_own_classes:
+            return self.jvm.all(snapshot)
+        return self._delta.seq(list(snapshot.allFiles().collect()))
+
+    def removals(self, snapshot: Any) -> Any:
+        """Removals of all files, as a Scala `Seq` of `RemoveFile`."""
+        if self._delta.has_own_classes:
+            return self.jvm.removals(snapshot)
+        return self._delta.seq([file.remove() for file in snapshot.allFiles().collect()])
+
+    def size(self, snapshot: Any) -> int:
+        """The size of all files in bytes."""
+        if self._delta.has_own_classes:
+            return int(self.jvm.bytes(snapshot))
+        return sum(int(file.size()) for file in snapshot.allFiles().collect())

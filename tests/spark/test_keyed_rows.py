@@ -1,0 +1,204 @@
+"""Rows of some keys are replaced as a dictionary would, in every way and shape of table."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from writer_harness import Harness
+
+from penstock._tables.commits import CommitResult
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.write.fenced import FencedTable
+from penstock._tables.write.keyed import KeyedTable, Way, searched_keys
+
+APP = "p/keyed/writer/1"
+KEYS = 40
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A table: key columns with the SQL that makes their values of a number."""
+
+    keys: dict[str, str]
+    partitions: tuple[str, ...] = ()
+    properties: dict[str, str] | None = None
+
+
+SHAPES = {
+    "bigint": Shape({"id": "n"}),
+    "null and string": Shape({"a": "IF(n % 7 = 0, NULL, n)", "b": "CONCAT('k-', n)"}),
+    "partitioned": Shape({"day": "DATE '2026-01-01' + CAST(n % 3 AS INT)", "id": "n"}, ("day",)),
+    "mapped names": Shape({"my key": "CONCAT('k ', n)"}, (), {"delta.columnMapping.mode": "name"}),
+    "mixed": Shape(
+        {
+            "t": "timestamp_micros(n * 1000003)",
+            "d": "CAST(n AS DECIMAL(30, 3))",
+            "s": "CAST(n AS SMALLINT)",
+            "b": "CAST(CAST(n AS STRING) AS BINARY)",
+            "p": "IF(n % 5 = 0, NULL, CONCAT('x y/', n % 2))",
+        },
+        ("p",),
+    ),
+}
+
+
+class Keyed:
+    def __init__(self, spark: SparkSession, harness: Harness, shape: Shape, way: Way) -> None:
+        self.spark, self.shape, self.harness = spark, shape, harness
+        harness.prepare(
+            self.rows([]), partition_cols=shape.partitions, properties=shape.properties or {}
+        )
+        self.delta = DeltaJvm(spark)
+        self.batch = -1
+        self.table = self.new_table(way)
+
+    def new_table(self, way: Way, **options: Any) -> KeyedTable:
+        fenced = FencedTable(self.delta, self.harness.target, APP)
+        return KeyedTable(self.delta, fenced, APP, way, **options)
+
+    def rows(self, values: list[tuple[int, int]]) -> DataFrame:
+        numbers = self.spark.createDataFrame(values, "n BIGINT, value BIGINT").coalesce(1)
+        keys = [F.expr(sql).alias(name) for name, sql in self.shape.keys.items()]
+        return numbers.select(*keys, "value", F.col("n").alias("number"))
+
+    def replace(self, upserts: dict[int, int], deletes: set[int]) -> int | None:
+        self.batch += 1
+        txn = self.table.table.begin(self.batch)
+        assert not txn.is_committed
+        rows = self.rows(list(upserts.items()))
+        all_keys = self.rows([(n, 0) for n in {*upserts, *deletes}])
+        touched = all_keys.select(F.struct(*[F.col(f"`{k}`") for k in self.shape.keys]).alias("k"))
+        result = CommitResult(flow="keyed", app_id=APP, batch_id=self.batch, version=None)
+        return self.table.replace(txn, touched, rows, result, count=len(upserts) + len(deletes))
+
+    def content(self) -> dict[int, int]:
+        rows = self.harness.rows().collect()
+        content = {row.number: row.value for row in rows}
+        assert len(content) == len(rows)
+        return content
+
+    def files(self) -> list[dict[str, Any]]:
+        return self.delta.files_at(
+            self.harness.target.path, self.delta.version(self.harness.target.path)
+        )
+
+
+@pytest.mark.parametrize("way", [Way.VECTORS, Way.FILES])
+@pytest.mark.parametrize("name", SHAPES)
+def test_table_equals_a_dictionary_after_random_batches(
+    spark: SparkSession, harness: Harness, name: str, way: Way
+) -> None:
+    draw = random.Random(f"{name} {way}")
+    keyed, expected = Keyed(spark, harness, SHAPES[name], way), {}
+    for batch in range(6):
+        chosen = draw.sample(range(KEYS), draw.choice([1, 5, 20]))
+        deletes = {n for n in chosen if draw.random() < 0.3}
+        upserts = {n: batch * 1000 + n for n in chosen if n not in deletes}
+        keyed.replace(upserts, deletes)
+        expected = {n: v for n, v in {**expected, **upserts}.items() if n not in deletes}
+        if batch == 3:  # a new writer, with a table that others have changed
+            spark.sql(f"DELETE FROM delta.`{harness.target.path}` WHERE number = {max(expected)}")
+            expected.pop(max(expected))
+            spark.sql(f"OPTIMIZE delta.`{harness.target.path}`")
+            keyed.table = keyed.new_table(way)
+    assert keyed.content() == expected
+
+
+def test_small_files_are_merged_when_many_batches_have_written_them(
+    spark: SparkSession, harness: Harness
+) -> None:
+    keyed = Keyed(spark, harness, SHAPES["bigint"], Way.VECTORS)
+    expected: dict[int, int] = {}
+    for batch in range(18):
+        upserts = {batch % 7: batch, 100 + batch: batch}
+        keyed.replace(upserts, set())
+        expected |= upserts
+        assert len(keyed.files()) < 17
+    assert len(keyed.files()) < 4
+    assert keyed.content() == expected
+    streamed = keyed.table = keyed.new_table(Way.VECTORS, is_streamed=True)
+    before = len(keyed.files())
+    for batch in range(18):
+        keyed.replace({1000 + batch: batch}, set())
+    assert len(keyed.files()) == before + 18
+    assert streamed.table.live_files.size(keyed.delta.snapshot(harness.target.path)) == sum(
+        file["size"] for file in keyed.files()
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "INSERT INTO {t} SELECT 50, 5, 50",
+        "DELETE FROM {t} WHERE id = 2",
+        "OPTIMIZE {t}",
+    ],
+)
+def test_commit_conflicts_when_the_table_changes_after_the_search(
+    spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    keyed = Keyed(spark, harness, SHAPES["bigint"], Way.VECTORS)
+    keyed.replace({1: 1, 2: 2}, set())
+    keyed.replace({3: 3}, set())
+    commit: Callable[..., int] = FencedTable.commit
+
+    def interrupted(*args: Any, **options: Any) -> int:
+        monkeypatch.setattr(FencedTable, "commit", commit)
+        spark.sql(change.format(t=f"delta.`{harness.target.path}`"))
+        return commit(*args, **options)
+
+    monkeypatch.setattr(FencedTable, "commit", interrupted)
+    with pytest.raises(Exception, match="DELTA_CONCURRENT"):
+        keyed.replace({1: 10, 3: 30}, set())
+    keyed.batch -= 1
+    keyed.replace({1: 10, 3: 30}, set())
+    deleted = {2: 2} if "DELETE" not in change else {}
+    assert keyed.content() == {1: 10, **deleted, 3: 30} | ({50: 5} if "INSERT" in change else {})
+
+
+def test_only_a_few_files_are_read_when_statistics_exclude_the_others(
+    spark: SparkSession, harness: Harness
+) -> None:
+    keyed = Keyed(spark, harness, SHAPES["bigint"], Way.FILES)
+    for part in range(4):
+        keyed.replace({part * 100 + n: 0 for n in range(10)}, set())
+    keys = keyed.rows([(105, 0), (-7, 0), (250, 0)]).select(F.struct("id").alias("k"))
+    txn = keyed.table.table.begin(100)
+    search = keyed.delta.search_keys(
+        txn.jvm, keyed.table.table.live_files.jvm, *searched_keys(keys, ())
+    )
+    assert search.files().size() == 1
+    (file,) = keyed.delta.items(search.files())
+    assert '"minValues":{"id":100' in file.stats()
+
+
+def test_nothing_is_rewritten_when_all_keys_are_new(spark: SparkSession, harness: Harness) -> None:
+    keyed = Keyed(spark, harness, SHAPES["partitioned"], Way.FILES)
+    keyed.replace(dict.fromkeys(range(10), 0), set())
+    before = {file["path"] for file in keyed.files()}
+    keyed.replace(dict.fromkeys(range(10, 20), 1), {30})
+    assert before < {file["path"] for file in keyed.files()}
+    assert len(keyed.content()) == 20
+
+
+def test_way_follows_the_table(spark: SparkSession, harness: Harness) -> None:
+    keyed = Keyed(spark, harness, SHAPES["bigint"], Way.VECTORS)
+    keyed.replace({1: 1}, set())
+    txn = keyed.table.table.begin(50)
+    touched = keyed.rows([(1, 0)]).select(F.struct("id").alias("k"))
+    chosen = replace(keyed.table, way=None)
+    assert chosen._way(txn, touched, 1) is Way.TABLE
+    assert replace(chosen, is_streamed=True)._way(txn, touched, 1) is Way.VECTORS
+    assert replace(chosen, is_streamed=True)._way(txn, touched, 1_000_000) is Way.MERGE
+    doubles = touched.select(F.struct(F.expr("CAST(k.id AS DOUBLE)").alias("id")).alias("k"))
+    assert replace(chosen, is_streamed=True)._way(txn, doubles, 1) is Way.MERGE
+    spark.sql(
+        f"ALTER TABLE delta.`{harness.target.path}` SET TBLPROPERTIES"
+        " (delta.enableDeletionVectors = false)"
+    )
+    txn = keyed.table.table.begin(50)
+    assert replace(chosen, is_streamed=True)._way(txn, touched, 1) is Way.FILES
