@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
+from pyarrow.fs import FileSystem, SubTreeFileSystem
 
 
 def opened(path: Path, version: int | None = None) -> DeltaTable | None:
@@ -22,4 +23,10 @@ def read_rows(table: DeltaTable | None, columns: Sequence[str]) -> pa.Table:
         return pa.table({name: pa.array([], pa.null()) for name in columns})
     # Spark writes times as INT96, whose nanoseconds do not reach the year 9999.
     options = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
-    return table.to_pyarrow_dataset(parquet_read_options=options).to_table(columns=list(columns))
+    # Not delta-rs' file system, which calls Python: Arrow's threads may close its files after the
+    # last row was returned, and abort the process if the interpreter is already exiting.
+    files, root = FileSystem.from_uri(table.table_uri)
+    dataset = table.to_pyarrow_dataset(
+        filesystem=SubTreeFileSystem(root, files), parquet_read_options=options
+    )
+    return dataset.to_table(columns=list(columns))
