@@ -121,7 +121,7 @@ def run_update(
     holder = {"pipeline": settings.name, "update": update_id}
     # The lease ends last, when Spark's JVM is gone.
     with PipelineLeases(settings.home, holder) as leases, contextlib.ExitStack() as stack:
-        hooks, exports = _observe(settings, bus, origin, stack)
+        hooks, exports, retention = _observe(settings, bus, origin, stack)
         try:
             bus.emit(_create_update(settings, options, origin, exports.metrics_url))
             again = f" again (retry {options.retry})" if options.retry else ""
@@ -139,6 +139,9 @@ def run_update(
                 on_hooks=hooks.start,
                 edit=edit,
             ) as pipeline:
+                # A storage on another machine is leased with the session: an update that waits for
+                # that lease, or is refused, must not delete events of the one that holds it.
+                retention.start()
                 return _run(pipeline, options, bus, origin, leases, on_running)
         except KeyboardInterrupt:
             bus.emit(Event(origin, UpdateProgress(UpdateState.CANCELED), "interrupted"))
@@ -152,7 +155,7 @@ def run_update(
 
 def _observe(
     settings: PipelineSettings, bus: EventBus, origin: EventOrigin, stack: contextlib.ExitStack
-) -> tuple[EventHooks, Exports]:
+) -> tuple[EventHooks, Exports, Retention]:
     """Subscribe all that observes an update; the stack ends it, what was made last first."""
     state = ObservedUpdate()
     bus.subscribe(state)
@@ -164,7 +167,8 @@ def _observe(
             end_unfinished(event_directory(settings))
     log = event_log(settings)
     stack.callback(log.close)
-    stack.callback(Retention(log, settings.events, origin.update_id).close)
+    retention = Retention(log, settings.events, origin.update_id)
+    stack.callback(retention.close)
     exports = Exports(
         settings, bus, origin, state, lambda text: resolve_secrets(text, root=settings.root)
     )
@@ -185,7 +189,7 @@ def _observe(
     hooks = EventHooks(bus, origin)
     bus.subscribe(hooks)
     stack.callback(hooks.close)
-    return hooks, exports
+    return hooks, exports, retention
 
 
 def _run(

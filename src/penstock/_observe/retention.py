@@ -40,7 +40,7 @@ class Retention:
     """Cleans up an event log on a background thread while an update runs.
 
     `log` and `own` are the event log and the id of this update, whose size is checked every
-    `look_seconds`.
+    `look_seconds`. Nothing is changed before `start`.
     """
 
     def __init__(
@@ -57,12 +57,16 @@ class Retention:
         self._look_seconds = look_seconds
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="event log", daemon=True)
+
+    def start(self) -> None:
+        """Start the cleanup; the caller holds all leases of the pipeline."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop soon; the next update continues the cleanup."""
+        """Stop soon, also if it was not started; the next update continues the cleanup."""
         self._stop.set()
-        self._thread.join(timeout=5.0)
+        if self._thread.is_alive():
+            self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
         with contextlib.suppress(OSError, AttributeError):

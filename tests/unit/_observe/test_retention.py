@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 from made_events import flow_progress, lag_progress, stream_progress, update_progress
 
-from penstock._model.pipeline import EventLogSettings
+from penstock import _update
+from penstock._model.pipeline import EventLogSettings, PipelineSettings
+from penstock._observe.bus import EventBus
 from penstock._observe.events import Event, EventOrigin, FlowMetrics, FlowStatus, UpdateState
 from penstock._observe.log import EventLog, RecordedBatch, last_batch, read_events
 from penstock._observe.retention import Retention, clean
 from penstock._observe.segments import updates
 from penstock._project.spec import load_settings
-from penstock.errors import SpecError
+from penstock.errors import SetupError, SpecError
 
 NOW = datetime(2026, 3, 31, tzinfo=UTC)
 
@@ -127,6 +129,7 @@ def test_it_is_done_beside_an_update(tmp_path: Path):
     write(tmp_path, "old", 400, *progress("a", 0))
     write(tmp_path, "new", -400, *progress("a", 1))
     retention = Retention(EventLog(tmp_path), EventLogSettings(keep_days=30), "running")
+    retention.start()
     deadline = threading.Event()
     for _ in range(200):
         if len(updates(tmp_path)) == 1:
@@ -134,6 +137,29 @@ def test_it_is_done_beside_an_update(tmp_path: Path):
         deadline.wait(0.05)
     retention.close()
     assert [file.update_id for file in updates(tmp_path)] == ["new"]
+
+
+def test_nothing_is_deleted_when_the_update_is_refused_the_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "storage"
+    old = write(home / "events", "old", 400, *progress("a", 0))
+    settings = PipelineSettings(
+        name="shop", storage=str(home), root=str(tmp_path), events=EventLogSettings(keep_days=30)
+    )
+
+    def refuse(*_: object, **__: object) -> None:
+        # Long enough for a cleanup that does not wait for the lease.
+        for _second in range(40):
+            if not old.exists():
+                break
+            threading.Event().wait(0.025)
+        raise SetupError("LEASE_HELD", "another update writes here", hint="wait")
+
+    monkeypatch.setattr(_update, "open_pipeline", refuse)
+    with pytest.raises(SetupError, match="another update"):
+        _update.run_update(settings, _update.UpdateOptions(), bus=EventBus())
+    assert old.exists()
 
 
 def test_settings_are_read(tmp_path: Path):

@@ -240,6 +240,7 @@ def test_the_pipeline_continues_with_a_warning_when_the_disk_does_not_take_it(
         rolled_up(log)
     with caplog.at_level(logging.WARNING):
         retention = Retention(log, SMALL, "running", look_seconds=0.01)
+        retention.start()
         wait_for(lambda: len(caplog.records) > 1)
         for number in range(1000, 1300):
             log(committed(GOLD, number))
@@ -265,6 +266,7 @@ def test_retention_rolls_up_beside_a_running_update(tmp_path: Path):
     log = filled(tmp_path)
     before = facts(tmp_path)
     retention = Retention(log, SMALL, "running", look_seconds=0.01)
+    retention.start()
     wait_for(lambda: update_of(tmp_path).segments()[0].is_roll_up)
     retention.close()
     assert facts(tmp_path) == before
