@@ -4,15 +4,15 @@ The directory has its data, configuration, log, and `broker.json` with process a
 which any process can use and stop the broker.
 """
 
-import fcntl
 import re
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +124,10 @@ def start_broker(
     import_admin()
     directory = directory.absolute()
     deadline = time.monotonic() + timeout_seconds
+    timeout = partial(_timeout, directory, 0, "another process to start it")
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with _start_lock(directory, deadline):
+        with process.start_lock(directory, deadline, timeout):
             state = _running(directory)
             if state is not None:
                 _wait_ready(directory, state, offset=0, deadline=deadline)
@@ -319,21 +320,6 @@ def _timeout(directory: Path, offset: int, what: str) -> SetupError:
 def _log_tail(directory: Path, offset: int) -> str:
     lines = read_log(directory, offset).splitlines()[-_SHOWN_LOG_LINES:]
     return "".join(f"\n    {line}" for line in lines)
-
-
-@contextmanager
-def _start_lock(directory: Path, deadline: float) -> Iterator[None]:
-    pause = threading.Event()
-    with (directory / "start.lock").open("a") as handle:
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise _timeout(directory, 0, "another process to start it") from None
-                pause.wait(_POLL_SECONDS)
-        yield
 
 
 def import_admin() -> Any:

@@ -61,10 +61,21 @@ def start_cluster(
         memory: For the executors of a worker, as `2g`; Spark's executors take `1g` by default.
     """
     directory = directory.absolute()
-    running = cluster_status(directory)
-    if running is not None:
-        return running
     directory.mkdir(parents=True, exist_ok=True)
+
+    def timeout() -> SetupError:
+        return SetupError(
+            "CLUSTER_FAILED",
+            f"another process takes too long to start the cluster in {directory}",
+            hint="see the logs in the folder; the machine may be very busy",
+        )
+
+    with process.start_lock(directory, time.monotonic() + _START_SECONDS, timeout):
+        running = cluster_status(directory)
+        return running or _start(directory, workers, cores, memory)
+
+
+def _start(directory: Path, workers: int, cores: int, memory: str) -> Cluster:
     deadline = time.monotonic() + _START_SECONDS
     processes: list[tuple[int, str]] = []
     cluster = Cluster(master="", directory=directory, processes=())

@@ -1,13 +1,39 @@
-"""Other processes: whether a recorded one still runs, and how to end it."""
+"""Other processes: who starts them, whether a recorded one still runs, and how to end it."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from penstock.errors import SetupError
+
 _POLL_SECONDS = 0.02
+
+
+@contextmanager
+def start_lock(
+    directory: Path, deadline: float, timeout: Callable[[], SetupError]
+) -> Iterator[None]:
+    """Exclude other callers for this folder while the block starts processes and records them.
+
+    Raises what `timeout` returns if another caller is still busy at the deadline.
+    """
+    pause = threading.Event()
+    with (directory / "start.lock").open("a") as handle:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise timeout() from None
+                pause.wait(_POLL_SECONDS)
+        yield
 
 
 def start_time(pid: int) -> str | None:
