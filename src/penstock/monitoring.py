@@ -1,7 +1,7 @@
 """The state of a pipeline, read from another process: for scripts, probes and dashboards.
 
 Needs neither Spark nor Java, takes no lease and does not affect the pipeline: it reads two files
-that the pipeline writes, on the machine that runs it, or the event log in a storage on S3.
+that the pipeline writes, on the machine that runs it, or the event log in an object store.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,7 @@
 """Pipelines on Azure and Google Cloud Storage."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,14 @@ def test_each_row_is_in_one_place_after_a_kill(server: Any, tmp_path: Path) -> N
     penstock(tmp_path, "checkpoint", "reset", "newest", "--from", "earliest", "--yes")
     assert "COMPLETED" in penstock(tmp_path, "run")
     check_tables(session(server.jar_set, server.settings(), "read", storage), 200)
+    # A machine that has run nothing reads the copy of the event log.
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("pipeline.yaml", "shop.py"):
+        shutil.copy(tmp_path / name, elsewhere)
+    history = json.loads(penstock(elsewhere, "history", "--output", "json"))
+    assert [row["state"] for row in history] == ["COMPLETED", "COMPLETED", "FAILED", "COMPLETED"]
+    assert json.loads(penstock(elsewhere, "status", "--output", "json"))["state"] == "COMPLETED"
 
 
 def test_a_version_has_one_writer(server: Any) -> None:

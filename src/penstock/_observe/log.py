@@ -42,14 +42,19 @@ def event_directory(settings: PipelineSettings) -> Path:
     `events` below the storage root when that is on this machine, else below the local folder of
     the settings.
     """
-    scheme, colon, rest = settings.home.partition(":")
-    if not colon or "/" in scheme:
-        return Path(settings.home) / "events"
-    if scheme.lower() == "file":
-        # Storage URIs are as Hadoop reads them: nothing in them is percent-encoded.
-        return Path("/" + rest.lstrip("/")) / "events"
+    home = _local_path(settings.home)
+    if home is not None:
+        return home / "events"
     own = (PIPELINES, path_segment(settings.name)) if settings.shared_storage else ()
     return Path(settings.local_folder, *own, "events")
+
+
+def _local_path(uri: str) -> Path | None:
+    scheme, colon, rest = uri.partition(":")
+    if not colon or "/" in scheme:
+        return Path(uri)
+    # Storage URIs are as Hadoop reads them: nothing in them is percent-encoded.
+    return Path("/" + rest.lstrip("/")) if scheme.lower() == "file" else None
 
 
 def event_log(settings: PipelineSettings) -> "EventLog":
@@ -57,7 +62,7 @@ def event_log(settings: PipelineSettings) -> "EventLog":
 
     A copy in an object store is uploaded by segments, so these are small there.
     """
-    largest = _COPIED_SEGMENT if settings.home.startswith("s3a:") else math.inf
+    largest = _COPIED_SEGMENT if _local_path(settings.home) is None else math.inf
     return EventLog(event_directory(settings), settings.events, segment_bytes=largest)
 
 

@@ -1,4 +1,4 @@
-"""The event log of a pipeline whose storage is on S3: a copy below the storage root.
+"""The event log of a pipeline in an object store: a copy below the storage root.
 
 The driver writes its log to the local disk, and uploads what changed every few seconds and at the
 end. Readers on other machines download what they lack. Files of the log only grow until they are
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from penstock._model.name import segment_name
 from penstock._model.pipeline import PIPELINES, PipelineSettings
 from penstock._observe.log import LAST_BATCHES, event_directory
-from penstock._project.secrets import resolve_secrets
+from penstock._project.store_files import TIMEOUT_SECONDS, store_of
 from penstock._runtime.lease import living_holder
 from penstock._runtime.lease_paths import local_path, pipeline_lease_path
 from penstock._runtime.leases import lease_seconds
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 _PUSH_SECONDS = 5.0
 _PULL_SECONDS = 2.0
-_TIMEOUT_SECONDS = 20.0
-_S3A = "spark.hadoop.fs.s3a."
 
 _logger = logging.getLogger(__name__)
 
@@ -79,12 +77,20 @@ class EventStore:
     def _changed(self, path: Path) -> bool:
         return path.stat().st_size != self._sizes.get(path.name)
 
-    def folders(self, path: str) -> list[str]:
-        """Names of the folders at a path of the same bucket."""
+    def folders(self, name: str) -> list[str]:
+        """Names of the folders in a folder beside the copy."""
         from pyarrow.fs import FileSelector, FileType
 
-        infos = self._files.get_file_info(FileSelector(path, allow_not_found=True))
-        return [info.base_name for info in infos if info.type is FileType.Directory]
+        path = f"{self._path.rpartition('/')[0]}/{name}"
+        # Google's file system lists a folder only if there is an object for the folder itself.
+        is_deep = self._files.type_name == "gcs"
+        selector = FileSelector(path, allow_not_found=True, recursive=is_deep)
+        names = set()
+        for info in self._files.get_file_info(selector):
+            folder, slash, _ = info.path.removeprefix(f"{path}/").partition("/")
+            if slash or info.type is FileType.Directory:
+                names.add(folder)
+        return sorted(names)
 
     def holder(self, seconds: float) -> dict[str, Any] | None:
         """Who renewed the lease of the storage in the last seconds."""
@@ -106,10 +112,12 @@ class EventStore:
 
     def attempt(self, do: Callable[[], None]) -> None:
         """Call a method of this object; warn once if the storage fails."""
+        from pyarrow import ArrowException
+
         try:
             do()
             self._has_failed = False
-        except OSError as error:
+        except (OSError, ArrowException) as error:  # the latter for credentials of Azure
             if not self._has_failed:
                 _logger.warning("the event log in %s is not up to date: %s", self._path, error)
             self._has_failed = True
@@ -130,35 +138,16 @@ class EventStore:
             yield
         finally:
             over.set()
-            thread.join(timeout=2 * _TIMEOUT_SECONDS)
+            thread.join(timeout=2 * TIMEOUT_SECONDS)
 
 
 def event_store(settings: PipelineSettings) -> EventStore | None:
-    """The store of a pipeline; `None` unless its storage is on S3."""
-    scheme, _, rest = settings.home.partition("://")
-    if scheme != "s3a":
+    """The store of a pipeline; `None` unless its storage is an object store."""
+    store = store_of(settings, settings.home)
+    if store is None:
         return None
-    from pyarrow.fs import S3FileSystem
-
-    bucket = rest.partition("/")[0]
-
-    def setting(key: str) -> str | None:
-        names = (f"{_S3A}bucket.{bucket}.{key}", f"{_S3A}{key}")
-        values = (settings.configuration.get(name) for name in names)
-        value = next(filter(None, values), None)
-        return None if value is None else resolve_secrets(value, root=settings.root)
-
-    files = S3FileSystem(
-        access_key=setting("access.key"),
-        secret_key=setting("secret.key"),
-        session_token=setting("session.token"),
-        region=setting("endpoint.region"),
-        endpoint_override=setting("endpoint"),
-        connect_timeout=_TIMEOUT_SECONDS,
-        request_timeout=_TIMEOUT_SECONDS,
-        allow_delayed_open=True,  # one request for a small file
-    )
-    return EventStore(files, f"{rest.rstrip('/')}/events", event_directory(settings))
+    files, path = store
+    return EventStore(files, f"{path}/events", event_directory(settings))
 
 
 @contextlib.contextmanager
@@ -201,7 +190,7 @@ def pipelines_of(settings: PipelineSettings) -> list[PipelineSettings]:
     if local is not None and (local / PIPELINES).is_dir():
         names = [path.name for path in (local / PIPELINES).iterdir()]
     elif store is not None:
-        names = store.folders(f"{settings.storage.partition('://')[2].rstrip('/')}/{PIPELINES}")
+        names = store.folders(PIPELINES)
     shared = (
         replace(settings, shared_storage=True, name=segment_name(name)) for name in sorted(names)
     )
@@ -213,6 +202,8 @@ def holder_of(settings: PipelineSettings) -> Mapping[str, Any] | None:
     holder = living_holder(pipeline_lease_path(settings.home))
     store = None if holder is not None else event_store(settings)
     if store is not None:
-        with contextlib.suppress(OSError, ValueError):
+        from pyarrow import ArrowException
+
+        with contextlib.suppress(OSError, ValueError, ArrowException):
             return store.holder(lease_seconds(settings.configuration))
     return holder

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyarrow.fs import LocalFileSystem
+from pyarrow import ArrowException
+from pyarrow.fs import FileInfo, FileSelector, FileType, LocalFileSystem
 
 from penstock._project.event_store import EventStore
 
@@ -56,3 +57,35 @@ def test_the_copy_follows_files_that_grow_appear_and_go(tmp_path: Path) -> None:
     store.push()
     assert names(remote) == ["b.jsonl"]
     assert (remote / "b.jsonl").read_text() == "22"
+
+
+@pytest.mark.parametrize("kind", ["local", "gcs"])
+def test_folders_beside_the_copy_are_listed(tmp_path: Path, kind: str) -> None:
+    for name in ("orders", "customers"):
+        (tmp_path / "pipelines" / name / "events").mkdir(parents=True)
+        (tmp_path / "pipelines" / name / "events" / "a.jsonl").write_text("1")
+    (tmp_path / "pipelines" / "file").write_text("")
+
+    class Listed:
+        type_name = kind
+
+        def get_file_info(self, selector: FileSelector) -> list[FileInfo]:
+            infos = LocalFileSystem().get_file_info(selector)
+            # Google's file system lists objects only.
+            return [info for info in infos if kind == "local" or info.type is FileType.File]
+
+    files: Any = Listed()
+    store = EventStore(files, str(tmp_path / "events"), tmp_path / "here")
+    assert store.folders("pipelines") == ["customers", "orders"]
+
+
+def test_a_failure_of_credentials_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = EventStore(LocalFileSystem(), str(tmp_path), tmp_path)
+
+    def refused() -> None:
+        raise ArrowException("no token")  # pyarrow's for Azure is no OSError
+
+    store.attempt(refused)
+    assert "no token" in caplog.text
