@@ -4,12 +4,8 @@ import subprocess
 
 import pytest
 
-from penstock._spark.session import (
-    SessionOptions,
-    _ignore_stop_signals,
-    _reason,
-    effective_configuration,
-)
+from penstock._spark.jvm import _ignore_stop_signals, reason_of
+from penstock._spark.session import SessionOptions, effective_configuration
 from penstock._spark.session_defaults import is_local, session_defaults
 
 CAUSED = """An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.
@@ -88,4 +84,4 @@ def test_a_started_process_ignores_the_signals_that_go_to_everybody() -> None:
     ],
 )
 def test_the_reason_names_the_cause_in_java(text: str, reason: str) -> None:
-    assert _reason(RuntimeError(text)) == reason
+    assert reason_of(RuntimeError(text)) == reason
