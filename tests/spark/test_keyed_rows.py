@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from writer_harness import Harness
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.write.fenced import FencedTable
-from penstock._tables.write.keyed import KeyedTable, Way, searched_keys
+from penstock._tables.write.keyed import KeyedTable, Way
 
 APP = "p/keyed/writer/1"
 KEYS = 40
@@ -56,7 +56,7 @@ class Keyed:
         self.batch = -1
         self.table = self.new_table(way)
 
-    def new_table(self, way: Way, **options: Any) -> KeyedTable:
+    def new_table(self, way: Way | None, **options: Any) -> KeyedTable:
         fenced = FencedTable(self.delta, self.harness.target, APP)
         return KeyedTable(self.delta, fenced, APP, way, **options)
 
@@ -168,9 +168,8 @@ def test_only_a_few_files_are_read_when_statistics_exclude_the_others(
         keyed.replace({part * 100 + n: 0 for n in range(10)}, set())
     keys = keyed.rows([(105, 0), (-7, 0), (250, 0)]).select(F.struct("id").alias("k"))
     txn = keyed.table.table.begin(100)
-    search = keyed.delta.search_keys(
-        txn.jvm, keyed.table.table.live_files.jvm, *searched_keys(keys, ())
-    )
+    table = keyed.table
+    search = keyed.delta.keyed_rows(txn.jvm, table.table.live_files.jvm, table.collected(txn, keys))
     assert search.files().size() == 1
     (file,) = keyed.delta.items(search.files())
     assert '"minValues":{"id":100' in file.stats()
@@ -190,15 +189,15 @@ def test_way_follows_the_table(spark: SparkSession, harness: Harness) -> None:
     keyed.replace({1: 1}, set())
     txn = keyed.table.table.begin(50)
     touched = keyed.rows([(1, 0)]).select(F.struct("id").alias("k"))
-    chosen = replace(keyed.table, way=None)
+    chosen, streamed = keyed.new_table(None), keyed.new_table(None, is_streamed=True)
     assert chosen._way(txn, touched, 1) is Way.TABLE
-    assert replace(chosen, is_streamed=True)._way(txn, touched, 1) is Way.VECTORS
-    assert replace(chosen, is_streamed=True)._way(txn, touched, 1_000_000) is Way.MERGE
+    assert streamed._way(txn, touched, 1) is Way.VECTORS
+    assert streamed._way(txn, touched, 1_000_000) is Way.MERGE
     doubles = touched.select(F.struct(F.expr("CAST(k.id AS DOUBLE)").alias("id")).alias("k"))
-    assert replace(chosen, is_streamed=True)._way(txn, doubles, 1) is Way.MERGE
+    assert streamed._way(txn, doubles, 1) is Way.MERGE
     spark.sql(
         f"ALTER TABLE delta.`{harness.target.path}` SET TBLPROPERTIES"
         " (delta.enableDeletionVectors = false)"
     )
     txn = keyed.table.table.begin(50)
-    assert replace(chosen, is_streamed=True)._way(txn, touched, 1) is Way.FILES
+    assert streamed._way(txn, touched, 1) is Way.FILES

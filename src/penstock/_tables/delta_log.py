@@ -109,13 +109,23 @@ class DeltaJvm:
         """Penstock's `LiveFiles` of a table."""
         return self._own.LiveFiles(self.log(path))
 
-    def search_keys(
-        self, transaction: Any, live_files: Any, keys: DataFrame, columns: Sequence[str]
-    ) -> Any:
-        """Penstock's `KeyedRows`: the rows of some keys in the table of a transaction."""
-        batch = self._own.BatchKeys(keys._jdf)
-        session = keys.sparkSession._jsparkSession
-        return self._own.KeyedRows(session, transaction, live_files, batch, list(columns))
+    def batch_keys(self, keys: DataFrame, columns: Sequence[str]) -> Any:
+        """Penstock's `BatchKeys`: collects the keys of a batch."""
+        return self._own.BatchKeys(keys._jdf, list(columns))
+
+    def keyed_rows(self, transaction: Any, live_files: Any, keys: Any) -> Any:
+        """Penstock's `KeyedRows`: the rows of some `BatchKeys` in the table of a transaction."""
+        return self._own.KeyedRows(self.spark._jsparkSession, transaction, live_files, keys)
+
+    def rows_of_keys(
+        self, snapshot: Any, live_files: Any, keys: Any, columns: StructType, session: SparkSession
+    ) -> DataFrame:
+        """Some columns of the rows with some `BatchKeys`, which are the fields of a column `k`."""
+        types = self.jvm.org.apache.spark.sql.types.DataType
+        frame = self._own.KeySearch.rows(
+            self.spark._jsparkSession, snapshot, live_files, keys, types.fromJson(columns.json())
+        )
+        return DataFrame(frame, session)
 
     def begin(self, path: str) -> Any:
         return self.log(path).startTransaction(self.none, self.none)

@@ -37,15 +37,18 @@ import scala.jdk.javaapi.CollectionConverters;
 public final class BatchKeys {
   final InternalRow[] rows;
   final StructType schema;
+  final List<String> columns;
 
-  /** Runs the query of {@code rows}. */
-  public BatchKeys(Dataset<Row> rows) {
+  /**
+   * Runs the query of {@code rows}; a key may be there several times.
+   *
+   * @param rows the keys, then the text of those that are partition columns
+   * @param columns the columns of the table that have the keys
+   */
+  public BatchKeys(Dataset<Row> rows, List<String> columns) {
     this.rows = rows.queryExecution().executedPlan().executeCollect();
     this.schema = rows.schema();
-  }
-
-  public int count() {
-    return rows.length;
+    this.columns = List.copyOf(columns);
   }
 
   /** The keys by the text of their partition. */

@@ -15,6 +15,8 @@ import org.apache.spark.api.java.JavaSparkContext;
 import org.apache.spark.api.java.function.FlatMapFunction;
 import org.apache.spark.broadcast.Broadcast;
 import org.apache.spark.paths.SparkPath;
+import org.apache.spark.sql.Dataset;
+import org.apache.spark.sql.Row;
 import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.BoundReference;
@@ -26,7 +28,12 @@ import org.apache.spark.sql.delta.DeltaColumnMapping;
 import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.Snapshot;
 import org.apache.spark.sql.delta.actions.AddFile;
+import org.apache.spark.sql.delta.actions.DeletionVectorDescriptor;
 import org.apache.spark.sql.delta.actions.Metadata;
+import org.apache.spark.sql.delta.deletionvectors.RoaringBitmapArray;
+import org.apache.spark.sql.delta.deletionvectors.StoredBitmap;
+import org.apache.spark.sql.delta.storage.dv.DeletionVectorStore;
+import org.apache.spark.sql.delta.storage.dv.DeletionVectorStore$;
 import org.apache.spark.sql.execution.datasources.PartitionedFile;
 import org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat;
 import org.apache.spark.sql.sources.Filter;
@@ -34,6 +41,7 @@ import org.apache.spark.sql.sources.GreaterThanOrEqual;
 import org.apache.spark.sql.sources.LessThanOrEqual;
 import org.apache.spark.sql.types.ByteType;
 import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.IntegerType;
 import org.apache.spark.sql.types.LongType;
 import org.apache.spark.sql.types.ShortType;
@@ -51,7 +59,7 @@ import scala.jdk.javaapi.CollectionConverters;
  * would take longer than the search in a table of a million rows. Rows that a deletion vector
  * deletes are found, too.
  */
-final class KeySearch {
+public final class KeySearch {
   private static final ObjectMapper JSON = new ObjectMapper();
   private static final long PART_BYTES = 64L << 20;
   private static final String ROW_INDEX = ParquetFileFormat.ROW_INDEX_TEMPORARY_COLUMN_NAME();
@@ -87,6 +95,42 @@ final class KeySearch {
     this.struct = struct;
     this.keys = keys;
     this.returnsRows = returnsRows;
+  }
+
+  /**
+   * The rows of some keys in a table that has the keys as first fields of a column {@code k}.
+   *
+   * @return the rows, collected to the driver, with some of the columns of the table
+   */
+  public static Dataset<Row> rows(
+      SparkSession session, Snapshot snapshot, LiveFiles files, BatchKeys keys, StructType columns)
+      throws IOException {
+    DeltaLog log = snapshot.deltaLog();
+    int[] all = new int[keys.columns.size()];
+    Arrays.setAll(all, key -> key);
+    BatchKeys.Group group = keys.groups(all, new int[0]).get(List.of());
+    List<Candidate> candidates = new ArrayList<>();
+    if (group != null) {
+      files.at(snapshot).forEach(file -> candidates.add(new Candidate(file, group)));
+    }
+    int struct = columns.fieldIndex("k");
+    KeySearch search = new KeySearch(session, log, snapshot, columns, struct, all, true);
+    DeletionVectorStore store =
+        DeletionVectorStore$.MODULE$.createInstance(log.newDeltaHadoopConf());
+    List<InternalRow> rows = new ArrayList<>();
+    for (Hits hits : search.search(candidates)) {
+      DeletionVectorDescriptor vector = candidates.get(hits.file).file().deletionVector();
+      RoaringBitmapArray deleted =
+          vector == null ? null : StoredBitmap.create(vector, log.dataPath()).load(store);
+      for (int hit = 0; hit < hits.count; hit++) {
+        if (deleted == null || !deleted.contains(hits.positions[hit])) {
+          rows.add(hits.rows.get(hit));
+        }
+      }
+    }
+    JavaSparkContext context = new JavaSparkContext(session.sparkContext());
+    return ((org.apache.spark.sql.classic.SparkSession) session)
+        .internalCreateDataFrame(context.parallelize(rows, 1).rdd(), columns, false);
   }
 
   /** A file, and the keys that it may have. */
@@ -155,7 +199,7 @@ final class KeySearch {
   }
 
   private StructType shape() {
-    return columns.add(ROW_INDEX, org.apache.spark.sql.types.DataTypes.LongType);
+    return columns.add(ROW_INDEX, DataTypes.LongType);
   }
 
   /** Whether a file may have one of the keys, from its statistics; deletions leave them valid. */

@@ -51,15 +51,14 @@ public final class KeyedRows {
   /**
    * Searches the table; the transaction conflicts with every concurrent change of it.
    *
-   * @param keys the keys, then the text of those that are partition columns
-   * @param columns the columns of the table that have the keys, of which one is no partition column
+   * @param keys of which at least one is no partition column
    */
   public KeyedRows(
       SparkSession session,
       OptimisticTransaction transaction,
       LiveFiles files,
-      BatchKeys keys,
-      List<String> columns) {
+      BatchKeys keys) {
+    List<String> columns = keys.columns;
     this.log = transaction.deltaLog();
     Snapshot snapshot = transaction.snapshot();
     transaction.readWholeTable();

@@ -27,6 +27,7 @@ from penstock._tables.write.cdc_history import (
     stored_values,
 )
 from penstock._tables.write.fenced import FencedTable, TableTransaction
+from penstock._tables.write.keyed import has_exact_keys
 from penstock._tables.write.prepare import TableSpec, prepare_table, table_state
 from penstock._tables.write.schema import FORBIDDEN_IN_NAMES, compare, nested_types
 from penstock.errors import CheckpointError
@@ -145,11 +146,23 @@ class CdcState:
         rows = self._read(txn.jvm.snapshot(), known, self._delta.spark)
         return rows if "kind" in rows.columns else rows.withColumn("kind", F.lit(0))
 
-    def rows(self, like: DataFrame) -> tuple[DataFrame, int]:
-        """All rows, not merged, in the session of `like`; and the size of their files in bytes."""
+    def rows(self, like: DataFrame) -> DataFrame:
+        """All rows, not merged, in the session of `like`."""
         snapshot = self._delta.snapshot(self._table.ref.path)
-        files = self._table.live_files.all(snapshot)
-        return self._read(snapshot, files, like.sparkSession), self._table.live_files.size(snapshot)
+        return self._read(snapshot, self._table.live_files.all(snapshot), like.sparkSession)
+
+    def size(self) -> int:
+        """The size of its files in bytes."""
+        return self._table.live_files.size(self._delta.snapshot(self._table.ref.path))
+
+    def rows_of(self, keys: Any, like: DataFrame) -> DataFrame:
+        """The rows of some `BatchKeys`, not merged, without those of all keys."""
+        snapshot = self._delta.snapshot(self._table.ref.path)
+        live = self._table.live_files.jvm
+        return self._delta.rows_of_keys(snapshot, live, keys, self.schema, like.sparkSession)
+
+    def can_search(self) -> bool:
+        return has_exact_keys(self._delta, self.key_type)
 
     def _read(self, snapshot: Any, files: Any, session: SparkSession) -> DataFrame:
         return self._delta.read_files(self._table.ref.path, snapshot, files, session)

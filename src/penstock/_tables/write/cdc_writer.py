@@ -252,30 +252,48 @@ class CdcWriter(FlowWriter):
             return replace(result, version=version)
         appended = self._state.commit(events.txn, events.files, result)
         kill_point("after_state_commit", self._flow, result.batch_id)
-        touched, rows = self._derive(events.rows, batch.written.counts.clean_rows)
-        version = self._keyed.replace(
-            batch.txn, touched, rows, result, count=batch.written.counts.clean_rows
-        )
+        count = batch.written.counts.clean_rows
+        keys = self._searched(batch.txn, events.rows, count)
+        touched, rows = self._derive(events.rows, keys, count)
+        version = self._keyed.replace(batch.txn, touched, rows, result, count=count, keys=keys)
         self._state.compact_if_due(appended, events.rows)
         return replace(result, version=version)
 
-    def _derive(self, events: DataFrame, count: int) -> tuple[DataFrame, DataFrame]:
+    def _searched(self, txn: TableTransaction, events: DataFrame, count: int) -> Any:
+        """The keys of a batch, if their rows of a large state are to be searched."""
+        is_partial = self._counts["truncates"] or self._events.shape.truncates
+        if is_partial or count > _SMALL_ROWS or not self._state.can_search():
+            return None
+        if self._state.size() <= REWRITE_BYTES:
+            return None
+        return self._keyed.collected(txn, events.where(F.col("kind") == 0).select("k"))
+
+    def _derive(self, events: DataFrame, keys: Any, count: int) -> tuple[DataFrame, DataFrame]:
         schema, shape = self._state.schema, self._events.shape
-        rows, size = self._state.rows(events)
-        is_small = size <= REWRITE_BYTES and count <= _SMALL_ROWS
+        touched = events.where(F.col("kind") == 0).select("k").distinct()
+        if keys is not None:
+            relevant = in_one_task(self._state.rows_of(keys, events))
+            return touched, self._rows_of_target(relevant)
+        rows = self._state.rows(events)
+        is_small = self._state.size() <= REWRITE_BYTES and count <= _SMALL_ROWS
         if is_small:
             rows = in_one_task(rows)
         if self._counts["truncates"]:
             touched = rows.where(F.col("kind") == 0).select("k").distinct()
             return touched, current_rows(merged(rows, schema), schema, truncates=True)
-        touched = events.where(F.col("kind") == 0).select("k").distinct()
         nearby = F.broadcast(touched) if count <= _SMALL_ROWS else touched
         if is_small:
             touched = nearby = in_one_task(touched)
         if shape.scd_type is ScdType.TWO:
-            return touched, history_rows(rows.join(nearby, "k"), schema, shape)
+            return touched, self._rows_of_target(rows.join(nearby, "k"))
         relevant = rows.where(F.col("kind") == 0).join(nearby, "k").select(*rows.columns)
         if shape.truncates:
             relevant = relevant.unionByName(rows.where(F.col("kind") == 1))
             relevant = relevant.coalesce(1) if is_small else relevant
-        return touched, current_rows(merged(relevant, schema), schema, truncates=shape.truncates)
+        return touched, self._rows_of_target(relevant)
+
+    def _rows_of_target(self, state: DataFrame) -> DataFrame:
+        schema, shape = self._state.schema, self._events.shape
+        if shape.scd_type is ScdType.TWO:
+            return history_rows(state, schema, shape)
+        return current_rows(merged(state, schema), schema, truncates=shape.truncates)

@@ -28,7 +28,7 @@ from penstock.quality.rules import quoted
 # The cost of a rewrite grows with the table.
 REWRITE_BYTES = 8 * 1024 * 1024
 # Keys are collected to the driver, and sent to the tasks that search them.
-_MOST_KEYS = 500_000
+MOST_KEYS = 500_000
 # Up to so many rows are written by one task.
 _SMALL_ROWS = 50_000
 _ACTION = "penstock_action"
@@ -107,24 +107,43 @@ class KeyedTable:
         result: CommitResult,
         *,
         count: int,
+        keys: Any = None,
         deletes: bool = True,
     ) -> int | None:
         """Replace all rows of some keys; returns the new version.
 
         `touched` has each key once, as structs in a column `k`; `count` is about the number of
-        keys. Without `deletes`, each of them has a new row. The schema of the transaction is
-        evolved.
+        keys, and `keys` is from `collected`. Without `deletes`, each of them has a new row. The
+        schema of the transaction is evolved.
         """
-        way = self.way or self._way(txn, touched, count)
+        way = self._way(txn, touched, count)
         if way is Way.TABLE:
             return self._rewrite(txn, touched, rows, result)
         if way is Way.MERGE:
             return self._merge(txn, touched, rows, result, deletes=deletes)
         if way is Way.VECTORS:
             txn = self._with_vectors(txn, result.batch_id)
-        return self._replace_rows(txn, touched, rows, result, way, small=count <= _SMALL_ROWS)
+        keys = keys or self.collected(txn, touched)
+        small = count <= _SMALL_ROWS
+        return self._replace_rows(txn, touched, keys, rows, result, way, small=small)
+
+    def collected(self, txn: TableTransaction, touched: DataFrame) -> Any:
+        """The keys of a batch on the driver, as `BatchKeys`; they may be there several times."""
+        by_name = {name.lower(): name for name in txn.metadata.partition_columns}
+        fields = _key_type(touched).fields
+        key = F.col("k")
+        texts = [
+            key.getField(field.name).cast("string").alias(f"{_KEY}_{field.name}")
+            for field in fields
+            if field.name.lower() in by_name
+        ]
+        keys = [key.getField(field.name).alias(field.name) for field in fields]
+        names = [by_name.get(field.name.lower(), field.name) for field in fields]
+        return self.delta.batch_keys(touched.select(*keys, *texts), names)
 
     def _way(self, txn: TableTransaction, touched: DataFrame, count: int) -> Way:
+        if self.way is not None:
+            return self.way
         configuration = txn.metadata.configuration
         # Identity columns, change feed and row tracking are kept only by MERGE.
         if any(is_computed(column) for column in txn.metadata.schema):
@@ -135,7 +154,7 @@ class KeyedTable:
         is_small = self.table.live_files.size(txn.jvm.snapshot()) <= REWRITE_BYTES
         if is_small and not self.is_streamed:
             return Way.TABLE
-        if count > _MOST_KEYS or not self._can_search(txn, touched):
+        if count > MOST_KEYS or not self._can_search(txn, touched):
             return Way.MERGE
         conf = self.delta.spark.conf
         default = conf.get(
@@ -146,17 +165,14 @@ class KeyedTable:
         return Way.VECTORS if wants and has_counts else Way.FILES
 
     def _can_search(self, txn: TableTransaction, touched: DataFrame) -> bool:
-        if not self.delta.has_own_classes:
+        if not has_exact_keys(self.delta, _key_type(touched)):
             return False
         if txn.metadata.configuration.get("delta.columnMapping.mode", "none").lower() == "id":
             return False
         partitioned = {name.lower() for name in txn.metadata.partition_columns}
-        fields = _key_type(touched).fields
-        for field in fields:
-            known = _PARTITION_TYPES if field.name.lower() in partitioned else _EXACT_TYPES
-            if not isinstance(field.dataType, known) or _has_collation(field.dataType):
-                return False
-        return not all(field.name.lower() in partitioned for field in fields)
+        keys = [(f.name.lower() in partitioned, f.dataType) for f in _key_type(touched)]
+        has_texts = all(isinstance(kind, _PARTITION_TYPES) for is_part, kind in keys if is_part)
+        return has_texts and not all(is_part for is_part, _ in keys)
 
     def _with_vectors(self, txn: TableTransaction, batch_id: int | None) -> TableTransaction:
         """A transaction on the table after it was given deletion vectors, if it has none."""
@@ -172,6 +188,7 @@ class KeyedTable:
         self,
         txn: TableTransaction,
         touched: DataFrame,
+        keys: Any,
         rows: DataFrame,
         result: CommitResult,
         way: Way,
@@ -179,11 +196,7 @@ class KeyedTable:
         small: bool,
     ) -> int:
         delta, path, snapshot = self.delta, self.table.ref.path, txn.jvm.snapshot()
-        search = delta.search_keys(
-            txn.jvm,
-            self.table.live_files.jvm,
-            *searched_keys(touched, txn.metadata.partition_columns),
-        )
+        search = delta.keyed_rows(txn.jvm, self.table.live_files.jvm, keys)
         if way is Way.VECTORS:
             actions = search.mark(not self.is_streamed)
             kept = search.filesToMerge()
@@ -193,8 +206,8 @@ class KeyedTable:
         if not kept.isEmpty():
             other = delta.read_files(path, snapshot, kept, rows.sparkSession)
             if way is Way.FILES:
-                keys = in_one_task(touched) if small else F.broadcast(touched)
-                other = without_keys(in_one_task(other) if small else other, keys)
+                known = in_one_task(touched) if small else F.broadcast(touched)
+                other = without_keys(in_one_task(other) if small else other, known)
             rows = other.unionByName(rows, allowMissingColumns=True)
         added = delta.write_files(txn.jvm, rows.coalesce(1) if small else rows)
         actions = [*delta.items(actions), *added]
@@ -290,21 +303,12 @@ def merge_identity(session: SparkSession, app_id: str, result: CommitResult) -> 
                 session.conf.set(key, earlier)
 
 
-def searched_keys(touched: DataFrame, partitions: Sequence[str]) -> tuple[DataFrame, list[str]]:
-    """Keys as `BatchKeys` in the JVM needs them, and their columns.
-
-    The text of those that are partition columns, with the names of `partitions`, follows the keys.
-    """
-    by_name = {name.lower(): name for name in partitions}
-    fields = _key_type(touched).fields
-    key = F.col("k")
-    texts = [
-        key.getField(field.name).cast("string").alias(f"{_KEY}_{field.name}")
-        for field in fields
-        if field.name.lower() in by_name
-    ]
-    keys = [key.getField(field.name).alias(field.name) for field in fields]
-    return touched.select(*keys, *texts), [by_name.get(f.name.lower(), f.name) for f in fields]
+def has_exact_keys(delta: DeltaJvm, keys: StructType) -> bool:
+    """Whether the JVM can search keys of these types."""
+    return delta.has_own_classes and all(
+        isinstance(field.dataType, _EXACT_TYPES) and not _has_collation(field.dataType)
+        for field in keys
+    )
 
 
 def _key_type(touched: DataFrame) -> StructType:
