@@ -105,8 +105,8 @@ def late_is_ignored(events: DataFrame, schema: StructType, shape: TargetShape) -
     return _history_rows(known.drop("newest"), schema, shape)
 
 
-def unknown_delete_is_forgotten(rows: DataFrame, schema: StructType) -> DataFrame:
-    return _merged(rows, schema).where("row IS NOT NULL OR kind = 1")
+def unknown_delete_is_forgotten(rows: DataFrame, columns: cdc_history.StateColumns) -> DataFrame:
+    return _merged(rows, columns).where("row IS NOT NULL OR kind = 1")
 
 
 def every_event_opens(by_key: WindowSpec) -> Column:

@@ -130,34 +130,43 @@ class EventShape:
             else present
         )
 
-    def events(
-        self, df: DataFrame, key_type: T.StructType, value_type: T.StructType, now_ms: int
-    ) -> DataFrame:
-        """The events of rows of the source that have a sequence and a key.
+    def event_columns(
+        self, key_type: T.StructType, value_type: T.StructType
+    ) -> tuple[list[Column], list[Column]]:
+        """Expressions for `events`, which a writer builds once.
 
         Stored keys may be spelled in another case; stored values are at least the columns of the
         flow.
         """
-        first = df.select(
+        skip = [self._skip(value_type).alias("skip")] if self.shape.has_partial else []
+        first = [
             self.op().alias("op"),
             as_column(self.spec.sequence_by).alias("seq"),
             _struct(key_type, self.keys).alias("k"),
             _struct(value_type, self.values).alias("v"),
-            *([self._skip(value_type).alias("skip")] if self.shape.has_partial else []),
-        )
+            *skip,
+        ]
         op, extra = F.col("op"), (["skip"] if self.shape.has_partial else [])
         upsert = op == UPSERT
         hashed = digest(F.col("v"), value_type, *[F.col(name) for name in extra])
-        return first.select(
+        second = [
             F.when(op == TRUNCATE, 1).otherwise(0).alias("kind"),
             F.when(op != TRUNCATE, F.col("k")).alias("k"),
-            "seq",
-            "op",
+            F.col("seq"),
+            op,
             F.when(upsert, hashed).otherwise(F.lit(0).cast("bigint")).alias("hash"),
             F.when(upsert, F.col("v")).alias("v"),
             *[F.when(upsert, F.col(name)).alias(name) for name in extra],
-            F.lit(now_ms).cast("bigint").alias("at"),
-        )
+        ]
+        return first, second
+
+    def events(
+        self, df: DataFrame, columns: tuple[list[Column], list[Column]], now_ms: int
+    ) -> DataFrame:
+        """The events of rows of the source that have a sequence and a key."""
+        first, second = columns
+        at = F.lit(now_ms).cast("bigint").alias("at")
+        return df.select(*first).select(*second, at)
 
     def _skip(self, value_type: T.StructType) -> Column:
         """Names, in lower case, of the columns that an upsert leaves unchanged."""

@@ -16,6 +16,8 @@ Each field is a maximum, so rows of the state can be merged in any order and gro
 The state of SCD type 2 is the events themselves.
 """
 
+from functools import cached_property
+
 from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -110,27 +112,84 @@ def stored_values(schema: T.StructType) -> T.StructType:
     return T.StructType(fields)
 
 
-def state_rows(events: DataFrame, schema: T.StructType) -> DataFrame:
-    if "kind" not in schema.fieldNames():
-        return events.where(F.col("kind") == 0).select(*schema.fieldNames())
-    columns: dict[str, Column] = {
-        "kind": F.col("kind"),
-        "k": F.col("k"),
-        "at": F.when(removes(), F.col("at")),
-        "del": F.when(removes(), F.col("seq")),
-        "row": F.when(F.col("op") == UPSERT, _register(_field_type(schema, "row"), None)),
-    }
-    if "cols" in schema.fieldNames():
-        registers = _field_type(schema, "cols")
-        columns["cols"] = F.struct(
-            *[
-                F.when((F.col("op") == UPSERT) & sets(f.name), _register(f.dataType, f.name)).alias(
-                    f.name
-                )
-                for f in registers
-            ]
-        )
-    return events.select(*[column.alias(name) for name, column in columns.items()])
+class StateColumns:
+    """Expressions over the rows of a state; a writer builds them once.
+
+    Each takes several calls of the JVM, which would be a good part of the time of a small batch.
+    """
+
+    def __init__(self, schema: T.StructType) -> None:
+        self.schema = schema
+        self.has_kind = "kind" in schema.fieldNames()
+
+    @cached_property
+    def of_events(self) -> list[Column]:
+        """The row of an event."""
+        schema = self.schema
+        columns: dict[str, Column] = {
+            "kind": F.col("kind"),
+            "k": F.col("k"),
+            "at": F.when(removes(), F.col("at")),
+            "del": F.when(removes(), F.col("seq")),
+            "row": F.when(F.col("op") == UPSERT, _register(_field_type(schema, "row"), None)),
+        }
+        if "cols" in schema.fieldNames():
+            registers = _field_type(schema, "cols")
+            columns["cols"] = F.struct(
+                *[
+                    F.when(
+                        (F.col("op") == UPSERT) & sets(f.name), _register(f.dataType, f.name)
+                    ).alias(f.name)
+                    for f in registers
+                ]
+            )
+        return [column.alias(name) for name, column in columns.items()]
+
+    @cached_property
+    def newest(self) -> list[Column]:
+        """The merged row of a key, as aggregates."""
+        newest = [
+            F.max("at").alias("at"),
+            F.max("del").alias("del"),
+            last_by(F.col("row"), upsert_order(F.col("row"))).alias("row"),
+        ]
+        if "cols" in self.schema.fieldNames():
+            fields = _field_type(self.schema, "cols")
+            registers = [(f.name, F.col("cols").getField(f.name)) for f in fields]
+            columns = [last_by(v, upsert_order(v)).alias(name) for name, v in registers]
+            newest.append(F.struct(*columns).alias("cols"))
+        return newest
+
+    @cached_property
+    def is_alive(self) -> Column:
+        """Whether the key of a row, with `truncated`, has a row in the target."""
+        row = F.col("row")
+        alive = row.isNotNull() & survives(row.getField("seq"), F.col("del"), F.col("truncated"))
+        return F.coalesce(alive, F.lit(False))
+
+    @cached_property
+    def of_target(self) -> list[Column]:
+        """The row of the target, of a key that is alive."""
+        schema = self.schema
+        key = [F.col("k").getField(n).alias(n) for n in _field_type(schema, "k").fieldNames()]
+        values: list[Column] = []
+        row = _field_type(schema, "row")
+        if "v" in row.fieldNames():
+            names = _field_type(row, "v").fieldNames()
+            whole = F.col("row").getField("v")
+            values += [whole.getField(name).alias(name) for name in names if name != PLACEHOLDER]
+        if "cols" in schema.fieldNames():
+            for name in _field_type(schema, "cols").fieldNames():
+                register = F.col("cols").getField(name)
+                lives = survives(register.getField("seq"), F.col("del"), F.col("truncated"))
+                values.append(F.when(lives, register.getField("v")).alias(name))
+        return [*key, *values]
+
+
+def state_rows(events: DataFrame, columns: StateColumns) -> DataFrame:
+    if not columns.has_kind:
+        return events.where(F.col("kind") == 0).select(*columns.schema.fieldNames())
+    return events.select(*columns.of_events)
 
 
 def removes() -> Column:
@@ -157,19 +216,10 @@ def _field_type(schema: T.StructType, name: str) -> T.StructType:
     return kind
 
 
-def merged(rows: DataFrame, schema: T.StructType) -> DataFrame:
-    if "kind" not in schema.fieldNames():
+def merged(rows: DataFrame, columns: StateColumns) -> DataFrame:
+    if not columns.has_kind:
         return rows.dropDuplicates(["k", "seq", "op", "hash"])
-    newest = [
-        F.max("at").alias("at"),
-        F.max("del").alias("del"),
-        last_by(F.col("row"), upsert_order(F.col("row"))).alias("row"),
-    ]
-    if "cols" in schema.fieldNames():
-        registers = [(f.name, F.col("cols").getField(f.name)) for f in _field_type(schema, "cols")]
-        columns = [last_by(value, upsert_order(value)).alias(name) for name, value in registers]
-        newest.append(F.struct(*columns).alias("cols"))
-    return rows.groupBy("kind", "k").agg(*newest)
+    return rows.groupBy("kind", "k").agg(*columns.newest)
 
 
 def last_by(value: Column, order: Column) -> Column:
@@ -177,7 +227,7 @@ def last_by(value: Column, order: Column) -> Column:
     return F.max_by(value, order)
 
 
-def settled(rows: DataFrame, schema: T.StructType, *, truncates: bool) -> DataFrame:
+def settled(rows: DataFrame, columns: StateColumns, *, truncates: bool) -> DataFrame:
     """Merged rows of a state without the row of all keys; `alive` = the key has a row.
 
     `truncates`: there may be a row of all keys.
@@ -187,28 +237,13 @@ def settled(rows: DataFrame, schema: T.StructType, *, truncates: bool) -> DataFr
         last = rows.where(F.col("kind") == 1).agg(F.max("del").alias("truncated"))
         keyed = keyed.crossJoin(F.broadcast(last))
     else:
-        keyed = keyed.withColumn("truncated", F.lit(None).cast(schema["del"].dataType))
-    row = F.col("row")
-    alive = row.isNotNull() & survives(row.getField("seq"), F.col("del"), F.col("truncated"))
-    return keyed.withColumn("alive", F.coalesce(alive, F.lit(False)))
+        keyed = keyed.withColumn("truncated", F.lit(None).cast(columns.schema["del"].dataType))
+    return keyed.withColumn("alive", columns.is_alive)
 
 
-def current_rows(state: DataFrame, schema: T.StructType, *, truncates: bool) -> DataFrame:
+def current_rows(state: DataFrame, columns: StateColumns, *, truncates: bool) -> DataFrame:
     """SCD type 1: the rows of the target, from merged rows of the state; see `settled`."""
-    known = settled(state, schema, truncates=truncates).where("alive")
-    key = [F.col("k").getField(n).alias(n) for n in _field_type(schema, "k").fieldNames()]
-    values: list[Column] = []
-    row = _field_type(schema, "row")
-    if "v" in row.fieldNames():
-        names = _field_type(row, "v").fieldNames()
-        whole = F.col("row").getField("v")
-        values += [whole.getField(name).alias(name) for name in names if name != PLACEHOLDER]
-    if "cols" in schema.fieldNames():
-        for name in _field_type(schema, "cols").fieldNames():
-            register = F.col("cols").getField(name)
-            lives = survives(register.getField("seq"), F.col("del"), F.col("truncated"))
-            values.append(F.when(lives, register.getField("v")).alias(name))
-    return known.select(*key, *values)
+    return settled(state, columns, truncates=truncates).where("alive").select(*columns.of_target)
 
 
 def history_rows(events: DataFrame, schema: T.StructType, shape: TargetShape) -> DataFrame:

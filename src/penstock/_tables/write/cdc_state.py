@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -19,6 +19,7 @@ from penstock._tables.delta_log import DeltaJvm, file_count
 from penstock._tables.layout import TableRef
 from penstock._tables.write.cdc_events import EventShape, TargetShape
 from penstock._tables.write.cdc_history import (
+    StateColumns,
     merged,
     outlives_truncate,
     settled,
@@ -54,16 +55,21 @@ class CdcState:
         self._app_id = app_id
         self._events = events
         self._tombstone_seconds = tombstone_seconds
-        self._schema: StructType | None = None
+        self._columns: StateColumns | None = None
+        self._event_columns: tuple[list[Column], list[Column]] = [], []
 
     @property
     def table(self) -> FencedTable:
         return self._table
 
     @property
+    def columns(self) -> StateColumns:
+        assert self._columns is not None
+        return self._columns
+
+    @property
     def schema(self) -> StructType:
-        assert self._schema is not None
-        return self._schema
+        return self.columns.schema
 
     @property
     def key_type(self) -> StructType:
@@ -108,7 +114,12 @@ class CdcState:
         if _needs_column_mapping(wanted):
             properties["delta.columnMapping.mode"] = "name"
         spec = TableSpec(schema=wanted, comment="state of an auto CDC table", properties=properties)
-        self._schema = prepare_table(self._delta.spark, ref, spec).schema
+        self._use(prepare_table(self._delta.spark, ref, spec).schema)
+
+    def _use(self, schema: StructType) -> None:
+        if self._columns is None or self._columns.schema != schema:
+            self._columns = StateColumns(schema)
+            self._event_columns = self._events.event_columns(self.key_type, self.value_type)
 
     def _wanted(self, stored: StructType | None) -> StructType:
         keys, values = self._events.key_type(), self._events.value_type()
@@ -123,12 +134,16 @@ class CdcState:
         """Start the transaction of a batch, with the columns that other flows added meanwhile."""
         txn = self._table.begin(batch_id)
         wanted = self._wanted(txn.metadata.schema)
-        self._schema = self._table.evolve(txn, wanted, allow_missing=True, replaces=False)
+        self._use(self._table.evolve(txn, wanted, allow_missing=True, replaces=False))
         return txn
+
+    def events(self, rows: DataFrame) -> DataFrame:
+        """The events of rows of the source that have a sequence and a key."""
+        return self._events.events(rows, self._event_columns, int(time.time() * 1000))
 
     def write(self, txn: TableTransaction, events: DataFrame) -> list[dict[str, Any]]:
         """Write the events of a batch as files; `AddFile` contents for `commit`."""
-        rows = merged(state_rows(events, self.schema), self.schema)
+        rows = merged(state_rows(events, self.columns), self.columns)
         return self._delta.file_contents(txn.jvm.writeFiles(rows._jdf))
 
     def commit(
@@ -185,7 +200,7 @@ class CdcState:
         if len(chosen) < 2:
             return
         rows = self._read(txn.jvm.snapshot(), self._delta.seq(chosen), like.sparkSession)
-        rows = merged(rows, self.schema)
+        rows = merged(rows, self.columns)
         if whole and "kind" in self.schema.fieldNames():
             rows = self._without_dead(rows)
         if sum(int(file.size()) for file in chosen) < _SMALL_FILE:
@@ -198,7 +213,7 @@ class CdcState:
         self._table.commit(txn, [*removed, *added], None, record, complete=whole)
 
     def _without_dead(self, rows: DataFrame) -> DataFrame:
-        known = settled(rows, self.schema, truncates=True)
+        known = settled(rows, self.columns, truncates=True)
         expired = ~F.col("alive") & ~F.coalesce(
             outlives_truncate(F.col("del"), F.col("truncated")), F.lit(False)
         )

@@ -6,7 +6,6 @@ files; the rows of the touched keys follow from the state alone.
 """
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
@@ -219,9 +218,7 @@ class CdcWriter(FlowWriter):
         assert self._kept is not None
         clean = valid_rows(self._kept, self._event_split)
         state = self._state.begin(batch.result.batch_id)
-        events = self._events.events(
-            clean, self._state.key_type, self._state.value_type, int(time.time() * 1000)
-        )
+        events = self._state.events(clean)
         files = self._state.write(state, events)
         self._events_of_batch = _Events(state, files, events)
         return replace(decision, counts=counts, files=files)
@@ -269,7 +266,7 @@ class CdcWriter(FlowWriter):
         return self._keyed.collected(txn, events.where(F.col("kind") == 0).select("k"))
 
     def _derive(self, events: DataFrame, keys: Any, count: int) -> tuple[DataFrame, DataFrame]:
-        schema, shape = self._state.schema, self._events.shape
+        columns, shape = self._state.columns, self._events.shape
         touched = events.where(F.col("kind") == 0).select("k").distinct()
         if keys is not None:
             relevant = in_one_task(self._state.rows_of(keys, events))
@@ -280,7 +277,7 @@ class CdcWriter(FlowWriter):
             rows = in_one_task(rows)
         if self._counts["truncates"]:
             touched = rows.where(F.col("kind") == 0).select("k").distinct()
-            return touched, current_rows(merged(rows, schema), schema, truncates=True)
+            return touched, current_rows(merged(rows, columns), columns, truncates=True)
         nearby = F.broadcast(touched) if count <= _SMALL_ROWS else touched
         if is_small:
             touched = nearby = in_one_task(touched)
@@ -293,7 +290,7 @@ class CdcWriter(FlowWriter):
         return touched, self._rows_of_target(relevant)
 
     def _rows_of_target(self, state: DataFrame) -> DataFrame:
-        schema, shape = self._state.schema, self._events.shape
+        columns, shape = self._state.columns, self._events.shape
         if shape.scd_type is ScdType.TWO:
-            return history_rows(state, schema, shape)
-        return current_rows(merged(state, schema), schema, truncates=shape.truncates)
+            return history_rows(state, columns.schema, shape)
+        return current_rows(merged(state, columns), columns, truncates=shape.truncates)
