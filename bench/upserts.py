@@ -5,9 +5,8 @@
 - `cdc 1`, `cdc 2`: auto CDC flows of type 1 and 2, with their state.
 
 All tables start with the same rows in files of the same size. In each round, all sides get a batch
-with the same random keys, in random order. Its DataFrame is the same for all sides, and is computed
-by each of them. With `--batches`, the sides go on alone, and the first and last 50 batches of each
-are compared.
+with the same random keys, in random order: one file, which each side reads. With `--batches`, the
+sides go on alone, and the first and last 50 batches of each are compared.
 
     python bench/upserts.py [--rows 1000000] [--keys 1000] [--rounds 7] [--batches 1000] [--s3]
 """
@@ -24,9 +23,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from writer import KEYS, make_session
 
-WARM_UP = 3
+WARM_UP = 6
 FILES = 8
 SIDES = ("merge", "update", "cdc 1", "cdc 2")
 COLUMNS = "id BIGINT, seq BIGINT, name STRING, amount DOUBLE"
@@ -35,8 +36,10 @@ COLUMNS = "id BIGINT, seq BIGINT, name STRING, amount DOUBLE"
 class Tables:
     """The four tables, and what writes a batch into each."""
 
-    def __init__(self, spark: Any, place: str, rows: int, keys: int) -> None:
+    def __init__(self, spark: Any, place: str, inbox: Path, rows: int, keys: int) -> None:
         self.spark, self.place, self.rows, self.keys = spark, place, rows, keys
+        self.inbox = inbox
+        inbox.mkdir()
         self.random = random.Random(7)
         self.sequence = 0
         self.prepared: dict[str, Callable[[Any], Any]] = {}
@@ -63,8 +66,15 @@ class Tables:
         """Rows with random keys of the table and a higher sequence."""
         self.sequence += 1
         chosen = self.random.sample(range(self.rows), self.keys)
-        rows = [(key, self.sequence, f"new-{key}", key + 0.5) for key in chosen]
-        return self.spark.createDataFrame(rows, COLUMNS).coalesce(1)
+        columns = {
+            "id": chosen,
+            "seq": [self.sequence] * len(chosen),
+            "name": [f"new-{key}" for key in chosen],
+            "amount": [key + 0.5 for key in chosen],
+        }
+        file = self.inbox / f"{self.sequence}.parquet"
+        pq.write_table(pa.table(columns), file)
+        return self.spark.read.schema(COLUMNS).parquet(str(file))
 
     def check(self) -> None:
         """All sides have the same rows now."""
@@ -203,7 +213,7 @@ def main() -> None:
         stack.callback(spark.stop)
         spark.sparkContext.setLogLevel("ERROR")
         stack.enter_context(own_columns())
-        tables = Tables(spark, place, arguments.rows, arguments.keys)
+        tables = Tables(spark, place, root / "inbox", arguments.rows, arguments.keys)
         print(f"{arguments.keys:,} random keys of {arguments.rows:,} rows", flush=True)
         last = compare(tables, arguments.rounds)
         tables.check()

@@ -51,6 +51,18 @@ public final class BatchKeys {
     this.columns = List.copyOf(columns);
   }
 
+  /** The number of different keys. */
+  public int distinct() {
+    int[] all = new int[columns.size()];
+    Arrays.setAll(all, column -> column);
+    UnsafeProjection project = projection(schema, all);
+    Set<UnsafeRow> keys = new HashSet<>();
+    for (InternalRow row : rows) {
+      keys.add(project.apply(row).copy());
+    }
+    return keys.size();
+  }
+
   /** The keys by the text of their partition. */
   Map<List<String>, Group> groups(int[] columns, int[] partitions) {
     UnsafeProjection project = projection(schema, columns);

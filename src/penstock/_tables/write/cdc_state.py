@@ -187,23 +187,29 @@ class CdcState:
             self.compact(like)
 
     def compact(self, like: DataFrame) -> None:
-        """Merge the small files, or all files if the small ones hold most of the state.
+        """Merge the smallest files, up to those larger than all smaller ones together.
 
-        Rows are dropped only if all files are merged: some of the files may have the delete of a
-        key, and others its upserts.
+        So each row is rewritten a few times only, however many batches there are. Rows are dropped
+        only if all files are merged: some of the files may have the delete of a key, and others its
+        upserts.
         """
         txn = self._table.begin(None)
         files = list(self._delta.items(txn.jvm.filterFiles()))
-        small = [file for file in files if int(file.size()) < _SMALL_FILE]
-        whole = 2 * sum(int(f.size()) for f in small) >= sum(int(f.size()) for f in files)
-        chosen = files if whole else small
+        chosen: list[Any] = []
+        total = 0
+        for file in sorted(files, key=lambda file: int(file.size())):
+            if len(chosen) >= _COMPACT_EVERY // 2 and int(file.size()) > total:
+                break
+            chosen.append(file)
+            total += int(file.size())
+        whole = len(chosen) == len(files)
         if len(chosen) < 2:
             return
         rows = self._read(txn.jvm.snapshot(), self._delta.seq(chosen), like.sparkSession)
         rows = merged(rows, self.columns)
         if whole and "kind" in self.schema.fieldNames():
             rows = self._without_dead(rows)
-        if sum(int(file.size()) for file in chosen) < _SMALL_FILE:
+        if total < _SMALL_FILE:
             rows = rows.coalesce(1)
         added = self._delta.write_files(txn.jvm, rows)
         removed = [file.remove() for file in chosen]

@@ -127,6 +127,9 @@ class KeyedTable:
         small = count <= _SMALL_ROWS
         return self._replace_rows(txn, touched, keys, rows, result, way, small=small)
 
+    def can_collect(self, touched: DataFrame) -> bool:
+        return has_exact_keys(self.delta, _key_type(touched))
+
     def collected(self, txn: TableTransaction, touched: DataFrame) -> Any:
         """The keys of a batch on the driver, as `BatchKeys`; they may be there several times."""
         by_name = {name.lower(): name for name in txn.metadata.partition_columns}
@@ -165,7 +168,7 @@ class KeyedTable:
         return Way.VECTORS if wants and has_counts else Way.FILES
 
     def _can_search(self, txn: TableTransaction, touched: DataFrame) -> bool:
-        if not has_exact_keys(self.delta, _key_type(touched)):
+        if not self.can_collect(touched):
             return False
         if txn.metadata.configuration.get("delta.columnMapping.mode", "none").lower() == "id":
             return False

@@ -228,12 +228,12 @@ def count_rows(
         for number, bit in enumerate(split.bits.values())
     ]
     is_bad = F.when(F.col(DESTINATION) != TO_TABLE, 1)
-    row: Any = kept.agg(
+    (row,) = kept.agg(
         F.count(F.lit(1)).alias("total"),
         F.count(is_bad).alias("bad"),
         *sums,
         *[column.alias(f"more_{name}") for name, column in more.items()],
-    ).first()
+    ).collect()
     total, bad = int(row["total"]), int(row["bad"])
     failed = {rule: int(row[f"rule_{number}"]) for number, rule in enumerate(split.bits)}
     counts = RowCounts(total - bad, bad, _counts(split, total, failed))

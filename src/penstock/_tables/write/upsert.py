@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Unpack
+from typing import Any, Unpack
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
@@ -13,7 +13,7 @@ from penstock._tables.commits import CommitResult
 from penstock._tables.write.decision import BatchDecision, DecisionFile
 from penstock._tables.write.fenced import TableTransaction
 from penstock._tables.write.kept import keep
-from penstock._tables.write.keyed import KeyedTable, Way, count_keys
+from penstock._tables.write.keyed import MOST_KEYS, KeyedTable, Way, count_keys
 from penstock._tables.write.row_files import Written
 from penstock._tables.write.staging import RowCounts, count_rows, valid_rows
 from penstock._tables.write.writer import Batch, FlowWriter, WriterOptions
@@ -48,6 +48,7 @@ class UpsertWriter(FlowWriter):
         super().__init__(spark, **options)
         self._key = F.struct(*[F.col(quoted(key)).alias(key) for key in keys])
         self._keys = keys
+        self._collected: Any = None
         self._keyed = KeyedTable(
             self._delta, self._target, self._app_id, way, is_streamed, on_vectors
         )
@@ -56,15 +57,25 @@ class UpsertWriter(FlowWriter):
         # Read three times: counted, written, and joined with the table.
         self._kept = kept = keep(df)
         rows = valid_rows(kept, self._split)
-        row_count = self._check_keys(rows)
+        row_count = self._check_keys(txn, rows)
         if self._split is None:
             return Written(RowCounts(row_count, 0, {}), rows=rows)
         counts, _ = count_rows(kept, self._split)
         return Written(counts, bad=self._files.write_bad(kept, counts, self._split), rows=rows)
 
-    def _check_keys(self, rows: DataFrame) -> int:
+    def _check_keys(self, txn: TableTransaction, rows: DataFrame) -> int:
         """Count the rows; two rows with one key are refused, because either could win."""
-        count, shared = count_keys(rows, self._key)
+        touched = rows.select(self._key.alias("k"))
+        self._collected = None
+        if not self._keyed.can_collect(touched):
+            count, shared = count_keys(rows, self._key)
+        else:
+            count, shared = rows.count(), 0
+            if count <= MOST_KEYS:
+                self._collected = self._keyed.collected(txn, touched)
+                shared = count - int(self._collected.distinct())
+            else:
+                _, shared = count_keys(rows, self._key)
         if shared:
             raise FlowError(
                 "MERGE_KEYS_NOT_UNIQUE",
@@ -85,6 +96,7 @@ class UpsertWriter(FlowWriter):
     def _with_recorded_rows(self, batch: Batch, decision: BatchDecision) -> Batch:
         assert self._decisions is not None
         rows = self._delta.spark.read.parquet(self._decisions.rows)
+        self._collected = None
         return replace(batch, written=replace(batch.written, rows=rows))
 
     def _commit_target(self, batch: Batch) -> CommitResult:
@@ -92,7 +104,13 @@ class UpsertWriter(FlowWriter):
         assert rows is not None
         touched = rows.select(self._key.alias("k"))
         version = self._keyed.replace(
-            batch.txn, touched, rows, result, count=result.rows_written, deletes=False
+            batch.txn,
+            touched,
+            rows,
+            result,
+            count=result.rows_written,
+            keys=self._collected,
+            deletes=False,
         )
         if batch.quarantine is not None and self._decisions is not None:
             self._decisions.delete_rows()
