@@ -242,21 +242,21 @@ class MemoryTarget:
         self._columns = self._events.target_schema().fieldNames()
         self._state: list[Any] = []
 
-    def _columns(self) -> cdc_history.StateColumns:
+    def _state_columns(self) -> cdc_history.StateColumns:
         # New each time: a test may have replaced one of the functions that build them.
         return cdc_history.StateColumns(self._schema)
 
     def apply(self, events: Sequence[Event], batch_id: int) -> None:
         df = self._spark.createDataFrame(rows_of(self._case, events), SOURCE)
         rows = self._events.events(df, self._events.event_columns(self._key, self._value), batch_id)
-        columns = self._columns()
+        columns = self._state_columns()
         rows = cdc_history.state_rows(rows, columns)
         self._state += cdc_history.merged(rows, columns).collect()
 
     def rows(self) -> dict[Any, list[Row]]:
         state: DataFrame = self._spark.createDataFrame(self._state, self._schema)
         if self._case.scd_type == 1:
-            columns = self._columns()
+            columns = self._state_columns()
             merged = cdc_history.merged(state, columns)
             found = cdc_history.current_rows(merged, columns, truncates=True)
         else:

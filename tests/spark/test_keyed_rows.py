@@ -44,6 +44,7 @@ SHAPES = {
         ("p",),
     ),
 }
+QUICK = (("mixed", Way.VECTORS), ("mapped names", Way.VECTORS), ("partitioned", Way.FILES))
 
 
 class Keyed:
@@ -87,8 +88,17 @@ class Keyed:
         )
 
 
-@pytest.mark.parametrize("way", [Way.VECTORS, Way.FILES])
-@pytest.mark.parametrize("name", SHAPES)
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        (name, way) if (name, way) in QUICK else pytest.param(name, way, marks=LONG)
+        for name in SHAPES
+        for way in (Way.VECTORS, Way.FILES)
+    ],
+)
 def test_table_equals_a_dictionary_after_random_batches(
     spark: SparkSession, harness: Harness, name: str, way: Way
 ) -> None:

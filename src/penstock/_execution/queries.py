@@ -91,6 +91,7 @@ class SparkEngine:
         self._evaluator = evaluator
         self._source = source
         self._tables = tables
+        tables.warn = self._warn
         self._state = state
         self._context = context
         self._sinks = SinkWriters(

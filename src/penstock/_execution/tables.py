@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from types import MappingProxyType
 from typing import Any
@@ -152,6 +153,8 @@ class PipelineTables:
         )
         self.turns: Mapping[str, Lock] = {key: Lock() for key in self.paths}
         """Held by a batch that removes files of a table, and by a compaction of that table."""
+        self.warn: Callable[[FlowNode, str], None] = lambda node, text: None
+        """Called from the thread of a batch, for the event log."""
 
     # -- tables --------------------------------------------------------------------------------
 
@@ -311,6 +314,7 @@ class PipelineTables:
                 self._spark,
                 keys=node.analysis.merge_keys,
                 is_streamed=self._is_streamed(dataset),
+                on_vectors=partial(self._warn_of_vectors, dataset, node),
                 **common,
             )
         elif dataset.declared.deduplicate_by:
@@ -446,6 +450,7 @@ class PipelineTables:
             allow_missing=self._allows_missing(dataset),
             tombstone_seconds=tombstone_seconds(dataset, node, self._settings.configuration),
             is_streamed=self._is_streamed(dataset),
+            on_vectors=partial(self._warn_of_vectors, dataset, node),
             stateful=has_state(node.analysis.stateful_operators),
             apply_rules=judge,
             decisions=self.decisions(node, epoch),
@@ -474,6 +479,7 @@ class PipelineTables:
             shape=shape,
             allow_missing=self._allows_missing(dataset),
             is_streamed=self._is_streamed(dataset),
+            on_vectors=partial(self._warn_of_vectors, dataset, node),
         )
 
     def _properties(self, node: DatasetNode, flows: Sequence[FlowNode]) -> Mapping[str, str]:
@@ -520,6 +526,15 @@ class PipelineTables:
                 seen.add(key)
                 pending.extend(self._graph.datasets[key].flows)
         return False
+
+    def _warn_of_vectors(self, dataset: DatasetNode, node: FlowNode) -> None:
+        self.warn(
+            node,
+            f"{dataset.display} is larger than 8 MB, so delta.enableDeletionVectors was set: "
+            "batches mark changed rows as deleted instead of rewriting their files. All readers of "
+            "the table must support deletion vectors; to go without, set the property to false in "
+            "table_properties, and run ALTER TABLE ... DROP FEATURE deletionVectors",
+        )
 
     def _is_streamed(self, node: DatasetNode) -> bool:
         return any(

@@ -33,7 +33,7 @@ import scala.jdk.javaapi.CollectionConverters;
 /**
  * The rows of a table that have one of some keys, to be deleted in a transaction.
  *
- * <p>Either by deletion vectors, or by removing their files, whose other rows are written anew.
+ * <p>Either by deletion vectors, or by removing their files, whose other rows are written again.
  */
 public final class KeyedRows {
   // From so many small files of a partition on, they are merged with the new rows.

@@ -6,6 +6,7 @@ the files are compacted.
 """
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -139,7 +140,9 @@ class CdcState:
 
     def events(self, rows: DataFrame) -> DataFrame:
         """The events of rows of the source that have a sequence and a key."""
-        return self._events.events(rows, self._event_columns, int(time.time() * 1000))
+        # The next full minute: Spark compiles the query again for every other number in it.
+        now_ms = math.ceil(time.time() / 60) * 60_000
+        return self._events.events(rows, self._event_columns, now_ms)
 
     def write(self, txn: TableTransaction, events: DataFrame) -> list[dict[str, Any]]:
         """Write the events of a batch as files; `AddFile` contents for `commit`."""

@@ -69,11 +69,11 @@ class Way(StrEnum):
     """How the rows of some keys are replaced."""
 
     TABLE = "table"
-    """All files of the table are written anew."""
+    """All files of the table are rewritten."""
     VECTORS = "vectors"
     """Deletion vectors delete the old rows."""
     FILES = "files"
-    """Files with an old row are written anew."""
+    """Files with an old row are rewritten."""
     MERGE = "merge"
     """Delta's MERGE."""
 
