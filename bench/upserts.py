@@ -110,7 +110,8 @@ class Tables:
         }
 
     def _upserter(self) -> Any:
-        from penstock._tables.write.prepare import TableSpec, prepare_table
+        from penstock._tables.write.prepare import prepare_table
+        from penstock._tables.write.table_spec import TableSpec
         from penstock._tables.write.upsert import UpsertWriter
 
         options = self._options("update")
@@ -124,7 +125,8 @@ class Tables:
         from penstock._tables.layout import TableRef
         from penstock._tables.write.cdc_events import TargetShape, resolve
         from penstock._tables.write.cdc_writer import CdcWriter, split_events
-        from penstock._tables.write.prepare import TableSpec, prepare_table
+        from penstock._tables.write.prepare import prepare_table
+        from penstock._tables.write.table_spec import TableSpec
 
         name, origin = f"cdc_{scd_type}", SourceLocation("bench/upserts.py", 1)
         options = self._options(name)

@@ -146,7 +146,8 @@ class Side:
 
     def _write(self, rows: Any) -> Any:
         from penstock._tables.layout import TableRef
-        from penstock._tables.write.prepare import TableSpec, prepare_table
+        from penstock._tables.write.prepare import prepare_table
+        from penstock._tables.write.table_spec import TableSpec
         from penstock._tables.write.writer import FlowWriter
 
         if self._writer is None:
@@ -164,7 +165,8 @@ class Side:
         from penstock._tables.files import StorageFiles
         from penstock._tables.layout import TableRef
         from penstock._tables.write.decision import DecisionFile
-        from penstock._tables.write.prepare import TableSpec, prepare_quarantine, prepare_table
+        from penstock._tables.write.prepare import prepare_quarantine, prepare_table
+        from penstock._tables.write.table_spec import TableSpec
         from penstock._tables.write.writer import FlowWriter
         from penstock.quality.split import split_rows
 

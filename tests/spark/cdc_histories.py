@@ -22,7 +22,8 @@ from penstock._tables.write import cdc_history, cdc_writer
 from penstock._tables.write.cdc_events import EventShape, TargetShape, resolve
 from penstock._tables.write.cdc_writer import CdcWriter, split_events
 from penstock._tables.write.keyed import Way
-from penstock._tables.write.prepare import TableSpec, prepare_table
+from penstock._tables.write.prepare import prepare_table
+from penstock._tables.write.table_spec import TableSpec
 
 COLUMNS = ("a", "b", "c")
 SOURCE = (

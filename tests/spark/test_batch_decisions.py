@@ -22,8 +22,9 @@ from penstock._tables.write.cdc_events import TargetShape, resolve
 from penstock._tables.write.cdc_writer import CdcWriter, split_events
 from penstock._tables.write.decision import DecisionFile
 from penstock._tables.write.keyed import Way
-from penstock._tables.write.prepare import TableSpec, prepare_quarantine, prepare_table
+from penstock._tables.write.prepare import prepare_quarantine, prepare_table
 from penstock._tables.write.row_files import Refused, Strategy
+from penstock._tables.write.table_spec import TableSpec
 from penstock._tables.write.upsert import UniqueWriter, UpsertWriter
 from penstock._tables.write.writer import FlowWriter, WriteMode
 from penstock.errors import CheckpointError

@@ -16,7 +16,8 @@ from penstock._model.origin import SourceLocation
 from penstock._tables.layout import TableRef
 from penstock._tables.write.cdc_events import TargetShape, resolve
 from penstock._tables.write.cdc_writer import CdcWriter, split_events
-from penstock._tables.write.prepare import TableSpec, prepare_table
+from penstock._tables.write.prepare import prepare_table
+from penstock._tables.write.table_spec import TableSpec
 
 ORIGIN = SourceLocation("pipeline.py", 7)
 EVENTS = [

@@ -17,7 +17,8 @@ from penstock._tables.write import cdc_writer
 from penstock._tables.write.cdc_events import TargetShape, resolve
 from penstock._tables.write.cdc_writer import CdcWriter, split_events
 from penstock._tables.write.keyed import Way
-from penstock._tables.write.prepare import TableSpec, prepare_table, table_state
+from penstock._tables.write.prepare import prepare_table
+from penstock._tables.write.table_spec import TableSpec, table_state
 from penstock.errors import CheckpointError, FlowError
 
 ORIGIN = SourceLocation("pipeline.py", 7)

@@ -9,7 +9,9 @@ from writer_harness import Harness
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.read.live_files import LiveFiles
 from penstock._tables.read.log_scan import append_only_start, last_batch
-from penstock._tables.write.prepare import TableSpec, prepare_table, reset_table
+from penstock._tables.write.create import reset_table
+from penstock._tables.write.prepare import prepare_table
+from penstock._tables.write.table_spec import TableSpec
 from penstock._tables.write.writer import WriteMode
 
 APP = "p/orders/writer/1"

@@ -31,7 +31,7 @@ from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.layout import TableRef
 from penstock._tables.read.checkpoint_files import flow_records
 from penstock._tables.write.fenced import last_number
-from penstock._tables.write.prepare import table_state
+from penstock._tables.write.table_spec import table_state
 from penstock.errors import PlanError
 
 pytestmark = pytest.mark.timeout(1200)

@@ -6,14 +6,9 @@ from pyspark.sql import SparkSession
 from writer_harness import Harness, rule
 
 from penstock._tables.layout import TableRef
-from penstock._tables.write.prepare import (
-    TableSpec,
-    parse_schema,
-    prepare_table,
-    read_version,
-    reset_table,
-    table_state,
-)
+from penstock._tables.write.create import reset_table
+from penstock._tables.write.prepare import prepare_table
+from penstock._tables.write.table_spec import TableSpec, parse_schema, read_version, table_state
 from penstock.errors import DefinitionError, PlanError
 
 

@@ -17,7 +17,7 @@ from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
 from penstock._spark.plans import has_state
 from penstock._tables.write.assignment import assigned
-from penstock._tables.write.prepare import parse_schema, table_state
+from penstock._tables.write.table_spec import parse_schema, table_state
 from penstock._update import UpdateOptions, plan_update
 from penstock.errors import DefinitionErrors
 

@@ -291,7 +291,7 @@ def test_the_names_of_change_events_are_read_as_a_stream_when_a_flow_applies_the
 
 
 def test_a_generated_column_and_a_comment_come_out_when_the_columns_have_types(analysed, spark):
-    from penstock._tables.write.prepare import parse_schema
+    from penstock._tables.write.table_spec import parse_schema
 
     graph = analysed(
         RAW,

@@ -8,9 +8,9 @@ from writer_harness import Harness, rule
 
 from penstock._tables.commits import RuleCounts
 from penstock._tables.delta_log import read_commit_counts
-from penstock._tables.write.prepare import parse_schema
 from penstock._tables.write.row_files import Strategy
 from penstock._tables.write.schema import conform
+from penstock._tables.write.table_spec import parse_schema
 from penstock.errors import PlanError
 from penstock.quality.split import parse_failure
 

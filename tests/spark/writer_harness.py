@@ -11,7 +11,8 @@ from penstock._model.origin import SourceLocation
 from penstock._tables.files import StorageFiles
 from penstock._tables.layout import DECISION_FILE, TableRef
 from penstock._tables.write.decision import DecisionFile
-from penstock._tables.write.prepare import TableSpec, prepare_quarantine, prepare_table
+from penstock._tables.write.prepare import prepare_quarantine, prepare_table
+from penstock._tables.write.table_spec import TableSpec
 from penstock._tables.write.upsert import UpsertWriter
 from penstock._tables.write.writer import FlowWriter
 from penstock.quality.split import RowSplit, split_rows

@@ -43,8 +43,8 @@ from penstock._model.flow import Flow, FlowAnalysis, OutputMode
 from penstock._model.table_properties import effective_properties
 from penstock._spark import plans
 from penstock._tables.write.assignment import assigned, check_assignable
-from penstock._tables.write.prepare import check_properties, parse_schema
 from penstock._tables.write.schema import merged, with_types
+from penstock._tables.write.table_spec import check_properties, parse_schema
 from penstock.errors import DefinitionError, DefinitionErrors, PenstockError
 from penstock.quality.rules import check_expectations, condition_column, quoted
 

@@ -43,21 +43,20 @@ from penstock._tables.read.log_scan import append_only_start
 from penstock._tables.write.assignment import assigned
 from penstock._tables.write.cdc_snapshot import SnapshotShape, SnapshotWriter
 from penstock._tables.write.cdc_writer import CdcWriter, split_events
+from penstock._tables.write.create import reset_table
 from penstock._tables.write.decision import DecisionFile
 from penstock._tables.write.fenced import last_number
-from penstock._tables.write.prepare import (
+from penstock._tables.write.prepare import prepare_quarantine, prepare_table
+from penstock._tables.write.row_files import FindLateRows
+from penstock._tables.write.schema import conform, merged
+from penstock._tables.write.table_spec import (
     OWNER,
     TableSpec,
     TableState,
     parse_schema,
-    prepare_quarantine,
-    prepare_table,
     read_version,
-    reset_table,
     table_state,
 )
-from penstock._tables.write.row_files import FindLateRows
-from penstock._tables.write.schema import conform, merged
 from penstock._tables.write.writer import FlowWriter, WriteMode, app_id
 from penstock.errors import CheckpointError
 from penstock.quality.split import QUARANTINE_COLUMNS, RowSplit, split_rows

@@ -24,8 +24,8 @@ from penstock._spark.plans import has_state
 from penstock._tables.files import StorageFiles
 from penstock._tables.layout import StorageLayout
 from penstock._tables.read.checkpoint_files import checkpoints
-from penstock._tables.write.prepare import table_state
 from penstock._tables.write.schema import with_types
+from penstock._tables.write.table_spec import table_state
 from penstock.errors import PlanError
 from penstock.sources.base import EARLIEST, Range, RangeReport, StartPosition, not_read_yet
 from penstock.sources.flow import resolve_range

@@ -14,7 +14,7 @@ from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import StorageFiles
 from penstock._tables.kill_points import kill_point
 from penstock._tables.write.fenced import last_number
-from penstock._tables.write.prepare import read_version
+from penstock._tables.write.table_spec import read_version
 from penstock.errors import ConnectorError, DefinitionError, PenstockError
 from penstock.sinks.base import BatchSink, OpenedSink, Sink, SinkCommit, Write, evaluate
 from penstock.sinks.kafka import KafkaSink

@@ -30,8 +30,9 @@ from penstock._tables.write.cdc_history import (
 )
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.keyed import has_exact_keys
-from penstock._tables.write.prepare import TableSpec, prepare_table, table_state
+from penstock._tables.write.prepare import prepare_table
 from penstock._tables.write.schema import FORBIDDEN_IN_NAMES, compare, nested_types
+from penstock._tables.write.table_spec import TableSpec, table_state
 from penstock.errors import CheckpointError
 
 _PROPERTY = "penstock.cdc"

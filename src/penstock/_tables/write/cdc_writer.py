@@ -29,9 +29,10 @@ from penstock._tables.write.decision import BatchDecision, DecisionFile
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.kept import keep
 from penstock._tables.write.keyed import REWRITE_BYTES, KeyedTable, Way, in_one_task
-from penstock._tables.write.prepare import TableSpec, prepare_table
+from penstock._tables.write.prepare import prepare_table
 from penstock._tables.write.row_files import Written
 from penstock._tables.write.staging import QUARANTINE_FIELDS, RowCounts, count_rows, valid_rows
+from penstock._tables.write.table_spec import TableSpec
 from penstock._tables.write.writer import Batch, FlowWriter, WriterOptions
 from penstock.errors import FlowError
 from penstock.quality.rules import condition_column

@@ -16,7 +16,7 @@ from pyspark.sql import types as T
 
 from penstock.errors import PlanError
 
-_GENERATED = "delta.generationExpression"
+GENERATED = "delta.generationExpression"
 IDENTITY_START = "delta.identity.start"
 IDENTITY_STEP = "delta.identity.step"
 IDENTITY_EXPLICIT = "delta.identity.allowExplicitInsert"
@@ -287,7 +287,7 @@ def leaf_count(columns: Collection[T.StructField]) -> int:
 def is_computed(column: T.StructField) -> bool:
     """Whether Delta computes the column if the query does not have it."""
     metadata = column.metadata or {}
-    return _GENERATED in metadata or IDENTITY_START in metadata or "CURRENT_DEFAULT" in metadata
+    return GENERATED in metadata or IDENTITY_START in metadata or "CURRENT_DEFAULT" in metadata
 
 
 def is_identity(column: T.StructField) -> bool:

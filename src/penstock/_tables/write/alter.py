@@ -1,0 +1,166 @@
+"""Alters an existing table to its declaration."""
+
+from dataclasses import replace
+from typing import Any
+
+from pyspark.sql.types import StructField, StructType
+
+from penstock._tables.delta_log import DeltaJvm, TableMetadata, file_count
+from penstock._tables.layout import TableRef
+from penstock._tables.write.create import create_table
+from penstock._tables.write.schema import compare, conformed, reconcile, schema_json
+from penstock._tables.write.table_spec import FEATURE, TableSpec, TableState, check_properties
+from penstock._tables.write.widening import ENABLED, TypeChange, alter_types, widen
+from penstock.errors import PlanError
+
+
+def alter_table(
+    delta: DeltaJvm, table: TableRef, spec: TableSpec, snapshot: Any, state: TableState
+) -> bool:
+    """Whether anything was changed."""
+    metadata = delta.metadata(snapshot)
+    wide, changes = _widening(spec, state)
+    spec = _as_cast(spec, wide)
+    if not _fits(spec, replace(state, schema=wide)):
+        # A table without rows can be changed in any way.
+        if file_count(snapshot) > 0:
+            _refuse(table, spec, replace(state, schema=wide))
+        create_table(delta, table, spec, replace=True)
+        return True
+    changed = _set_properties(delta, table, spec, metadata)
+    if changes:
+        alter_types(delta, table, changes, origin=spec.origin)
+        metadata = delta.metadata(delta.snapshot(table.path))
+        state = replace(state, schema=metadata.schema)
+        changed = True
+    if tuple(c.lower() for c in spec.cluster_by) != tuple(c.lower() for c in state.cluster_by):
+        columns = ", ".join(f"`{column}`" for column in spec.cluster_by) or "NONE"
+        clause = f"({columns})" if spec.cluster_by else columns
+        delta.spark.sql(f"ALTER TABLE delta.`{table.path}` CLUSTER BY {clause}")
+        changed = True
+    schema = _evolved(spec, state)
+    comment = spec.comment if spec.comment is not None else metadata.comment
+    if comment == metadata.comment and schema_json(schema) == schema_json(metadata.schema):
+        return changed
+    transaction = delta.begin(table.path)
+    content = dict(delta.metadata(transaction).content, schemaString=schema_json(schema))
+    if comment is not None:
+        content["description"] = comment
+    transaction.updateMetadata(delta.action({"metaData": content}), False)
+    operation = delta.alter_operation(metadata.jvm, transaction.metadata())
+    transaction.commit(delta.seq([]), operation)
+    return True
+
+
+def _as_cast(spec: TableSpec, table: StructType) -> TableSpec:
+    if not spec.cast:
+        return spec
+    kinds = conformed(spec.schema, table)
+    columns = [
+        StructField(column.name, kind, column.nullable, column.metadata)
+        for column, kind in zip(spec.schema, kinds, strict=True)
+    ]
+    return replace(spec, schema=StructType(columns))
+
+
+def _widening(spec: TableSpec, state: TableState) -> tuple[StructType, tuple[TypeChange, ...]]:
+    declared = {key.lower(): str(value).lower() for key, value in spec.properties.items()}
+    have = {key.lower(): value.lower() for key, value in state.properties.items()}
+    enabled = declared.get(ENABLED.lower(), have.get(ENABLED.lower()))
+    widens = spec.widen if enabled is None else enabled == "true"
+    if not widens or spec.widen is None or spec.replace_schema:
+        return state.schema, ()
+    return widen(state.schema, spec.schema)
+
+
+def _fits(spec: TableSpec, state: TableState) -> bool:
+    """Whether the existing table can be altered without losing its rows."""
+    if _is_repartitioned(spec, state):
+        return False
+    difference = compare(state.schema, spec.schema)
+    return (spec.replace_schema or not difference.conflicts) and not _tightened(spec, state)
+
+
+def _is_repartitioned(spec: TableSpec, state: TableState) -> bool:
+    want = [name.lower() for name in spec.partition_cols]
+    have = [name.lower() for name in state.partition_columns]
+    return want != have or bool(spec.cluster_by and have)
+
+
+def _tightened(spec: TableSpec, state: TableState) -> tuple[str, ...]:
+    if not spec.declared or spec.replace_schema:
+        return ()
+    nullable = {column.name.lower() for column in state.schema if column.nullable}
+    return tuple(c.name for c in spec.schema if not c.nullable and c.name.lower() in nullable)
+
+
+def _refuse(table: TableRef, spec: TableSpec, state: TableState) -> None:
+    way_out = f"revert the change, or rebuild the table: --full-refresh {table.name}"
+    if _is_repartitioned(spec, state):
+        have = ", ".join(state.partition_columns) or "nothing"
+        want = ", ".join(spec.partition_cols or spec.cluster_by) or "nothing"
+        raise PlanError(
+            "PARTITIONING_CHANGED",
+            f"{table.name} is partitioned by {have}, but declared with {want}",
+            origin=spec.origin,
+            hint=way_out,
+        )
+    if tightened := _tightened(spec, state):
+        raise PlanError(
+            "SCHEMA_INCOMPATIBLE",
+            f"column {tightened[0]!r} of {table.name} is declared NOT NULL, but is nullable in "
+            "the table",
+            origin=spec.origin,
+            hint=way_out,
+        )
+    try:
+        reconcile(
+            state.schema, spec.schema, name=table.name, allow_missing=True, declared=spec.declared
+        )
+    except PlanError as error:
+        if spec.widen is not None and widen(state.schema, spec.schema)[1]:
+            way = f"set the table property {ENABLED} to true to widen the column in place"
+            error.hint = f"{error.hint}; or {way}"
+        raise
+
+
+def _set_properties(
+    delta: DeltaJvm, table: TableRef, spec: TableSpec, metadata: TableMetadata
+) -> bool:
+    have = metadata.configuration
+    known = {key.lower(): value for key, value in have.items()}
+    differing = {
+        key: str(value)
+        for key, value in spec.properties.items()
+        if not key.lower().startswith(FEATURE) and known.get(key.lower()) != str(value)
+    }
+    if not differing:
+        return False
+    check_properties(delta.spark, differing, name=table.name, origin=spec.origin)
+    pairs = ", ".join(f"{_literal(k)} = {_literal(v)}" for k, v in differing.items())
+    delta.spark.sql(f"ALTER TABLE delta.`{table.path}` SET TBLPROPERTIES ({pairs})")
+    return True
+
+
+def _evolved(spec: TableSpec, state: TableState) -> StructType:
+    if spec.replace_schema and compare(state.schema, spec.schema).conflicts:
+        return state.schema
+    merged = compare(state.schema, spec.schema).merged
+    if not spec.declared:
+        return merged
+    declared = {column.name.lower(): column for column in spec.schema}
+    columns = []
+    for column in merged:
+        wanted = declared.get(column.name.lower())
+        nullable, metadata = column.nullable, dict(column.metadata or {})
+        if wanted is not None:
+            nullable = column.nullable or wanted.nullable
+            comment = (wanted.metadata or {}).get("comment")
+            if comment is not None:
+                metadata["comment"] = comment
+        columns.append(StructField(column.name, column.dataType, nullable, metadata))
+    return StructType(columns)
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

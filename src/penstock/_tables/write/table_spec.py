@@ -1,0 +1,199 @@
+"""What describes a table: its declaration, and its state in the Delta log."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.errors import ParseException
+from pyspark.sql import SparkSession
+from pyspark.sql.types import LongType, StructField, StructType
+
+from penstock._model.exception_text import first_line
+from penstock._model.origin import SourceLocation
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.layout import TableRef
+from penstock._tables.write.schema import (
+    FORBIDDEN_IN_NAMES,
+    GENERATED,
+    IDENTITY_EXPLICIT,
+    IDENTITY_START,
+    IDENTITY_STEP,
+    LENGTHS,
+    check_columns,
+)
+from penstock.errors import DefinitionError, PlanError
+
+FEATURE = "delta.feature."
+OWNER = "penstock.pipeline"
+"""Table property: the pipeline that writes a table in a storage that several of them share."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSpec:
+    """The declaration of a table.
+
+    With a `declared` schema, its nullability, generated columns and comments apply; a query's
+    columns are all nullable. With `widen`, columns that are too narrow are widened in place; the
+    property `delta.enableTypeWidening`, declared or of the table, takes precedence, and `None`
+    forbids widening in any case.
+    """
+
+    schema: StructType
+    declared: bool = False
+    partition_cols: tuple[str, ...] = ()
+    cluster_by: tuple[str, ...] = ()
+    comment: str | None = None  # None leaves the existing one
+    properties: Mapping[str, str] = field(default_factory=dict)  # existing ones stay
+    replace_schema: bool = False  # the next write replaces all rows, and an incompatible schema
+    widen: bool | None = False
+    cast: bool = False  # rows are cast if no value changes, so narrower columns fit
+    origin: SourceLocation | None = None
+    owner: str | None = None  # the pipeline, in a storage that several of them share
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableState:
+    """The newest version of a table; `id` changes when the table is dropped and recreated."""
+
+    id: str
+    version: int
+    schema: StructType
+    partition_columns: tuple[str, ...]
+    cluster_by: tuple[str, ...]
+    properties: Mapping[str, str]
+    comment: str | None
+
+
+def parse_schema(
+    spark: SparkSession, schema: str | StructType, *, origin: SourceLocation | None = None
+) -> StructType:
+    """A declared schema; DDL may have NOT NULL, COMMENT and GENERATED ... AS."""
+    if isinstance(schema, StructType):
+        return schema
+    parser: Any = spark._jsparkSession.sessionState().sqlParser()
+    try:
+        plan = parser.parsePlan(f"CREATE TABLE t (\n{schema}\n) USING delta")
+        columns = plan.columns()
+    except Exception as error:
+        if not isinstance(error, ParseException) and "Py4J" not in type(error).__name__:
+            raise
+        raise DefinitionError(
+            "SCHEMA_INVALID",
+            f"the schema is not valid DDL: {first_line(error)}",
+            origin=origin,
+            hint="write `name TYPE [NOT NULL] [COMMENT 'text']`, separated by commas",
+        ) from error
+    jvm: Any = spark._jvm
+    strings = jvm.org.apache.spark.sql.catalyst.util.CharVarcharUtils
+    return StructType([_column(columns.apply(i), strings, origin) for i in range(columns.size())])
+
+
+def table_state(spark: SparkSession, path: str) -> TableState | None:
+    delta = DeltaJvm(spark)
+    snapshot = delta.snapshot(path)
+    return state_of(delta, snapshot) if snapshot.version() >= 0 else None
+
+
+def read_version(spark: SparkSession, path: str) -> int | None:
+    version = DeltaJvm(spark).version(path)
+    return version if version >= 0 else None
+
+
+def state_of(delta: DeltaJvm, snapshot: Any) -> TableState:
+    metadata = delta.metadata(snapshot)
+    return TableState(
+        id=metadata.id,
+        version=int(snapshot.version()),
+        schema=metadata.schema,
+        partition_columns=metadata.partition_columns,
+        cluster_by=delta.clustering_columns(snapshot),
+        properties=metadata.configuration,
+        comment=metadata.comment,
+    )
+
+
+def check_properties(
+    spark: SparkSession, properties: Mapping[str, str], *, name: str, origin: SourceLocation | None
+) -> dict[str, str]:
+    """Table properties with `delta.*` keys in Delta's own spelling."""
+    declared = {str(key): str(value) for key, value in properties.items()}
+    if not any(key.lower().startswith("delta.") for key in declared):
+        return declared
+    delta = DeltaJvm(spark)
+    for key in declared:
+        feature = key.lower().removeprefix(FEATURE)
+        if key.lower().startswith(FEATURE) and not delta.has_feature(feature):
+            raise PlanError(
+                "TABLE_PROPERTY_INVALID",
+                f"{key} of {name} is not supported: open-source Delta Lake does not know the table "
+                "feature, or it requires catalog-managed commits, and tables are written by path",
+                origin=origin,
+            )
+    try:
+        return delta.validated_properties(declared)
+    except Exception as error:
+        raise PlanError(
+            "TABLE_PROPERTY_INVALID",
+            f"a table property of {name} is refused by Delta: {first_line(error)}",
+            origin=origin,
+        ) from error
+
+
+def check_spec(table: TableRef, spec: TableSpec) -> None:
+    check_columns(spec.schema, table.name)
+    names = {column.name.lower() for column in spec.schema}
+    for column in (*spec.partition_cols, *spec.cluster_by):
+        if column.split(".")[0].lower() not in names:
+            raise PlanError(
+                "PARTITION_COLUMN_UNKNOWN",
+                f"{table.name} has no column {column!r} to partition or cluster by",
+                origin=spec.origin,
+            )
+    if spec.properties.get("delta.columnMapping.mode", "none") == "none":
+        for name in (column.name for column in spec.schema):
+            if FORBIDDEN_IN_NAMES.search(name):
+                raise PlanError(
+                    "COLUMN_NAME_INVALID",
+                    f"column {name!r} of {table.name} has a character that is not allowed in "
+                    "column names",
+                    origin=spec.origin,
+                    hint="rename it with alias(), or set delta.columnMapping.mode to name",
+                )
+
+
+def _column(definition: Any, strings: Any, origin: SourceLocation | None) -> StructField:
+    metadata: dict[str, Any] = {}
+    # Delta stores STRING, and the declared type in the metadata.
+    kind = definition.dataType()
+    if strings.hasCharVarchar(kind):
+        metadata[LENGTHS] = str(kind.catalogString())
+    if definition.comment().isDefined():
+        metadata["comment"] = definition.comment().get()
+    generated = definition.generationExpression()
+    if generated.isDefined():
+        metadata[GENERATED] = generated.get()
+    if definition.defaultValue().isDefined():
+        raise DefinitionError(
+            "SCHEMA_INVALID",
+            f"column {definition.name()!r}: DEFAULT has no effect, as only flows write the table",
+            origin=origin,
+            hint="compute the value in the query, or use GENERATED ALWAYS AS (expression)",
+        )
+    plain = json.loads(strings.replaceCharVarcharWithString(kind).json())
+    data_type = StructField.fromJson({"name": "x", "type": plain, "nullable": True}).dataType
+    identity = definition.identityColumnSpec()
+    if identity.isDefined():
+        if not isinstance(data_type, LongType):
+            raise DefinitionError(
+                "SCHEMA_INVALID",
+                f"column {definition.name()!r}: an identity column is BIGINT, not "
+                + data_type.simpleString().upper(),
+                origin=origin,
+                hint=f"write `{definition.name()} BIGINT GENERATED ALWAYS AS IDENTITY`",
+            )
+        numbers = identity.get()
+        metadata[IDENTITY_START] = int(numbers.getStart())
+        metadata[IDENTITY_STEP] = int(numbers.getStep())
+        metadata[IDENTITY_EXPLICIT] = bool(numbers.isAllowExplicitInsert())
+    return StructField(definition.name(), data_type, bool(definition.nullable()), metadata)
