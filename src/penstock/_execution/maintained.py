@@ -43,7 +43,7 @@ def maintained_tables(
         if node.key not in keys:
             continue
         policy = partial(table_maintenance, graph, node)
-        target, quarantine = tables.paths[node.key], tables.quarantine_path(node)
+        target, quarantine = tables.paths[node.key], tables.quarantine(node).path
         replays = partial(files.names, tables.layout.replay_staging(node.name))
         for path, suffix, its_policy in (
             (target, "", policy),

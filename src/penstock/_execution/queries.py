@@ -32,7 +32,8 @@ from penstock._execution.maintenance import MaintenanceThread
 from penstock._execution.running import RunningQuery
 from penstock._execution.sink_writers import SinkWriters
 from penstock._execution.snapshots import SnapshotProgress
-from penstock._execution.tables import BatchWriter, Commit, PipelineTables
+from penstock._execution.tables import PipelineTables
+from penstock._execution.writers import BatchWriter, Commit, TableWriters
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._graph.replacing import replaces_rows
@@ -91,7 +92,7 @@ class SparkEngine:
         self._evaluator = evaluator
         self._source = source
         self._tables = tables
-        tables.warn = self._warn
+        self._writers = TableWriters(tables, self._warn)
         self._state = state
         self._context = context
         self._sinks = SinkWriters(
@@ -257,7 +258,7 @@ class SparkEngine:
         if node.flow.cdc is None and plans.has_state(node.analysis.stateful_operators):
             keeps = dataset.declared.late_rows is LateRows.QUARANTINE
             late = LateRowFinder(running.execution, keeps=keeps)
-        writer = self._tables.stream_writer(
+        writer = self._writers.stream_writer(
             dataset, node, df, epoch=state.epoch, mode=step.output_mode, late=late
         )
         running.writes_batches(writer.write)
@@ -282,7 +283,7 @@ class SparkEngine:
     def _reconcile(self, node: FlowNode, dataset: DatasetNode, state: FlowState) -> None:
         """Report micro-batches that were committed, but not reported before a crash."""
         known = self._context.last_batch(node.flow.name)
-        for commit in self._tables.unreported(dataset, node, state.epoch, known):
+        for commit in self._writers.unreported(dataset, node, state.epoch, known):
             # Without its number the next start would report it again.
             origin = replace(self._origin(node), batch_id=commit.result.batch_id)
             text = "recorded by the table, reported after a restart"
@@ -302,7 +303,7 @@ class SparkEngine:
             sources += opened
             node = self._adopt(node, df)
             df = self._confs.bound(df, node)
-            writer = self._tables.stream_writer(
+            writer = self._writers.stream_writer(
                 dataset, node, df, epoch=state.epoch, mode=OutputMode.APPEND
             )
             if writer.df.isStreaming:
@@ -357,7 +358,7 @@ class SparkEngine:
             where = None
             versions = plans.batch_sources(df)
             if replaces_rows(node.flow):
-                window = self._tables.window(dataset, node, df)
+                window = self._writers.window(dataset, node, df)
                 df, where = window.df, window.where
             fingerprint = self._fingerprint(df, dataset)
             before = self._state.view(step.dataset)
@@ -371,7 +372,7 @@ class SparkEngine:
                 self._context.emit(_refresh(origin, "NO_OP", "no source changed"))
                 return RunOutcome(changed=False, reason="no source changed")
             self._context.emit(_refresh(origin, "COMPLETE_RECOMPUTE", reason))
-            result = self._tables.replace(dataset, node, df, fingerprint, where=where)
+            result = self._writers.replace(dataset, node, df, fingerprint, where=where)
             view_state = ViewState(
                 fingerprint=fingerprint,
                 sources=versions.versions,
@@ -395,13 +396,13 @@ class SparkEngine:
         if node.flow.once and state.once_done:
             return RunOutcome(changed=False, reason="it already ran; a full refresh repeats it")
         state = replace(state, target_id=self._tables.check_ownership(node, state))
-        last = self._tables.last_batch(dataset, node, state.epoch)
+        last = self._writers.last_batch(dataset, node, state.epoch)
         progress = SnapshotProgress(
             node.flow, self._evaluate_flow, last, state, self._state.save_flow
         )
         rows, applied, latest = 0, 0, self._state.view(step.dataset)
         for snapshot in progress.newer(
-            lambda shape: self._tables.snapshot_writer(dataset, node, shape, state.epoch)
+            lambda shape: self._writers.snapshot_writer(dataset, node, shape, state.epoch)
         ):
             if snapshot.is_named and self._is_known(snapshot.df, latest, state.epoch):
                 continue

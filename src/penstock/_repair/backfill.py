@@ -173,7 +173,7 @@ def _plan(
     table = table_state(pipeline.spark, pipeline.tables.paths[dataset.key])
     if table is None:
         raise not_read_yet(name, f"{dataset.display} does not exist")
-    quarantine = table_state(pipeline.spark, pipeline.tables.quarantine_path(dataset))
+    quarantine = table_state(pipeline.spark, pipeline.tables.quarantine(dataset).path)
     plan = BackfillPlan(
         backfill_id=uuid.uuid4().hex,
         flow=name,

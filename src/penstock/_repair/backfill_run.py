@@ -20,7 +20,8 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from penstock._execution.tables import BatchWriter, Commit, PipelineTables
+from penstock._execution.tables import PipelineTables
+from penstock._execution.writers import BatchWriter, Commit, TableWriters
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._model.flow import OutputMode
 from penstock._repair.journal import Journal
@@ -116,7 +117,7 @@ class BackfillRun:
                 self.on_step(STAGED)
             self._replace()
             return self.counts
-        writer = self.tables.stream_writer(
+        writer = TableWriters(self.tables).stream_writer(
             self.dataset, self.node, df, epoch=self.plan.backfill_id, mode=OutputMode.APPEND
         )
         self._stream(writer.df, lambda batch, number: self._write(writer, batch, number))
@@ -176,7 +177,7 @@ class BackfillRun:
         plan, session = self.plan, batch.sparkSession
         versions = [(self.tables.paths[self.dataset.key], plan.version)]
         if plan.quarantine_version >= 0:
-            quarantine = self.tables.quarantine_path(self.dataset)
+            quarantine = self.tables.quarantine(self.dataset).path
             versions.append((quarantine, plan.quarantine_version))
         pairs = [(F.col(quoted(key)), f"{_KNOWN}{number}") for number, key in enumerate(plan.by)]
         known = []
@@ -199,7 +200,7 @@ class BackfillRun:
         quarantine = batch.sparkSession.read.format("delta").option(
             "versionAsOf", self.plan.quarantine_version
         )
-        known = quarantine.load(self.tables.quarantine_path(self.dataset))
+        known = quarantine.load(self.tables.quarantine(self.dataset).path)
         if ROW not in known.columns:
             return batch
         known = known.select(F.col(ROW).alias(_KNOWN))
@@ -220,7 +221,8 @@ class BackfillRun:
         assert self.plan.where is not None
         rows = self.spark.read.parquet(f"{self.journal.folder}/rows/batch_*")
         node = replace(self.node, flow=replace(self.node.flow, replace_where=self.plan.where))
-        window = self.tables.window(self.dataset, node, rows)
+        writers = TableWriters(self.tables)
+        window = writers.window(self.dataset, node, rows)
         self.counts.read = rows.count()
         new = window.df.count()
         self.counts.outside = self.counts.read - new
@@ -236,7 +238,7 @@ class BackfillRun:
                 "rows; --accept-fewer replaces them anyway",
             )
         mark = fingerprint(self.plan.backfill_id)
-        result = self.tables.replace(self.dataset, node, window.df, mark, where=window.where)
+        result = writers.replace(self.dataset, node, window.df, mark, where=window.where)
         self.counts.removed = result.result.rows_deleted
         self._committed(result)
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from penstock._execution.flow_state import FlowState, state_of
-from penstock._execution.tables import Commit
+from penstock._execution.writers import Commit
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.pipeline import PipelineSettings
@@ -389,7 +389,7 @@ class _Run:
 
     @property
     def _quarantine(self) -> TableRef:
-        path = self._pipeline.tables.quarantine_path(self.dataset)
+        path = self._pipeline.tables.quarantine(self.dataset).path
         return TableRef(path, f"{self.dataset.display}_quarantine")
 
     def abandon(self) -> MigrationReport:

@@ -236,7 +236,7 @@ class MigrationFacts:
         return replaced_at(delta, path, delta.version(path))
 
     def quarantine_version(self) -> int:
-        path = self.pipeline.tables.quarantine_path(self.dataset)
+        path = self.pipeline.tables.quarantine(self.dataset).path
         version = read_version(self.pipeline.spark, path)
         return -1 if version is None else version
 

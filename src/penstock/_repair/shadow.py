@@ -139,9 +139,7 @@ class Shadow:
         spark, tables = self.pipeline.spark, self.pipeline.tables
         identity = app_id(self.pipeline.settings.name, self.node.flow.name, self.epoch)
         last = last_number(DeltaJvm(spark), self.table.path, identity)
-        quarantine = TableRef(
-            tables.quarantine_path(self.dataset), f"{self.dataset.display}_quarantine"
-        )
+        quarantine = tables.quarantine(self.dataset)
         flow = self.node.flow.name
         if read_version(spark, self.quarantine.path) is None:
             # Rows that broke rules of the old definition are in the new table, or were dropped.
