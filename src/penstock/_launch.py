@@ -17,8 +17,9 @@ from penstock._analysis.reader_hooks import redirected
 from penstock._analysis.table_sources import DeltaSource
 from penstock._api.modules import installed_modules
 from penstock._execution.file_states import FileStates
+from penstock._execution.flow_query import EngineContext
 from penstock._execution.flow_state import StateStore, check_migration
-from penstock._execution.queries import EngineContext, SparkEngine
+from penstock._execution.queries import SparkEngine
 from penstock._execution.tables import PipelineTables
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._graph.index import DefinitionIndex, build_index

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock._analysis.evaluation import Evaluator
 from penstock._analysis.observing import PlanTexts
-from penstock._execution.queries import EngineContext
+from penstock._execution.flow_query import EngineContext
 from penstock._launch import OpenPipeline, Selection, open_pipeline
 from penstock._model.alert import AlertKind
 from penstock._model.pipeline import PipelineDefinition, PipelineSettings

@@ -12,8 +12,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from penstock._execution.flow_query import EngineContext
 from penstock._execution.flow_state import FlowState
-from penstock._execution.queries import EngineContext, SparkEngine
+from penstock._execution.queries import SparkEngine
 from penstock._execution.tables import PipelineTables
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline

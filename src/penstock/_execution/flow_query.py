@@ -1,0 +1,319 @@
+"""Queries of flows: their evaluation, and the start of those that stream."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
+
+from penstock._analysis.evaluation import Evaluator
+from penstock._analysis.late_rows import LateRowFinder
+from penstock._analysis.table_sources import DeltaSource, StreamStarts
+from penstock._execution.admission import BatchAdmission
+from penstock._execution.damage_check import DamageCheck
+from penstock._execution.flow_conf import FlowConfs
+from penstock._execution.flow_state import FlowState, StateStore, check_state
+from penstock._execution.lag_probe import LagProbe
+from penstock._execution.listener import ProgressListener
+from penstock._execution.running import RunningQuery
+from penstock._execution.sink_writers import SinkWriters
+from penstock._execution.tables import PipelineTables
+from penstock._execution.writers import TableWriters
+from penstock._graph.cdc import is_cdc
+from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
+from penstock._model.dataset import LateRows
+from penstock._model.flow import Flow, OutputMode
+from penstock._model.trigger import TriggerKind
+from penstock._observe.events import Event, EventOrigin, PlanWarning
+from penstock._plan.steps import StartFlow
+from penstock._runtime.ports import FlowEnded
+from penstock._spark import plans
+from penstock._spark.failures import flow_error, full_text, java_causes
+from penstock._spark.session import jvm_died, jvm_exit_code
+from penstock._tables.write.schema import with_types
+from penstock.errors import PenstockError
+from penstock.sinks.registry import sink_of
+from penstock.sources.base import NOWHERE, OpenedSource, Position, explained
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineContext:
+    """Context of the engine.
+
+    `emit` may be called on any thread. `source_digest` is of the project's source files, for views
+    that use Python functions. `last_batch` is the newest micro-batch of a flow in the event log.
+    `lost_lease` looks whether another driver has taken over, and returns the failure if so.
+    """
+
+    pipeline: str
+    source_digest: str
+    emit: Callable[[Any], None]
+    origin: EventOrigin
+    last_batch: Callable[[str], tuple[int, int | None] | None]
+    resolve_secrets: Callable[[str], str]
+    lost_lease: Callable[[], str | None] = lambda: None
+
+
+class FlowQueries:
+    """Evaluates and starts the queries of flows, whether they stream or not."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        graph: DataflowGraph,
+        evaluator: Evaluator,
+        tables: PipelineTables,
+        state: StateStore,
+        context: EngineContext,
+    ) -> None:
+        self.spark = spark
+        self.graph = graph
+        self.tables = tables
+        self.state = state
+        self.context = context
+        self.writers = TableWriters(tables, self.warn)
+        self.confs = FlowConfs(spark, graph)
+        self._evaluator = evaluator
+        # Flows whose query has other columns than in the analysis.
+        self._grown: dict[str, FlowNode] = {}
+
+    def evaluate(
+        self, node: FlowNode, position: Position = NOWHERE
+    ) -> tuple[DataFrame, list[OpenedSource]]:
+        with self.confs.applied(node):
+            df, evaluation = self._evaluator.evaluate(node.flow, position)
+        declared = None if is_cdc(node.flow) else self.tables.declared_columns(node.target)
+        return with_types(df, declared), evaluation.sources
+
+    def evaluate_flow(self, flow: Flow) -> DataFrame:
+        with self.confs.applied(self.graph.flows[flow.name]):
+            df, _ = self._evaluator.evaluate(flow)
+        return with_types(df)
+
+    def adopt(self, node: FlowNode, df: DataFrame) -> FlowNode:
+        """The flow with the current schema of its query; new columns are added to its table.
+
+        The schema of a source may have changed since the analysis: files with new fields, or an
+        upstream table with new columns.
+        """
+        if is_cdc(node.flow):
+            return node  # its writer adds new columns
+        known = self._grown.get(node.flow.name, node)
+        analysed = StructType.fromJson(json.loads(known.analysis.schema_json))
+        if analysed.simpleString() == df.schema.simpleString():
+            return known
+        grown = replace(known, analysis=replace(known.analysis, schema_json=df.schema.json()))
+        dataset = self.graph.datasets.get(node.target)
+        with self.confs.lock:
+            self._grown[node.flow.name] = grown
+            if dataset is not None and dataset.declared.schema is None:
+                flows = [self._grown.get(f, self.graph.flows[f]) for f in dataset.flows]
+                self.tables.prepare(dataset, flows)
+        return grown
+
+    def start(self, writer: Any, node: FlowNode) -> StreamingQuery:
+        # Data sources in Python are looked up in the active session of the thread.
+        jvm: Any = self.spark._jvm
+        jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(self.spark._jsparkSession)
+        # The query copies the session, with its confs, when it starts.
+        with self.pool(node.flow.name), self.confs.applied(node):
+            query: StreamingQuery = writer.start()
+        return query
+
+    @contextlib.contextmanager
+    def pool(self, flow: str) -> Iterator[None]:
+        context = self.spark.sparkContext
+        context.setLocalProperty("spark.scheduler.pool", flow)
+        try:
+            yield
+        finally:
+            context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
+
+    @contextlib.contextmanager
+    def translated(self, node: FlowNode, sources: Sequence[OpenedSource] = ()) -> Iterator[None]:
+        try:
+            yield
+        except PenstockError:
+            raise
+        except Exception as error:
+            exit_code = jvm_exit_code(self.spark, error)
+            if exit_code is not None:
+                raise jvm_died(exit_code, flow=node.flow.name) from None
+            known = explained(f"{full_text(error)}\n{java_causes(error)}", sources, node.flow)
+            if known is not None:
+                raise known from error
+            raise flow_error(error, node.flow) from error
+
+    def warn(self, node: FlowNode, text: str) -> None:
+        self.context.emit(Event(self.origin(node), PlanWarning(text), text))
+
+    def display(self, node: FlowNode) -> str:
+        dataset = self.graph.datasets.get(node.target)
+        return dataset.display if dataset is not None else node.target
+
+    def origin(self, node: FlowNode) -> EventOrigin:
+        is_sink = node.target in self.graph.sinks
+        return replace(
+            self.context.origin,
+            flow_name=node.flow.name,
+            dataset_name="" if is_sink else node.target,
+            sink_name=node.target if is_sink else "",
+        )
+
+
+class StreamingFlows:
+    """Starts streaming queries, and watches them; the queries read from `source`."""
+
+    def __init__(
+        self, queries: FlowQueries, evaluator: Evaluator, source: DeltaSource, damage: DamageCheck
+    ) -> None:
+        spark, context = queries.spark, queries.context
+        self._queries = queries
+        self._source = source
+        self._damage = damage
+        self._sinks = SinkWriters(
+            spark, evaluator, queries.tables.layout, context.pipeline, context.resolve_secrets
+        )
+        self._listener = ProgressListener()
+        self._lag = LagProbe(context.emit)
+        self._admission = BatchAdmission(spark)
+        self.running: list[RunningQuery] = []
+        spark.streams.addListener(self._listener)
+
+    def finish(self) -> None:
+        """Stop measuring how far flows are behind their sources."""
+        self._lag.close()
+
+    def close(self) -> None:
+        """Detach from the session."""
+        if jvm_exit_code(self._queries.spark) is None:
+            self._queries.spark.streams.removeListener(self._listener)
+
+    def start(self, step: StartFlow, on_end: Callable[[FlowEnded], None]) -> RunningQuery:
+        node = self._queries.graph.flows[step.flow]
+        with self._queries.translated(node):
+            sink = self._queries.graph.sinks.get(step.target)
+            is_transient = sink is not None and sink_of(sink.format).is_transient
+            before = None if is_transient else self._queries.state.flow(step.flow)
+            if before is None and sink is not None and not is_transient:
+                self._damage.check_state(node, None)
+            elif before is not None and before.stateful_operators is not None:
+                self._damage.check_checkpoint(node, before.epoch)
+            state = before or self._queries.state.new_flow(step.flow)
+            starts = StreamStarts(dict(state.starts), is_open=state.stateful_operators is None)
+            checkpoint = self._queries.tables.layout.checkpoint_path(step.flow, state.epoch)
+            with self._source.starting(starts):
+                df, sources = self._queries.evaluate(node, state.position)
+                if self._prepared(node, sources, checkpoint):
+                    df, sources = self._queries.evaluate(node, state.position)
+            node = self._queries.adopt(node, df)
+            known = dict(state.topics)
+            for source in sources:
+                known |= source.check_identity(state.topics, node.flow, self._queries.display(node))
+            state = replace(state, starts=starts.chosen, topics=known)
+            state = self._flow_state(node, df, step, state)
+            running = RunningQuery(
+                node.flow,
+                self._queries.origin(node),
+                self._queries.context.emit,
+                lambda ended: on_end(self._checked_lease(node, ended)),
+                sources,
+                checkpoint,
+            )
+            has_batches = step.trigger is None
+            writer = (
+                self._sinks.writer(
+                    sink, node, df, state.epoch, checkpoint, running, has_batches=has_batches
+                )
+                if sink is not None
+                else self._table_writer(node, df, state, step, running)
+            )
+            running.measures_lag(self._lag.watch(self._queries.origin(node), sources))
+            writer = writer.queryName(step.flow).option("checkpointLocation", checkpoint)
+            writer = _triggered(writer, step)
+            running.has_batches = has_batches
+            query = self._queries.start(writer, node)
+            is_read = any(
+                node.target in flow.upstream for flow in self._queries.graph.flows.values()
+            )
+            self._admission.attach(query, is_read=is_read)
+            running.attach(query)
+            self.running.append(running)
+            self._listener.watch(str(query.runId), running)
+            return running
+
+    def _table_writer(
+        self,
+        node: FlowNode,
+        df: DataFrame,
+        state: FlowState,
+        step: StartFlow,
+        running: RunningQuery,
+    ) -> Any:
+        dataset = self._queries.graph.datasets[step.target]
+        self._reconcile(node, dataset, state)
+        late = None
+        if node.flow.cdc is None and plans.has_state(node.analysis.stateful_operators):
+            keeps = dataset.declared.late_rows is LateRows.QUARANTINE
+            late = LateRowFinder(running.execution, keeps=keeps)
+        writer = self._queries.writers.stream_writer(
+            dataset, node, df, epoch=state.epoch, mode=step.output_mode, late=late
+        )
+        running.writes_batches(writer.write)
+        # In update mode, `foreachBatch` gets the changed rows, and the writer merges them.
+        return writer.df.writeStream.outputMode(step.output_mode.value).foreachBatch(
+            running.on_batch
+        )
+
+    def _flow_state(
+        self, node: FlowNode, df: DataFrame, step: StartFlow, state: FlowState
+    ) -> FlowState:
+        operators = plans.stateful_operators(df)
+        mode = step.output_mode.value
+        display = self._queries.display(node)
+        check_state(node.flow, state, operators=operators, output_mode=mode, display=display)
+        table_id = self._queries.tables.check_ownership(node, state)
+        wanted = replace(state, stateful_operators=operators, output_mode=mode, target_id=table_id)
+        if wanted != self._queries.state.flow(node.flow.name):
+            self._queries.state.save_flow(node.flow.name, wanted)
+        return wanted
+
+    def _reconcile(self, node: FlowNode, dataset: DatasetNode, state: FlowState) -> None:
+        """Report micro-batches that were committed, but not reported before a crash."""
+        known = self._queries.context.last_batch(node.flow.name)
+        for commit in self._queries.writers.unreported(dataset, node, state.epoch, known):
+            # Without its number the next start would report it again.
+            origin = replace(self._queries.origin(node), batch_id=commit.result.batch_id)
+            text = "recorded by the table, reported after a restart"
+            self._queries.context.emit(commit.event(origin, text))
+
+    def _prepared(self, node: FlowNode, sources: Sequence[OpenedSource], checkpoint: str) -> bool:
+        """Whether the query must be evaluated again after its sources have read its checkpoint."""
+        reasons = [
+            reason for s in sources if (reason := s.prepare_start(checkpoint, sources)) is not None
+        ]
+        for reason in reasons:
+            self._queries.warn(node, f"flow {node.flow.name}: {reason}")
+        return bool(reasons)
+
+    def _checked_lease(self, node: FlowNode, ended: FlowEnded) -> FlowEnded:
+        """Another driver makes the flows of this one fail in many ways: report the cause."""
+        failure = None if ended.error is None else self._queries.context.lost_lease()
+        return ended if failure is None else replace(ended, error=flow_error(failure, node.flow))
+
+
+def _triggered(writer: Any, step: StartFlow) -> Any:
+    if step.interval_seconds is None:
+        return writer.trigger(availableNow=True)
+    every = f"{step.interval_seconds * 1000:.0f} milliseconds"
+    match step.trigger and step.trigger.kind:
+        case TriggerKind.CONTINUOUS:
+            return writer.trigger(continuous=every)
+        case TriggerKind.REAL_TIME:
+            return writer.outputMode(OutputMode.UPDATE.value).trigger(realTime=every)
+        case _:
+            return writer.trigger(processingTime=every)

@@ -1,0 +1,173 @@
+"""Refreshes materialized views, and applies snapshots."""
+
+import time
+from dataclasses import replace
+
+from pyspark.sql import DataFrame
+
+from penstock._execution.flow_query import FlowQueries
+from penstock._execution.flow_state import ViewState
+from penstock._execution.snapshots import SnapshotProgress
+from penstock._execution.writers import Commit
+from penstock._graph.dataflow import DatasetNode, FlowNode
+from penstock._graph.replacing import replaces_rows
+from penstock._observe.events import Event, EventOrigin, PlanningInformation
+from penstock._plan.steps import RefreshView
+from penstock._runtime.ports import RunOutcome
+from penstock._spark import plans
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.read.log_scan import keeps_rows
+from penstock.sources.base import OpenedSource
+
+_QUERY_CHANGED = "the query changed"
+
+
+class ViewRefresh:
+    """Brings tables up to date that batch queries define."""
+
+    def __init__(self, queries: FlowQueries) -> None:
+        self._queries = queries
+
+    def refresh(self, step: RefreshView) -> RunOutcome:
+        node = self._queries.graph.flows[step.flow]
+        if node.flow.snapshot is not None:
+            with self._queries.translated(node), self._queries.pool(step.flow):
+                return self._follow_snapshots(step, node)
+        dataset = self._queries.graph.datasets[step.dataset]
+        sources: list[OpenedSource] = []
+        with self._queries.translated(node, sources), self._queries.pool(step.flow):
+            started = time.monotonic()
+            df, opened = self._queries.evaluate(node)
+            sources += opened
+            node = self._queries.adopt(node, df)
+            df = self._queries.confs.bound(df, node)
+            where = None
+            versions = plans.batch_sources(df)
+            if replaces_rows(node.flow):
+                window = self._queries.writers.window(dataset, node, df)
+                df, where = window.df, window.where
+            fingerprint = self._fingerprint(df, dataset)
+            before = self._queries.state.view(step.dataset)
+            version = self._queries.tables.version(dataset)
+            same_rows = before is not None and self._have_same_rows(before, versions)
+            reason = _why_recompute(step, before, versions, fingerprint, version, same_rows)
+            if where is not None and reason == _QUERY_CHANGED:
+                reason = "its window moved, or the query changed"
+            origin = self._queries.origin(node)
+            if reason is None:
+                self._queries.context.emit(_refresh(origin, "NO_OP", "no source changed"))
+                return RunOutcome(changed=False, reason="no source changed")
+            self._queries.context.emit(_refresh(origin, "COMPLETE_RECOMPUTE", reason))
+            result = self._queries.writers.replace(dataset, node, df, fingerprint, where=where)
+            view_state = ViewState(
+                fingerprint=fingerprint,
+                sources=versions.versions,
+                table_version=self._queries.tables.version(dataset)
+                if result.version is None
+                else result.version,
+            )
+            self._queries.state.save_view(step.dataset, view_state)
+            spent = round((time.monotonic() - started) * 1000)
+            self._queries.context.emit(result.event(origin, reason, duration_ms=spent))
+            return RunOutcome(changed=True, reason=reason, rows=result.rows_written)
+
+    def _follow_snapshots(self, step: RefreshView, node: FlowNode) -> RunOutcome:
+        """Apply the snapshots that are newer than the last one.
+
+        The version of a snapshot is recorded before it is applied; after a kill the number of the
+        last commit shows whether it was applied.
+        """
+        dataset = self._queries.graph.datasets[step.dataset]
+        state = self._queries.state.flow(step.flow) or self._queries.state.new_flow(step.flow)
+        if node.flow.once and state.once_done:
+            return RunOutcome(changed=False, reason="it already ran; a full refresh repeats it")
+        state = replace(state, target_id=self._queries.tables.check_ownership(node, state))
+        last = self._queries.writers.last_batch(dataset, node, state.epoch)
+        progress = SnapshotProgress(
+            node.flow, self._queries.evaluate_flow, last, state, self._queries.state.save_flow
+        )
+        rows, applied, latest = 0, 0, self._queries.state.view(step.dataset)
+        for snapshot in progress.newer(
+            lambda shape: self._queries.writers.snapshot_writer(dataset, node, shape, state.epoch)
+        ):
+            if snapshot.is_named and self._is_known(snapshot.df, latest, state.epoch):
+                continue
+            result = snapshot.apply()
+            if snapshot.is_named:
+                self._remember(step.dataset, snapshot.df, state.epoch)
+            if result is None:
+                continue
+            applied += 1
+            rows += result.rows_written + result.rows_deleted
+            if not result.replayed:
+                commit = Commit(result, dataset.key, True, True)
+                self._queries.context.emit(commit.event(self._queries.origin(node), snapshot.text))
+        if node.flow.once:
+            self._queries.state.save_flow(step.flow, replace(progress.state, once_done=True))
+        if not applied:
+            return RunOutcome(changed=False, reason="no changes since the last snapshot")
+        return RunOutcome(changed=True, reason=f"{applied} snapshot(s)", rows=rows)
+
+    def _is_known(self, df: DataFrame, before: ViewState | None, epoch: str) -> bool:
+        """Whether a source still has the versions of the last comparison."""
+        sources = plans.batch_sources(df)
+        return (
+            before is not None
+            and before.fingerprint == epoch
+            and sources.unversioned is None
+            and self._have_same_rows(before, sources)
+        )
+
+    def _have_same_rows(self, before: ViewState, sources: plans.BatchSources) -> bool:
+        """Whether the sources have the rows of the last refresh, in the same files or others."""
+        old, new = dict(before.sources), dict(sources.versions)
+        changed = {path for path in old.keys() | new.keys() if old.get(path) != new.get(path)}
+        return all(
+            old.get(path, "").isdecimal()
+            and new.get(path, "").isdecimal()
+            and keeps_rows(DeltaJvm(self._queries.spark), path, int(old[path]), int(new[path]))
+            for path in changed
+        )
+
+    def _remember(self, dataset: str, df: DataFrame, epoch: str) -> None:
+        versions = plans.batch_sources(df).versions
+        view_state = ViewState(fingerprint=epoch, sources=versions, table_version=None)
+        self._queries.state.save_view(dataset, view_state)
+
+    def _fingerprint(self, df: DataFrame, dataset: DatasetNode) -> str:
+        text = plans.query_text(df)
+        rules = [
+            f"{rule.name}:{rule.condition}:{rule.on_violation}"
+            for rule in dataset.declared.expectations
+        ]
+        # A plan does not contain the code of Python functions.
+        code = self._queries.context.source_digest if "Python" in text or "UDF" in text else ""
+        return plans.fingerprint(text, *rules, code)
+
+
+def _refresh(origin: EventOrigin, technique: str, reason: str) -> Event:
+    text = f"{technique} of {origin.dataset_name} ({reason})"
+    return Event(origin, PlanningInformation(technique, reason), text)
+
+
+def _why_recompute(
+    step: RefreshView,
+    before: ViewState | None,
+    sources: plans.BatchSources,
+    fingerprint: str,
+    version: int | None,
+    same_rows: bool,
+) -> str | None:
+    if step.full:
+        return "full refresh"
+    if before is None or version is None:
+        return "first refresh"
+    if before.fingerprint != fingerprint:
+        return _QUERY_CHANGED
+    if version != before.table_version:
+        return "the table was changed by another writer"
+    if sources.unversioned is not None:
+        return sources.unversioned
+    if not same_rows:
+        return "a source changed"
+    return None
