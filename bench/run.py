@@ -8,10 +8,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-FULL = {"writer.py": [], "writer.py --s3": [], "update.py": [], "watching.py": [], "tables.py": []}
+FULL: dict[str, list[str]] = {
+    "writer.py": [],
+    "writer.py --s3": [],
+    "upserts.py": ["--rounds", "9", "--batches", "300"],
+    "update.py": [],
+    "watching.py": [],
+    "tables.py": [],
+}
 QUICK = {
     "writer.py": ["--blocks", "3", "--rounds", "3"],
     "writer.py --s3": ["--blocks", "3", "--rounds", "3"],
+    "upserts.py": ["--rounds", "5"],
     "update.py": ["--rounds", "1"],
     "watching.py": ["--seconds", "60"],
     "tables.py": ["--seconds", "60", "--warm-up", "40"],
@@ -19,6 +27,7 @@ QUICK = {
 SMOKE = {
     "writer.py": ["--blocks", "1", "--rounds", "1"],
     "writer.py --s3": ["--blocks", "1", "--rounds", "1"],
+    "upserts.py": ["--rounds", "1", "--rows", "20000", "--batches", "2"],
     "update.py": ["--rounds", "1", "--rows", "200"],
     "watching.py": ["--seconds", "5", "--warm-up", "5", "--rows", "20"],
     "tables.py": ["--tables", "6", "--seconds", "20", "--warm-up", "20"],

@@ -22,10 +22,12 @@ def test_every_benchmark_runs_and_prints_its_ratios(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout
-    for title in ("writer.py", "writer.py --s3", "update.py", "watching.py", "tables.py"):
+    titles = "writer.py", "writer.py --s3", "upserts.py", "update.py", "watching.py", "tables.py"
+    for title in titles:
         assert f"== bench/{title}\n" in done.stdout
     assert "\ns3: rules " in done.stdout
     assert "rows, 20 rules with quarantine" in done.stdout
+    assert "of MERGE" in done.stdout
     assert "dry run" in done.stdout or "dry-run" in done.stdout
     assert "rows per second, watched / not" in done.stdout
     assert "longest time without a commit since data" in done.stdout

@@ -96,6 +96,8 @@ public final class BatchKeys {
     private final First first;
     private final boolean hasNull;
     private final long[] numbers;
+    // One bit per hash of a number: most rows are excluded by it, without a binary search.
+    private final long[] bits;
     private final HashSet<UTF8String> strings = new HashSet<>();
 
     Group(Set<UnsafeRow> keys, DataType type) {
@@ -116,6 +118,15 @@ public final class BatchKeys {
       this.hasNull = isNull;
       this.numbers = Arrays.copyOf(values, count);
       Arrays.sort(numbers);
+      this.bits = new long[Math.max(1, Integer.highestOneBit(count))];
+      for (long number : numbers) {
+        int hash = hash(number);
+        bits[hash >>> 6 & bits.length - 1] |= 1L << hash;
+      }
+    }
+
+    private static int hash(long number) {
+      return (int) (number * 0x9E3779B97F4A7C15L >>> 32);
     }
 
     /** Whether a row can have one of the keys, from its first key column. */
@@ -129,7 +140,10 @@ public final class BatchKeys {
       if (first == First.STRING) {
         return strings.contains(row.getUTF8String(column));
       }
-      return Arrays.binarySearch(numbers, first.number(row, column)) >= 0;
+      long number = first.number(row, column);
+      int hash = hash(number);
+      boolean mayBe = (bits[hash >>> 6 & bits.length - 1] & 1L << hash) != 0;
+      return mayBe && Arrays.binarySearch(numbers, number) >= 0;
     }
 
     /** Whether a key is within the bounds of the first key column. */

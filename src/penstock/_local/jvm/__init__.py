@@ -3,7 +3,8 @@
 `LinkLogStore` and `ObjectLogStore` publish versions of Delta tables on a disk and on S3,
 `ObjectCheckpointFiles` those of Spark's logs; `StorageLease` is the lease of an object store;
 `SplitTransaction` writes the files of two tables in one job, and `BatchAdmission` lets streaming
-queries take turns.
+queries take turns. `LiveFiles` keeps the files of a table between batches; `KeyedRows` finds and
+deletes the rows of `BatchKeys` among them, by a `KeySearch`.
 """
 
 from pathlib import Path
