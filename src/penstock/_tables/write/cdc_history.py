@@ -161,29 +161,37 @@ class StateColumns:
         return newest
 
     @cached_property
-    def is_alive(self) -> Column:
-        """Whether the key of a row, with `truncated`, has a row in the target."""
-        row = F.col("row")
-        alive = row.isNotNull() & survives(row.getField("seq"), F.col("del"), F.col("truncated"))
-        return F.coalesce(alive, F.lit(False))
+    def not_truncated(self) -> "TargetColumns":
+        return TargetColumns(self.schema, F.lit(None).cast(self.schema["del"].dataType))
 
     @cached_property
-    def of_target(self) -> list[Column]:
-        """The row of the target, of a key that is alive."""
-        schema = self.schema
+    def truncated(self) -> "TargetColumns":
+        return TargetColumns(self.schema, F.col("truncated"))
+
+
+class TargetColumns:
+    """Expressions over merged rows of a state, given the sequence of the last truncate."""
+
+    def __init__(self, schema: T.StructType, truncated: Column) -> None:
+        row, deleted = F.col("row"), F.col("del")
+        sequence = row.getField("seq")
+        alive = row.isNotNull() & survives(sequence, deleted, truncated)
+        self.is_alive = F.coalesce(alive, F.lit(False))
+        """Whether the key has a row in the target."""
         key = [F.col("k").getField(n).alias(n) for n in _field_type(schema, "k").fieldNames()]
         values: list[Column] = []
-        row = _field_type(schema, "row")
-        if "v" in row.fieldNames():
-            names = _field_type(row, "v").fieldNames()
-            whole = F.col("row").getField("v")
+        row_type = _field_type(schema, "row")
+        if "v" in row_type.fieldNames():
+            names = _field_type(row_type, "v").fieldNames()
+            whole = row.getField("v")
             values += [whole.getField(name).alias(name) for name in names if name != PLACEHOLDER]
         if "cols" in schema.fieldNames():
             for name in _field_type(schema, "cols").fieldNames():
                 register = F.col("cols").getField(name)
-                lives = survives(register.getField("seq"), F.col("del"), F.col("truncated"))
+                lives = survives(register.getField("seq"), deleted, truncated)
                 values.append(F.when(lives, register.getField("v")).alias(name))
-        return [*key, *values]
+        self.row = [*key, *values]
+        """The row of the target."""
 
 
 def state_rows(events: DataFrame, columns: StateColumns) -> DataFrame:
@@ -227,23 +235,20 @@ def last_by(value: Column, order: Column) -> Column:
     return F.max_by(value, order)
 
 
-def settled(rows: DataFrame, columns: StateColumns, *, truncates: bool) -> DataFrame:
-    """Merged rows of a state without the row of all keys; `alive` = the key has a row.
-
-    `truncates`: there may be a row of all keys.
-    """
-    keyed = rows.where(F.col("kind") == 0)
-    if truncates:
-        last = rows.where(F.col("kind") == 1).agg(F.max("del").alias("truncated"))
-        keyed = keyed.crossJoin(F.broadcast(last))
-    else:
-        keyed = keyed.withColumn("truncated", F.lit(None).cast(columns.schema["del"].dataType))
-    return keyed.withColumn("alive", columns.is_alive)
+def with_truncate(rows: DataFrame) -> DataFrame:
+    """Merged rows of the keys, with `truncated` from the row of all keys."""
+    last = rows.where(F.col("kind") == 1).agg(F.max("del").alias("truncated"))
+    return rows.where(F.col("kind") == 0).crossJoin(F.broadcast(last))
 
 
 def current_rows(state: DataFrame, columns: StateColumns, *, truncates: bool) -> DataFrame:
-    """SCD type 1: the rows of the target, from merged rows of the state; see `settled`."""
-    return settled(state, columns, truncates=truncates).where("alive").select(*columns.of_target)
+    """SCD type 1: the rows of the target, from merged rows of the state.
+
+    `truncates`: there may be a row of all keys.
+    """
+    target = columns.truncated if truncates else columns.not_truncated
+    rows = with_truncate(state) if truncates else state.where(F.col("kind") == 0)
+    return rows.where(target.is_alive).select(*target.row)
 
 
 def history_rows(events: DataFrame, schema: T.StructType, shape: TargetShape) -> DataFrame:

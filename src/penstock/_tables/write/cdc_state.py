@@ -23,10 +23,10 @@ from penstock._tables.write.cdc_history import (
     StateColumns,
     merged,
     outlives_truncate,
-    settled,
     state_rows,
     state_schema,
     stored_values,
+    with_truncate,
 )
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.keyed import has_exact_keys
@@ -223,7 +223,7 @@ class CdcState:
         self._table.commit(txn, [*removed, *added], None, record, complete=whole)
 
     def _without_dead(self, rows: DataFrame) -> DataFrame:
-        known = settled(rows, self.columns, truncates=True)
+        known = with_truncate(rows).withColumn("alive", self.columns.truncated.is_alive)
         expired = ~F.col("alive") & ~F.coalesce(
             outlives_truncate(F.col("del"), F.col("truncated")), F.lit(False)
         )

@@ -251,28 +251,28 @@ class CdcWriter(FlowWriter):
         appended = self._state.commit(events.txn, events.files, result)
         kill_point("after_state_commit", self._flow, result.batch_id)
         count = batch.written.counts.clean_rows
-        keys = self._searched(batch.txn, events.rows, count)
-        touched, rows = self._derive(events.rows, keys, count)
+        touched = events.rows.where(F.col("kind") == 0).select("k")
+        keys = None
+        if self._searches(batch.txn, touched, count):
+            keys = self._keyed.collected(batch.txn, touched)
+            state = in_one_task(self._state.rows_of(keys, events.rows))
+            rows = self._rows_of_target(state)
+        else:
+            touched, rows = self._derive(touched.distinct(), count)
         version = self._keyed.replace(batch.txn, touched, rows, result, count=count, keys=keys)
         self._state.compact_if_due(appended, events.rows)
         return replace(result, version=version)
 
-    def _searched(self, txn: TableTransaction, events: DataFrame, count: int) -> Any:
-        """The keys of a batch, if their rows of a large state are to be searched."""
-        is_partial = self._counts["truncates"] or self._events.shape.truncates
-        if is_partial or count > _SMALL_ROWS or not self._state.can_search():
-            return None
-        if self._state.size() <= REWRITE_BYTES:
-            return None
-        return self._keyed.collected(txn, events.where(F.col("kind") == 0).select("k"))
+    def _searches(self, txn: TableTransaction, touched: DataFrame, count: int) -> bool:
+        """Whether the rows of the keys are searched, in the state and in the target."""
+        needs_all = self._counts["truncates"] or self._events.shape.truncates
+        if needs_all or count > _SMALL_ROWS or not self._state.can_search():
+            return False
+        return self._state.size() > REWRITE_BYTES and self._keyed.searches(txn, touched, count)
 
-    def _derive(self, events: DataFrame, keys: Any, count: int) -> tuple[DataFrame, DataFrame]:
+    def _derive(self, touched: DataFrame, count: int) -> tuple[DataFrame, DataFrame]:
         columns, shape = self._state.columns, self._events.shape
-        touched = events.where(F.col("kind") == 0).select("k").distinct()
-        if keys is not None:
-            relevant = in_one_task(self._state.rows_of(keys, events))
-            return touched, self._rows_of_target(relevant)
-        rows = self._state.rows(events)
+        rows = self._state.rows(touched)
         is_small = self._state.size() <= REWRITE_BYTES and count <= _SMALL_ROWS
         if is_small:
             rows = in_one_task(rows)

@@ -112,9 +112,9 @@ class KeyedTable:
     ) -> int | None:
         """Replace all rows of some keys; returns the new version.
 
-        `touched` has each key once, as structs in a column `k`; `count` is about the number of
-        keys, and `keys` is from `collected`. Without `deletes`, each of them has a new row. The
-        schema of the transaction is evolved.
+        `touched` has the keys as structs in a column `k`, each once if it `searches` no rows;
+        `count` is about the number of keys, and `keys` is from `collected`. Without `deletes`, each
+        of them has a new row. The schema of the transaction is evolved.
         """
         way = self._way(txn, touched, count)
         if way is Way.TABLE:
@@ -143,6 +143,10 @@ class KeyedTable:
         keys = [key.getField(field.name).alias(field.name) for field in fields]
         names = [by_name.get(field.name.lower(), field.name) for field in fields]
         return self.delta.batch_keys(touched.select(*keys, *texts), names)
+
+    def searches(self, txn: TableTransaction, touched: DataFrame, count: int) -> bool:
+        """Whether `replace` collects the keys and searches their rows."""
+        return self._way(txn, touched, count) in (Way.VECTORS, Way.FILES)
 
     def _way(self, txn: TableTransaction, touched: DataFrame, count: int) -> Way:
         if self.way is not None:
@@ -209,6 +213,7 @@ class KeyedTable:
         if not kept.isEmpty():
             other = delta.read_files(path, snapshot, kept, rows.sparkSession)
             if way is Way.FILES:
+                touched = touched.distinct()
                 known = in_one_task(touched) if small else F.broadcast(touched)
                 other = without_keys(in_one_task(other) if small else other, known)
             rows = other.unionByName(rows, allowMissingColumns=True)
