@@ -17,6 +17,7 @@ from writer_harness import Harness
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
 from penstock._repair.maintain import maintain_tables
+from penstock._tables.delta_log import DeltaJvm
 
 CHAIN = """
 @dp.table
@@ -234,15 +235,20 @@ def test_log_is_cleaned_up_with_checkpoints_of_our_commits(harness: Harness, spa
     df = harness.prepare(spark.range(1).coalesce(1), properties=properties)
     writer = harness.writer()
     log = Path(harness.target.path) / "_delta_log"
+    delta = DeltaJvm(spark)
     for batch in range(4):
         writer.write(df, batch)
+    delta.await_checkpoints(60)
     old = time.time() - 3 * 86_400
     for file in log.glob("0*"):
         age = old + int(file.name[:20])
         os.utime(file, (age, age))
     for batch in range(4, 10):
         writer.write(df, batch)
+    delta.await_checkpoints(60)
     versions = [int(file.name[:20]) for file in log.glob("0*.json")]
     assert min(versions) >= 3
+    assert max(int(file.name[:20]) for file in log.glob("0*.checkpoint.parquet")) == 9
+    assert '"version":9' in (log / "_last_checkpoint").read_text()
     assert max(versions) == 10
     assert harness.rows().count() == 10

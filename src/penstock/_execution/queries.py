@@ -79,6 +79,8 @@ class SparkEngine:
         self._streams.finish()
         if self._maintenance is not None:
             self._maintenance.finish(compact=self._compacts_at_end and not self._is_cancelled)
+        if jvm_exit_code(self._spark) is None:
+            DeltaJvm(self._spark).await_checkpoints(_CHECKPOINT_SECONDS)
 
     def close(self) -> None:
         """Detach from the session."""

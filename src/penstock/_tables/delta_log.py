@@ -133,10 +133,18 @@ class DeltaJvm:
     def commit(self, transaction: Any, actions: Sequence[Any], operation: Any) -> int:
         """Commit, and compact the table if it has `delta.autoOptimize.autoCompact`; the version.
 
+        A checkpoint that is due is written on another thread; see `await_checkpoints`.
         Delta registers its compaction in `writeFiles`, which not every transaction has called.
         """
         transaction.registerPostCommitHook(self._auto_compact)
+        if self.has_own_classes:
+            self._own.Checkpoints.writeLater(transaction)
         return int(transaction.commit(self.seq(actions), operation))
+
+    def await_checkpoints(self, seconds: int) -> None:
+        """Wait for the checkpoints of all commits of this process."""
+        if self.has_own_classes:
+            self._own.Checkpoints.finish(seconds)
 
     def option(self, value: Any) -> Any:
         return self.none if value is None else self._option.apply(value)

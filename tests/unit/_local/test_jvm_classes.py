@@ -31,6 +31,7 @@ def test_jar_names_the_sources_that_it_was_built_from() -> None:
     assert names[0] == "META-INF/MANIFEST.MF"
     assert {name.partition("$")[0].removesuffix(".class") for name in names[1:]} == {
         "penstock/delta/BatchKeys",
+        "penstock/delta/Checkpoints",
         "penstock/delta/KeySearch",
         "penstock/delta/KeyedRows",
         "penstock/delta/LinkLogStore",

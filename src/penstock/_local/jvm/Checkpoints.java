@@ -1,0 +1,77 @@
+package penstock.delta;
+
+import java.util.Properties;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.TimeUnit;
+import org.apache.spark.sql.SparkSession;
+import org.apache.spark.sql.delta.CommittedTransaction;
+import org.apache.spark.sql.delta.DeltaLog;
+import org.apache.spark.sql.delta.OptimisticTransaction;
+import org.apache.spark.sql.delta.Snapshot;
+import org.apache.spark.sql.delta.hooks.CheckpointHook$;
+import org.apache.spark.sql.delta.hooks.PostCommitHook;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+import scala.Option;
+
+/**
+ * Writes checkpoints of tables on a thread of its own, where Delta lets the commit wait for them.
+ *
+ * <p>Expired versions are deleted before a checkpoint is written, and not after it: transactions
+ * that run meanwhile may still read the versions that the new checkpoint replaces.
+ */
+public final class Checkpoints implements PostCommitHook {
+  private static final Logger LOG = LoggerFactory.getLogger(Checkpoints.class);
+  private static final ExecutorService THREAD =
+      Executors.newSingleThreadExecutor(
+          task -> {
+            Thread thread = new Thread(task, "penstock-checkpoints");
+            thread.setDaemon(true);
+            return thread;
+          });
+
+  /** Takes the checkpoint out of the commit of a transaction. */
+  public static void writeLater(OptimisticTransaction transaction) {
+    transaction.unregisterPostCommitHooksWhere(hook -> hook == CheckpointHook$.MODULE$);
+    transaction.registerPostCommitHook(new Checkpoints());
+  }
+
+  /** Waits for the checkpoints of all commits so far; false if the time is over. */
+  public static boolean finish(long seconds) throws Exception {
+    try {
+      THREAD.submit(() -> {}).get(seconds, TimeUnit.SECONDS);
+      return true;
+    } catch (java.util.concurrent.TimeoutException error) {
+      return false;
+    }
+  }
+
+  @Override
+  public String name() {
+    return "Checkpoint on another thread";
+  }
+
+  @Override
+  public void run(SparkSession session, CommittedTransaction committed) {
+    if (committed.maintenanceOperation().shouldCheckpoint()) {
+      DeltaLog log = committed.deltaLog();
+      Snapshot snapshot = committed.postCommitSnapshot();
+      THREAD.submit(() -> write(session, log, snapshot));
+    }
+  }
+
+  private static void write(SparkSession session, DeltaLog log, Snapshot snapshot) {
+    try {
+      // The thread has inherited the properties of a query, with which its jobs would be cancelled.
+      session.sparkContext().setLocalProperties(new Properties());
+      SparkSession.setActiveSession(session);
+      log.doLogCleanup(snapshot, Option.empty());
+      log.writeLastCheckpointFile(log, log.writeCheckpointFiles(snapshot, Option.empty()), true);
+    } catch (Exception error) {
+      LOG.warn("No checkpoint of {} at version {}", log.dataPath(), snapshot.version(), error);
+    } finally {
+      SparkSession.clearActiveSession();
+    }
+  }
+}
