@@ -25,8 +25,11 @@ from penstock._plan.maintenance import table_maintenance
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
 from penstock._runtime.ports import FlowEnded, RunOutcome
 from penstock._spark.failures import flow_error
-from penstock._spark.session import jvm_died
+from penstock._spark.session import jvm_died, jvm_exit_code
+from penstock._tables.delta_log import DeltaJvm
 from penstock.sources.base import OpenedSource
+
+_CHECKPOINT_SECONDS = 60
 
 
 class SparkEngine:

@@ -4,7 +4,8 @@
 `ObjectCheckpointFiles` those of Spark's logs; `StorageLease` is the lease of an object store;
 `SplitTransaction` writes the files of two tables in one job, and `BatchAdmission` lets streaming
 queries take turns. `LiveFiles` keeps the files of a table between batches; `KeyedRows` finds and
-deletes the rows of `BatchKeys` among them, by a `KeySearch`.
+deletes the rows of `BatchKeys` among them, by a `KeySearch`. `Checkpoints` writes checkpoints of
+tables beside the batches.
 """
 
 from pathlib import Path
