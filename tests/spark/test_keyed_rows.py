@@ -185,6 +185,33 @@ def test_only_a_few_files_are_read_when_statistics_exclude_the_others(
     assert '"minValues":{"id":100' in file.stats()
 
 
+def test_files_without_statistics_are_rewritten_instead_of_marked(
+    spark: SparkSession, harness: Harness
+) -> None:
+    keyed = Keyed(spark, harness, SHAPES["bigint"], Way.VECTORS)
+    spark.conf.set("spark.databricks.delta.stats.collect", "false")
+    try:
+        spark.sql(f"INSERT INTO delta.`{harness.target.path}` SELECT 1, 1, 1 UNION SELECT 2, 2, 2")
+    finally:
+        spark.conf.unset("spark.databricks.delta.stats.collect")
+    keyed.replace({1: 10, 3: 30}, set())
+    assert keyed.content() == {1: 10, 2: 2, 3: 30}
+    assert not any(file.get("deletionVector") for file in keyed.files())
+    keyed.replace({1: 11}, set())
+    assert keyed.content() == {1: 11, 2: 2, 3: 30}
+    assert any(file.get("deletionVector") for file in keyed.files())
+
+
+def test_keys_may_be_spelled_in_another_case(spark: SparkSession, harness: Harness) -> None:
+    df = harness.prepare(
+        spark.sql("SELECT -1 AS id, 'a' AS part, 1 AS n"), partition_cols=("part",)
+    )
+    harness.upserter(["ID", "PART"], way=Way.VECTORS).write(df, 0)
+    changed = spark.sql("SELECT -1 AS id, 'a' AS part, 2 AS n")
+    harness.upserter(["ID", "PART"], way=Way.VECTORS).write(changed, 1)
+    assert [tuple(row) for row in harness.rows().collect()] == [(-1, "a", 2)]
+
+
 def test_nothing_is_rewritten_when_all_keys_are_new(spark: SparkSession, harness: Harness) -> None:
     keyed = Keyed(spark, harness, SHAPES["partitioned"], Way.FILES)
     keyed.replace(dict.fromkeys(range(10), 0), set())
@@ -203,6 +230,10 @@ def test_way_follows_the_table(spark: SparkSession, harness: Harness) -> None:
     assert chosen._way(txn, touched, 1) is Way.TABLE
     assert streamed._way(txn, touched, 1) is Way.VECTORS
     assert streamed._way(txn, touched, 1_000_000) is Way.MERGE
+    narrow = touched.select(F.struct(F.expr("CAST(k.id AS INT)").alias("id")).alias("k"))
+    assert streamed._way(txn, narrow, 1) is Way.MERGE
+    unknown = touched.select(F.struct(F.expr("k.id").alias("more")).alias("k"))
+    assert streamed._way(txn, unknown, 1) is Way.MERGE
     doubles = touched.select(F.struct(F.expr("CAST(k.id AS DOUBLE)").alias("id")).alias("k"))
     assert streamed._way(txn, doubles, 1) is Way.MERGE
     spark.sql(

@@ -110,6 +110,18 @@ def test_a_stream_starts_with_a_snapshot_when_the_partitions_changed(
     assert log.live() == log.deltas_live()
 
 
+def test_files_are_deltas_when_old_commits_were_cleaned_up(spark: SparkSession, log: Log) -> None:
+    df = log.harness.prepare(rows(spark))
+    writer = log.harness.writer()
+    for batch in range(3):
+        writer.write(df, batch)
+    log.delta.log(log.path).checkpoint()
+    (log.harness.root / "orders" / "_delta_log" / f"{0:020d}.json").unlink()
+    log.delta.jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    assert len(log.live()) == 3
+    assert log.live() == log.deltas_live()
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -332,8 +332,8 @@ class TableWriters:
             node,
             f"{dataset.display} is larger than 8 MB, so delta.enableDeletionVectors was set: "
             "batches mark changed rows as deleted instead of rewriting their files. All readers of "
-            "the table must support deletion vectors; to go without, set the property to false in "
-            "table_properties, and run ALTER TABLE ... DROP FEATURE deletionVectors",
+            "the table must support deletion vectors. To do without them, set the property to "
+            "false in table_properties, and run ALTER TABLE ... DROP FEATURE deletionVectors",
         )
 
     def _allows_missing(self, node: DatasetNode) -> bool:

@@ -7,6 +7,7 @@ import java.io.Serializable;
 import java.io.UncheckedIOException;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.IdentityHashMap;
 import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
@@ -55,7 +56,7 @@ import scala.jdk.javaapi.CollectionConverters;
 /**
  * Finds the rows of some keys in files of a table, by one Spark job over the key columns.
  *
- * <p>It is read by Spark's reader of Parquet files, without a query: analysis and planning of a join
+ * <p>The files are read by Spark's Parquet reader, without a query: analysis and planning of a join
  * would take longer than the search in a table of a million rows. Rows that a deletion vector
  * deletes are found, too.
  */
@@ -136,7 +137,7 @@ public final class KeySearch {
   /** A file, and the keys that it may have. */
   record Candidate(AddFile file, BatchKeys.Group keys) {}
 
-  /** Rows of a file: their positions, and their columns if they are asked for. */
+  /** Rows of a file: their positions, and their columns if the search returns rows. */
   static final class Hits implements Serializable {
     private static final long serialVersionUID = 1L;
 
@@ -160,6 +161,7 @@ public final class KeySearch {
   /** The hits of the candidates; large files may have several, in any order. */
   List<Hits> search(List<Candidate> candidates) {
     List<BatchKeys.Group> groups = new ArrayList<>();
+    Map<BatchKeys.Group, Integer> numbers = new IdentityHashMap<>();
     List<Part> parts = new ArrayList<>();
     StructField first = firstKey();
     for (int index = 0; index < candidates.size(); index++) {
@@ -168,14 +170,15 @@ public final class KeySearch {
       if (!overlaps(file, group, first)) {
         continue;
       }
-      if (!groups.contains(group)) {
+      if (!numbers.containsKey(group)) {
+        numbers.put(group, groups.size());
         groups.add(group);
       }
       Path path = new Path(file.pathAsUri());
       String uri = (path.isAbsolute() ? path : new Path(log.dataPath(), path)).toUri().toString();
       for (long start = 0; start < Math.max(1, file.size()); start += PART_BYTES) {
         long length = Math.min(PART_BYTES, file.size() - start);
-        parts.add(new Part(index, groups.indexOf(group), uri, start, length, file.size()));
+        parts.add(new Part(index, numbers.get(group), uri, start, length, file.size()));
       }
     }
     if (parts.isEmpty()) {

@@ -2,6 +2,7 @@ package penstock.delta;
 
 import java.io.IOException;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.HashMap;
 import java.util.HashSet;
 import java.util.List;
@@ -10,6 +11,7 @@ import java.util.Set;
 import java.util.UUID;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.spark.sql.SparkSession;
+import org.apache.spark.sql.delta.DeltaColumnMapping;
 import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.OptimisticTransaction;
 import org.apache.spark.sql.delta.Snapshot;
@@ -90,7 +92,7 @@ public final class KeyedRows {
       }
     }
     int[] all = new int[data.size()];
-    java.util.Arrays.setAll(all, column -> column);
+    Arrays.setAll(all, column -> column);
     KeySearch search = new KeySearch(session, log, snapshot, schema, -1, all, false);
     for (KeySearch.Hits hits : search.search(candidates)) {
       RoaringBitmapArray bitmap =
@@ -102,12 +104,16 @@ public final class KeyedRows {
   }
 
   private static String physical(Snapshot snapshot, String column) {
-    return org.apache.spark.sql.delta.DeltaColumnMapping.getPhysicalName(
-        snapshot.schema().apply(column));
+    return DeltaColumnMapping.getPhysicalName(snapshot.schema().apply(column));
   }
 
   private static int[] array(List<Integer> values) {
     return values.stream().mapToInt(Integer::intValue).toArray();
+  }
+
+  /** Whether the statistics of these files have the number of rows, as deletion vectors need. */
+  public boolean hasCounts() {
+    return positions.keySet().stream().allMatch(file -> file.numPhysicalRecords().isDefined());
   }
 
   /** Files with a row to be deleted. */

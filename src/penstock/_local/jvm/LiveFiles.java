@@ -92,11 +92,11 @@ public final class LiveFiles {
       List<AddFile> added = new ArrayList<>();
       // In a commit, a file that is removed with one deletion vector may be added with another.
       for (String line : CollectionConverters.asJava(lines)) {
-        if (line.startsWith("{\"remove\"")) {
-          RemoveFile file = (RemoveFile) Action.fromJson(line);
+        Action action = Action.fromJson(line);
+        if (action instanceof RemoveFile file) {
           files.remove(identity(file.pathAsUri(), file.getDeletionVectorUniqueId()));
-        } else if (line.startsWith("{\"add\"")) {
-          added.add((AddFile) Action.fromJson(line));
+        } else if (action instanceof AddFile file) {
+          added.add(file);
         }
       }
       for (AddFile file : added) {

@@ -171,8 +171,9 @@ class CdcState:
         return self._read(snapshot, self._table.live_files.all(snapshot), like.sparkSession)
 
     def size(self) -> int:
-        """The size of its files in bytes."""
-        return self._table.live_files.size(self._delta.snapshot(self._table.ref.path))
+        """The size of its files in bytes, as of the newest version that this process knows."""
+        snapshot = self._delta.log(self._table.ref.path).unsafeVolatileSnapshot()
+        return self._table.live_files.size(snapshot)
 
     def rows_of(self, keys: Any, like: DataFrame) -> DataFrame:
         """The rows of some `BatchKeys`, not merged, without those of all keys."""

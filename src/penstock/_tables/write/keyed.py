@@ -39,21 +39,7 @@ _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _VECTORS = "delta.enableDeletionVectors"
 _DEFAULT = "spark.databricks.delta.properties.defaults."
 _STATISTICS = "spark.databricks.delta.stats.collect"
-# Equal values of these types have equal bytes, unlike those of floating-point numbers.
-_EXACT_TYPES = (
-    T.ByteType,
-    T.ShortType,
-    T.IntegerType,
-    T.LongType,
-    T.BooleanType,
-    T.DateType,
-    T.TimestampType,
-    T.TimestampNTZType,
-    T.DecimalType,
-    T.BinaryType,
-    T.StringType,
-)
-# Of these, the text of a partition value is that of a cast.
+# The text of a partition value of these types is that of a cast.
 _PARTITION_TYPES = (
     T.ByteType,
     T.ShortType,
@@ -62,6 +48,14 @@ _PARTITION_TYPES = (
     T.BooleanType,
     T.DateType,
     T.StringType,
+)
+# Equal values of these types have equal bytes, unlike those of floating-point numbers.
+_EXACT_TYPES = (
+    *_PARTITION_TYPES,
+    T.TimestampType,
+    T.TimestampNTZType,
+    T.DecimalType,
+    T.BinaryType,
 )
 
 
@@ -132,13 +126,14 @@ class KeyedTable:
 
     def collected(self, txn: TableTransaction, touched: DataFrame) -> Any:
         """The keys of a batch on the driver, as `BatchKeys`; they may be there several times."""
-        by_name = {name.lower(): name for name in txn.metadata.partition_columns}
+        by_name = {name.lower(): name for name in txn.metadata.schema.names}
+        partitioned = {name.lower() for name in txn.metadata.partition_columns}
         fields = _key_type(touched).fields
         key = F.col("k")
         texts = [
             key.getField(field.name).cast("string").alias(f"{_KEY}_{field.name}")
             for field in fields
-            if field.name.lower() in by_name
+            if field.name.lower() in partitioned
         ]
         keys = [key.getField(field.name).alias(field.name) for field in fields]
         names = [by_name.get(field.name.lower(), field.name) for field in fields]
@@ -176,8 +171,12 @@ class KeyedTable:
             return False
         if txn.metadata.configuration.get("delta.columnMapping.mode", "none").lower() == "id":
             return False
+        fields = _key_type(touched).fields
+        types = {field.name.lower(): field.dataType for field in txn.metadata.schema}
+        if any(types.get(field.name.lower()) != field.dataType for field in fields):
+            return False  # Values of another type have other bytes.
         partitioned = {name.lower() for name in txn.metadata.partition_columns}
-        keys = [(f.name.lower() in partitioned, f.dataType) for f in _key_type(touched)]
+        keys = [(f.name.lower() in partitioned, f.dataType) for f in fields]
         has_texts = all(isinstance(kind, _PARTITION_TYPES) for is_part, kind in keys if is_part)
         return has_texts and not all(is_part for is_part, _ in keys)
 
@@ -204,11 +203,11 @@ class KeyedTable:
     ) -> int:
         delta, path, snapshot = self.delta, self.table.ref.path, txn.jvm.snapshot()
         search = delta.keyed_rows(txn.jvm, self.table.live_files.jvm, keys)
-        if way is Way.VECTORS:
+        if way is Way.VECTORS and search.hasCounts():
             actions = search.mark(not self.is_streamed)
             kept = search.filesToMerge()
         else:
-            actions, kept = search.removals(), search.files()
+            way, actions, kept = Way.FILES, search.removals(), search.files()
             small = small and search.bytes() <= REWRITE_BYTES
         if not kept.isEmpty():
             other = delta.read_files(path, snapshot, kept, rows.sparkSession)

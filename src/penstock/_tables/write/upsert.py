@@ -57,25 +57,24 @@ class UpsertWriter(FlowWriter):
         # Read three times: counted, written, and joined with the table.
         self._kept = kept = keep(df)
         rows = valid_rows(kept, self._split)
-        row_count = self._check_keys(txn, rows)
         if self._split is None:
-            return Written(RowCounts(row_count, 0, {}), rows=rows)
-        counts, _ = count_rows(kept, self._split)
+            counts = RowCounts(kept.count(), 0, {})
+        else:
+            counts, _ = count_rows(kept, self._split)
+        self._check_keys(txn, rows, counts.clean_rows)
+        if self._split is None:
+            return Written(counts, rows=rows)
         return Written(counts, bad=self._files.write_bad(kept, counts, self._split), rows=rows)
 
-    def _check_keys(self, txn: TableTransaction, rows: DataFrame) -> int:
-        """Count the rows; two rows with one key are refused, because either could win."""
+    def _check_keys(self, txn: TableTransaction, rows: DataFrame, count: int) -> None:
+        """Refuse a batch in which two rows have the same key, because either could win."""
         touched = rows.select(self._key.alias("k"))
         self._collected = None
-        if not self._keyed.can_collect(touched):
-            count, shared = count_keys(rows, self._key)
+        if count <= MOST_KEYS and self._keyed.can_collect(touched):
+            self._collected = self._keyed.collected(txn, touched)
+            shared = count - int(self._collected.distinct())
         else:
-            count, shared = rows.count(), 0
-            if count <= MOST_KEYS:
-                self._collected = self._keyed.collected(txn, touched)
-                shared = count - int(self._collected.distinct())
-            else:
-                _, shared = count_keys(rows, self._key)
+            _, shared = count_keys(rows, self._key)
         if shared:
             raise FlowError(
                 "MERGE_KEYS_NOT_UNIQUE",
@@ -84,7 +83,6 @@ class UpsertWriter(FlowWriter):
                 flow=self._flow,
                 hint="declare the keys that identify a row, or deduplicate before the upsert",
             )
-        return count
 
     def _with_rows(
         self, decision: BatchDecision, batch: Batch, file: DecisionFile
