@@ -227,7 +227,7 @@ def test_way_follows_the_table(spark: SparkSession, harness: Harness) -> None:
     txn = keyed.table.table.begin(50)
     touched = keyed.rows([(1, 0)]).select(F.struct("id").alias("k"))
     chosen, streamed = keyed.new_table(None), keyed.new_table(None, is_streamed=True)
-    assert chosen._way(txn, touched, 1) is Way.TABLE
+    assert chosen.way_for(txn, touched, 1) is Way.TABLE
     assert streamed._way(txn, touched, 1) is Way.VECTORS
     assert streamed._way(txn, touched, 1_000_000) is Way.MERGE
     narrow = touched.select(F.struct(F.expr("CAST(k.id AS INT)").alias("id")).alias("k"))

@@ -57,12 +57,23 @@ class FlowState:
 class ViewState:
     """Inputs of the last refresh of a materialized view, and the table version after it.
 
-    `fingerprint` is of the query, the rules and the code of the sources.
+    Attributes:
+        fingerprint: Of the query, the rules and the code of the sources.
+        sources: Version of each source, by its path.
+        table_version: `None` for a snapshot flow.
+        quarantine_version: -1 without a quarantine.
+        rows: Of the last complete refresh.
+        full_seconds: Duration of the last complete refresh.
+        incremental_seconds: Duration of the last incremental refresh since then.
     """
 
     fingerprint: str
     sources: Mapping[str, str]
     table_version: int | None
+    quarantine_version: int = -1
+    rows: int | None = None
+    full_seconds: float | None = None
+    incremental_seconds: float | None = None
 
 
 def state_of(body: Mapping[str, Any]) -> FlowState:

@@ -7,6 +7,7 @@ from pyspark.sql import DataFrame
 
 from penstock._execution.flow_query import FlowQueries
 from penstock._execution.flow_state import ViewState
+from penstock._execution.incremental import IncrementalViews, NotIncrementalError
 from penstock._execution.snapshots import SnapshotProgress
 from penstock._execution.writers import Commit
 from penstock._graph.dataflow import DatasetNode, FlowNode
@@ -20,6 +21,7 @@ from penstock._tables.read.log_scan import keeps_rows
 from penstock.sources.base import OpenedSource
 
 _QUERY_CHANGED = "the query changed"
+_SOURCE_CHANGED = "a source changed"
 
 
 class ViewRefresh:
@@ -27,6 +29,8 @@ class ViewRefresh:
 
     def __init__(self, queries: FlowQueries) -> None:
         self._queries = queries
+        self._delta = DeltaJvm(queries.spark)
+        self._incremental = IncrementalViews(queries)
 
     def refresh(self, step: RefreshView) -> RunOutcome:
         node = self._queries.graph.flows[step.flow]
@@ -36,40 +40,66 @@ class ViewRefresh:
         dataset = self._queries.graph.datasets[step.dataset]
         sources: list[OpenedSource] = []
         with self._queries.translated(node, sources), self._queries.pool(step.flow):
-            started = time.monotonic()
             df, opened = self._queries.evaluate(node)
             sources += opened
             node = self._queries.adopt(node, df)
             df = self._queries.confs.bound(df, node)
-            where = None
-            versions = plans.batch_sources(df)
-            if replaces_rows(node.flow):
-                window = self._queries.writers.window(dataset, node, df)
-                df, where = window.df, window.where
-            fingerprint = self._fingerprint(df, dataset)
-            before = self._queries.state.view(step.dataset)
-            version = self._queries.tables.version(dataset)
-            same_rows = before is not None and self._have_same_rows(before, versions)
-            reason = _why_recompute(step, before, versions, fingerprint, version, same_rows)
-            if where is not None and reason == _QUERY_CHANGED:
-                reason = "its window moved, or the query changed"
-            origin = self._queries.origin(node)
-            if reason is None:
-                self._queries.context.emit(_refresh(origin, "NO_OP", "no source changed"))
-                return RunOutcome(changed=False, reason="no source changed")
+            return self._refresh_view(step, node, dataset, df)
+
+    def _refresh_view(
+        self, step: RefreshView, node: FlowNode, dataset: DatasetNode, df: DataFrame
+    ) -> RunOutcome:
+        started = time.monotonic()
+        where = None
+        sources = plans.batch_sources(df)
+        if replaces_rows(node.flow):
+            window = self._queries.writers.window(dataset, node, df)
+            df, where = window.df, window.where
+        fingerprint = self._fingerprint(df, dataset)
+        before = self._queries.state.view(step.dataset)
+        version = self._queries.tables.version(dataset)
+        reason = self._why_recompute(step, before, sources, fingerprint, version)
+        if where is not None and reason == _QUERY_CHANGED:
+            reason = "its window moved, or the query changed"
+        origin = self._queries.origin(node)
+        if reason is None:
+            self._queries.context.emit(_refresh(origin, "NO_OP", "no source changed"))
+            return RunOutcome(changed=False, reason="no source changed")
+        result: Commit | None = None
+        if reason == _SOURCE_CHANGED and where is None:
+            assert before is not None and version is not None
+            try:
+                update = self._incremental.plan(node, dataset, df, before, version)
+                self._queries.context.emit(_refresh(origin, update.technique, update.reason))
+                result, reason = update.commit(), update.reason
+            except NotIncrementalError as error:
+                reason = f"{_SOURCE_CHANGED}; {error}"
+        is_incremental = result is not None
+        if result is None:
             self._queries.context.emit(_refresh(origin, "COMPLETE_RECOMPUTE", reason))
+            df = self._delta.pinned(df)
             result = self._queries.writers.replace(dataset, node, df, fingerprint, where=where)
-            view_state = ViewState(
-                fingerprint=fingerprint,
-                sources=versions.versions,
-                table_version=self._queries.tables.version(dataset)
-                if result.version is None
-                else result.version,
+        spent = time.monotonic() - started
+        known = self._queries.tables.version(dataset) if result.version is None else result.version
+        state = ViewState(
+            fingerprint=fingerprint,
+            sources=sources.versions,
+            table_version=known,
+            quarantine_version=self._incremental.quarantine_version(dataset),
+        )
+        if not is_incremental or before is None:
+            state = replace(state, rows=result.rows_written, full_seconds=spent)
+        else:
+            state = replace(
+                state,
+                rows=before.rows,
+                full_seconds=before.full_seconds,
+                incremental_seconds=spent,
             )
-            self._queries.state.save_view(step.dataset, view_state)
-            spent = round((time.monotonic() - started) * 1000)
-            self._queries.context.emit(result.event(origin, reason, duration_ms=spent))
-            return RunOutcome(changed=True, reason=reason, rows=result.rows_written)
+        self._queries.state.save_view(step.dataset, state)
+        duration = round(spent * 1000)
+        self._queries.context.emit(result.event(origin, reason, duration_ms=duration))
+        return RunOutcome(changed=True, reason=reason, rows=result.rows_written)
 
     def _follow_snapshots(self, step: RefreshView, node: FlowNode) -> RunOutcome:
         """Apply the snapshots that are newer than the last one.
@@ -118,6 +148,31 @@ class ViewRefresh:
             and self._have_same_rows(before, sources)
         )
 
+    def _why_recompute(
+        self,
+        step: RefreshView,
+        before: ViewState | None,
+        sources: plans.BatchSources,
+        fingerprint: str,
+        version: int | None,
+    ) -> str | None:
+        if step.full:
+            return "full refresh"
+        if before is None or version is None:
+            return "first refresh"
+        if before.fingerprint != fingerprint:
+            return _QUERY_CHANGED
+        path = self._queries.tables.table(self._queries.graph.datasets[step.dataset]).path
+        if before.table_version is None or not (
+            keeps_rows(self._delta, path, before.table_version, version)
+        ):
+            return "the table was changed by another writer"
+        if sources.unversioned is not None:
+            return sources.unversioned
+        if not self._have_same_rows(before, sources):
+            return _SOURCE_CHANGED
+        return None
+
     def _have_same_rows(self, before: ViewState, sources: plans.BatchSources) -> bool:
         """Whether the sources have the rows of the last refresh, in the same files or others."""
         old, new = dict(before.sources), dict(sources.versions)
@@ -125,7 +180,7 @@ class ViewRefresh:
         return all(
             old.get(path, "").isdecimal()
             and new.get(path, "").isdecimal()
-            and keeps_rows(DeltaJvm(self._queries.spark), path, int(old[path]), int(new[path]))
+            and keeps_rows(self._delta, path, int(old[path]), int(new[path]))
             for path in changed
         )
 
@@ -148,26 +203,3 @@ class ViewRefresh:
 def _refresh(origin: EventOrigin, technique: str, reason: str) -> Event:
     text = f"{technique} of {origin.dataset_name} ({reason})"
     return Event(origin, PlanningInformation(technique, reason), text)
-
-
-def _why_recompute(
-    step: RefreshView,
-    before: ViewState | None,
-    sources: plans.BatchSources,
-    fingerprint: str,
-    version: int | None,
-    same_rows: bool,
-) -> str | None:
-    if step.full:
-        return "full refresh"
-    if before is None or version is None:
-        return "first refresh"
-    if before.fingerprint != fingerprint:
-        return _QUERY_CHANGED
-    if version != before.table_version:
-        return "the table was changed by another writer"
-    if sources.unversioned is not None:
-        return sources.unversioned
-    if not same_rows:
-        return "a source changed"
-    return None

@@ -35,6 +35,7 @@ from penstock._tables.write.fenced import last_number
 from penstock._tables.write.row_files import FindLateRows
 from penstock._tables.write.schema import conform
 from penstock._tables.write.table_spec import table_state
+from penstock._tables.write.view_writer import ViewWriter
 from penstock._tables.write.writer import FlowWriter, WriteMode
 from penstock.quality.split import QUARANTINE_COLUMNS, RowSplit, split_rows
 
@@ -127,10 +128,10 @@ class TableWriters:
         if node.flow.cdc is not None:
             return self._cdc_writer(dataset, node, df, epoch=epoch)
         df = self._conformed(dataset, df)
-        split = self._split(dataset, df)
+        split = self.split(dataset, df)
         keeps = (split is not None and split.quarantine) or (late is not None and late.keeps)
         is_stateful = has_state(node.analysis.stateful_operators)
-        judge = self._judge(dataset, node, lambda batch: self._split(dataset, batch))
+        judge = self._judge(dataset, node, lambda batch: self.split(dataset, batch))
         common: dict[str, Any] = {
             "flow": node.flow.name,
             "app_id": self._tables.app_id(node.flow.name, epoch),
@@ -258,7 +259,7 @@ class TableWriters:
         A streaming table needs `where`: all rows of `df` match it, and replace those that do.
         """
         df = self._conformed(dataset, df)
-        split = self._split(dataset, df)
+        split = self.split(dataset, df)
         writer = FlowWriter(
             self._tables.spark,
             flow=node.flow.name,
@@ -279,6 +280,25 @@ class TableWriters:
             self._tables.register(dataset)
         return Commit(result, dataset.key, deletes=where is not None)
 
+    def view_writer(
+        self, dataset: DatasetNode, node: FlowNode, df: DataFrame, version: int
+    ) -> ViewWriter:
+        """Writes changes of a view whose newest version is `version`; `df` has its columns."""
+        split = self.split(dataset, df)
+        return ViewWriter(
+            self._tables.spark,
+            version=version,
+            is_streamed=self._tables.is_streamed(dataset),
+            on_vectors=partial(self._warn_of_vectors, dataset, node),
+            flow=node.flow.name,
+            app_id=self._tables.app_id(node.flow.name, "view"),
+            target=self._tables.table(dataset),
+            split=split,
+            quarantine=self._tables.quarantine(dataset)
+            if split is not None and split.quarantine
+            else None,
+        )
+
     def unreported(
         self, dataset: DatasetNode, node: FlowNode, epoch: str, known: tuple[int, int | None] | None
     ) -> Iterator[Commit]:
@@ -292,6 +312,12 @@ class TableWriters:
                 merges = node.analysis.output_mode is OutputMode.UPDATE
                 changes = is_cdc(node.flow)
                 yield Commit(result, dataset.key, merges or changes, changes)
+
+    def split(self, node: DatasetNode, df: DataFrame) -> RowSplit | None:
+        """The rows with the helper columns of the dataset's expectations; `None` without any."""
+        return split_rows(
+            df, node.declared.expectations, quarantine=self._tables.keeps_dropped(node)
+        )
 
     # -- parts ---------------------------------------------------------------------------------
 
@@ -321,11 +347,6 @@ class TableWriters:
             return df
         state = table_state(self._tables.spark, self._tables.table(node).path)
         return df if state is None else conform(df, state.schema)
-
-    def _split(self, node: DatasetNode, df: DataFrame) -> RowSplit | None:
-        return split_rows(
-            df, node.declared.expectations, quarantine=self._tables.keeps_dropped(node)
-        )
 
     def _warn_of_vectors(self, dataset: DatasetNode, node: FlowNode) -> None:
         self._warn(

@@ -232,11 +232,11 @@ def batch_sources(df: DataFrame) -> BatchSources:
     plan = analyzed(df)
     versions: dict[str, str] = {}
     unversioned: str | None = None
-    if _CHANGING.search(query_text(df)) or not plan.deterministic():
+    if is_changing(query_text(df)) or not plan.deterministic():
         unversioned = "its result is not deterministic"
-    for leaf in iterate(plan.collectLeaves()):
+    for leaf in _leaves(plan):
         kind = kind_of(leaf)
-        if kind in ("LocalRelation", "OneRowRelation", "Range", "LogicalRDD"):
+        if kind in ("LocalRelation", "OneRowRelation", "Range", "LogicalRDD", "CTERelationRef"):
             if kind == "LogicalRDD":
                 unversioned = unversioned or "it reads an RDD"
             continue
@@ -244,10 +244,23 @@ def batch_sources(df: DataFrame) -> BatchSources:
         if location is None:
             unversioned = unversioned or f"it reads {kind}, which has no versions"
         elif kind_of(location).startswith("Tahoe"):
-            versions[str(location.deltaLog().dataPath().toString())] = str(location.version())
+            path, version = str(location.deltaLog().dataPath().toString()), str(location.version())
+            if versions.setdefault(path, version) != version:
+                unversioned = unversioned or "it reads two versions of a table"
         else:
             versions |= _file_versions(location)
     return BatchSources(versions=versions, unversioned=unversioned)
+
+
+def is_changing(text: str) -> bool:
+    """Whether an expression or a query has another result at another time."""
+    return _CHANGING.search(text) is not None
+
+
+def _leaves(plan: Any) -> Iterator[Any]:
+    yield from iterate(plan.collectLeaves())
+    for subquery in iterate(plan.subqueriesAll()):
+        yield from iterate(subquery.collectLeaves())
 
 
 def location_of(leaf: Any) -> Any | None:

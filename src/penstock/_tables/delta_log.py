@@ -113,6 +113,23 @@ class DeltaJvm:
         """Penstock's `BatchKeys`: collects the keys of a batch."""
         return self._own.BatchKeys(keys._jdf, list(columns))
 
+    def frame_of_keys(self, keys: Any, session: SparkSession) -> DataFrame:
+        """Each of some `BatchKeys` once, without a job."""
+        return DataFrame(keys.frame(session._jsparkSession), session)
+
+    def query_changes(self, df: DataFrame, since: Mapping[str, str]) -> Any:
+        """Penstock's `QueryChanges`: how the result changed since versions of its tables."""
+        return self._own.QueryChanges(df._jdf, dict(since))
+
+    def pinned(self, df: DataFrame) -> DataFrame:
+        """The query on the versions of its Delta tables as of its analysis.
+
+        Otherwise it reads the newest versions at its start.
+        """
+        if not self.has_own_classes:
+            return df
+        return DataFrame(self._own.QueryChanges.pinned(df._jdf), df.sparkSession)
+
     def keyed_rows(self, transaction: Any, live_files: Any, keys: Any) -> Any:
         """Penstock's `KeyedRows`: the rows of some `BatchKeys` in the table of a transaction."""
         return self._own.KeyedRows(self.spark._jsparkSession, transaction, live_files, keys)

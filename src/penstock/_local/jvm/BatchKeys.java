@@ -14,7 +14,11 @@ import org.apache.spark.sql.catalyst.expressions.BoundReference;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
+import org.apache.spark.sql.catalyst.plans.logical.LocalRelation;
+import org.apache.spark.sql.catalyst.types.DataTypeUtils;
 import org.apache.spark.sql.classic.Dataset;
+import org.apache.spark.sql.classic.Dataset$;
+import org.apache.spark.sql.classic.SparkSession;
 import org.apache.spark.sql.types.ByteType;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.DateType;
@@ -26,6 +30,7 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.types.TimestampNTZType;
 import org.apache.spark.sql.types.TimestampType;
 import org.apache.spark.unsafe.types.UTF8String;
+import scala.Option;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
@@ -53,6 +58,23 @@ public final class BatchKeys {
 
   /** The number of different keys. */
   public int distinct() {
+    return distinctRows().size();
+  }
+
+  /** Each key once, as a query without a job. */
+  public Dataset<Row> frame(SparkSession session) {
+    StructType keys =
+        new StructType(Arrays.copyOf(schema.fields(), columns.size()));
+    return Dataset$.MODULE$.ofRows(
+        session,
+        new LocalRelation(
+            PlanParts.seq(PlanParts.list(DataTypeUtils.toAttributes(keys))),
+            CollectionConverters.asScala(new ArrayList<InternalRow>(distinctRows())).toSeq(),
+            false,
+            Option.empty()));
+  }
+
+  private Set<UnsafeRow> distinctRows() {
     int[] all = new int[columns.size()];
     Arrays.setAll(all, column -> column);
     UnsafeProjection project = projection(schema, all);
@@ -60,7 +82,7 @@ public final class BatchKeys {
     for (InternalRow row : rows) {
       keys.add(project.apply(row).copy());
     }
-    return keys.size();
+    return keys;
   }
 
   /** The keys by the text of their partition. */

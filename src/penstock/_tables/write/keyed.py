@@ -110,7 +110,7 @@ class KeyedTable:
         `count` is about the number of keys, and `keys` is from `collected`. Without `deletes`, each
         of them has a new row. The schema of the transaction is evolved.
         """
-        way = self._way(txn, touched, count)
+        way = self.way_for(txn, touched, count)
         if way is Way.TABLE:
             return self._rewrite(txn, touched, rows, result)
         if way is Way.MERGE:
@@ -141,9 +141,10 @@ class KeyedTable:
 
     def searches(self, txn: TableTransaction, touched: DataFrame, count: int) -> bool:
         """Whether `replace` collects the keys and searches their rows."""
-        return self._way(txn, touched, count) in (Way.VECTORS, Way.FILES)
+        return self.way_for(txn, touched, count) in (Way.VECTORS, Way.FILES)
 
-    def _way(self, txn: TableTransaction, touched: DataFrame, count: int) -> Way:
+    def way_for(self, txn: TableTransaction, touched: DataFrame, count: int) -> Way:
+        """How `replace` replaces the rows of about `count` keys."""
         if self.way is not None:
             return self.way
         configuration = txn.metadata.configuration

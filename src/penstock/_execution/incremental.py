@@ -1,0 +1,218 @@
+"""Incremental refreshes of materialized views: computes what changed since the last refresh.
+
+A refresh is one commit, so whatever fails before it is followed by a complete refresh.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import DataFrame
+
+from penstock._execution.flow_query import FlowQueries
+from penstock._execution.flow_state import ViewState
+from penstock._execution.writers import Commit
+from penstock._graph.dataflow import DatasetNode, FlowNode
+from penstock._spark import plans
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.write.kept import keep
+from penstock._tables.write.keyed import MOST_KEYS
+from penstock._tables.write.view_writer import ViewChangedError, ViewWriter
+from penstock.errors import PlanError
+
+APPEND_ONLY = "APPEND_ONLY"
+GROUP_AGGREGATE = "GROUP_AGGREGATE"
+
+# The search of changed keys takes several jobs, however few there are.
+_SHORT_SECONDS = 2.0
+# Reading and replacing more keys takes longer than computing all.
+_MOST_SHARE = 0.2
+_UNSUPPORTED = "QueryChanges$UnsupportedException"
+
+
+class NotIncrementalError(Exception):
+    """The view must be computed completely; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class IncrementalRefresh:
+    """The chosen technique, and the commit, not made yet."""
+
+    technique: str
+    reason: str
+    commit: Callable[[], Commit]
+
+
+class IncrementalViews:
+    """Chooses and prepares incremental refreshes of views.
+
+    By the view's `refresh_policy`: `auto` (default) is incremental unless a complete refresh is
+    likely to be faster; `incremental` and `incremental_strict` are wherever it is possible.
+    """
+
+    def __init__(self, queries: FlowQueries) -> None:
+        self._queries = queries
+        self._delta = DeltaJvm(queries.spark)
+
+    def plan(
+        self, node: FlowNode, dataset: DatasetNode, df: DataFrame, before: ViewState, version: int
+    ) -> IncrementalRefresh:
+        """Choose how the view is brought from its last refresh, at `version`, to its sources.
+
+        Raises:
+            NotIncrementalError: it must be computed completely.
+            PlanError: `REFRESH_NOT_INCREMENTAL` with the policy `incremental_strict`.
+        """
+        policy = dataset.declared.refresh_policy
+        with _reasons(policy == "incremental_strict", dataset):
+            update = self._plan(node, dataset, df, before, version)
+
+        def commit() -> Commit:
+            with _reasons(False, dataset):
+                return update.commit()
+
+        return replace(update, commit=commit)
+
+    def _plan(
+        self, node: FlowNode, dataset: DatasetNode, df: DataFrame, before: ViewState, version: int
+    ) -> IncrementalRefresh:
+        policy = dataset.declared.refresh_policy or "auto"
+        if policy == "full":
+            raise NotIncrementalError("its refresh policy is full")
+        if not self._delta.has_own_classes:
+            raise NotIncrementalError("the session has no Java classes of Penstock")
+        self._check_rules(dataset, before)
+        if policy == "auto":
+            _check_history(before)
+        changes = self._delta.query_changes(df, before.sources)
+        technique = str(changes.technique())
+        writer = self._queries.writers.view_writer(dataset, node, df, version)
+        if technique == APPEND_ONLY:
+            rows = DataFrame(changes.rows(), df.sparkSession)
+            return IncrementalRefresh(
+                technique,
+                "rows were only added to its sources",
+                lambda: self._append(dataset, writer, rows, before.fingerprint),
+            )
+        if dataset.declared.expectations:
+            raise NotIncrementalError("its expectations apply to rows that change")
+        if policy == "auto":
+            _check_cost(before, technique, changes)
+        if technique == GROUP_AGGREGATE:
+            return self._groups(dataset, writer, df, changes, before)
+        return self._keys(dataset, writer, df, changes, before)
+
+    def _check_rules(self, dataset: DatasetNode, before: ViewState) -> None:
+        for rule in dataset.declared.expectations:
+            if rule.rows is not None or rule.unique:
+                raise NotIncrementalError(f"expectation {rule.name} applies to all rows")
+            if plans.is_changing(str(rule.condition)):
+                raise NotIncrementalError(f"expectation {rule.name} is not deterministic")
+        if before.quarantine_version != self.quarantine_version(dataset):
+            raise NotIncrementalError("its quarantine was changed by another writer")
+
+    def quarantine_version(self, dataset: DatasetNode) -> int:
+        """Newest version of the quarantine of a view; -1 if it has none."""
+        tables = self._queries.tables
+        if not tables.keeps_dropped(dataset):
+            return -1
+        return self._delta.version(tables.quarantine(dataset).path)
+
+    def _append(
+        self, dataset: DatasetNode, writer: ViewWriter, rows: DataFrame, fingerprint: str
+    ) -> Commit:
+        split = self._queries.writers.split(dataset, rows)
+        result = writer.write_batch(rows if split is None else split.df, fingerprint=fingerprint)
+        return Commit(result, dataset.key)
+
+    def _groups(
+        self,
+        dataset: DatasetNode,
+        writer: ViewWriter,
+        df: DataFrame,
+        changes: Any,
+        before: ViewState,
+    ) -> IncrementalRefresh:
+        partial = keep(DataFrame(changes.rows(), df.sparkSession))
+        try:
+            merges = dict(zip(partial.columns, map(str, changes.merges()), strict=True))
+            keys = partial.select(*list(changes.keys()))
+            count, _ = writer.collect(keys, merges)
+        except BaseException:
+            partial.unpersist()
+            raise
+
+        def commit() -> Commit:
+            try:
+                result = writer.write_batch(partial, fingerprint=before.fingerprint)
+            finally:
+                partial.unpersist()
+            return Commit(result, dataset.key, is_upsert=True)
+
+        return IncrementalRefresh(GROUP_AGGREGATE, f"{count} groups have new rows", commit)
+
+    def _keys(
+        self,
+        dataset: DatasetNode,
+        writer: ViewWriter,
+        df: DataFrame,
+        changes: Any,
+        before: ViewState,
+    ) -> IncrementalRefresh:
+        count, keys = writer.collect(DataFrame(changes.changedKeys(MOST_KEYS + 1), df.sparkSession))
+        is_auto = dataset.declared.refresh_policy in (None, "auto")
+        if is_auto and before.rows is not None and count > _MOST_SHARE * before.rows:
+            raise NotIncrementalError(f"{count} keys changed, of {before.rows} rows")
+
+        def commit() -> Commit:
+            rows = DataFrame(changes.rowsOf(keys._jdf), df.sparkSession)
+            result = writer.write_batch(rows, fingerprint=before.fingerprint)
+            return Commit(result, dataset.key, is_upsert=True)
+
+        names = ", ".join(map(str, changes.keys()))
+        reason = f"rows of {count} keys may have changed: {names}"
+        return IncrementalRefresh(str(changes.technique()), reason, commit)
+
+
+@contextmanager
+def _reasons(strict: bool, dataset: DatasetNode) -> Iterator[None]:
+    """Turn what prevents an incremental refresh into the reason of a complete one."""
+    try:
+        yield
+    except (NotIncrementalError, ViewChangedError) as error:
+        reason = str(error)
+    except Py4JJavaError as error:
+        java: Any = error.java_exception
+        if "cancelled" in str(java).lower():
+            raise
+        name = str(java.getClass().getName())
+        is_known = name.endswith(_UNSUPPORTED)
+        reason = str(java.getMessage()) if is_known else f"the incremental refresh failed: {name}"
+    else:
+        return
+    if not strict:
+        raise NotIncrementalError(reason)
+    raise PlanError(
+        "REFRESH_NOT_INCREMENTAL",
+        f"{dataset.display} has the refresh policy incremental_strict, but {reason}",
+        origin=dataset.declared.origin,
+        hint=f"--full-refresh {dataset.display} computes all rows; the policy incremental does so "
+        "where it is needed",
+    )
+
+
+def _check_history(before: ViewState) -> None:
+    full, last = before.full_seconds, before.incremental_seconds
+    if full is not None and last is not None and last > full:
+        raise NotIncrementalError(
+            f"the last incremental refresh took {last:.1f} s, the last complete one {full:.1f} s"
+        )
+
+
+def _check_cost(before: ViewState, technique: str, changes: Any) -> None:
+    if before.full_seconds is not None and before.full_seconds < _SHORT_SECONDS:
+        raise NotIncrementalError(f"a complete refresh takes {before.full_seconds:.1f} s")
+    if technique != GROUP_AGGREGATE and changes.readsRewrittenTable():
+        raise NotIncrementalError("most of the files of a source were replaced")

@@ -1,0 +1,220 @@
+package penstock.delta;
+
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Objects;
+import java.util.function.Predicate;
+import org.apache.spark.sql.catalyst.expressions.Alias;
+import org.apache.spark.sql.catalyst.expressions.And;
+import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.catalyst.expressions.EqualNullSafe;
+import org.apache.spark.sql.catalyst.expressions.EqualTo;
+import org.apache.spark.sql.catalyst.expressions.ExprId;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.NamedExpression;
+import org.apache.spark.sql.catalyst.plans.Cross$;
+import org.apache.spark.sql.catalyst.plans.Inner$;
+import org.apache.spark.sql.catalyst.plans.JoinType;
+import org.apache.spark.sql.catalyst.plans.LeftSemi$;
+import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
+import org.apache.spark.sql.catalyst.plans.logical.Join;
+import org.apache.spark.sql.catalyst.plans.logical.JoinHint;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.logical.Project;
+import org.apache.spark.sql.catalyst.plans.logical.Union;
+import org.apache.spark.sql.types.BinaryType;
+import org.apache.spark.sql.types.BooleanType;
+import org.apache.spark.sql.types.ByteType;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.DateType;
+import org.apache.spark.sql.types.DecimalType;
+import org.apache.spark.sql.types.IntegerType;
+import org.apache.spark.sql.types.LongType;
+import org.apache.spark.sql.types.ShortType;
+import org.apache.spark.sql.types.TimestampNTZType;
+import org.apache.spark.sql.types.TimestampType;
+import scala.Option;
+import scala.collection.immutable.Seq;
+import scala.jdk.javaapi.CollectionConverters;
+
+/** Builds and takes apart Spark's logical plans. */
+final class PlanParts {
+  private PlanParts() {}
+
+  static <T> List<T> list(scala.collection.Seq<T> items) {
+    return CollectionConverters.asJava(items);
+  }
+
+  static <T> Seq<T> seq(List<? extends T> items) {
+    return CollectionConverters.asScala(new ArrayList<T>(items)).toSeq();
+  }
+
+  // -- expressions --------------------------------------------------------------------------
+
+  /** Whether equal values of a type have equal bytes. */
+  static boolean isExact(DataType type) {
+    return type instanceof LongType
+        || type instanceof IntegerType
+        || type instanceof ShortType
+        || type instanceof ByteType
+        || type instanceof BooleanType
+        || type instanceof DateType
+        || type instanceof TimestampType
+        || type instanceof TimestampNTZType
+        || type instanceof DecimalType
+        || type instanceof BinaryType
+        || type.equals(DataTypes.StringType);
+  }
+
+  static boolean has(Expression expression, Predicate<Expression> predicate) {
+    return predicate.test(expression)
+        || list(expression.children()).stream().anyMatch(child -> has(child, predicate));
+  }
+
+  static List<Attribute> references(Expression expression) {
+    return new ArrayList<>(list(expression.references().toSeq()));
+  }
+
+  static boolean isOf(Expression expression, LogicalPlan plan) {
+    return expression.references().subsetOf(plan.outputSet());
+  }
+
+  static Expression unaliased(Expression expression) {
+    return expression instanceof Alias alias ? alias.child() : expression;
+  }
+
+  /** The values of columns, by their identities. */
+  static Map<ExprId, Expression> values(scala.collection.Seq<NamedExpression> columns) {
+    Map<ExprId, Expression> values = new HashMap<>();
+    for (NamedExpression column : list(columns)) {
+      values.put(column.exprId(), unaliased((Expression) column));
+    }
+    return values;
+  }
+
+  /** An expression with some attributes replaced. */
+  static Expression replaced(Expression expression, Map<ExprId, Expression> by) {
+    if (expression instanceof Attribute attribute) {
+      return by.getOrDefault(attribute.exprId(), attribute);
+    }
+    List<Expression> before = list(expression.children());
+    List<Expression> after = before.stream().map(child -> replaced(child, by)).toList();
+    boolean isSame = true;
+    for (int child = 0; child < after.size(); child++) {
+      isSame &= after.get(child) == before.get(child);
+    }
+    return isSame ? expression : expression.withNewChildren(seq(after));
+  }
+
+  static List<Expression> replaced(List<Expression> expressions, Map<ExprId, Expression> by) {
+    return expressions.stream().map(expression -> replaced(expression, by)).toList();
+  }
+
+  static Expression equal(
+      List<? extends Expression> left, List<? extends Expression> right, boolean nullSafe) {
+    Expression condition = null;
+    for (int key = 0; key < left.size(); key++) {
+      Expression same =
+          nullSafe
+              ? new EqualNullSafe(left.get(key), right.get(key))
+              : new EqualTo(left.get(key), right.get(key));
+      condition = condition == null ? same : new And(condition, same);
+    }
+    return condition;
+  }
+
+  // -- columns ------------------------------------------------------------------------------
+
+  static List<Attribute> output(LogicalPlan plan) {
+    return list(plan.output());
+  }
+
+  /** The column of a plan below that a column is, unchanged; null if it is another value. */
+  static ExprId origin(LogicalPlan plan, LogicalPlan below, ExprId column) {
+    for (LogicalPlan node = plan; node != below; node = list(node.children()).get(0)) {
+      if (node instanceof Project project) {
+        Expression value = values(project.projectList()).get(column);
+        if (!(value instanceof Attribute attribute)) {
+          return null;
+        }
+        column = attribute.exprId();
+      } else if (node instanceof Aggregate) {
+        return null;
+      }
+    }
+    return column;
+  }
+
+  private static NamedExpression alias(Expression expression, String name, ExprId id) {
+    return new Alias(expression, name, id, seq(List.of()), Option.empty(), seq(List.of()));
+  }
+
+  /** The values of some expressions, as columns with new identities. */
+  static LogicalPlan project(List<? extends Expression> expressions, LogicalPlan plan) {
+    List<NamedExpression> columns = new ArrayList<>();
+    for (Expression expression : expressions) {
+      columns.add(alias(expression, "k" + columns.size(), NamedExpression.newExprId()));
+    }
+    return new Project(seq(columns), plan);
+  }
+
+  /** Some columns of a plan, by position, with new identities. */
+  static LogicalPlan columns(LogicalPlan plan, List<Integer> positions) {
+    return project(positions.stream().map(output(plan)::get).toList(), plan);
+  }
+
+  static LogicalPlan fresh(LogicalPlan plan) {
+    return project(output(plan), plan);
+  }
+
+  /** The columns of a plan under the names and identities of others. */
+  static LogicalPlan as(LogicalPlan plan, List<Attribute> columns) {
+    List<NamedExpression> renamed = new ArrayList<>();
+    List<Attribute> output = output(plan);
+    for (int column = 0; column < columns.size(); column++) {
+      Attribute name = columns.get(column);
+      renamed.add(alias(output.get(column), name.name(), name.exprId()));
+    }
+    return new Project(seq(renamed), plan);
+  }
+
+  // -- rows ---------------------------------------------------------------------------------
+
+  /** The rows of all plans that are not null; null if all are. */
+  static LogicalPlan union(List<LogicalPlan> plans) {
+    List<LogicalPlan> present = plans.stream().filter(Objects::nonNull).toList();
+    if (present.size() < 2) {
+      return present.isEmpty() ? null : present.get(0);
+    }
+    return new Union(seq(present), false, false);
+  }
+
+  static LogicalPlan union(LogicalPlan... plans) {
+    return union(Arrays.asList(plans));
+  }
+
+  static boolean isInner(JoinType type) {
+    return type == Inner$.MODULE$ || type == Cross$.MODULE$;
+  }
+
+  static Join join(LogicalPlan left, LogicalPlan right, JoinType type, Expression condition) {
+    return join(left, right, type, Option.apply(condition));
+  }
+
+  static Join join(
+      LogicalPlan left, LogicalPlan right, JoinType type, Option<Expression> condition) {
+    return new Join(left, right, type, condition, JoinHint.NONE());
+  }
+
+  /** The rows of a plan for which expressions have the values of a row of other. */
+  static LogicalPlan semi(
+      LogicalPlan plan, List<? extends Expression> expressions, LogicalPlan other, boolean nullSafe) {
+    LogicalPlan keys = fresh(other);
+    Expression condition = equal(expressions, output(keys), nullSafe);
+    return join(plan, keys, LeftSemi$.MODULE$, condition);
+  }
+}

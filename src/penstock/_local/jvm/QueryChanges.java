@@ -1,0 +1,358 @@
+package penstock.delta;
+
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import org.apache.spark.sql.Row;
+import org.apache.spark.sql.catalyst.analysis.EliminateSubqueryAliases;
+import org.apache.spark.sql.catalyst.analysis.EliminateView;
+import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.Literal;
+import org.apache.spark.sql.catalyst.expressions.PlanExpression;
+import org.apache.spark.sql.catalyst.optimizer.EliminateResolvedHint;
+import org.apache.spark.sql.catalyst.optimizer.InlineCTE;
+import org.apache.spark.sql.catalyst.optimizer.PullupCorrelatedPredicates;
+import org.apache.spark.sql.catalyst.optimizer.ReplaceDistinctWithAggregate;
+import org.apache.spark.sql.catalyst.optimizer.ReplaceExceptWithAntiJoin;
+import org.apache.spark.sql.catalyst.optimizer.ReplaceIntersectWithSemiJoin;
+import org.apache.spark.sql.catalyst.optimizer.RewritePredicateSubquery;
+import org.apache.spark.sql.catalyst.plans.JoinType;
+import org.apache.spark.sql.catalyst.plans.LeftAnti$;
+import org.apache.spark.sql.catalyst.plans.LeftOuter$;
+import org.apache.spark.sql.catalyst.plans.LeftSemi$;
+import org.apache.spark.sql.catalyst.plans.RightOuter$;
+import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
+import org.apache.spark.sql.catalyst.plans.logical.Deduplicate;
+import org.apache.spark.sql.catalyst.plans.logical.Filter;
+import org.apache.spark.sql.catalyst.plans.logical.Generate;
+import org.apache.spark.sql.catalyst.plans.logical.Join;
+import org.apache.spark.sql.catalyst.plans.logical.LocalLimit;
+import org.apache.spark.sql.catalyst.plans.logical.LocalRelation;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.logical.OneRowRelation;
+import org.apache.spark.sql.catalyst.plans.logical.Project;
+import org.apache.spark.sql.catalyst.plans.logical.Range;
+import org.apache.spark.sql.catalyst.plans.logical.RebalancePartitions;
+import org.apache.spark.sql.catalyst.plans.logical.RepartitionOperation;
+import org.apache.spark.sql.catalyst.plans.logical.Sort;
+import org.apache.spark.sql.catalyst.plans.logical.Union;
+import org.apache.spark.sql.catalyst.plans.logical.Window;
+import org.apache.spark.sql.classic.Dataset;
+import org.apache.spark.sql.classic.Dataset$;
+import org.apache.spark.sql.classic.SparkSession;
+import org.apache.spark.sql.delta.Snapshot;
+import org.apache.spark.sql.delta.files.TahoeLogFileIndex;
+import org.apache.spark.sql.execution.datasources.HadoopFsRelation;
+import org.apache.spark.sql.execution.datasources.LogicalRelation;
+import org.apache.spark.sql.types.DataTypes;
+import scala.Option;
+import scala.runtime.AbstractPartialFunction;
+
+/**
+ * How the result of a query changes with the Delta tables that it reads.
+ *
+ * <p>Works on the analyzed plan: the optimizer replaces the current time by a literal, and counts
+ * by statistics.
+ */
+public final class QueryChanges {
+  /** The result cannot be updated; the message is the reason. */
+  public static final class UnsupportedException extends RuntimeException {
+    private static final long serialVersionUID = 1L;
+
+    UnsupportedException(String reason) {
+      super(reason, null, false, false);
+    }
+  }
+
+  private final SparkSession session;
+  private final LogicalPlan plan;
+  private final List<String> names;
+  private final Map<String, TableChanges> tables = new HashMap<>();
+  private final Map<String, String> since;
+  private String technique;
+  private LogicalPlan rows;
+  private List<String> merges = List.of();
+  private List<Attribute> keys = List.of();
+
+  /**
+   * Chooses how the result is updated.
+   *
+   * @param query deterministic
+   * @param since the versions of its tables of which the result is known, by path
+   * @throws UnsupportedException if the result must be computed again
+   */
+  public QueryChanges(Dataset<Row> query, Map<String, String> since) {
+    this.session = query.sparkSession();
+    this.since = since;
+    this.names = List.of(query.columns());
+    this.plan = normal(query.queryExecution().analyzed());
+    check(plan);
+    if (!isChanged(plan)) {
+      throw new UnsupportedException("no source changed");
+    }
+    chooseTechnique();
+  }
+
+  /** The same query, on the versions of its tables as of its analysis. */
+  public static Dataset<Row> pinned(Dataset<Row> query) {
+    LogicalPlan plan = query.queryExecution().analyzed();
+    return Dataset$.MODULE$.ofRows(
+        query.sparkSession(),
+        plan.transformWithSubqueries(
+            new AbstractPartialFunction<LogicalPlan, LogicalPlan>() {
+              @Override
+              public boolean isDefinedAt(LogicalPlan node) {
+                TahoeLogFileIndex index = index(node);
+                return index != null && !index.isTimeTravelQuery();
+              }
+
+              @Override
+              public LogicalPlan apply(LogicalPlan node) {
+                return at((LogicalRelation) node, snapshot(node));
+              }
+            }));
+  }
+
+  /** {@code APPEND_ONLY}, {@code GROUP_AGGREGATE} or {@code ROW_BASED}. */
+  public String technique() {
+    return technique;
+  }
+
+  /** New rows of an append-only result, or the aggregates of the new rows of its sources. */
+  public Dataset<Row> rows() {
+    return frame(rows, names);
+  }
+
+  /** How columns of aggregates are merged: by sum, min or max; empty for those of the groups. */
+  public List<String> merges() {
+    return merges;
+  }
+
+  /** Whether most of the files of a source were replaced. */
+  public boolean readsRewrittenTable() {
+    return tables.values().stream().anyMatch(TableChanges::isRewritten);
+  }
+
+  /** Columns whose values identify the rows to be replaced together. */
+  public List<String> keys() {
+    return names(keys);
+  }
+
+  /** The keys of all rows that may have changed; at most so many per task. */
+  public Dataset<Row> changedKeys(int most) {
+    LogicalPlan touched = new AffectedKeys(this).touched(plan, new ArrayList<>(keys));
+    Dataset<Row> each = frame(touched, keys()).distinct();
+    LogicalPlan limit =
+        new LocalLimit(Literal.create(most, DataTypes.IntegerType), each.logicalPlan());
+    return Dataset$.MODULE$.ofRows(session, limit);
+  }
+
+  /** The new rows of some keys. */
+  public Dataset<Row> rowsOf(Dataset<Row> some) {
+    LogicalPlan known = some.queryExecution().analyzed();
+    return frame(
+        new AffectedKeys(this).restricted(plan, new ArrayList<>(keys), known, true), names);
+  }
+
+  private Dataset<Row> frame(LogicalPlan rows, List<String> columns) {
+    return Dataset$.MODULE$.ofRows(session, rows).toDF(PlanParts.seq(columns));
+  }
+
+  private List<String> names(List<Attribute> attributes) {
+    List<Attribute> output = PlanParts.output(plan);
+    List<String> result = new ArrayList<>();
+    for (Attribute attribute : attributes) {
+      for (int position = 0; position < output.size(); position++) {
+        if (output.get(position).exprId().equals(attribute.exprId())) {
+          result.add(names.get(position));
+          break;
+        }
+      }
+    }
+    return result;
+  }
+
+  // -- the choice ---------------------------------------------------------------------------
+
+  private void chooseTechnique() {
+    try {
+      rows = new AppendedRows(this).of(plan);
+      technique = "APPEND_ONLY";
+      return;
+    } catch (UnsupportedException error) {
+      // Rows of the result change, too.
+    }
+    PartialAggregates partial = PartialAggregates.of(plan);
+    if (partial != null) {
+      try {
+        rows = partial.over(new AppendedRows(this));
+        merges = partial.merges;
+        keys = partial.keys;
+        technique = "GROUP_AGGREGATE";
+        return;
+      } catch (UnsupportedException error) {
+        // Rows of a source were changed, or its rows are not simply added.
+      }
+    }
+    keys = new KeyColumns(this).of(plan);
+    technique = "ROW_BASED";
+  }
+
+  // -- the plan -----------------------------------------------------------------------------
+
+  private static LogicalPlan normal(LogicalPlan plan) {
+    plan = new InlineCTE(true, true).apply(clean(plan));
+    plan = PullupCorrelatedPredicates.apply(clean(plan));
+    // Only now are the plans of subqueries part of the plan.
+    plan = clean(RewritePredicateSubquery.apply(plan));
+    plan = ReplaceIntersectWithSemiJoin.apply(plan);
+    plan = ReplaceExceptWithAntiJoin.apply(plan);
+    return leftOuter(ReplaceDistinctWithAggregate.apply(plan));
+  }
+
+  private static LogicalPlan clean(LogicalPlan plan) {
+    return EliminateResolvedHint.apply(EliminateView.apply(EliminateSubqueryAliases.apply(plan)));
+  }
+
+  private static LogicalPlan leftOuter(LogicalPlan plan) {
+    List<LogicalPlan> children = new ArrayList<>();
+    PlanParts.list(plan.children()).forEach(child -> children.add(leftOuter(child)));
+    LogicalPlan node = plan.withNewChildren(PlanParts.seq(children));
+    if (node instanceof Join join && join.joinType() == RightOuter$.MODULE$) {
+      Join swapped =
+          PlanParts.join(join.right(), join.left(), LeftOuter$.MODULE$, join.condition());
+      return new Project(PlanParts.seq(PlanParts.output(join)), swapped);
+    }
+    return node;
+  }
+
+  private static void check(LogicalPlan node) {
+    if (!isSupported(node)) {
+      String kind = node instanceof Join join ? join.joinType().sql() + " JOIN" : node.nodeName();
+      throw new UnsupportedException("a query with " + kind + " is not updated incrementally");
+    }
+    for (Expression expression : PlanParts.list(node.expressions())) {
+      if (PlanParts.has(expression, part -> part instanceof PlanExpression)) {
+        throw new UnsupportedException("a query with a scalar subquery is not updated incrementally");
+      }
+    }
+    PlanParts.list(node.children()).forEach(QueryChanges::check);
+  }
+
+  private static boolean isSupported(LogicalPlan node) {
+    if (node instanceof LogicalRelation relation) {
+      // Further columns are those of `_metadata`.
+      return index(node) != null
+          && relation.output().size() == relation.relation().schema().size();
+    } else if (node instanceof Join join) {
+      JoinType type = join.joinType();
+      return PlanParts.isInner(type)
+          || type == LeftOuter$.MODULE$
+          || type == LeftSemi$.MODULE$
+          || type == LeftAnti$.MODULE$;
+    } else if (node instanceof Union union) {
+      return !union.byName();
+    }
+    return isConstant(node)
+        || isTransparent(node)
+        || node instanceof Project
+        || node instanceof Aggregate
+        || node instanceof Window
+        || node instanceof Deduplicate
+        || node instanceof Generate;
+  }
+
+  static boolean isConstant(LogicalPlan node) {
+    return node instanceof LocalRelation
+        || node instanceof OneRowRelation
+        || node instanceof Range;
+  }
+
+  /** Whether a node passes all rows of its child, in another order. */
+  static boolean isOrder(LogicalPlan node) {
+    return node instanceof Sort
+        || node instanceof RepartitionOperation
+        || node instanceof RebalancePartitions;
+  }
+
+  /** Whether a node passes rows of its child as they are. */
+  static boolean isTransparent(LogicalPlan node) {
+    return node instanceof Filter || isOrder(node);
+  }
+
+  // -- the tables ---------------------------------------------------------------------------
+
+  private static TahoeLogFileIndex index(LogicalPlan node) {
+    return node instanceof LogicalRelation relation
+            && relation.relation() instanceof HadoopFsRelation files
+            && files.location() instanceof TahoeLogFileIndex index
+        ? index
+        : null;
+  }
+
+  private static Snapshot snapshot(LogicalPlan leaf) {
+    TahoeLogFileIndex index = index(leaf);
+    return index.snapshotAtAnalysis() instanceof Snapshot snapshot
+        ? snapshot
+        : index
+            .deltaLog()
+            .getSnapshotAt(index.version(), Option.empty(), Option.empty(), false);
+  }
+
+  private static LogicalRelation at(LogicalRelation leaf, Snapshot snapshot) {
+    return leaf.copy(
+        snapshot
+            .deltaLog()
+            .createRelation(PlanParts.seq(List.of()), Option.apply(snapshot), leaf.catalogTable(), true),
+        leaf.output(),
+        leaf.catalogTable(),
+        leaf.isStreaming(),
+        leaf.stream());
+  }
+
+  private TableChanges changes(LogicalPlan leaf) {
+    String path = index(leaf).deltaLog().dataPath().toString();
+    return tables.computeIfAbsent(
+        path,
+        p -> {
+          String version = since.get(p);
+          if (version == null) {
+            throw new UnsupportedException("a source was not read by the last refresh");
+          }
+          return new TableChanges(session, Long.parseLong(version), snapshot(leaf));
+        });
+  }
+
+  /** Whether a table of a part of the query changed. */
+  boolean isChanged(LogicalPlan node) {
+    if (node instanceof LogicalRelation) {
+      return !changes(node).isEmpty();
+    }
+    return PlanParts.list(node.children()).stream().anyMatch(this::isChanged);
+  }
+
+  /** The rows that were added to a table, if none was removed. */
+  LogicalPlan appended(LogicalRelation leaf) {
+    if (!changes(leaf).isAppend()) {
+      throw new UnsupportedException("rows of a source were changed");
+    }
+    return PlanParts.as(changes(leaf).appended(), PlanParts.output(leaf));
+  }
+
+  /** The rows of a table that were added, removed or changed, as they were and as they are. */
+  LogicalPlan changed(LogicalRelation leaf) {
+    return PlanParts.as(changes(leaf).changed(), PlanParts.output(leaf));
+  }
+
+  /** A part of the query on the tables as they are, or as they were. */
+  LogicalPlan part(LogicalPlan node, boolean isNew) {
+    if (node instanceof LogicalRelation leaf) {
+      return at(leaf, isNew ? snapshot(leaf) : changes(leaf).before());
+    }
+    List<LogicalPlan> children = new ArrayList<>();
+    PlanParts.list(node.children()).forEach(child -> children.add(part(child, isNew)));
+    return node.withNewChildren(PlanParts.seq(children));
+  }
+}

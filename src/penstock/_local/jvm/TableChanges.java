@@ -1,0 +1,181 @@
+package penstock.delta;
+
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import org.apache.spark.sql.Column;
+import org.apache.spark.sql.Dataset;
+import org.apache.spark.sql.Row;
+import org.apache.spark.sql.SparkSession;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.delta.DeltaLog;
+import org.apache.spark.sql.delta.Snapshot;
+import org.apache.spark.sql.delta.actions.Action;
+import org.apache.spark.sql.delta.actions.AddFile;
+import org.apache.spark.sql.delta.actions.Metadata;
+import org.apache.spark.sql.delta.actions.Protocol;
+import org.apache.spark.sql.delta.actions.RemoveFile;
+import org.apache.spark.sql.delta.commands.cdc.CDCReader;
+import org.apache.spark.sql.functions;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.MapType;
+import org.apache.spark.sql.types.StructField;
+import org.apache.spark.sql.types.VariantType;
+import scala.Option;
+import scala.Tuple2;
+import scala.collection.immutable.Seq;
+import scala.jdk.javaapi.CollectionConverters;
+
+/** How the rows of a Delta table differ between two of its versions. */
+final class TableChanges {
+  // Longer logs are read more slowly than most tables are computed again.
+  private static final long MOST_COMMITS = 1000;
+  private static final String SIGN = "__penstock_sign";
+
+  private final SparkSession session;
+  private final DeltaLog log;
+  private final long since;
+  private final Snapshot snapshot;
+  private final List<AddFile> added = new ArrayList<>();
+  private boolean removes;
+  private final Map<String, Long> bytes = new HashMap<>();
+
+  /**
+   * Reads the commits after a version.
+   *
+   * @throws QueryChanges.UnsupportedException if the table had another schema then
+   */
+  TableChanges(SparkSession session, long since, Snapshot snapshot) {
+    this.session = session;
+    this.log = snapshot.deltaLog();
+    this.since = since;
+    this.snapshot = snapshot;
+    long version = snapshot.version();
+    if (since > version || version - since > MOST_COMMITS) {
+      throw new QueryChanges.UnsupportedException(
+          since > version
+              ? "a source was replaced or restored"
+              : "a source has more than " + MOST_COMMITS + " new commits");
+    }
+    if (since == version) {
+      return;
+    }
+    scala.collection.Iterator<Tuple2<Object, Seq<Action>>> commits =
+        log.getChanges(since + 1, version, Option.empty(), true);
+    long expected = since + 1;
+    while (commits.hasNext()) {
+      Tuple2<Object, Seq<Action>> commit = commits.next();
+      if ((Long) commit._1() != expected++) {
+        throw new QueryChanges.UnsupportedException("the log of a source was cleaned up");
+      }
+      for (Action action : CollectionConverters.asJava(commit._2())) {
+        add(action);
+      }
+    }
+    if (expected != version + 1) {
+      throw new QueryChanges.UnsupportedException("the log of a source was cleaned up");
+    }
+  }
+
+  private void add(Action action) {
+    if (action instanceof AddFile file && file.dataChange()) {
+      added.add(file);
+      count(file.path(), file.size());
+    } else if (action instanceof RemoveFile file && file.dataChange()) {
+      removes = true;
+      count(file.path(), file.getFileSize());
+    } else if (action instanceof Metadata metadata) {
+      Metadata now = snapshot.metadata();
+      boolean isSame =
+          metadata.id().equals(now.id())
+              && metadata.schemaString().equals(now.schemaString())
+              && metadata.partitionColumns().equals(now.partitionColumns());
+      if (!isSame) {
+        throw new QueryChanges.UnsupportedException("the schema of a source changed");
+      }
+    } else if (action instanceof Protocol) {
+      // A new table feature, such as deletion vectors, leaves the rows as they are.
+      return;
+    }
+  }
+
+  private void count(String path, long size) {
+    // A file whose deletion vector changed is removed and added; few of its rows changed.
+    bytes.merge(path, size, (first, second) -> null);
+  }
+
+  boolean isEmpty() {
+    return added.isEmpty() && !removes;
+  }
+
+  boolean isAppend() {
+    return !removes;
+  }
+
+  /** Whether the files that were removed and added are about as large as the whole table. */
+  boolean isRewritten() {
+    long changed = bytes.values().stream().mapToLong(Long::longValue).sum();
+    return removes && changed > snapshot.sizeInBytes();
+  }
+
+  /** The rows of the added files, if no file was removed. */
+  LogicalPlan appended() {
+    Seq<AddFile> files = CollectionConverters.asScala(added).toSeq();
+    return plan(log.createDataFrame(snapshot, files, false, Option.empty()));
+  }
+
+  /**
+   * Rows of which the table has another number now.
+   *
+   * <p>Delta gives the rows of changed files as deleted and inserted; those that are in both are
+   * left out.
+   */
+  LogicalPlan changed() {
+    if (!removes) {
+      return appended();
+    }
+    Dataset<Row> changes =
+        CDCReader.changesToBatchDF(
+            log,
+            since + 1,
+            snapshot.version(),
+            session,
+            Option.empty(),
+            Option.empty(),
+            true,
+            Option.empty());
+    StructField[] fields = snapshot.schema().fields();
+    Column[] columns = new Column[fields.length];
+    boolean canGroup = true;
+    for (int field = 0; field < fields.length; field++) {
+      columns[field] = functions.col("`" + fields[field].name().replace("`", "``") + "`");
+      canGroup &= !fields[field].dataType().existsRecursively(TableChanges::isUnordered);
+    }
+    if (!canGroup) {
+      return plan(changes.select(columns));
+    }
+    Column type = functions.col("_change_type");
+    Column sign = functions.when(type.isin("insert", "update_postimage"), 1L).otherwise(-1L);
+    Dataset<Row> signed =
+        changes
+            .withColumn(SIGN, sign)
+            .groupBy(columns)
+            .agg(functions.sum(SIGN).as(SIGN))
+            .where(functions.col(SIGN).notEqual(0L));
+    return plan(signed.select(columns));
+  }
+
+  private static Object isUnordered(DataType type) {
+    return type instanceof MapType || type instanceof VariantType;
+  }
+
+  /** The version of which the result is known. */
+  Snapshot before() {
+    return log.getSnapshotAt(since, Option.empty(), Option.empty(), false);
+  }
+
+  private static LogicalPlan plan(Dataset<Row> rows) {
+    return ((org.apache.spark.sql.classic.Dataset<Row>) rows).queryExecution().analyzed();
+  }
+}

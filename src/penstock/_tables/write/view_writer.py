@@ -1,0 +1,132 @@
+"""Writes the changes of a materialized view: new rows, or all rows of some keys."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Unpack
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from penstock._tables.commits import CommitResult
+from penstock._tables.write.fenced import TableTransaction
+from penstock._tables.write.kept import keep
+from penstock._tables.write.keyed import MOST_KEYS, KeyedTable, Way, of_keys
+from penstock._tables.write.row_files import Written
+from penstock._tables.write.staging import RowCounts
+from penstock._tables.write.writer import Batch, FlowWriter, WriterOptions
+from penstock.quality.rules import quoted
+
+_MERGES = {"sum": F.sum, "min": F.min, "max": F.max}
+
+
+class ViewChangedError(Exception):
+    """The table is not at the version of the last refresh, or cannot be changed by keys."""
+
+
+class ViewWriter(FlowWriter):
+    """Adds rows to a view whose newest version is `version`; with keys, replaces rows.
+
+    Rows are replaced after `collect`. `merges` name, by column, how a row is merged with the old
+    row of its key: by sum, min or max.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        *,
+        version: int,
+        is_streamed: bool,
+        on_vectors: Callable[[], None],
+        **options: Unpack[WriterOptions],
+    ) -> None:
+        super().__init__(spark, **options)
+        self._version = version
+        self._keyed = KeyedTable(
+            self._delta, self._target, self._app_id, None, is_streamed, on_vectors
+        )
+        self._keys: Any = None
+        self._count = 0
+        self._touched: DataFrame | None = None
+        self._merges: Mapping[str, str] = {}
+
+    def collect(
+        self, keys: DataFrame, merges: Mapping[str, str] | None = None
+    ) -> tuple[int, DataFrame]:
+        """Collect the keys whose rows `write_batch` replaces; their number, and each key once.
+
+        Raises:
+            ViewChangedError: the rows of these keys cannot be replaced.
+        """
+        names: Sequence[str] = keys.columns
+        as_struct = F.struct(*[F.col(quoted(name)) for name in names]).alias("k")
+        touched = keys.select(as_struct)
+        txn = self._begin()
+        if not self._keyed.can_collect(touched):
+            raise ViewChangedError("the types of its keys cannot be searched")
+        self._keys = self._keyed.collected(txn, touched)
+        each = self._delta.frame_of_keys(self._keys, keys.sparkSession)
+        self._count, self._touched, self._merges = (
+            each.count(),
+            each.select(as_struct),
+            merges or {},
+        )
+        if self._count > MOST_KEYS:
+            raise ViewChangedError(f"rows of more than {MOST_KEYS} keys changed")
+        if self._keyed.way_for(txn, self._touched, self._count) is Way.MERGE:
+            raise ViewChangedError(
+                "rows of its table cannot be replaced by key (change data feed, row tracking, "
+                "identity columns, partitions)"
+            )
+        return self._count, each
+
+    def _begin(self) -> TableTransaction:
+        txn = self._target.begin(None)
+        self._check(txn)
+        return txn
+
+    def _check(self, txn: TableTransaction) -> None:
+        if txn.version != self._version:
+            raise ViewChangedError("the table was changed by another writer")
+
+    @property
+    def _removes(self) -> bool:
+        return self._touched is not None
+
+    def _write_files(self, df: DataFrame, txn: TableTransaction, schema: StructType) -> Written:
+        self._check(txn)
+        if self._touched is None:
+            return super()._write_files(df, txn, schema)
+        rows = self._merged(df, txn, self._touched) if self._merges else df
+        # Read twice: counted, and written.
+        self._kept = kept = keep(rows)
+        return Written(RowCounts(kept.count(), 0, {}), rows=kept)
+
+    def _merged(self, df: DataFrame, txn: TableTransaction, touched: DataFrame) -> DataFrame:
+        old = of_keys(self._keyed.rows(txn, df), F.broadcast(touched))
+        names = [name for name, merge in self._merges.items() if not merge]
+        merged = old.unionByName(df).groupBy(*[F.col(quoted(name)) for name in names])
+        values = [
+            _MERGES[merge](F.col(quoted(name))).cast(df.schema[name].dataType).alias(name)
+            for name, merge in self._merges.items()
+            if merge
+        ]
+        return (merged.agg(*values) if values else merged.count()).select(
+            *[F.col(quoted(name)) for name in df.columns]
+        )
+
+    def _commit_target(self, batch: Batch) -> CommitResult:
+        if self._touched is None:
+            return super()._commit_target(batch)
+        result, rows = batch.result, batch.written.rows
+        assert rows is not None
+        version = self._keyed.replace(
+            batch.txn,
+            self._touched,
+            rows,
+            result,
+            # A key may have many rows, and its rows may be gone.
+            count=max(self._count, min(result.rows_written, MOST_KEYS)),
+            keys=self._keys,
+        )
+        return replace(result, version=version)
