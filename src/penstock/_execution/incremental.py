@@ -65,12 +65,12 @@ class IncrementalViews:
             NotIncrementalError: it must be computed completely.
             PlanError: `REFRESH_NOT_INCREMENTAL` with the policy `incremental_strict`.
         """
-        policy = dataset.declared.refresh_policy
-        with _reasons(policy == "incremental_strict", dataset):
+        strict = dataset.declared.refresh_policy == "incremental_strict"
+        with _reasons(strict, dataset):
             update = self._plan(node, dataset, df, before, version)
 
         def commit() -> Commit:
-            with _reasons(False, dataset):
+            with _reasons(strict, dataset):
                 return update.commit()
 
         return replace(update, commit=commit)

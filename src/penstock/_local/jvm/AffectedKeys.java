@@ -96,10 +96,7 @@ final class AffectedKeys {
 
   /** The keys of the changed groups in the old and in the new result of a node. */
   private LogicalPlan oldAndNew(LogicalPlan node, List<Expression> groups, List<Expression> keys) {
-    if (groups.isEmpty()) {
-      throw new QueryChanges.UnsupportedException(
-          "an aggregate or window over all rows is not updated incrementally");
-    }
+    checkGroups(groups);
     LogicalPlan child = PlanParts.list(node.children()).get(0);
     LogicalPlan changed = touched(child, groups);
     List<LogicalPlan> results = new ArrayList<>();
@@ -315,6 +312,13 @@ final class AffectedKeys {
       return new ArrayList<>(PlanParts.list(deduplicate.keys()));
     }
     return null;
+  }
+
+  static void checkGroups(List<Expression> groups) {
+    if (groups.isEmpty()) {
+      throw new QueryChanges.UnsupportedException(
+          "an aggregate or window over all rows is not updated incrementally");
+    }
   }
 
   /** Whether expressions have the same value in all rows of a group. */

@@ -45,6 +45,7 @@ final class KeyColumns {
     } else if (node instanceof Join join) {
       return ofJoin(join);
     } else if (node instanceof Aggregate aggregate) {
+      AffectedKeys.checkGroups(PlanParts.list(aggregate.groupingExpressions()));
       Map<ExprId, Expression> values = PlanParts.values(aggregate.aggregateExpressions());
       Predicate<Attribute> isGroup =
           column ->
@@ -52,6 +53,7 @@ final class KeyColumns {
                   && !values.get(column.exprId()).references().isEmpty();
       return List.of(PlanParts.output(node).stream().filter(isGroup).toList());
     } else if (AffectedKeys.groups(node) != null) {
+      AffectedKeys.checkGroups(AffectedKeys.groups(node));
       List<Attribute> output = PlanParts.output(node);
       return List.of(
           output.stream().filter(c -> AffectedKeys.isWithin(List.of(c), AffectedKeys.groups(node))).toList());

@@ -1,0 +1,172 @@
+"""Refreshes of materialized views in updates: what is computed, written and reported."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crashes import crashing
+from update_project import Project
+
+from penstock._observe.events import UpdateState
+
+SETTINGS = """
+name: views
+libraries: [{file: {path: views.sql}}]
+quarantine: true
+configuration: {pipelines.maxFlowRetryAttempts: '0'}
+"""
+VIEWS = """
+CREATE OR REFRESH MATERIALIZED VIEW clean
+  (CONSTRAINT has_value EXPECT (v IS NOT NULL) ON VIOLATION DROP ROW) {policy} AS
+SELECT k, v, ts FROM delta.`{src}`;
+CREATE OR REFRESH MATERIALIZED VIEW totals {policy} AS
+SELECT k, count(*) AS n, sum(v) AS total FROM clean GROUP BY k;
+CREATE OR REFRESH MATERIALIZED VIEW latest {policy} AS
+SELECT k, v FROM (SELECT *, row_number() OVER (PARTITION BY k ORDER BY ts DESC, v) AS r FROM clean)
+WHERE r = 1;
+CREATE OR REFRESH MATERIALIZED VIEW ordinary {policy} AS
+SELECT k, v FROM clean WHERE k NOT IN (SELECT k FROM delta.`{other}` WHERE k IS NOT NULL);
+CREATE OR REFRESH MATERIALIZED VIEW known {policy} AS
+SELECT k, v FROM clean WHERE k IN (SELECT k FROM delta.`{other}`);
+CREATE OR REFRESH MATERIALIZED VIEW whole {policy} AS SELECT count(*) AS n FROM totals
+"""
+
+
+class Pipeline:
+    def __init__(self, root: Path, spark: Any, policy: str = "REFRESH POLICY INCREMENTAL") -> None:
+        self.spark, self.root = spark, root
+        self.paths = {"src": f"{root}/src", "other": f"{root}/other"}
+        self.project = Project(root, spark)
+        (root / "penstock.yaml").write_text(SETTINGS, encoding="utf-8")
+        text = VIEWS.format(policy=policy, **self.paths)
+        (root / "views.sql").write_text(text, encoding="utf-8")
+        self.add("src", [(k, k + n, n) for k in range(20) for n in range(5)] + [(3, None, 9)])
+        self.add("other", [(1, None, 0), (2, None, 0)])
+
+    def add(self, table: str, rows: list[tuple[Any, ...]]) -> None:
+        df = self.spark.createDataFrame(rows, "k INT, v INT, ts INT").coalesce(1)
+        df.write.format("delta").mode("append").save(self.paths[table])
+
+    def refresh(self, state: UpdateState = UpdateState.COMPLETED) -> dict[str, str]:
+        """Run an update; the last technique of each view."""
+        result = self.project.run()
+        assert result.state is state, "\n".join(map(str, result.failures))
+        self.reasons, techniques = {}, {}
+        for event in self.project.events:
+            if event.event_type == "planning_information":
+                name = event.origin.dataset_name.rpartition(".")[2]
+                techniques[name], self.reasons[name] = event.body.technique, event.body.reason
+        return techniques
+
+    def check(self) -> None:
+        """Every view has the rows of its query, and the quarantine those that were dropped."""
+        src, other = (f"delta.`{self.paths[name]}`" for name in ("src", "other"))
+        clean = f"(SELECT k, v, ts FROM {src} WHERE v IS NOT NULL)"
+        totals = f"(SELECT k, count(*) AS n, sum(v) AS total FROM {clean} GROUP BY k)"
+        known = f"(SELECT k FROM {other})"
+        queries = {
+            "clean": f"SELECT * FROM {clean}",
+            "totals": f"SELECT * FROM {totals}",
+            "latest": f"SELECT k, v FROM (SELECT *, row_number() OVER (PARTITION BY k ORDER BY "
+            f"ts DESC, v) AS r FROM {clean}) WHERE r = 1",
+            "ordinary": f"SELECT k, v FROM {clean} WHERE k NOT IN {known}",
+            "known": f"SELECT k, v FROM {clean} WHERE k IN {known}",
+            "whole": f"SELECT count(*) FROM {totals}",
+        }
+        for name, query in queries.items():
+            expected = Counter(map(tuple, self.spark.sql(query).collect()))
+            assert Counter(map(tuple, self.project.table(name).collect())) == expected, name
+        bad = self.spark.sql(f"SELECT k FROM {src} WHERE v IS NULL").count()
+        assert self.project.table("clean_quarantine").count() == bad
+
+
+@pytest.mark.parametrize("rewrites", [True, False])
+def test_views_are_updated_by_the_changes_of_their_sources(spark, tmp_path, monkeypatch, rewrites):
+    if not rewrites:  # as in a table above 8 MB
+        monkeypatch.setattr("penstock._tables.write.keyed.REWRITE_BYTES", -1)
+    pipeline = Pipeline(tmp_path, spark)
+    assert set(pipeline.refresh().values()) == {"COMPLETE_RECOMPUTE"}
+    pipeline.check()
+
+    assert set(pipeline.refresh().values()) == {"NO_OP"}
+
+    pipeline.add("src", [(2, 100, 10), (2, 101, 9), (77, 1, 1), (None, 1, 1), (5, None, 1)])
+    assert pipeline.refresh() == {
+        "clean": "APPEND_ONLY",
+        "totals": "GROUP_AGGREGATE",
+        "latest": "ROW_BASED",
+        "known": "APPEND_ONLY",
+        "ordinary": "APPEND_ONLY",
+        "whole": "COMPLETE_RECOMPUTE",
+    }
+    pipeline.check()
+    assert pipeline.reasons["totals"] == "3 groups have new rows"
+    assert pipeline.reasons["latest"] == "rows of 3 keys may have changed: k"
+    assert "over all rows" in pipeline.reasons["whole"]
+
+    # A table that is read in a subquery alone.
+    pipeline.add("other", [(77, None, 0)])
+    techniques = pipeline.refresh()
+    assert (techniques["known"], techniques["ordinary"]) == ("ROW_BASED", "COMPLETE_RECOMPUTE")
+    assert "a join without equal columns" in pipeline.reasons["ordinary"]
+    pipeline.check()
+
+
+def test_a_view_is_computed_completely_where_its_changes_are_not_known(spark, tmp_path):
+    pipeline = Pipeline(tmp_path, spark)
+    pipeline.refresh()
+    totals = f"delta.`{pipeline.project.path('totals')}`"
+    spark.sql(f"OPTIMIZE {totals}")
+    pipeline.add("src", [(1, 5, 5)])
+    assert pipeline.refresh()["totals"] == "GROUP_AGGREGATE"
+
+    spark.sql(f"DELETE FROM {totals} WHERE k = 1")
+    assert pipeline.refresh()["totals"] == "COMPLETE_RECOMPUTE"
+    assert pipeline.reasons["totals"] == "the table was changed by another writer"
+    pipeline.check()
+
+    # The rows of a file that is gone are not known.
+    spark.sql(f"UPDATE delta.`{pipeline.paths['src']}` SET v = v + 1 WHERE k = 4")
+    spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    spark.sql(f"VACUUM delta.`{pipeline.paths['src']}` RETAIN 0 HOURS")
+    assert pipeline.refresh()["clean"] == "COMPLETE_RECOMPUTE"
+    pipeline.check()
+
+
+@pytest.mark.parametrize("point", ["after_quarantine_commit", "after_target_commit"])
+def test_rows_are_added_once_when_a_refresh_is_interrupted(spark, tmp_path, point):
+    pipeline = Pipeline(tmp_path, spark)
+    pipeline.refresh()
+    pipeline.add("src", [(1, 5, 5), (1, None, 6)])
+    with crashing(point, "clean") as crashed:
+        pipeline.refresh(UpdateState.FAILED)
+    assert crashed
+    assert pipeline.refresh()["clean"] == "COMPLETE_RECOMPUTE"
+    pipeline.check()
+    pipeline.add("src", [(1, 6, 7), (2, None, 8)])
+    assert pipeline.refresh()["clean"] == "APPEND_ONLY"
+    pipeline.check()
+
+
+def test_the_refresh_policy_decides(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock._execution.incremental._SHORT_SECONDS", 1000.0)
+    pipeline = Pipeline(tmp_path, spark, policy="")
+    pipeline.refresh()
+    pipeline.add("src", [(1, 5, 5)])
+    techniques = pipeline.refresh()
+    assert techniques["clean"] == "APPEND_ONLY"
+    assert techniques["totals"] == "COMPLETE_RECOMPUTE"
+    assert pipeline.reasons["totals"].startswith("a source changed; a complete refresh takes ")
+    pipeline.check()
+
+    text = VIEWS.format(policy="REFRESH POLICY FULL", **pipeline.paths)
+    strict = "MATERIALIZED VIEW whole REFRESH POLICY INCREMENTAL STRICT"
+    text = text.replace("MATERIALIZED VIEW whole REFRESH POLICY FULL", strict)
+    (tmp_path / "views.sql").write_text(text, encoding="utf-8")
+    pipeline.add("src", [(1, 6, 5), (78, 1, 1)])
+    techniques = pipeline.refresh(UpdateState.FAILED)
+    assert set(techniques.values()) == {"COMPLETE_RECOMPUTE"}
+    (failure,) = pipeline.project.run().failures
+    assert "[REFRESH_NOT_INCREMENTAL]" in str(failure)
+    assert "over all rows" in str(failure)
