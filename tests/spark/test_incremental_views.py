@@ -69,8 +69,7 @@ class View:
             if before is not None:
                 self.rows[before] -= 1
                 row = tuple(
-                    _merged(merge, pair)
-                    for merge, *pair in zip(merges, before, row, strict=True)
+                    _merged(merge, pair) for merge, *pair in zip(merges, before, row, strict=True)
                 )
             self.rows[row] += 1
         self.rows = +self.rows

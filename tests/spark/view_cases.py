@@ -104,7 +104,12 @@ class Tables:
     def d_rows(self, cases: Any, most: int) -> list[tuple[Any, ...]]:
         pick = self.random
         return [
-            (case, pick.choice([None, 1, 2, 3, 5]), pick.choice([None, "x", "y"]), pick.randrange(5))
+            (
+                case,
+                pick.choice([None, 1, 2, 3, 5]),
+                pick.choice([None, "x", "y"]),
+                pick.randrange(5),
+            )
             for case in cases
             for _ in range(pick.randrange(most // 2 + 1))
         ]

@@ -78,7 +78,8 @@ def materialized_view(
     Args:
         query_function: Takes nothing, returns a batch DataFrame. It may be called several times
             and must not have side effects.
-        refresh_policy: `auto`, `incremental`, `incremental_strict` or `full`.
+        refresh_policy: `auto` (default), `incremental`, `incremental_strict` or `full`; see
+            docs/materialized-views.md.
         **options: The others as for `table`.
 
     Returns:

@@ -299,7 +299,7 @@ class PlanWarning(Body):
 
 @dataclass(frozen=True)
 class PlanningInformation(Body):
-    """How a materialized view is refreshed: `NO_OP` or `COMPLETE_RECOMPUTE`, and why."""
+    """How a materialized view is refreshed, and why; `technique` as in `_execution.incremental`."""
 
     event_type = "planning_information"
     technique: str

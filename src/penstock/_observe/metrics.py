@@ -161,7 +161,7 @@ METRICS: Mapping[str, Metric] = {
         _counter(
             "penstock_view_refreshes_total",
             ("pipeline", "dataset", "technique"),
-            "Refreshes of materialized views: NO_OP, COMPLETE_RECOMPUTE, ...",
+            "Refreshes of materialized views: NO_OP, APPEND_ONLY, COMPLETE_RECOMPUTE, ...",
         ),
         _counter(
             "penstock_lineage_events_total",

@@ -4,7 +4,9 @@
 `ObjectCheckpointFiles` those of Spark's logs; `StorageLease` is the lease of an object store;
 `SplitTransaction` writes the files of two tables in one job, and `BatchAdmission` lets streaming
 queries take turns. `LiveFiles` keeps the files of a table between batches; `KeyedRows` finds and
-deletes the rows of `BatchKeys` among them, by a `KeySearch`. `Checkpoints` writes checkpoints of
+deletes the rows of `BatchKeys` among them, by a `KeySearch`. `QueryChanges` computes how the
+result of a query changes with its tables, by the analyzed plan: `TableChanges` of each table,
+`AppendedRows`, `PartialAggregates`, and `AffectedKeys` of `KeyColumns`. `Checkpoints` writes checkpoints of
 tables beside the batches.
 """
 

@@ -1,0 +1,189 @@
+"""Incremental v complete refreshes of materialized views over one source table.
+
+For each view there are two projects, with the refresh policies `incremental` and `full`. In each round
+the source changes, and both are updated, in turns. The times are those of the refreshes as the
+event log has them; the tables of both must be equal at the end.
+
+    python bench/views.py [--rows 5000000] [--share 0.001] [--rounds 5] [--only NAME,NAME]
+"""
+
+import argparse
+import contextlib
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from upserts import spread
+from writer import make_session
+
+VIEWS = {
+    "filter": ("append", "SELECT id, k, v * 2 AS v, name FROM {s} WHERE v % 4 <> 0"),
+    "join": ("append", "SELECT s.id, s.v, d.label FROM {s} s JOIN {d} d ON s.d = d.d"),
+    "union": ("append", "SELECT id, v FROM {s} WHERE v > 50 UNION ALL SELECT d, w FROM {d}"),
+    "10k groups": (
+        "append",
+        "SELECT g, count(*) AS n, sum(v) AS s, max(v) AS m FROM {s} GROUP BY g",
+    ),
+    "1M groups": (
+        "append",
+        "SELECT k, count(*) AS n, sum(v) AS s, max(v) AS m FROM {s} GROUP BY k",
+    ),
+    "window": (
+        "append",
+        "SELECT * FROM (SELECT id, k, v, row_number() OVER (PARTITION BY k ORDER BY v, id) AS r"
+        " FROM {s}) WHERE r <= 3",
+    ),
+    "distinct count": ("append", "SELECT k, count(DISTINCT name) AS n FROM {s} GROUP BY k"),
+    "two levels": (
+        "append",
+        "SELECT n, count(*) AS groups FROM (SELECT k, count(*) AS n FROM {s} GROUP BY k) GROUP BY n",
+    ),
+    "average": ("append", "SELECT k, avg(v) AS a FROM {s} GROUP BY k"),
+    "dimension": ("dimension", "SELECT s.id, s.d, s.v, d.label FROM {s} s JOIN {d} d ON s.d = d.d"),
+    "updated rows": ("update", "SELECT id, k, v, name FROM {s} WHERE v % 4 <> 0"),
+    "updated groups": ("update", "SELECT k, count(*) AS n, sum(v) AS s FROM {s} GROUP BY k"),
+}
+POLICIES = ("incremental", "full")
+FILES = 8
+
+
+class Source:
+    """The tables that the views read; rows of `s` are spread over all keys."""
+
+    def __init__(self, spark: Any, root: Path, rows: int, share: float) -> None:
+        self.spark, self.rows, self.share = spark, rows, share
+        self.paths = {"s": f"delta.`{root}/s`", "d": f"delta.`{root}/d`"}
+        self.next = rows
+        conf = "spark.databricks.delta.properties.defaults.enableDeletionVectors"
+        spark.conf.set(conf, "true")
+        self._rows(0, rows).repartition(FILES).write.format("delta").save(f"{root}/s")
+        columns = "id AS d", "id % 97 AS w", "concat('label-', id % 1000) AS label"
+        dimension = spark.range(max(rows // 50, 100)).selectExpr(*columns).coalesce(1)
+        dimension.write.format("delta").save(f"{root}/d")
+        self.folder = root / "s"
+
+    def _rows(self, start: int, end: int) -> Any:
+        keys, groups, dimension = max(self.rows // 5, 10), 10_000, max(self.rows // 50, 100)
+        return self.spark.range(start, end, 1, 2).selectExpr(
+            "id",
+            f"CAST(pmod(hash(id), {keys}) AS BIGINT) AS k",
+            f"CAST(pmod(hash(id, 1), {groups}) AS BIGINT) AS g",
+            f"CAST(pmod(hash(id, 2), {dimension}) AS BIGINT) AS d",
+            "CAST(pmod(hash(id, 3), 100) AS BIGINT) AS v",
+            "concat('name-', pmod(hash(id, 4), 1000)) AS name",
+        )
+
+    def change(self, kind: str) -> None:
+        few = max(int(self.rows * self.share), 1)
+        if kind == "append":
+            rows = self._rows(self.next, self.next + few)
+            rows.coalesce(1).write.format("delta").mode("append").save(str(self.folder))
+            self.next += few
+        elif kind == "update":
+            step = max(round(2 / self.share), 2)
+            digit = self.next % step
+            self.spark.sql(f"UPDATE {self.paths['s']} SET v = v + 1 WHERE id % {step} = {digit}")
+            self.spark.sql(
+                f"DELETE FROM {self.paths['s']} WHERE id % {step} = {(digit + 1) % step}"
+            )
+            self.next += 2
+        else:
+            digit = self.next % 100
+            self.next += 1
+            self.spark.sql(f"UPDATE {self.paths['d']} SET label = 'new' WHERE d % 100 = {digit}")
+
+
+class ViewProject:
+    """A project with one view; `refresh` is an update in this process."""
+
+    def __init__(self, spark: Any, root: Path, query: str, policy: str) -> None:
+        root.mkdir(parents=True)
+        self.spark, self.root = spark, root
+        settings = "name: bench\nlibraries: [{file: {path: view.sql}}]\n"
+        (root / "penstock.yaml").write_text(settings, encoding="utf-8")
+        sql = f"CREATE MATERIALIZED VIEW result REFRESH POLICY {policy} AS {query}"
+        (root / "view.sql").write_text(sql, encoding="utf-8")
+        self.technique = ""
+
+    def refresh(self) -> float:
+        """Milliseconds of the refresh."""
+        from penstock._observe.bus import EventBus
+        from penstock._project.spec import load_settings
+        from penstock._update import UpdateOptions, run_update
+
+        events: list[Any] = []
+        bus = EventBus()
+        bus.subscribe(events.append)
+        result = run_update(load_settings(self.root), UpdateOptions(), bus=bus)
+        if result.failures:
+            sys.exit(str(result.failures[0]))
+        spent = 0.0
+        for event in events:
+            if event.event_type == "planning_information":
+                self.technique, self.reason = event.body.technique, event.body.reason
+            metrics = getattr(event.body, "metrics", None)
+            if metrics is not None and metrics.batch_duration_ms is not None:
+                spent = metrics.batch_duration_ms
+        return float(spent)
+
+    def rows(self) -> Any:
+        path = self.root / ".penstock/tables/spark_catalog/default/result"
+        return self.spark.read.format("delta").load(str(path))
+
+
+def compare(spark: Any, root: Path, source: Source, name: str, rounds: int) -> None:
+    kind, query = VIEWS[name]
+    folder = name.replace(" ", "_")
+    projects = {
+        policy: ViewProject(spark, root / folder / policy, query.format(**source.paths), policy)
+        for policy in POLICIES
+    }
+    for project in projects.values():
+        project.refresh()
+    times: dict[str, list[float]] = {policy: [] for policy in POLICIES}
+    for number in range(rounds + 1):
+        source.change(kind)
+        order = POLICIES if number % 2 else POLICIES[::-1]
+        for policy in order:
+            spent = projects[policy].refresh()
+            if number > 0:  # the first warms up
+                times[policy].append(spent)
+    ours, full = (projects[policy].rows() for policy in POLICIES)
+    if ours.exceptAll(full).count() or full.exceptAll(ours).count():
+        sys.exit(f"the results of {name} differ")
+    ratios = [a / b for a, b in zip(*(times[p] for p in POLICIES), strict=True)]
+    print(
+        f"{name:16} {projects['incremental'].technique:16} "
+        f"full {statistics.median(times['full']):6.0f} ms, incremental "
+        f"{spread(times['incremental'])} ms, {spread(ratios, 2)} of full",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=5_000_000)
+    parser.add_argument(
+        "--share", type=float, default=0.001, help="part of the source that changes"
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default=",".join(VIEWS))
+    arguments = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-views-")))
+        spark = make_session("penstock", root, root.as_uri(), 0)
+        stack.callback(spark.stop)
+        spark.sparkContext.setLogLevel("ERROR")
+        started = time.monotonic()
+        source = Source(spark, root / "source", arguments.rows, arguments.share)
+        print(f"{arguments.rows:,} rows, {arguments.share:.1%} changed", flush=True)
+        for name in arguments.only.split(","):
+            compare(spark, root, source, name, arguments.rounds)
+        print(f"{time.monotonic() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
