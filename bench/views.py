@@ -1,8 +1,8 @@
 """Incremental v complete refreshes of materialized views over one source table.
 
-For each view there are two projects, with the refresh policies `incremental` and `full`. In each round
-the source changes, and both are updated, in turns. The times are those of the refreshes as the
-event log has them; the tables of both must be equal at the end.
+For each view there are two projects, with the refresh policies `incremental` and `full`. In each
+round the source changes, and both are updated, in turns. The times are those of the refreshes as
+the event log has them; the tables of both must be equal at the end.
 
     python bench/views.py [--rows 5000000] [--share 0.001] [--rounds 5] [--only NAME,NAME]
 """
@@ -39,7 +39,8 @@ VIEWS = {
     "distinct count": ("append", "SELECT k, count(DISTINCT name) AS n FROM {s} GROUP BY k"),
     "two levels": (
         "append",
-        "SELECT n, count(*) AS groups FROM (SELECT k, count(*) AS n FROM {s} GROUP BY k) GROUP BY n",
+        "SELECT n, count(*) AS groups FROM (SELECT k, count(*) AS n FROM {s} GROUP BY k)"
+        " GROUP BY n",
     ),
     "average": ("append", "SELECT k, avg(v) AS a FROM {s} GROUP BY k"),
     "dimension": ("dimension", "SELECT s.id, s.d, s.v, d.label FROM {s} s JOIN {d} d ON s.d = d.d"),

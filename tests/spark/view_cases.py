@@ -6,6 +6,8 @@ it has values.
 
 import random
 from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 SHAPES = {
@@ -15,7 +17,8 @@ SHAPES = {
     "all_rows": "SELECT c, k, v FROM {t} UNION ALL SELECT c, k, w FROM {d} WHERE w > 2",
     "left_joined": "SELECT t.c, t.k, t.v, d.name FROM {t} t"
     " LEFT JOIN {d} d ON t.c = d.c AND t.k = d.k AND d.w > 1",
-    "right_joined": "SELECT d.c, d.k, d.w, t.v FROM {t} t RIGHT JOIN {d} d ON t.c = d.c AND t.k = d.k",
+    "right_joined": "SELECT d.c, d.k, d.w, t.v FROM {t} t RIGHT JOIN {d} d"
+    " ON t.c = d.c AND t.k = d.k",
     "groups": "SELECT c, k, count(*) AS n, count(v) AS m, sum(v) AS s, sum(p) AS p, min(d) AS a,"
     " max(n) AS b FROM {t} GROUP BY c, k",
     "renamed_groups": "SELECT total, g, c FROM (SELECT c, g, sum(v) AS total, bool_and(v > 1) AS x,"
@@ -56,7 +59,7 @@ SHAPES = {
     "common": "SELECT c, k FROM {t} INTERSECT SELECT c, k FROM {d}",
     "other": "SELECT c, k FROM {t} EXCEPT SELECT c, k FROM {d}",
 }
-"""Queries by view; sums of DOUBLE are rounded, because the order of rows changes their last bits."""
+"""Queries by view; sums of DOUBLE are rounded: the order of rows changes their last bits."""
 
 T = "c INT, k INT, g STRING, v BIGINT, p DECIMAL(10,2), n DOUBLE, d DATE"
 D = "c INT, k INT, name STRING, w BIGINT"
@@ -85,21 +88,20 @@ class Tables:
         df.coalesce(1).write.format("delta").mode("append").save(path)
 
     def t_rows(self, cases: Any, most: int) -> list[tuple[Any, ...]]:
-        pick, rows = self.random, []
-        for case in cases:
-            for _ in range(pick.randrange(most + 1)):
-                rows.append(
-                    (
-                        case,
-                        pick.choice([None, 1, 2, 3, 4]),
-                        pick.choice([None, "a", "b", ""]),
-                        pick.choice([None, *range(6)]),
-                        pick.choice([None, 0, 1, 2]),
-                        pick.choice([None, 0.5, -1.0, 3.25]),
-                        None,
-                    )
-                )
-        return [(*row[:4], None if row[4] is None else _decimal(row[4]), *row[5:]) for row in rows]
+        pick = self.random
+        return [
+            (
+                case,
+                pick.choice([None, 1, 2, 3, 4]),
+                pick.choice([None, "a", "b", ""]),
+                pick.choice([None, *range(6)]),
+                pick.choice([None, Decimal("0.25"), Decimal("-1.5")]),
+                pick.choice([None, 0.5, -1.0, 3.25]),
+                pick.choice([None, date(2026, 1, 1), date(2025, 12, 31)]),
+            )
+            for case in cases
+            for _ in range(pick.randrange(most + 1))
+        ]
 
     def d_rows(self, cases: Any, most: int) -> list[tuple[Any, ...]]:
         pick = self.random
@@ -153,9 +155,3 @@ class Tables:
 
     def _optimize(self) -> None:
         self.spark.sql(f"OPTIMIZE delta.`{self.t}`")
-
-
-def _decimal(value: int) -> Any:
-    from decimal import Decimal
-
-    return Decimal(value) / 4

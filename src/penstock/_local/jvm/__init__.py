@@ -6,8 +6,8 @@
 queries take turns. `LiveFiles` keeps the files of a table between batches; `KeyedRows` finds and
 deletes the rows of `BatchKeys` among them, by a `KeySearch`. `QueryChanges` computes how the
 result of a query changes with its tables, by the analyzed plan: `TableChanges` of each table,
-`AppendedRows`, `PartialAggregates`, and `AffectedKeys` of `KeyColumns`. `Checkpoints` writes checkpoints of
-tables beside the batches.
+`AppendedRows`, `PartialAggregates`, and `AffectedKeys` of `KeyColumns`. `Checkpoints` writes
+checkpoints of tables beside the batches.
 """
 
 from pathlib import Path
