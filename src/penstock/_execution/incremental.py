@@ -86,6 +86,7 @@ class IncrementalViews:
         self._check_rules(dataset, before)
         if policy == "auto":
             _check_history(before)
+        df = self._queries.writers.conformed(dataset, df)
         changes = self._delta.query_changes(df, before.sources)
         technique = str(changes.technique())
         writer = self._queries.writers.view_writer(dataset, node, df, version)

@@ -127,7 +127,7 @@ class TableWriters:
     ) -> BatchWriter:
         if node.flow.cdc is not None:
             return self._cdc_writer(dataset, node, df, epoch=epoch)
-        df = self._conformed(dataset, df)
+        df = self.conformed(dataset, df)
         split = self.split(dataset, df)
         keeps = (split is not None and split.quarantine) or (late is not None and late.keeps)
         is_stateful = has_state(node.analysis.stateful_operators)
@@ -243,7 +243,7 @@ class TableWriters:
         )
 
     def window(self, dataset: DatasetNode, node: FlowNode, df: DataFrame) -> Window:
-        return window_of(self._conformed(dataset, df), node.flow)
+        return window_of(self.conformed(dataset, df), node.flow)
 
     def replace(
         self,
@@ -258,7 +258,7 @@ class TableWriters:
 
         A streaming table needs `where`: all rows of `df` match it, and replace those that do.
         """
-        df = self._conformed(dataset, df)
+        df = self.conformed(dataset, df)
         split = self.split(dataset, df)
         writer = FlowWriter(
             self._tables.spark,
@@ -313,6 +313,15 @@ class TableWriters:
                 changes = is_cdc(node.flow)
                 yield Commit(result, dataset.key, merges or changes, changes)
 
+    def conformed(self, node: DatasetNode, df: DataFrame) -> DataFrame:
+        """The query with the declared types, or the types of its table if no value changes."""
+        if (declared := self._tables.declared_columns(node.key)) is not None:
+            return assigned(df, declared)
+        if node.kind is DatasetKind.MATERIALIZED_VIEW:
+            return df
+        state = table_state(self._tables.spark, self._tables.table(node).path)
+        return df if state is None else conform(df, state.schema)
+
     def split(self, node: DatasetNode, df: DataFrame) -> RowSplit | None:
         """The rows with the helper columns of the dataset's expectations; `None` without any."""
         return split_rows(
@@ -338,15 +347,6 @@ class TableWriters:
             return batch if parts is None else parts.df
 
         return judged
-
-    def _conformed(self, node: DatasetNode, df: DataFrame) -> DataFrame:
-        """The query with the declared types, or the types of its table if no value changes."""
-        if (declared := self._tables.declared_columns(node.key)) is not None:
-            return assigned(df, declared)
-        if node.kind is DatasetKind.MATERIALIZED_VIEW:
-            return df
-        state = table_state(self._tables.spark, self._tables.table(node).path)
-        return df if state is None else conform(df, state.schema)
 
     def _warn_of_vectors(self, dataset: DatasetNode, node: FlowNode) -> None:
         self._warn(
