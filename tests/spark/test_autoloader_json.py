@@ -315,6 +315,49 @@ def test_nothing_is_lost_when_records_are_random(stream, first):
                 assert cell == value, (record, row)
 
 
+def test_lines_are_the_same_when_the_narrow_expression_does_not_match(stream, first):
+    """A space in front changes nothing in a line, but keeps it from the fast way."""
+    values = ["1", "-3", "1.50", "0.12345678901234567890123", "1e400", "99999999999999999999"]
+    values += ['"t"', '""', '"1"', '"a\\"b"', '"x\\":1,\\"y"', '": {},"', '"}]"', '"it\'s"', "'q'"]
+    values += ["true", "null", "NaN", '"NaN"', "01", "{}", '{"p":1}', '{"q":"s", "p":2}', "[1, 2]"]
+    values += [
+        '{"p":1,"p":2}',
+        '{"r":null}',
+        "[]",
+        '["a"]',
+        '[[1],"b"]',
+        "[{}]",
+        "[1,]",
+        '{"p":[1]}',
+    ]
+    keys = ["id", "name", "price", "o", "l", "id", "name", "l", "Id", "new", "a\\nb"]
+    between, tails = (
+        [":", ": ", " :", ":\t"],
+        ["", "", "", "", " ", "x", "}", ",", " {}", ',"z":1}'],
+    )
+    source = random.Random(11)
+
+    def line() -> str:
+        chosen = sorted(source.choices(keys, k=source.randint(0, 4)), key=keys.index)
+        spaced = source.choice([",", ", ", ",", " ,", ",,"])
+        pairs = [f'"{key}"{source.choice(between)}{source.choice(values)}' for key in chosen]
+        return "{" + spaced.join(pairs) + "}" + source.choice(tails)
+
+    lines = [line() for _ in range(900)]
+    files = stream({**TYPED, "cloudFiles.schemaEvolutionMode": "rescue"}).remember(first)
+    results = []
+    for name, before in (("b.json", ""), ("c.json", " ")):
+        files.put(name, "".join(before + text + "\n" for text in lines))
+        rows = [
+            row.asDict(recursive=True) | {"_rescued_data": rescued(row)} for row in files.parse()
+        ]
+        results.append([str(row).replace(": ' {", ": '{").replace(': " {', ': "{') for row in rows])
+    assert len(results[0]) == len(lines)
+    for text, quick, slow in zip(lines, *results, strict=True):
+        assert quick == slow, text
+    assert 80 < sum("'_rescued_data': None" in row for row in results[0]) < 820
+
+
 def _value(cell, value):
     """What a string column holds of something that is no string."""
     return json.loads(cell) if isinstance(cell, str) and not isinstance(value, str) else cell

@@ -96,6 +96,28 @@ def test_a_long_line_matches_without_recursion_when_it_has_many_elements():
     assert matches(f'{{"n.a-me":"{escapes}"}}')
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_narrow_expression_matches_when_a_line_is_as_writers_write_it(exact):
+    pattern = clean_line(SCHEMA, {}, exact=exact, plain=True)
+    assert pattern is not None
+    usual = ['{"id":1,"n.a-me":"x","o":{"p":1.5,"q":null},"l":[1,2],"items":[{"k":"a"},null]}']
+    usual += ['{"id": 1, "o": {"p": null, "q": "y"}, "l": null, "items": [{"k": "a"}, {"k": "b"}]}']
+    for text in usual:
+        assert re.search(pattern, text) is not None
+        assert matches(text, exact=exact)
+    for text in (
+        '{"n.a-me":"\\n"}',
+        ' {"id":1}',
+        '{"id" :1}',
+        '{"id":1}x',
+        '{"new":1}',
+        '{"l":{}}',
+    ):
+        assert re.search(pattern, text) is None
+    elements = ",".join(["123"] * 50_000)
+    assert re.search(pattern, f'{{"l":[{elements}]}}') is not None
+
+
 def test_there_is_no_expression_when_a_schema_is_huge_or_never_a_match_when_it_has_maps():
     wide = StructType([StructField(f"c{i}", StringType()) for i in range(1001)])
     assert clean_line(wide, {}) is None
