@@ -11,8 +11,7 @@ without recursion, however long the line is.
 
 Most lines match a narrower expression first (`plain`), without escapes and with the spaces that
 writers of JSON use. The time of a match depends on the number of its parts, and this one has half
-of them. What it matches, the full expression matches as well, but for commas, which the parser
-checks.
+of them. What it matches, the full expression matches as well.
 """
 
 import json
@@ -57,7 +56,6 @@ _READER_ONLY = frozenset(
 _SPACE = r"\s*+"
 _STRING = r'"(?:[^"\\]++|\\.)*+"'
 _SCALAR = r'[^\s,{}\[\]"]++'
-_PLAIN_SPACE = " ?+"
 # A greedy loop in an atomic group: Java has a faster loop for it than for a possessive one.
 _PLAIN_STRING = r'"(?>[^"\\]*)"'
 _PLAIN_SCALAR = r'(?>[^\s,{}\[\]"]+)'
@@ -150,10 +148,11 @@ class _Builder:
         self._order = order
         self._exact = exact
         self._rounds = rounds
-        self._plain = plain
         self._string = _PLAIN_STRING if plain else _STRING
         self._scalar = _PLAIN_SCALAR if plain else _SCALAR
-        self._space = _PLAIN_SPACE if plain else _SPACE
+        self._space = " ?+" if plain else _SPACE
+        # Where no writer puts a space.
+        self._gap = "" if plain else _SPACE
 
     def object(self, schema: StructType, path: str) -> str:
         ranks = {key: rank for rank, key in enumerate(self._order.get(path, ()))}
@@ -162,12 +161,9 @@ class _Builder:
         for field in fields:
             key = re.sub(r"([^\w])", r"\\\1", json.dumps(field.name, ensure_ascii=False)[1:-1])
             value = self._value(field.dataType, f"{path}/{field.name}")
-            if self._plain:
-                pairs.append(rf'(?:"{key}": ?+{value}(?:, ?+|(?=\}})))?+')
-            else:
-                between = rf'(?:,{_SPACE}(?=")|(?=\}}))'
-                pairs.append(f'(?:"{key}"{_SPACE}:{_SPACE}{value}{_SPACE}{between})?+')
-        return rf"\{{{'' if self._plain else _SPACE}{''.join(pairs)}\}}"
+            between = rf'(?:,{self._space}(?=")|(?=\}}))'
+            pairs.append(f'(?:"{key}"{self._gap}:{self._space}{value}{self._gap}{between})?+')
+        return rf"\{{{self._gap}{''.join(pairs)}\}}"
 
     def _value(self, data_type: DataType, path: str) -> str:
         if isinstance(data_type, StructType):
@@ -187,11 +183,11 @@ class _Builder:
     def _array(self, element: DataType, path: str) -> str:
         if isinstance(element, MapType | VariantType):
             return _NOTHING
-        space = self._space
+        space, gap = self._space, self._gap
         is_decimal = isinstance(element, DecimalType) and not self._rounds
         if isinstance(element, StructType | ArrayType) or is_decimal:
-            inner = f"{self._value(element, path)}{space}(?:,{space})?+"
-            return rf"\[{space}(?:{inner})*+\]"
+            inner = f"{self._value(element, path)}{gap}(?:,{space})?+"
+            return rf"\[{gap}(?:{inner})*+\]"
         if isinstance(element, StringType) and self._exact:
             return rf"\[(?:{self._string}|{_EXACT}|[\s,]++)*+\]"
         return rf'\[(?:{self._string}|[^\[\]{{}}"]++)*+\]'
