@@ -16,6 +16,7 @@ FULL: dict[str, list[str]] = {
     "update.py": [],
     "watching.py": [],
     "tables.py": [],
+    "files.py": [],
 }
 QUICK = {
     "writer.py": ["--blocks", "3", "--rounds", "3"],
@@ -25,6 +26,7 @@ QUICK = {
     "update.py": ["--rounds", "1"],
     "watching.py": ["--seconds", "60"],
     "tables.py": ["--seconds", "60", "--warm-up", "40"],
+    "files.py": ["--rounds", "3"],
 }
 SMOKE = {
     "writer.py": ["--blocks", "1", "--rounds", "1"],
@@ -34,6 +36,7 @@ SMOKE = {
     "update.py": ["--rounds", "1", "--rows", "200"],
     "watching.py": ["--seconds", "5", "--warm-up", "5", "--rows", "20"],
     "tables.py": ["--tables", "6", "--seconds", "20", "--warm-up", "20"],
+    "files.py": ["--rounds", "1", "--rows", "4000"],
 }
 
 

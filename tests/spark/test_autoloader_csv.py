@@ -190,6 +190,20 @@ def test_lines_are_enough_when_there_is_no_header(stream):
     assert tuple(row)[:2] == ("1", "x")
 
 
+def test_the_header_is_the_first_record_when_blank_lines_and_comments_come_first(stream):
+    files = stream({**CSV, "comment": "#", "rescuedDataColumn": "_r"}, "id INT, name STRING")
+    files.put("a.csv", "\n \t\n# about\n  # it\nname,id\n#no\nid,1\n\nname,id\n")
+    files.put("b.csv", "\r#\r\n\nid,name\r2,b\r\n\n3,#c")
+    files.put("c.csv", "# nothing\n \n#")
+    rows = sorted(((r["id"], r["name"], rescued(r, "_r")) for r in files.parse()), key=str)
+    assert rows == [
+        (1, "id", None),
+        (2, "b", None),
+        (3, "#c", None),
+        (None, "name", {"id": "id"}),
+    ]
+
+
 def test_malformed_lines_go_where_the_mode_says_when_it_is_given(stream):
     text = 'id,name\n1,a\n2,"open\n3,c\n'
     dropping = stream({**CSV, "mode": "DROPMALFORMED"}, "id INT, name STRING")

@@ -30,6 +30,10 @@ from penstock.parsing.exponents import LARGE_EXPONENT
 _LINE = "__files_line"
 _HEADER = "__files_header"
 _FITTED = "__files_fitted"
+_FIRST = "__files_first"
+_LINES = "__files_lines"
+_POSITION = "__files_position"
+_LINE_END = r"\r\n|\n|\r"
 # What only the reader of files understands.
 _READER_ONLY = frozenset(
     {"mode", "multiline", "columnnameofcorruptrecord", "encoding", "charset", "linesep", "header"}
@@ -53,13 +57,7 @@ def csv_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
     whole = needs_whole_files(options)
     df = decoded(raw, options, whole=whole)
     if whole:
-        # Two steps, so that the lines are found once and not once for each use.
-        df = df.selectExpr(f"{csv.lines()} AS __files_lines")
-        df = df.selectExpr("__files_lines", f"{csv.header('__files_lines')} AS {_HEADER}")
-        body = "__files_lines"
-        if options.parser_flag("header"):
-            body = "slice(__files_lines, 2, greatest(size(__files_lines) - 1, 0))"
-        df = df.selectExpr(_HEADER, f"explode({body}) AS {_LINE}")
+        df = csv.records(df)
     else:
         df = df.filter(csv.is_record("value")).selectExpr(
             f"cast(NULL AS array<string>) AS {_HEADER}", f"value AS {_LINE}"
@@ -77,8 +75,8 @@ def csv_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
 def header_names(raw: DataFrame, options: FileOptions) -> DataFrame:
     """The column names in the header of each file, one row with `names` each."""
     csv = _Csv(StructType([]), options)
-    df = decoded(raw, options, whole=True).selectExpr(f"{csv.lines()} AS __files_lines")
-    return df.selectExpr(f"{csv.names('__files_lines')} AS names")
+    df = csv.with_first(decoded(raw, options, whole=True))
+    return df.selectExpr(f"{csv.names(_FIRST)} AS names")
 
 
 class _Csv:
@@ -92,6 +90,55 @@ class _Csv:
         self._escape = options.parser_option("escape", default="\\")
         self._comment = options.parser_option("comment")
 
+    @property
+    def _is_plain(self) -> bool:
+        """Whether each line is a record and the first record is the header."""
+        options = self._options
+        other = options.multiline or options.parser_option("lineSep")
+        skips = int(options.parser_option("skipRows", default="0")) > 0
+        return options.parser_flag("header") and not other and not skips
+
+    def with_first(self, df: DataFrame) -> DataFrame:
+        """Files with their first record, NULL if there is none, and what `records` needs."""
+        # In a step of its own each, so that it is computed once and not once for each use.
+        if not self._is_plain:
+            df = df.selectExpr(f"{self.lines()} AS {_LINES}")
+            return df.selectExpr(_LINES, f"get({_LINES}, 0) AS {_FIRST}")
+        # Up to the end of the header: what it has in front is blank, or a comment.
+        skipped = r"[ \t]*+"
+        if self._comment:
+            skipped += rf"| *+{re.escape(self._comment)}[^\r\n]*+"
+        beginning = rf"\A(?:(?:{skipped})(?:{_LINE_END}))*+[^\r\n]*+"
+        df = df.selectExpr("value", f"regexp_extract(value, {literal(beginning)}, 0) AS {_LINES}")
+        df = df.selectExpr("value", f"split({_LINES}, {literal(_LINE_END)}) AS {_LINES}")
+        first = f"element_at({_LINES}, -1)"
+        return df.selectExpr(
+            "value",
+            f"size({_LINES}) - 1 AS {_POSITION}",
+            f"CASE WHEN {self.is_record(first)} THEN {first} END AS {_FIRST}",
+        )
+
+    def records(self, df: DataFrame) -> DataFrame:
+        """The lines of files with the names in their headers; NULL where they are the schema's."""
+        df = self.with_first(df)
+        header = f"{self.header(_FIRST)} AS {_HEADER}"
+        if not self._is_plain:
+            body = _LINES
+            if self._options.parser_flag("header"):
+                body = f"slice({_LINES}, 2, greatest(size({_LINES}) - 1, 0))"
+            df = df.selectExpr(_LINES, header)
+            return df.selectExpr(_HEADER, f"explode({body}) AS {_LINE}")
+        # Java has a faster way for one character than for an expression.
+        newline = literal("\n")
+        lines = (
+            f"CASE WHEN contains(value, '\\r') THEN split(value, {literal(_LINE_END)}) "
+            f"ELSE split(value, {newline}) END"
+        )
+        df = df.selectExpr("value", _POSITION, header)
+        df = df.selectExpr(_POSITION, _HEADER, f"posexplode({lines}) AS (__files_number, {_LINE})")
+        df = df.filter(f"__files_number > {_POSITION} AND {self.is_record(_LINE)}")
+        return df.selectExpr(_HEADER, _LINE)
+
     def lines(self) -> str:
         """SQL: the records of a file, its header among them."""
         separator = self._options.parser_option("lineSep")
@@ -99,7 +146,7 @@ class _Csv:
             records = f"regexp_extract_all(value, {literal(self._record())}, 0)"
             records = f"transform({records}, x -> regexp_replace(x, '[\\\\r\\\\n]+$', ''))"
         else:
-            end = re.escape(separator) if separator else r"\r\n|\n|\r"
+            end = re.escape(separator) if separator else _LINE_END
             records = f"split(value, {literal(end)})"
         skipped = int(self._options.parser_option("skipRows", default="0"))
         if skipped:
@@ -131,22 +178,22 @@ class _Csv:
             inside += rf"|{escape}(?!{quote}{end})[\s\S]|{escape}{quote}"
         return rf"{quote}(?:{inside})*+{quote}"
 
-    def names(self, lines: str) -> str:
+    def names(self, first: str) -> str:
         """SQL: the names in a header as Spark's reader would call the columns."""
-        tokens = f"transform({self._tokens(f'{lines}[0]')}, x -> trim({self._value('x')}))"
+        tokens = f"transform({self._tokens(first)}, x -> trim({self._value('x')}))"
         # Spellings that differ in case are names of their own: one is a column, others are rescued.
         is_duplicate = "size(filter(h, y -> y = x)) > 1"
         safe = (
             "transform(h, (x, i) -> CASE WHEN x IS NULL OR x = '' THEN concat('_c', i) "
             f"WHEN {is_duplicate} THEN concat(x, i) ELSE x END)"
         )
-        return f"CASE WHEN size({lines}) > 0 THEN {with_value('h', tokens, safe)} END"
+        return f"CASE WHEN {first} IS NOT NULL THEN {with_value('h', tokens, safe)} END"
 
-    def header(self, lines: str) -> str:
+    def header(self, first: str) -> str:
         """SQL: a file's own names; NULL where they are the schema's."""
         if not self._options.parser_flag("header"):
             return "cast(NULL AS array<string>)"
-        names = self.names(lines)
+        names = self.names(first)
         if not self._options.case_sensitive and self._names:
             spelled = ", ".join(f"{literal(n.lower())}, {literal(n)}" for n in self._names)
             alone = "size(filter(hs, y -> lower(y) = lower(x))) = 1"

@@ -1,0 +1,116 @@
+"""Auto Loader v Spark's own reader with the same schema: JSON lines, and CSV with a header.
+
+Both read the same files in one process, in turns, and drop the rows. Auto Loader also looks for
+data that has no column, so there is a rescued data column. The first rounds do not count.
+
+    python bench/files.py [--rounds 7] [--rows 800000]
+"""
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from writer import make_session
+
+FILES = 4
+WARM_UP = 2
+SCHEMA = (
+    "id BIGINT, customer STRING, amount DOUBLE, quantity BIGINT, at STRING, city STRING, "
+    "zip STRING, note STRING"
+)
+
+
+def write_files(folder: Path, rows: int) -> None:
+    """The same rows as JSON and as CSV."""
+    source = random.Random(1)
+    for number in range(FILES):
+        records = [
+            {
+                "id": number * rows + i,
+                "customer": f"c-{source.randrange(10**6)}",
+                "amount": round(source.random() * 1000, 2),
+                "quantity": source.randrange(9),
+                "at": f"2026-01-01T10:{i % 60:02d}:{i % 59:02d}Z",
+                "city": f"town {i % 311}",
+                "zip": str(10_000 + i % 89_999),
+                "note": "x" * (i % 60),
+            }
+            for i in range(rows // FILES)
+        ]
+        lines = {
+            "json": [json.dumps(record) for record in records],
+            "csv": [
+                ",".join(records[0]),
+                *(",".join(map(str, record.values())) for record in records),
+            ],
+        }
+        for kind, texts in lines.items():
+            (folder / kind).mkdir(parents=True, exist_ok=True)
+            (folder / kind / f"{number}.{kind}").write_text("\n".join(texts) + "\n")
+
+
+def auto_loader(spark: Any, kind: str, folder: Path, memory: Path) -> Any:
+    """The rows as a flow reads them."""
+    from penstock._tables.files import StorageFiles
+    from penstock.sources.files.opening import open_source, read_source
+    from penstock.sources.memory import FolderMemory
+
+    source = open_source(
+        spark,
+        path=str(folder / kind),
+        options={"format": kind, "header": "true", "rescuedDataColumn": "_rescued_data"},
+        schema=SCHEMA,
+        streaming=False,
+        state=FolderMemory(StorageFiles(spark), str(memory / kind)),
+        analysis=False,
+    )
+    return read_source(source, streaming=False)
+
+
+def measure(rows: Any) -> float:
+    """Seconds to compute all columns."""
+    start = time.perf_counter()
+    rows.write.format("noop").mode("overwrite").save()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Print medians, their ratio and the range of the ratios of single rounds."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rows", type=int, default=800_000)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        write_files(root / "in", arguments.rows)
+        spark = make_session("penstock", root, root.as_uri(), 0)
+        spark.sparkContext.setLogLevel("ERROR")
+        for kind in ("json", "csv"):
+            native = spark.read.schema(SCHEMA).option("header", "true").format(kind)
+            ours: list[float] = []
+            theirs: list[float] = []
+            for number in range(WARM_UP + arguments.rounds):
+                pair = (
+                    measure(auto_loader(spark, kind, root / "in", root / "state")),
+                    measure(native.load(str(root / "in" / kind))),
+                )
+                if number >= WARM_UP:
+                    ours.append(pair[0])
+                    theirs.append(pair[1])
+            ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+            print(
+                f"{kind}: Auto Loader {statistics.median(ours):.2f} s, Spark's reader "
+                f"{statistics.median(theirs):.2f} s, ratio {statistics.median(ratios):.2f} "
+                f"({ratios[0]:.2f} to {ratios[-1]:.2f})",
+                flush=True,
+            )
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()
