@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -115,6 +115,41 @@ def run_update(
     subscribed here. `on_running` is called once, before the first step, with what can stop the
     update. A `PenstockError` means that it could not start: failures of flows are in the result.
     """
+    with (
+        observed_update(settings, options, bus) as observed,
+        open_pipeline(
+            settings,
+            observed.leases,
+            update_id=observed.origin.update_id,
+            selection=replace(options.selection, keeps_refused=True),
+            on_hooks=observed.hooks.start,
+            edit=edit,
+        ) as pipeline,
+    ):
+        # A storage on another machine is leased with the session: an update that waits for
+        # that lease, or is refused, must not delete events of the one that holds it.
+        observed.retention.start()
+        return _run(pipeline, options, bus, observed.origin, observed.leases, on_running)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservedStart:
+    """An update that is starting: the leases that it has, and what observes it."""
+
+    origin: EventOrigin
+    leases: PipelineLeases
+    hooks: EventHooks
+    retention: Retention
+
+
+@contextlib.contextmanager
+def observed_update(
+    settings: PipelineSettings, options: UpdateOptions, bus: EventBus
+) -> Iterator[ObservedStart]:
+    """Lease the storage, subscribe everything that observes an update, and report its start.
+
+    An exception of the block is reported as the end of the update.
+    """
     remember_settings(settings)
     update_id = str(uuid.uuid4())
     origin = EventOrigin(pipeline_name=settings.name, update_id=update_id)
@@ -131,18 +166,7 @@ def run_update(
                 Event(origin, UpdateProgress(UpdateState.INITIALIZING), reason)
             )
             exports.warn()
-            with open_pipeline(
-                settings,
-                leases,
-                update_id=update_id,
-                selection=replace(options.selection, keeps_refused=True),
-                on_hooks=hooks.start,
-                edit=edit,
-            ) as pipeline:
-                # A storage on another machine is leased with the session: an update that waits for
-                # that lease, or is refused, must not delete events of the one that holds it.
-                retention.start()
-                return _run(pipeline, options, bus, origin, leases, on_running)
+            yield ObservedStart(origin=origin, leases=leases, hooks=hooks, retention=retention)
         except KeyboardInterrupt:
             bus.emit(Event(origin, UpdateProgress(UpdateState.CANCELED), "interrupted"))
             raise

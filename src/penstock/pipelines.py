@@ -32,10 +32,11 @@ from penstock._observe.state import ObservedUpdate
 from penstock._plan.explain import explain_json, explain_text
 from penstock._plan.settings import update_retries
 from penstock._plan.steps import Plan
+from penstock._project.job_files import job_file
 from penstock._project.spec import load_settings
 from penstock._runtime.relaunch import run_with_relaunches
 from penstock._runtime.restart import RELAUNCH, RestartAfter
-from penstock._runtime.update import Update, UpdateResult
+from penstock._runtime.update import UpdateResult
 from penstock.errors import DefinitionError, PenstockError
 
 if TYPE_CHECKING:
@@ -230,6 +231,15 @@ def _settings(project: Project, **settings: Any) -> PipelineSettings:
     return load_settings(Path.cwd(), source=Path(project), **settings)
 
 
+def _job_file(settings: PipelineSettings) -> Path | None:
+    try:
+        return job_file(settings)
+    except PenstockError as error:
+        if error.condition == "JOB_AMBIGUOUS":
+            raise
+        return None  # the update reports it
+
+
 class WatchedUpdate(NamedTuple):
     """An update that has ended, and whether a signal asked it to stop."""
 
@@ -263,12 +273,25 @@ def watch_update(
     bus, state, signals = EventBus(), ObservedUpdate(), StopSignals()
     bus.subscribe(state)
 
-    def running(update: Update) -> None:
+    def running(update: Stoppable) -> None:
         signals.bind(update if on_running is None else on_running(update))
 
     def run_once(retry: int, is_set_up: bool) -> UpdateResult:
         options = update_options.without_resets() if is_set_up else update_options
-        return run_update(settings, replace(options, retry=retry), bus=bus, on_running=running)
+        options = replace(options, retry=retry)
+        job = _job_file(settings)
+        if job is None:
+            return run_update(settings, options, bus=bus, on_running=running)
+        from penstock._jobs.job import run_job
+
+        return run_job(
+            settings,
+            options,
+            job,
+            bus=bus,
+            on_running=running,
+            on_interrupt=lambda: signals.bind(None),
+        )
 
     def wait(error: PenstockError, decision: RestartAfter) -> bool:
         signals.bind(None)  # from here on, a signal raises KeyboardInterrupt

@@ -19,15 +19,17 @@ class BatchAdmission:
     """Lets the streaming queries of a session take turns, first come, first served.
 
     The number of concurrent batches is one more than the number of cores, as a batch does not
-    compute all the time. A borrowed session without Penstock's Java classes has no limit.
+    compute all the time. A borrowed session without Penstock's Java classes has no limit. Without
+    permits, queries end the trigger in flight and begin no other.
     """
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, permits: int | None = None) -> None:
         jvm: Any = spark._jvm
         java_class = jvm.penstock.spark.BatchAdmission
         self._java: Any = None
         if not isinstance(java_class, JavaPackage):
-            permits = spark.sparkContext.defaultParallelism + 1
+            if permits is None:
+                permits = spark.sparkContext.defaultParallelism + 1
             self._java = java_class(permits, int(TURN_SECONDS * 1000))
 
     def attach(self, query: StreamingQuery, *, is_read: bool) -> None:

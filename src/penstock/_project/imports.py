@@ -101,10 +101,11 @@ class ProjectImports(MetaPathFinder):
         self._paths = frozenset(sys.path)
         self._executed: list[Path] = []
 
-    def run(self, source: Path, namespace: Mapping[str, object]) -> None:
+    def run(self, source: Path, namespace: Mapping[str, object], *, is_main: bool = False) -> None:
         """Execute a source file, unless a sibling has already imported it.
 
-        Raises whatever the file raises; the same object again if it was imported before and failed.
+        With `is_main` it is the program, as of `python source.py`. Raises whatever the file raises;
+        the same object again if it was imported before and failed.
         """
         path = str(source)
         self.namespace = namespace
@@ -115,13 +116,14 @@ class ProjectImports(MetaPathFinder):
             if path in self._failures:
                 raise self._failures[path]
             if path not in self._modules:
-                name = package + self._unique_name(source)
+                name = "__main__" if is_main else package + self._unique_name(source)
                 spec = spec_from_file_location(name, path, loader=_Loader(name, path, self))
                 assert spec is not None
                 assert spec.loader is not None
                 module = module_from_spec(spec)
                 sys.modules[name] = module
-                self._source_names.add(name)
+                if not is_main:
+                    self._source_names.add(name)
                 spec.loader.exec_module(module)
         finally:
             self._search = self.folders

@@ -1,5 +1,6 @@
-"""Executes the source files of a pipeline and collects what they declare."""
+"""Executes the source files of a pipeline and collects what they declare, or those of a job."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -11,9 +12,10 @@ from penstock._api.registry import registration
 from penstock._model.origin import source_location
 from penstock._model.pipeline import PipelineDefinition, PipelineSettings
 from penstock._project.imports import ProjectImports, project_imports
+from penstock._project.job_files import refuse_job
 from penstock._project.source_registry import SourceRegistry
 from penstock._project.user_code import user_code_error
-from penstock.errors import DefinitionError, PenstockError
+from penstock.errors import DefinitionError, PenstockError, UserCodeError
 
 
 def load_definitions(
@@ -65,6 +67,7 @@ def _load(
         shared_session(namespace.get("spark")),
     ):
         imports.drop()
+        refuse_job(imports.sources)
         _run_all(imports, namespace, registry)
         return registry, imports.sources
 
@@ -89,20 +92,88 @@ def _run_all(
                 registry.record(error)
 
 
-_REMOTE = ("spark.remote", "spark.api.mode")
+def run_job_file(
+    settings: PipelineSettings,
+    source: Path,
+    *,
+    namespace: Mapping[str, object],
+    on_configure: Callable[[Mapping[str, Any]], None],
+    on_stop: Callable[[], None],
+) -> None:
+    """Execute the file of a job as a program; return when it has ended.
+
+    Args:
+        settings: Of the job.
+        source: The file.
+        namespace: Names that a notebook has without importing them.
+        on_configure: Called with the options of `SparkSession.builder`, which has the session of
+            the namespace.
+        on_stop: Called instead of `SparkSession.stop`.
+
+    Raises:
+        BaseException: Whatever the file raises, as `UserCodeError` if it is an `Exception`.
+    """
+    with (
+        project_imports(settings) as imports,
+        _as_program(source),
+        shared_session(
+            namespace.get("spark"), on_stop=lambda *_: on_stop(), on_configure=on_configure
+        ),
+    ):
+        imports.drop()
+        try:
+            imports.run(source, namespace, is_main=True)
+        except SystemExit as ended:
+            if ended.code not in (None, 0):
+                raise UserCodeError(
+                    "JOB_EXITED",
+                    f"the job ended itself with exit code {ended.code!r}",
+                    origin=source_location(str(source), 1),
+                ) from ended
+        except Exception as raised:
+            if isinstance(raised, PenstockError):
+                raise
+            raise user_code_error(
+                raised, source, imports.root, imports.executor.missing_packages
+            ) from raised
 
 
 @contextmanager
-def shared_session(spark: Any) -> Iterator[None]:
-    """Prevent source files from stopping the session, by patching its classes."""
+def _as_program(source: Path) -> Iterator[None]:
+    arguments, main = sys.argv, sys.modules["__main__"]
+    sys.argv = [str(source)]
+    try:
+        yield
+    finally:
+        sys.argv, sys.modules["__main__"] = arguments, main
+
+
+_REMOTE = ("spark.remote", "spark.api.mode")
+
+
+def _ignored(*_arguments: Any, **_parameters: Any) -> None:
+    return None
+
+
+@contextmanager
+def shared_session(
+    spark: Any,
+    *,
+    on_stop: Callable[..., None] = _ignored,
+    on_configure: Callable[[Mapping[str, Any]], None] = _ignored,
+) -> Iterator[None]:
+    """Prevent source files from stopping the session, by patching its classes.
+
+    `on_stop` is called instead, and `on_configure` with the options of a builder.
+    """
     with ExitStack() as patches:
         for owner in (spark, getattr(spark, "sparkContext", None)):
             if holder := _holder(type(owner), "stop"):
-                patches.enter_context(_replaced(holder, "stop", _ignored))
+                patches.enter_context(replaced(holder, "stop", on_stop))
         builder = getattr(type(spark), "Builder", None)
         if isinstance(builder, type) and "getOrCreate" in vars(builder):
-            get_or_create = _without_remote(vars(builder)["getOrCreate"])
-            patches.enter_context(_replaced(builder, "getOrCreate", get_or_create))
+            get_or_create = _without_remote(vars(builder)["getOrCreate"], on_configure)
+            patches.enter_context(replaced(builder, "getOrCreate", get_or_create))
         yield
 
 
@@ -110,21 +181,21 @@ def _holder(kind: type, name: str) -> type | None:
     return next((base for base in kind.__mro__ if name in vars(base)), None)
 
 
-def _ignored(*_arguments: Any, **_parameters: Any) -> None:
-    return None
-
-
-def _without_remote(original: Callable[..., Any]) -> Callable[..., Any]:
+def _without_remote(
+    original: Callable[..., Any], on_configure: Callable[[Mapping[str, Any]], None]
+) -> Callable[..., Any]:
     def get_or_create(builder: Any) -> Any:
         for key in _REMOTE:
             builder._options.pop(key, None)
+        on_configure(builder._options)
         return original(builder)
 
     return get_or_create
 
 
 @contextmanager
-def _replaced(holder: type, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
+def replaced(holder: type, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
+    """Replace a method of a class while this is open."""
     before = vars(holder)[name]
     setattr(holder, name, replacement)
     try:

@@ -4,6 +4,7 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from penstock._model.pipeline import PipelineSettings
@@ -15,6 +16,7 @@ from penstock._project.databricks.notebook import (
     read_cells,
 )
 from penstock._project.locations import nearest_file
+from penstock._project.query_starts import starts_queries
 from penstock.errors import PenstockError, SpecError
 
 OTHER_LANGUAGES = {".scala": "Scala", ".r": "R"}
@@ -50,7 +52,8 @@ def find_sources(settings: PipelineSettings) -> tuple[Path, ...]:
     tests, nothing hidden.
 
     Without patterns these are the files that declare something: in the project's folder, else in
-    sub-folders with the usual names, else anywhere below.
+    sub-folders with the usual names, else anywhere below; else those of the project's folder that
+    start streaming queries themselves.
 
     Raises:
         SpecError: A pattern is not allowed or matches nothing, or a file is of another language.
@@ -116,16 +119,19 @@ def ignored_sources(settings: PipelineSettings) -> tuple[Path, ...]:
 
 def _pipeline_files(root: Path) -> tuple[Path, ...]:
     """The declaring files of the first location that has some."""
-    here = (path for path in sorted(root.iterdir()) if _is_candidate(path))
+    here = [path for path in sorted(root.iterdir()) if _is_candidate(path)]
     usual = (path for name in _CONVENTIONAL for path in files_below(root / name))
     anywhere = files_below(root, most_folders=_MOST_FOLDERS)
     for place in (here, usual, anywhere):
         if files := tuple(path for path in place if _declares(path)):
             return files
+    if jobs := tuple(path for path in here if _is_job(path)):
+        return jobs
     raise SpecError(
         "SOURCE_NOT_FOUND",
         f"{root} has no pipeline: no spec file here or above, no Python file or notebook that "
-        "imports penstock, dlt or pyspark.pipelines, and no SQL that creates a dataset",
+        "imports penstock, dlt or pyspark.pipelines or starts streaming queries, and no SQL that "
+        "creates a dataset",
         hint="name a file (`penstock run my_pipeline.py`), or create a project with "
         "`penstock init NAME`",
     )
@@ -135,9 +141,15 @@ def _is_candidate(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() in SUFFIXES and _is_searched_file(path.name)
 
 
+def _is_job(path: Path) -> bool:
+    with suppress(PenstockError, SyntaxError, ValueError, OSError):
+        return starts_queries(read_cells(path))
+    return False
+
+
 def _declares(path: Path) -> bool:
     try:
-        return any(_cell_declares(cell) for cell in read_cells(path))
+        return any(cell_declares(cell) for cell in read_cells(path))
     except (PenstockError, SyntaxError, ValueError, OSError):
         if path.suffix.lower() != ".py":
             return False
@@ -147,7 +159,8 @@ def _declares(path: Path) -> bool:
         return False
 
 
-def _cell_declares(cell: Cell) -> bool:
+def cell_declares(cell: Cell) -> bool:
+    """Whether a cell imports the declarative API, or is SQL that creates a dataset."""
     if cell.kind is CellKind.SQL:
         return _SQL_DECLARATION.search(cell.text) is not None
     return cell.kind is CellKind.PYTHON and imports_api(cell.text)

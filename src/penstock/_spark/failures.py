@@ -198,7 +198,17 @@ _NOISE = re.compile(
 )
 
 
+_TRACEBACK = re.compile(
+    r'Traceback \(most recent call last\):\n(?:.*\n)*?  File "(.+)", line (\d+).*\n'
+    r"(?:    .*\n)*(\w[\w.]*(?:: .*)?)\n"
+)
+
+
 def _reason(text: str) -> str:
+    # A function of `foreachBatch` or `foreach` in the driver.
+    if "Python Proxy" in text and (raised := _TRACEBACK.findall(text)):
+        file, line, exception = raised[-1]
+        return shown(f"{exception} ({Path(file).name}:{line})")[:600]
     causes = re.findall(r"(?m)^Caused by: (.+)$", text)
     line = causes[-1] if causes else first_line(text)
     return shown(_NOISE.sub("", line).strip())[:600]

@@ -214,7 +214,7 @@ def jvm_died(exit_code: int, *, flow: str = "", log: str = "") -> FlowError:
 
 def effective_configuration(options: SessionOptions) -> dict[str, str]:
     """All `spark.*` settings of the session: defaults < spark-defaults.conf < the user's."""
-    conf_of_user = _spark_defaults_file()
+    conf_of_user = spark_defaults()
     conf_of_user.update({k: v for k, v in options.configuration.items() if k.startswith("spark.")})
     if options.master is not None:
         conf_of_user["spark.master"] = options.master
@@ -263,7 +263,8 @@ def _append(conf: dict[str, str], key: str, value: str, separator: str) -> None:
         conf[key] = separator.join(filter(None, (conf.get(key), value)))
 
 
-def _spark_defaults_file() -> dict[str, str]:
+def spark_defaults() -> dict[str, str]:
+    """The settings of `spark-defaults.conf`."""
     conf: dict[str, str] = {}
     path = conf_folder() / "spark-defaults.conf"
     if path.is_file():

@@ -1,0 +1,275 @@
+"""One run of a job: its program, its queries, and their stop."""
+
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from penstock._jobs.queries import JobQueries
+from penstock._launch import project_session, read_context
+from penstock._model.pipeline import PipelineSettings
+from penstock._observe.bus import EventBus
+from penstock._observe.events import (
+    ClusterResources,
+    Event,
+    EventOrigin,
+    FlowStatus,
+    PlanWarning,
+    UpdateProgress,
+    UpdateState,
+)
+from penstock._project.databricks.notebook_globals import notebook_globals
+from penstock._project.loader import run_job_file
+from penstock._runtime.reporter import error_info
+from penstock._runtime.update import UpdateResult
+from penstock._spark.call_sites import user_columns
+from penstock._spark.executors import executor_watch
+from penstock._spark.session import jvm_died, jvm_exit_code, jvm_watch, log_tail, spark_defaults
+from penstock._update import UpdateOptions, observed_update
+from penstock.errors import PenstockError, PlanError, UpdateFailedError
+
+_INTERRUPT_SECONDS = 15.0
+_REPORT_SECONDS = 10.0
+# Where Penstock's defaults change what a program writes.
+_OWN_DEFAULTS = ("spark.sql.session.timeZone", "spark.sql.sources.default")
+_EXPECTED_TO_DIFFER = ("spark.app.name",)
+
+
+def run_job(
+    settings: PipelineSettings,
+    options: UpdateOptions,
+    source: Path,
+    *,
+    bus: EventBus,
+    on_running: "Callable[[Job], None]",
+    on_interrupt: Callable[[], None],
+) -> UpdateResult:
+    """Run the file of a job; return when it and its queries have ended and Spark's JVM is gone.
+
+    As `run_update`: called on the main thread, which runs the file. `on_interrupt` is called before
+    the file is interrupted by SIGINT, on another thread: it must raise `KeyboardInterrupt` then.
+    """
+    if options.selection.names or options.full_refresh_all or options.replace_where:
+        raise PlanError(
+            "SOURCE_IS_JOB",
+            f"{source.name} is a job: it has no tables to select or to refresh",
+            hint="run it without a selection; to read a source from its start again, give the "
+            "query a new checkpointLocation",
+        )
+    with (
+        observed_update(settings, options, bus) as observed,
+        project_session(settings, observed.leases, update_id=observed.origin.update_id) as spark,
+    ):
+        observed.retention.start()
+        kept = {**spark_defaults(), **settings.configuration}
+        for key in _OWN_DEFAULTS:
+            if key not in kept:
+                spark.conf.unset(key)
+        queries = JobQueries(spark, observed.origin, bus.emit)
+        job = Job(
+            spark,
+            settings,
+            source,
+            queries,
+            bus,
+            observed.origin,
+            stop_timeout_seconds=options.stop_timeout_seconds,
+            on_interrupt=on_interrupt,
+        )
+
+        def executors_changed(change: ClusterResources, message: str) -> None:
+            bus.emit(Event(observed.origin, change, message))
+
+        if observed.leases.remote is not None:
+            observed.leases.remote.on_lost(job.lease_lost)
+        on_running(job)
+        with (
+            jvm_watch(spark, queries.jvm_died),
+            executor_watch(spark, executors_changed),
+            queries.observed(),
+        ):
+            return job.run()
+
+
+class _Message(Enum):
+    STOP = auto()
+    END = auto()
+
+
+class Job:
+    """A running job. Its program is on the main thread, its stop on one of its own."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: PipelineSettings,
+        source: Path,
+        queries: JobQueries,
+        bus: EventBus,
+        origin: EventOrigin,
+        *,
+        stop_timeout_seconds: float,
+        on_interrupt: Callable[[], None],
+    ) -> None:
+        self._spark = spark
+        self._settings = settings
+        self._source = source
+        self._queries = queries
+        self._bus = bus
+        self._origin = origin
+        self._stop_timeout_seconds = stop_timeout_seconds
+        self._on_interrupt = on_interrupt
+        # Put by signal handlers: SimpleQueue.put is reentrant.
+        self._inbox: SimpleQueue[_Message] = SimpleQueue()
+        self._program = threading.get_ident()
+        self._runs_program = False
+        self._was_stopped = False
+        self._was_interrupted = threading.Event()
+
+    def request_stop(self) -> None:
+        """First call: end after the batches in flight. Second call: interrupt. Signal-safe."""
+        self._inbox.put(_Message.STOP)
+
+    def lease_lost(self, failure: str) -> None:
+        """End now: another driver has taken over."""
+        self._queries.abandon(failure)
+        self._queries.interrupt()
+        for _ in range(2):
+            self.request_stop()
+
+    def run(self) -> UpdateResult:
+        """Run the program, wait for its queries, and report how both have ended."""
+        stopper = threading.Thread(target=self._stop_on_request, name="stop job", daemon=True)
+        stopper.start()
+        self._report(UpdateState.RUNNING, f"running {self._source.name}")
+        failure: PenstockError | None = None
+        try:
+            failure = self._run_program()
+            waiting = self._queries.running
+            if failure is not None and waiting:
+                self.request_stop()
+            elif waiting and not self._was_stopped:
+                names = ", ".join(query.flow for query in waiting)
+                self._report(UpdateState.RUNNING, f"the program has ended; waiting for {names}")
+            self._wait()
+        except KeyboardInterrupt:
+            if not self._was_stopped:
+                raise
+            self._queries.wait(_INTERRUPT_SECONDS)
+        finally:
+            self._inbox.put(_Message.END)
+            stopper.join(_INTERRUPT_SECONDS)
+        return self._conclude(failure)
+
+    def _run_program(self) -> PenstockError | None:
+        context = read_context(self._settings, self._spark)
+        names = notebook_globals(self._spark, self._settings, map_path=context.map_path)
+        self._runs_program = True
+        try:
+            with user_columns():
+                run_job_file(
+                    self._settings,
+                    self._source,
+                    namespace=names,
+                    on_configure=self._configured,
+                    on_stop=self._spark_stopped,
+                )
+        except PenstockError as error:
+            cause = error.__cause__
+            code = jvm_exit_code(self._spark, cause)
+            if code is not None:
+                self._queries.jvm_died(code)
+                return jvm_died(code, log=log_tail(self._spark))
+            # The query's own error says more; its report may come after the exception.
+            if isinstance(cause, StreamingQueryException):
+                self._queries.wait_for_failure(_REPORT_SECONDS)
+                return None if self._queries.failures else error
+            return error
+        finally:
+            self._runs_program = False
+        return None
+
+    def _configured(self, options: Mapping[str, Any]) -> None:
+        """Warn of settings of `SparkSession.builder` that the running session cannot take."""
+        conf = self._spark.conf
+        ignored = [
+            key
+            for key, value in options.items()
+            if key.startswith("spark.")
+            and key not in _EXPECTED_TO_DIFFER
+            and not conf.isModifiable(key)
+            and conf.get(key, None) != str(value)
+        ]
+        if ignored:
+            text = (
+                f"{', '.join(ignored)}: set by the program after Spark has started, and ignored; "
+                "set them below `configuration` in penstock.yaml"
+            )
+            self._bus.emit(Event(self._origin, PlanWarning(text), text))
+
+    def _spark_stopped(self) -> None:
+        """The program stops Spark: its queries end as they would; the session ends with the run."""
+        for query in self._queries.running:
+            query.interrupt()
+
+    def _wait(self) -> None:
+        while not self._queries.wait(1.0):
+            if self._was_interrupted.is_set():
+                self._queries.wait(_INTERRUPT_SECONDS)
+                return
+
+    # -- the stop, on its own thread -----------------------------------------------------------
+
+    def _stop_on_request(self) -> None:
+        if self._inbox.get() is _Message.END:
+            return
+        self._was_stopped = True
+        self._report(UpdateState.STOPPING, "stopping: running queries finish their micro-batch")
+        self._queries.request_stop()
+        reason = "stop was requested a second time"
+        try:
+            if self._inbox.get(timeout=self._stop_timeout_seconds) is _Message.END:
+                return
+        except Empty:
+            reason = f"not stopped within {self._stop_timeout_seconds:g} s"
+        self._report(UpdateState.STOPPING, f"interrupting: {reason}")
+        self._was_interrupted.set()
+        self._queries.interrupt()
+        if self._runs_program and self._program == threading.main_thread().ident:
+            self._on_interrupt()
+            is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            signal.pthread_kill(self._program, signal.SIGTERM if is_ignored else signal.SIGINT)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _conclude(self, failure: PenstockError | None) -> UpdateResult:
+        failures = (*self._queries.failures, *(() if failure is None else (failure,)))
+        if failures:
+            state, error = UpdateState.FAILED, UpdateFailedError(failures)
+            self._report(state, f"job failed: {failures[0].message}", error=error)
+        elif self._was_stopped:
+            state = UpdateState.CANCELED
+            self._report(state, "job stopped")
+        else:
+            state = UpdateState.COMPLETED
+            self._report(state, "job completed")
+        return UpdateResult(
+            update_id=self._origin.update_id,
+            state=state,
+            failures=failures,
+            completed=self._queries.named(FlowStatus.COMPLETED),
+            stopped=self._queries.named(FlowStatus.STOPPED),
+            interrupted=self._was_interrupted.is_set(),
+        )
+
+    def _report(
+        self, state: UpdateState, message: str, *, error: PenstockError | None = None
+    ) -> None:
+        info = None if error is None else error_info(error)
+        self._bus.emit(Event(self._origin, UpdateProgress(state), message, error=info))

@@ -1,0 +1,72 @@
+"""What a job's query writes to, and its name as a flow."""
+
+import ast
+import linecache
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from py4j.protocol import Py4JError
+
+from penstock._model.origin import SourceLocation
+
+_TARGETS = ("topic", "path", "dbtable")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryTarget:
+    """Format, output mode, and table, path or topic of a query; `None` where it has none."""
+
+    format: str = ""
+    mode: str = ""
+    name: str | None = None
+
+
+def target_of(writer: Any, name: str | None) -> QueryTarget:
+    """The target of a `DataStreamWriter` that has started a query.
+
+    `name` is the table or path with which it was started.
+    """
+    java = writer._jwrite
+    try:
+        # Spark has no public way to read them.
+        source, options = str(_field(java, "source")), _field(java, "extraOptions")
+        mode = str(_field(java, "outputMode").toString()).upper()
+        if name is None:
+            named = (options.get(key) for key in _TARGETS)
+            name = next((str(option.get()) for option in named if option.isDefined()), None)
+    except Py4JError:
+        return QueryTarget(name=name)
+    return QueryTarget(format=source, mode=mode, name=name)
+
+
+def _field(java: Any, name: str) -> Any:
+    field = java.getClass().getDeclaredField(name)
+    field.setAccessible(True)
+    return field.get(java)
+
+
+def flow_name(query_name: str | None, target: QueryTarget, origin: SourceLocation) -> str:
+    """The name of the query, else that of its target, of its variable, or `query`."""
+    if query_name:
+        return query_name
+    if target.name is not None:
+        last = target.name.rstrip("/").rpartition("/")[2]
+        if last:
+            return last
+    return _variable(origin) or "query"
+
+
+def _variable(origin: SourceLocation) -> str | None:
+    """The variable that is assigned by the statement at a line."""
+    text = "".join(linecache.getlines(str(Path(origin.file).absolute())))
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError):
+        return None
+    for node in nodes:
+        if isinstance(node, ast.Assign) and node.lineno <= origin.line <= (node.end_lineno or 0):
+            target = node.targets[0]
+            if isinstance(target, ast.Name):
+                return target.id
+    return None

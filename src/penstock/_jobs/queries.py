@@ -1,0 +1,192 @@
+"""The streaming queries of a job: each is a flow, observed from its start to its end."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from penstock._execution.admission import BatchAdmission
+from penstock._execution.listener import ProgressListener
+from penstock._jobs.naming import QueryTarget, flow_name, target_of
+from penstock._jobs.query import JobQuery
+from penstock._model.flow import Flow
+from penstock._model.origin import SourceLocation, capture_origin
+from penstock._observe.events import (
+    Event,
+    EventOrigin,
+    FlowProgress,
+    FlowStatus,
+    SinkDefinition,
+)
+from penstock._project.loader import replaced
+from penstock._runtime.ports import FlowEnded
+from penstock._runtime.reporter import error_info
+from penstock._spark.failures import flow_error
+from penstock._spark.session import jvm_died
+from penstock.errors import PenstockError
+
+_DETACH_SECONDS = 5.0
+
+
+class JobQueries:
+    """Observes the queries of a session. `emit` gets their events, on any thread."""
+
+    def __init__(
+        self, spark: SparkSession, origin: EventOrigin, emit: Callable[[Event], None]
+    ) -> None:
+        self._spark = spark
+        self._origin = origin
+        self._emit = emit
+        self._listener = ProgressListener()
+        self._hold = BatchAdmission(spark, permits=0)
+        self._changed = threading.Condition()
+        self._queries: dict[str, JobQuery] = {}
+        self._ends: dict[str, FlowStatus] = {}
+        self._errors: dict[str, PenstockError] = {}
+        self._is_stopping = False
+
+    @contextmanager
+    def observed(self) -> Iterator[None]:
+        """Observe the queries that are started while this is open."""
+        self._spark.streams.addListener(self._listener)
+        start = self._observing(DataStreamWriter.start, "path")
+        to_table = self._observing(DataStreamWriter.toTable, "tableName")
+        try:
+            with (
+                replaced(DataStreamWriter, "start", start),
+                replaced(DataStreamWriter, "toTable", to_table),
+            ):
+                yield
+        finally:
+            # Not on this thread: an interrupt may have left its connection to the JVM unusable.
+            thread = threading.Thread(target=self._detach, name="detach", daemon=True)
+            thread.start()
+            thread.join(_DETACH_SECONDS)
+
+    def _detach(self) -> None:
+        with suppress(Exception):  # the JVM may be gone
+            self._spark.streams.removeListener(self._listener)
+
+    def _observing(self, start: Callable[..., StreamingQuery], name: str) -> Callable[..., Any]:
+        @wraps(start)
+        def observed_start(writer: Any, *arguments: Any, **options: Any) -> StreamingQuery:
+            location = capture_origin()
+            query = start(writer, *arguments, **options)
+            target = arguments[0] if arguments else options.get(name)
+            self._add(query, target_of(writer, target), location)
+            return query
+
+        return observed_start
+
+    def _add(self, query: StreamingQuery, target: QueryTarget, location: SourceLocation) -> None:
+        with self._changed:
+            name = self._unused(flow_name(query.name, target, location), location)
+            origin = replace(self._origin, flow_name=name, sink_name=name)
+            flow = Flow(name=name, target=name, function=lambda: None, origin=location)
+            job_query = JobQuery(
+                query, flow, target.mode, origin, self._emit, self._ended, self._hold
+            )
+            self._queries[name] = job_query
+            self._ends.pop(name, None)
+            self._errors.pop(name, None)
+            is_stopping = self._is_stopping
+        place = f"{target.format} {target.name}" if target.name else target.format
+        sink = replace(self._origin, sink_name=name)
+        self._emit(Event(sink, SinkDefinition(format=target.format), f"{name} writes to {place}"))
+        self._emit(job_query.definition())
+        text = f"{name} was started at {location}"
+        self._emit(Event(origin, FlowProgress(FlowStatus.RUNNING), text))
+        self._listener.watch(str(query.runId), job_query)
+        if is_stopping:
+            job_query.request_stop()
+
+    def _unused(self, name: str, location: SourceLocation) -> str:
+        """The name, with a number if another query has it. Call with the lock.
+
+        A query that is started again at the same line is the same flow.
+        """
+        unused, number = name, 2
+        while (known := self._queries.get(unused)) is not None:
+            if known.has_ended and known.declared.origin == location:
+                break
+            unused, number = f"{name}_{number}", number + 1
+        return unused
+
+    def _ended(self, ended: FlowEnded) -> None:
+        error = ended.error
+        if error is not None:
+            status, text = FlowStatus.FAILED, error.message
+        elif self._is_stopping:
+            status, text = FlowStatus.STOPPED, f"{ended.flow} was stopped"
+        else:
+            status, text = FlowStatus.COMPLETED, f"{ended.flow} has ended"
+        origin = replace(self._origin, flow_name=ended.flow, sink_name=ended.flow)
+        info = None if error is None else error_info(error)
+        self._emit(Event(origin, FlowProgress(status), text, error=info))
+        with self._changed:
+            self._ends[ended.flow] = status
+            if error is not None:
+                self._errors[ended.flow] = error
+            self._changed.notify_all()
+
+    # -- the end -------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> tuple[JobQuery, ...]:
+        with self._changed:
+            return tuple(q for name, q in self._queries.items() if name not in self._ends)
+
+    @property
+    def failures(self) -> tuple[PenstockError, ...]:
+        """Errors of queries that failed and were not started again."""
+        with self._changed:
+            return tuple(self._errors.values())
+
+    def named(self, status: FlowStatus) -> tuple[str, ...]:
+        with self._changed:
+            return tuple(name for name, end in self._ends.items() if end is status)
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether all queries have ended, and their events are out, within some seconds."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        with self._changed:
+            while any(name not in self._ends for name in self._queries):
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                self._changed.wait(left)
+        return True
+
+    def wait_for_failure(self, seconds: float) -> None:
+        """Wait until a query has reported a failure, for at most some seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._errors), seconds)
+
+    def request_stop(self) -> None:
+        """End all queries after the micro-batch in flight, also those that start later."""
+        self._is_stopping = True
+        for query in self.running:
+            query.request_stop()
+
+    def interrupt(self) -> None:
+        """End all queries now."""
+        self._is_stopping = True
+        for query in self.running:
+            query.interrupt()
+
+    def jvm_died(self, exit_code: int) -> None:
+        """End all queries after the end of Spark's JVM."""
+        for query in self.running:
+            query.abandoned(jvm_died(exit_code, flow=query.flow))
+
+    def abandon(self, failure: str) -> None:
+        """End all queries with a failure that they have in common."""
+        for query in self.running:
+            query.abandoned(flow_error(failure, query.declared))

@@ -1,0 +1,85 @@
+"""One streaming query of a job."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock._execution.admission import BatchAdmission
+from penstock._execution.running import RunningQuery
+from penstock._model.flow import Flow
+from penstock._observe.events import Event, EventOrigin, FlowDefinition
+from penstock._runtime.ports import FlowEnded
+
+# Of a pipeline, other hints apply.
+_HINTS = {
+    "CHECKPOINT_UNUSABLE": "a new checkpointLocation starts the query over from its sources",
+    "SOURCE_ROWS_LOST": 'failOnDataLoss "false" continues without them',
+    "FLOW_FAILED": None,
+}
+
+
+class JobQuery(RunningQuery):
+    """A running query that the job has started. Its checkpoint and sink are the job's."""
+
+    def __init__(
+        self,
+        query: StreamingQuery,
+        flow: Flow,
+        mode: str,
+        origin: EventOrigin,
+        emit: Callable[[Any], None],
+        on_end: Callable[[FlowEnded], None],
+        hold: BatchAdmission,
+    ) -> None:
+        super().__init__(flow, origin, emit, on_end)
+        self.declared = flow
+        self._mode = mode
+        self._event_origin = origin
+        self._hold = hold
+        self._spark_query = query
+        self._is_defined = False
+        self._finished = -1
+        java: Any = query
+        kind = java._jsq.streamingQuery().getClass().getSimpleName()
+        self.has_batches = kind != "ContinuousExecution"
+        self.attach(query)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ended
+
+    def definition(self, inputs: tuple[str, ...] = ()) -> Event:
+        """The event that describes the flow."""
+        body = FlowDefinition(
+            output_sink=self._flow.target,
+            external_inputs=inputs,
+            flow_type=self._mode,
+            language=self._flow.language,
+        )
+        return Event(self._event_origin, body, f"flow {self.flow}")
+
+    def progressed(self, progress: Mapping[str, Any]) -> None:
+        if not self._is_defined:
+            # A query opens its sources after it has started.
+            self._is_defined = True
+            sources = progress.get("sources") or ()
+            self._emit(self.definition(tuple(str(each["description"]) for each in sources)))
+        super().progressed(progress)
+
+    def request_stop(self) -> None:
+        last = self._spark_query.lastProgress
+        self._finished = -1 if last is None else int(last["batchId"])
+        # With rows waiting, the next batch begins at once.
+        self._hold.attach(self._spark_query, is_read=True)
+        super().request_stop()
+
+    def _is_idle(self) -> bool:
+        # A query without a processing time trigger is not held.
+        return super()._is_idle() or self._reported > self._finished
+
+    def _translate(self, error: str | None) -> Any:
+        known = super()._translate(error)
+        if known is not None and known.condition in _HINTS:
+            known.hint = _HINTS[known.condition]
+        return known

@@ -1,0 +1,136 @@
+"""Programs that start their queries themselves, run as they are."""
+
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from command_line import penstock
+from deltalake import DeltaTable
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "spark"))
+
+from pipeline_process import PipelineProcess
+
+pytestmark = pytest.mark.e2e
+
+TWO_QUERIES = """
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.appName("two").getOrCreate()
+rows = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).json("inbox")
+
+
+def append(batch, batch_id):
+    options = {"txnAppId": "batches", "txnVersion": batch_id}
+    batch.write.format("delta").options(**options).mode("append").save("out/batches")
+
+
+if __name__ == "__main__":
+    batches = (
+        rows.writeStream.foreachBatch(append)
+        .option("checkpointLocation", "checkpoints/batches")
+        .start()
+    )
+    (
+        rows.writeStream.format("delta")
+        .option("checkpointLocation", "checkpoints/direct")
+        .trigger(processingTime="500 milliseconds")
+        .start("out/direct")
+    )
+    spark.streams.awaitAnyTermination()
+    print("after the queries")
+"""
+
+ONE_QUERY = """
+rows = spark.readStream.schema("id long").json("{root}/inbox")
+query = (
+    rows.writeStream.foreachBatch({function})
+    .option("checkpointLocation", "{root}/checkpoint")
+    .trigger(availableNow=True)
+    .start()
+)
+query.awaitTermination()
+print("after the query")
+spark.stop()
+"""
+
+
+def add(root: Path, *ids: int) -> None:
+    (root / "inbox").mkdir(exist_ok=True)
+    for number in ids:
+        (root / "inbox" / f"{number}.json").write_text(json.dumps({"id": number}))
+
+
+def ids_of(table: Path) -> list[int]:
+    if not (table / "_delta_log").exists():
+        return []
+    with suppress(Exception):  # while it is created
+        return sorted(DeltaTable(table).to_pyarrow_table()["id"].to_pylist())
+    return []
+
+
+def test_job_resumes_after_kill_and_stops_after_its_batches(tmp_path: Path):
+    (tmp_path / "job.py").write_text(TWO_QUERIES)
+    add(tmp_path, *range(5))
+    tables = [tmp_path / "out" / name for name in ("batches", "direct")]
+    first = PipelineProcess(tmp_path, "job.py")
+    try:
+        assert first.wait_until(lambda: all(map(ids_of, tables)), 60), first.output
+    finally:
+        first.kill_group()
+    add(tmp_path, *range(5, 10))
+    second = PipelineProcess(tmp_path, "job.py")
+    try:
+        done = second.wait_until(lambda: all(len(ids_of(t)) == 10 for t in tables), 60)
+        assert done, second.output
+        os.kill(second._process.pid, signal.SIGTERM)
+        assert second._process.wait(30) == 130, second.output
+    finally:
+        second.kill_group()
+    assert "after the queries" in second.output
+    assert [ids_of(table) for table in tables] == [list(range(10))] * 2
+    status = json.loads(penstock(tmp_path, "status", "job.py", "--output", "json").out)
+    assert {flow["flow"]: flow["state"] for flow in status["flows"]} == {
+        "batches": "STOPPED",
+        "direct": "STOPPED",
+    }
+    updates = json.loads(penstock(tmp_path, "history", "--output", "json").out)
+    assert "CANCELED" in json.dumps(updates)
+
+
+def test_job_ends_by_itself_when_all_is_processed(spark, tmp_path: Path):
+    (tmp_path / "job.py").write_text(
+        ONE_QUERY.format(root=tmp_path, function="lambda df, _: df.count()")
+    )
+    add(tmp_path, 1)
+    run = penstock(tmp_path, "run")
+    assert run.code == 0, run.text
+    assert "after the query" in run.text
+    status = json.loads(penstock(tmp_path, "status", "job.py", "--output", "json").out)
+    assert [(f["flow"], f["state"], f["batches"]) for f in status["flows"]] == [
+        ("query", "COMPLETED", 1)
+    ]
+
+
+def test_job_fails_with_its_query(spark, tmp_path: Path):
+    (tmp_path / "job.py").write_text(
+        ONE_QUERY.format(root=tmp_path, function="lambda df, _: 1 / 0")
+    )
+    add(tmp_path, 1)
+    run = penstock(tmp_path, "run", "job.py")
+    assert run.code == 1, run.text
+    assert "query failed: ZeroDivisionError: division by zero (job.py:4)" in run.err
+    assert "declared at job.py:7" in run.err
+    assert "after the query" not in run.text
+
+
+def test_commands_for_pipelines_refuse_a_job(spark, tmp_path: Path):
+    (tmp_path / "job.py").write_text(TWO_QUERIES)
+    for command in (["dry-run"], ["check"], ["lint"], ["run", "--full-refresh-all"]):
+        refused = penstock(tmp_path, command[0], "job.py", *command[1:])
+        assert "SOURCE_IS_JOB" in refused.text, refused.text
+    assert not (tmp_path / "checkpoints").exists()
