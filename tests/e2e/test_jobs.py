@@ -118,14 +118,28 @@ def test_job_ends_by_itself_when_all_is_processed(spark, tmp_path: Path):
 
 def test_job_fails_with_its_query(spark, tmp_path: Path):
     (tmp_path / "job.py").write_text(
-        ONE_QUERY.format(root=tmp_path, function="lambda df, _: 1 / 0")
+        'spark.readStream.format("rate").load().writeStream.format("noop").start()\n'
+        + ONE_QUERY.format(root=tmp_path, function="lambda df, _: 1 / 0")
     )
     add(tmp_path, 1)
     run = penstock(tmp_path, "run", "job.py")
     assert run.code == 1, run.text
-    assert "query failed: ZeroDivisionError: division by zero (job.py:4)" in run.err
-    assert "declared at job.py:7" in run.err
+    assert "query failed: ZeroDivisionError: division by zero (job.py:5)" in run.err
+    assert "declared at job.py:8" in run.err
     assert "after the query" not in run.text
+
+
+def test_query_that_is_started_again_is_the_same_flow(spark, tmp_path: Path):
+    query = ONE_QUERY.format(root=tmp_path, function="lambda df, _: 1 / divisors.pop()")
+    body = query.replace("\n", "\n    ")
+    (tmp_path / "job.py").write_text(
+        f"divisors = [1, 0, 0]\nwhile divisors:\n  try:{body}\n  except Exception as e:\n    pass\n"
+    )
+    add(tmp_path, 1)
+    run = penstock(tmp_path, "run", "job.py")
+    assert run.code == 0, run.text
+    status = json.loads(penstock(tmp_path, "status", "job.py", "--output", "json").out)
+    assert [(f["flow"], f["state"]) for f in status["flows"]] == [("query", "COMPLETED")]
 
 
 def test_commands_for_pipelines_refuse_a_job(spark, tmp_path: Path):

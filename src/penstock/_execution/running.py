@@ -245,7 +245,12 @@ class RunningQuery(QueryWatcher):
     def interrupt(self) -> None:
         self._stopping = True
         if self._query is not None:
-            self._query.stop()
+            try:
+                self._query.stop()
+            except Exception:
+                # The session may stop when the query has ended, but not yet this call.
+                if not self._ended:
+                    raise
 
     def _stop_when_idle(self) -> None:
         with self._changed:

@@ -39,6 +39,8 @@ _REPORT_SECONDS = 10.0
 # Where Penstock's defaults change what a program writes.
 _OWN_DEFAULTS = ("spark.sql.session.timeZone", "spark.sql.sources.default")
 _EXPECTED_TO_DIFFER = ("spark.app.name",)
+# Delta registers its settings at its first use; before that, Spark does not know that they apply.
+_AT_RUN_TIME = "spark.databricks."
 
 
 def run_job(
@@ -181,15 +183,10 @@ class Job:
                     on_stop=self._spark_stopped,
                 )
         except PenstockError as error:
-            cause = error.__cause__
-            code = jvm_exit_code(self._spark, cause)
+            code = jvm_exit_code(self._spark, error.__cause__)
             if code is not None:
                 self._queries.jvm_died(code)
                 return jvm_died(code, log=log_tail(self._spark))
-            # The query's own error says more; its report may come after the exception.
-            if isinstance(cause, StreamingQueryException):
-                self._queries.wait_for_failure(_REPORT_SECONDS)
-                return None if self._queries.failures else error
             return error
         finally:
             self._runs_program = False
@@ -203,6 +200,7 @@ class Job:
             for key, value in options.items()
             if key.startswith("spark.")
             and key not in _EXPECTED_TO_DIFFER
+            and not key.startswith(_AT_RUN_TIME)
             and not conf.isModifiable(key)
             and conf.get(key, None) != str(value)
         ]
@@ -249,10 +247,16 @@ class Job:
     # -- the end -------------------------------------------------------------------------------
 
     def _conclude(self, failure: PenstockError | None) -> UpdateResult:
+        if failure is not None and isinstance(failure.__cause__, StreamingQueryException):
+            # The query's own error says more; its report may come after the exception.
+            self._queries.wait_for_failure(_REPORT_SECONDS)
+            if self._queries.failures:
+                failure = None
         failures = (*self._queries.failures, *(() if failure is None else (failure,)))
         if failures:
-            state, error = UpdateState.FAILED, UpdateFailedError(failures)
-            self._report(state, f"job failed: {failures[0].message}", error=error)
+            state, message = UpdateState.FAILED, f"job failed: {failures[0].message}"
+            error = UpdateFailedError(failures) if self._queries.failures else failures[0]
+            self._report(state, message, error=error)
         elif self._was_stopped:
             state = UpdateState.CANCELED
             self._report(state, "job stopped")

@@ -33,6 +33,7 @@ from penstock._spark.session import jvm_died
 from penstock.errors import PenstockError
 
 _DETACH_SECONDS = 5.0
+_REPORT_SECONDS = 10.0
 
 
 class JobQueries:
@@ -114,10 +115,16 @@ class JobQueries:
         """
         unused, number = name, 2
         while (known := self._queries.get(unused)) is not None:
-            if known.has_ended and known.declared.origin == location:
+            if known.declared.origin == location and self._has_ended(known):
                 break
             unused, number = f"{name}_{number}", number + 1
         return unused
+
+    def _has_ended(self, query: JobQuery) -> bool:
+        # Spark reports the end on another thread; a program may start the query again before that.
+        return not query.is_active and self._changed.wait_for(
+            lambda: query.flow in self._ends, _REPORT_SECONDS
+        )
 
     def _ended(self, ended: FlowEnded) -> None:
         error = ended.error

@@ -46,8 +46,8 @@ class JobQuery(RunningQuery):
         self.attach(query)
 
     @property
-    def has_ended(self) -> bool:
-        return self._ended
+    def is_active(self) -> bool:
+        return bool(self._spark_query.isActive)
 
     def definition(self, inputs: tuple[str, ...] = ()) -> Event:
         """The event that describes the flow."""

@@ -24,7 +24,7 @@ _CHECKPOINT = re.compile(
     r"STREAMING_CHECKPOINT_\w+|STATE_STORE_\w*(?:SCHEMA|CHECKPOINT|PROVIDER)\w*|STATEFUL_OPERATOR_\w+"
     r"|Incomplete log file|Log file was malformed"
     r"|Checksum error: \S*/checkpoints/|batch \d+ doesn't exist"
-    r"|There are \[\d+\] sources in the checkpoint|concurrent (?:update|stream log)",
+    r"|There are \[\d+\] sources in the checkpoint|concurrent (?:update to the log|stream log)",
     re.IGNORECASE,
 )
 _DETERMINISTIC = re.compile(
@@ -198,17 +198,24 @@ _NOISE = re.compile(
 )
 
 
-_TRACEBACK = re.compile(
-    r'Traceback \(most recent call last\):\n(?:.*\n)*?  File "(.+)", line (\d+).*\n'
-    r"(?:    .*\n)*(\w[\w.]*(?:: .*)?)\n"
-)
+_FRAME = re.compile(r'  File "(.+)", line (\d+)')
+_LIBRARY = re.compile(r"/(?:pyspark|py4j|site-packages|dist-packages)/")
+_EXCEPTION = re.compile(r"(?m)^(?:\w+\.)*(\w+(?:: .*)?)$")
+
+
+def _raised_in_driver(text: str) -> str | None:
+    """The exception of a function of `foreachBatch`, with the last line that is the user's."""
+    traceback = text.rpartition("Traceback (most recent call last):\n")[2]
+    exception, frames = _EXCEPTION.search(traceback), _FRAME.findall(traceback)
+    if exception is None or not frames:
+        return None
+    file, line = next((f for f in reversed(frames) if not _LIBRARY.search(f[0])), frames[-1])
+    return f"{exception[1]} ({Path(file).name}:{line})"
 
 
 def _reason(text: str) -> str:
-    # A function of `foreachBatch` or `foreach` in the driver.
-    if "Python Proxy" in text and (raised := _TRACEBACK.findall(text)):
-        file, line, exception = raised[-1]
-        return shown(f"{exception} ({Path(file).name}:{line})")[:600]
+    if "Python Proxy" in text and (raised := _raised_in_driver(text)):
+        return shown(raised)[:600]
     causes = re.findall(r"(?m)^Caused by: (.+)$", text)
     line = causes[-1] if causes else first_line(text)
     return shown(_NOISE.sub("", line).strip())[:600]

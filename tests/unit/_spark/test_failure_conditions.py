@@ -133,3 +133,22 @@ def test_failure_of_ansi_mode_names_the_setting_and_the_flow(condition):
 @pytest.mark.parametrize("condition", ["CAST_OVERFLOW_IN_TABLE_INSERT", "STREAM_FAILED"])
 def test_failure_that_ansi_mode_does_not_decide_has_no_hint_at_it(condition):
     assert flow_error(f"[{condition}] x", FLOW).hint is None
+
+
+def test_exception_of_a_batch_function_has_the_line_of_the_user():
+    text = (
+        "py4j.Py4JException: An exception was raised by the Python Proxy. Return Message: "
+        "Traceback (most recent call last):\n"
+        '  File "/lib/site-packages/py4j/clientserver.py", line 647, in _call_proxy\n'
+        '  File "/home/me/job.py", line 9, in save\n    spark.createDataFrame(rows)\n'
+        '  File "/lib/site-packages/pyspark/sql/types.py", line 2856, in infer\n'
+        "pyspark.errors.exceptions.base.PySparkTypeError: no type\n\n\tat py4j.Protocol.get(P.java)"
+    )
+    assert "PySparkTypeError: no type (job.py:9)" in flow_error(text, FLOW).message
+
+
+def test_two_writers_that_create_a_delta_table_do_not_damage_a_checkpoint():
+    text = "ProtocolChangedException: the table has been changed by a concurrent update. See more"
+    assert flow_error(text, FLOW).condition == "FLOW_FAILED"
+    text = "Concurrent update to the log. Multiple streaming jobs detected for 3"
+    assert flow_error(text, FLOW).condition == "CHECKPOINT_UNUSABLE"
