@@ -39,6 +39,11 @@ VIEWS = {
     "distinct count": ("append", "SELECT k, count(DISTINCT name) AS n FROM {s} GROUP BY k"),
     "two levels": (
         "append",
+        "SELECT d, max(n) AS most FROM (SELECT d, k, count(*) AS n FROM {s} GROUP BY d, k)"
+        " GROUP BY d",
+    ),
+    "histogram": (
+        "append",
         "SELECT n, count(*) AS groups FROM (SELECT k, count(*) AS n FROM {s} GROUP BY k)"
         " GROUP BY n",
     ),

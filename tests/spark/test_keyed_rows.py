@@ -228,17 +228,17 @@ def test_way_follows_the_table(spark: SparkSession, harness: Harness) -> None:
     touched = keyed.rows([(1, 0)]).select(F.struct("id").alias("k"))
     chosen, streamed = keyed.new_table(None), keyed.new_table(None, is_streamed=True)
     assert chosen.way_for(txn, touched, 1) is Way.TABLE
-    assert streamed._way(txn, touched, 1) is Way.VECTORS
-    assert streamed._way(txn, touched, 1_000_000) is Way.MERGE
+    assert streamed.way_for(txn, touched, 1) is Way.VECTORS
+    assert streamed.way_for(txn, touched, 1_000_000) is Way.MERGE
     narrow = touched.select(F.struct(F.expr("CAST(k.id AS INT)").alias("id")).alias("k"))
-    assert streamed._way(txn, narrow, 1) is Way.MERGE
+    assert streamed.way_for(txn, narrow, 1) is Way.MERGE
     unknown = touched.select(F.struct(F.expr("k.id").alias("more")).alias("k"))
-    assert streamed._way(txn, unknown, 1) is Way.MERGE
+    assert streamed.way_for(txn, unknown, 1) is Way.MERGE
     doubles = touched.select(F.struct(F.expr("CAST(k.id AS DOUBLE)").alias("id")).alias("k"))
-    assert streamed._way(txn, doubles, 1) is Way.MERGE
+    assert streamed.way_for(txn, doubles, 1) is Way.MERGE
     spark.sql(
         f"ALTER TABLE delta.`{harness.target.path}` SET TBLPROPERTIES"
         " (delta.enableDeletionVectors = false)"
     )
     txn = keyed.table.table.begin(50)
-    assert streamed._way(txn, touched, 1) is Way.FILES
+    assert streamed.way_for(txn, touched, 1) is Way.FILES

@@ -4,7 +4,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pytest
 from crashes import crashing
 from update_project import Project
 
@@ -25,8 +24,6 @@ SELECT k, count(*) AS n, sum(v) AS total FROM clean GROUP BY k;
 CREATE OR REFRESH MATERIALIZED VIEW latest {policy} AS
 SELECT k, v FROM (SELECT *, row_number() OVER (PARTITION BY k ORDER BY ts DESC, v) AS r FROM clean)
 WHERE r = 1;
-CREATE OR REFRESH MATERIALIZED VIEW ordinary {policy} AS
-SELECT k, v FROM clean WHERE k NOT IN (SELECT k FROM delta.`{other}` WHERE k IS NOT NULL);
 CREATE OR REFRESH MATERIALIZED VIEW known {policy} AS
 SELECT k, v FROM clean WHERE k IN (SELECT k FROM delta.`{other}`);
 CREATE OR REFRESH MATERIALIZED VIEW whole {policy} AS SELECT count(*) AS n FROM totals
@@ -70,7 +67,6 @@ class Pipeline:
             "totals": f"SELECT * FROM {totals}",
             "latest": f"SELECT k, v FROM (SELECT *, row_number() OVER (PARTITION BY k ORDER BY "
             f"ts DESC, v) AS r FROM {clean}) WHERE r = 1",
-            "ordinary": f"SELECT k, v FROM {clean} WHERE k NOT IN {known}",
             "known": f"SELECT k, v FROM {clean} WHERE k IN {known}",
             "whole": f"SELECT count(*) FROM {totals}",
         }
@@ -81,10 +77,9 @@ class Pipeline:
         assert self.project.table("clean_quarantine").count() == bad
 
 
-@pytest.mark.parametrize("rewrites", [True, False])
-def test_views_are_updated_by_the_changes_of_their_sources(spark, tmp_path, monkeypatch, rewrites):
-    if not rewrites:  # as in a table above 8 MB
-        monkeypatch.setattr("penstock._tables.write.keyed.REWRITE_BYTES", -1)
+def test_views_are_updated_by_the_changes_of_their_sources(spark, tmp_path, monkeypatch):
+    # As in a table that is not rewritten.
+    monkeypatch.setattr("penstock._tables.write.view_writer.REWRITE_BYTES", -1)
     pipeline = Pipeline(tmp_path, spark)
     assert set(pipeline.refresh().values()) == {"COMPLETE_RECOMPUTE"}
     pipeline.check()
@@ -97,7 +92,6 @@ def test_views_are_updated_by_the_changes_of_their_sources(spark, tmp_path, monk
         "totals": "GROUP_AGGREGATE",
         "latest": "ROW_BASED",
         "known": "APPEND_ONLY",
-        "ordinary": "APPEND_ONLY",
         "whole": "COMPLETE_RECOMPUTE",
     }
     pipeline.check()
@@ -107,9 +101,7 @@ def test_views_are_updated_by_the_changes_of_their_sources(spark, tmp_path, monk
 
     # A table that is read in a subquery alone.
     pipeline.add("other", [(77, None, 0)])
-    techniques = pipeline.refresh()
-    assert (techniques["known"], techniques["ordinary"]) == ("ROW_BASED", "COMPLETE_RECOMPUTE")
-    assert "a join without equal columns" in pipeline.reasons["ordinary"]
+    assert pipeline.refresh()["known"] == "ROW_BASED"
     pipeline.check()
 
 
@@ -134,23 +126,20 @@ def test_a_view_is_computed_completely_where_its_changes_are_not_known(spark, tm
     pipeline.check()
 
 
-@pytest.mark.parametrize("point", ["after_quarantine_commit", "after_target_commit"])
-def test_rows_are_added_once_when_a_refresh_is_interrupted(spark, tmp_path, point):
+def test_rows_are_added_once_when_a_refresh_is_interrupted(spark, tmp_path):
     pipeline = Pipeline(tmp_path, spark)
     pipeline.refresh()
-    pipeline.add("src", [(1, 5, 5), (1, None, 6)])
-    with crashing(point, "clean") as crashed:
-        pipeline.refresh(UpdateState.FAILED)
-    assert crashed
-    assert pipeline.refresh()["clean"] == "COMPLETE_RECOMPUTE"
-    pipeline.check()
-    pipeline.add("src", [(1, 6, 7), (2, None, 8)])
-    assert pipeline.refresh()["clean"] == "APPEND_ONLY"
-    pipeline.check()
+    for point in ("after_quarantine_commit", "after_target_commit"):
+        pipeline.add("src", [(1, 5, 5), (1, None, 6)])
+        with crashing(point, "clean") as crashed:
+            pipeline.refresh(UpdateState.FAILED)
+        assert crashed
+        assert pipeline.refresh()["clean"] == "COMPLETE_RECOMPUTE"
+        pipeline.check()
 
 
 def test_the_refresh_policy_decides(spark, tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock._execution.incremental._SHORT_SECONDS", 1000.0)
+    monkeypatch.setattr("penstock._execution.incremental._SHORT_GROUPS", 1000.0)
     pipeline = Pipeline(tmp_path, spark, policy="")
     pipeline.refresh()
     pipeline.add("src", [(1, 5, 5)])

@@ -17,16 +17,17 @@ from penstock._execution.writers import Commit
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._spark import plans
 from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.write.kept import keep
 from penstock._tables.write.keyed import MOST_KEYS
 from penstock._tables.write.view_writer import ViewChangedError, ViewWriter
 from penstock.errors import PlanError
+from penstock.quality.rules import quoted
 
 APPEND_ONLY = "APPEND_ONLY"
 GROUP_AGGREGATE = "GROUP_AGGREGATE"
 
-# The search of changed keys takes several jobs, however few there are.
+# The jobs of an incremental refresh take as long, however few rows changed.
 _SHORT_SECONDS = 2.0
+_SHORT_GROUPS = 0.8
 # Reading and replacing more keys takes longer than computing all.
 _MOST_SHARE = 0.2
 _UNSUPPORTED = "QueryChanges$UnsupportedException"
@@ -136,20 +137,14 @@ class IncrementalViews:
         changes: Any,
         before: ViewState,
     ) -> IncrementalRefresh:
-        partial = keep(DataFrame(changes.rows(), df.sparkSession))
-        try:
-            merges = dict(zip(partial.columns, map(str, changes.merges()), strict=True))
-            keys = partial.select(*list(changes.keys()))
-            count, _ = writer.collect(keys, merges)
-        except BaseException:
-            partial.unpersist()
-            raise
+        rows = DataFrame(changes.collectedRows(), df.sparkSession)
+        merges = dict(zip(rows.columns, map(str, changes.merges()), strict=True))
+        count, _ = writer.collect(
+            rows.select(*[quoted(key) for key in changes.keyColumns()]), merges
+        )
 
         def commit() -> Commit:
-            try:
-                result = writer.write_batch(partial, fingerprint=before.fingerprint)
-            finally:
-                partial.unpersist()
+            result = writer.write_batch(rows, fingerprint=before.fingerprint)
             return Commit(result, dataset.key, is_upsert=True)
 
         return IncrementalRefresh(GROUP_AGGREGATE, f"{count} groups have new rows", commit)
@@ -172,7 +167,7 @@ class IncrementalViews:
             result = writer.write_batch(rows, fingerprint=before.fingerprint)
             return Commit(result, dataset.key, is_upsert=True)
 
-        names = ", ".join(map(str, changes.keys()))
+        names = ", ".join(map(str, changes.keyColumns()))
         reason = f"rows of {count} keys may have changed: {names}"
         return IncrementalRefresh(str(changes.technique()), reason, commit)
 
@@ -213,7 +208,12 @@ def _check_history(before: ViewState) -> None:
 
 
 def _check_cost(before: ViewState, technique: str, changes: Any) -> None:
-    if before.full_seconds is not None and before.full_seconds < _SHORT_SECONDS:
+    short = _SHORT_GROUPS if technique == GROUP_AGGREGATE else _SHORT_SECONDS
+    if before.full_seconds is not None and before.full_seconds < short:
         raise NotIncrementalError(f"a complete refresh takes {before.full_seconds:.1f} s")
-    if technique != GROUP_AGGREGATE and changes.readsRewrittenTable():
+    if technique == GROUP_AGGREGATE:
+        return
+    if changes.readsRewrittenTable():
         raise NotIncrementalError("most of the files of a source were replaced")
+    if not changes.selectsRows():
+        raise NotIncrementalError("its keys do not select rows of its sources")

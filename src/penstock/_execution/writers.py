@@ -28,10 +28,12 @@ from penstock._plan.settings import tombstone_seconds
 from penstock._spark.plans import has_state
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm, read_commit_counts
+from penstock._tables.write import view_writer
 from penstock._tables.write.assignment import assigned
 from penstock._tables.write.cdc_snapshot import SnapshotShape, SnapshotWriter
 from penstock._tables.write.cdc_writer import CdcWriter, split_events
 from penstock._tables.write.fenced import last_number
+from penstock._tables.write.keyed import REWRITE_BYTES
 from penstock._tables.write.row_files import FindLateRows
 from penstock._tables.write.schema import conform
 from penstock._tables.write.table_spec import table_state
@@ -289,7 +291,7 @@ class TableWriters:
             self._tables.spark,
             version=version,
             is_streamed=self._tables.is_streamed(dataset),
-            on_vectors=partial(self._warn_of_vectors, dataset, node),
+            on_vectors=partial(self._warn_of_vectors, dataset, node, view_writer.REWRITE_BYTES),
             flow=node.flow.name,
             app_id=self._tables.app_id(node.flow.name, "view"),
             target=self._tables.table(dataset),
@@ -348,10 +350,13 @@ class TableWriters:
 
         return judged
 
-    def _warn_of_vectors(self, dataset: DatasetNode, node: FlowNode) -> None:
+    def _warn_of_vectors(
+        self, dataset: DatasetNode, node: FlowNode, rewrite_bytes: int = REWRITE_BYTES
+    ) -> None:
         self._warn(
             node,
-            f"{dataset.display} is larger than 8 MB, so delta.enableDeletionVectors was set: "
+            f"{dataset.display} is larger than {rewrite_bytes >> 20} MB, so "
+            "delta.enableDeletionVectors was set: "
             "batches mark changed rows as deleted instead of rewriting their files. All readers of "
             "the table must support deletion vectors. To do without them, set the property to "
             "false in table_properties, and run ALTER TABLE ... DROP FEATURE deletionVectors",

@@ -130,9 +130,12 @@ class DeltaJvm:
             return df
         return DataFrame(self._own.QueryChanges.pinned(df._jdf), df.sparkSession)
 
-    def keyed_rows(self, transaction: Any, live_files: Any, keys: Any) -> Any:
+    def keyed_rows(
+        self, transaction: Any, live_files: Any, keys: Any, *, returns_rows: bool = False
+    ) -> Any:
         """Penstock's `KeyedRows`: the rows of some `BatchKeys` in the table of a transaction."""
-        return self._own.KeyedRows(self.spark._jsparkSession, transaction, live_files, keys)
+        session = self.spark._jsparkSession
+        return self._own.KeyedRows(session, transaction, live_files, keys, returns_rows)
 
     def rows_of_keys(
         self, snapshot: Any, live_files: Any, keys: Any, columns: StructType, session: SparkSession

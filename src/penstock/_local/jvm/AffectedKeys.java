@@ -33,6 +33,7 @@ import org.apache.spark.sql.execution.datasources.LogicalRelation;
  */
 final class AffectedKeys {
   private final QueryChanges query;
+  private boolean selectsRows;
 
   AffectedKeys(QueryChanges query) {
     this.query = query;
@@ -97,6 +98,9 @@ final class AffectedKeys {
   /** The keys of the changed groups in the old and in the new result of a node. */
   private LogicalPlan oldAndNew(LogicalPlan node, List<Expression> groups, List<Expression> keys) {
     checkGroups(groups);
+    if (RowOrder.matters(node)) {
+      throw dependsOnOrder();
+    }
     LogicalPlan child = PlanParts.list(node.children()).get(0);
     LogicalPlan changed = touched(child, groups);
     List<LogicalPlan> results = new ArrayList<>();
@@ -115,11 +119,17 @@ final class AffectedKeys {
       throw new QueryChanges.UnsupportedException(
           "a join without equal columns is not updated incrementally");
     }
+    checkOrder(left, right);
+    checkOrder(right, left);
     boolean isInner = PlanParts.isInner(join.joinType());
     List<Expression> keys = isInner ? equi.onLeft(all) : all;
-    LogicalPlan changedRight = touched(right, equi.right());
     if (areOf(keys, left)) {
       LogicalPlan own = touched(left, keys);
+      List<Expression> same = keys.stream().map(equi::onRight).toList();
+      if (!same.contains(null)) {
+        return PlanParts.union(own, touched(right, same));
+      }
+      LogicalPlan changedRight = touched(right, equi.right());
       return PlanParts.union(own, matching(left, keys, equi.left(), changedRight, equi));
     } else if (isInner && areOf(keys, right)) {
       LogicalPlan own = touched(right, keys);
@@ -229,6 +239,11 @@ final class AffectedKeys {
 
   // -- the rows of some keys ----------------------------------------------------------------
 
+  /** Whether restricted keys select the rows of a table before they are joined or grouped. */
+  boolean selectsRows() {
+    return selectsRows;
+  }
+
   /** The rows of a node in which expressions have values of the given keys. */
   LogicalPlan restricted(
       LogicalPlan node, List<Expression> keys, LogicalPlan some, boolean isNew) {
@@ -241,6 +256,7 @@ final class AffectedKeys {
       }
       return node.withNewChildren(PlanParts.seq(parts));
     }
+    selectsRows |= node instanceof LogicalRelation;
     List<Expression> inner = keys;
     if (node instanceof Project project) {
       inner = PlanParts.replaced(keys, PlanParts.values(project.projectList()));
@@ -312,6 +328,18 @@ final class AffectedKeys {
       return new ArrayList<>(PlanParts.list(deduplicate.keys()));
     }
     return null;
+  }
+
+  /** Rows of a side are looked up for the changes of the other, as they were and as they are. */
+  private void checkOrder(LogicalPlan side, LogicalPlan other) {
+    if (query.isChanged(other) && RowOrder.mattersBelow(side)) {
+      throw dependsOnOrder();
+    }
+  }
+
+  static QueryChanges.UnsupportedException dependsOnOrder() {
+    return new QueryChanges.UnsupportedException(
+        "a part of the query depends on the order of rows with equal values, as row_number does");
   }
 
   static void checkGroups(List<Expression> groups) {

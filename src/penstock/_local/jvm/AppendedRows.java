@@ -55,6 +55,10 @@ final class AppendedRows {
 
   private LogicalPlan ofJoin(Join join) {
     LogicalPlan left = orNull(join.left());
+    if (query.isChanged(join.left()) && RowOrder.mattersBelow(join.right())
+        || query.isChanged(join.right()) && RowOrder.mattersBelow(join.left())) {
+      throw AffectedKeys.dependsOnOrder();
+    }
     if (!query.isChanged(join.right())) {
       return with(join, left, query.part(join.right(), true));
     }

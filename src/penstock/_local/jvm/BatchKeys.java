@@ -14,10 +14,7 @@ import org.apache.spark.sql.catalyst.expressions.BoundReference;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
-import org.apache.spark.sql.catalyst.plans.logical.LocalRelation;
-import org.apache.spark.sql.catalyst.types.DataTypeUtils;
 import org.apache.spark.sql.classic.Dataset;
-import org.apache.spark.sql.classic.Dataset$;
 import org.apache.spark.sql.classic.SparkSession;
 import org.apache.spark.sql.types.ByteType;
 import org.apache.spark.sql.types.DataType;
@@ -30,7 +27,6 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.types.TimestampNTZType;
 import org.apache.spark.sql.types.TimestampType;
 import org.apache.spark.unsafe.types.UTF8String;
-import scala.Option;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
@@ -63,15 +59,8 @@ public final class BatchKeys {
 
   /** Each key once, as a query without a job. */
   public Dataset<Row> frame(SparkSession session) {
-    StructType keys =
-        new StructType(Arrays.copyOf(schema.fields(), columns.size()));
-    return Dataset$.MODULE$.ofRows(
-        session,
-        new LocalRelation(
-            PlanParts.seq(PlanParts.list(DataTypeUtils.toAttributes(keys))),
-            CollectionConverters.asScala(new ArrayList<InternalRow>(distinctRows())).toSeq(),
-            false,
-            Option.empty()));
+    StructType keys = new StructType(Arrays.copyOf(schema.fields(), columns.size()));
+    return PlanParts.local(session, keys, distinctRows());
   }
 
   private Set<UnsafeRow> distinctRows() {

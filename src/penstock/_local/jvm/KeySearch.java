@@ -120,14 +120,7 @@ public final class KeySearch {
         DeletionVectorStore$.MODULE$.createInstance(log.newDeltaHadoopConf());
     List<InternalRow> rows = new ArrayList<>();
     for (Hits hits : search.search(candidates)) {
-      DeletionVectorDescriptor vector = candidates.get(hits.file).file().deletionVector();
-      RoaringBitmapArray deleted =
-          vector == null ? null : StoredBitmap.create(vector, log.dataPath()).load(store);
-      for (int hit = 0; hit < hits.count; hit++) {
-        if (deleted == null || !deleted.contains(hits.positions[hit])) {
-          rows.add(hits.rows.get(hit));
-        }
-      }
+      rows.addAll(hits.liveRows(candidates.get(hits.file).file(), log, store));
     }
     JavaSparkContext context = new JavaSparkContext(session.sparkContext());
     return ((org.apache.spark.sql.classic.SparkSession) session)
@@ -148,6 +141,23 @@ public final class KeySearch {
 
     Hits(int file) {
       this.file = file;
+    }
+
+    /** The rows that no deletion vector of their file deletes. */
+    List<InternalRow> liveRows(AddFile of, DeltaLog log, DeletionVectorStore store)
+        throws IOException {
+      DeletionVectorDescriptor vector = of.deletionVector();
+      if (vector == null) {
+        return new ArrayList<>(rows);
+      }
+      RoaringBitmapArray deleted = StoredBitmap.create(vector, log.dataPath()).load(store);
+      List<InternalRow> live = new ArrayList<>();
+      for (int hit = 0; hit < count; hit++) {
+        if (!deleted.contains(positions[hit])) {
+          live.add(rows.get(hit));
+        }
+      }
+      return live;
     }
 
     void add(long position) {

@@ -10,7 +10,10 @@ import java.util.Map;
 import java.util.Set;
 import java.util.UUID;
 import org.apache.hadoop.conf.Configuration;
+import org.apache.spark.sql.Row;
 import org.apache.spark.sql.SparkSession;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.classic.Dataset;
 import org.apache.spark.sql.delta.DeltaColumnMapping;
 import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.OptimisticTransaction;
@@ -26,6 +29,7 @@ import org.apache.spark.sql.delta.deletionvectors.StoredBitmap;
 import org.apache.spark.sql.delta.storage.dv.DeletionVectorStore;
 import org.apache.spark.sql.delta.storage.dv.DeletionVectorStore$;
 import org.apache.spark.sql.delta.storage.dv.DeletionVectorStoreUtils;
+import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import scala.Option;
 import scala.Tuple2;
@@ -49,18 +53,23 @@ public final class KeyedRows {
   private final Map<AddFile, RoaringBitmapArray> positions = new HashMap<>();
   private final List<FileAction> actions = new ArrayList<>();
   private final List<AddFile> merged = new ArrayList<>();
+  private final List<InternalRow> rows = new ArrayList<>();
+  private final StructType columns;
 
   /**
    * Searches the table; the transaction conflicts with every concurrent change of it.
    *
    * @param keys of which at least one is no partition column
+   * @param returnsRows whether {@link #rows} is called; not for a table with partition columns
    */
   public KeyedRows(
       SparkSession session,
       OptimisticTransaction transaction,
       LiveFiles files,
-      BatchKeys keys) {
-    List<String> columns = keys.columns;
+      BatchKeys keys,
+      boolean returnsRows)
+      throws IOException {
+    List<String> names = keys.columns;
     this.log = transaction.deltaLog();
     Snapshot snapshot = transaction.snapshot();
     transaction.readWholeTable();
@@ -71,15 +80,21 @@ public final class KeyedRows {
     List<Integer> data = new ArrayList<>();
     List<Integer> texts = new ArrayList<>();
     List<String> partitions = new ArrayList<>();
-    for (int key = 0; key < columns.size(); key++) {
-      if (partitioned.contains(columns.get(key))) {
-        texts.add(columns.size() + partitions.size());
-        partitions.add(physical(snapshot, columns.get(key)));
+    for (int key = 0; key < names.size(); key++) {
+      if (partitioned.contains(names.get(key))) {
+        texts.add(names.size() + partitions.size());
+        partitions.add(physical(snapshot, names.get(key)));
       } else {
         data.add(key);
-        schema = schema.add(snapshot.schema().apply(columns.get(key)));
+        schema = schema.add(snapshot.schema().apply(names.get(key)));
       }
     }
+    if (returnsRows) {
+      for (StructField field : snapshot.schema().fields()) {
+        schema = names.contains(field.name()) ? schema : schema.add(field);
+      }
+    }
+    this.columns = schema;
     Map<List<String>, BatchKeys.Group> groups = keys.groups(array(data), array(texts));
     List<KeySearch.Candidate> candidates = new ArrayList<>();
     for (AddFile file : live) {
@@ -93,10 +108,15 @@ public final class KeyedRows {
     }
     int[] all = new int[data.size()];
     Arrays.setAll(all, column -> column);
-    KeySearch search = new KeySearch(session, log, snapshot, schema, -1, all, false);
+    KeySearch search = new KeySearch(session, log, snapshot, schema, -1, all, returnsRows);
+    DeletionVectorStore store =
+        DeletionVectorStore$.MODULE$.createInstance(log.newDeltaHadoopConf());
     for (KeySearch.Hits hits : search.search(candidates)) {
-      RoaringBitmapArray bitmap =
-          positions.computeIfAbsent(candidates.get(hits.file).file(), f -> new RoaringBitmapArray());
+      AddFile file = candidates.get(hits.file).file();
+      if (returnsRows) {
+        rows.addAll(hits.liveRows(file, log, store));
+      }
+      RoaringBitmapArray bitmap = positions.computeIfAbsent(file, f -> new RoaringBitmapArray());
       for (int hit = 0; hit < hits.count; hit++) {
         bitmap.add(hits.positions[hit]);
       }
@@ -109,6 +129,11 @@ public final class KeyedRows {
 
   private static int[] array(List<Integer> values) {
     return values.stream().mapToInt(Integer::intValue).toArray();
+  }
+
+  /** The rows, on the driver. */
+  public Dataset<Row> rows(org.apache.spark.sql.classic.SparkSession session) {
+    return PlanParts.local(session, columns, rows);
   }
 
   /** Whether the statistics of these files have the number of rows, as deletion vectors need. */

@@ -2,11 +2,14 @@ package penstock.delta;
 
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collection;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
 import java.util.function.Predicate;
+import org.apache.spark.sql.Row;
+import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.Alias;
 import org.apache.spark.sql.catalyst.expressions.And;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
@@ -22,9 +25,14 @@ import org.apache.spark.sql.catalyst.plans.LeftSemi$;
 import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
 import org.apache.spark.sql.catalyst.plans.logical.Join;
 import org.apache.spark.sql.catalyst.plans.logical.JoinHint;
+import org.apache.spark.sql.catalyst.plans.logical.LocalRelation;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
 import org.apache.spark.sql.catalyst.plans.logical.Union;
+import org.apache.spark.sql.catalyst.types.DataTypeUtils;
+import org.apache.spark.sql.classic.Dataset;
+import org.apache.spark.sql.classic.Dataset$;
+import org.apache.spark.sql.classic.SparkSession;
 import org.apache.spark.sql.types.BinaryType;
 import org.apache.spark.sql.types.BooleanType;
 import org.apache.spark.sql.types.ByteType;
@@ -35,6 +43,7 @@ import org.apache.spark.sql.types.DecimalType;
 import org.apache.spark.sql.types.IntegerType;
 import org.apache.spark.sql.types.LongType;
 import org.apache.spark.sql.types.ShortType;
+import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.types.TimestampNTZType;
 import org.apache.spark.sql.types.TimestampType;
 import scala.Option;
@@ -180,6 +189,19 @@ final class PlanParts {
       renamed.add(alias(output.get(column), name.name(), name.exprId()));
     }
     return new Project(seq(renamed), plan);
+  }
+
+  /** Rows of the driver as a query without a job. */
+  static Dataset<Row> local(
+      SparkSession session, StructType columns, Collection<? extends InternalRow> rows) {
+    List<Attribute> attributes = new ArrayList<>(list(DataTypeUtils.toAttributes(columns)));
+    return Dataset$.MODULE$.ofRows(
+        session,
+        new LocalRelation(
+            seq(attributes),
+            CollectionConverters.asScala(new ArrayList<InternalRow>(rows)).toSeq(),
+            false,
+            Option.empty()));
   }
 
   // -- rows ---------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
 package penstock.delta;
 
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import org.apache.spark.sql.Row;
+import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.analysis.EliminateSubqueryAliases;
 import org.apache.spark.sql.catalyst.analysis.EliminateView;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
@@ -120,14 +122,29 @@ public final class QueryChanges {
     return technique;
   }
 
-  /** New rows of an append-only result, or the aggregates of the new rows of its sources. */
+  /** The new rows of an append-only result. */
   public Dataset<Row> rows() {
     return frame(rows, names);
+  }
+
+  /** The aggregates of the new rows of the sources, collected to the driver. */
+  public Dataset<Row> collectedRows() {
+    Dataset<Row> each = rows();
+    InternalRow[] collected = each.queryExecution().executedPlan().executeCollect();
+    return PlanParts.local(session, each.schema(), Arrays.asList(collected));
   }
 
   /** How columns of aggregates are merged: by sum, min or max; empty for those of the groups. */
   public List<String> merges() {
     return merges;
+  }
+
+  /** Whether the changed keys select few rows of a source; else most of the query is computed. */
+  public boolean selectsRows() {
+    AffectedKeys affected = new AffectedKeys(this);
+    List<Expression> columns = new ArrayList<>(keys);
+    affected.restricted(plan, columns, affected.touched(plan, columns), true);
+    return affected.selectsRows();
   }
 
   /** Whether most of the files of a source were replaced. */
@@ -136,14 +153,14 @@ public final class QueryChanges {
   }
 
   /** Columns whose values identify the rows to be replaced together. */
-  public List<String> keys() {
+  public List<String> keyColumns() {
     return names(keys);
   }
 
   /** The keys of all rows that may have changed; at most so many per task. */
   public Dataset<Row> changedKeys(int most) {
     LogicalPlan touched = new AffectedKeys(this).touched(plan, new ArrayList<>(keys));
-    Dataset<Row> each = frame(touched, keys()).distinct();
+    Dataset<Row> each = frame(touched, keyColumns()).distinct();
     LogicalPlan limit =
         new LocalLimit(Literal.create(most, DataTypes.IntegerType), each.logicalPlan());
     return Dataset$.MODULE$.ofRows(session, limit);

@@ -31,6 +31,7 @@ import scala.jdk.javaapi.CollectionConverters;
 final class TableChanges {
   // Longer logs are read more slowly than most tables are computed again.
   private static final long MOST_COMMITS = 1000;
+  private static final long SMALL_BYTES = 16L << 20;
   private static final String SIGN = "__penstock_sign";
 
   private final SparkSession session;
@@ -39,12 +40,13 @@ final class TableChanges {
   private final Snapshot snapshot;
   private final List<AddFile> added = new ArrayList<>();
   private boolean removes;
+  /** Bytes of added files, and negative ones of removed files. */
   private final Map<String, Long> bytes = new HashMap<>();
 
   /**
    * Reads the commits after a version.
    *
-   * @throws QueryChanges.UnsupportedException if the table had another schema then
+   * @throws QueryChanges.UnsupportedException if the table had another schema meanwhile
    */
   TableChanges(SparkSession session, long since, Snapshot snapshot) {
     this.session = session;
@@ -81,16 +83,16 @@ final class TableChanges {
   private void add(Action action) {
     if (action instanceof AddFile file && file.dataChange()) {
       added.add(file);
-      count(file.path(), file.size());
+      count(file.path(), Math.max(1, file.size()));
     } else if (action instanceof RemoveFile file && file.dataChange()) {
       removes = true;
-      count(file.path(), file.getFileSize());
+      count(file.path(), -Math.max(1, file.getFileSize()));
     } else if (action instanceof Metadata metadata) {
-      Metadata now = snapshot.metadata();
+      Metadata old = before().metadata();
       boolean isSame =
-          metadata.id().equals(now.id())
-              && metadata.schemaString().equals(now.schemaString())
-              && metadata.partitionColumns().equals(now.partitionColumns());
+          metadata.id().equals(old.id())
+              && metadata.schemaString().equals(old.schemaString())
+              && metadata.partitionColumns().equals(old.partitionColumns());
       if (!isSame) {
         throw new QueryChanges.UnsupportedException("the schema of a source changed");
       }
@@ -101,7 +103,7 @@ final class TableChanges {
   }
 
   private void count(String path, long size) {
-    // A file whose deletion vector changed is removed and added; few of its rows changed.
+    // A file whose deletion vector changed is both removed and added; few of its rows changed.
     bytes.merge(path, size, (first, second) -> null);
   }
 
@@ -115,20 +117,23 @@ final class TableChanges {
 
   /** Whether the files that were removed and added are about as large as the whole table. */
   boolean isRewritten() {
-    long changed = bytes.values().stream().mapToLong(Long::longValue).sum();
+    long changed = bytes.values().stream().mapToLong(Math::abs).sum();
     return removes && changed > snapshot.sizeInBytes();
   }
 
   /** The rows of the added files, if no file was removed. */
   LogicalPlan appended() {
     Seq<AddFile> files = CollectionConverters.asScala(added).toSeq();
-    return plan(log.createDataFrame(snapshot, files, false, Option.empty()));
+    Dataset<Row> rows = log.createDataFrame(snapshot, files, false, Option.empty());
+    // Rows of one task are grouped without a shuffle.
+    boolean isSmall = added.stream().mapToLong(AddFile::size).sum() <= SMALL_BYTES;
+    return plan(isSmall ? rows.coalesce(1) : rows);
   }
 
   /**
    * Rows of which the table has another number now.
    *
-   * <p>Delta gives the rows of changed files as deleted and inserted; those that are in both are
+   * <p>Delta gives all rows of rewritten files as deleted and inserted; those that are in both are
    * left out.
    */
   LogicalPlan changed() {
@@ -147,7 +152,8 @@ final class TableChanges {
             Option.empty());
     StructField[] fields = snapshot.schema().fields();
     Column[] columns = new Column[fields.length];
-    boolean canGroup = true;
+    // Of a file whose deletion vector changed, Delta gives the deleted rows alone.
+    boolean canGroup = bytes.values().stream().anyMatch(size -> size < 0);
     for (int field = 0; field < fields.length; field++) {
       columns[field] = functions.col("`" + fields[field].name().replace("`", "``") + "`");
       canGroup &= !fields[field].dataType().existsRecursively(TableChanges::isUnordered);

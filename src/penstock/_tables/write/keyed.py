@@ -86,6 +86,7 @@ class KeyedTable:
     way: Way | None = None  # None = by size and properties of the table
     is_streamed: bool = False
     on_vectors: Callable[[], None] | None = None
+    rewrite_bytes: int | None = None  # up to which all files are rewritten; None = `REWRITE_BYTES`
 
     def rows(self, txn: TableTransaction, like: DataFrame) -> DataFrame:
         txn.jvm.readWholeTable()
@@ -118,8 +119,42 @@ class KeyedTable:
         if way is Way.VECTORS:
             txn = self._with_vectors(txn, result.batch_id)
         keys = keys or self.collected(txn, touched)
-        small = count <= _SMALL_ROWS
-        return self._replace_rows(txn, touched, keys, rows, result, way, small=small)
+        search = self.delta.keyed_rows(txn.jvm, self.table.live_files.jvm, keys)
+        return self._replace_rows(txn, touched, search, rows, result, way, count=count)
+
+    def merge(
+        self,
+        txn: TableTransaction,
+        touched: DataFrame,
+        merged: Callable[[DataFrame], DataFrame],
+        result: CommitResult,
+        *,
+        count: int,
+        keys: Any,
+    ) -> int | None:
+        """Replace the rows of keys by what `merged` makes of them; returns the new version.
+
+        As `replace`, but not by MERGE. In a small table, `merged` gets all rows.
+        """
+        way, session = self.way_for(txn, touched, count), touched.sparkSession
+        if way is Way.TABLE:
+            removed = self.table.removals(txn)
+            rows = merged(in_one_task(self.rows(txn, touched)))
+            added = self.delta.write_files(txn.jvm, rows.coalesce(1))
+            actions = [*removed, *added]
+            return self.table.commit(txn, actions, result.batch_id, result, complete=False)
+        if way is Way.VECTORS:
+            txn = self._with_vectors(txn, result.batch_id)
+        is_partitioned = bool(txn.metadata.partition_columns)
+        search = self.delta.keyed_rows(
+            txn.jvm, self.table.live_files.jvm, keys, returns_rows=not is_partitioned
+        )
+        old = (
+            of_keys(self.rows(txn, touched), F.broadcast(touched))
+            if is_partitioned
+            else DataFrame(search.rows(session._jsparkSession), session)
+        )
+        return self._replace_rows(txn, touched, search, merged(old), result, way, count=count)
 
     def can_collect(self, touched: DataFrame) -> bool:
         return has_exact_keys(self.delta, _key_type(touched))
@@ -154,7 +189,8 @@ class KeyedTable:
         for feature in ("delta.enableChangeDataFeed", "delta.enableRowTracking"):
             if configuration.get(feature, "false").lower() == "true":
                 return Way.MERGE
-        is_small = self.table.live_files.size(txn.jvm.snapshot()) <= REWRITE_BYTES
+        most = REWRITE_BYTES if self.rewrite_bytes is None else self.rewrite_bytes
+        is_small = self.table.live_files.size(txn.jvm.snapshot()) <= most
         if is_small and not self.is_streamed:
             return Way.TABLE
         if count > MOST_KEYS or not self._can_search(txn, touched):
@@ -195,15 +231,15 @@ class KeyedTable:
         self,
         txn: TableTransaction,
         touched: DataFrame,
-        keys: Any,
+        search: Any,
         rows: DataFrame,
         result: CommitResult,
         way: Way,
         *,
-        small: bool,
+        count: int,
     ) -> int:
         delta, path, snapshot = self.delta, self.table.ref.path, txn.jvm.snapshot()
-        search = delta.keyed_rows(txn.jvm, self.table.live_files.jvm, keys)
+        small = count <= _SMALL_ROWS
         if way is Way.VECTORS and search.hasCounts():
             actions = search.mark(not self.is_streamed)
             kept = search.filesToMerge()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Unpack
 
 from pyspark.sql import DataFrame, SparkSession
@@ -11,12 +12,14 @@ from pyspark.sql.types import StructType
 from penstock._tables.commits import CommitResult
 from penstock._tables.write.fenced import TableTransaction
 from penstock._tables.write.kept import keep
-from penstock._tables.write.keyed import MOST_KEYS, KeyedTable, Way, of_keys
+from penstock._tables.write.keyed import MOST_KEYS, KeyedTable, Way
 from penstock._tables.write.row_files import Written
 from penstock._tables.write.staging import RowCounts
 from penstock._tables.write.writer import Batch, FlowWriter, WriterOptions
 from penstock.quality.rules import quoted
 
+# One task rewrites a table of this size in less time than a search takes.
+REWRITE_BYTES = 2 * 1024 * 1024
 _MERGES = {"sum": F.sum, "min": F.min, "max": F.max}
 
 
@@ -43,7 +46,7 @@ class ViewWriter(FlowWriter):
         super().__init__(spark, **options)
         self._version = version
         self._keyed = KeyedTable(
-            self._delta, self._target, self._app_id, None, is_streamed, on_vectors
+            self._delta, self._target, self._app_id, None, is_streamed, on_vectors, REWRITE_BYTES
         )
         self._keys: Any = None
         self._count = 0
@@ -66,11 +69,8 @@ class ViewWriter(FlowWriter):
             raise ViewChangedError("the types of its keys cannot be searched")
         self._keys = self._keyed.collected(txn, touched)
         each = self._delta.frame_of_keys(self._keys, keys.sparkSession)
-        self._count, self._touched, self._merges = (
-            each.count(),
-            each.select(as_struct),
-            merges or {},
-        )
+        self._count, self._merges = int(self._keys.distinct()), merges or {}
+        self._touched = each.select(as_struct)
         if self._count > MOST_KEYS:
             raise ViewChangedError(f"rows of more than {MOST_KEYS} keys changed")
         if self._keyed.way_for(txn, self._touched, self._count) is Way.MERGE:
@@ -97,15 +97,16 @@ class ViewWriter(FlowWriter):
         self._check(txn)
         if self._touched is None:
             return super()._write_files(df, txn, schema)
-        rows = self._merged(df, txn, self._touched) if self._merges else df
+        if self._merges:
+            return Written(RowCounts(self._count, 0, {}), rows=df)
         # Read twice: counted, and written.
-        self._kept = kept = keep(rows)
+        self._kept = kept = keep(df)
         return Written(RowCounts(kept.count(), 0, {}), rows=kept)
 
-    def _merged(self, df: DataFrame, txn: TableTransaction, touched: DataFrame) -> DataFrame:
-        old = of_keys(self._keyed.rows(txn, df), F.broadcast(touched))
+    def _merged(self, old: DataFrame, df: DataFrame) -> DataFrame:
         names = [name for name, merge in self._merges.items() if not merge]
-        merged = old.unionByName(df).groupBy(*[F.col(quoted(name)) for name in names])
+        both = old.unionByName(df).coalesce(1)
+        merged = both.groupBy(*[F.col(quoted(name)) for name in names])
         values = [
             _MERGES[merge](F.col(quoted(name))).cast(df.schema[name].dataType).alias(name)
             for name, merge in self._merges.items()
@@ -120,6 +121,16 @@ class ViewWriter(FlowWriter):
             return super()._commit_target(batch)
         result, rows = batch.result, batch.written.rows
         assert rows is not None
+        if self._merges:
+            version = self._keyed.merge(
+                batch.txn,
+                self._touched,
+                partial(self._merged, df=rows),
+                result,
+                count=self._count,
+                keys=self._keys,
+            )
+            return replace(result, version=version)
         version = self._keyed.replace(
             batch.txn,
             self._touched,
