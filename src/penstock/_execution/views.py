@@ -21,6 +21,8 @@ from penstock._tables.read.log_scan import keeps_rows
 from penstock.sources.base import OpenedSource
 
 _QUERY_CHANGED = "the query changed"
+# Rows that were computed with other values must not be mixed.
+_RESULT_CONFS = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled")
 _SOURCE_CHANGED = "a source changed"
 
 
@@ -197,7 +199,8 @@ class ViewRefresh:
         ]
         # A plan does not contain the code of Python functions.
         code = self._queries.context.source_digest if "Python" in text or "UDF" in text else ""
-        return plans.fingerprint(text, *rules, code)
+        confs = [f"{key}={df.sparkSession.conf.get(key)}" for key in _RESULT_CONFS]
+        return plans.fingerprint(text, *rules, *confs, code)
 
 
 def _refresh(origin: EventOrigin, technique: str, reason: str) -> Event:
