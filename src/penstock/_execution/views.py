@@ -46,7 +46,9 @@ class ViewRefresh:
             sources += opened
             node = self._queries.adopt(node, df)
             df = self._queries.confs.bound(df, node)
-            return self._refresh_view(step, node, dataset, df)
+            # A compaction at the same time would make one of the two fail.
+            with self._queries.tables.turns[dataset.key]:
+                return self._refresh_view(step, node, dataset, df)
 
     def _refresh_view(
         self, step: RefreshView, node: FlowNode, dataset: DatasetNode, df: DataFrame

@@ -53,19 +53,22 @@ def table_maintenance(
     auto = properties.get(AUTO_COMPACT.lower(), properties.get(_AUTO_OPTIMIZE))
     auto = None if auto is None else auto.strip().lower()
     flows = [graph.flows[name] for name in node.flows]
-    # Rows that a refresh replaces need no compaction; and a new version would cause a refresh.
-    is_replaced = node.kind is DatasetKind.MATERIALIZED_VIEW or any(
+    # Rows that a flow replaces in each update need no compaction. Those of a view are replaced by
+    # complete refreshes only.
+    is_view = node.kind is DatasetKind.MATERIALIZED_VIEW
+    is_replaced = any(
         flow.analysis.output_mode is OutputMode.COMPLETE
         or replaces_rows(flow.flow)
         or flow.flow.snapshot is not None
         for flow in flows
     )
     wants = managed is not False and not is_replaced
-    orders = wants and not declared.cluster_by
+    orders = wants and not declared.cluster_by and not is_view
     return TableMaintenance(
         compacts=wants and auto in (None, *_COMPACTS),
         compacts_at_end=wants and auto in _COMPACTS,
-        alone=bool(declared.deduplicate_by)
+        alone=is_view
+        or bool(declared.deduplicate_by)
         or any(
             is_cdc(flow.flow) or flow.analysis.output_mode is OutputMode.UPDATE for flow in flows
         ),

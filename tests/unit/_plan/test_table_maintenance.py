@@ -44,11 +44,11 @@ def test_the_declaration_wins_when_the_table_has_another_property(draft):
     assert maintenance_of(draft, "u", stored).compacts_at_end
 
 
-def test_a_view_is_only_vacuumed(draft):
+def test_a_view_is_compacted_between_its_refreshes_and_never_ordered(draft):
     draft.table("t")
     draft.materialized_view("v", "t", table_properties={"pipelines.autoOptimize.zOrderCols": "id"})
     found = maintenance_of(draft, "v")
-    assert (found.compacts, found.z_order, found.vacuums) == (False, (), True)
+    assert (found.compacts, found.alone, found.z_order, found.vacuums) == (True, True, (), True)
 
 
 def test_a_folder_of_the_user_is_vacuumed_only_when_the_property_says_so(draft):

@@ -86,6 +86,8 @@ class ViewWriter(FlowWriter):
         return txn
 
     def _check(self, txn: TableTransaction) -> None:
+        # A change of the table between now and the commit must fail the commit.
+        txn.jvm.readWholeTable()
         if txn.version != self._version:
             raise ViewChangedError("the table was changed by another writer")
 
