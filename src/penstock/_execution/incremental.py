@@ -3,23 +3,24 @@
 A refresh is one commit, so whatever fails before it is followed by a complete refresh.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame
 
 from penstock._execution.flow_query import FlowQueries
 from penstock._execution.flow_state import ViewState
 from penstock._execution.writers import Commit
 from penstock._graph.dataflow import DatasetNode, FlowNode
+from penstock._model.exception_text import first_line
 from penstock._spark import plans
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.write.keyed import MOST_KEYS
 from penstock._tables.write.view_writer import ViewChangedError, ViewWriter
-from penstock.errors import PlanError
+from penstock.errors import PenstockError, PlanError
 from penstock.quality.rules import quoted
 
 APPEND_ONLY = "APPEND_ONLY"
@@ -30,7 +31,7 @@ _SHORT_SECONDS = 2.0
 _SHORT_GROUPS = 0.8
 # Reading and replacing more keys takes longer than computing all.
 _MOST_SHARE = 0.2
-_UNSUPPORTED = "QueryChanges$UnsupportedException"
+_UNSUPPORTED = re.compile(r"QueryChanges\$UnsupportedException: (.+)")
 
 
 class NotIncrementalError(Exception):
@@ -179,13 +180,14 @@ def _reasons(strict: bool, dataset: DatasetNode) -> Iterator[None]:
         yield
     except (NotIncrementalError, ViewChangedError) as error:
         reason = str(error)
-    except Py4JJavaError as error:
-        java: Any = error.java_exception
-        if "cancelled" in str(java).lower():
+    except PenstockError:
+        raise
+    except Exception as error:
+        # Whatever it is, a complete refresh does without it, or fails with a better message.
+        if "cancelled" in str(error).lower():
             raise
-        name = str(java.getClass().getName())
-        is_known = name.endswith(_UNSUPPORTED)
-        reason = str(java.getMessage()) if is_known else f"the incremental refresh failed: {name}"
+        known = _UNSUPPORTED.search(str(error))
+        reason = known[1] if known else f"the incremental refresh failed: {first_line(str(error))}"
     else:
         return
     if not strict:
