@@ -17,6 +17,7 @@ from penstock._execution.writers import Commit
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._model.exception_text import first_line
 from penstock._spark import plans
+from penstock._spark.failures import full_text
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.write.keyed import MOST_KEYS
 from penstock._tables.write.view_writer import ViewChangedError, ViewWriter
@@ -184,10 +185,10 @@ def _reasons(strict: bool, dataset: DatasetNode) -> Iterator[None]:
         raise
     except Exception as error:
         # Whatever it is, a complete refresh does without it, or fails with a better message.
-        if "cancelled" in str(error).lower():
+        if "cancelled" in full_text(error).lower():
             raise
-        known = _UNSUPPORTED.search(str(error))
-        reason = known[1] if known else f"the incremental refresh failed: {first_line(str(error))}"
+        known = _UNSUPPORTED.search(full_text(error))
+        reason = known[1] if known else f"the incremental refresh failed: {first_line(error)}"
     else:
         return
     if not strict:
