@@ -95,8 +95,8 @@ def test_views_are_updated_by_the_changes_of_their_sources(spark, tmp_path, monk
         "whole": "COMPLETE_RECOMPUTE",
     }
     pipeline.check()
-    assert pipeline.reasons["totals"] == "3 groups have new rows"
-    assert pipeline.reasons["latest"] == "rows of 3 keys may have changed: k"
+    assert pipeline.reasons["totals"] == "new rows in 3 group(s)"
+    assert pipeline.reasons["latest"] == "rows of 3 key(s) may have changed: k"
     assert "over all rows" in pipeline.reasons["whole"]
 
     # A table that is read in a subquery alone.

@@ -87,26 +87,30 @@ class IncrementalViews:
         if not self._delta.has_own_classes:
             raise NotIncrementalError("the session has no Java classes of Penstock")
         self._check_rules(dataset, before)
-        if policy == "auto":
-            _check_history(before)
         df = self._queries.writers.conformed(dataset, df)
         changes = self._delta.query_changes(df, before.sources)
         technique = str(changes.technique())
         writer = self._queries.writers.view_writer(dataset, node, df, version)
         if technique == APPEND_ONLY:
-            rows = DataFrame(changes.rows(), df.sparkSession)
-            return IncrementalRefresh(
-                technique,
-                "rows were only added to its sources",
-                lambda: self._append(dataset, writer, rows, before.fingerprint),
-            )
-        if dataset.declared.expectations:
-            raise NotIncrementalError("its expectations apply to rows that change")
-        if policy == "auto":
-            _check_cost(before, technique, changes)
-        if technique == GROUP_AGGREGATE:
-            return self._groups(dataset, writer, df, changes, before)
-        return self._keys(dataset, writer, df, changes, before)
+            rows, reason = DataFrame(changes.rows(), df.sparkSession), "rows were only added"
+            split = self._queries.writers.split(dataset, rows)
+            rows = rows if split is None else split.df
+        else:
+            if dataset.declared.expectations:
+                raise NotIncrementalError("its expectations apply to rows that change")
+            if policy == "auto":
+                _check_cost(before, technique, changes)
+            if technique == GROUP_AGGREGATE:
+                rows, reason = _groups(writer, df, changes)
+            else:
+                most = None if policy != "auto" or before.rows is None else before.rows
+                rows, reason = _keys(writer, df, changes, most)
+
+        def commit() -> Commit:
+            result = writer.write_batch(rows, fingerprint=before.fingerprint)
+            return Commit(result, dataset.key, is_upsert=technique != APPEND_ONLY)
+
+        return IncrementalRefresh(technique, reason, commit)
 
     def _check_rules(self, dataset: DatasetNode, before: ViewState) -> None:
         for rule in dataset.declared.expectations:
@@ -124,54 +128,26 @@ class IncrementalViews:
             return -1
         return self._delta.version(tables.quarantine(dataset).path)
 
-    def _append(
-        self, dataset: DatasetNode, writer: ViewWriter, rows: DataFrame, fingerprint: str
-    ) -> Commit:
-        split = self._queries.writers.split(dataset, rows)
-        result = writer.write_batch(rows if split is None else split.df, fingerprint=fingerprint)
-        return Commit(result, dataset.key)
 
-    def _groups(
-        self,
-        dataset: DatasetNode,
-        writer: ViewWriter,
-        df: DataFrame,
-        changes: Any,
-        before: ViewState,
-    ) -> IncrementalRefresh:
-        rows = DataFrame(changes.collectedRows(), df.sparkSession)
-        merges = dict(zip(rows.columns, map(str, changes.merges()), strict=True))
-        count, _ = writer.collect(
-            rows.select(*[quoted(key) for key in changes.keyColumns()]), merges
-        )
+def _groups(writer: ViewWriter, df: DataFrame, changes: Any) -> tuple[DataFrame, str]:
+    """The aggregates of the new rows of the sources."""
+    rows = DataFrame(changes.collectedRows(), df.sparkSession)
+    merges = dict(zip(rows.columns, map(str, changes.merges()), strict=True))
+    keys = rows.select(*[quoted(name) for name in changes.keyColumns()])
+    count, _ = writer.collect(keys, merges)
+    return rows, f"new rows in {count} group(s)"
 
-        def commit() -> Commit:
-            result = writer.write_batch(rows, fingerprint=before.fingerprint)
-            return Commit(result, dataset.key, is_upsert=True)
 
-        return IncrementalRefresh(GROUP_AGGREGATE, f"{count} groups have new rows", commit)
-
-    def _keys(
-        self,
-        dataset: DatasetNode,
-        writer: ViewWriter,
-        df: DataFrame,
-        changes: Any,
-        before: ViewState,
-    ) -> IncrementalRefresh:
-        count, keys = writer.collect(DataFrame(changes.changedKeys(MOST_KEYS + 1), df.sparkSession))
-        is_auto = dataset.declared.refresh_policy in (None, "auto")
-        if is_auto and before.rows is not None and count > _MOST_SHARE * before.rows:
-            raise NotIncrementalError(f"{count} keys changed, of {before.rows} rows")
-
-        def commit() -> Commit:
-            rows = DataFrame(changes.rowsOf(keys._jdf), df.sparkSession)
-            result = writer.write_batch(rows, fingerprint=before.fingerprint)
-            return Commit(result, dataset.key, is_upsert=True)
-
-        names = ", ".join(map(str, changes.keyColumns()))
-        reason = f"rows of {count} keys may have changed: {names}"
-        return IncrementalRefresh(str(changes.technique()), reason, commit)
+def _keys(
+    writer: ViewWriter, df: DataFrame, changes: Any, view_rows: int | None
+) -> tuple[DataFrame, str]:
+    """The rows of the changed keys; with `view_rows`, of a share of these rows at most."""
+    count, keys = writer.collect(DataFrame(changes.changedKeys(MOST_KEYS + 1), df.sparkSession))
+    if view_rows is not None and count > _MOST_SHARE * view_rows:
+        raise NotIncrementalError(f"{count} keys changed, of {view_rows} rows")
+    names = ", ".join(map(str, changes.keyColumns()))
+    rows = DataFrame(changes.rowsOf(keys._jdf), df.sparkSession)
+    return rows, f"rows of {count} key(s) may have changed: {names}"
 
 
 @contextmanager
@@ -181,11 +157,10 @@ def _reasons(strict: bool, dataset: DatasetNode) -> Iterator[None]:
         yield
     except (NotIncrementalError, ViewChangedError) as error:
         reason = str(error)
-    except PenstockError:
-        raise
     except Exception as error:
         # Whatever it is, a complete refresh does without it, or fails with a better message.
-        if "cancelled" in full_text(error).lower():
+        is_final = isinstance(error, PenstockError) and not isinstance(error, PlanError)
+        if is_final or "cancelled" in full_text(error).lower():
             raise
         known = _UNSUPPORTED.search(full_text(error))
         reason = known[1] if known else f"the incremental refresh failed: {first_line(error)}"
@@ -202,18 +177,15 @@ def _reasons(strict: bool, dataset: DatasetNode) -> Iterator[None]:
     )
 
 
-def _check_history(before: ViewState) -> None:
+def _check_cost(before: ViewState, technique: str, changes: Any) -> None:
     full, last = before.full_seconds, before.incremental_seconds
+    short = _SHORT_GROUPS if technique == GROUP_AGGREGATE else _SHORT_SECONDS
+    if full is not None and full < short:
+        raise NotIncrementalError(f"a complete refresh takes {full:.1f} s")
     if full is not None and last is not None and last > full:
         raise NotIncrementalError(
             f"the last incremental refresh took {last:.1f} s, the last complete one {full:.1f} s"
         )
-
-
-def _check_cost(before: ViewState, technique: str, changes: Any) -> None:
-    short = _SHORT_GROUPS if technique == GROUP_AGGREGATE else _SHORT_SECONDS
-    if before.full_seconds is not None and before.full_seconds < short:
-        raise NotIncrementalError(f"a complete refresh takes {before.full_seconds:.1f} s")
     if technique == GROUP_AGGREGATE:
         return
     if changes.readsRewrittenTable():

@@ -38,7 +38,7 @@ from penstock._tables.write.row_files import FindLateRows
 from penstock._tables.write.schema import conform
 from penstock._tables.write.table_spec import table_state
 from penstock._tables.write.view_writer import ViewWriter
-from penstock._tables.write.writer import FlowWriter, WriteMode
+from penstock._tables.write.writer import FlowWriter, WriteMode, WriterOptions
 from penstock.quality.split import QUARANTINE_COLUMNS, RowSplit, split_rows
 
 
@@ -262,18 +262,13 @@ class TableWriters:
         """
         df = self.conformed(dataset, df)
         split = self.split(dataset, df)
+        options = self._view_options(dataset, node, split)
+        options["allow_missing"] = where is not None and self._allows_missing(dataset)
         writer = FlowWriter(
             self._tables.spark,
-            flow=node.flow.name,
-            app_id=self._tables.app_id(node.flow.name, "view"),
-            target=self._tables.table(dataset),
-            split=split,
-            quarantine=self._tables.quarantine(dataset)
-            if split is not None and split.quarantine
-            else None,
+            **options,
             mode=WriteMode.COMPLETE if where is None else WriteMode.WINDOW,
             where=where,
-            allow_missing=where is not None and self._allows_missing(dataset),
             row_rules=[rule for rule in dataset.declared.expectations if rule.rows is not None],
         )
         rows = df if split is None else split.df
@@ -286,19 +281,12 @@ class TableWriters:
         self, dataset: DatasetNode, node: FlowNode, df: DataFrame, version: int
     ) -> ViewWriter:
         """Writes changes of a view whose newest version is `version`; `df` has its columns."""
-        split = self.split(dataset, df)
         return ViewWriter(
             self._tables.spark,
             version=version,
             is_streamed=self._tables.is_streamed(dataset),
             on_vectors=partial(self._warn_of_vectors, dataset, node, view_writer.REWRITE_BYTES),
-            flow=node.flow.name,
-            app_id=self._tables.app_id(node.flow.name, "view"),
-            target=self._tables.table(dataset),
-            split=split,
-            quarantine=self._tables.quarantine(dataset)
-            if split is not None and split.quarantine
-            else None,
+            **self._view_options(dataset, node, self.split(dataset, df)),
         )
 
     def unreported(
@@ -331,6 +319,18 @@ class TableWriters:
         )
 
     # -- parts ---------------------------------------------------------------------------------
+
+    def _view_options(
+        self, dataset: DatasetNode, node: FlowNode, split: RowSplit | None
+    ) -> WriterOptions:
+        keeps = split is not None and split.quarantine
+        return {
+            "flow": node.flow.name,
+            "app_id": self._tables.app_id(node.flow.name, "view"),
+            "target": self._tables.table(dataset),
+            "split": split,
+            "quarantine": self._tables.quarantine(dataset) if keeps else None,
+        }
 
     def _judge(
         self, dataset: DatasetNode, node: FlowNode, split: Callable[[DataFrame], RowSplit | None]

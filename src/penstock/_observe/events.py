@@ -299,7 +299,7 @@ class PlanWarning(Body):
 
 @dataclass(frozen=True)
 class PlanningInformation(Body):
-    """How a materialized view is refreshed, and why; `technique` as in `_execution.incremental`."""
+    """How a materialized view is refreshed, and why; see docs/materialized-views.md."""
 
     event_type = "planning_information"
     technique: str

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from penstock._execution.flow_state import ViewState
-from penstock._execution.incremental import NotIncrementalError, _check_history, _reasons
+from penstock._execution.incremental import NotIncrementalError, _check_cost, _reasons
 from penstock.errors import FlowError, PlanError
 
 VIEW: Any = SimpleNamespace(display="gold", declared=SimpleNamespace(origin=None))
@@ -17,6 +17,7 @@ REFUSED = "An error occurred.\n: penstock.delta.QueryChanges$UnsupportedExceptio
         (RuntimeError(REFUSED), "no key"),
         (ValueError("bad\nmore"), "the incremental refresh failed: bad"),
         (NotIncrementalError("too many"), "too many"),
+        (PlanError("X", "y differs"), "the incremental refresh failed: [X] y differs"),
     ],
 )
 def test_whatever_fails_is_the_reason_of_a_complete_refresh(error, reason):
@@ -51,6 +52,6 @@ def test_a_complete_refresh_follows_one_that_took_longer_than_the_last_complete_
         )
 
     for full, last in ((None, None), (3.0, None), (3.0, 2.9)):
-        _check_history(state(full, last))
+        _check_cost(state(full, last), "GROUP_AGGREGATE", None)
     with pytest.raises(NotIncrementalError, match=r"took 3\.1 s"):
-        _check_history(state(3.0, 3.1))
+        _check_cost(state(3.0, 3.1), "GROUP_AGGREGATE", None)

@@ -246,13 +246,13 @@ final class AffectedKeys {
 
   /** The rows of a node in which expressions have values of the given keys. */
   LogicalPlan restricted(
-      LogicalPlan node, List<Expression> keys, LogicalPlan some, boolean isNew) {
+      LogicalPlan node, List<Expression> keys, LogicalPlan keyRows, boolean isNew) {
     if (node instanceof Join join) {
-      return restrictedJoin(join, keys, some, isNew);
+      return restrictedJoin(join, keys, keyRows, isNew);
     } else if (node instanceof Union) {
       List<LogicalPlan> parts = new ArrayList<>();
       for (LogicalPlan child : PlanParts.list(node.children())) {
-        parts.add(restricted(child, ofChild(node, child, keys), some, isNew));
+        parts.add(restricted(child, ofChild(node, child, keys), keyRows, isNew));
       }
       return node.withNewChildren(PlanParts.seq(parts));
     }
@@ -270,12 +270,12 @@ final class AffectedKeys {
             && inner.stream().noneMatch(AffectedKeys::hasAggregate)
             && (groups(node) == null || isWithin(inner, groups(node)));
     return passes
-        ? with(node, restricted(children.get(0), inner, some, isNew))
-        : PlanParts.semi(query.part(node, isNew), keys, some, true);
+        ? with(node, restricted(children.get(0), inner, keyRows, isNew))
+        : PlanParts.semi(query.part(node, isNew), keys, keyRows, true);
   }
 
   private LogicalPlan restrictedJoin(
-      Join join, List<Expression> all, LogicalPlan some, boolean isNew) {
+      Join join, List<Expression> all, LogicalPlan keyRows, boolean isNew) {
     boolean isInner = PlanParts.isInner(join.joinType());
     EquiKeys equi = EquiKeys.of(join);
     List<Expression> keys = isInner ? equi.onLeft(all) : all;
@@ -303,19 +303,23 @@ final class AffectedKeys {
     }
     LogicalPlan rows =
         join.withNewChildren(
-                PlanParts.seq(
-                    List.of(
-                        restricted(join.left(), left, ofLeft, some, isNew),
-                        restricted(join.right(), right, ofRight, some, isNew))));
+            PlanParts.seq(
+                List.of(
+                    restricted(join.left(), left, ofLeft, keyRows, isNew),
+                    restricted(join.right(), right, ofRight, keyRows, isNew))));
     boolean isExact = complete == keys.size() && (ofLeft.size() == complete || ofLeft.isEmpty());
-    return isExact ? rows : PlanParts.semi(rows, keys, some, true);
+    return isExact ? rows : PlanParts.semi(rows, keys, keyRows, true);
   }
 
   private LogicalPlan restricted(
-      LogicalPlan side, List<Expression> keys, List<Integer> of, LogicalPlan some, boolean isNew) {
+      LogicalPlan side,
+      List<Expression> keys,
+      List<Integer> positions,
+      LogicalPlan keyRows,
+      boolean isNew) {
     return keys.isEmpty()
         ? query.part(side, isNew)
-        : restricted(side, keys, PlanParts.columns(some, of), isNew);
+        : restricted(side, keys, PlanParts.columns(keyRows, positions), isNew);
   }
 
   // -- parts --------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
-import org.apache.spark.sql.catalyst.expressions.Alias;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
 import org.apache.spark.sql.catalyst.expressions.ExprId;
 import org.apache.spark.sql.catalyst.expressions.Expression;
@@ -42,7 +41,7 @@ final class PartialAggregates {
     this.aggregate = aggregate;
   }
 
-  /** The query as such a one; null if it is none. */
+  /** The partial aggregates of a query; null if they cannot be merged. */
   static PartialAggregates of(LogicalPlan plan) {
     LogicalPlan node = plan;
     while (QueryChanges.isOrder(node) || node instanceof Project) {

@@ -142,8 +142,8 @@ public final class QueryChanges {
   /** Whether the changed keys select few rows of a source; else most of the query is computed. */
   public boolean selectsRows() {
     AffectedKeys affected = new AffectedKeys(this);
-    List<Expression> columns = new ArrayList<>(keys);
-    affected.restricted(plan, columns, affected.touched(plan, columns), true);
+    // Any rows will do: only the place of the semi-joins matters.
+    affected.restricted(plan, new ArrayList<>(keys), PlanParts.project(keys, plan), true);
     return affected.selectsRows();
   }
 
@@ -167,8 +167,8 @@ public final class QueryChanges {
   }
 
   /** The new rows of some keys. */
-  public Dataset<Row> rowsOf(Dataset<Row> some) {
-    LogicalPlan known = some.queryExecution().analyzed();
+  public Dataset<Row> rowsOf(Dataset<Row> keyRows) {
+    LogicalPlan known = keyRows.queryExecution().analyzed();
     return frame(
         new AffectedKeys(this).restricted(plan, new ArrayList<>(keys), known, true), names);
   }
@@ -363,7 +363,7 @@ public final class QueryChanges {
     return PlanParts.as(changes(leaf).changed(), PlanParts.output(leaf));
   }
 
-  /** A part of the query on the tables as they are, or as they were. */
+  /** A part of the query over the new or the old versions of its tables. */
   LogicalPlan part(LogicalPlan node, boolean isNew) {
     if (node instanceof LogicalRelation leaf) {
       return at(leaf, isNew ? snapshot(leaf) : changes(leaf).before());

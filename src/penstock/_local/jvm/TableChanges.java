@@ -131,7 +131,7 @@ final class TableChanges {
   }
 
   /**
-   * Rows of which the table has another number now.
+   * Rows that were added, removed or changed, before and after the change.
    *
    * <p>Delta gives all rows of rewritten files as deleted and inserted; those that are in both are
    * left out.

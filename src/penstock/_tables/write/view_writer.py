@@ -68,9 +68,9 @@ class ViewWriter(FlowWriter):
         if not self._keyed.can_collect(touched):
             raise ViewChangedError("the types of its keys cannot be searched")
         self._keys = self._keyed.collected(txn, touched)
-        each = self._delta.frame_of_keys(self._keys, keys.sparkSession)
+        distinct = self._delta.frame_of_keys(self._keys, keys.sparkSession)
         self._count, self._merges = int(self._keys.distinct()), merges or {}
-        self._touched = each.select(as_struct)
+        self._touched = distinct.select(as_struct)
         if self._count > MOST_KEYS:
             raise ViewChangedError(f"rows of more than {MOST_KEYS} keys changed")
         if self._keyed.way_for(txn, self._touched, self._count) is Way.MERGE:
@@ -78,7 +78,7 @@ class ViewWriter(FlowWriter):
                 "rows of its table cannot be replaced by key (change data feed, row tracking, "
                 "identity columns, partitions)"
             )
-        return self._count, each
+        return self._count, distinct
 
     def _begin(self) -> TableTransaction:
         txn = self._target.begin(None)
