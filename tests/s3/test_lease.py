@@ -43,7 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Double]:
     double.stop()
 
 
-@pytest.mark.parametrize("rounds", [12, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [6, pytest.param(100, marks=pytest.mark.long)])
 def test_one_of_two_drivers_gets_the_lease_in_each_race(
     server: S3Double, tmp_path: Path, rounds: int
 ) -> None:

@@ -30,7 +30,7 @@ from penstock._tables.write.writer import FlowWriter, WriteMode
 from penstock.errors import CheckpointError
 from penstock.quality.split import RowSplit, split_rows
 
-CASES = int(os.environ.get("PENSTOCK_DECISION_CASES", "50"))
+CASES = int(os.environ.get("PENSTOCK_DECISION_CASES", "34"))
 SEED = int(os.environ.get("PENSTOCK_TEST_SEED", "20261122"))
 ORIGIN = SourceLocation("pipeline.py", 7)
 APP = "p/orders/writer/1"
@@ -116,8 +116,8 @@ def applies_changes(scd_type: ScdType) -> Write:
 
 
 WRITERS: dict[str, tuple[Write, int]] = {
-    "one job": (appends(Strategy.ONE_JOB), 38),
-    "two jobs": (appends(Strategy.TWO_JOBS), 5),
+    "one job": (appends(Strategy.ONE_JOB), 24),
+    "two jobs": (appends(Strategy.TWO_JOBS), 3),
     "deduplicate_by": (unique, 2),
     "update rewrites": (upserts(Way.TABLE), 1),
     "update by vectors": (upserts(Way.VECTORS), 1),
@@ -125,7 +125,7 @@ WRITERS: dict[str, tuple[Write, int]] = {
     "auto CDC 1": (applies_changes(ScdType.ONE), 1),
     "auto CDC 2": (applies_changes(ScdType.TWO), 1),
 }
-"""Each with how many of 50 cases it gets."""
+"""Each with how many of 34 cases it gets."""
 
 
 def random_batch(
@@ -191,7 +191,7 @@ def test_each_row_is_in_one_table_when_batches_die_and_the_rules_see_other_data(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     write, share = WRITERS[name]
-    cases = max(1, CASES * share // 50)
+    cases = max(1, CASES * share // 34)
     assert play(Tables(spark, tmp_path), write, cases, SEED, monkeypatch) == []
 
 

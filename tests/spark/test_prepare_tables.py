@@ -108,7 +108,8 @@ def test_change_is_refused_with_the_way_out_when_rows_would_be_lost(
         assert caught.value.condition == condition
         assert message in caught.value.message
         assert "--full-refresh" in (caught.value.hint or "")
-    reset_table(spark, ref)
+    assert reset_table(spark, ref) == 2
+    assert table_state(spark, ref.path).version == 2
     assert spark.read.load(ref.path).count() == 0
     assert prepare_table(spark, ref, partitioned).partition_columns == ("p",)
     assert prepare_table(spark, ref, other_type).schema["id"].dataType.simpleString() == "string"

@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from crashes import crashing
 from update_project import Project
 
@@ -77,13 +78,18 @@ class Pipeline:
         assert self.project.table("clean_quarantine").count() == bad
 
 
-def test_views_are_updated_by_the_changes_of_their_sources(spark, tmp_path, monkeypatch):
-    # As in a table that is not rewritten.
-    monkeypatch.setattr("penstock._tables.write.view_writer.REWRITE_BYTES", -1)
-    pipeline = Pipeline(tmp_path, spark)
+@pytest.fixture(scope="module")
+def pipeline(spark, tmp_path_factory):
+    """Its views are up to date at the start of each test."""
+    pipeline = Pipeline(tmp_path_factory.mktemp("views"), spark)
     assert set(pipeline.refresh().values()) == {"COMPLETE_RECOMPUTE"}
     pipeline.check()
+    return pipeline
 
+
+def test_views_are_updated_by_the_changes_of_their_sources(pipeline, monkeypatch):
+    # As in a table that is not rewritten.
+    monkeypatch.setattr("penstock._tables.write.view_writer.REWRITE_BYTES", -1)
     assert set(pipeline.refresh().values()) == {"NO_OP"}
 
     pipeline.add("src", [(2, 100, 10), (2, 101, 9), (77, 1, 1), (None, 1, 1), (5, None, 1)])
@@ -105,9 +111,7 @@ def test_views_are_updated_by_the_changes_of_their_sources(spark, tmp_path, monk
     pipeline.check()
 
 
-def test_a_view_is_computed_completely_where_its_changes_are_not_known(spark, tmp_path):
-    pipeline = Pipeline(tmp_path, spark)
-    pipeline.refresh()
+def test_a_view_is_computed_completely_where_its_changes_are_not_known(spark, pipeline):
     totals = f"delta.`{pipeline.project.path('totals')}`"
     spark.sql(f"OPTIMIZE {totals}")
     pipeline.add("src", [(1, 5, 5)])
@@ -126,9 +130,7 @@ def test_a_view_is_computed_completely_where_its_changes_are_not_known(spark, tm
     pipeline.check()
 
 
-def test_rows_are_added_once_when_a_refresh_is_interrupted(spark, tmp_path):
-    pipeline = Pipeline(tmp_path, spark)
-    pipeline.refresh()
+def test_rows_are_added_once_when_a_refresh_is_interrupted(pipeline):
     for point in ("after_quarantine_commit", "after_target_commit"):
         pipeline.add("src", [(1, 5, 5), (1, None, 6)])
         with crashing(point, "clean") as crashed:
