@@ -47,6 +47,10 @@ class PipelineProcess:
             pause.wait(_POLL_SECONDS)
         return False
 
+    def wait(self, seconds: float) -> int:
+        """The exit code of a process that ends by itself."""
+        return self._process.wait(seconds)
+
     def kill_group(self) -> None:
         """SIGKILL for Python and Spark's JVM; returns when none of them is left."""
         deadline, pause = time.monotonic() + 30, threading.Event()
