@@ -69,7 +69,7 @@ class PostgresServer:
             conf.write(
                 "listen_addresses = '127.0.0.1'\nunix_socket_directories = ''\nfsync = off\n"
                 "shared_buffers = 16MB\nmax_connections = 40\nlog_min_messages = fatal\n"
-                "autovacuum = off\n"
+                "autovacuum = off\nwal_level = logical\n"
             )
 
     def _user(self) -> dict[str, object]:

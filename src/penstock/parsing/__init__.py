@@ -7,6 +7,7 @@ reason in `_parse_error` and the payload itself in `_raw_payload`, so that
 
 from penstock.parsing.binary import parse_avro, parse_protobuf
 from penstock.parsing.confluent import parse_confluent
+from penstock.parsing.debezium import CHANGE_COLUMNS, debezium
 from penstock.parsing.json_payload import parse_json
 from penstock.parsing.outcome import PARSED
 from penstock.parsing.registry import SchemaRegistry
@@ -14,8 +15,10 @@ from penstock.parsing.schema import schema_from_file, schema_from_sample
 from penstock.parsing.time import event_time, with_date_columns
 
 __all__ = [
+    "CHANGE_COLUMNS",
     "PARSED",
     "SchemaRegistry",
+    "debezium",
     "event_time",
     "parse_avro",
     "parse_confluent",

@@ -118,6 +118,14 @@ def decoded(
     A `PayloadError` of `decode` is the error of one row; anything else fails the query.
     """
     name = require_column(df, column)
+    prepared, record, error = with_decoded(df, name, struct, decode)
+    return spread(prepared, name, schema=struct, parsed=record, error=error, into=into)
+
+
+def with_decoded(
+    df: DataFrame, name: str, struct: StructType, decode: Decode
+) -> tuple[DataFrame, Column, Column]:
+    """Decode a column beside the others; also the record and the error of each row."""
     try:
         compile_fit(struct)
     except UnsupportedTypeError as error:
@@ -127,14 +135,7 @@ def decoded(
     payload = F.col(quoted(name)).cast("binary")
     prepared = df.withColumn(_DECODED, decoder(struct, decode)(payload))
     result = F.col(_DECODED)
-    return spread(
-        prepared,
-        name,
-        schema=struct,
-        parsed=result.getField("record"),
-        error=result.getField("error"),
-        into=into,
-    )
+    return prepared, result.getField("record"), result.getField("error")
 
 
 def decoder(struct: StructType, decode: Decode) -> Callable[[Column], Column]:

@@ -181,10 +181,14 @@ def _string(value: Any) -> str:
         raise _misfit(value, "a string")
     # As Spark's JSON reader does: whatever stands in a field of type STRING is kept as text.
     return (
-        json.dumps(value, default=str, ensure_ascii=False)
+        json.dumps(value, default=_json_text, ensure_ascii=False)
         if (isinstance(value, (dict, list, bool)))
         else str(value)
     )
+
+
+def _json_text(value: Any) -> str:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
 def _binary(value: Any) -> bytes:
