@@ -3,6 +3,8 @@
 import io
 import json
 import struct
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import fastavro
@@ -13,7 +15,7 @@ from example_project import Example
 from penstock._local.broker import BrokerHandle, ensure_topic
 from penstock._observe.events import Event, UpdateState
 from penstock.errors import DefinitionError
-from penstock.parsing import SchemaRegistry, parse_confluent
+from penstock.parsing import SchemaRegistry, debezium, parse_confluent
 from penstock.parsing.protobuf import compile_files, message_class
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
@@ -143,3 +145,94 @@ def test_rows_are_decoded_by_their_own_schema_and_nothing_is_lost(
     assert registry.latest("payments-proto-value").kind == "PROTOBUF"
     with pytest.raises(DefinitionError, match="no subject 'none'"):
         parse_confluent(bronze, registry=registry, subject="none")
+
+
+def optional(name: str, kind: str, **more: object) -> dict:
+    return {"name": name, "type": ["null", {"type": kind, **more}], "default": None}
+
+
+CUSTOMER = {
+    "type": "record",
+    "name": "Value",
+    "namespace": "shop.public.customers",
+    "fields": [
+        {"name": "id", "type": "long"},
+        optional("price", "bytes", logicalType="decimal", precision=10, scale=2),
+        optional(
+            "any_scale",
+            "record",
+            name="VariableScaleDecimal",
+            namespace="io.debezium.data",
+            fields=[{"name": "scale", "type": "int"}, {"name": "value", "type": "bytes"}],
+        ),
+        optional("born", "int", **{"connect.name": "io.debezium.time.Date"}),
+        optional("at", "long", **{"connect.name": "io.debezium.time.MicroTimestamp"}),
+        optional("seen", "string", **{"connect.name": "io.debezium.time.ZonedTimestamp"}),
+        optional("connect", "long", logicalType="timestamp-millis"),
+    ],
+}
+POSITION = [optional("lsn", "long"), optional("txId", "long"), {"name": "ts_ms", "type": "long"}]
+
+
+def envelope(customer: dict) -> dict:
+    return {
+        "type": "record",
+        "name": "Envelope",
+        "namespace": "shop.public.customers",
+        "fields": [
+            {"name": "before", "type": ["null", customer], "default": None},
+            {"name": "after", "type": ["null", "Value"], "default": None},
+            {"name": "source", "type": {"type": "record", "name": "Source", "fields": POSITION}},
+            {"name": "op", "type": "string"},
+        ],
+    }
+
+
+def test_events_of_debezium_are_decoded_by_their_own_schema(schema_registry, spark):
+    with_note = {**CUSTOMER, "fields": [*CUSTOMER["fields"], optional("note", "string")]}
+    old, new = envelope(CUSTOMER), envelope(with_note)
+    subject = "shop.public.customers-value"
+    first = schema_registry.register(subject, "AVRO", json.dumps(old))
+    second = schema_registry.register(subject, "AVRO", json.dumps(new))
+    full = {
+        "id": 1,
+        "price": Decimal("-12.50"),
+        "any_scale": {"scale": 1, "value": b"\x04\xe2"},
+        "born": -1,
+        "at": 1_767_225_600_123_456,
+        "seen": "2026-01-01T00:00:00Z",
+        "connect": datetime(2026, 1, 1, tzinfo=UTC),
+    }
+
+    def event(op: str, lsn: int, **images: object) -> dict:
+        return {"source": {"lsn": lsn, "txId": 5, "ts_ms": 1000}, "op": op, **images}
+
+    payloads = [
+        framed(first, avro(old, **event("c", 1, after=full))),
+        framed(second, avro(new, **event("u", 2, after={"id": 1, "note": "new"}))),
+        framed(second, avro(new, **event("d", 3, before={"id": 1}))),
+        None,
+        framed(second, b"x"),
+    ]
+    rows = debezium(
+        spark.createDataFrame([(payload,) for payload in payloads], "value BINARY"),
+        schema="id BIGINT NOT NULL, price DECIMAL(10, 2), any_scale DECIMAL(10, 1), born DATE, "
+        "at TIMESTAMP_NTZ, seen TIMESTAMP, connect TIMESTAMP, note STRING",
+        registry=SchemaRegistry(schema_registry.url),
+    ).collect()
+    assert [(row._op, row.id, row.note) for row in rows] == [
+        ("c", 1, None),
+        ("u", 1, "new"),
+        ("d", 1, None),
+        (None, None, None),
+    ]
+    assert [row._sequence and row._sequence.position for row in rows] == [1, 2, 3, None]
+    assert rows[3]._parse_error.endswith(f"(schema {second})")
+    row = rows[0]
+    assert (row.price, row.any_scale, str(row.born)) == (
+        Decimal("-12.50"),
+        Decimal("125.0"),
+        "1969-12-31",
+    )
+    assert row["at"].isoformat() == "2026-01-01T00:00:00.123456"
+    assert row.seen.timestamp() == row.connect.timestamp() == 1_767_225_600

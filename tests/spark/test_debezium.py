@@ -38,7 +38,7 @@ def postgres(op: str, lsn: int, **more: object) -> dict:
 def mysql(op: str, pos: int, row: int = 0, gtid: str | None = None, **more: object) -> dict:
     source = {**MYSQL, "ts_ms": 1_767_225_600_000, "gtid": gtid, "row": row, "pos": pos}
     source["file"] = "mysql-bin.000012"
-    return {"before": None, "after": None, "source": source, "op": op, "transaction": None, **more}
+    return {"before": None, "after": None, "source": source, "op": op, **more}
 
 
 def with_schema(envelope: dict) -> dict:
@@ -68,7 +68,7 @@ def test_events_of_postgresql_become_rows_of_the_table(spark):
     )
     assert [(row.number, row.id, row._op, tuple(row._sequence)) for row in rows] == [
         (0, 1, "r", (0, 41, -1)),
-        (1, 1, "u", (0, 42, 0)),
+        (1, 1, "u", (0, 42, 1)),
         (2, 1, "d", (0, 43, 0)),
         (4, 2, "c", (0, 43, 0)),
         (5, None, "t", (0, 44, 0)),
@@ -95,6 +95,9 @@ def test_events_of_mysql_are_ordered_by_file_position_and_row(spark):
     assert tuple(rows[1]._sequence) == (12, 9, 1)
     assert rows[1]._transaction == "3E11FA47:23"
     assert rows[1]["at"].isoformat() == "2026-01-01T00:00:00.123000"
+    # Of one compressed transaction, all changes are at the same position.
+    ordered = mysql("u", 9, after=ROW, transaction={"id": "t", "total_order": 3})
+    assert tuple(changes(spark, ordered)[0]._sequence) == (12, 9, 3)
     # Microseconds, as of a DATETIME(6), are not taken for milliseconds.
     assert rows[3]._parse_error == "values do not fit: at TIMESTAMP_NTZ"
     units = {"timestamp_units": {"at": "micros"}}

@@ -47,8 +47,8 @@ CHANGE_COLUMNS = (
 
 _FIELDS = (
     "op STRING, source STRUCT<ts_ms: BIGINT, txId: BIGINT, lsn: BIGINT, gtid: STRING, "
-    "file: STRING, pos: BIGINT, row: BIGINT>, transaction STRUCT<id: STRING>, "
-    "status STRING, ddl STRING"
+    "file: STRING, pos: BIGINT, row: BIGINT>, transaction STRUCT<id: STRING, "
+    "total_order: BIGINT>, status STRING, ddl STRING"
 )
 _PLACEHOLDER = "__debezium_unavailable_value"
 _MESSAGE, _ENVELOPE = "__penstock_message", "__penstock_envelope"
@@ -221,13 +221,16 @@ def _sequence(envelope: Column) -> Column:
     """The position in the log, which is the order of the changes of a key.
 
     A row of a snapshot comes before a change at the same position: PostgreSQL's position when a
-    snapshot begins is where the next record starts.
+    snapshot begins is where the next record starts. In a compressed transaction of MySQL all
+    positions are the same, and only the order within the transaction differs.
     """
     op, source = envelope.getField("op"), envelope.getField("source")
     number = F.regexp_extract(source.getField("file"), r"(\d{1,18})$", 1)
     log = F.when(source.getField("lsn").isNotNull(), 0).otherwise(number.try_cast("bigint"))
     position = F.coalesce(source.getField("lsn"), source.getField("pos"))
-    row = F.when(op == "r", -1).otherwise(F.coalesce(source.getField("row"), F.lit(0)))
+    total_order = envelope.getField("transaction").getField("total_order")
+    inside = F.coalesce(total_order, source.getField("row"), F.lit(0))
+    row = F.when(op == "r", -1).otherwise(inside)
     parts = {"log": log, "position": position, "row": row}
     sequence = F.struct(*[part.cast("bigint").alias(name) for name, part in parts.items()])
     return F.when(log.isNotNull() & position.isNotNull(), sequence)
