@@ -123,9 +123,13 @@ def decoded(
 
 
 def with_decoded(
-    df: DataFrame, name: str, struct: StructType, decode: Decode
+    df: DataFrame, name: str, struct: StructType, decode: Decode, *, once: bool = False
 ) -> tuple[DataFrame, Column, Column]:
-    """Decode a column beside the others; also the record and the error of each row."""
+    """Decode a column beside the others; also the record and the error of each row.
+
+    `once`: even if rows are filtered by the result. Spark moves such a filter below, and would
+    decode for it a second time.
+    """
     try:
         compile_fit(struct)
     except UnsupportedTypeError as error:
@@ -133,7 +137,9 @@ def with_decoded(
             "PAYLOAD_SCHEMA_INVALID", str(error), origin=capture_origin()
         ) from error
     payload = F.col(quoted(name)).cast("binary")
-    prepared = df.withColumn(_DECODED, decoder(struct, decode)(payload))
+    udf: Any = decoder(struct, decode)
+    udf = udf.asNondeterministic() if once else udf
+    prepared = df.withColumn(_DECODED, udf(payload))
     result = F.col(_DECODED)
     return prepared, result.getField("record"), result.getField("error")
 

@@ -97,7 +97,7 @@ def decode_confluent(payload: bytes, registry: SchemaRegistry, reader: str | Non
             message = message_at(schema.files, indexes)
             return decode_protobuf(body[start:], schema.files, message, strict=True)
         if schema.kind == "JSON":
-            return _decode_json(body)
+            return decode_json(body)
     except UnknownSchemaError:
         raise PayloadError(f"the registry has no schema with id {schema_id}") from None
     except DefinitionError as error:
@@ -185,7 +185,8 @@ def _zigzag(body: bytes, at: int) -> tuple[int, int]:
     raise PayloadError("the payload ends in its message indexes")
 
 
-def _decode_json(body: bytes) -> Any:
+def decode_json(body: bytes) -> dict[str, Any]:
+    """A JSON object in UTF-8; its numbers keep all digits."""
     try:
         document = json.loads(body.decode("utf-8"), parse_float=Decimal)
     except (ValueError, RecursionError):

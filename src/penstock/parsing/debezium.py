@@ -1,18 +1,20 @@
 """Debezium's change events to rows that an auto CDC flow applies."""
 
+import base64
+import binascii
 import re
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Literal
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
-    BinaryType,
     DataType,
     DateType,
     DecimalType,
-    StringType,
     StructField,
     StructType,
     TimestampNTZType,
@@ -21,11 +23,10 @@ from pyspark.sql.types import (
 
 from penstock._model.origin import capture_origin
 from penstock.errors import DefinitionError
-from penstock.parsing.avro import require_fastavro
+from penstock.parsing.avro import PayloadError, require_fastavro
 from penstock.parsing.binary import with_decoded
-from penstock.parsing.confluent import decode_confluent
-from penstock.parsing.exponents import LARGE_EXPONENT
-from penstock.parsing.json_payload import missing_fields, with_json
+from penstock.parsing.confluent import decode_confluent, decode_json
+from penstock.parsing.fit import MisfitError, misfit
 from penstock.parsing.outcome import ERROR_COLUMN, RAW_COLUMN, quoted, require_column, spread
 from penstock.parsing.registry import SchemaRegistry
 from penstock.parsing.schema import to_struct
@@ -45,21 +46,16 @@ CHANGE_COLUMNS = (
 )
 """The columns that `debezium` adds to those of the table, for `except_column_list`."""
 
-_FIELDS = (
-    "op STRING, source STRUCT<ts_ms: BIGINT, txId: BIGINT, lsn: BIGINT, gtid: STRING, "
-    "file: STRING, pos: BIGINT, row: BIGINT>, transaction STRUCT<id: STRING, "
-    "total_order: BIGINT>, status STRING, ddl STRING"
-)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PLACEHOLDER = "__debezium_unavailable_value"
-_MESSAGE, _ENVELOPE = "__penstock_message", "__penstock_envelope"
-_IMAGE, _ROW = "__penstock_image", "__penstock_row"
-
-# Debezium and the converters of Kafka Connect write these in several ways, as numbers and as text.
-_CONVERTED = (DateType, TimestampType, TimestampNTZType, DecimalType)
-_CONVERTED_INSIDE = re.compile(r'"(?:type|\w+Type)":"(?:date|timestamp|decimal)')
-_INTEGER = r"^-?\d{1,19}$"
-_FIRST_MICROS, _LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999  # years 1 to 9999
-_UNITS = ("millis", "micros", "nanos")
+# In a text, in bytes, in bytes within JSON, in an array.
+_ABSENT = (
+    _PLACEHOLDER,
+    _PLACEHOLDER.encode(),
+    base64.b64encode(_PLACEHOLDER.encode()).decode(),
+    [_PLACEHOLDER],
+)
+_PER_MICRO = {"millis": 1000, "micros": 1, "nanos": 1}
 _DECIMAL_MODES = ("precise", "string", "double")
 
 
@@ -75,19 +71,19 @@ def debezium(
     """Parse Debezium's change events of one table into rows for `create_auto_cdc_flow`.
 
     Events of the connectors for PostgreSQL, MySQL and MariaDB, as JSON with or without the
-    `schema` part, or in Confluent's wire format. Each event becomes one row: the payload's column
-    is replaced by those of the table, of `before` for a delete and else of `after`, and by
+    `schema` part, or as Avro in Confluent's wire format. Each event becomes one row: the payload's
+    column is replaced by those of the table, of `before` for a delete and else of `after`, and by
 
     - `_op`: `c`, `u`, `d`, `r` (snapshot) or `t` (truncate), as Debezium has it,
     - `_sequence`: the position in the log of the database, which orders the events of a key,
     - `_changed_at`, `_transaction`: time and transaction of the change in the database,
-    - `_columns_to_update`: the columns that are in the event, if PostgreSQL left out some large
+    - `_columns_to_update`: the columns that are in the event, if PostgreSQL omitted some large
       values which did not change; else NULL,
-    - `_parse_error`, `_raw_payload`: as of `parse_json`. The `_sequence` of a row with an error is
-      NULL, so an auto CDC flow never applies it: it goes to quarantine.
+    - `_parse_error`, `_raw_payload`: as of `parse_avro`. A row with an error has no `_sequence`, so
+      an auto CDC flow never applies it: it goes to quarantine.
 
     Tombstones, transaction markers, schema changes and logical decoding messages are no changes
-    of rows, and are left out.
+    of rows, and are dropped.
 
     Args:
         df: Streaming or not.
@@ -108,244 +104,152 @@ def debezium(
     """
     table = to_struct(schema)
     name = require_column(df, column)
-    image = StructType([StructField(field.name, _image_type(field)) for field in table])
     if decimal_handling_mode not in _DECIMAL_MODES:
         raise _invalid("decimal_handling_mode", decimal_handling_mode, _DECIMAL_MODES)
-    units = _units(table, timestamp_units)
-    events = df.where(F.col(quoted(name)).isNotNull())
-    if registry is None:
-        events, error, image_error = _of_json(events, name, image)
-    else:
-        events, error, image_error = _of_avro(events, name, image, registry)
-    envelope, values = F.col(_ENVELOPE), F.col(_IMAGE)
-    is_base64 = registry is None and decimal_handling_mode == "precise"
-    row = F.struct(
-        *[
-            _value(values.getField(field.name), field.dataType, units.get(field.name), is_base64)
-            .alias(field.name)
-            for field in table
-        ]
-    )  # fmt: skip
-    events = events.where(~F.coalesce(_is_no_change(envelope), F.lit(False))).withColumn(_ROW, row)
-    error = F.coalesce(error, _error(envelope, image_error, table))
-    change = to_struct(_CHANGE)
-    metadata = [
-        envelope.getField("op"),
-        F.when(error.isNull(), _sequence(envelope)),
-        F.timestamp_millis(envelope.getField("source").getField("ts_ms")),
-        _transaction(envelope),
-        _columns_to_update(envelope, values, table),
-    ]
-    columns = [F.col(_ROW).getField(field.name).alias(field.name) for field in table]
-    columns += [value.alias(f.name) for value, f in zip(metadata, change, strict=True)]
-    return spread(
-        events,
-        name,
-        schema=StructType([*table.fields, *change.fields]),
-        parsed=F.struct(*columns),
-        error=error,
-        into=None,
+    if registry is not None:
+        require_fastavro()
+    read = change_reader(
+        table,
+        (lambda payload: decode_confluent(payload, registry)) if registry else decode_json,
+        is_base64=registry is None and decimal_handling_mode == "precise",
+        units=_units(table, timestamp_units),
     )
+    columns = [StructField(f.name, f.dataType) for f in table]
+    struct = StructType([*columns, *to_struct(_CHANGE).fields])
+    messages = df.where(F.col(quoted(name)).isNotNull())
+    decoded, record, error = with_decoded(messages, name, struct, read, once=True)
+    changes = decoded.where(error.isNotNull() | record.getField("_op").isNotNull())
+    return spread(changes, name, schema=struct, parsed=record, error=error, into=None)
 
 
-# -- envelopes ----------------------------------------------------------------------------------
+def change_reader(
+    table: StructType,
+    decode: Callable[[bytes], Any],
+    *,
+    is_base64: bool,
+    units: Mapping[str, str],
+) -> Callable[[bytes], dict[str, Any]]:
+    """A function from a message to the columns of its change; none if it is no change of a row.
 
-
-def _of_json(df: DataFrame, name: str, image: StructType) -> tuple[DataFrame, Column, Column]:
-    """Adds envelope and image; the errors are those of the message and of the image."""
-    envelope = _envelope_type(StringType())
-    message = StructType([*envelope.fields, StructField("payload", envelope)])
-    df, error = with_json(df, F.col(quoted(name)).cast("string"), message, into=_MESSAGE)
-    bare = F.struct(*[F.col(_MESSAGE).getField(f.name).alias(f.name) for f in envelope])
-    df = df.withColumn(_ENVELOPE, F.coalesce(F.col(_MESSAGE).getField("payload"), bare))
-    df, image_error = with_json(df, _image(F.col(_ENVELOPE)), image, into=_IMAGE)
-    return df, error, image_error
-
-
-def _of_avro(
-    df: DataFrame, name: str, image: StructType, registry: SchemaRegistry
-) -> tuple[DataFrame, Column, Column]:
-    require_fastavro()
-    df, envelope, error = with_decoded(
-        df, name, _envelope_type(image), lambda payload: decode_confluent(payload, registry)
-    )
-    df = df.withColumns({_ENVELOPE: envelope, _IMAGE: _image(envelope)})
-    return df, error, F.lit(None).cast("string")
-
-
-def _envelope_type(image: DataType) -> StructType:
-    fields = to_struct(_FIELDS).fields
-    return StructType([StructField("before", image), StructField("after", image), *fields])
-
-
-def _image(envelope: Column) -> Column:
-    is_delete = envelope.getField("op") == "d"
-    return F.when(is_delete, envelope.getField("before")).otherwise(envelope.getField("after"))
-
-
-def _is_no_change(envelope: Column) -> Column:
-    op = envelope.getField("op")
-    marker = envelope.getField("status").isin("BEGIN", "END")
-    return (op == "m") | (op.isNull() & (marker | envelope.getField("ddl").isNotNull()))
-
-
-def _error(envelope: Column, image_error: Column, table: StructType) -> Column:
-    """Why an event that could be read cannot be applied, or NULL."""
-    op, image, row = envelope.getField("op"), F.col(_IMAGE), F.col(_ROW)
-    is_upsert = op.isin("c", "r", "u")
-    misfits = [
-        F.when(
-            image.getField(field.name).isNotNull() & row.getField(field.name).isNull(),
-            f"{field.name} {field.dataType.simpleString().upper()}",
-        )
-        for field in table
-        if isinstance(field.dataType, _CONVERTED)
-    ]
-    misfit = F.array_join(F.array_compact(F.array(*misfits).cast("array<string>")), ", ")
-    reasons = [
-        image_error,
-        F.when(misfit != "", F.concat(F.lit("values do not fit: "), misfit)),
-        F.when(is_upsert, missing_fields(row, table)),
-    ]
-    return (
-        F.when(op.isNull(), "it is no change event of Debezium: there is no `op`")
-        .when(~op.isin("c", "d", "r", "t", "u"), F.concat(F.lit("unknown `op`: "), op))
-        .when(_sequence(envelope).isNull(), "`source` has no `lsn`, and no `file` and `pos`")
-        .when(is_upsert & envelope.getField("after").isNull(), "there is no `after`")
-        .when((op == "d") & envelope.getField("before").isNull(), "there is no `before`")
-        .when(op != "t", F.nullif(F.concat_ws("; ", *reasons), F.lit("")))
-    )
-
-
-def _sequence(envelope: Column) -> Column:
-    """The position in the log, which is the order of the changes of a key.
-
-    A row of a snapshot comes before a change at the same position: PostgreSQL's position when a
-    snapshot begins is where the next record starts. In a compressed transaction of MySQL all
-    positions are the same, and only the order within the transaction differs.
+    It runs in Spark's Python workers, and raises `PayloadError` or `MisfitError`.
     """
-    op, source = envelope.getField("op"), envelope.getField("source")
-    number = F.regexp_extract(source.getField("file"), r"(\d{1,18})$", 1)
-    log = F.when(source.getField("lsn").isNotNull(), 0).otherwise(number.try_cast("bigint"))
-    position = F.coalesce(source.getField("lsn"), source.getField("pos"))
-    total_order = envelope.getField("transaction").getField("total_order")
-    inside = F.coalesce(total_order, source.getField("row"), F.lit(0))
-    row = F.when(op == "r", -1).otherwise(inside)
-    parts = {"log": log, "position": position, "row": row}
-    sequence = F.struct(*[part.cast("bigint").alias(name) for name, part in parts.items()])
-    return F.when(log.isNotNull() & position.isNotNull(), sequence)
+    required = [f.name for f in table if not f.nullable]
+
+    def read(payload: bytes) -> dict[str, Any]:
+        envelope = decode(payload)
+        if isinstance(envelope, dict) and "op" not in envelope and "payload" in envelope:
+            envelope = envelope["payload"]
+        if envelope is None:
+            return {}
+        if not isinstance(envelope, dict):
+            raise PayloadError("it is no change event of Debezium, but a single value")
+        op, source = envelope.get("op"), envelope.get("source")
+        is_marker = envelope.get("status") in ("BEGIN", "END") or "ddl" in envelope
+        if op == "m" or (op is None and is_marker):
+            return {}
+        if op not in ("c", "d", "r", "t", "u"):
+            raise PayloadError(f"it is no change event of Debezium: its `op` is {str(op)[:20]}")
+        if not isinstance(source, dict):
+            raise PayloadError("there is no `source`")
+        transaction = envelope.get("transaction")
+        change = _metadata(op, source, transaction if isinstance(transaction, dict) else {})
+        if op == "t":
+            return change
+        side = "before" if op == "d" else "after"
+        image = envelope.get(side)
+        if not isinstance(image, dict):
+            raise PayloadError(f"there is no `{side}`")
+        default = "micros" if source.get("lsn") is not None else "millis"
+        for field in table:
+            value = image.get(field.name)
+            if value is not None:
+                unit = units.get(field.name, default)
+                try:
+                    change[field.name] = _value(value, field.dataType, unit, is_base64)
+                except MisfitError as error:
+                    raise error.below(field.name) from None
+        if op != "d":
+            if missing := [column for column in required if change.get(column) is None]:
+                raise PayloadError(f"NULL or missing: {', '.join(missing)}")
+            present = [f.name for f in table if image.get(f.name) not in _ABSENT]
+            change["_columns_to_update"] = present if len(present) < len(table) else None
+        return change
+
+    return read
 
 
-def _transaction(envelope: Column) -> Column:
-    source = envelope.getField("source")
-    return F.coalesce(
-        envelope.getField("transaction").getField("id"),
-        source.getField("gtid"),
-        source.getField("txId").cast("string"),
-    )
+def _metadata(op: str, source: Mapping[str, Any], transaction: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns about the change itself.
+
+    Its position orders the changes of a key. A row of a snapshot comes before a change at the same
+    position: PostgreSQL's position when a snapshot begins is where the next record starts. In a
+    compressed transaction of MySQL all positions are the same, and only the order within the
+    transaction differs.
+    """
+    log, position = 0, source.get("lsn")
+    if position is None:
+        number, position = re.search(r"\d{1,18}$", str(source.get("file"))), source.get("pos")
+        if number is None or position is None:
+            raise PayloadError("`source` has neither `lsn` nor `file` and `pos`")
+        log = int(number[0])
+    row = -1 if op == "r" else transaction.get("total_order") or source.get("row") or 0
+    return {
+        "_op": op,
+        "_sequence": {"log": log, "position": position, "row": row},
+        "_changed_at": _value(source.get("ts_ms"), TimestampType(), "millis", is_base64=False),
+        "_transaction": transaction.get("id") or source.get("gtid") or source.get("txId"),
+    }
 
 
-def _columns_to_update(envelope: Column, image: Column, table: StructType) -> Column:
-    """The columns without Debezium's placeholder, if any has it."""
-    names = []
-    for field in table:
-        value, is_absent = image.getField(field.name), F.lit(False)
-        if isinstance(field.dataType, (StringType, BinaryType)):
-            is_absent = value.cast("string") == _PLACEHOLDER
-        elif field.dataType == ArrayType(StringType()):
-            is_absent = F.array_contains(value, _PLACEHOLDER)
-        names.append(F.when(~F.coalesce(is_absent, F.lit(False)), field.name))
-    present = F.array_compact(F.array(*names))
-    return F.when(
-        envelope.getField("op").isin("c", "r", "u") & (F.size(present) < len(names)), present
-    )
+def _value(value: Any, data_type: DataType, unit: str, is_base64: bool) -> Any:
+    """What Debezium and converters write as numbers or bytes; other values are left as they are."""
+    if isinstance(data_type, ArrayType) and isinstance(value, list):
+        return [_value(item, data_type.elementType, unit, is_base64) for item in value]
+    if isinstance(data_type, DecimalType) and isinstance(value, (str, dict)):
+        return _decimal(value, data_type.scale, is_base64)
+    if not isinstance(value, int) or isinstance(value, bool):
+        return value
+    try:
+        if isinstance(data_type, DateType):
+            return _EPOCH.date() + timedelta(days=value)
+        if isinstance(data_type, (TimestampType, TimestampNTZType)):
+            micros = value // 1000 if unit == "nanos" else value * _PER_MICRO[unit]
+            return _EPOCH + timedelta(microseconds=micros)
+    except OverflowError:
+        # Microseconds that are taken for milliseconds, or PostgreSQL's infinity.
+        raise misfit(value, "a time before the year 10000") from None
+    return value
 
 
-# -- values -------------------------------------------------------------------------------------
-
-
-def _image_type(field: StructField) -> DataType:
-    if isinstance(field.dataType, _CONVERTED):
-        return StringType()
-    if _CONVERTED_INSIDE.search(field.dataType.json()):
-        raise DefinitionError(
-            "PAYLOAD_SCHEMA_INVALID",
-            f"column {field.name!r} is {field.dataType.simpleString().upper()}: dates, times and "
-            "decimals inside of other types are not converted",
-            origin=capture_origin(),
-            hint="declare them as they are in the event, such as ARRAY<BIGINT>",
-        )
-    return field.dataType
-
-
-def _value(raw: Column, data_type: DataType, unit: str | None, is_base64: bool) -> Column:
-    if isinstance(data_type, DateType):
-        days = F.when(raw.rlike(_INTEGER), raw).try_cast("int")
-        text = F.when(~raw.rlike(_INTEGER), raw)
-        return F.coalesce(F.date_from_unix_date(days), text.try_cast("date"))
-    if isinstance(data_type, (TimestampType, TimestampNTZType)):
-        text = F.when(~raw.rlike(_INTEGER), raw)
-        return F.coalesce(_epoch(raw, data_type, unit), text.try_cast(data_type))
-    if isinstance(data_type, DecimalType):
-        return _decimal(raw, data_type, is_base64)
-    return raw
-
-
-def _epoch(raw: Column, data_type: DataType, unit: str | None) -> Column:
-    """The time that an integer counts to; in UTC if the type has no time zone."""
-    number = F.when(raw.rlike(_INTEGER), raw).try_cast("decimal(19,0)")
-    by_unit = {"millis": number * 1000, "micros": number, "nanos": F.floor(number / 1000)}
-    if unit is None:
-        is_postgres = F.col(_ENVELOPE).getField("source").getField("lsn").isNotNull()
-        micros = F.when(is_postgres, by_unit["micros"]).otherwise(by_unit["millis"])
-    else:
-        micros = by_unit[unit]
-    # Beyond these years the unit is wrong, or it is PostgreSQL's infinity.
-    inside = F.when(micros.between(_FIRST_MICROS, _LAST_MICROS), micros)
-    seconds = (inside.cast("decimal(24,6)") / 1_000_000).cast("decimal(18,6)")
-    return F.lit("1970-01-01 00:00:00Z").cast(data_type) + F.make_dt_interval(secs=seconds)
-
-
-def _decimal(raw: Column, data_type: DecimalType, is_base64: bool) -> Column:
-    """Text, or the unscaled number in base64; NUMERIC without a scale has its scale beside it."""
-    is_object = raw.startswith("{")
-    text = F.when(~raw.rlike(LARGE_EXPONENT), raw)
-    if is_base64:
-        text = F.concat(_unscaled(raw), F.lit(f"E-{data_type.scale}"))
-    scale = F.get_json_object(raw, "$.scale").try_cast("smallint")
-    value = _unscaled(F.get_json_object(raw, "$.value"))
-    scaled = F.concat(value, F.lit("E"), F.negate(scale).cast("string"))
-    return F.when(is_object, scaled).otherwise(text).try_cast(data_type)
-
-
-def _unscaled(base64: Column) -> Column:
-    """Big-endian bytes with a sign, of up to 128 bits, as text."""
-    number = F.try_to_binary(base64, F.lit("base64"))
-    digits = F.hex(F.when(F.length(number).between(1, 16), number))
-    sign = F.when(F.substring(digits, 1, 1) >= "8", "F").otherwise("0")
-    filled = F.concat(F.repeat(sign, 32 - F.length(digits)), digits)
-    high = F.conv(F.substring(filled, 1, 16), 16, -10).try_cast("decimal(19,0)")
-    low = F.conv(F.substring(filled, 17, 16), 16, 10).try_cast("decimal(20,0)")
-    above = F.try_multiply(high, F.lit(2**64).cast("decimal(20,0)"))
-    return F.try_add(above, low).cast("string")
+def _decimal(value: Any, scale: int, is_base64: bool) -> Any:
+    """The unscaled number in bytes; NUMERIC without a scale has its scale beside it."""
+    number = value
+    if isinstance(value, dict):
+        number, scale = value.get("value"), value.get("scale")
+    elif not is_base64:
+        return value
+    try:
+        unscaled = number if isinstance(number, bytes) else base64.b64decode(number, validate=True)
+    except (binascii.Error, ValueError, TypeError):
+        raise misfit(value, "a number in base64") from None
+    if not (0 < len(unscaled) <= 64 and isinstance(scale, int) and abs(scale) <= 1000):
+        raise misfit(value, "a number in base64")
+    return Decimal(f"{int.from_bytes(unscaled, 'big', signed=True)}E{-scale}")
 
 
 def _units(table: StructType, units: str | Mapping[str, str] | None) -> Mapping[str, str]:
-    """The units of the TIMESTAMP columns for which one is declared."""
-    names = [f.name for f in table if isinstance(f.dataType, (TimestampType, TimestampNTZType))]
+    """The units of the columns for which one is declared."""
     if units is None or isinstance(units, str):
-        units = {} if units is None else dict.fromkeys(names, units)
+        units = {} if units is None else dict.fromkeys(table.names, units)
     for column, unit in units.items():
-        if unit not in _UNITS:
-            raise _invalid("timestamp_units", unit, _UNITS)
-        if column not in names:
-            raise _invalid("timestamp_units", column, names)
+        if unit not in _PER_MICRO:
+            raise _invalid("timestamp_units", unit, tuple(_PER_MICRO))
+        if column not in table.names:
+            raise _invalid("timestamp_units", column, tuple(table.names))
     return units
 
 
-def _invalid(
-    parameter: str, value: object, allowed: tuple[str, ...] | list[str]
-) -> DefinitionError:
+def _invalid(parameter: str, value: object, allowed: tuple[str, ...]) -> DefinitionError:
     return DefinitionError(
         "INVALID_PARAMETER",
         f"{parameter} has {value!r}, which is unknown",

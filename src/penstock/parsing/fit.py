@@ -8,7 +8,7 @@ import binascii
 import json
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation
 from typing import Any
 
 from pyspark.sql.types import (
@@ -36,6 +36,7 @@ Fit = Callable[[Any], Any]
 
 _INTEGER_BITS = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
 _LONGEST_SHOWN = 60
+_EXACT = Context(prec=80)  # that of a thread has 28 digits
 
 
 class MisfitError(ValueError):
@@ -119,11 +120,12 @@ def _map(data_type: MapType) -> Fit:
 
 def _is(value: Any, kind: type, name: str) -> Any:
     if not isinstance(value, kind):
-        raise _misfit(value, name)
+        raise misfit(value, name)
     return value
 
 
-def _misfit(value: Any, wanted: str) -> MisfitError:
+def misfit(value: Any, wanted: str) -> MisfitError:
+    """The error of a value that is not what its column needs."""
     shown = repr(value)
     if len(shown) > _LONGEST_SHOWN:
         shown = shown[:_LONGEST_SHOWN] + "..."
@@ -139,9 +141,9 @@ def _integer(bits: int) -> Fit:
             micros += value.microsecond
             return micros // 1000 if bits == 32 else micros
         if not isinstance(value, int) or isinstance(value, bool):
-            raise _misfit(value, "an integer")
+            raise misfit(value, "an integer")
         if not -limit <= value < limit:
-            raise _misfit(value, f"an integer of {bits} bits")
+            raise misfit(value, f"an integer of {bits} bits")
         return value
 
     return fit
@@ -150,45 +152,41 @@ def _integer(bits: int) -> Fit:
 def _decimal(value: Any, data_type: DecimalType) -> Decimal:
     wanted = f"a {data_type.simpleString().upper()}"
     if isinstance(value, bool) or not isinstance(value, (int, float, Decimal, str)):
-        raise _misfit(value, wanted)
+        raise misfit(value, wanted)
     try:
         number = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
-        exact = number.quantize(Decimal(1).scaleb(-data_type.scale))
+        exact = number.quantize(Decimal(1).scaleb(-data_type.scale), context=_EXACT)
     except InvalidOperation:
-        raise _misfit(value, wanted) from None
+        raise misfit(value, wanted) from None
     if (
         not number.is_finite()
         or exact != number
         or len(exact.as_tuple().digits) > (data_type.precision)
     ):
-        raise _misfit(value, wanted)
+        raise misfit(value, wanted)
     return exact
 
 
 def _double(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)):
-        raise _misfit(value, "a number")
+        raise misfit(value, "a number")
     try:
         return float(value)
     except OverflowError:
-        raise _misfit(value, "a DOUBLE") from None
+        raise misfit(value, "a DOUBLE") from None
 
 
 def _string(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, (bytes, bytearray)):
-        raise _misfit(value, "a string")
+        raise misfit(value, "a string")
     # As Spark's JSON reader does: whatever stands in a field of type STRING is kept as text.
     return (
-        json.dumps(value, default=_json_text, ensure_ascii=False)
+        json.dumps(value, default=str, ensure_ascii=False)
         if (isinstance(value, (dict, list, bool)))
         else str(value)
     )
-
-
-def _json_text(value: Any) -> str:
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
 def _binary(value: Any) -> bytes:
@@ -199,7 +197,7 @@ def _binary(value: Any) -> bytes:
             return base64.b64decode(value, validate=True)
         except (binascii.Error, ValueError):
             pass
-    raise _misfit(value, "base64")
+    raise misfit(value, "base64")
 
 
 def _date(value: Any) -> date:
@@ -210,7 +208,7 @@ def _date(value: Any) -> date:
             return date.fromisoformat(value.strip())
         except ValueError:
             pass
-    raise _misfit(value, "a date")
+    raise misfit(value, "a date")
 
 
 def _instant(value: Any) -> datetime:
@@ -231,7 +229,7 @@ def _iso(value: Any) -> datetime:
             return datetime.fromisoformat(value.strip())
         except ValueError:
             pass
-    raise _misfit(value, "a time")
+    raise misfit(value, "a time")
 
 
 def _boolean(value: Any) -> bool:

@@ -66,9 +66,11 @@ def parse_json(
     name = require_column(df, column)
     struct = to_struct(schema)
     text = F.col(quoted(name)).cast("string")
-    prepared, error = with_json(
-        df, text, struct, into=_PARSED, extra_fields=extra_fields, options=options
-    )
+    with_corrupt = StructType([*struct.fields, StructField(_CORRUPT, StringType())])
+    settings = {**(options or {}), "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    huge = huge_number(text, struct)
+    safe = text if huge is None else F.when(~huge, text)
+    prepared = df.withColumn(_PARSED, F.from_json(safe, with_corrupt, settings))
     parsed = F.col(_PARSED)
     return spread(
         prepared,
@@ -77,28 +79,14 @@ def parse_json(
         parsed=F.struct(*[parsed.getField(f.name).alias(f.name) for f in struct])
         if into
         else parsed,
-        error=error,
+        error=_error(text, parsed, struct, extra_fields, huge),
         into=into,
         extra=_extra(text, struct) if extra_fields == "keep" else None,
     )
 
 
-def with_json(
-    df: DataFrame,
-    text: Column,
-    struct: StructType,
-    *,
-    into: str,
-    extra_fields: str = "ignore",
-    options: Mapping[str, str] | None = None,
-) -> tuple[DataFrame, Column]:
-    """Add the struct that a text of JSON holds; the second result is the error, or NULL."""
-    with_corrupt = StructType([*struct.fields, StructField(_CORRUPT, StringType())])
-    settings = {**(options or {}), "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    huge = huge_number(text, struct)
-    safe = text if huge is None else F.when(~huge, text)
-    prepared = df.withColumn(into, F.from_json(safe, with_corrupt, settings))
-    return prepared, _error(text, F.col(into), struct, extra_fields, huge)
+def _without_corrupt(parsed: Column, struct: StructType) -> Column:
+    return F.struct(*[parsed.getField(f.name).alias(f.name) for f in struct])
 
 
 def _error(
@@ -120,7 +108,7 @@ def _error(
         .when(first != "{", "the payload is a JSON value, not an object")
     )
     wrong = F.when(parsed.getField(_CORRUPT).isNotNull(), _wrong_types(text, parsed, struct))
-    reasons = [wrong, missing_fields(parsed, struct)]
+    reasons = [wrong, _missing(parsed, struct)]
     if extra_fields == "error":
         unknown = F.array_except(F.json_object_keys(text), _names(struct))
         reasons.append(
@@ -161,8 +149,7 @@ def _leaves(
             yield from _leaves(field.dataType, inner, inner_path, f"{label}.")
 
 
-def missing_fields(parsed: Column, struct: StructType) -> Column:
-    """The reason why a struct lacks `NOT NULL` fields, or NULL."""
+def _missing(parsed: Column, struct: StructType) -> Column:
     required = [field.name for field in struct if not field.nullable]
     if not required:
         return F.lit(None).cast("string")
