@@ -121,7 +121,8 @@ class Writer:
         if kind == "move" and free:
             live.remove(key)
             live.add(free[0])
-            changed.append(("id", str(free[0])))
+            # A large value would be missing in the log, and so at the new key.
+            changed = [*self._values()[-1:], ("id", str(free[0]))]
         settings = ", ".join(f"{name} = {value}" for name, value in changed)
         return f"UPDATE customers SET {settings} WHERE id = {key}"
 
@@ -222,6 +223,7 @@ def test_tables_are_those_of_the_database_when_its_log_comes_shuffled_and_twice(
     tables.execute("UPDATE customers SET name = 'after' WHERE id < -10")
     tables.execute("DELETE FROM customers WHERE id = -1")
     events += log.events()
+    print("LAP events", len(events))
     assert sum("__debezium_unavailable_value" in (event or "") for event in events) > 10
     (project.root / "history.sql").write_text(HISTORY, encoding="utf-8")
     project.source(PIPELINE)

@@ -123,11 +123,14 @@ def test_large_values_that_postgresql_left_out_are_not_columns_to_update(spark):
         postgres("u", 1, after=event),
         postgres("u", 2, after={**event, "raw": raw, "tags": [ABSENT]}),
         postgres("u", 3, after=ROW),
+        postgres("c", 4, after=event),
     )
     kept = ["id", "price", "born", "at", "seen", "raw", "tags", "n"]
     assert rows[0]._columns_to_update == kept
     assert rows[1]._columns_to_update == [name for name in kept if name not in ("raw", "tags")]
     assert rows[2]._columns_to_update is None
+    # After a change of the key there is no value to keep.
+    assert (rows[3]._columns_to_update, rows[3].name) == (None, ABSENT)
 
 
 def unscaled(number: int) -> str:

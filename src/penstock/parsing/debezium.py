@@ -118,8 +118,8 @@ def debezium(
     struct = StructType([*columns, *to_struct(_CHANGE).fields])
     messages = df.where(F.col(quoted(name)).isNotNull())
     decoded, record, error = with_decoded(messages, name, struct, read, once=True)
-    changes = decoded.where(error.isNotNull() | record.getField("_op").isNotNull())
-    return spread(changes, name, schema=struct, parsed=record, error=error, into=None)
+    changes = spread(decoded, name, schema=struct, parsed=record, error=error, into=None)
+    return changes.where(F.col("_op").isNotNull() | F.col(ERROR_COLUMN).isNotNull())
 
 
 def change_reader(
@@ -171,6 +171,7 @@ def change_reader(
         if op != "d":
             if missing := [column for column in required if change.get(column) is None]:
                 raise PayloadError(f"NULL or missing: {', '.join(missing)}")
+        if op == "u":
             present = [f.name for f in table if image.get(f.name) not in _ABSENT]
             change["_columns_to_update"] = present if len(present) < len(table) else None
         return change
