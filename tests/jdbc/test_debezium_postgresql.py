@@ -223,7 +223,6 @@ def test_tables_are_those_of_the_database_when_its_log_comes_shuffled_and_twice(
     tables.execute("UPDATE customers SET name = 'after' WHERE id < -10")
     tables.execute("DELETE FROM customers WHERE id = -1")
     events += log.events()
-    print("LAP events", len(events))
     assert sum("__debezium_unavailable_value" in (event or "") for event in events) > 10
     (project.root / "history.sql").write_text(HISTORY, encoding="utf-8")
     project.source(PIPELINE)

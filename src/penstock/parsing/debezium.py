@@ -168,9 +168,9 @@ def change_reader(
                     change[field.name] = _value(value, field.dataType, unit, is_base64)
                 except MisfitError as error:
                     raise error.below(field.name) from None
-        if op != "d":
-            if missing := [column for column in required if change.get(column) is None]:
-                raise PayloadError(f"NULL or missing: {', '.join(missing)}")
+        missing = [column for column in required if change.get(column) is None]
+        if missing and op != "d":
+            raise PayloadError(f"NULL or missing: {', '.join(missing)}")
         if op == "u":
             present = [f.name for f in table if image.get(f.name) not in _ABSENT]
             change["_columns_to_update"] = present if len(present) < len(table) else None
