@@ -224,18 +224,19 @@ def _value(value: Any, data_type: DataType, unit: str, is_base64: bool) -> Any:
 
 def _decimal(value: Any, scale: int, is_base64: bool) -> Any:
     """The unscaled number in bytes; NUMERIC without a scale has its scale beside it."""
-    number = value
+    number: Any = value
+    places: Any = scale
     if isinstance(value, dict):
-        number, scale = value.get("value"), value.get("scale")
+        number, places = value.get("value"), value.get("scale")
     elif not is_base64:
         return value
     try:
         unscaled = number if isinstance(number, bytes) else base64.b64decode(number, validate=True)
     except (binascii.Error, ValueError, TypeError):
         raise misfit(value, "a number in base64") from None
-    if not (0 < len(unscaled) <= 64 and isinstance(scale, int) and abs(scale) <= 1000):
+    if not (0 < len(unscaled) <= 64 and isinstance(places, int) and abs(places) <= 1000):
         raise misfit(value, "a number in base64")
-    return Decimal(f"{int.from_bytes(unscaled, 'big', signed=True)}E{-scale}")
+    return Decimal(f"{int.from_bytes(unscaled, 'big', signed=True)}E{-places}")
 
 
 def _units(table: StructType, units: str | Mapping[str, str] | None) -> Mapping[str, str]:
