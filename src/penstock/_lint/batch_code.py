@@ -1,43 +1,64 @@
 """Rules about functions of micro-batches: `foreach_batch_sink`, `foreachBatch`."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from penstock._lint.calls import ApiNames, Hit, chain, constant_text, root_name
+from penstock._lint.calls import ApiNames, Hit, chain, constant_text, is_grouped, root_name
 
 _ACTIONS = {
-    *("count", "collect", "toPandas", "isEmpty", "first", "head", "take", "show", "foreach"),
+    *("count", "collect", "toPandas", "show", "foreach"),
     *("save", "saveAsTable", "insertInto", "jdbc", "execute", "foreachPartition"),
 }
 _WRITES = {"save", "saveAsTable", "insertInto", "jdbc", "parquet", "json", "csv", "orc", "append"}
 _SAFE_CALLS = {"merge", "overwritePartitions", "createOrReplace", "replace"}
-_SAFE_TEXTS = ("merge into", "on conflict", "txnversion", "txnappid", "replacewhere", "overwrite")
+_SAFE_TEXTS = (
+    "merge into",
+    "on conflict",
+    "on duplicate key",
+    "txnversion",
+    "txnappid",
+    "replacewhere",
+    "overwrite",
+)
 _COLUMNS = {"lit", "createDataFrame"}
 _LOGGING = {"print", "debug", "info", "warning", "error", "exception", "log"}
 
 
-def batch_functions(tree: ast.Module, names: ApiNames) -> list[ast.FunctionDef]:
-    """Functions of a file that process micro-batches."""
+def batch_functions(tree: ast.Module, names: ApiNames) -> dict[ast.FunctionDef, tuple[str, str]]:
+    """Functions of a file that process micro-batches; names of their rows and their batch id."""
     used = {
-        node.args[0].id
+        name
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and getattr(node.func, "attr", "") == "foreachBatch"
         and node.args
-        and isinstance(node.args[0], ast.Name)
+        and (name := _function_name(node.args[0]))
     }
-    return [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef)
-        and (node.name in used or "foreach_batch_sink" in names.decorators(node))
-        and len(node.args.args) >= 2
-    ]
+    functions: dict[ast.FunctionDef, tuple[str, str]] = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        arguments = [argument.arg for argument in node.args.args if argument.arg != "self"]
+        if len(arguments) >= 2 and (
+            node.name in used or "foreach_batch_sink" in names.decorators(node)
+        ):
+            functions[node] = (arguments[0], arguments[1])
+    return functions
 
 
-def findings(function: ast.FunctionDef) -> Iterator[Hit]:
-    rows, batch_id = (argument.arg for argument in function.args.args[:2])
-    frames = _made_of(function, rows)
+def _function_name(node: ast.expr) -> str:
+    """Of `f`, `self.f` and `lambda rows, batch_id: f(rows, batch_id)`."""
+    if isinstance(node, ast.Lambda) and isinstance(node.body, ast.Call):
+        arguments = [argument.arg for argument in node.args.args]
+        values = [getattr(value, "id", "") for value in node.body.args[:2]]
+        return _function_name(node.body.func) if values == arguments else ""
+    if isinstance(node, ast.Attribute):
+        return node.attr if getattr(node.value, "id", "") == "self" else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def findings(function: ast.FunctionDef, rows: str, batch_id: str) -> Iterator[Hit]:
+    frames, grouped = _made_of(function, rows)
     calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
     writes = [call for call in calls if _is_write(call, frames)]
     unsafe = [call for call in writes if not _is_safe(call, function)]
@@ -46,35 +67,94 @@ def findings(function: ast.FunctionDef) -> Iterator[Hit]:
         yield Hit(
             "PSL305", function.lineno, f"{function.name} calls {first}() without the batch id"
         )
-    actions = [
-        call
-        for call in calls
-        if isinstance(call.func, ast.Attribute)
-        and call.func.attr in _ACTIONS
-        and root_name(call.func) in frames
-    ]
+
+    def is_action(call: ast.Call) -> bool:
+        if not isinstance(call.func, ast.Attribute) or call.func.attr not in _ACTIONS:
+            return False
+        if call.func.attr == "count" and is_grouped(call.func.value, grouped):
+            return False
+        return root_name(call.func) in frames or _merges(call, frames)
+
+    actions = _in_one_run(function.body, is_action)
     kept = {"persist", "cache", "localCheckpoint", "checkpoint"}
     if len(actions) > 1 and not any(getattr(call.func, "attr", "") in kept for call in calls):
         yield Hit("PSL306", actions[1].lineno, f"{function.name} recomputes its rows")
+    persists = [
+        call
+        for call in calls
+        if getattr(call.func, "attr", "") in ("persist", "cache") and root_name(call) in frames
+    ]
+    released = {getattr(call.func, "attr", "") for call in calls} & {"unpersist", "clearCache"}
+    if persists and not released:
+        yield Hit("PSL311", persists[0].lineno, f"{function.name} does not call unpersist()")
     for call in calls:
-        if getattr(call.func, "attr", "") == "subtract" and root_name(call.func) in frames:
+        if (
+            getattr(call.func, "attr", "") == "subtract"
+            and root_name(call.func) in frames
+            and any(root_name(argument) in frames for argument in call.args)
+        ):
             yield Hit("PSL308", call.lineno, f"subtract in {function.name}")
 
 
-def _made_of(function: ast.FunctionDef, rows: str) -> set[str]:
-    """Names bound to rows of the batch or to values derived from them."""
-    names = {rows}
+def _merges(call: ast.Call, frames: set[str]) -> bool:
+    return getattr(call.func, "attr", "") == "execute" and any(
+        isinstance(node, ast.Name) and node.id in frames for node in ast.walk(call)
+    )
+
+
+def _in_one_run(body: list[ast.stmt], is_action: Callable[[ast.Call], bool]) -> list[ast.Call]:
+    """The actions of the longest way through statements: only one branch of an `if` is taken."""
+    actions: list[ast.Call] = []
+    for position, statement in enumerate(body):
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            continue
+        if isinstance(statement, ast.If):
+            actions += _in_expressions([statement.test], is_action)
+            before = _in_one_run(statement.body, is_action)
+            after = _in_one_run(statement.orelse, is_action)
+            if isinstance(statement.body[-1], ast.Return | ast.Raise | ast.Continue):
+                after += _in_one_run(body[position + 1 :], is_action)
+                return actions + max(before, after, key=len)
+            actions += max(before, after, key=len)
+        elif isinstance(statement, ast.Try | ast.With | ast.For | ast.While):
+            if isinstance(statement, ast.For):
+                actions += _in_expressions([statement.iter], is_action)
+            actions += _in_one_run(statement.body, is_action)
+            actions += _in_one_run(getattr(statement, "finalbody", []), is_action)
+        else:
+            actions += _in_expressions([statement], is_action)
+    return actions
+
+
+def _in_expressions(
+    nodes: Iterable[ast.AST], is_action: Callable[[ast.Call], bool]
+) -> list[ast.Call]:
+    return [
+        inner
+        for node in nodes
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.Call) and is_action(inner)
+    ]
+
+
+def _made_of(function: ast.FunctionDef, rows: str) -> tuple[set[str], set[str]]:
+    """Names bound to rows of the batch or what is derived from them; those of groups of rows."""
+    names, grouped = {rows}, set[str]()
     assigned = [node for node in ast.walk(function) if isinstance(node, ast.Assign)]
     for node in sorted(assigned, key=lambda assignment: assignment.lineno):
         if root_name(node.value) in names:
-            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    return names
+            targets = {target.id for target in node.targets if isinstance(target, ast.Name)}
+            names |= targets
+            if is_grouped(node.value, grouped):
+                grouped |= targets
+    return names, grouped
 
 
 def _is_write(call: ast.Call, frames: set[str]) -> bool:
     name = getattr(call.func, "attr", "")
     if name == "execute":
-        return True
+        # The statement of a database may be in a variable: only an INSERT that is seen counts.
+        return not call.args or "insert" in ast.unparse(call.args[0]).lower()
     if name not in _WRITES or root_name(call.func) not in frames:
         return False
     return bool({"write", "writeTo"} & set(chain(call.func)))

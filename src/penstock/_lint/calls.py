@@ -78,6 +78,12 @@ def root_name(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+def is_partition_of_writer(node: ast.Call) -> bool:
+    """Whether a call is `partitionBy` of a writer, not of a window."""
+    names = chain(node)
+    return names[-1:] == ["partitionBy"] and bool({"write", "writeStream"} & set(names))
+
+
 def is_grouped(node: ast.expr, grouped: set[str]) -> bool:
     """Whether an expression is a `GroupedData`: `df.groupBy(...)`, or a name bound to one."""
     if isinstance(node, ast.Name):

@@ -59,6 +59,13 @@ _ROWS = (
         "A watermark is not stored in a table: a flow that reads the table starts without it.",
         "Define it in the flow that aggregates, joins or de-duplicates.",
     ),
+    (
+        *("PSL109", "state-function-of-scala", _ERROR),
+        "`mapGroupsWithState` or `flatMapGroupsWithState` in Python",
+        "Only Scala and Java have them: the call fails, or the function is never called.",
+        "Use `applyInPandasWithState` with a function that yields DataFrames of pandas, or "
+        "`transformWithState` of Spark 4.",
+    ),
     # -- sources
     (
         *("PSL201", "starts-at-latest", _WARNING),
@@ -135,7 +142,8 @@ _ROWS = (
         *("PSL301", "shared-checkpoint", _ERROR),
         "several queries with the same checkpoint location",
         "Each overwrites the offsets of the other: rows are lost or duplicated.",
-        "Remove the option: each flow of a pipeline has its own checkpoint.",
+        "Set another location for each query of a job; in a pipeline, remove the option, as each "
+        "flow has its own checkpoint.",
     ),
     (
         *("PSL302", "own-checkpoint", _WARNING),
@@ -162,8 +170,9 @@ _ROWS = (
         "a batch function that is not idempotent",
         "After a crash between its write and Spark's commit, it is called with the same batch id "
         "again, and its rows are duplicated.",
-        "Write with `penstock.batches.idempotent_delta_write`, with MERGE on a key, or record the "
-        "batch id in the transaction of its rows; use `once_per_batch` for other effects.",
+        "Write with MERGE or `INSERT ... ON CONFLICT` on a key (for JDBC, from a staging table), or "
+        "with `txnAppId` and `txnVersion` of Delta; in a pipeline, with "
+        "`penstock.batches.idempotent_delta_write` or `once_per_batch`.",
     ),
     (
         *("PSL306", "batch-computed-again", _NOTE),
@@ -196,6 +205,31 @@ _ROWS = (
         "A reader, or a stream that was down for longer, fails or misses changes.",
         "Set `delta.deletedFileRetentionDuration` to 7 days or more and "
         "`delta.logRetentionDuration` to 30, and leave the retention check enabled.",
+    ),
+    (
+        *("PSL311", "unpersist-missing", _WARNING),
+        "a batch function that persists its rows, and does not release them",
+        "The rows of each batch stay in memory and on disk until the session ends.",
+        "Call `unpersist()` at the end of the function, in a `finally` block.",
+    ),
+    (
+        *("PSL312", "partition-by-field", _ERROR),
+        "a partition by a field of a struct, such as `window.start`",
+        "Tables are partitioned by columns: Spark refuses the name of a field.",
+        'Partition by a column of its own: `.withColumn("day", F.to_date("window.start"))`.',
+    ),
+    (
+        *("PSL313", "class-of-scala", _ERROR),
+        "an import of `Trigger` or `OutputMode`",
+        "PySpark does not have these classes: the import fails.",
+        'Remove the import, and write `.trigger(processingTime="30 seconds")` and '
+        '`.outputMode("append")`.',
+    ),
+    (
+        *("PSL314", "column-as-value", _ERROR),
+        "a column, such as `F.current_timestamp()`, in the rows of `createDataFrame`",
+        "The rows are values of Python: Spark cannot infer a type for a column.",
+        "Use a value, such as `datetime.now(timezone.utc)`, or add the column with `withColumn`.",
     ),
     # -- chance and time
     (
@@ -269,6 +303,32 @@ _ROWS = (
         "a password, key or token in a source file or in the settings",
         "Everyone who can read the repository can read it, and its history keeps it.",
         "Use `${secret:scope/key}` or `dbutils.secrets.get(scope, key)`, and rotate the secret.",
+    ),
+    # -- jobs
+    (
+        *("PSL701", "no-checkpoint", _ERROR),
+        "a query of a job without a checkpoint location",
+        "Spark refuses it; with `foreachBatch` or `foreach` it starts over after each restart, and "
+        "rows are lost or duplicated.",
+        'Set `.option("checkpointLocation", ...)` to a folder of this query on durable storage.',
+    ),
+    (
+        *("PSL702", "temporary-checkpoint", _WARNING),
+        "a checkpoint location in a temporary folder, or with another name at each start",
+        "Without its checkpoint the query starts over, and rows are lost or duplicated.",
+        "Set a fixed location on durable storage, such as S3, ADLS, GCS or HDFS.",
+    ),
+    (
+        *("PSL703", "output-mode-refused", _ERROR),
+        "an output mode that the sink does not take",
+        "Delta takes `append` and `complete`, files take `append` only: the query does not start.",
+        'Use `.outputMode("append")` with a watermark, or `foreachBatch` with MERGE.',
+    ),
+    (
+        *("PSL704", "no-trigger", _NOTE),
+        "a query into Delta or files without a trigger",
+        "Each batch starts when the last one ends, and writes small files and a commit.",
+        'Set `.trigger(processingTime="1 minute")`, or `availableNow=True` in a scheduled run.',
     ),
     # -- lint itself
     (

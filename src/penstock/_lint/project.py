@@ -7,7 +7,7 @@ import io
 import os
 import re
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,14 +17,23 @@ from penstock._check import OpenedProject, opened_project
 from penstock._lint.catalogue import RULES
 from penstock._lint.datasets import findings_of_dataset
 from penstock._lint.finding import Finding
+from penstock._lint.job_code import DEFAULT_CHECKPOINT
 from penstock._lint.plans import findings_of_query, findings_of_read
-from penstock._lint.python_code import python_code_findings, setting_findings
+from penstock._lint.python_code import (
+    PIPELINE_RULES,
+    CodeFindings,
+    job_code_findings,
+    python_code_findings,
+    setting_findings,
+)
 from penstock._lint.sql_code import setting_statements, sql_code_findings, statement_lines
 from penstock._model.origin import SourceLocation, source_location
 from penstock._model.pipeline import PipelineSettings
 from penstock._model.query_facts import RuleFacts
 from penstock._project.databricks.magics import Cell, CellKind
+from penstock._project.job_files import jobs_of
 from penstock._project.needs import needs, project_cells
+from penstock._project.sources import find_sources
 from penstock.errors import PenstockError, SpecError
 
 _COMMENT = re.compile(r"penstock:\s*(?P<what>ignore|ignore-file)\[(?P<ids>[^\]]*)\]", re.I)
@@ -40,16 +49,16 @@ class Suppression:
 
 
 def suppressions_in_python(
-    text: str, file: str, first_line: int, functions: Iterable[tuple[int, int]]
+    text: str, file: str, first_line: int, spans: Iterable[tuple[int, int]]
 ) -> Iterator[Suppression]:
     """Suppressions in Python code.
 
     A comment applies to its own line; a comment that stands alone applies to the next line of code.
-    On or above the head of a function (decorators and `def`) it applies to the whole head:
-    `functions` has the first line of the decorators and the line of the `def` of each function.
+    On or above one of `spans`, heads of functions (decorators and `def`) and simple statements, it
+    applies to all of its lines.
     """
-    heads = [range(first, last + 1) for first, last in functions]
-    yield from _suppressions(_python_comments(text), text, file, first_line, heads)
+    ranges = [range(first, last + 1) for first, last in spans]
+    yield from _suppressions(_python_comments(text), text, file, first_line, ranges)
 
 
 def suppressions_in_sql(
@@ -157,7 +166,11 @@ def _python_comments(text: str) -> list[tuple[int, int, str]]:
 
 
 TEXT_RULES = frozenset(
-    f"PSL{number}" for number in (107, 203, 301, 302, 303, 304, 305, 306, 307, 308, 310, 601, 901)
+    f"PSL{number}"
+    for number in (
+        *(107, 109, 203, 301, 302, 303, 304, 305, 306, 307, 308, 310, 311, 312, 313, 314),
+        *(601, 701, 702, 703, 704, 901),
+    )
 )
 """Rules that (also) look at the text; all others need the analysis."""
 
@@ -183,7 +196,8 @@ def lint_project(settings: PipelineSettings, *, text_only: bool = False) -> Lint
     """Check a project; nothing runs, no data is read.
 
     Called on the main thread; changes the working directory to the project's root. With `text_only`
-    Spark is not started; rules that need the plans of queries are left out.
+    Spark is not started; rules that need the plans of queries are left out. A job is not executed:
+    its text alone is checked.
     """
     for rule in settings.lint_ignore:
         if rule.upper() not in RULES:
@@ -197,6 +211,8 @@ def lint_project(settings: PipelineSettings, *, text_only: bool = False) -> Lint
     checkpoints: dict[str, list[SourceLocation]] = {}
     refused: tuple[PenstockError, ...] = ()
     unsure: Mapping[str, PenstockError] = {}
+    is_job = bool(jobs_of(find_sources(settings)))
+    text_only = text_only or is_job
     if not text_only:
         absent = {
             need.module: need.origin.file
@@ -214,13 +230,27 @@ def lint_project(settings: PipelineSettings, *, text_only: bool = False) -> Lint
             findings += _of_analysis(opened, made[-1].seen, settings)
             made[-1].close()
     os.chdir(settings.root)  # findings name files relative to it
-    for cell in project_cells(settings):
-        findings += _of_cell(cell, suppressions, checkpoints)
+    cells = project_cells(settings)
+    if is_job:
+        keys = [key.lower() for key in settings.configuration]
+        has_default_checkpoint = DEFAULT_CHECKPOINT.lower() in keys or any(
+            DEFAULT_CHECKPOINT in cell.text for cell in cells
+        )
+        code_findings = partial(job_code_findings, has_default_checkpoint=has_default_checkpoint)
+        cells = _joined(cells)
+    else:
+        code_findings = python_code_findings
+    for cell in cells:
+        findings += _of_cell(cell, code_findings, suppressions, checkpoints)
     for location, origins in checkpoints.items():
         for origin in origins if len(origins) > 1 else ():
             message = f"{len(origins)} queries have the checkpoint {location}"
             findings.append(Finding(rule=RULES["PSL301"], origin=origin, message=message))
-    findings += _of_settings(settings)
+    findings += [
+        finding
+        for finding in _of_settings(settings)
+        if not (is_job and finding.rule.id in PIPELINE_RULES)
+    ]
     counted, accepted, without_effect = apply_suppressions(
         _distinct(findings), suppressions, settings.lint_ignore
     )
@@ -243,8 +273,28 @@ def lint_project(settings: PipelineSettings, *, text_only: bool = False) -> Lint
 # -- text ---------------------------------------------------------------------------------------
 
 
+def _joined(cells: Iterable[Cell]) -> tuple[Cell, ...]:
+    """The Python cells of a file as one: a job defines rows in one cell, and writes in another."""
+    lines: dict[str, list[str]] = {}
+    others: list[Cell] = []
+    for cell in cells:
+        if cell.kind is not CellKind.PYTHON:
+            others.append(cell)
+            continue
+        known = lines.setdefault(cell.file, [])
+        known += [""] * (cell.line - 1 - len(known))
+        known += cell.text.split("\n")
+    python = [
+        Cell(kind=CellKind.PYTHON, text="\n".join(text), file=file) for file, text in lines.items()
+    ]
+    return (*python, *others)
+
+
 def _of_cell(
-    cell: Cell, suppressions: list[Suppression], checkpoints: dict[str, list[SourceLocation]]
+    cell: Cell,
+    code_findings: Callable[[str], CodeFindings],
+    suppressions: list[Suppression],
+    checkpoints: dict[str, list[SourceLocation]],
 ) -> Iterator[Finding]:
     at = partial(_at, cell)
     file = source_location(cell.file, 1).file
@@ -256,11 +306,11 @@ def _of_cell(
         lines = statement_lines(cell.text)
         suppressions += suppressions_in_sql(cell.text, file, cell.line, lines)
     elif cell.kind is CellKind.PYTHON:
-        code = python_code_findings(cell.text)
+        code = code_findings(cell.text)
         hits = code.hits
         for location, line in code.checkpoints:
             checkpoints.setdefault(location, []).append(at(line))
-        suppressions += suppressions_in_python(cell.text, file, cell.line, code.functions)
+        suppressions += suppressions_in_python(cell.text, file, cell.line, code.spans)
     else:
         return
     for hit in hits:

@@ -14,6 +14,8 @@ from penstock._lint.calls import (
     is_grouped,
     root_name,
 )
+from penstock._lint.foreign_names import foreign_names
+from penstock._lint.job_code import job_findings
 from penstock._lint.secret_literals import is_placeholder, is_secret_name, secret_form
 from penstock._lint.sql_code import is_distinct_count
 
@@ -22,6 +24,8 @@ _ACTIONS = {"collect", "toPandas", "toLocalIterator", "show", "foreachPartition"
 _ACTIONS_OF_FRAMES = _ACTIONS | {"count", "first", "head", "take", "tail", "isEmpty"}
 _DISTINCT = {"countDistinct", "count_distinct"}
 _CHECKPOINT = "checkpointlocation"
+PIPELINE_RULES = {"PSL302", "PSL304"}
+"""Rules against what a job has to do itself."""
 _CONF_RULES = {
     "spark.sql.streaming.schemainference": ("true", "PSL203", "the schema of all file streams"),
     "spark.databricks.delta.retentiondurationcheck.enabled": (
@@ -39,12 +43,13 @@ class CodeFindings:
     Attributes:
         hits: Rule, line and message.
         checkpoints: Text of each checkpoint location, with its line.
-        functions: First line (of the decorators) and line of the `def`, of each function.
+        spans: First line (of the decorators) and line of the `def`, of each function; first and
+            last line of each simple statement.
     """
 
     hits: list[Hit] = field(default_factory=list)
     checkpoints: list[tuple[str, int]] = field(default_factory=list)
-    functions: list[tuple[int, int]] = field(default_factory=list)
+    spans: list[tuple[int, int]] = field(default_factory=list)
 
 
 def python_code_findings(text: str) -> CodeFindings:
@@ -59,15 +64,32 @@ def python_code_findings(text: str) -> CodeFindings:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            findings.functions.append((first, node.lineno))
+            findings.spans.append((first, node.lineno))
             if names.decorators(node) & _QUERY:
                 findings.hits += _query_function(node, names)
             elif node in batch_functions:
-                findings.hits += batch_code.findings(node)
+                findings.hits += batch_code.findings(node, *batch_functions[node])
+        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr | ast.Return):
+            findings.spans.append((node.lineno, node.end_lineno or node.lineno))
         elif isinstance(node, ast.Call):
             findings.hits += _call(node, findings.checkpoints)
     findings.hits += _secrets(tree)
+    findings.hits += foreign_names(tree)
     findings.hits = sorted(set(findings.hits), key=lambda hit: (hit.line, hit.rule))
+    return findings
+
+
+def job_code_findings(text: str, *, has_default_checkpoint: bool) -> CodeFindings:
+    """Findings about Python code of a job, which starts its queries itself."""
+    findings = python_code_findings(text)
+    findings.checkpoints.clear()
+    kept = [hit for hit in findings.hits if hit.rule not in PIPELINE_RULES]
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return findings
+    hits = {*kept, *job_findings(tree, has_default_checkpoint=has_default_checkpoint)}
+    findings.hits = sorted(hits, key=lambda hit: (hit.line, hit.rule, hit.message))
     return findings
 
 

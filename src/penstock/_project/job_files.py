@@ -25,13 +25,7 @@ def job_file(settings: PipelineSettings) -> Path | None:
 
 def job_of(sources: Iterable[Path]) -> Path | None:
     """As `job_file`, of source files that are known."""
-    jobs: list[Path] = []
-    for source in sources:
-        cells = _cells(source)
-        if any(cell_declares(cell) for cell in cells):
-            return None
-        if starts_queries(cells):
-            jobs.append(source)
+    jobs = jobs_of(sources)
     if len(jobs) > 1:
         names = ", ".join(path.name for path in jobs)
         raise SpecError(
@@ -40,6 +34,18 @@ def job_of(sources: Iterable[Path]) -> Path | None:
             hint=f"name the file of the job: `penstock run {jobs[0].name}`",
         )
     return jobs[0] if jobs else None
+
+
+def jobs_of(sources: Iterable[Path]) -> list[Path]:
+    """Source files that start queries; none if one of the files declares a dataset."""
+    jobs: list[Path] = []
+    for source in sources:
+        cells = _cells(source)
+        if any(cell_declares(cell) for cell in cells):
+            return []
+        if starts_queries(cells):
+            jobs.append(source)
+    return jobs
 
 
 def refuse_job(sources: Iterable[Path]) -> None:

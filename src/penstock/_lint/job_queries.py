@@ -1,0 +1,153 @@
+"""Streaming queries that a program starts, read from its syntax tree."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from penstock._lint.bindings import Bindings, Scope
+from penstock._lint.calls import arguments_of
+
+_DEPTH = 200
+
+
+@dataclass(frozen=True)
+class Step:
+    """One part of a method chain, such as `.option(key, value)`, in the scope of its arguments."""
+
+    name: str
+    scope: Scope
+    call: ast.Call | None = None
+
+    @property
+    def line(self) -> int:
+        """The line of the method's name."""
+        return (self.call.func.end_lineno or self.call.lineno) if self.call is not None else 0
+
+    def texts(self) -> list[str | None]:
+        """The texts of its arguments; `None` for an argument that is unknown."""
+        values = [] if self.call is None else self.call.args
+        values = values + ([word.value for word in self.call.keywords] if self.call else [])
+        return [self.scope.text(value) for value in values]
+
+
+@dataclass(frozen=True)
+class Query:
+    """A query that is started: the steps of its rows, from the source on, and of its writer.
+
+    `is_complete`: `rows` begins with the source and has all steps.
+    """
+
+    rows: list[Step]
+    writer: list[Step]
+    is_complete: bool
+
+    @property
+    def start(self) -> Step:
+        return self.writer[-1]
+
+    def option(self, key: str) -> tuple[ast.expr, Scope] | None:
+        values = [
+            (value, step.scope)
+            for step in self.writer
+            for name, value in options(step)
+            if name == key
+        ]
+        return values[-1] if values else None
+
+    @property
+    def has_known_options(self) -> bool:
+        return are_known(self.writer)
+
+    def text_of(self, name: str) -> str | None:
+        """The argument of a step of the writer in lower case; `None` if missing or unknown."""
+        texts = {
+            text.lower() if text is not None else None
+            for step in self.writer
+            if step.name == name
+            for text in step.texts()[:1]
+        }
+        return texts.pop() if len(texts) == 1 else None
+
+    def has(self, *names: str) -> bool:
+        return any(step.name in names for step in self.writer)
+
+
+def options(step: Step) -> Iterator[tuple[str, ast.expr]]:
+    """Options that a step sets, keys in lower case."""
+    if step.call is None or step.name not in ("option", "options", "start", "toTable", "load"):
+        return
+    plain = step.name in ("start", "toTable", "load")
+    call = ast.Call(step.call.func, [], step.call.keywords) if plain else step.call
+    for key, value in arguments_of(call):
+        yield key.lower(), value
+
+
+def are_known(steps: list[Step]) -> bool:
+    """Whether all keys of options in these steps are known."""
+    for step in steps:
+        if step.call is None:
+            continue
+        if step.name == "option" and not any(options(step)):
+            return False
+        for word in step.call.keywords:
+            if word.arg is None and not isinstance(word.value, ast.Dict):
+                return False
+    return True
+
+
+def queries(code: Bindings) -> Iterator[Query]:
+    """Queries that are started, once for each call of the function that starts them."""
+    for call, function in code.calls:
+        if getattr(call.func, "attr", "") not in ("start", "toTable"):
+            continue
+        for scope in code.scopes(function):
+            steps, is_complete = unrolled(call, scope)
+            names = [step.name for step in steps]
+            if "writeStream" in names:
+                at = len(names) - 1 - names[::-1].index("writeStream")
+                yield Query(steps[:at], steps[at:], is_complete)
+
+
+def unrolled(node: ast.expr, scope: Scope) -> tuple[list[Step], bool]:
+    """The steps of a chain from left to right through names and functions of the file.
+
+    Returns the steps, and whether they begin with a session: otherwise the beginning is unknown.
+    """
+    steps: list[Step] = []
+    for _ in range(_DEPTH):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            inside = scope.code.called(node, scope)
+            if inside is None:
+                steps.append(Step(node.func.attr, scope, node))
+                node = node.func.value
+                continue
+            bound = _result(inside)
+        elif isinstance(node, ast.Call):
+            inside = scope.code.called(node, scope)
+            bound = _result(inside) if inside is not None else None
+        elif isinstance(node, ast.Attribute):
+            steps.append(Step(node.attr, scope))
+            if node.attr == "readStream":
+                return steps[::-1], True
+            node = node.value
+            continue
+        elif isinstance(node, ast.Name):
+            bound = scope.value(node)
+        else:
+            bound = None
+        if bound is None:
+            break
+        node, scope = bound
+    return steps[::-1], False
+
+
+def _result(scope: Scope) -> tuple[ast.expr, Scope] | None:
+    """What a function returns, if it has one `return`."""
+    function = scope.function
+    assert function is not None
+    returns = [
+        node.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Return) and node.value is not None
+    ]
+    return (returns[0], scope) if len(returns) == 1 else None
