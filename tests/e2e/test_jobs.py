@@ -144,7 +144,7 @@ def test_query_that_is_started_again_is_the_same_flow(spark, tmp_path: Path):
 
 def test_commands_for_pipelines_refuse_a_job(spark, tmp_path: Path):
     (tmp_path / "job.py").write_text(TWO_QUERIES)
-    for command in (["dry-run"], ["check"], ["lint"], ["run", "--full-refresh-all"]):
+    for command in (["dry-run"], ["check"], ["run", "--full-refresh-all"]):
         refused = penstock(tmp_path, command[0], "job.py", *command[1:])
         assert "SOURCE_IS_JOB" in refused.text, refused.text
     assert not (tmp_path / "checkpoints").exists()

@@ -114,8 +114,8 @@ def _in_one_run(body: list[ast.stmt], is_action: Callable[[ast.Call], bool]) -> 
             after = _in_one_run(statement.orelse, is_action)
             if isinstance(statement.body[-1], ast.Return | ast.Raise | ast.Continue):
                 after += _in_one_run(body[position + 1 :], is_action)
-                return actions + max(before, after, key=len)
-            actions += max(before, after, key=len)
+                return actions + (before if len(before) > len(after) else after)
+            actions += before if len(before) > len(after) else after
         elif isinstance(statement, ast.Try | ast.With | ast.For | ast.While):
             if isinstance(statement, ast.For):
                 actions += _in_expressions([statement.iter], is_action)

@@ -170,8 +170,8 @@ _ROWS = (
         "a batch function that is not idempotent",
         "After a crash between its write and Spark's commit, it is called with the same batch id "
         "again, and its rows are duplicated.",
-        "Write with MERGE or `INSERT ... ON CONFLICT` on a key (for JDBC, from a staging table), or "
-        "with `txnAppId` and `txnVersion` of Delta; in a pipeline, with "
+        "Write with MERGE or `INSERT ... ON CONFLICT` on a key (for JDBC: from a staging table), "
+        "or with `txnAppId` and `txnVersion` of Delta; in a pipeline, with "
         "`penstock.batches.idempotent_delta_write` or `once_per_batch`.",
     ),
     (

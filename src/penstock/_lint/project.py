@@ -231,6 +231,7 @@ def lint_project(settings: PipelineSettings, *, text_only: bool = False) -> Lint
             made[-1].close()
     os.chdir(settings.root)  # findings name files relative to it
     cells = project_cells(settings)
+    code_findings: Callable[[str], CodeFindings] = python_code_findings
     if is_job:
         keys = [key.lower() for key in settings.configuration]
         has_default_checkpoint = DEFAULT_CHECKPOINT.lower() in keys or any(
@@ -238,8 +239,6 @@ def lint_project(settings: PipelineSettings, *, text_only: bool = False) -> Lint
         )
         code_findings = partial(job_code_findings, has_default_checkpoint=has_default_checkpoint)
         cells = _joined(cells)
-    else:
-        code_findings = python_code_findings
     for cell in cells:
         findings += _of_cell(cell, code_findings, suppressions, checkpoints)
     for location, origins in checkpoints.items():

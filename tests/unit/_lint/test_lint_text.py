@@ -163,7 +163,7 @@ def test_batch_functions_are_found_by_decorator_and_by_use(lint: Lint):
             print(rows.count())
         """
     )
-    assert found(report) == [("PSL305", 3), ("PSL305", 13), ("PSL306", 24)]
+    assert found(report) == [("PSL305", 3), ("PSL305", 13), ("PSL306", 16), ("PSL306", 24)]
 
 
 def test_a_checkpoint_is_shared_when_two_queries_name_it(lint: Lint):
