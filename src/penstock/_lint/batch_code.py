@@ -97,8 +97,10 @@ def findings(function: ast.FunctionDef, rows: str, batch_id: str) -> Iterator[Hi
 
 
 def _merges(call: ast.Call, frames: set[str]) -> bool:
-    return getattr(call.func, "attr", "") == "execute" and any(
-        isinstance(node, ast.Name) and node.id in frames for node in ast.walk(call)
+    return (
+        getattr(call.func, "attr", "") == "execute"
+        and not call.args
+        and any(isinstance(node, ast.Name) and node.id in frames for node in ast.walk(call))
     )
 
 
