@@ -59,7 +59,8 @@ def lint(
 ) -> int:
     """Check for likely mistakes: unbounded state, lost rows, secrets in code.
 
-    Nothing runs, and no data is needed. Of a job, the text is checked. A comment `# penstock: ignore[PSL101]` accepts a finding.
+    Nothing runs, and no data is needed; of a job, the text is checked.
+    A comment `# penstock: ignore[PSL101]` accepts a finding.
     Exit code 0 without findings, 1 with findings, 2 if the pipeline is invalid.
     """
     if explain is not None:

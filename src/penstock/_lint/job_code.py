@@ -10,10 +10,13 @@ from penstock._lint.job_queries import Query, Step, are_known, options, queries,
 from penstock._lint.plans import findings_of_read
 from penstock._model.origin import SourceLocation
 from penstock._model.query_facts import ReadFacts
+from penstock.sinks.delta import DeltaSink
+from penstock.sinks.files import FileSink
+from penstock.sinks.registry import sink_of
+from penstock.sinks.spark import ConsoleSink, MemorySink, NoopSink
 
 DEFAULT_CHECKPOINT = "spark.sql.streaming.checkpointLocation"
 
-_WITHOUT_CHECKPOINT = ("memory", "console", "noop")
 _FILES = ("parquet", "json", "csv", "orc", "text", "avro", "xml")
 _TEMPORARY = re.compile(r"(?:file:/{0,2})?/(?:tmp|var/tmp|dev/shm)(?:/|$)")
 _CHANGING = re.compile(
@@ -66,7 +69,9 @@ def _checkpoint(query: Query, has_default_checkpoint: bool) -> Iterator[Hit]:
         return
     name = query.text_of("format")
     is_function = query.has("foreachBatch", "foreach")
-    if not query.has_known_options or name in _WITHOUT_CHECKPOINT:
+    if not query.has_known_options or isinstance(
+        sink_of(name or ""), ConsoleSink | MemorySink | NoopSink
+    ):
         return
     if name is None and query.has("format") and not is_function:
         return
@@ -143,12 +148,13 @@ def _sink(query: Query) -> Iterator[Hit]:
     name, mode = query.text_of("format"), query.text_of("outputMode")
     if name is None or query.has("foreachBatch", "foreach"):
         return
-    if (name == "delta" and mode == "update") or (
-        name in _FILES and mode in ("update", "complete")
-    ):
+    sink = sink_of(name)
+    if not isinstance(sink, DeltaSink | FileSink):
+        return
+    if mode in [str(refused) for refused in sink.refused_modes]:
         line = next(step.line for step in query.writer if step.name == "outputMode")
         yield Hit("PSL703", line, f"{name} does not take the output mode {mode}")
-    if (name == "delta" or name in _FILES) and not query.has("trigger"):
+    if not query.has("trigger"):
         yield Hit("PSL704", query.start.line, f"the query into {name} has no trigger")
 
 
