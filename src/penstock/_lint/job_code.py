@@ -112,10 +112,10 @@ def _shared(started: list[Query], tree: ast.Module) -> Iterator[Hit]:
                 yield Hit("PSL301", line, f"{len(users)} queries have the checkpoint {text}")
 
 
-def _in_turn(one_query: Query, other: Query, ends: list[int]) -> bool:
+def _in_turn(query: Query, other: Query, ends: list[int]) -> bool:
     """Whether a query of the same sink is started after the end of the other one."""
-    first, second = sorted((one_query.start.line, other.start.line))
-    same = [step.texts()[:1] for step in (one_query.start, other.start)]
+    first, second = sorted((query.start.line, other.start.line))
+    same = [step.texts()[:1] for step in (query.start, other.start)]
     return same[0] == same[1] and any(first <= line < second for line in ends)
 
 
