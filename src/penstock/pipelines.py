@@ -32,10 +32,10 @@ from penstock._observe.state import ObservedUpdate
 from penstock._plan.explain import explain_json, explain_text
 from penstock._plan.settings import update_retries
 from penstock._plan.steps import Plan
-from penstock._project.job_files import job_file
+from penstock._project.job_files import job_files
 from penstock._project.spec import load_settings
-from penstock._runtime.relaunch import run_with_relaunches
-from penstock._runtime.restart import RELAUNCH, RestartAfter
+from penstock._runtime.relaunch import has_no_jvm, run_with_relaunches
+from penstock._runtime.restart import RELAUNCH, RestartAfter, is_transient
 from penstock._runtime.update import UpdateResult
 from penstock.errors import DefinitionError, PenstockError
 
@@ -231,13 +231,11 @@ def _settings(project: Project, **settings: Any) -> PipelineSettings:
     return load_settings(Path.cwd(), source=Path(project), **settings)
 
 
-def _job_file(settings: PipelineSettings) -> Path | None:
+def _job_files(settings: PipelineSettings) -> tuple[Path, ...]:
     try:
-        return job_file(settings)
-    except PenstockError as error:
-        if error.condition == "JOB_AMBIGUOUS":
-            raise
-        return None  # the update reports it
+        return job_files(settings)
+    except PenstockError:
+        return ()  # the update reports it
 
 
 class WatchedUpdate(NamedTuple):
@@ -258,7 +256,8 @@ def watch_update(
 ) -> WatchedUpdate:
     """Run an update, show it, and let signals stop it.
 
-    A continuous update whose JVM died is followed by another, as the restart policy says.
+    A continuous update whose JVM died is followed by another, as the restart policy says; so is a
+    job with a failed query, as only its program can start a query again.
 
     Args:
         settings: Of the pipeline.
@@ -272,6 +271,7 @@ def watch_update(
 
     bus, state, signals = EventBus(), ObservedUpdate(), StopSignals()
     bus.subscribe(state)
+    jobs = _job_files(settings)
 
     def running(update: Stoppable) -> None:
         signals.bind(update if on_running is None else on_running(update))
@@ -279,15 +279,14 @@ def watch_update(
     def run_once(retry: int, is_set_up: bool) -> UpdateResult:
         options = update_options.without_resets() if is_set_up else update_options
         options = replace(options, retry=retry)
-        job = _job_file(settings)
-        if job is None:
+        if not jobs:
             return run_update(settings, options, bus=bus, on_running=running)
         from penstock._jobs.job import run_job
 
         return run_job(
             settings,
             options,
-            job,
+            jobs,
             bus=bus,
             on_running=running,
             on_interrupt=lambda: signals.bind(None),
@@ -304,12 +303,20 @@ def watch_update(
         threading.Event().wait(decision.seconds)
         return True
 
+    def needs_relaunch(error: PenstockError) -> bool:
+        return has_no_jvm(error) or (bool(jobs) and is_transient(error))
+
     display = choose_display(bus, state, log_format=log_format, quiet=quiet)
     retries = update_retries(settings.configuration) if update_options.continuous else 0
     policy = RELAUNCH.allowing(retries)
     try:
         with signals, display:
-            result = run_with_relaunches(run_once, policy, on_relaunch=wait)
+            result = run_with_relaunches(
+                run_once,
+                policy,
+                on_relaunch=wait,
+                needs_relaunch=needs_relaunch,
+            )
     finally:
         if on_end is not None:
             on_end(state)

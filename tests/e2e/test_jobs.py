@@ -129,6 +129,82 @@ def test_job_fails_with_its_query(spark, tmp_path: Path):
     assert "after the query" not in run.text
 
 
+BROKEN = """
+import pathlib, time
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.config("job.name", "broken").getOrCreate()
+while not pathlib.Path("{root}/started").exists():
+    time.sleep(0.05)
+rows = spark.readStream.schema("id long").json("{root}/inbox")
+query = (
+    rows.writeStream.foreachBatch(lambda df, _: 1 / 0)
+    .option("checkpointLocation", "{root}/broken")
+    .start()
+)
+try:
+    query.awaitTermination()
+finally:
+    pathlib.Path("{root}/failed").touch()
+"""
+
+GOOD = """
+import pathlib, time
+from pyspark.sql import SparkSession
+from starting import started
+
+if __name__ == "__main__":
+    spark = SparkSession.builder.config("job.name", "good").getOrCreate()
+    query = started(spark.readStream.schema("id long").json("{root}/inbox"))
+    query.processAllAvailable()
+    pathlib.Path("{root}/started").touch()
+    while not pathlib.Path("{root}/failed").exists():
+        time.sleep(0.05)
+    pathlib.Path("{root}/inbox/2.json").write_text('{{"id": 2}}')
+    query.processAllAvailable()
+    print("good:", spark.conf.get("job.name"), len(spark.streams.active))
+    spark.stop()
+"""
+
+STARTING = """
+def started(rows):
+    query = rows.writeStream.format("delta").option("checkpointLocation", "{root}/checkpoint")
+    return query.start("{root}/out")
+"""
+
+
+def test_jobs_of_a_folder_run_together(spark, tmp_path: Path):
+    for name, text in (("broken", BROKEN), ("good", GOOD), ("starting", STARTING)):
+        (tmp_path / f"{name}.py").write_text(text.format(root=tmp_path))
+    add(tmp_path, 1)
+    run = penstock(tmp_path, "run")
+    assert run.code == 1, run.text
+    assert "running broken.py, good.py" in run.text
+    assert "broken_query failed: ZeroDivisionError: division by zero (broken.py:" in run.err
+    assert "good: good 1" in run.out
+    assert ids_of(tmp_path / "out") == [1, 2]
+    status = json.loads(penstock(tmp_path, "status", "--output", "json").out)
+    assert {flow["flow"]: flow["state"] for flow in status["flows"]} == {
+        "broken_query": "FAILED",
+        "out": "COMPLETED",
+    }
+
+
+FAILS_ONCE = 'lambda df, _: os.path.exists("first") or os.mkdir("first") or 1 / 0'
+
+
+def test_continuous_job_starts_again_after_a_failed_query(spark, tmp_path: Path):
+    (tmp_path / "job.py").write_text(
+        "import os\n" + ONE_QUERY.format(root=tmp_path, function=FAILS_ONCE)
+    )
+    add(tmp_path, 1)
+    run = penstock(tmp_path, "run", "--continuous", "job.py")
+    assert run.code == 0, run.text
+    assert "[FLOW_FAILED]" in run.err
+    assert "a new update starts in" in run.err
+    assert "after the query" in run.out
+
+
 def test_query_that_is_started_again_is_the_same_flow(spark, tmp_path: Path):
     query = ONE_QUERY.format(root=tmp_path, function="lambda df, _: 1 / divisors.pop()")
     body = query.replace("\n", "\n    ")

@@ -1,7 +1,7 @@
 """What tutorials of structured streaming and DLT teach, block by block, over a real broker.
 
-Blocks that declare datasets run as they are written; each has a row here, and so have those that
-cannot run yet. Two updates; rows that arrive in the second one are late.
+Blocks that declare datasets run as they are written; those that start queries are in `test_jobs`.
+Two updates; rows that arrive in the second one are late.
 """
 
 import json
@@ -201,26 +201,3 @@ def test_gold_counts_late_rows_when_only_silver_declares_the_watermark(project: 
 def test_gold_leaves_late_rows_out_when_it_declares_the_watermark(project: Project) -> None:
     """The hour of the newest row is still open: append mode writes it when it is over."""
     assert hours(project, "hourly_sales", "window.start") == [(8, "web", 1, 10.0)]
-
-
-@pytest.mark.parametrize(
-    "block",
-    [
-        "Kafka to a Delta path: start(), every 30 seconds, and awaitTermination()",
-        "Kafka to a table: toTable()",
-        "Event Hubs through the Kafka protocol",
-        "files as a stream: Parquet and CSV with a schema",
-        "socket source",
-        "trigger(availableNow=True), trigger(once=True), trigger(continuous=...)",
-        "windows (tumbling, sliding, session) in update mode into Delta",
-        "complete mode into a table in memory",
-        "foreachBatch with a log of checks, a quarantine and a MERGE",
-        "foreachBatch into Delta, a database and alerts",
-        "join of two streams with watermarks",
-        "monitoring loop over lastProgress; spark.streams.active",
-        "mapGroupsWithState (Scala only)",
-    ],
-)
-@pytest.mark.skip(reason="the block starts queries by itself, which Penstock does not run yet")
-def test_block_that_starts_queries(block: str) -> None:
-    pytest.fail(block)

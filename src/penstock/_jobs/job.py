@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from penstock._jobs.program import Program, programs_of
 from penstock._jobs.queries import JobQueries
+from penstock._jobs.tables import register_tables
 from penstock._launch import project_session, read_context
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.bus import EventBus
@@ -25,7 +28,7 @@ from penstock._observe.events import (
     UpdateState,
 )
 from penstock._project.databricks.notebook_globals import notebook_globals
-from penstock._project.loader import run_job_file
+from penstock._project.loader import job_programs, run_job_file
 from penstock._runtime.reporter import error_info
 from penstock._runtime.update import UpdateResult
 from penstock._spark.call_sites import user_columns
@@ -35,7 +38,6 @@ from penstock._update import UpdateOptions, observed_update
 from penstock.errors import PenstockError, PlanError, UpdateFailedError
 
 _INTERRUPT_SECONDS = 15.0
-_REPORT_SECONDS = 10.0
 # Where Penstock's defaults change what a program writes.
 _OWN_DEFAULTS = ("spark.sql.session.timeZone", "spark.sql.sources.default")
 _EXPECTED_TO_DIFFER = ("spark.app.name",)
@@ -46,21 +48,22 @@ _AT_RUN_TIME = "spark.databricks."
 def run_job(
     settings: PipelineSettings,
     options: UpdateOptions,
-    source: Path,
+    sources: tuple[Path, ...],
     *,
     bus: EventBus,
     on_running: "Callable[[Job], None]",
     on_interrupt: Callable[[], None],
 ) -> UpdateResult:
-    """Run the file of a job; return when it and its queries have ended and Spark's JVM is gone.
+    """Run the files of a job; return when all and their queries have ended and the JVM is gone.
 
-    As `run_update`: called on the main thread, which runs the file. `on_interrupt` is called before
-    the file is interrupted by SIGINT, on another thread: it must raise `KeyboardInterrupt` then.
+    As `run_update`: called on the main thread, which runs the file if it is one. `on_interrupt` is
+    called before this file is interrupted by SIGINT, on another thread: it must raise
+    `KeyboardInterrupt` then.
     """
     if options.selection.names or options.full_refresh_all or options.replace_where:
         raise PlanError(
             "SOURCE_IS_JOB",
-            f"{source.name} is a job: it has no tables to select or to refresh",
+            f"{sources[0].name} is a job: it has no tables to select or to refresh",
             hint="run it without a selection; to read a source from its start again, give the "
             "query a new checkpointLocation",
         )
@@ -73,11 +76,13 @@ def run_job(
         for key in _OWN_DEFAULTS:
             if key not in kept:
                 spark.conf.unset(key)
-        queries = JobQueries(spark, observed.origin, bus.emit)
+        register_tables(spark)
+        programs = programs_of(sources, spark)
+        queries = JobQueries(programs, observed.origin, bus.emit)
         job = Job(
             spark,
             settings,
-            source,
+            programs,
             queries,
             bus,
             observed.origin,
@@ -105,13 +110,16 @@ class _Message(Enum):
 
 
 class Job:
-    """A running job. Its program is on the main thread, its stop on one of its own."""
+    """A running job. Its program is on the main thread, its stop on one of its own.
+
+    Several programs have a thread each.
+    """
 
     def __init__(
         self,
         spark: SparkSession,
         settings: PipelineSettings,
-        source: Path,
+        programs: tuple[Program, ...],
         queries: JobQueries,
         bus: EventBus,
         origin: EventOrigin,
@@ -121,7 +129,7 @@ class Job:
     ) -> None:
         self._spark = spark
         self._settings = settings
-        self._source = source
+        self._programs = programs
         self._queries = queries
         self._bus = bus
         self._origin = origin
@@ -129,8 +137,9 @@ class Job:
         self._on_interrupt = on_interrupt
         # Put by signal handlers: SimpleQueue.put is reentrant.
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
-        self._program = threading.get_ident()
-        self._runs_program = False
+        self._main = threading.get_ident()
+        self._main_runs_program = False
+        self._here = threading.local()
         self._was_stopped = False
         self._was_interrupted = threading.Event()
 
@@ -146,20 +155,27 @@ class Job:
             self.request_stop()
 
     def run(self) -> UpdateResult:
-        """Run the program, wait for its queries, and report how both have ended."""
+        """Run the programs, wait for their queries, and report how both have ended."""
         stopper = threading.Thread(target=self._stop_on_request, name="stop job", daemon=True)
         stopper.start()
-        self._report(UpdateState.RUNNING, f"running {self._source.name}")
-        failure: PenstockError | None = None
+        files = ", ".join(program.source.name for program in self._programs)
+        self._report(UpdateState.RUNNING, f"running {files}")
         try:
-            failure = self._run_program()
-            waiting = self._queries.running
-            if failure is not None and waiting:
-                self.request_stop()
-            elif waiting and not self._was_stopped:
-                names = ", ".join(query.flow for query in waiting)
-                self._report(UpdateState.RUNNING, f"the program has ended; waiting for {names}")
-            self._wait()
+            with (
+                user_columns(),
+                job_programs(
+                    self._settings,
+                    [program.source for program in self._programs],
+                    self._spark,
+                    on_configure=self._configured,
+                    on_stop=self._spark_stopped,
+                ),
+            ):
+                if len(self._programs) == 1:
+                    self._run_here()
+                else:
+                    self._run_on_threads()
+                self._wait()
         except KeyboardInterrupt:
             if not self._was_stopped:
                 raise
@@ -167,32 +183,60 @@ class Job:
         finally:
             self._inbox.put(_Message.END)
             stopper.join(_INTERRUPT_SECONDS)
-        return self._conclude(failure)
+        return self._conclude()
 
-    def _run_program(self) -> PenstockError | None:
-        context = read_context(self._settings, self._spark)
-        names = notebook_globals(self._spark, self._settings, map_path=context.map_path)
-        self._runs_program = True
+    def _run_here(self) -> None:
+        (program,) = self._programs
+        self._main_runs_program = True
         try:
-            with user_columns():
-                run_job_file(
-                    self._settings,
-                    self._source,
-                    namespace=names,
-                    on_configure=self._configured,
-                    on_stop=self._spark_stopped,
-                )
+            self._run_program(program)
+        finally:
+            self._main_runs_program = False
+
+    def _run_on_threads(self) -> None:
+        threads = [
+            threading.Thread(
+                target=self._run_program, args=[program], name=program.source.name, daemon=True
+            )
+            for program in self._programs
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive() and not self._was_interrupted.is_set():
+                thread.join(1.0)
+        deadline = time.monotonic() + _INTERRUPT_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _run_program(self, program: Program) -> None:
+        self._here.program = program
+        context = read_context(self._settings, program.spark)
+        names = notebook_globals(program.spark, self._settings, map_path=context.map_path)
+        try:
+            run_job_file(self._settings, program.source, namespace=names)
         except PenstockError as error:
+            program.failure = error
             code = jvm_exit_code(self._spark, error.__cause__)
             if code is not None:
                 self._queries.jvm_died(code)
-                return jvm_died(code, log=log_tail(self._spark))
-            return error
-        finally:
-            self._runs_program = False
-        return None
+                program.failure = jvm_died(code, log=log_tail(self._spark))
+        waiting = self._queries.running_of(program)
+        if not waiting or self._was_stopped:
+            return
+        flows = ", ".join(query.flow for query in waiting)
+        if program.failure is None:
+            text = f"{program.source.name} has ended; waiting for {flows}"
+        elif len(self._programs) == 1:
+            self.request_stop()
+            return
+        else:
+            text = f"{program.source.name} has failed; {flows} will end after the micro-batch"
+            for query in waiting:
+                query.request_stop()
+        self._report(UpdateState.RUNNING, text)
 
-    def _configured(self, options: Mapping[str, Any]) -> None:
+    def _configured(self, options: Mapping[str, Any]) -> SparkSession | None:
         """Warn of settings of `SparkSession.builder` that the running session cannot take."""
         conf = self._spark.conf
         ignored = [
@@ -210,10 +254,16 @@ class Job:
                 "set them below `configuration` in penstock.yaml"
             )
             self._bus.emit(Event(self._origin, PlanWarning(text), text))
+        program: Program | None = getattr(self._here, "program", None)
+        if program is None or len(self._programs) == 1:
+            return None
+        return program.activate(options)
 
     def _spark_stopped(self) -> None:
-        """The program stops Spark: its queries end as they would; the session ends with the run."""
-        for query in self._queries.running:
+        """A program stops Spark: its queries end as they would; the session ends with the run."""
+        program: Program | None = getattr(self._here, "program", None)
+        running = self._queries.running
+        for query in running if program is None else self._queries.running_of(program):
             query.interrupt()
 
     def _wait(self) -> None:
@@ -239,20 +289,23 @@ class Job:
         self._report(UpdateState.STOPPING, f"interrupting: {reason}")
         self._was_interrupted.set()
         self._queries.interrupt()
-        if self._runs_program and self._program == threading.main_thread().ident:
+        if self._main_runs_program and self._main == threading.main_thread().ident:
             self._on_interrupt()
             is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-            signal.pthread_kill(self._program, signal.SIGTERM if is_ignored else signal.SIGINT)
+            signal.pthread_kill(self._main, signal.SIGTERM if is_ignored else signal.SIGINT)
 
     # -- the end -------------------------------------------------------------------------------
 
-    def _conclude(self, failure: PenstockError | None) -> UpdateResult:
-        if failure is not None and isinstance(failure.__cause__, StreamingQueryException):
-            # The query's own error says more; its report may come after the exception.
-            self._queries.wait_for_failure(_REPORT_SECONDS)
-            if self._queries.failures:
-                failure = None
-        failures = (*self._queries.failures, *(() if failure is None else (failure,)))
+    def _conclude(self) -> UpdateResult:
+        failures = self._queries.failures
+        for program in self._programs:
+            error = program.failure
+            # The query's own error says more.
+            is_reported = failures and isinstance(
+                getattr(error, "__cause__", None), StreamingQueryException
+            )
+            if error is not None and not is_reported:
+                failures += (error,)
         if failures:
             state, message = UpdateState.FAILED, f"job failed: {failures[0].message}"
             error = UpdateFailedError(failures) if self._queries.failures else failures[0]

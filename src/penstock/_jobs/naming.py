@@ -46,15 +46,21 @@ def _field(java: Any, name: str) -> Any:
     return field.get(java)
 
 
-def flow_name(query_name: str | None, target: QueryTarget, origin: SourceLocation) -> str:
-    """The name of the query, else that of its target, of its variable, or `query`."""
+def flow_name(
+    query_name: str | None, target: QueryTarget, origin: SourceLocation, *, program: str = ""
+) -> str:
+    """The name of the query, else that of its target, of its variable, or `query`.
+
+    Programs of a job have the same variables: these follow the name of the `program`.
+    """
     if query_name:
         return query_name
     if target.name is not None:
         last = target.name.rstrip("/").rpartition("/")[2]
         if last:
             return last
-    return _variable(origin) or "query"
+    variable = _variable(origin) or "query"
+    return f"{program}_{variable}" if program else variable
 
 
 def _variable(origin: SourceLocation) -> str | None:

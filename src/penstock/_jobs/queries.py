@@ -2,19 +2,19 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import wraps
 from typing import Any
 
-from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock._execution.admission import BatchAdmission
 from penstock._execution.listener import ProgressListener
 from penstock._jobs.naming import QueryTarget, flow_name, target_of
+from penstock._jobs.program import Program
 from penstock._jobs.query import JobQuery
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation, capture_origin
@@ -37,16 +37,16 @@ _REPORT_SECONDS = 10.0
 
 
 class JobQueries:
-    """Observes the queries of a session. `emit` gets their events, on any thread."""
+    """Observes the queries of the sessions of programs. `emit` gets their events, on any thread."""
 
     def __init__(
-        self, spark: SparkSession, origin: EventOrigin, emit: Callable[[Event], None]
+        self, programs: Sequence[Program], origin: EventOrigin, emit: Callable[[Event], None]
     ) -> None:
-        self._spark = spark
+        self._programs = programs
         self._origin = origin
         self._emit = emit
         self._listener = ProgressListener()
-        self._hold = BatchAdmission(spark, permits=0)
+        self._hold = BatchAdmission(programs[0].spark, permits=0)
         self._changed = threading.Condition()
         self._queries: dict[str, JobQuery] = {}
         self._ends: dict[str, FlowStatus] = {}
@@ -56,7 +56,8 @@ class JobQueries:
     @contextmanager
     def observed(self) -> Iterator[None]:
         """Observe the queries that are started while this is open."""
-        self._spark.streams.addListener(self._listener)
+        for program in self._programs:
+            program.spark.streams.addListener(self._listener)
         start = self._observing(DataStreamWriter.start, "path")
         to_table = self._observing(DataStreamWriter.toTable, "tableName")
         try:
@@ -73,7 +74,8 @@ class JobQueries:
 
     def _detach(self) -> None:
         with suppress(Exception):  # the JVM may be gone
-            self._spark.streams.removeListener(self._listener)
+            for program in self._programs:
+                program.spark.streams.removeListener(self._listener)
 
     def _observing(self, start: Callable[..., StreamingQuery], name: str) -> Callable[..., Any]:
         @wraps(start)
@@ -81,14 +83,24 @@ class JobQueries:
             location = capture_origin()
             query = start(writer, *arguments, **options)
             target = arguments[0] if arguments else options.get(name)
-            self._add(query, target_of(writer, target), location)
+            spark = writer._spark
+            program = next((each for each in self._programs if each.spark is spark), None)
+            self._add(query, program or self._programs[0], target_of(writer, target), location)
             return query
 
         return observed_start
 
-    def _add(self, query: StreamingQuery, target: QueryTarget, location: SourceLocation) -> None:
+    def _add(
+        self,
+        query: StreamingQuery,
+        program: Program,
+        target: QueryTarget,
+        location: SourceLocation,
+    ) -> None:
+        own = program.source.stem if len(self._programs) > 1 else ""
         with self._changed:
-            name = self._unused(flow_name(query.name, target, location), location)
+            name = flow_name(query.name, target, location, program=own)
+            name = self._unused(name, location)
             origin = replace(self._origin, flow_name=name, sink_name=name)
             flow = Flow(name=name, target=name, function=lambda: None, origin=location)
             job_query = JobQuery(
@@ -97,7 +109,8 @@ class JobQueries:
             self._queries[name] = job_query
             self._ends.pop(name, None)
             self._errors.pop(name, None)
-            is_stopping = self._is_stopping
+            program.flows.add(name)
+            is_stopping = self._is_stopping or program.failure is not None
         place = f"{target.format} {target.name}" if target.name else target.format
         sink = replace(self._origin, sink_name=name)
         self._emit(Event(sink, SinkDefinition(format=target.format), f"{name} writes to {place}"))
@@ -130,7 +143,7 @@ class JobQueries:
         error = ended.error
         if error is not None:
             status, text = FlowStatus.FAILED, error.message
-        elif self._is_stopping:
+        elif self._is_stopping or self._is_of_failure(ended.flow):
             status, text = FlowStatus.STOPPED, f"{ended.flow} was stopped"
         else:
             status, text = FlowStatus.COMPLETED, f"{ended.flow} has ended"
@@ -143,7 +156,13 @@ class JobQueries:
                 self._errors[ended.flow] = error
             self._changed.notify_all()
 
+    def _is_of_failure(self, flow: str) -> bool:
+        return any(program.failure and flow in program.flows for program in self._programs)
+
     # -- the end -------------------------------------------------------------------------------
+
+    def running_of(self, program: Program) -> tuple[JobQuery, ...]:
+        return tuple(query for query in self.running if query.flow in program.flows)
 
     @property
     def running(self) -> tuple[JobQuery, ...]:
@@ -170,11 +189,6 @@ class JobQueries:
                     return False
                 self._changed.wait(left)
         return True
-
-    def wait_for_failure(self, seconds: float) -> None:
-        """Wait until a query has reported a failure, for at most some seconds."""
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._errors), seconds)
 
     def request_stop(self) -> None:
         """End all queries after the micro-batch in flight, also those that start later."""

@@ -31,9 +31,8 @@ from penstock._model.origin import SourceLocation, source_location
 from penstock._model.pipeline import PipelineSettings
 from penstock._model.query_facts import RuleFacts
 from penstock._project.databricks.magics import Cell, CellKind
-from penstock._project.job_files import jobs_of
+from penstock._project.job_files import job_files
 from penstock._project.needs import needs, project_cells
-from penstock._project.sources import find_sources
 from penstock.errors import PenstockError, SpecError
 
 _COMMENT = re.compile(r"penstock:\s*(?P<what>ignore|ignore-file)\[(?P<ids>[^\]]*)\]", re.I)
@@ -211,7 +210,7 @@ def lint_project(settings: PipelineSettings, *, text_only: bool = False) -> Lint
     checkpoints: dict[str, list[SourceLocation]] = {}
     refused: tuple[PenstockError, ...] = ()
     unsure: Mapping[str, PenstockError] = {}
-    is_job = bool(jobs_of(find_sources(settings)))
+    is_job = bool(job_files(settings))
     text_only = text_only or is_job
     if not text_only:
         absent = {

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from penstock._api.registry import active_registry
+from penstock._api.registry import active_registry, is_collecting
 from penstock._model.origin import SourceLocation, source_location
 from penstock._model.pipeline import PipelineSettings
 from penstock._project.databricks.dbutils import widget_values
@@ -23,13 +23,15 @@ from penstock._project.databricks.notebook import (
 from penstock._project.packages import is_installed, requested_packages
 from penstock._project.source_registry import SourceRegistry
 from penstock._sql.declare import SqlContext, declare_sql
+from penstock._sql.source import SqlSource
+from penstock._sql.statements import split_statements
 from penstock.errors import DefinitionError, SpecError
 
 _FUTURES = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 
 
 class SourceExecutor:
-    """Executes source files of one project. Used by one thread at a time.
+    """Executes source files of one project: of a pipeline on one thread, jobs on one each.
 
     `missing_packages` are those of `%pip` cells that are not installed, by name, in order.
     """
@@ -38,10 +40,13 @@ class SourceExecutor:
         self.missing_packages: dict[str, SourceLocation] = {}
         self._settings = settings
         self._executed: set[Path] = set()
-        self._running: list[Path] = []
 
     def execute(
-        self, path: Path, namespace: dict[str, Any], context: SqlContext | None = None
+        self,
+        path: Path,
+        namespace: dict[str, Any],
+        context: SqlContext | None = None,
+        running: tuple[Path, ...] = (),
     ) -> None:
         """Execute a file. What it declared before at the same line is not declared again.
 
@@ -49,6 +54,7 @@ class SourceExecutor:
             path: The file.
             namespace: Globals of its Python cells.
             context: Of the file that runs it with `%run`: both are one session.
+            running: That file and those that run it, the last one last.
 
         Raises:
             BaseException: Whatever a Python cell raises; the cells below it are not executed.
@@ -63,23 +69,24 @@ class SourceExecutor:
                 parameters=self._settings.parameters,
                 pipeline_schema=self._settings.schema,
             )
-        registry = active_registry(path.name) if is_again else None
+        registry = active_registry(path.name) if is_again and is_collecting() else None
         repeating = registry.repeating() if isinstance(registry, SourceRegistry) else nullcontext()
-        self._running.append(path)
         try:
             with repeating:
-                self._execute_cells(cells, namespace, context)
+                self._execute_cells(cells, namespace, context, (*running, path))
         except NotebookExit:
             pass  # the rest of this notebook is not wanted
-        finally:
-            self._running.pop()
 
     def forget(self) -> None:
         self.missing_packages.clear()
         self._executed.clear()
 
     def _execute_cells(
-        self, cells: Sequence[Cell], namespace: dict[str, Any], context: SqlContext
+        self,
+        cells: Sequence[Cell],
+        namespace: dict[str, Any],
+        context: SqlContext,
+        running: tuple[Path, ...],
     ) -> None:
         flags = 0
         is_lost_told = False
@@ -87,6 +94,8 @@ class SourceExecutor:
             match cell.kind:
                 case CellKind.PYTHON:
                     flags = _run_python(cell, namespace, flags)
+                case CellKind.SQL if not is_collecting():
+                    _run_sql(cell, namespace)
                 case CellKind.SQL:
                     declare_sql(
                         cell.text,
@@ -96,31 +105,39 @@ class SourceExecutor:
                         declarations_only=bool(cell.magic),
                     )
                 case CellKind.RUN:
-                    self._run_notebook(cell, namespace, context)
+                    self._run_notebook(cell, namespace, context, running)
                 case CellKind.PACKAGES:
-                    for name in requested_packages(cell.text, self._running[-1].parent):
+                    for name in requested_packages(cell.text, running[-1].parent):
                         if not is_installed(name):
                             origin = source_location(cell.file, cell.line)
                             self.missing_packages.setdefault(name, origin)
+                case CellKind.LOST if not is_collecting():
+                    raise _lost(cell)
                 case CellKind.LOST if cell.magic or not is_lost_told:
                     # Of a notebook in another language, one cell tells it.
                     is_lost_told = is_lost_told or not cell.magic
                     active_registry("a notebook").record(_lost(cell))
 
-    def _run_notebook(self, cell: Cell, namespace: dict[str, Any], context: SqlContext) -> None:
+    def _run_notebook(
+        self,
+        cell: Cell,
+        namespace: dict[str, Any],
+        context: SqlContext,
+        running: tuple[Path, ...],
+    ) -> None:
         origin = source_location(cell.file, cell.line)
         target, arguments = run_arguments(cell.text)
-        path = find_run_target(target, self._running[-1], Path(self._settings.root))
+        path = find_run_target(target, running[-1], Path(self._settings.root))
         if path is None:
             raise SpecError(
                 "SOURCE_NOT_FOUND",
                 f"`%run {target}`: there is no such notebook",
                 origin=origin,
-                hint=f"paths are relative to {self._running[-1].parent}; the extension may be .py, "
+                hint=f"paths are relative to {running[-1].parent}; the extension may be .py, "
                 ".sql or .ipynb",
             )
-        if path in self._running:
-            circle = [*self._running[self._running.index(path) :], path]
+        if path in running:
+            circle = [*running[running.index(path) :], path]
             raise DefinitionError(
                 "NOTEBOOK_CYCLE",
                 "notebooks run each other in a cycle: " + " -> ".join(p.name for p in circle),
@@ -128,7 +145,7 @@ class SourceExecutor:
                 hint="move the shared code to a third notebook",
             )
         with widget_values(namespace.get("dbutils"), arguments):
-            self.execute(path, namespace, context)
+            self.execute(path, namespace, context, running)
 
 
 def _run_python(cell: Cell, namespace: dict[str, Any], flags: int) -> int:
@@ -141,6 +158,15 @@ def _run_python(cell: Cell, namespace: dict[str, Any], flags: int) -> int:
     code = compile(text, cell.file, "exec", flags=flags, dont_inherit=True)
     exec(code, namespace)  # noqa: S102 (the user's code)
     return flags | int(code.co_flags & _FUTURES)
+
+
+def _run_sql(cell: Cell, namespace: dict[str, Any]) -> None:
+    """Run the SQL of a job, which declares nothing."""
+    source = SqlSource.of(cell.text, file=cell.file, first_line=cell.line)
+    for statement in split_statements(source):
+        if statement.error is not None:
+            raise statement.error
+        namespace["spark"].sql(statement.source.text)
 
 
 def _lost(cell: Cell) -> SpecError:

@@ -126,9 +126,10 @@ class ProjectImports(MetaPathFinder):
                     self._source_names.add(name)
                 spec.loader.exec_module(module)
         finally:
-            self._search = self.folders
-            # Folders may have modules of the same name; each file sees those of its own folder.
-            self._forget(self._imported_names)
+            if not is_main:
+                self._search = self.folders
+                # Folders may have modules of the same name; each file sees those of its own.
+                self._forget(self._imported_names)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

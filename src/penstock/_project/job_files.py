@@ -1,57 +1,63 @@
 """Jobs: source files that declare no datasets, but start streaming queries themselves."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from penstock._model.origin import source_location
 from penstock._model.pipeline import PipelineSettings
-from penstock._project.databricks.magics import Cell
-from penstock._project.databricks.notebook import read_cells
+from penstock._project.databricks.magics import Cell, CellKind
+from penstock._project.databricks.notebook import read_cells, run_arguments
+from penstock._project.findings import python_findings
 from penstock._project.query_starts import query_lines, starts_queries
 from penstock._project.sources import cell_declares, find_sources
-from penstock.errors import DefinitionError, PenstockError, SpecError
+from penstock.errors import DefinitionError, PenstockError
 
 
-def job_file(settings: PipelineSettings) -> Path | None:
-    """Return the file to run if the sources of a project are a job; `None` for a pipeline.
+def job_files(settings: PipelineSettings) -> tuple[Path, ...]:
+    """Return the files to run if the sources of a project are jobs; empty for a pipeline.
 
     Reads the files, and executes nothing.
 
     Raises:
-        SpecError: There are no sources, or several of them start queries.
+        SpecError: There are no sources.
     """
-    return job_of(find_sources(settings))
+    return jobs_of(find_sources(settings))
 
 
-def job_of(sources: Iterable[Path]) -> Path | None:
-    """As `job_file`, of source files that are known."""
-    jobs = jobs_of(sources)
-    if len(jobs) > 1:
-        names = ", ".join(path.name for path in jobs)
-        raise SpecError(
-            "JOB_AMBIGUOUS",
-            f"several source files start streaming queries: {names}",
-            hint=f"name the file of the job: `penstock run {jobs[0].name}`",
-        )
-    return jobs[0] if jobs else None
-
-
-def jobs_of(sources: Iterable[Path]) -> list[Path]:
-    """Source files that start queries; none if one of the files declares a dataset."""
+def jobs_of(sources: Iterable[Path]) -> tuple[Path, ...]:
+    """As `job_files`, of source files that are known."""
     jobs: list[Path] = []
+    modules: set[str] = set()
     for source in sources:
         cells = _cells(source)
         if any(cell_declares(cell) for cell in cells):
-            return []
+            return ()
+        modules.update(_imported(cells))
         if starts_queries(cells):
             jobs.append(source)
-    return jobs
+    # A file with functions that start queries belongs to the job that calls them.
+    return tuple(path for path in jobs if not _is_one_of(modules, path)) or tuple(jobs)
+
+
+def _imported(cells: Iterable[Cell]) -> Iterator[str]:
+    """Modules that are imported, and notebooks that are run, with dots."""
+    for cell in cells:
+        match cell.kind:
+            case CellKind.PYTHON:
+                yield from python_findings(cell.text).modules
+            case CellKind.RUN:
+                yield Path(run_arguments(cell.text)[0]).stem
+
+
+def _is_one_of(modules: Iterable[str], path: Path) -> bool:
+    names = path.with_suffix("").parts
+    parts = (tuple(module.strip(".").split(".")) for module in modules)
+    return any(names[-len(module) :] == module for module in parts)
 
 
 def refuse_job(sources: Iterable[Path]) -> None:
     """Raise `SOURCE_IS_JOB` for a job, which must not be executed to look at it."""
-    job = job_of(sources)
-    if job is not None:
+    for job in jobs_of(sources):
         raise DefinitionError(
             "SOURCE_IS_JOB",
             f"{job.name} is a job: it declares no datasets, and starts its streaming queries "

@@ -1,7 +1,7 @@
 """Executes the source files of a pipeline and collects what they declare, or those of a job."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,35 +92,48 @@ def _run_all(
                 registry.record(error)
 
 
-def run_job_file(
+@contextmanager
+def job_programs(
     settings: PipelineSettings,
-    source: Path,
+    sources: Sequence[Path],
+    spark: Any,
     *,
-    namespace: Mapping[str, object],
-    on_configure: Callable[[Mapping[str, Any]], None],
+    on_configure: Callable[[Mapping[str, Any]], Any],
     on_stop: Callable[[], None],
+) -> Iterator[None]:
+    """Let files of a job be executed as programs by `run_job_file`, several on a thread each.
+
+    Args:
+        settings: Of the job.
+        sources: The files.
+        spark: The session.
+        on_configure: Called with the options of `SparkSession.builder`; returns the session that
+            the program gets, or `None` for the one of this process.
+        on_stop: Called instead of `SparkSession.stop`.
+    """
+    with (
+        project_imports(settings) as imports,
+        _as_program(sources[0]),
+        shared_session(spark, on_stop=lambda *_: on_stop(), on_configure=on_configure),
+    ):
+        imports.drop()
+        yield
+
+
+def run_job_file(
+    settings: PipelineSettings, source: Path, *, namespace: Mapping[str, object]
 ) -> None:
-    """Execute the file of a job as a program; return when it has ended.
+    """Execute a file of a job as a program; return when it has ended.
 
     Args:
         settings: Of the job.
         source: The file.
         namespace: Names that a notebook has without importing them.
-        on_configure: Called with the options of `SparkSession.builder`, which has the session of
-            the namespace.
-        on_stop: Called instead of `SparkSession.stop`.
 
     Raises:
         BaseException: Whatever the file raises, as `UserCodeError` if it is an `Exception`.
     """
-    with (
-        project_imports(settings) as imports,
-        _as_program(source),
-        shared_session(
-            namespace.get("spark"), on_stop=lambda *_: on_stop(), on_configure=on_configure
-        ),
-    ):
-        imports.drop()
+    with project_imports(settings) as imports:
         try:
             imports.run(source, namespace, is_main=True)
         except SystemExit as ended:
@@ -160,11 +173,12 @@ def shared_session(
     spark: Any,
     *,
     on_stop: Callable[..., None] = _ignored,
-    on_configure: Callable[[Mapping[str, Any]], None] = _ignored,
+    on_configure: Callable[[Mapping[str, Any]], Any] = _ignored,
 ) -> Iterator[None]:
     """Prevent source files from stopping the session, by patching its classes.
 
-    `on_stop` is called instead, and `on_configure` with the options of a builder.
+    `on_stop` is called instead, and `on_configure` with the options of a builder; it may return
+    the session of the caller.
     """
     with ExitStack() as patches:
         for owner in (spark, getattr(spark, "sparkContext", None)):
@@ -182,13 +196,13 @@ def _holder(kind: type, name: str) -> type | None:
 
 
 def _without_remote(
-    original: Callable[..., Any], on_configure: Callable[[Mapping[str, Any]], None]
+    original: Callable[..., Any], on_configure: Callable[[Mapping[str, Any]], Any]
 ) -> Callable[..., Any]:
     def get_or_create(builder: Any) -> Any:
         for key in _REMOTE:
             builder._options.pop(key, None)
-        on_configure(builder._options)
-        return original(builder)
+        session = on_configure(builder._options)
+        return original(builder) if session is None else session
 
     return get_or_create
 

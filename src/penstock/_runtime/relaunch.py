@@ -1,4 +1,4 @@
-"""Relaunches a continuous update in a new Spark session after the death of the JVM."""
+"""Relaunches a continuous update in a new Spark session after the death of the JVM, or a job."""
 
 import random
 import time
@@ -12,15 +12,20 @@ _NO_SESSION = frozenset({JVM_DIED, "JVM_START_FAILED", "SPARK_START_FAILED"})
 """Conditions after which a retry is tried again: memory that is missing now may be free later."""
 
 
+def has_no_jvm(error: PenstockError) -> bool:
+    return error.condition == JVM_DIED
+
+
 def run_with_relaunches(
     run: Callable[[int, bool], UpdateResult],
     policy: RestartPolicy,
     *,
     on_relaunch: Callable[[PenstockError, RestartAfter], bool],
+    needs_relaunch: Callable[[PenstockError], bool] = has_no_jvm,
     monotonic: Callable[[], float] = time.monotonic,
     jitter: Callable[[], float] = random.random,
 ) -> UpdateResult:
-    """Run updates until one ends by something else than the death of Spark's JVM.
+    """Run updates until one ends by something else than failures that need another session.
 
     `run` gets the number of the retry, 0 for the first run, and whether the set-up of tables is
     done, so that nothing is reset again. `on_relaunch` waits, as the decision says; `False` = a
@@ -39,7 +44,7 @@ def run_with_relaunches(
                 raise
         else:
             is_set_up = is_set_up or not result.setup_was_cut
-            died = next((e for e in result.failures if e.condition == JVM_DIED), None)
+            died = next((e for e in result.failures if needs_relaunch(e)), None)
             decision = policy.retry(history, monotonic(), jitter)
             if died is None or not isinstance(decision, RestartAfter):
                 return result

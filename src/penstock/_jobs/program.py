@@ -1,0 +1,41 @@
+"""The program of a file of a job, and its session."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from penstock.errors import PenstockError
+
+
+@dataclass(eq=False)
+class Program:
+    """A file that is executed, its session, and the flows of the queries that it has started."""
+
+    source: Path
+    spark: SparkSession
+    flows: set[str] = field(default_factory=set)
+    failure: PenstockError | None = None
+
+    def activate(self, options: Mapping[str, Any]) -> SparkSession:
+        """The session, with the options of a builder that apply at run time."""
+        for key, value in options.items():
+            with suppress(PySparkException):
+                self.spark.conf.set(key, value)
+        return self.spark
+
+
+def programs_of(sources: tuple[Path, ...], spark: SparkSession) -> tuple[Program, ...]:
+    """A program for each file. Several have sessions of their own.
+
+    So settings, temporary views and `spark.streams` are those of each program alone.
+    """
+    if len(sources) == 1:
+        return (Program(sources[0], spark),)
+    java: Any = spark._jsparkSession
+    context = spark.sparkContext
+    return tuple(Program(file, SparkSession(context, java.cloneSession())) for file in sources)

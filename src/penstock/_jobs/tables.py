@@ -1,0 +1,26 @@
+"""Tables of Spark's own catalog, which has forgotten them when the job runs again."""
+
+from pyspark.sql import SparkSession
+
+from penstock._tables.files import StorageFiles
+
+_SCHEMA = ".db"
+
+
+def register_tables(spark: SparkSession) -> None:
+    """Register the Delta tables in the warehouse, unless a metastore has kept them."""
+    if spark.conf.get("spark.sql.catalogImplementation") != "in-memory":
+        return
+    files, warehouse = StorageFiles(spark), str(spark.conf.get("spark.sql.warehouse.dir"))
+    schemas = {"default": warehouse}
+    for name in files.names(warehouse):
+        if name.endswith(_SCHEMA):
+            schemas[name.removesuffix(_SCHEMA)] = f"{warehouse}/{name}"
+    # A killed program may have left a table without its first commit: the query creates it.
+    for schema, folder in schemas.items():
+        spark.sql(f"CREATE SCHEMA IF NOT EXISTS spark_catalog.`{schema}`")
+        for table in files.names(folder):
+            place = f"{folder}/{table}"
+            if any(name.endswith(".json") for name in files.names(f"{place}/_delta_log")):
+                name = f"spark_catalog.`{schema}`.`{table}`"
+                spark.sql(f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION '{place}'")
