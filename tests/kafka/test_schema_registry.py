@@ -147,7 +147,7 @@ def test_rows_are_decoded_by_their_own_schema_and_nothing_is_lost(
         parse_confluent(bronze, registry=registry, subject="none")
 
 
-def optional(name: str, kind: str, **more: object) -> dict:
+def optional(name: str, kind: str, /, **more: object) -> dict:
     return {"name": name, "type": ["null", {"type": kind, **more}], "default": None}
 
 
