@@ -180,7 +180,8 @@ def test_jobs_of_a_folder_run_together(spark, tmp_path: Path):
     run = penstock(tmp_path, "run")
     assert run.code == 1, run.text
     assert "running broken.py, good.py" in run.text
-    assert "broken_query failed: ZeroDivisionError: division by zero (broken.py:" in run.err
+    assert "flow broken_query: " in run.err
+    assert "query failed: ZeroDivisionError: division by zero (broken.py:" in run.err
     assert "good: good 1" in run.out
     assert ids_of(tmp_path / "out") == [1, 2]
     status = json.loads(penstock(tmp_path, "status", "--output", "json").out)

@@ -222,6 +222,9 @@ class Job:
                 self._queries.jvm_died(code)
                 program.failure = jvm_died(code, log=log_tail(self._spark))
         waiting = self._queries.running_of(program)
+        if program.failure is not None and len(self._programs) > 1:
+            text = f"{program.source.name} has failed: {program.failure.message}"
+            self._report(UpdateState.RUNNING, text)
         if not waiting or self._was_stopped:
             return
         flows = ", ".join(query.flow for query in waiting)
@@ -231,7 +234,7 @@ class Job:
             self.request_stop()
             return
         else:
-            text = f"{program.source.name} has failed; {flows} will end after the micro-batch"
+            text = f"{flows} will end after the micro-batch"
             for query in waiting:
                 query.request_stop()
         self._report(UpdateState.RUNNING, text)

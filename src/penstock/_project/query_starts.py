@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from penstock._project.databricks.magics import Cell, CellKind
 
 _STARTS = frozenset({"start", "toTable"})
-_WAITS = frozenset({"awaitTermination", "awaitAnyTermination"})
+_WAITS = frozenset({"awaitTermination", "awaitAnyTermination", "processAllAvailable"})
 
 
 def starts_queries(cells: Iterable[Cell]) -> bool:
