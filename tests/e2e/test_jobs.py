@@ -75,24 +75,24 @@ def ids_of(table: Path) -> list[int]:
 
 def test_job_resumes_after_kill_and_stops_after_its_batches(tmp_path: Path):
     (tmp_path / "job.py").write_text(TWO_QUERIES)
-    add(tmp_path, *range(5))
+    add(tmp_path, *range(3))
     tables = [tmp_path / "out" / name for name in ("batches", "direct")]
     first = PipelineProcess(tmp_path, "job.py")
     try:
-        assert first.wait_until(lambda: all(map(ids_of, tables)), 60), first.output
+        assert first.wait_until(lambda: all(map(ids_of, tables)), 200), first.output
     finally:
         first.kill_group()
-    add(tmp_path, *range(5, 10))
+    add(tmp_path, *range(3, 6))
     second = PipelineProcess(tmp_path, "job.py")
     try:
-        done = second.wait_until(lambda: all(len(ids_of(t)) == 10 for t in tables), 60)
+        done = second.wait_until(lambda: all(len(ids_of(t)) == 6 for t in tables), 200)
         assert done, second.output
         os.kill(second._process.pid, signal.SIGTERM)
         assert second._process.wait(30) == 130, second.output
     finally:
         second.kill_group()
     assert "after the queries" in second.output
-    assert [ids_of(table) for table in tables] == [list(range(10))] * 2
+    assert [ids_of(table) for table in tables] == [list(range(6))] * 2
     status = json.loads(penstock(tmp_path, "status", "job.py", "--output", "json").out)
     assert {flow["flow"]: flow["state"] for flow in status["flows"]} == {
         "batches": "STOPPED",

@@ -16,12 +16,12 @@ from update_project import Project
 from penstock._observe.events import UpdateState
 
 TABLE = """
-CREATE TABLE customers (
+CREATE TABLE members (
     id bigint PRIMARY KEY, name text NOT NULL, price numeric(24, 4), born date,
     at timestamp, seen timestamptz, note text
 );
-ALTER TABLE customers ALTER note SET STORAGE EXTERNAL;
-CREATE TABLE history (number bigserial, gone boolean, LIKE customers);
+ALTER TABLE members ALTER note SET STORAGE EXTERNAL;
+CREATE TABLE history (number bigserial, gone boolean, LIKE members);
 ALTER TABLE history ALTER name DROP NOT NULL;
 CREATE FUNCTION remember() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -31,7 +31,7 @@ BEGIN
         INSERT INTO history SELECT nextval('history_number_seq'), false, NEW.*; END IF;
     RETURN NULL;
 END $$;
-CREATE TRIGGER remembers AFTER INSERT OR UPDATE OR DELETE ON customers
+CREATE TRIGGER remembers AFTER INSERT OR UPDATE OR DELETE ON members
 FOR EACH ROW EXECUTE FUNCTION remember()
 """
 PIPELINE = '''
@@ -47,9 +47,9 @@ def changes():
     """)
 
 
-dp.create_streaming_table("customers")
+dp.create_streaming_table("members")
 dp.create_auto_cdc_flow(
-    target="customers",
+    target="members",
     source="changes",
     keys=["id"],
     sequence_by="_sequence",
@@ -110,13 +110,13 @@ class Writer:
             live.add(key)
             columns, values = zip(*self._values(), strict=True)
             return (
-                f"INSERT INTO customers (id, {', '.join(columns)}) "
+                f"INSERT INTO members (id, {', '.join(columns)}) "
                 f"VALUES ({key}, {', '.join(values)})"
             )
         key = self._chance.choice(sorted(live))
         if kind == "delete":
             live.remove(key)
-            return f"DELETE FROM customers WHERE id = {key}"
+            return f"DELETE FROM members WHERE id = {key}"
         changed = self._chance.sample(self._values(), self._chance.randint(1, 3))
         if kind == "move" and free:
             live.remove(key)
@@ -124,7 +124,7 @@ class Writer:
             # A large value would be missing in the log, and so at the new key.
             changed = [*self._values()[-1:], ("id", str(free[0]))]
         settings = ", ".join(f"{name} = {value}" for name, value in changed)
-        return f"UPDATE customers SET {settings} WHERE id = {key}"
+        return f"UPDATE members SET {settings} WHERE id = {key}"
 
     def _values(self) -> list[tuple[str, str]]:
         chance = self._chance
@@ -216,12 +216,12 @@ def test_tables_are_those_of_the_database_when_its_log_comes_shuffled_and_twice(
 ):
     chance = random.Random(20261125)
     tables.execute(TABLE)
-    tables.execute("INSERT INTO customers SELECT -i, 'before', i FROM generate_series(1, 20) i")
-    log = ChangeLog(tables, "customers")
+    tables.execute("INSERT INTO members SELECT -i, 'before', i FROM generate_series(1, 20) i")
+    log = ChangeLog(tables, "members")
     events: list[str | None] = [*log.snapshot()]
     write(project.spark, postgres_server, transactions, chance)
-    tables.execute("UPDATE customers SET name = 'after' WHERE id < -10")
-    tables.execute("DELETE FROM customers WHERE id = -1")
+    tables.execute("UPDATE members SET name = 'after' WHERE id < -10")
+    tables.execute("DELETE FROM members WHERE id = -1")
     events += log.events()
     assert sum("__debezium_unavailable_value" in (event or "") for event in events) > 10
     (project.root / "history.sql").write_text(HISTORY, encoding="utf-8")
@@ -230,12 +230,12 @@ def test_tables_are_those_of_the_database_when_its_log_comes_shuffled_and_twice(
         project.add(f"{number:03}.json", batch)
     assert project.run().state is UpdateState.COMPLETED
 
-    expected = tables.query(f"SELECT {IN_POSTGRES} FROM customers")
-    assert sorted(map(as_text, project.rows("customers", *IN_SPARK))) == sorted(expected)
+    expected = tables.query(f"SELECT {IN_POSTGRES} FROM members")
+    assert sorted(map(as_text, project.rows("members", *IN_SPARK))) == sorted(expected)
 
     history = tables.query(f"SELECT gone, {IN_POSTGRES} FROM history ORDER BY number")
     rows = project.table("customer_history").orderBy("__START_AT")
     rows = rows.selectExpr("__START_AT", "__END_AT", *IN_SPARK).collect()
     stored = [(start, end, *as_text(values)) for start, end, *values in rows]
     assert stored_versions(stored) == versions(history)
-    assert not list(project.path("customers").parent.glob("*_quarantine"))
+    assert not list(project.path("members").parent.glob("*_quarantine"))
