@@ -68,6 +68,7 @@ def last(folder: Path) -> int:
     return max(int(file.name) for file in folder.iterdir() if file.name.isdigit())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_tutorial_job_resumes_after_a_kill_and_stops_after_its_batches(
     kafka_broker: BrokerHandle, tmp_path: Path
