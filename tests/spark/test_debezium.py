@@ -171,7 +171,7 @@ def test_decimals_are_read_in_every_mode_of_the_connector(spark):
 
 
 NO_POSITION = {**postgres("u", 1, after=ROW), "source": POSTGRES}
-NO_EVENT = "it is no change event of Debezium"
+NO_EVENT = "not a change event of Debezium"
 CORRUPT = [
     (b'{"op": "c", "after": {"id": 1', "the payload is not one JSON value"),
     (b"\xff", "the payload is not one JSON value"),

@@ -3,6 +3,7 @@
 from pyspark.sql import SparkSession
 
 from penstock._tables.files import StorageFiles
+from penstock._tables.metastore import create_entry
 
 _SCHEMA = ".db"
 
@@ -18,9 +19,7 @@ def register_tables(spark: SparkSession) -> None:
             schemas[name.removesuffix(_SCHEMA)] = f"{warehouse}/{name}"
     # A killed program may have left a table without its first commit: the query creates it.
     for schema, folder in schemas.items():
-        spark.sql(f"CREATE SCHEMA IF NOT EXISTS spark_catalog.`{schema}`")
         for table in files.names(folder):
             place = f"{folder}/{table}"
             if any(name.endswith(".json") for name in files.names(f"{place}/_delta_log")):
-                name = f"spark_catalog.`{schema}`.`{table}`"
-                spark.sql(f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION '{place}'")
+                create_entry(spark, schema, table, place)

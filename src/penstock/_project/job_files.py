@@ -36,7 +36,7 @@ def jobs_of(sources: Iterable[Path]) -> tuple[Path, ...]:
         if starts_queries(cells):
             jobs.append(source)
     # A file with functions that start queries belongs to the job that calls them.
-    return tuple(path for path in jobs if not _is_one_of(modules, path)) or tuple(jobs)
+    return tuple(path for path in jobs if not _is_imported(modules, path)) or tuple(jobs)
 
 
 def _imported(cells: Iterable[Cell]) -> Iterator[str]:
@@ -49,7 +49,7 @@ def _imported(cells: Iterable[Cell]) -> Iterator[str]:
                 yield Path(run_arguments(cell.text)[0]).stem
 
 
-def _is_one_of(modules: Iterable[str], path: Path) -> bool:
+def _is_imported(modules: Iterable[str], path: Path) -> bool:
     names = path.with_suffix("").parts
     parts = (tuple(module.strip(".").split(".")) for module in modules)
     return any(names[-len(module) :] == module for module in parts)

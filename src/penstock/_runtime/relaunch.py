@@ -1,4 +1,4 @@
-"""Relaunches a continuous update in a new Spark session after the death of the JVM, or a job."""
+"""Runs continuous updates again after the death of the JVM, and jobs after a failed query."""
 
 import random
 import time
@@ -44,10 +44,10 @@ def run_with_relaunches(
                 raise
         else:
             is_set_up = is_set_up or not result.setup_was_cut
-            died = next((e for e in result.failures if needs_relaunch(e)), None)
+            failure = next((e for e in result.failures if needs_relaunch(e)), None)
             decision = policy.retry(history, monotonic(), jitter)
-            if died is None or not isinstance(decision, RestartAfter):
+            if failure is None or not isinstance(decision, RestartAfter):
                 return result
-            if not on_relaunch(died, decision):
+            if not on_relaunch(failure, decision):
                 return result
         history = RunHistory(started_at=monotonic(), retries=decision.retry)

@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation
+from penstock._sql.tokens import text_literal
 from penstock._tables.files import local_path
 from penstock._tables.layout import TableRef
 from penstock._tables.write.schema import plain_schema
@@ -84,12 +85,9 @@ class HiveMetastore:
     def _register(self, wanted: Registration) -> bool:
         entry = self._find(wanted.schema, wanted.name)
         if entry is None:
-            name = f"spark_catalog.`{wanted.schema}`.`{wanted.name}`"
             local = local_path(wanted.table.path)
             place = wanted.table.path if local is None else str(local)
-            place = place.replace("\\", "\\\\").replace("'", "\\'")
-            self._spark.sql(f"CREATE SCHEMA IF NOT EXISTS spark_catalog.`{wanted.schema}`")
-            self._spark.sql(f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION '{place}'")
+            create_entry(self._spark, wanted.schema, wanted.name, place)
             # Another process may have been faster.
             entry = self._find(wanted.schema, wanted.name)
         if entry is None or not _is_same(_location(entry), wanted.table.path):
@@ -122,6 +120,15 @@ class HiveMetastore:
     def _find(self, schema: str, name: str) -> Any:
         catalog = self._catalog
         return catalog.getTable(schema, name) if catalog.tableExists(schema, name) else None
+
+
+def create_entry(spark: SparkSession, schema: str, name: str, location: str) -> None:
+    """Register a Delta table in Spark's catalog, unless the name is taken."""
+    spark.sql(f"CREATE SCHEMA IF NOT EXISTS spark_catalog.`{schema}`")
+    spark.sql(
+        f"CREATE TABLE IF NOT EXISTS spark_catalog.`{schema}`.`{name}` USING delta "
+        f"LOCATION {text_literal(location)}"
+    )
 
 
 def _copied(jvm: Any, table: Any, changes: Mapping[str, Any]) -> Any:

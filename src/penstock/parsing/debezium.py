@@ -55,7 +55,7 @@ _ABSENT = (
     base64.b64encode(_PLACEHOLDER.encode()).decode(),
     [_PLACEHOLDER],
 )
-_PER_MICRO = {"millis": 1000, "micros": 1, "nanos": 1}
+_NANOS = {"millis": 1_000_000, "micros": 1000, "nanos": 1}
 _DECIMAL_MODES = ("precise", "string", "double")
 
 
@@ -82,8 +82,7 @@ def debezium(
     - `_parse_error`, `_raw_payload`: as of `parse_avro`. A row with an error has no `_sequence`, so
       an auto CDC flow never applies it: it goes to quarantine.
 
-    Tombstones, transaction markers, schema changes and logical decoding messages are no changes
-    of rows, and are dropped.
+    Tombstones, transaction markers, schema changes and logical decoding messages are dropped.
 
     Args:
         df: Streaming or not.
@@ -129,7 +128,7 @@ def change_reader(
     is_base64: bool,
     units: Mapping[str, str],
 ) -> Callable[[bytes], dict[str, Any]]:
-    """A function from a message to the columns of its change; none if it is no change of a row.
+    """A function from a message to the columns of its change; empty if no row changed.
 
     It runs in Spark's Python workers, and raises `PayloadError` or `MisfitError`.
     """
@@ -142,13 +141,13 @@ def change_reader(
         if envelope is None:
             return {}
         if not isinstance(envelope, dict):
-            raise PayloadError("it is no change event of Debezium, but a single value")
+            raise PayloadError("not a change event of Debezium, but a single value")
         op, source = envelope.get("op"), envelope.get("source")
         is_marker = envelope.get("status") in ("BEGIN", "END") or "ddl" in envelope
         if op == "m" or (op is None and is_marker):
             return {}
         if op not in ("c", "d", "r", "t", "u"):
-            raise PayloadError(f"it is no change event of Debezium: its `op` is {str(op)[:20]}")
+            raise PayloadError(f"not a change event of Debezium: its `op` is {str(op)[:20]}")
         if not isinstance(source, dict):
             raise PayloadError("there is no `source`")
         transaction = envelope.get("transaction")
@@ -214,7 +213,7 @@ def _value(value: Any, data_type: DataType, unit: str, is_base64: bool) -> Any:
         if isinstance(data_type, DateType):
             return _EPOCH.date() + timedelta(days=value)
         if isinstance(data_type, (TimestampType, TimestampNTZType)):
-            micros = value // 1000 if unit == "nanos" else value * _PER_MICRO[unit]
+            micros = value * _NANOS[unit] // 1000
             return _EPOCH + timedelta(microseconds=micros)
     except OverflowError:
         # Microseconds that are taken for milliseconds, or PostgreSQL's infinity.
@@ -244,8 +243,8 @@ def _units(table: StructType, units: str | Mapping[str, str] | None) -> Mapping[
     if units is None or isinstance(units, str):
         units = {} if units is None else dict.fromkeys(table.names, units)
     for column, unit in units.items():
-        if unit not in _PER_MICRO:
-            raise _invalid("timestamp_units", unit, tuple(_PER_MICRO))
+        if unit not in _NANOS:
+            raise _invalid("timestamp_units", unit, tuple(_NANOS))
         if column not in table.names:
             raise _invalid("timestamp_units", column, tuple(table.names))
     return units
