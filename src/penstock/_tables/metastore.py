@@ -18,7 +18,6 @@ from pyspark.sql.types import StructType
 
 from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation
-from penstock._sql.tokens import text_literal
 from penstock._tables.files import local_path
 from penstock._tables.layout import TableRef
 from penstock._tables.write.schema import plain_schema
@@ -125,10 +124,9 @@ class HiveMetastore:
 def create_entry(spark: SparkSession, schema: str, name: str, location: str) -> None:
     """Register a Delta table in Spark's catalog, unless the name is taken."""
     spark.sql(f"CREATE SCHEMA IF NOT EXISTS spark_catalog.`{schema}`")
-    spark.sql(
-        f"CREATE TABLE IF NOT EXISTS spark_catalog.`{schema}`.`{name}` USING delta "
-        f"LOCATION {text_literal(location)}"
-    )
+    place = location.replace("\\", "\\\\").replace("'", "\\'")
+    table = f"spark_catalog.`{schema}`.`{name}`"
+    spark.sql(f"CREATE TABLE IF NOT EXISTS {table} USING delta LOCATION '{place}'")
 
 
 def _copied(jvm: Any, table: Any, changes: Mapping[str, Any]) -> Any:
