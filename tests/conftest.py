@@ -147,6 +147,40 @@ def spark(
             ),
         )
     )
+    request.config.stash[_CONF] = session, session.conf.getAll
     with own_columns():  # as in a pipeline
         yield session
     stop_session(session)
+
+
+_CONF: pytest.StashKey[tuple["SparkSession", dict[str, str]]] = pytest.StashKey()
+
+_LAST_COMMIT = "spark.databricks.delta.lastCommitVersionInSession"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unchanged_session(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail the module that leaves the shared session with other settings of SQL than it had."""
+    yield
+    if _CONF not in request.config.stash:
+        return
+    session, expected = request.config.stash[_CONF]
+    now = session.conf.getAll
+    changed = {
+        key: (expected.get(key), now.get(key))
+        for key in sorted(expected.keys() | now.keys())
+        if expected.get(key) != now.get(key)
+    }
+    for key, (before, _) in changed.items():  # the modules behind this one are not to blame
+        if not session.conf.isModifiable(key):
+            continue
+        if before is None:
+            session.conf.unset(key)
+        else:
+            session.conf.set(key, before)
+    changed = {
+        key: values
+        for key, values in changed.items()
+        if key.startswith(("spark.sql.", "spark.databricks.")) and key != _LAST_COMMIT
+    }
+    assert not changed, f"settings of the shared session, before and now: {changed}"

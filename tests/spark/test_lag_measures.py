@@ -22,7 +22,8 @@ def run_one_batch(df: Any, checkpoint: Path) -> Any:
     stream = stream.option("checkpointLocation", str(checkpoint))
     query = stream.trigger(processingTime="1 hour").start()
     deadline, pause = time.monotonic() + 60, threading.Event()
-    while not (checkpoint / "commits" / "0").exists():
+    # The progress of a batch follows its commit.
+    while not (checkpoint / "commits" / "0").exists() or query.lastProgress is None:
         assert time.monotonic() < deadline
         assert query.exception() is None
         pause.wait(0.05)
