@@ -155,7 +155,12 @@ def spark(
 
 _CONF: pytest.StashKey[tuple["SparkSession", dict[str, str]]] = pytest.StashKey()
 
-_LAST_COMMIT = "spark.databricks.delta.lastCommitVersionInSession"
+# Set by Delta.
+_DELTA_SETS = (
+    "spark.databricks.delta.lastCommitVersionInSession",
+    "spark.sql.parquet.fieldId.read.enabled",
+    "spark.sql.parquet.fieldId.write.enabled",
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -170,17 +175,12 @@ def unchanged_session(request: pytest.FixtureRequest) -> Iterator[None]:
         key: (expected.get(key), now.get(key))
         for key in sorted(expected.keys() | now.keys())
         if expected.get(key) != now.get(key)
+        and key.startswith(("spark.sql.", "spark.databricks."))
+        and key not in _DELTA_SETS
     }
     for key, (before, _) in changed.items():  # the modules behind this one are not to blame
-        if not session.conf.isModifiable(key):
-            continue
         if before is None:
             session.conf.unset(key)
         else:
             session.conf.set(key, before)
-    changed = {
-        key: values
-        for key, values in changed.items()
-        if key.startswith(("spark.sql.", "spark.databricks.")) and key != _LAST_COMMIT
-    }
     assert not changed, f"settings of the shared session, before and now: {changed}"

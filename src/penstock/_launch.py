@@ -20,6 +20,7 @@ from penstock._execution.file_states import FileStates
 from penstock._execution.flow_query import EngineContext
 from penstock._execution.flow_state import StateStore, check_migration
 from penstock._execution.queries import SparkEngine
+from penstock._execution.savepoints import restore_unfinished, unfinished_restore
 from penstock._execution.tables import PipelineTables
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._graph.index import DefinitionIndex, build_index
@@ -130,6 +131,7 @@ def open_pipeline(
     evaluator: Callable[..., Evaluator] = Evaluator,
     on_hooks: Callable[[tuple[EventHook, ...]], None] | None = None,
     edit: Callable[[PipelineDefinition], PipelineDefinition] | None = None,
+    restores: bool = False,
 ) -> Iterator[OpenPipeline]:
     """Execute the source files of a pipeline and analyse its flows.
 
@@ -146,14 +148,20 @@ def open_pipeline(
         evaluator: Makes what calls the query functions in the analysis.
         on_hooks: Called with the event hooks, before the analysis.
         edit: Replaces what the source files declared; for tests.
+        restores: Open it also while the restore of a savepoint is unfinished.
 
     Raises:
         DefinitionErrors: Everything that is wrong with the pipeline.
+        PlanError: The restore of a savepoint is unfinished.
         SpecError: A selected name does not exist.
         SetupError: No Java, no jars, no Spark.
     """
     with project_session(settings, leases, update_id=update_id) as spark:
         layout = layout_of(settings)
+        if leases is not None and not restores:
+            savepoint = unfinished_restore(StorageFiles(spark), layout)
+            if savepoint is not None:
+                raise restore_unfinished(savepoint)
         state = state_store(settings, spark)
         context = read_context(settings, spark, state=state)
         declared = execute(settings, spark, context, load_definitions)
@@ -187,7 +195,11 @@ def open_pipeline(
 
 @contextlib.contextmanager
 def open_for_command(
-    settings: PipelineSettings, command: str, *, update_id: str | None = None
+    settings: PipelineSettings,
+    command: str,
+    *,
+    update_id: str | None = None,
+    restores: bool = False,
 ) -> Iterator[OpenPipeline]:
     """Open a pipeline for a command that changes it while it does not run.
 
@@ -200,7 +212,7 @@ def open_for_command(
     log = f"{command.replace(' ', '-')}-{uuid.uuid4()}"
     with (
         PipelineLeases(settings.home, holder) as leases,
-        open_pipeline(settings, leases, update_id=log) as pipeline,
+        open_pipeline(settings, leases, update_id=log, restores=restores) as pipeline,
     ):
         yield pipeline
 

@@ -115,12 +115,15 @@ def small_queries(spark: Any) -> Iterator[None]:
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.shuffle.partitions": "1",
     }
-    before = {key: spark.conf.get(key) for key in confs}
+    before = {key: spark.conf.getAll.get(key) for key in confs}
     for key, value in confs.items():
         spark.conf.set(key, value)
     yield
     for key, value in before.items():
-        spark.conf.set(key, value)
+        if value is None:
+            spark.conf.unset(key)
+        else:
+            spark.conf.set(key, value)
 
 
 def check_rounds(

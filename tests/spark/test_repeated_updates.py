@@ -301,7 +301,7 @@ def test_a_value_that_does_not_fit_its_declared_type_fails_whatever_the_ansi_mod
                 spark.sql("SELECT concat('abc', id) AS word FROM range(1)"), declared
             ).collect()
     finally:
-        spark.conf.unset("spark.sql.ansi.enabled")
+        spark.conf.set("spark.sql.ansi.enabled", "true")
 
 
 def test_properties_that_only_tune_databricks_are_left_out_with_one_note(project):

@@ -125,7 +125,10 @@ def test_a_view_is_computed_completely_where_its_changes_are_not_known(spark, pi
     # The rows of a file that is gone are not known.
     spark.sql(f"UPDATE delta.`{pipeline.paths['src']}` SET v = v + 1 WHERE k = 4")
     spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
-    spark.sql(f"VACUUM delta.`{pipeline.paths['src']}` RETAIN 0 HOURS")
+    try:
+        spark.sql(f"VACUUM delta.`{pipeline.paths['src']}` RETAIN 0 HOURS")
+    finally:
+        spark.conf.unset("spark.databricks.delta.retentionDurationCheck.enabled")
     assert pipeline.refresh()["clean"] == "COMPLETE_RECOMPUTE"
     pipeline.check()
 

@@ -22,6 +22,7 @@ from penstock._cli import (
     package,
     pipelines,
     repair,
+    savepoint,
     scaffold,
     status,
     update,
@@ -74,6 +75,7 @@ status.register(app)
 pipelines.register(app)
 checkpoint.register(app)
 repair.register(app)
+savepoint.register(app)
 maintain.register(app)
 machine.register(app)
 cluster.register(app)

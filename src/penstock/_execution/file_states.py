@@ -3,7 +3,6 @@
 import threading
 
 from penstock._execution.flow_state import StateStore
-from penstock._model.name import path_segment
 from penstock._tables.files import StorageFiles
 from penstock._tables.layout import StorageLayout
 from penstock.sources.memory import FolderMemory, PassingMemory, SourceMemory
@@ -16,7 +15,7 @@ class FileStates:
 
     def __init__(self, files: StorageFiles, layout: StorageLayout, flows: StateStore) -> None:
         self._files = files
-        self._root = f"{layout.state_dir}/files"
+        self._layout = layout
         self._flows = flows
         self._analysed: dict[tuple[str, str], PassingMemory] = {}
         self._lock = threading.Lock()
@@ -25,7 +24,7 @@ class FileStates:
         """The store of one source; see `Memories`."""
         state = self._flows.flow(flow)
         epoch = state.epoch if state is not None else _NO_EPOCH
-        folder = f"{self._root}/{path_segment(flow)}/{path_segment(epoch)}/{key}"
+        folder = f"{self._layout.source_files(flow, epoch)}/{key}"
         with self._lock:
             if not analysis:
                 seed = self._analysed.get((flow, key))

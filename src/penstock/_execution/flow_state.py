@@ -141,6 +141,11 @@ class StateStore:
         body = {**asdict(state), "sources": dict(state.sources)}
         self._files.write(self._path("views", key), json.dumps(body, indent=1))
 
+    def forget_view(self, key: str) -> None:
+        """Let the next refresh of a view be a complete one."""
+        if self.view(key) is not None:
+            self._files.write(self._path("views", key), "")
+
     def _current_path(self, folder: str, name: str) -> str:
         path = self._path(folder, name)
         return self._apart.get(path, path)

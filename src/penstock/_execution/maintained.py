@@ -8,6 +8,7 @@ from functools import partial
 from pyspark.sql import SparkSession
 
 from penstock._execution.flow_state import StateStore
+from penstock._execution.savepoints import Savepoints
 from penstock._execution.table_care import MaintenanceTimes, TableCare
 from penstock._execution.tables import PipelineTables
 from penstock._graph.dataflow import DataflowGraph, DatasetNode
@@ -104,6 +105,13 @@ class NeededFiles:
                     continue
                 if not keeps_rows(self._delta, path, version - 1, newest):
                     return f"flow {name} has not read the versions from {version} on"
+        for savepoint in Savepoints(self._files, self._tables.layout).all():
+            for table in savepoint.tables:
+                after = table.version + 1
+                if table.table_id != table_id or after > newest:
+                    continue
+                if self._is_older(path, after, before_ms):
+                    return f"savepoint {savepoint.name} needs version {table.version}"
         return None
 
     def _is_unfinished(self, flow: str) -> bool:

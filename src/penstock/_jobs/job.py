@@ -3,12 +3,14 @@
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from enum import Enum, auto
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
@@ -70,12 +72,9 @@ def run_job(
     with (
         observed_update(settings, options, bus) as observed,
         project_session(settings, observed.leases, update_id=observed.origin.update_id) as spark,
+        _defaults_of_spark(spark, settings),
     ):
         observed.retention.start()
-        kept = {**spark_defaults(), **settings.configuration}
-        for key in _OWN_DEFAULTS:
-            if key not in kept:
-                spark.conf.unset(key)
         register_tables(spark)
         programs = programs_of(sources, spark)
         queries = JobQueries(programs, observed.origin, bus.emit)
@@ -102,6 +101,21 @@ def run_job(
             queries.observed(),
         ):
             return job.run()
+
+
+@contextmanager
+def _defaults_of_spark(spark: SparkSession, settings: PipelineSettings) -> Iterator[None]:
+    """Unset Penstock's defaults that change what a program writes; a session may be borrowed."""
+    kept = {**spark_defaults(), **settings.configuration}
+    before = {key: str(spark.conf.get(key)) for key in _OWN_DEFAULTS if key not in kept}
+    for key in before:
+        spark.conf.unset(key)
+    try:
+        yield
+    finally:
+        with suppress(Py4JError, ConnectionError):  # the JVM is gone
+            for key, value in before.items():
+                spark.conf.set(key, value)
 
 
 class _Message(Enum):

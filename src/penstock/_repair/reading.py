@@ -30,7 +30,7 @@ class ReadableStorage:
 def read_table(settings: PipelineSettings, name: str, limit: int) -> "TablePreview":
     if local_path(settings.storage) is not None:
         return preview.read_table(settings, name, limit)
-    with _session(settings) as spark:
+    with storage_session(settings) as spark:
         from penstock._tables.read.remote_storage import RemoteTables
 
         return RemoteTables(spark, settings).read_table(name, limit)
@@ -41,7 +41,7 @@ def read_quarantine(
 ) -> "TablePreview":
     if local_path(settings.storage) is not None:
         return preview.read_quarantine(settings, name, limit, ids=ids)
-    with _session(settings) as spark:
+    with storage_session(settings) as spark:
         from penstock._tables.read.remote_storage import RemoteTables
 
         return RemoteTables(spark, settings).read_quarantine(name, limit)
@@ -50,7 +50,7 @@ def read_quarantine(
 def list_quarantines(settings: PipelineSettings) -> "list[QuarantineSummary]":
     if local_path(settings.storage) is not None:
         return preview.list_quarantines(settings)
-    with _session(settings) as spark:
+    with storage_session(settings) as spark:
         from penstock._tables.read.remote_storage import RemoteTables
 
         return RemoteTables(spark, settings).list_quarantines()
@@ -71,7 +71,7 @@ def readable_storage(
         yield ReadableStorage(settings)
         return
     with tempfile.TemporaryDirectory(prefix="penstock-storage-") as folder:
-        with _session(settings) if spark is None else nullcontext(spark) as session:
+        with storage_session(settings) if spark is None else nullcontext(spark) as session:
             from penstock._tables.read.remote_storage import copy_small_files
 
             copy_small_files(session, layout_of(settings), Path(folder), flow)
@@ -96,7 +96,7 @@ def pipeline_storage(
 
 
 @contextmanager
-def _session(settings: PipelineSettings) -> "Iterator[SparkSession]":
+def storage_session(settings: PipelineSettings) -> "Iterator[SparkSession]":
     from penstock._session import open_session
 
     with (

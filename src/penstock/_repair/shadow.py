@@ -206,11 +206,12 @@ def restore_rows(spark: SparkSession, table: TableRef, version: int) -> None:
     if version < 0:
         reset_table(spark, table)
         return
+    path = table.path.replace("`", "``")
     try:
-        spark.sql(f"RESTORE TABLE delta.`{table.path}` TO VERSION AS OF {version}").collect()
+        spark.sql(f"RESTORE TABLE delta.`{path}` TO VERSION AS OF {version}").collect()
     except Exception as error:
         raise PlanError(
-            "MIGRATION_NOT_POSSIBLE",
+            "RESTORE_NOT_POSSIBLE",
             f"{table.name} cannot be restored to version {version}: {first_line(error)}",
             hint="VACUUM or log retention has deleted its files; --full-refresh "
             f"{table.name} recomputes the table",

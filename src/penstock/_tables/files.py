@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import uuid
 from pathlib import Path
 from typing import Any
@@ -98,9 +99,7 @@ class StorageFiles:
             draft.replace(path)
             return
         system, remote = hadoop_path(self._spark, uri)
-        lease: Any = self._spark._jvm.penstock.storage.StorageLease
-        if not isinstance(lease, JavaPackage):  # a borrowed session may lack it
-            lease.check()
+        self._check_lease()
         stream = system.create(remote, True)
         try:
             stream.write(bytearray(text.encode()))
@@ -110,3 +109,25 @@ class StorageFiles:
     def delete_tree(self, uri: str) -> None:
         system, remote = hadoop_path(self._spark, uri)
         system.delete(remote, True)
+
+    def copy_tree(self, source: str, target: str) -> bool:
+        """Replace a folder with a copy of another one; `False` if that does not exist."""
+        self.delete_tree(target)
+        path, copy = local_path(source), local_path(target)
+        if path is not None and copy is not None:
+            if path.is_dir():
+                shutil.copytree(path, copy)
+            return path.is_dir()
+        system, remote = hadoop_path(self._spark, source)
+        if not system.exists(remote):
+            return False
+        self._check_lease()
+        other, destination = hadoop_path(self._spark, target)
+        util, conf = self._spark._jvm.org.apache.hadoop.fs.FileUtil, system.getConf()
+        util.copy(system, remote, other, destination, False, conf)
+        return True
+
+    def _check_lease(self) -> None:
+        lease: Any = self._spark._jvm.penstock.storage.StorageLease
+        if not isinstance(lease, JavaPackage):  # a borrowed session may lack it
+            lease.check()

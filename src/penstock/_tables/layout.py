@@ -60,11 +60,27 @@ class StorageLayout:
     def checkpoint_path(self, flow: str, epoch: str) -> str:
         return f"{self.checkpoints}/{path_segment(flow)}/{path_segment(epoch)}"
 
+    def source_files(self, flow: str, epoch: str) -> str:
+        """Folder of what the sources of a flow store."""
+        return f"{self.state_dir}/files/{path_segment(flow)}/{path_segment(epoch)}"
+
     def decision_file(self, flow: str, epoch: str) -> str:
         return f"{self.checkpoint_path(flow, epoch)}/{DECISION_FILE}"
 
     def note_file(self, flow: str, epoch: str) -> str:
         return f"{self.checkpoint_path(flow, epoch)}/{NOTE_FILE}"
+
+    def savepoint_folder(self, name: str) -> str:
+        return f"{self.savepoints}/{path_segment(name)}"
+
+    @property
+    def savepoints(self) -> str:
+        return f"{self.home}/savepoints"
+
+    @property
+    def restore_folder(self) -> str:
+        """Folder of the journal of an unfinished restore of a savepoint."""
+        return f"{self.state_dir}/restore"
 
     @property
     def checkpoints(self) -> str:

@@ -1,0 +1,358 @@
+"""Restores a savepoint: all tables of a pipeline, then its checkpoints.
+
+A journal is written first; with it, updates are refused until the restore is complete, and a
+restore that was interrupted continues when it is called again. Each table gets its old rows, schema
+and properties in a commit of Delta's RESTORE, so its history stays. A new commit is what streams
+that read the table would take for changes: so each flow gets its old checkpoint under a new epoch,
+with the offsets of the pipeline's tables set behind the restored versions.
+"""
+
+import json
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import unquote
+
+from penstock._execution.flow_state import state_of
+from penstock._execution.savepoints import (
+    RESTORE_JOURNAL,
+    SavedFlow,
+    SavedTable,
+    Savepoints,
+    batches,
+    restore_unfinished,
+    table_offsets,
+)
+from penstock._graph.dataflow import DatasetNode, FlowNode
+from penstock._launch import OpenPipeline, open_for_command
+from penstock._model.dataset import DatasetKind
+from penstock._model.pipeline import PipelineSettings
+from penstock._repair.journal import Journal, recording
+from penstock._repair.savepoint import take_savepoint
+from penstock._repair.shadow import restore_rows
+from penstock._tables.commits import CommitResult
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.files import StorageFiles, local_path
+from penstock._tables.layout import DECISION_FILE, NOTE_FILE, TableRef
+from penstock._tables.write.create import reset_table
+from penstock._tables.write.fenced import FencedTable, last_number
+from penstock.errors import PlanError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreOptions:
+    accept_duplicates: bool = False  # sinks get the rows of later batches a second time
+    keeps_undo: bool = True  # take a savepoint of the present state first
+    execute: bool = False  # otherwise the plan is only reported
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreReport:
+    savepoint: str
+    created_at: str
+    resumed: bool  # an interrupted restore was completed
+    undo: str | None  # savepoint of the state before
+    steps: tuple[str, ...]  # one sentence each
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Restore:
+    """The journal."""
+
+    savepoint: str
+    undo: str | None
+    epochs: Mapping[str, str]  # new ones, by flow
+    versions: dict[str, int] = field(default_factory=dict)  # of restored tables, by path
+
+
+def restore_savepoint(
+    settings: PipelineSettings,
+    name: str,
+    options: RestoreOptions = RestoreOptions(),
+    *,
+    on_step: Callable[[str], None] = lambda _: None,
+) -> RestoreReport:
+    """Plan the restore of a savepoint, and carry it out. Called on the main thread.
+
+    `on_step` is called after each step; when it is interrupted there, the next call continues.
+
+    Raises:
+        SpecError: `SAVEPOINT_NOT_FOUND`.
+        PlanError: `RESTORE_NOT_POSSIBLE`, `RESTORE_REPEATS_ROWS`, `RESTORE_UNFINISHED` (of another
+            savepoint), or `SAVEPOINT_NOT_POSSIBLE` for the state before.
+    """
+    update_id = str(uuid.uuid4())
+    with open_for_command(
+        settings, "savepoint restore", update_id=update_id, restores=True
+    ) as pipeline:
+        run = _Run(pipeline, name, on_step)
+        report = run.plan(options)
+        if not options.execute:
+            return report
+        pipeline.lease(*pipeline.graph.stored())
+        with recording(
+            settings,
+            update_id,
+            None,
+            command="restore",
+            properties={"savepoint": name},
+            text=f"savepoint {name}",
+        ):
+            return run.execute(options, report)
+
+
+class _Run:
+    def __init__(self, pipeline: OpenPipeline, name: str, on_step: Callable[[str], None]) -> None:
+        self._pipeline = pipeline
+        self._layout = pipeline.tables.layout
+        self._on_step = on_step
+        self._files = StorageFiles(pipeline.spark)
+        self._delta = DeltaJvm(pipeline.spark)
+        self._savepoints = Savepoints(self._files, self._layout)
+        self._journal = Journal(
+            self._files, self._layout.restore_folder, lambda body: _Restore(**body), RESTORE_JOURNAL
+        )
+        self._begun = self._journal.load()
+        if self._begun is not None and self._begun.savepoint != name:
+            raise restore_unfinished(self._begun.savepoint)
+        self._savepoint = self._savepoints.get(name)
+
+    # -- the plan ------------------------------------------------------------------------------
+
+    def plan(self, options: RestoreOptions) -> RestoreReport:
+        savepoint, begun = self._savepoint, self._begun
+        for table in savepoint.tables:
+            self._check(table)
+        writing = self._sinks()
+        if writing and not options.accept_duplicates and options.execute and begun is None:
+            raise PlanError(
+                "RESTORE_REPEATS_ROWS",
+                f"savepoint {savepoint.name!r} is not restored: the rows that flows write again "
+                f"are already in {', '.join(writing)}",
+                hint="remove them from the sink, or let it ignore them; then --accept-duplicates",
+            )
+        return RestoreReport(
+            savepoint=savepoint.name,
+            created_at=savepoint.created_at,
+            resumed=begun is not None,
+            undo=None if begun is None else begun.undo,
+            steps=tuple(self._steps(writing)),
+        )
+
+    def _steps(self, sinks: list[str]) -> list[str]:
+        steps = []
+        for table in self._savepoint.tables:
+            newest = self._delta.version(table.path)
+            steps.append(f"restore {table.name} from version {newest} to {table.version}")
+        steps += [f"remove all rows of {table.name}: it is newer" for table in self._new_tables()]
+        for flow in self._savepoint.flows:
+            batch = "its start" if flow.batch_id is None else f"micro-batch {flow.batch_id}"
+            steps.append(f"let flow {flow.flow} continue after {batch}, with a new checkpoint")
+        steps += [f"let flow {node.flow.name} begin at its start" for node in self._new_flows()]
+        views = [node.display for node in self._views()]
+        if views:
+            steps.append(f"let the next update recompute {', '.join(views)}")
+        steps += [f"leave {sink}: its rows stay, and repeated rows are added" for sink in sinks]
+        return steps
+
+    def _check(self, table: SavedTable) -> None:
+        """Refuse a table that was replaced, or whose version is not complete any more."""
+        snapshot = self._delta.snapshot(table.path)
+        newest = int(snapshot.version())
+        if newest < 0 or self._delta.metadata(snapshot).id != table.table_id:
+            raise _impossible(table, "the table was dropped or created again since")
+        try:
+            saved = self._delta.files_at(table.path, table.version)
+        except Exception as error:
+            reason = "its log was cleaned up (delta.logRetentionDuration)"
+            raise _impossible(table, reason) from error
+        kept = {_identity(file) for file in self._delta.files_at(table.path, newest)}
+        removed = [file for file in saved if _identity(file) not in kept]
+        for uri in self._locations(table.path, removed):
+            if not self._files.exists(uri):
+                raise _impossible(table, f"VACUUM has deleted its file {uri}")
+
+    def _locations(self, path: str, files: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        """Data files and deletion vectors."""
+        folder = self._delta.jvm.org.apache.hadoop.fs.Path(path)
+        for content, file in zip(files, self._delta.add_files(files), strict=True):
+            uri = unquote(content["path"])
+            yield uri if re.match(r"/|\w+:/", uri) else f"{path}/{uri}"
+            vector = file.deletionVector()
+            if vector is not None and vector.isOnDisk():
+                yield str(vector.absolutePath(folder).toString())
+
+    def _new_tables(self) -> list[TableRef]:
+        saved = {table.path for table in self._savepoint.tables}
+        return [
+            ref
+            for node in self._pipeline.graph.stored()
+            for ref in self._pipeline.tables.by_role(node).values()
+            if ref.path not in saved and self._delta.version(ref.path) >= 0
+        ]
+
+    def _new_flows(self) -> list[FlowNode]:
+        saved = {flow.flow for flow in self._savepoint.flows}
+        return [
+            node
+            for name, node in self._pipeline.graph.flows.items()
+            if name not in saved
+            and node.target in self._pipeline.tables.paths
+            and self._pipeline.state.flow(name) is not None
+        ]
+
+    def _views(self) -> list[DatasetNode]:
+        """Materialized views: the versions of their inputs do not apply any more."""
+        return [
+            node
+            for node in self._pipeline.graph.stored()
+            if node.kind is DatasetKind.MATERIALIZED_VIEW
+        ]
+
+    def _sinks(self) -> list[str]:
+        """Sinks with flows that read restored tables."""
+        ids = {table.table_id for table in self._savepoint.tables}
+        return sorted(
+            {
+                node.target
+                for node, checkpoint in self._sink_flows()
+                for batch in batches(self._files, checkpoint, "offsets")[-1:]
+                for offset in table_offsets(self._files.read(f"{checkpoint}/offsets/{batch}") or "")
+                if offset["reservoirId"] in ids
+            }
+        )
+
+    def _sink_flows(self) -> list[tuple[FlowNode, str]]:
+        """Flows into sinks, with their checkpoints."""
+        return [
+            (node, self._layout.checkpoint_path(name, state.epoch))
+            for name, node in self._pipeline.graph.flows.items()
+            if node.target in self._pipeline.graph.sinks
+            and (state := self._pipeline.state.flow(name)) is not None
+        ]
+
+    # -- the restore ---------------------------------------------------------------------------
+
+    def execute(self, options: RestoreOptions, report: RestoreReport) -> RestoreReport:
+        begun = self._begun or self._begin(options)
+        starts = {
+            table.table_id: self._restore(table, begun) + 1 for table in self._savepoint.tables
+        }
+        for ref in self._new_tables():
+            reset_table(self._pipeline.spark, ref)
+            self._on_step(f"emptied {ref.name}")
+        for flow in self._savepoint.flows:
+            self._switch(flow, begun.epochs[flow.flow], starts)
+            self._on_step(f"switched {flow.flow}")
+        for node in self._new_flows():
+            self._pipeline.state.new_flow(node.flow.name, {})
+        for view in self._views():
+            self._pipeline.state.forget_view(view.key)
+        for _, checkpoint in self._sink_flows():
+            self._move_offsets(checkpoint, starts)
+        self._on_step("done")
+        self._journal.delete()
+        return replace(report, undo=begun.undo)
+
+    def _begin(self, options: RestoreOptions) -> _Restore:
+        undo = None
+        if options.keeps_undo:
+            undo = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-before-{self._savepoint.name}"[:100]
+            try:
+                take_savepoint(self._pipeline, undo)
+            except PlanError as error:
+                error.hint = f"{error.hint}; --no-undo restores without a way back"
+                raise
+        epochs = {flow.flow: uuid.uuid4().hex for flow in self._savepoint.flows}
+        begun = _Restore(savepoint=self._savepoint.name, undo=undo, epochs=epochs)
+        self._journal.save(asdict(begun))
+        self._on_step("begun")
+        return begun
+
+    def _restore(self, table: SavedTable, begun: _Restore) -> int:
+        """Restore a table, and continue the batch numbers of its flows; the new version."""
+        if table.path in begun.versions:
+            return begun.versions[table.path]
+        ref = TableRef(table.path, table.name)
+        if self._delta.version(table.path) != table.version:
+            restore_rows(self._pipeline.spark, ref, table.version)
+            self._on_step(f"restored {table.name}")
+        for flow in self._savepoint.flows:
+            number = flow.numbers.get(table.path)
+            if number is None:
+                continue
+            app_id = self._pipeline.tables.app_id(flow.flow, begun.epochs[flow.flow])
+            if last_number(self._delta, table.path, app_id) < number:
+                fenced = FencedTable(self._delta, ref, app_id)
+                result = CommitResult(flow=flow.flow, app_id=app_id, batch_id=number, version=None)
+                fenced.commit(fenced.begin(number), [], number, result, complete=False)
+        begun.versions[table.path] = self._delta.version(table.path)
+        self._journal.save(asdict(begun))
+        self._on_step(f"recorded {table.name}")
+        return begun.versions[table.path]
+
+    def _switch(self, flow: SavedFlow, epoch: str, starts: Mapping[str, int]) -> None:
+        state = self._pipeline.state.flow(flow.flow)
+        if state is not None and state.epoch == epoch:
+            return
+        folder = self._savepoints.flow_folder(self._savepoint.name, flow.flow)
+        checkpoint = self._layout.checkpoint_path(flow.flow, epoch)
+        if self._files.copy_tree(f"{folder}/checkpoint", checkpoint):
+            for name in (DECISION_FILE, NOTE_FILE):  # of batches under the old epoch
+                self._files.delete_tree(f"{checkpoint}/{name}")
+            # Spark's id of the query, which a copy must not share.
+            self._replace(f"{checkpoint}/metadata", json.dumps({"id": str(uuid.uuid4())}))
+            self._move_offsets(checkpoint, starts)
+        self._files.copy_tree(f"{folder}/files", self._layout.source_files(flow.flow, epoch))
+        saved = state_of(flow.state)
+        # `starts` are for a first batch, which would be planned with the versions of the past.
+        self._pipeline.state.save_flow(flow.flow, replace(saved, epoch=epoch, starts={}))
+
+    def _move_offsets(self, checkpoint: str, starts: Mapping[str, int]) -> None:
+        """Set the offsets of restored tables behind their newest version.
+
+        Spark reads the last two entries: it repeats the last batch of each source without data.
+        """
+        for batch in batches(self._files, checkpoint, "offsets")[-2:]:
+            path = f"{checkpoint}/offsets/{batch}"
+            text = self._files.read(path) or ""
+            moved = moved_offsets(text, starts)
+            if moved != text:
+                self._replace(path, moved)
+
+    def _replace(self, uri: str, text: str) -> None:
+        """Replace a file of a checkpoint, and Hadoop's checksum of it."""
+        self._files.write(uri, text)
+        path = local_path(uri)
+        if path is not None:
+            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+
+
+def moved_offsets(text: str, starts: Mapping[str, int]) -> str:
+    """A file of `offsets`, with Delta tables, by their ids, at the start of a version."""
+    lines = []
+    for line in text.split("\n"):
+        offset = next(table_offsets(line), None)
+        if offset is not None and offset["reservoirId"] in starts:
+            # Before the first file of a version, in the two formats of Delta's offsets.
+            index = -1 if offset["sourceVersion"] == 1 else -100
+            at = {"reservoirVersion": starts[offset["reservoirId"]], "index": index}
+            line = json.dumps({**offset, **at, "isStartingVersion": False}, separators=(",", ":"))
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _impossible(table: SavedTable, reason: str) -> PlanError:
+    return PlanError(
+        "RESTORE_NOT_POSSIBLE",
+        f"{table.name} cannot be restored to version {table.version}: {reason}",
+        hint="nothing was changed; a full refresh recomputes the pipeline: "
+        "penstock run --full-refresh-all",
+    )
+
+
+def _identity(file: Mapping[str, Any]) -> tuple[str, str]:
+    return file["path"], json.dumps(file.get("deletionVector"), sort_keys=True)

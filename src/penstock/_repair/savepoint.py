@@ -1,0 +1,187 @@
+"""Savepoints: the state of a whole pipeline between two updates, under a name.
+
+A savepoint has the version of each table, and a copy of the checkpoint and of the state of each
+flow. It is taken while no update runs, when each flow has finished its last micro-batch and has
+read all rows of the pipeline's own tables: then the offsets of the flows, their state and the
+tables belong together.
+"""
+
+import re
+import uuid
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from penstock._execution.savepoints import (
+    SavedFlow,
+    SavedTable,
+    Savepoint,
+    Savepoints,
+    batches,
+    restore_unfinished,
+    table_offsets,
+    unfinished_restore,
+)
+from penstock._graph.dataflow import DatasetNode, FlowNode
+from penstock._launch import OpenPipeline, open_for_command
+from penstock._model.pipeline import PipelineSettings
+from penstock._repair.backfill import backfill_journal
+from penstock._repair.reading import storage_session
+from penstock._runtime.leases import PipelineLeases
+from penstock._session import open_session, spark_log
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.files import StorageFiles, local_path
+from penstock._tables.layout import layout_of
+from penstock._tables.write.fenced import last_number
+from penstock.errors import PlanError, SpecError
+from penstock.sources.delta.source import PendingVersions
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+def create_savepoint(settings: PipelineSettings, name: str) -> Savepoint:
+    """Take a savepoint of a pipeline that does not run. Called on the main thread.
+
+    Raises:
+        SpecError: The name is invalid.
+        PlanError: `SAVEPOINT_EXISTS`, or `SAVEPOINT_NOT_POSSIBLE` if a flow has an unfinished
+            micro-batch, has not read all rows of another table, or is being repaired.
+    """
+    if not _NAME.fullmatch(name):
+        raise SpecError(
+            "SAVEPOINT_NAME_INVALID",
+            f"{name!r} cannot be the name of a savepoint",
+            hint="use up to 100 letters, digits and `.`, `_` or `-`, beginning with a letter or "
+            "digit",
+        )
+    with open_for_command(settings, "savepoint create") as pipeline:
+        pipeline.lease(*pipeline.graph.stored())
+        return take_savepoint(pipeline, name)
+
+
+def take_savepoint(pipeline: OpenPipeline, name: str) -> Savepoint:
+    """Take a savepoint of an open pipeline; the leases of its tables are held."""
+    files, layout = StorageFiles(pipeline.spark), pipeline.tables.layout
+    savepoints, delta = Savepoints(files, layout), DeltaJvm(pipeline.spark)
+    if savepoints.find(name) is not None:
+        raise PlanError(
+            "SAVEPOINT_EXISTS",
+            f"there is a savepoint {name!r} already",
+            hint=f"use another name, or remove it: penstock savepoint delete {name} --yes",
+        )
+    tables = tuple(
+        table for node in pipeline.graph.stored() for table in _tables(pipeline, delta, node)
+    )
+    nodes = [node for node in pipeline.graph.flows.values() if node.target in pipeline.tables.paths]
+    flows = [
+        flow for node in nodes if (flow := _flow(pipeline, files, delta, node, tables)) is not None
+    ]
+    savepoints.delete(name)  # what an interrupted command left
+    for flow in flows:
+        folder, epoch = savepoints.flow_folder(name, flow.flow), flow.state["epoch"]
+        files.copy_tree(layout.checkpoint_path(flow.flow, epoch), f"{folder}/checkpoint")
+        files.copy_tree(layout.source_files(flow.flow, epoch), f"{folder}/files")
+    savepoint = Savepoint(
+        name=name,
+        created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        tables=tables,
+        flows=tuple(flows),
+    )
+    savepoints.save(savepoint)
+    return savepoint
+
+
+def list_savepoints(settings: PipelineSettings) -> list[Savepoint]:
+    """The savepoints of a pipeline, oldest first; local storage is read without Spark."""
+    is_local = local_path(settings.home) is not None
+    with nullcontext() if is_local else storage_session(settings) as spark:
+        return Savepoints(StorageFiles(spark), layout_of(settings)).all()
+
+
+def delete_savepoint(settings: PipelineSettings, name: str, *, execute: bool) -> Savepoint:
+    """Delete a savepoint, so that VACUUM may remove the files that only it needs.
+
+    Without `execute`, it is only looked up.
+    """
+    holder = {"pipeline": settings.name, "command": "penstock savepoint delete"}
+    log = spark_log(settings, str(uuid.uuid4()))
+    with (
+        PipelineLeases(settings.home, holder) as leases,
+        open_session(settings, log_file=log, leases=leases, analysis_only=True) as spark,
+    ):
+        files, layout = StorageFiles(spark), layout_of(settings)
+        savepoints = Savepoints(files, layout)
+        savepoint = savepoints.get(name)
+        if unfinished_restore(files, layout) == name:
+            raise restore_unfinished(name)
+        if execute:
+            savepoints.delete(name)
+        return savepoint
+
+
+def _tables(pipeline: OpenPipeline, delta: DeltaJvm, node: DatasetNode) -> Iterator[SavedTable]:
+    for ref in pipeline.tables.by_role(node).values():
+        snapshot = delta.snapshot(ref.path)
+        version = int(snapshot.version())
+        if version >= 0:
+            table_id = delta.metadata(snapshot).id
+            yield SavedTable(name=ref.name, path=ref.path, table_id=table_id, version=version)
+
+
+def _flow(
+    pipeline: OpenPipeline,
+    files: StorageFiles,
+    delta: DeltaJvm,
+    node: FlowNode,
+    tables: tuple[SavedTable, ...],
+) -> SavedFlow | None:
+    """A flow at rest; `None` if it has no state, as that of a materialized view."""
+    name, layout = node.flow.name, pipeline.tables.layout
+    state = pipeline.state.flow(name)
+    if state is None:
+        return None
+    pipeline.check_migration(node)
+    if state.reset_pending:
+        raise _not_possible(node, "its full refresh is unfinished", "run the pipeline first")
+    if backfill_journal(files, layout, name).load() is not None:
+        hint = f"end it first: penstock backfill {name} --resume, or --abandon"
+        raise _not_possible(node, "its backfill is unfinished", hint)
+    checkpoint = layout.checkpoint_path(name, state.epoch)
+    planned, finished = (batches(files, checkpoint, kind)[-1:] for kind in ("offsets", "commits"))
+    if planned != finished:
+        hint = "a triggered update, `penstock run`, finishes it"
+        raise _not_possible(node, f"its micro-batch {planned[0]} is unfinished", hint)
+    by_id = {table.table_id: table for table in tables}
+    text = files.read(f"{checkpoint}/offsets/{planned[0]}") if planned else ""
+    for offset in table_offsets(text or ""):
+        table = by_id.get(offset["reservoirId"])
+        if (
+            table is not None
+            and PendingVersions(delta.spark).measure(table.path, offset)["versions"]
+        ):
+            hint = "a triggered update, `penstock run`, reads them"
+            raise _not_possible(node, f"it has not read all rows of {table.name}", hint)
+    app_id = pipeline.tables.app_id(name, state.epoch)
+    target = pipeline.graph.datasets[node.target]
+    paths = {ref.path for ref in pipeline.tables.by_role(target).values()}
+    numbers = {
+        table.path: last_number(delta, table.path, app_id)
+        for table in tables
+        if table.path in paths
+    }
+    return SavedFlow(
+        flow=name,
+        batch_id=planned[0] if planned else None,
+        state=asdict(state),
+        numbers={path: number for path, number in numbers.items() if number >= 0},
+    )
+
+
+def _not_possible(node: FlowNode, reason: str, hint: str) -> PlanError:
+    return PlanError(
+        "SAVEPOINT_NOT_POSSIBLE",
+        f"the pipeline is not at rest: of flow {node.flow.name!r}, {reason}",
+        origin=node.flow.origin,
+        hint=hint,
+    )
