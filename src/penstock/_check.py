@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from penstock._analysis.analysis import Survey, survey
 from penstock._analysis.assumptions import Assumptions
-from penstock._analysis.evaluation import Evaluator, ExternalReads
+from penstock._analysis.evaluation import Evaluator
+from penstock._analysis.external_reads import ExternalReads
+from penstock._analysis.survey import Survey, survey
 from penstock._graph.index import DefinitionIndex, build_index
 from penstock._launch import execute, project_session, read_context
 from penstock._model.dataset import Dataset

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 from penstock._analysis.analysis import analyse
 from penstock._analysis.assumptions import Assumptions
 from penstock._analysis.context import ReadContext
-from penstock._analysis.evaluation import Evaluator, ExternalReads
+from penstock._analysis.evaluation import Evaluator
+from penstock._analysis.external_reads import ExternalReads
 from penstock._analysis.external_tables import ExternalTables
 from penstock._analysis.reader_hooks import redirected
 from penstock._analysis.table_sources import DeltaSource

@@ -15,6 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "spark"))
 
 from pipeline_process import PipelineProcess
 
+from penstock._tables.files import local_path
+
 pytestmark = pytest.mark.e2e
 
 TWO_QUERIES = """
@@ -172,16 +174,27 @@ def started(rows):
     return query.start("{root}/out")
 """
 
+PARQUET_TABLE = """
+rows = spark.readStream.schema("id long").json("{root}/inbox")
+writer = rows.writeStream.trigger(availableNow=True)
+writer.option("checkpointLocation", "{root}/table").toTable("of_an_earlier_run")
+"""
+
 
 def test_jobs_of_a_folder_run_together(spark, tmp_path: Path):
-    for name, text in (("broken", BROKEN), ("good", GOOD), ("starting", STARTING)):
+    jobs = {"broken": BROKEN, "good": GOOD, "starting": STARTING, "table": PARQUET_TABLE}
+    for name, text in jobs.items():
         (tmp_path / f"{name}.py").write_text(text.format(root=tmp_path))
     add(tmp_path, 1)
+    warehouse = local_path(spark.conf.get("spark.sql.warehouse.dir"))
+    (warehouse / "of_an_earlier_run" / "part").mkdir(parents=True)
     run = penstock(tmp_path, "run")
     assert run.code == 1, run.text
-    assert "running broken.py, good.py" in run.text
+    assert "running broken.py, good.py, table.py" in run.text
     assert "flow broken_query: " in run.err
     assert "query failed: ZeroDivisionError: division by zero (broken.py:" in run.err
+    assert "LOCATION_ALREADY_EXISTS" in run.err
+    assert "spark.sql.sources.default: delta" in run.err
     assert "good: good 1" in run.out
     assert ids_of(tmp_path / "out") == [1, 2]
     status = json.loads(penstock(tmp_path, "status", "--output", "json").out)

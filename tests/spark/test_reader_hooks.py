@@ -11,7 +11,8 @@ from pyspark.sql import functions as F
 from sql_dialect import is_known
 
 from penstock._analysis.context import ReadContext
-from penstock._analysis.evaluation import Evaluator, ExternalReads
+from penstock._analysis.evaluation import Evaluator
+from penstock._analysis.external_reads import ExternalReads
 from penstock._analysis.external_tables import ExternalTables
 from penstock._analysis.reader_hooks import redirected
 from penstock._analysis.table_sources import SchemaSource

@@ -86,10 +86,12 @@ def test_a_table_has_one_pipeline(
     assert owner.rows("bronze", "id") == [(1,)]
     # A renamed pipeline has other checkpoints: it must not read everything again.
     settings = json.loads((owner.root / "penstock.yaml").read_text())
-    settings["name"] = "renamed"
+    settings["name"] = "owner's"
     (owner.root / "penstock.yaml").write_text(json.dumps(settings), encoding="utf-8")
     monkeypatch.chdir(owner.root)
-    assert [e.condition for e in owner.run().failures] == ["TABLE_OF_ANOTHER_PIPELINE"]
+    (failure,) = owner.run().failures
+    assert failure.condition == "TABLE_OF_ANOTHER_PIPELINE"
+    assert r"'owner\'s')" in str(failure)
 
 
 def test_a_storage_that_becomes_shared_keeps_its_tables(

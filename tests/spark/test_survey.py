@@ -10,10 +10,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import penstock as dp
-from penstock._analysis.analysis import Survey, survey
 from penstock._analysis.assumptions import Assumptions
 from penstock._analysis.context import ReadContext
 from penstock._analysis.external_tables import ExternalTables
+from penstock._analysis.survey import Survey, survey
 from penstock._api.registry import Registry, registration
 from penstock._graph.index import build_index
 from penstock._model.pipeline import PipelineSettings

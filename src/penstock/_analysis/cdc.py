@@ -8,7 +8,9 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamReader
 from pyspark.sql.types import (
     BinaryType,
@@ -23,20 +25,43 @@ from pyspark.sql.types import (
 )
 
 from penstock._analysis.reader_hooks import reader_options
+from penstock._analysis.table_columns import declared_schema
 from penstock._analysis.table_sources import SchemaSource
 from penstock._graph.cdc import is_cdc
-from penstock._graph.index import DefinitionIndex
+from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._graph.replacing import replaces_rows
 from penstock._model.cdc import CdcSpec, ScdType
-from penstock._model.flow import Flow
+from penstock._model.exception_text import first_line
+from penstock._model.flow import Flow, FlowAnalysis
 from penstock._model.origin import SourceLocation
 from penstock._tables.write.cdc_events import END_AT, START_AT, EventShape, TargetShape, resolve
 from penstock._tables.write.cdc_snapshot import SnapshotShape
 from penstock.errors import DefinitionError
+from penstock.quality.rules import quoted
 from penstock.sources.base import OpenedSource, Position
 
 _TICK = timedelta(microseconds=1)
 _READS_CHANGES = {"skipchangecommits", "ignorechanges", "readchangefeed", "readchangedata"}
+
+
+def as_cdc(
+    analysis: FlowAnalysis, df: DataFrame, flow: Flow, dataset: DeclaredDataset, version: Any
+) -> tuple[FlowAnalysis, StructType]:
+    """The analysis of an auto CDC flow, and the columns of its target.
+
+    `version` is that of the first snapshot, if the flow has snapshots.
+    """
+    if flow.cdc is not None:
+        shape = event_shape(df, flow, dataset.flows)
+        wanted, scd_type = shape.target_schema(), shape.shape.scd_type
+        analysis = replace(analysis, sequence_type=shape.sequence.simpleString())
+    else:
+        snapshot = snapshot_shape(df, flow, version)
+        wanted, scd_type = snapshot.target_schema(), snapshot.scd_type
+    if dataset.declared.schema is not None:
+        declared = declared_schema(df.sparkSession, dataset.declared, wanted)
+        check_declared(declared, scd_type, wanted, dataset.declared.origin)
+    return replace(analysis, schema_json=wanted.json()), wanted
 
 
 def event_shape(df: DataFrame, flow: Flow, flows: Sequence[Flow]) -> EventShape:
@@ -45,6 +70,28 @@ def event_shape(df: DataFrame, flow: Flow, flows: Sequence[Flow]) -> EventShape:
     specs: list[CdcSpec] = [other.cdc for other in flows if other.cdc is not None]
     shape = TargetShape.of(specs)
     return resolve(df, flow.cdc, shape, flow=flow.name, origin=flow.origin)
+
+
+def try_columns(df: DataFrame, flow: Flow) -> None:
+    """Resolve the columns of an auto CDC flow, so that missing ones can be assumed."""
+    spec = flow.cdc or flow.snapshot
+    assert spec is not None
+    names = [*spec.keys]
+    columns: list[Any] = []
+    if isinstance(spec, CdcSpec):
+        names += [*(spec.columns or ()), *(spec.except_columns or ())]
+        columns = [spec.sequence_by, spec.apply_as_deletes, spec.apply_as_truncates]
+    named = [F.col(quoted(name)) for name in names]
+    named += [
+        F.expr(value) if isinstance(value, str) else value for value in columns if value is not None
+    ]
+    for column in named:
+        try:
+            df.select(column)
+        except AnalysisException as error:
+            raise DefinitionError(
+                "CDC_COLUMN_NOT_FOUND", first_line(error), origin=flow.origin
+            ) from error
 
 
 def check_declared(

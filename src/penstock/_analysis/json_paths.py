@@ -13,6 +13,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock._model.sql_literal import literal
 from penstock._spark.plans import analyzed, iterate
 
 # Part of Spark's message for the operator on another type than VARIANT.
@@ -54,8 +55,7 @@ def _spell_json_paths(spark: Any, text: str) -> str:
         {item.start: item for item in _in_plan(plan, text)}.values(), key=lambda item: item.start
     )
     for item in reversed(accesses):
-        path = item.path.replace("\\", "\\\\").replace("'", "\\'")
-        call = f"get_json_object(CAST({item.column} AS STRING), '{path}')"
+        call = f"get_json_object(CAST({item.column} AS STRING), {literal(item.path)})"
         if item.name is not None:
             call += " AS `" + item.name.replace("`", "``") + "`"
         text = text[: item.start] + call + text[item.end :]

@@ -1,12 +1,36 @@
-"""Checks of the columns in a table's declaration against its query."""
+"""The columns and rules in a table's declaration, checked against its query."""
 
-from pyspark.sql import DataFrame
+from collections.abc import Sequence
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from penstock._graph.cdc import is_cdc
+from penstock._graph.index import DeclaredDataset
 from penstock._model.dataset import Dataset
+from penstock._model.expectation import Expectation
 from penstock._model.flow import Flow, OutputMode
 from penstock._tables.write.schema import has_identity
+from penstock._tables.write.table_spec import parse_schema
 from penstock.errors import DefinitionError
+from penstock.quality.rules import check_expectations, condition_column
+
+
+def declared_schema(spark: SparkSession, declared: Dataset, schema: StructType) -> StructType:
+    """The declared columns of a dataset, or else those of its query."""
+    if declared.schema is None:
+        return schema
+    return parse_schema(spark, declared.schema, origin=declared.origin)
+
+
+def written_types(
+    spark: SparkSession, flow: Flow, dataset: DeclaredDataset | None
+) -> StructType | None:
+    """The declared columns that rows are converted to; not for auto CDC."""
+    if dataset is None or dataset.declared.schema is None or is_cdc(flow):
+        return None
+    return declared_schema(spark, dataset.declared, StructType())
 
 
 def check_columns(df: DataFrame, flow: Flow, mode: OutputMode | None, declared: Dataset) -> None:
@@ -74,3 +98,21 @@ def check_identity(
             hint="give it to a streaming table that only adds rows, or compute a key of the row's "
             "columns, such as xxhash64(...)",
         )
+
+
+def check_rules(df: DataFrame, rules: Sequence[Expectation], *, assuming: bool) -> None:
+    """Check the expectations of a dataset.
+
+    With assumptions about missing sources, the cause of an error has the column that is missing.
+    """
+    if assuming:
+        # `check_expectations` resolves the columns of rules about whole tables.
+        for rule in (each for each in rules if not each.unique and each.rows is None):
+            try:
+                df.select(condition_column(df.sparkSession, rule))
+            except AnalysisException as error:
+                try:
+                    check_expectations(df, rules)
+                except DefinitionError as wrong:
+                    raise wrong from error
+    check_expectations(df, rules)

@@ -22,7 +22,8 @@ from pyspark.sql.types import (
 
 from penstock._formats.merging import RESCUED, visible, widest
 from penstock._formats.options import FileOptions
-from penstock._formats.sqltext import json_text, literal, name, rescued_json, with_value
+from penstock._formats.sqltext import json_text, name, rescued_json, with_value
+from penstock._model.sql_literal import literal
 from penstock.errors import SetupError
 
 _READERS = 4

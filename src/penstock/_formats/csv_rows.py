@@ -16,7 +16,6 @@ from penstock._formats.rows import LEFT, TYPED, Rows, decoded, left_sql
 from penstock._formats.sqltext import (
     NO_TEXTS,
     json_text,
-    literal,
     literals,
     name,
     options_map,
@@ -25,6 +24,7 @@ from penstock._formats.sqltext import (
     with_value,
 )
 from penstock._formats.widening import can_widen, entry, wider_for_text
+from penstock._model.sql_literal import literal
 from penstock.parsing.exponents import LARGE_EXPONENT
 
 _LINE = "__files_line"

@@ -36,11 +36,11 @@ from penstock._formats.rows import LEFT, TYPED, Rows, decoded, left_sql
 from penstock._formats.sqltext import (
     NO_TEXTS,
     case_chain,
-    literal,
     options_map,
     text_fragment,
     with_value,
 )
+from penstock._model.sql_literal import literal
 from penstock.parsing.exponents import huge_number
 
 _TEXT = "__files_text"

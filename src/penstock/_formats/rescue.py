@@ -17,7 +17,6 @@ from penstock._formats.sqltext import (
     dotted,
     fragment,
     json_text,
-    literal,
     literals,
     name,
     options_map,
@@ -26,6 +25,7 @@ from penstock._formats.sqltext import (
     with_value,
 )
 from penstock._formats.widening import can_widen, entry, wider_for_variant
+from penstock._model.sql_literal import literal
 
 FLAW = "__files_flaw"
 """Column of `from_json` and its like that holds the text of what did not fit."""

@@ -8,7 +8,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from penstock._formats.options import Evolution, FileOptions, ParseMode
-from penstock._formats.sqltext import NO_TEXTS, PATH, literal, name, rescued_json
+from penstock._formats.sqltext import NO_TEXTS, PATH, name, rescued_json
+from penstock._model.sql_literal import literal
 
 TYPED = "__files_typed"
 """Struct of the typed columns."""

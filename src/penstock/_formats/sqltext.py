@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
+from penstock._model.sql_literal import literal
+
 PATH = "_metadata.file_path"
 NO_TEXTS = "cast(array() as array<string>)"
 
@@ -13,10 +15,6 @@ NO_TEXTS = "cast(array() as array<string>)"
 def name(column: str) -> str:
     """A column name in backticks."""
     return "`" + column.replace("`", "``") + "`"
-
-
-def literal(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def literals(texts: Iterable[str]) -> str:

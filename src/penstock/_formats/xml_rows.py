@@ -9,7 +9,8 @@ from pyspark.sql.types import StructType
 from penstock._formats.options import FileOptions
 from penstock._formats.rescue import FLAW, Comparison, typed_columns
 from penstock._formats.rows import LEFT, TYPED, Rows, decoded, left_sql
-from penstock._formats.sqltext import literal, options_map, text_fragment, with_value
+from penstock._formats.sqltext import options_map, text_fragment, with_value
+from penstock._model.sql_literal import literal
 from penstock.errors import ConnectorError
 from penstock.parsing.exponents import LARGE_EXPONENT, decimal_fields
 

@@ -98,6 +98,22 @@ class DefinitionIndex:
             keys.add(name if dataset is None else dataset.name.key)
         return frozenset(keys) or None
 
+    def depends_on(self, flow: Flow) -> frozenset[str]:
+        """Keys of the datasets that must be done before a flow starts, as declared."""
+        keys = set()
+        for name in flow.depends_on:
+            dataset = self.find(name)
+            if dataset is None:
+                near = self.nearest(name)
+                raise DefinitionError(
+                    "DATASET_NOT_FOUND",
+                    f"flow {flow.name!r} depends on {name!r}, which is not declared",
+                    origin=flow.origin,
+                    hint=f"did you mean {near!r}?" if near else None,
+                )
+            keys.add(dataset.name.key)
+        return frozenset(keys)
+
     def without(self, targets: Collection[str]) -> "DefinitionIndex":
         """The declarations without some datasets and sinks, and without the flows into them."""
         return dataclasses.replace(

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from penstock._jobs.program import Program, programs_of
 from penstock._jobs.queries import JobQueries
-from penstock._jobs.tables import register_tables
+from penstock._jobs.tables import register_tables, table_hint
 from penstock._launch import project_session, read_context
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.bus import EventBus
@@ -231,6 +231,7 @@ class Job:
             run_job_file(self._settings, program.source, namespace=names)
         except PenstockError as error:
             program.failure = error
+            error.hint = error.hint or table_hint(error.message)
             code = jvm_exit_code(self._spark, error.__cause__)
             if code is not None:
                 self._queries.jvm_died(code)

@@ -22,7 +22,6 @@ from penstock._lint.plans import findings_of_query, findings_of_read
 from penstock._lint.python_code import (
     PIPELINE_RULES,
     CodeFindings,
-    job_code_findings,
     python_code_findings,
     setting_findings,
 )
@@ -236,7 +235,9 @@ def lint_project(settings: PipelineSettings, *, text_only: bool = False) -> Lint
         has_default_checkpoint = DEFAULT_CHECKPOINT.lower() in keys or any(
             DEFAULT_CHECKPOINT in cell.text for cell in cells
         )
-        code_findings = partial(job_code_findings, has_default_checkpoint=has_default_checkpoint)
+        code_findings = partial(
+            python_code_findings, is_job=True, has_default_checkpoint=has_default_checkpoint
+        )
         cells = _joined(cells)
     for cell in cells:
         findings += _of_cell(cell, code_findings, suppressions, checkpoints)

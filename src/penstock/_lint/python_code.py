@@ -52,8 +52,13 @@ class CodeFindings:
     spans: list[tuple[int, int]] = field(default_factory=list)
 
 
-def python_code_findings(text: str) -> CodeFindings:
-    """Findings about Python code; none for invalid code, which the analysis reports."""
+def python_code_findings(
+    text: str, *, is_job: bool = False, has_default_checkpoint: bool = False
+) -> CodeFindings:
+    """Findings about Python code; none for invalid code, which the analysis reports.
+
+    A job starts its queries itself; for `has_default_checkpoint` see `job_findings`.
+    """
     findings = CodeFindings()
     try:
         tree = ast.parse(text)
@@ -75,21 +80,11 @@ def python_code_findings(text: str) -> CodeFindings:
             findings.hits += _call(node, findings.checkpoints)
     findings.hits += _secrets(tree)
     findings.hits += foreign_names(tree)
-    findings.hits = sorted(set(findings.hits), key=lambda hit: (hit.line, hit.rule))
-    return findings
-
-
-def job_code_findings(text: str, *, has_default_checkpoint: bool) -> CodeFindings:
-    """Findings about Python code of a job, which starts its queries itself."""
-    findings = python_code_findings(text)
-    findings.checkpoints.clear()
-    kept = [hit for hit in findings.hits if hit.rule not in PIPELINE_RULES]
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return findings
-    hits = {*kept, *job_findings(tree, has_default_checkpoint=has_default_checkpoint)}
-    findings.hits = sorted(hits, key=lambda hit: (hit.line, hit.rule, hit.message))
+    if is_job:
+        findings.checkpoints.clear()
+        findings.hits = [hit for hit in findings.hits if hit.rule not in PIPELINE_RULES]
+        findings.hits += job_findings(tree, has_default_checkpoint=has_default_checkpoint)
+    findings.hits = sorted(set(findings.hits), key=lambda hit: (hit.line, hit.rule, hit.message))
     return findings
 
 

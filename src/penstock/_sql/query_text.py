@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from penstock._model.sql_literal import literal
 from penstock._sql.cursor import Cursor
 from penstock._sql.names import computed_name, quoted
 from penstock._sql.source import Edit, SqlSource
@@ -11,7 +12,6 @@ from penstock._sql.tokens import (
     Token,
     TokenKind,
     UnclosedError,
-    text_literal,
     text_value,
     tokens_of,
 )
@@ -64,7 +64,7 @@ def _filled(tokens: Sequence[Token], parameters: Mapping[str, str]) -> list[Toke
     for token in tokens:
         before = filled[-1] if filled else None
         if before and before.word == ":" and before.end == token.start and token.text in parameters:
-            value = text_literal(parameters[token.text])
+            value = literal(parameters[token.text])
             filled[-1] = Token(TokenKind.STRING, value, before.start, token.end)
         else:
             filled.append(token)

@@ -7,8 +7,9 @@ from itertools import pairwise
 
 from penstock._api.arguments import nearest
 from penstock._model.missing import assumed_value
+from penstock._model.sql_literal import literal
 from penstock._sql.source import Edit, SqlSource
-from penstock._sql.tokens import Token, TokenKind, text_literal
+from penstock._sql.tokens import Token, TokenKind
 from penstock.errors import DefinitionError
 
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
@@ -86,7 +87,7 @@ def substitute_parameters(
             value = parameters.get(known) or assumed_value(name.text)
         if value is None:
             raise _unknown_parameter(name, source, parameters)
-        edits.append(Edit(colon.start, name.end, text_literal(value)))
+        edits.append(Edit(colon.start, name.end, literal(value)))
     return source.replaced(edits)
 
 

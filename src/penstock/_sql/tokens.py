@@ -127,8 +127,3 @@ def text_value(token: Token) -> str:
         return quote if match.group()[0] == quote else match.group()
 
     return _ESCAPE.sub(decode, text[1:-1])
-
-
-def text_literal(value: str) -> str:
-    """Return a value as a SQL string in single quotes."""
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

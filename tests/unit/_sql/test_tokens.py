@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock._sql.tokens import TokenKind, UnclosedError, text_literal, text_value, tokens_of
+from penstock._model.sql_literal import literal
+from penstock._sql.tokens import TokenKind, UnclosedError, text_value, tokens_of
 
 
 def kinds(text: str) -> list[tuple[str, str]]:
@@ -72,7 +73,7 @@ def test_a_text_is_decoded_as_spark_does_when_it_has_escapes(text, value):
 @settings(deadline=None)
 @given(st.text())
 def test_any_value_survives_when_it_is_written_as_a_text(value):
-    (token,) = tokens_of(text_literal(value))
+    (token,) = tokens_of(literal(value))
     assert token.kind is TokenKind.STRING
     assert text_value(token) == value
 

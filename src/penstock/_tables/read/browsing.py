@@ -4,13 +4,11 @@ Time and size of each result are limited; a long search is continued with anothe
 strings are searched, so that a secret cannot be guessed.
 """
 
-import json
-import math
 import re
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +17,8 @@ from penstock._model.name import DatasetName, segment_name
 from penstock._observe.masking import masked_values, shown
 from penstock._tables.files import local_path
 from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout
+from penstock._tables.read.cells import MAX_CELL, MAX_READ, cells_of, type_text
+from penstock._tables.read.commit_descriptions import Commits, newest_versions
 from penstock._tables.read.row_selection import row_id
 from penstock._tables.read.stored_table import Column, Snapshot, StoredFile, StoredTable
 from penstock.errors import SpecError
@@ -26,12 +26,8 @@ from penstock.errors import SpecError
 FAILED_RULES, ROW, SOURCE = "_failed_rules", "_row", "_source"
 
 _MAX_COLUMNS = 200
-_MAX_CELL = 400
 _MAX_PAYLOAD = 16_000
-_MAX_READ = 64_000
 _MAX_BODY = 512_000
-_MAX_DEPTH = 12
-_MAX_ITEMS = 500
 _PREVIEW_AT_ONCE = 16
 _SEARCH_AT_ONCE = 256
 _COUNT_AT_ONCE = 16_384
@@ -42,10 +38,7 @@ _SMALL_FILE = 16 << 20
 _GOOD_FILE = 128 << 20
 _MANY_FILES = 100
 _MAX_TABLES = 64
-_MAX_COMMITS = 500
 _READERS = 2
-# Greater integers are not exact in JavaScript.
-_EXACT = 1 << 53
 _CURSOR = re.compile(r"(\d{1,15})-([0-9a-f]{12})-(\d{1,12})")
 
 
@@ -70,7 +63,7 @@ class TableBrowser:
         self._readers = threading.BoundedSemaphore(_READERS)
         self._tables: OrderedDict[Path, StoredTable] = OrderedDict()
         self._counted: OrderedDict[Path, tuple[int, Counter[str]]] = OrderedDict()
-        self._commits: OrderedDict[Path, _Commits] = OrderedDict()
+        self._commits: OrderedDict[Path, Commits] = OrderedDict()
 
     def preview(self, dataset: str, path: str | None, *, limit: int) -> dict[str, Any]:
         """Some rows of a table, starting with its newest files; values as strings or null.
@@ -83,18 +76,17 @@ class TableBrowser:
             rows: list[list[str | None]] = []
             size = 0
             for _, _, values in snapshot.scan(columns, at_once=_PREVIEW_AT_ONCE):
-                plain = {name: _plain(value, 0) for name, value in values.items()}
-                cells = [_cell(value) for value in masked_values(plain).values()]
-                size += sum(len(cell) for cell in cells if cell is not None)
+                row = cells_of(values)
+                size += sum(len(cell) for cell in row if cell is not None)
                 if rows and size > _MAX_BODY:
                     break
-                rows.append(cells)
+                rows.append(row)
                 if len(rows) == limit:
                     break
             return {
                 "version": snapshot.version,
                 "total": snapshot.rows,
-                "columns": [{"name": c.name, "type": _type_text(c.type)} for c in columns],
+                "columns": [{"name": c.name, "type": type_text(c.type)} for c in columns],
                 "more_columns": len(snapshot.columns) - len(columns),
                 "rows": rows,
             }
@@ -262,7 +254,7 @@ class TableBrowser:
         if not files:
             return {}
         with self._lock:
-            self._commits.setdefault(folder, _Commits(folder / "_delta_log"))
+            self._commits.setdefault(folder, Commits(folder / "_delta_log"))
             commits = _used(self._commits, folder, _MAX_TABLES)
         return commits.of({file.name for file in files}, version)
 
@@ -276,43 +268,6 @@ def _used(cache: OrderedDict[Key, Value], key: Key, size: int) -> Value:
     while len(cache) > size:
         cache.popitem(last=False)
     return cache[key]
-
-
-class _Commits:
-    """The commits that added files; read from the newest one back, as far as needed."""
-
-    def __init__(self, log: Path) -> None:
-        self._log = log
-        self._lock = threading.Lock()
-        self._by_file: dict[str, dict[str, Any]] = {}
-        self._newest = -1
-        self._oldest = 0
-
-    def of(self, names: set[str], version: int) -> Mapping[str, dict[str, Any]]:
-        with self._lock:
-            if self._newest < 0:
-                self._newest, self._oldest = version, version + 1
-            # After very many new commits, only the newest ones are read.
-            if version - self._newest > _MAX_COMMITS:
-                self._by_file, self._newest, self._oldest = {}, version, version + 1
-            for number in range(self._newest + 1, version + 1):
-                self._read(number)
-            self._newest = max(self._newest, version)
-            read = 0
-            while read < _MAX_COMMITS and self._oldest > 0 and not names <= self._by_file.keys():
-                self._oldest -= 1
-                read += 1
-                self._read(self._oldest)
-            return dict(self._by_file)
-
-    def _read(self, number: int) -> None:
-        actions = read_commit(self._log, number)
-        if actions is None:
-            return  # deleted by log cleanup
-        commit = description(number, actions)
-        for action in actions:
-            if "add" in action:
-                self._by_file[action["add"]["path"]] = commit
 
 
 def _advice(small: int, size: int) -> str | None:
@@ -349,8 +304,8 @@ def _reason_columns(snapshot: Snapshot) -> list[Column]:
 def _item(broken: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
     row, source = values.get(ROW), values.get(SOURCE)
     texts = {
-        "row": str(row if row is not None else "")[:_MAX_READ],
-        "source": str(source)[:_MAX_CELL] if source is not None else None,
+        "row": str(row if row is not None else "")[:MAX_READ],
+        "source": str(source)[:MAX_CELL] if source is not None else None,
     }
     # Masked one by one: the name of a rule may look like a secret.
     return {"rules": [_shown_rule(name) for name in broken], **masked_values(texts)}
@@ -385,123 +340,3 @@ def _not_local() -> SpecError:
         "the table is not on this machine, or not below the storage of this dashboard",
         hint="`penstock preview` reads tables elsewhere",
     )
-
-
-# -- values ----------------------------------------------------------------------------------------
-
-
-def _plain(value: Any, depth: int) -> Any:
-    match value:
-        case None | bool():
-            return value
-        case int():
-            return value if -_EXACT <= value <= _EXACT else str(value)
-        case float():
-            return value if math.isfinite(value) else str(value)
-        case str():
-            return value[:_MAX_READ]
-        case bytes():
-            return _bytes_text(value[:_MAX_READ])
-        case _ if depth >= _MAX_DEPTH:
-            return "…"
-        case dict():
-            return {
-                str(key): _plain(item, depth + 1)
-                for _, (key, item) in zip(range(_MAX_ITEMS), value.items(), strict=False)
-            }
-        case list() | tuple():
-            return [_plain(item, depth + 1) for item in value[:_MAX_ITEMS]]
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
-
-
-def _bytes_text(value: bytes) -> str:
-    try:
-        text = value.decode()
-    except UnicodeDecodeError:
-        return "0x" + value.hex()
-    return text if text.isprintable() or text.isspace() else "0x" + value.hex()
-
-
-def _cell(value: Any) -> str | None:
-    if value is None:
-        return None
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _MAX_CELL else text[: _MAX_CELL - 1] + "…"
-
-
-def _type_text(kind: Any) -> str:
-    return kind if isinstance(kind, str) else str(kind.get("type", ""))
-
-
-_SHOWN_VERSIONS = 20
-_MOST_BYTES = 8 << 20
-
-
-def newest_versions(log: Path, version: int) -> list[dict[str, Any]]:
-    """The last commits up to a version, newest first, without deleted ones."""
-    versions = []
-    left = _MOST_BYTES
-    for number in range(version, max(-1, version - _SHOWN_VERSIONS), -1):
-        path = log / f"{number:020}.json"
-        try:
-            size = path.stat().st_size
-            # Commits with very many files are not read.
-            if size > left:
-                break
-            left -= size
-        except OSError:
-            break
-        actions = read_commit(log, number)
-        if actions is None:
-            break
-        versions.append(description(number, actions))
-    return versions
-
-
-def read_commit(log: Path, number: int) -> list[dict[str, Any]] | None:
-    """The actions of a commit; `None` if it was deleted."""
-    try:
-        text = (log / f"{number:020}.json").read_text(encoding="utf-8")
-        return [json.loads(line) for line in text.splitlines() if line]
-    except (OSError, ValueError):
-        return None
-
-
-def description(number: int, actions: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Operation, flow and counts of a commit, with secrets masked.
-
-    `at` is in milliseconds, `rows` is the number of added rows, null if unknown.
-    """
-    info: dict[str, Any] = next(
-        (action["commitInfo"] for action in actions if "commitInfo" in action), {}
-    )
-    record = _record(info)
-    added = [action["add"] for action in actions if "add" in action]
-    counts = [_rows_of(file) for file in added]
-    flow, batch = record.get("flow"), record.get("batch")
-    return {
-        "version": number,
-        "at": int(info.get("inCommitTimestamp") or info.get("timestamp") or 0),
-        "operation": shown(str(info.get("operation") or "")),
-        "flow": shown(str(flow or "")),
-        "batch_id": batch if isinstance(batch, int) else None,
-        "files_added": len(added),
-        "files_removed": sum("remove" in action for action in actions),
-        "rows": None if None in counts else sum(count or 0 for count in counts),
-    }
-
-
-def _record(info: dict[str, Any]) -> dict[str, Any]:
-    try:
-        record = json.loads(info.get("userMetadata") or "{}")
-    except ValueError:
-        return {}
-    return record if isinstance(record, dict) else {}
-
-
-def _rows_of(file: dict[str, Any]) -> int | None:
-    try:
-        count = json.loads(file.get("stats") or "{}").get("numRecords")
-    except (ValueError, AttributeError):
-        return None
-    return count if isinstance(count, int) else None

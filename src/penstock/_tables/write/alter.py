@@ -5,6 +5,7 @@ from typing import Any
 
 from pyspark.sql.types import StructField, StructType
 
+from penstock._model.sql_literal import literal
 from penstock._tables.delta_log import DeltaJvm, TableMetadata, file_count
 from penstock._tables.layout import TableRef
 from penstock._tables.write.create import create_table
@@ -137,7 +138,7 @@ def _set_properties(
     if not differing:
         return False
     check_properties(delta.spark, differing, name=table.name, origin=spec.origin)
-    pairs = ", ".join(f"{_literal(k)} = {_literal(v)}" for k, v in differing.items())
+    pairs = ", ".join(f"{literal(k)} = {literal(v)}" for k, v in differing.items())
     delta.spark.sql(f"ALTER TABLE delta.`{table.path}` SET TBLPROPERTIES ({pairs})")
     return True
 
@@ -160,7 +161,3 @@ def _evolved(spec: TableSpec, state: TableState) -> StructType:
                 metadata["comment"] = comment
         columns.append(StructField(column.name, column.dataType, nullable, metadata))
     return StructType(columns)
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

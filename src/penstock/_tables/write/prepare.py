@@ -3,6 +3,7 @@
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from penstock._model.sql_literal import literal
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.layout import TableRef
 from penstock._tables.read.damage import check_log
@@ -36,7 +37,7 @@ def _check_owner(table: TableRef, spec: TableSpec, state: TableState) -> None:
         return
     change = f"UNSET TBLPROPERTIES ('{OWNER}')"
     if spec.owner is not None:
-        change = f"SET TBLPROPERTIES ('{OWNER}' = '{spec.owner}')"
+        change = f"SET TBLPROPERTIES ('{OWNER}' = {literal(spec.owner)})"
     origin = f"by pipeline {owner!r}" if owner else "without the setting `shared_storage`"
     raise PlanError(
         "TABLE_OF_ANOTHER_PIPELINE",

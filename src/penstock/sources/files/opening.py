@@ -22,10 +22,11 @@ from penstock._formats.json_rows import json_rows
 from penstock._formats.merging import apply_hints, mark_rescued, parse_ddl, unmarked, without_void
 from penstock._formats.options import COLUMNAR, Evolution, FileOptions, file_options
 from penstock._formats.rows import Rows, finished
-from penstock._formats.sqltext import literal, name
+from penstock._formats.sqltext import name
 from penstock._formats.widening import keep_wider
 from penstock._formats.xml_rows import xml_rows
 from penstock._model.exception_text import first_line
+from penstock._model.sql_literal import literal
 from penstock.errors import DefinitionError
 from penstock.sources.files.inference import detect_format, infer, sample, sample_key_order
 from penstock.sources.files.listing import (

@@ -1,0 +1,120 @@
+"""Commits of a local Delta log as the dashboard shows them, with secrets masked."""
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock._observe.masking import shown
+
+_MAX_COMMITS = 500
+_SHOWN_VERSIONS = 20
+_MOST_BYTES = 8 << 20
+
+
+class Commits:
+    """The commits that added files; read from the newest one back, as far as needed."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._lock = threading.Lock()
+        self._by_file: dict[str, dict[str, Any]] = {}
+        self._newest = -1
+        self._oldest = 0
+
+    def of(self, names: set[str], version: int) -> Mapping[str, dict[str, Any]]:
+        with self._lock:
+            if self._newest < 0:
+                self._newest, self._oldest = version, version + 1
+            # After very many new commits, only the newest ones are read.
+            if version - self._newest > _MAX_COMMITS:
+                self._by_file, self._newest, self._oldest = {}, version, version + 1
+            for number in range(self._newest + 1, version + 1):
+                self._read(number)
+            self._newest = max(self._newest, version)
+            read = 0
+            while read < _MAX_COMMITS and self._oldest > 0 and not names <= self._by_file.keys():
+                self._oldest -= 1
+                read += 1
+                self._read(self._oldest)
+            return dict(self._by_file)
+
+    def _read(self, number: int) -> None:
+        actions = read_commit(self._log, number)
+        if actions is None:
+            return  # deleted by log cleanup
+        commit = description(number, actions)
+        for action in actions:
+            if "add" in action:
+                self._by_file[action["add"]["path"]] = commit
+
+
+def newest_versions(log: Path, version: int) -> list[dict[str, Any]]:
+    """The last commits up to a version, newest first, without deleted ones."""
+    versions = []
+    left = _MOST_BYTES
+    for number in range(version, max(-1, version - _SHOWN_VERSIONS), -1):
+        path = log / f"{number:020}.json"
+        try:
+            size = path.stat().st_size
+            # Commits with very many files are not read.
+            if size > left:
+                break
+            left -= size
+        except OSError:
+            break
+        actions = read_commit(log, number)
+        if actions is None:
+            break
+        versions.append(description(number, actions))
+    return versions
+
+
+def read_commit(log: Path, number: int) -> list[dict[str, Any]] | None:
+    """The actions of a commit; `None` if it was deleted."""
+    try:
+        text = (log / f"{number:020}.json").read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines() if line]
+    except (OSError, ValueError):
+        return None
+
+
+def description(number: int, actions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Operation, flow and counts of a commit, with secrets masked.
+
+    `at` is in milliseconds, `rows` is the number of added rows, null if unknown.
+    """
+    info: dict[str, Any] = next(
+        (action["commitInfo"] for action in actions if "commitInfo" in action), {}
+    )
+    record = _record(info)
+    added = [action["add"] for action in actions if "add" in action]
+    counts = [_rows_of(file) for file in added]
+    flow, batch = record.get("flow"), record.get("batch")
+    return {
+        "version": number,
+        "at": int(info.get("inCommitTimestamp") or info.get("timestamp") or 0),
+        "operation": shown(str(info.get("operation") or "")),
+        "flow": shown(str(flow or "")),
+        "batch_id": batch if isinstance(batch, int) else None,
+        "files_added": len(added),
+        "files_removed": sum("remove" in action for action in actions),
+        "rows": None if None in counts else sum(count or 0 for count in counts),
+    }
+
+
+def _record(info: dict[str, Any]) -> dict[str, Any]:
+    try:
+        record = json.loads(info.get("userMetadata") or "{}")
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _rows_of(file: dict[str, Any]) -> int | None:
+    try:
+        count = json.loads(file.get("stats") or "{}").get("numRecords")
+    except (ValueError, AttributeError):
+        return None
+    return count if isinstance(count, int) else None
