@@ -1,0 +1,258 @@
+"""Copies event logs to Delta tables, on a thread beside the flows of an update."""
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from penstock._analysis.table_functions import EVENT_COLUMNS
+from penstock._model.exception_text import first_line
+from penstock._model.name import DatasetName, resolve_name
+from penstock._model.pipeline import PipelineSettings
+from penstock._observe.codec import dump, event_of
+from penstock._observe.events import ErrorInfo, Event, EventOrigin, FlowMetrics, PlanWarning
+from penstock._observe.log import event_directory, last_place, place_of
+from penstock._observe.retention import Retention
+from penstock._observe.rule_counts import rule_counts
+from penstock._observe.segments import UpdateLog, select_updates, updates
+from penstock._spark.session import jvm_exit_code
+from penstock._tables.kill_points import kill_point
+from penstock._tables.layout import TableRef, layout_of
+from penstock._tables.metastore import HiveMetastore, Registration
+from penstock._tables.write.log_table import LogTable, LogTableSpec
+from penstock.errors import PenstockError
+
+_COMMIT_SECONDS = 60.0
+_RETRY_SECONDS = 600.0
+_FINISH_SECONDS = 60.0
+_CANCEL_SECONDS = 5.0
+_CHECKPOINT_SECONDS = 10
+_MOST_LINES = 5_000
+_NICENESS = 19
+_POOL = "maintenance"
+_QUALITY_COLUMNS = (
+    "timestamp TIMESTAMP, update_id STRING, flow STRING, dataset STRING, "
+    "batch_id BIGINT COMMENT 'micro-batch of the flow; NULL for a materialized view', "
+    "batches INT COMMENT '1, or the number of batches that a roll-up replaces', "
+    "rule STRING, passed BIGINT, failed BIGINT, "
+    "batch_dropped BIGINT COMMENT 'rows of the batch that broke a drop rule, in each of its rows', "
+    "batch_quarantined BIGINT COMMENT 'those of them that are in quarantine, in each of its rows'"
+)
+
+MakeRows = Callable[[bytes, Any], list[str]]
+"""The rows of a line of the log, from its text and its value, as JSON."""
+
+
+@contextlib.contextmanager
+def event_tables(
+    spark: SparkSession,
+    settings: PipelineSettings,
+    origin: EventOrigin,
+    emit: Callable[[Event], None],
+    retention: Retention,
+) -> Iterator[None]:
+    """Copy the events of earlier updates, and of this one, while the block runs and at its end.
+
+    A failure is a warning: the next update continues. `retention` is told what was copied.
+    """
+    if not settings.events.tables:
+        yield
+        return
+    thread = EventTables(spark, settings, origin, emit, retention)
+    try:
+        yield
+    finally:
+        thread.finish()
+
+
+class EventTables:
+    """The thread that writes the tables; starts at once."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: PipelineSettings,
+        origin: EventOrigin,
+        emit: Callable[[Event], None],
+        retention: Retention,
+    ) -> None:
+        self._spark = spark
+        self._settings = settings
+        self._origin = origin
+        self._emit = emit
+        self._retention = retention
+        self._directory = event_directory(settings)
+        self._tables: list[tuple[LogTable, DatasetName, MakeRows]] = []
+        for text, columns, comment, make_rows in (
+            (settings.events.table, EVENT_COLUMNS, "event log", _event_rows),
+            (settings.events.quality_table, _QUALITY_COLUMNS, "counts of rules", _quality_rows),
+        ):
+            if text is not None:
+                name = resolve_name(text, catalog=settings.catalog, schema=settings.schema)
+                spec = LogTableSpec(
+                    ref=TableRef(layout_of(settings).table_path(name), text),
+                    columns=columns,
+                    comment=f"{comment} of pipeline {settings.name}",
+                    pipeline=settings.name,
+                    owner=settings.name if settings.shared_storage else None,
+                )
+                self._tables.append((LogTable(spark, spec), name, make_rows))
+        self._lines = 0
+        self._reported: set[str] = set()
+        self._group = f"event-tables-{origin.update_id}"
+        self._over = threading.Event()
+        self._is_cancelled = False
+        self._reads_last = False
+        self._thread = threading.Thread(target=self._run, name="event tables", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Write the events until now, and end; what takes too long is left to the next update."""
+        self._over.set()
+        self._thread.join(_FINISH_SECONDS)
+        if self._thread.is_alive():
+            self._is_cancelled = True
+            with contextlib.suppress(Py4JError, ConnectionError):  # the JVM is gone
+                self._spark.sparkContext.cancelJobGroup(self._group)
+            self._thread.join(_CANCEL_SECONDS)
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            # On Linux this applies to the current thread only.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        while True:
+            try:
+                context = self._spark.sparkContext
+                context.setJobGroup(self._group, "tables of events", interruptOnCancel=False)
+                context.setLocalProperty("spark.scheduler.pool", _POOL)
+                self._copy()
+                return
+            except Exception as error:  # of any kind: the flows continue
+                if self._is_cancelled or jvm_exit_code(self._spark, error) is not None:
+                    return
+                self._warn(error)
+            if self._over.wait(_RETRY_SECONDS):
+                return
+
+    def _copy(self) -> None:
+        """Copy what the tables lack, oldest first, and then what this update adds until its end."""
+        self._lines, self._reads_last = 0, False
+        for table, name, _ in self._tables:
+            self._register(table, name)
+        for update in self._incomplete():
+            with contextlib.suppress(FileNotFoundError):  # deleted by a person
+                self._add(update.lines())
+        self._commit(without_rows=True)
+        self._retention.published = 1
+        # The first lines of an update are not worth a commit.
+        self._reads_last = self._over.wait(_COMMIT_SECONDS)
+        for update in select_updates(self._directory, self._origin.update_id):
+            self._add(update.lines(self._wait))
+        self._commit(without_rows=True)
+        self._tables[0][0].await_checkpoints(_CHECKPOINT_SECONDS)
+
+    def _incomplete(self) -> list[UpdateLog]:
+        """Earlier updates whose last event a table does not have.
+
+        Updates before one that is complete are complete: they were copied first.
+        """
+        incomplete: list[UpdateLog] = []
+        for update in reversed(updates(self._directory)):
+            if update.update_id == self._origin.update_id:
+                continue
+            place = last_place(update)
+            if place is not None and all(table.has(*place) for table, _, _ in self._tables):
+                break
+            incomplete.append(update)
+        return incomplete[::-1]
+
+    def _wait(self) -> bool:
+        """Commit and wait; whether there may be more lines of this update."""
+        if self._reads_last:
+            return False
+        # The newest segment was read in part, and its successor may have been created meanwhile.
+        (update,) = select_updates(self._directory, self._origin.update_id)
+        newest = update.segments()[-1].last
+        self._commit(without_rows=False)
+        self._retention.published = max(1, newest - 1)
+        self._reads_last = self._over.wait(_COMMIT_SECONDS)
+        return True
+
+    def _add(self, lines: Iterable[bytes]) -> None:
+        for line in lines:
+            event = _value_of(line)
+            place = place_of(event)
+            if place is None:  # truncated
+                continue
+            for table, _, make_rows in self._tables:
+                if not table.has(*place):
+                    table.add(*place, make_rows(line, event))
+            self._lines += 1
+            if self._lines >= _MOST_LINES:
+                self._commit(without_rows=False)
+
+    def _commit(self, *, without_rows: bool) -> None:
+        for table, _, _ in self._tables:
+            if self._is_cancelled:
+                return
+            table.commit(without_rows=without_rows)
+            kill_point("after_event_table", table.spec.ref.name, None)
+        self._lines = 0
+
+    def _register(self, table: LogTable, name: DatasetName) -> None:
+        """Create or alter a table, and register it in the metastore, if there is one."""
+        state = table.open()
+        if self._settings.metastore is None:
+            return
+        wanted = Registration(
+            schema=name.schema.lower(),
+            name=name.name.lower(),
+            table=table.spec.ref,
+            columns=state.schema,
+            comment=state.comment,
+            properties={**state.properties, "penstock.pipeline": self._settings.name},
+        )
+        HiveMetastore(self._spark).register(wanted)
+
+    def _warn(self, error: Exception) -> None:
+        reason = error.message if isinstance(error, PenstockError) else first_line(error)
+        if reason in self._reported:
+            return
+        self._reported.add(reason)
+        names = ", ".join(self._settings.events.tables)
+        text = f"events are not copied to {names}: {reason}"
+        info = ErrorInfo(
+            condition="EVENT_TABLE_NOT_WRITTEN",
+            class_name=type(error).__name__,
+            message=text,
+            fatal=False,
+        )
+        self._emit(Event(self._origin, PlanWarning(text), text, error=info))
+
+
+def _value_of(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _event_rows(line: bytes, _: Any) -> list[str]:
+    return [line.decode("utf-8").rstrip("\n")]
+
+
+def _quality_rows(line: bytes, value: Any) -> list[str]:
+    event = event_of(value) if b'"expectations":[' in line else None
+    if event is None:
+        return []
+    metrics = getattr(event.body, "metrics", None) or FlowMetrics()
+    of_batch = {
+        "batch_dropped": metrics.dropped_records,
+        "batch_quarantined": metrics.quarantined_records,
+    }
+    return [dump({**counts, **of_batch}) for counts in rule_counts(event)]
