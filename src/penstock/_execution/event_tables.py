@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from penstock._analysis.table_functions import EVENT_COLUMNS
 from penstock._model.exception_text import first_line
-from penstock._model.name import DatasetName, resolve_name
+from penstock._model.name import DatasetName
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.codec import dump, event_of
 from penstock._observe.events import ErrorInfo, Event, EventOrigin, FlowMetrics, PlanWarning
@@ -22,7 +22,7 @@ from penstock._observe.rule_counts import rule_counts
 from penstock._observe.segments import UpdateLog, select_updates, updates
 from penstock._spark.session import jvm_exit_code
 from penstock._tables.kill_points import kill_point
-from penstock._tables.layout import TableRef, layout_of
+from penstock._tables.layout import event_table
 from penstock._tables.metastore import HiveMetastore, Registration
 from penstock._tables.write.log_table import LogTable, LogTableSpec
 from penstock.errors import PenstockError
@@ -93,9 +93,9 @@ class EventTables:
             (settings.events.quality_table, _QUALITY_COLUMNS, "counts of rules", _quality_rows),
         ):
             if text is not None:
-                name = resolve_name(text, catalog=settings.catalog, schema=settings.schema)
+                name, ref = event_table(settings, text)
                 spec = LogTableSpec(
-                    ref=TableRef(layout_of(settings).table_path(name), text),
+                    ref=ref,
                     columns=columns,
                     comment=f"{comment} of pipeline {settings.name}",
                     pipeline=settings.name,

@@ -107,6 +107,6 @@ class LogTable:
         """The rows as one partition, without Python workers."""
         jvm: Any = self.spark._jvm
         encoder = jvm.org.apache.spark.sql.Encoders.STRING()
-        lines = self.spark._jsparkSession.createDataset(self._rows, encoder).toDF("line")
+        lines = self.spark._jsparkSession.createDataset(self._rows, encoder).toDF()
         frame = DataFrame(lines, self.spark).coalesce(1)
-        return frame.select(F.from_json("line", self._schema).alias("row")).select("row.*")
+        return frame.select(F.from_json("value", self._schema).alias("row")).select("row.*")
