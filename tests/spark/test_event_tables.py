@@ -11,6 +11,8 @@ from update_project import ContinuousRun, Project
 from penstock._cli.main import main
 from penstock._execution import event_tables
 from penstock._observe.log import read_events
+from penstock._project.spec import load_settings
+from penstock._repair.maintain import maintain_tables
 from penstock._tables.kill_points import step_callback
 
 SOURCE = """
@@ -149,3 +151,7 @@ def test_a_table_that_cannot_be_written_is_a_warning_when_the_update_completes(
     running.stop()
     assert _stored(project) == _logged(project)
     assert not any(event.error or "event_log" in event.message for event in project.events)
+    before = _stored(project)
+    done = maintain_tables(load_settings(project.root), (), vacuum=False)
+    assert {e.body.table for e in done} >= {"ops.event_log", "ops.quality"}
+    assert _stored(project) == before

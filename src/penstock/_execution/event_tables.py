@@ -200,8 +200,8 @@ class EventTables:
         for table, _, _ in self._tables:
             if self._is_cancelled:
                 return
-            table.commit(without_rows=without_rows)
-            kill_point("after_event_table", table.spec.ref.name, None)
+            if table.commit(without_rows=without_rows):
+                kill_point("after_event_table", table.spec.ref.name, None)
         self._lines = 0
 
     def _register(self, table: LogTable, name: DatasetName) -> None:

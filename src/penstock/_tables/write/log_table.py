@@ -68,10 +68,10 @@ class LogTable:
             self._pending[self._app_id(writer)] = number
             self._rows += rows
 
-    def commit(self, *, without_rows: bool) -> None:
-        """Commit what was added; if these are lines without rows, only `without_rows`."""
+    def commit(self, *, without_rows: bool) -> bool:
+        """Commit what was added, whether there was any; lines without rows alone only if wanted."""
         if not self._pending or not (self._rows or without_rows):
-            return
+            return False
         transaction = self._delta.begin(self.spec.ref.path)
         if int(transaction.snapshot().version()) != self._version:
             before = self._last
@@ -92,6 +92,7 @@ class LogTable:
         is_next = version == int(transaction.snapshot().version()) + 1
         self._version = version if is_next else -1
         self._pending, self._rows = {}, []
+        return True
 
     def await_checkpoints(self, seconds: int) -> None:
         self._delta.await_checkpoints(seconds)
