@@ -207,7 +207,9 @@ class EventTables:
     def _register(self, table: LogTable, name: DatasetName) -> None:
         """Create or alter a table, and register it in the metastore, if there is one."""
         state = table.open()
-        if self._settings.metastore is None:
+        # A metastore has the schemas of one catalog.
+        is_default = name.catalog.lower() == self._settings.catalog.lower()
+        if self._settings.metastore is None or not is_default:
             return
         wanted = Registration(
             schema=name.schema.lower(),
