@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -12,7 +12,6 @@ from pyspark.sql import SparkSession
 
 from penstock._analysis.table_functions import EVENT_COLUMNS
 from penstock._model.exception_text import first_line
-from penstock._model.name import DatasetName
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.codec import dump, event_of
 from penstock._observe.events import ErrorInfo, Event, EventOrigin, FlowMetrics, PlanWarning
@@ -21,10 +20,12 @@ from penstock._observe.retention import Retention
 from penstock._observe.rule_counts import rule_counts
 from penstock._observe.segments import UpdateLog, select_updates, updates
 from penstock._spark.session import jvm_exit_code
+from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.kill_points import kill_point
 from penstock._tables.layout import event_table
 from penstock._tables.metastore import HiveMetastore, Registration
-from penstock._tables.write.log_table import LogTable, LogTableSpec
+from penstock._tables.write.log_table import LogTable
+from penstock._tables.write.table_spec import TableSpec, parse_schema
 from penstock.errors import PenstockError
 
 _COMMIT_SECONDS = 60.0
@@ -48,30 +49,11 @@ MakeRows = Callable[[bytes, Any], list[str]]
 """The rows of a line of the log, from its text and its value, as JSON."""
 
 
-@contextlib.contextmanager
-def event_tables(
-    spark: SparkSession,
-    settings: PipelineSettings,
-    origin: EventOrigin,
-    emit: Callable[[Event], None],
-    retention: Retention,
-) -> Iterator[None]:
-    """Copy the events of earlier updates, and of this one, while the block runs and at its end.
-
-    A failure is a warning: the next update continues. `retention` is told what was copied.
-    """
-    if not settings.events.tables:
-        yield
-        return
-    thread = EventTables(spark, settings, origin, emit, retention)
-    try:
-        yield
-    finally:
-        thread.finish()
-
-
 class EventTables:
-    """The thread that writes the tables; starts at once."""
+    """Copies the events of earlier updates, and of this one, while a `with` block runs.
+
+    A failure is a warning, and the next update continues. `retention` learns what was copied.
+    """
 
     def __init__(
         self,
@@ -87,21 +69,7 @@ class EventTables:
         self._emit = emit
         self._retention = retention
         self._directory = event_directory(settings)
-        self._tables: list[tuple[LogTable, DatasetName, MakeRows]] = []
-        for text, columns, comment, make_rows in (
-            (settings.events.table, EVENT_COLUMNS, "event log", _event_rows),
-            (settings.events.quality_table, _QUALITY_COLUMNS, "counts of rules", _quality_rows),
-        ):
-            if text is not None:
-                name, ref = event_table(settings, text)
-                spec = LogTableSpec(
-                    ref=ref,
-                    columns=columns,
-                    comment=f"{comment} of pipeline {settings.name}",
-                    pipeline=settings.name,
-                    owner=settings.name if settings.shared_storage else None,
-                )
-                self._tables.append((LogTable(spark, spec), name, make_rows))
+        self._tables: list[tuple[LogTable, MakeRows]] = []
         self._lines = 0
         self._reported: set[str] = set()
         self._group = f"event-tables-{origin.update_id}"
@@ -109,11 +77,17 @@ class EventTables:
         self._is_cancelled = False
         self._reads_last = False
         self._thread = threading.Thread(target=self._run, name="event tables", daemon=True)
-        self._thread.start()
 
-    def finish(self) -> None:
+    def __enter__(self) -> None:
+        if self._settings.events.tables:
+            self._retention.published = 0
+            self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
         """Write the events until now, and end; what takes too long is left to the next update."""
         self._over.set()
+        if not self._settings.events.tables:
+            return
         self._thread.join(_FINISH_SECONDS)
         if self._thread.is_alive():
             self._is_cancelled = True
@@ -142,8 +116,15 @@ class EventTables:
     def _copy(self) -> None:
         """Copy what the tables lack, oldest first, and then what this update adds until its end."""
         self._lines, self._reads_last = 0, False
-        for table, name, _ in self._tables:
-            self._register(table, name)
+        events = self._settings.events
+        self._tables = [
+            (self._open(name, columns, comment), make_rows)
+            for name, columns, comment, make_rows in (
+                (events.table, EVENT_COLUMNS, "event log", _event_rows),
+                (events.quality_table, _QUALITY_COLUMNS, "counts of rules", _quality_rows),
+            )
+            if name is not None
+        ]
         for update in self._incomplete():
             with contextlib.suppress(FileNotFoundError):  # deleted by a person
                 self._add(update.lines())
@@ -154,7 +135,7 @@ class EventTables:
         for update in select_updates(self._directory, self._origin.update_id):
             self._add(update.lines(self._wait))
         self._commit(without_rows=True)
-        self._tables[0][0].await_checkpoints(_CHECKPOINT_SECONDS)
+        DeltaJvm(self._spark).await_checkpoints(_CHECKPOINT_SECONDS)
 
     def _incomplete(self) -> list[UpdateLog]:
         """Earlier updates whose last event a table does not have.
@@ -166,7 +147,7 @@ class EventTables:
             if update.update_id == self._origin.update_id:
                 continue
             place = last_place(update)
-            if place is not None and all(table.has(*place) for table, _, _ in self._tables):
+            if place is not None and all(table.has(*place) for table, _ in self._tables):
                 break
             incomplete.append(update)
         return incomplete[::-1]
@@ -189,7 +170,7 @@ class EventTables:
             place = place_of(event)
             if place is None:  # truncated
                 continue
-            for table, _, make_rows in self._tables:
+            for table, make_rows in self._tables:
                 if not table.has(*place):
                     table.add(*place, make_rows(line, event))
             self._lines += 1
@@ -197,29 +178,37 @@ class EventTables:
                 self._commit(without_rows=False)
 
     def _commit(self, *, without_rows: bool) -> None:
-        for table, _, _ in self._tables:
+        for table, _ in self._tables:
             if self._is_cancelled:
                 return
             if table.commit(without_rows=without_rows):
-                kill_point("after_event_table", table.spec.ref.name, None)
+                kill_point("after_event_table", table.ref.name, None)
         self._lines = 0
 
-    def _register(self, table: LogTable, name: DatasetName) -> None:
+    def _open(self, text: str, columns: str, comment: str) -> LogTable:
         """Create or alter a table, and register it in the metastore, if there is one."""
+        settings = self._settings
+        name, ref = event_table(settings, text)
+        spec = TableSpec(
+            schema=parse_schema(self._spark, columns),
+            declared=True,
+            comment=f"{comment} of pipeline {settings.name}",
+            owner=settings.name if settings.shared_storage else None,
+        )
+        table = LogTable(self._spark, ref, spec, settings.name)
         state = table.open()
         # A metastore has the schemas of one catalog.
-        is_default = name.catalog.lower() == self._settings.catalog.lower()
-        if self._settings.metastore is None or not is_default:
-            return
-        wanted = Registration(
-            schema=name.schema.lower(),
-            name=name.name.lower(),
-            table=table.spec.ref,
-            columns=state.schema,
-            comment=state.comment,
-            properties={**state.properties, "penstock.pipeline": self._settings.name},
-        )
-        HiveMetastore(self._spark).register(wanted)
+        if settings.metastore is not None and name.catalog.lower() == settings.catalog.lower():
+            wanted = Registration(
+                schema=name.schema.lower(),
+                name=name.name.lower(),
+                table=ref,
+                columns=state.schema,
+                comment=state.comment,
+                properties={**state.properties, "penstock.pipeline": settings.name},
+            )
+            HiveMetastore(self._spark).register(wanted)
+        return table
 
     def _warn(self, error: Exception) -> None:
         reason = error.message if isinstance(error, PenstockError) else first_line(error)

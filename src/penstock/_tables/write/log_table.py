@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -12,22 +11,10 @@ from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.layout import TableRef
 from penstock._tables.write.prepare import prepare_table
 from penstock._tables.write.schema import plain_schema
-from penstock._tables.write.table_spec import TableSpec, TableState, parse_schema
+from penstock._tables.write.table_spec import TableSpec, TableState
 from penstock.errors import SetupError
 
 
-@dataclass(frozen=True, kw_only=True)
-class LogTableSpec:
-    """`columns` are DDL; `owner` is the pipeline, in a storage that several of them share."""
-
-    ref: TableRef
-    columns: str
-    comment: str
-    pipeline: str
-    owner: str | None = None
-
-
-@dataclass
 class LogTable:
     """Appends rows that were made of the lines of event logs.
 
@@ -36,26 +23,22 @@ class LogTable:
     again. Not thread-safe.
     """
 
-    spark: SparkSession
-    spec: LogTableSpec
-    _delta: DeltaJvm = field(init=False)
-    _schema: Any = field(init=False)
-    _version: int = -1  # up to which `_last` is known
-    _last: dict[str, int] = field(default_factory=dict)  # per application id, in the table
-    _pending: dict[str, int] = field(default_factory=dict)
-    _rows: list[str] = field(default_factory=list)
+    def __init__(self, spark: SparkSession, ref: TableRef, spec: TableSpec, pipeline: str) -> None:
+        self.ref = ref
+        self._spec = spec
+        self._pipeline = pipeline
+        self._delta = DeltaJvm(spark)
+        self._schema = plain_schema(spec.schema, nullable=True, keep_comments=False)
+        self._version = -1  # up to which `_last` is known
+        self._last: dict[str, int] = {}  # per application id, in the table
+        self._pending: dict[str, int] = {}
+        self._rows: list[str] = []
 
     def open(self) -> TableState:
         """Create or alter the table, and look up what it has; rows not committed are dropped."""
-        self._delta = DeltaJvm(self.spark)
-        schema = parse_schema(self.spark, self.spec.columns)
-        self._schema = plain_schema(schema, nullable=True, keep_comments=False)
-        spec = TableSpec(
-            schema=schema, declared=True, comment=self.spec.comment, owner=self.spec.owner
-        )
-        state = prepare_table(self.spark, self.spec.ref, spec)
+        state = prepare_table(self._delta.spark, self.ref, self._spec)
         self._pending, self._rows = {}, []
-        self._look_up(self._delta.snapshot(self.spec.ref.path))
+        self._look_up(self._delta.snapshot(self.ref.path))
         return state
 
     def has(self, writer: str, number: int) -> bool:
@@ -72,14 +55,14 @@ class LogTable:
         """Commit what was added, whether there was any; lines without rows alone only if wanted."""
         if not self._pending or not (self._rows or without_rows):
             return False
-        transaction = self._delta.begin(self.spec.ref.path)
+        transaction = self._delta.begin(self.ref.path)
         if int(transaction.snapshot().version()) != self._version:
             before = self._last
             self._look_up(transaction.snapshot())
             if any(self._last.get(app) != before.get(app) for app in self._pending):
                 raise SetupError(
                     "EVENT_TABLE_TAKEN_OVER",
-                    f"another driver has written events of this update to {self.spec.ref.name}",
+                    f"another driver has written events of this update to {self.ref.name}",
                 )
         for app in self._pending:
             transaction.readTxn().addOne(app)  # a concurrent commit of it must conflict with ours
@@ -94,20 +77,17 @@ class LogTable:
         self._pending, self._rows = {}, []
         return True
 
-    def await_checkpoints(self, seconds: int) -> None:
-        self._delta.await_checkpoints(seconds)
-
     def _look_up(self, snapshot: Any) -> None:
         self._version = int(snapshot.version())
         self._last = self._delta.last_transactions(snapshot)
 
     def _app_id(self, writer: str) -> str:
-        return f"{self.spec.pipeline}/events/{writer}"
+        return f"{self._pipeline}/events/{writer}"
 
     def _frame(self) -> DataFrame:
         """The rows as one partition, without Python workers."""
-        jvm: Any = self.spark._jvm
-        encoder = jvm.org.apache.spark.sql.Encoders.STRING()
-        lines = self.spark._jsparkSession.createDataset(self._rows, encoder).toDF()
-        frame = DataFrame(lines, self.spark).coalesce(1)
+        spark = self._delta.spark
+        encoder = self._delta.jvm.org.apache.spark.sql.Encoders.STRING()
+        lines = spark._jsparkSession.createDataset(self._rows, encoder).toDF()
+        frame = DataFrame(lines, spark).coalesce(1)
         return frame.select(F.from_json("value", self._schema).alias("row")).select("row.*")
