@@ -71,6 +71,7 @@ class EventTables:
         self._directory = event_directory(settings)
         self._tables: list[tuple[LogTable, MakeRows]] = []
         self._lines = 0
+        self._newest = 1
         self._reported: set[str] = set()
         self._group = f"event-tables-{origin.update_id}"
         self._over = threading.Event()
@@ -115,7 +116,7 @@ class EventTables:
 
     def _copy(self) -> None:
         """Copy what the tables lack, oldest first, and then what this update adds until its end."""
-        self._lines, self._reads_last = 0, False
+        self._lines, self._newest, self._reads_last = 0, 1, False
         events = self._settings.events
         self._tables = [
             (self._open(name, columns, comment), make_rows)
@@ -156,11 +157,11 @@ class EventTables:
         """Commit and wait; whether there may be more lines of this update."""
         if self._reads_last:
             return False
-        # The newest segment was read in part, and its successor may have been created meanwhile.
-        (update,) = select_updates(self._directory, self._origin.update_id)
-        newest = update.segments()[-1].last
         self._commit(without_rows=False)
-        self._retention.published = max(1, newest - 1)
+        # All segments before the one that was the newest at the last call were read to their end.
+        self._retention.published = self._newest
+        (update,) = select_updates(self._directory, self._origin.update_id)
+        self._newest = update.segments()[-1].last
         self._reads_last = self._over.wait(_COMMIT_SECONDS)
         return True
 

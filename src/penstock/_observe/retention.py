@@ -32,6 +32,7 @@ from penstock._observe.segments import QUERIED, Segment, UpdateLog, updates
 _DAY = 86400.0
 _NICENESS = 19
 _LOOK_SECONDS = 10.0
+_PUBLISHED_SECONDS = 0.2
 _QUERY_SECONDS = 3600.0
 
 _logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class Retention:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         directory, settings = self._log.directory, self._settings
         while not self.published:
-            if self._stop.wait(self._look_seconds):
+            if self._stop.wait(_PUBLISHED_SECONDS):
                 return
         try:
             clean(directory, settings, own=self._own, now=time.time(), stop=self._stop)

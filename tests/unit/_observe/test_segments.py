@@ -270,9 +270,9 @@ def test_retention_rolls_up_beside_a_running_update(tmp_path: Path):
     # What tables of events may lack stays: everything, then the segments from the second on.
     retention.published = 0
     retention.start()
-    threading.Event().wait(0.1)
+    threading.Event().wait(0.3)
     retention.published = 2
-    threading.Event().wait(0.1)
+    threading.Event().wait(0.3)
     assert not any(segment.is_roll_up for segment in update_of(tmp_path).files)
     retention.published = math.inf
     wait_for(lambda: update_of(tmp_path).segments()[0].is_roll_up)
