@@ -72,6 +72,7 @@ class EventTables:
         self._tables: list[tuple[LogTable, MakeRows]] = []
         self._lines = 0
         self._newest = 1
+        self._is_new = True
         self._reported: set[str] = set()
         self._group = f"event-tables-{origin.update_id}"
         self._over = threading.Event()
@@ -116,6 +117,8 @@ class EventTables:
 
     def _copy(self) -> None:
         """Copy what the tables lack, oldest first, and then what this update adds until its end."""
+        # After a failure, this update may be in the tables already.
+        self._is_new = not self._reported
         self._lines, self._newest, self._reads_last = 0, 1, False
         events = self._settings.events
         self._tables = [
@@ -134,7 +137,7 @@ class EventTables:
         # The first lines of an update are not worth a commit.
         self._reads_last = self._over.wait(_COMMIT_SECONDS)
         for update in select_updates(self._directory, self._origin.update_id):
-            self._add(update.lines(self._wait))
+            self._add(update.lines(self._wait), is_new=self._is_new)
         self._commit(without_rows=True)
         DeltaJvm(self._spark).await_checkpoints(_CHECKPOINT_SECONDS)
 
@@ -165,14 +168,14 @@ class EventTables:
         self._reads_last = self._over.wait(_COMMIT_SECONDS)
         return True
 
-    def _add(self, lines: Iterable[bytes]) -> None:
+    def _add(self, lines: Iterable[bytes], *, is_new: bool = False) -> None:
         for line in lines:
             event = _value_of(line)
             place = place_of(event)
             if place is None:  # truncated
                 continue
             for table, make_rows in self._tables:
-                if not table.has(*place):
+                if not table.has(*place, is_new=is_new):
                     table.add(*place, make_rows(line, event))
             self._lines += 1
             if self._lines >= _MOST_LINES:
