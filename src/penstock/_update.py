@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock._analysis.evaluation import Evaluator
 from penstock._analysis.observing import PlanTexts
+from penstock._execution.event_tables import EventTables
 from penstock._execution.flow_query import EngineContext
 from penstock._launch import OpenPipeline, Selection, open_pipeline
 from penstock._model.alert import AlertKind
@@ -125,6 +126,7 @@ def run_update(
             on_hooks=observed.hooks.start,
             edit=edit,
         ) as pipeline,
+        EventTables(pipeline.spark, settings, observed.origin, bus.emit, observed.retention),
     ):
         # A storage on another machine is leased with the session: an update that waits for
         # that lease, or is refused, must not delete events of the one that holds it.

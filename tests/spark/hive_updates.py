@@ -96,7 +96,8 @@ def main() -> None:
     spark = build_session(options)
     result: dict[str, Any] = {}
     with shared_project(root, spark) as project:
-        (root / "penstock.yaml").write_text("name: shop\ncatalog:\n  type: hive\n")
+        settings = "name: shop\ncatalog:\n  type: hive\nevents:\n  quality_table: quality\n"
+        (root / "penstock.yaml").write_text(settings)
         rows = [{"id": 1, "amount": 2}, {"id": 2, "amount": 5}, {"id": -1, "amount": 3}]
         project.add("a.json", rows)
         first = ORDERS.format(comment="of the shop", more="", rule="id > 0")

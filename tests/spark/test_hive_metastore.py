@@ -37,7 +37,8 @@ def test_an_update_registers_its_tables_with_columns_comments_and_rules(
 ) -> None:
     _, result = updates
     first = result["first"]
-    assert set(first) == {"orders", "orders_quarantine", "totals", "states"}
+    assert set(first) == {"orders", "orders_quarantine", "totals", "states", "quality"}
+    assert first["quality"]["comment"] == "counts of rules of pipeline shop"
     orders = first["orders"]
     assert (orders["comment"], orders["pipeline"], orders["type"]) == (
         "of the shop",
@@ -52,7 +53,7 @@ def test_an_update_registers_its_tables_with_columns_comments_and_rules(
 
 def test_only_what_changed_is_registered_again(updates: tuple[Path, dict[str, Any]]) -> None:
     _, result = updates
-    assert (result["created"], result["again"], result["looked_up"]) == (4, 0, 4)
+    assert (result["created"], result["again"], result["looked_up"]) == (5, 0, 5)
     orders = result["changed"]["orders"]
     assert orders["comment"] == "all orders"
     assert [field["name"] for field in orders["schema"]] == ["id", "amount", "note"]

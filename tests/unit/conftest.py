@@ -15,7 +15,7 @@ from penstock._model.dataset import Dataset, DatasetKind, Sink
 from penstock._model.expectation import Expectation, OnViolation
 from penstock._model.flow import Flow, FlowAnalysis, OutputMode
 from penstock._model.origin import SourceLocation
-from penstock._model.pipeline import PipelineDefinition, PipelineSettings
+from penstock._model.pipeline import EventLogSettings, PipelineDefinition, PipelineSettings
 from penstock.errors import PenstockError
 from penstock.sinks.registry import sink_of
 
@@ -31,6 +31,7 @@ class Draft:
     errors: dict[str, PenstockError] = field(default_factory=dict)
     catalog: str = "spark_catalog"
     schema: str = "default"
+    events: EventLogSettings = field(default_factory=EventLogSettings)
     file: str = "pipeline.py"
     line: int = 0
 
@@ -214,6 +215,7 @@ class Draft:
             root="/nowhere",
             catalog=self.catalog,
             schema=self.schema,
+            events=self.events,
         )
         return build_index(definition, settings)
 

@@ -33,7 +33,7 @@ _ORIGIN = (
     *("cluster_id", "update_id", "request_id", "maintenance_id", "table_id", "table_name"),
     *("dataset_name", "sink_name", "flow_id", "flow_name", "materialization_name"),
 )
-_EVENT_COLUMNS = (
+EVENT_COLUMNS = (
     "id STRING, sequence STRUCT<control_plane_seq_no: BIGINT, "
     "data_plane_id: STRUCT<instance: STRING, seq_no: BIGINT>>, "
     f"origin STRUCT<{', '.join(f'{name}: STRING' for name in _ORIGIN)}, batch_id: BIGINT>, "
@@ -42,6 +42,7 @@ _EVENT_COLUMNS = (
     "class_name: STRING, message: STRING, condition: STRING>>>, "
     "details STRING, event_type STRING"
 )
+"""Of the event log in SQL, as on Databricks."""
 
 
 ReadFiles = Callable[[str, Mapping[str, str], str | None, bool], DataFrame]
@@ -134,8 +135,8 @@ def _kafka_option(key: str) -> str:
 
 def _event_log(spark: SparkSession, folder: Path | None) -> DataFrame:
     if folder is None or not any(folder.glob("*")):
-        return spark.createDataFrame([], _EVENT_COLUMNS)
-    reader = spark.read.schema(_EVENT_COLUMNS).option("recursiveFileLookup", "true")
+        return spark.createDataFrame([], EVENT_COLUMNS)
+    reader = spark.read.schema(EVENT_COLUMNS).option("recursiveFileLookup", "true")
     # Files that the query does not need, and removed updates, may be deleted while it runs.
     reader = reader.option("ignoreMissingFiles", "true")
     while True:

@@ -305,12 +305,13 @@ def quality(
 ) -> None:
     """Print how many rows passed and failed each rule, per batch. JSON has an object per line."""
     from penstock._observe import log
+    from penstock._observe.rule_counts import rule_counts
     from penstock._project.event_store import read_events_of
 
     directory = read_events_of(project.settings())
     chosen = None if update == "all" else one_update(directory, update)
     events = log.recorded_events(directory, chosen, event_type="flow_progress", dataset=dataset)
-    batches = [row for event in events for row in _counts(event) if rule in (None, row["rule"])]
+    batches = [row for event in events for row in rule_counts(event) if rule in (None, row["rule"])]
     if output is OutputFormat.JSON:
         for row in batches:
             options.print_json(row, indent=None)
@@ -324,27 +325,6 @@ def quality(
         for row in batches
     ]
     print_table(heads, rows, right=("batch_id", "passed", "failed"))
-
-
-def _counts(event: "Event") -> Iterable[dict[str, Any]]:
-    from penstock._observe.codec import time_text
-    from penstock._observe.events import FlowProgress
-
-    if not isinstance(event.body, FlowProgress):
-        return
-    origin, body = event.origin, event.body
-    for counts in body.expectations:
-        yield {
-            "timestamp": time_text(event.timestamp),
-            "update_id": origin.update_id or None,
-            "flow": origin.flow_name or None,
-            "batch_id": origin.batch_id,
-            "batches": 1 if body.rolled_up is None else body.rolled_up.batches,
-            "dataset": counts.dataset,
-            "rule": counts.name,
-            "passed": counts.passed_records,
-            "failed": counts.failed_records,
-        }
 
 
 def one_update(directory: Path, prefix: str) -> str:

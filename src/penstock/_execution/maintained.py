@@ -1,5 +1,6 @@
 """The tables of a pipeline that are maintained, and which of their old files are still needed."""
 
+import contextlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
@@ -17,12 +18,16 @@ from penstock._observe.events import EventOrigin
 from penstock._plan.maintenance import TableMaintenance, table_maintenance
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import StorageFiles
-from penstock._tables.layout import QUARANTINE_SUFFIX
+from penstock._tables.layout import QUARANTINE_SUFFIX, event_table
 from penstock._tables.read.log_scan import keeps_rows
 from penstock._tables.write.fenced import last_number
 from penstock._tables.write.maintain import TableFiles, maintenance_session
 
 Policy = Callable[[Mapping[str, str]], TableMaintenance]
+
+_APPENDED = TableMaintenance(
+    compacts=True, compacts_at_end=False, alone=False, z_order=(), vacuums=True
+)
 
 
 def maintained_tables(
@@ -33,8 +38,13 @@ def maintained_tables(
     settings: MaintenanceSettings,
     origin: EventOrigin,
     keys: Collection[str],
+    *,
+    with_events: bool = True,
 ) -> list[TableCare]:
-    """The tables of some datasets, and their quarantines; they may not exist yet."""
+    """The tables of some datasets, and their quarantines; they may not exist yet.
+
+    `with_events` adds the tables of the setting `events`.
+    """
     delta = DeltaJvm(maintenance_session(spark))
     files = StorageFiles(spark)
     times = MaintenanceTimes(files, tables.layout.state_dir)
@@ -61,6 +71,18 @@ def maintained_tables(
                 vacuum_problem=partial(needed.problem, node, path),
             )
             cares.append(care)
+    for text in tables.settings.events.tables if with_events else ():
+        care = TableCare(
+            TableFiles(delta, event_table(tables.settings, text)[1].path),
+            text,
+            origin,
+            settings,
+            times,
+            policy=lambda _: _APPENDED,
+            turn=contextlib.nullcontext(),
+            vacuum_problem=lambda _: None,
+        )
+        cares.append(care)
     return cares
 
 

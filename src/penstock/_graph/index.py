@@ -171,6 +171,7 @@ def build_index(definition: PipelineDefinition, settings: PipelineSettings) -> D
     notes = list(settings.notes)
     placed = [_placed(dataset, PathMap(settings.paths), notes) for dataset in definition.datasets]
     names = _dataset_names(placed, settings, errors)
+    errors += _event_table_errors(names, settings)
     sinks = _sinks(definition.sinks, names, settings, errors)
     flows: dict[str, Flow] = {}
     targets: dict[str, str] = {}
@@ -280,6 +281,25 @@ def _dataset_names(
             continue
         names[name.key] = (name, dataset)
     return names
+
+
+def _event_table_errors(
+    names: Mapping[str, tuple[DatasetName, Dataset]], settings: PipelineSettings
+) -> Iterable[PenstockError]:
+    """Errors of names in `events` that are datasets, their quarantines, or the same table."""
+    seen = set()
+    for text in settings.events.tables:
+        key = _key_of(text, settings)
+        owner = names.get(key) or names.get(key.removesuffix("_quarantine"))
+        if owner is not None or key in seen:
+            what = f"a table of the dataset {owner[0]}" if owner else "used twice there"
+            yield DefinitionError(
+                "EVENT_TABLE_NAME_TAKEN",
+                f"the name {text!r} in the setting `events` is {what}",
+                origin=owner[1].origin if owner else None,
+                hint="choose another name for the table of events",
+            )
+        seen.add(key)
 
 
 def _sinks(

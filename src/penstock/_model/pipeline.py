@@ -56,18 +56,27 @@ _NO_TABLES: Mapping[str, ExternalTable] = MappingProxyType({})
 
 @dataclass(frozen=True, kw_only=True)
 class EventLogSettings:
-    """What the event log keeps.
+    """What the event log keeps, and the Delta tables that it is copied to.
 
     Attributes:
         keep_days: After so many days an update that is over goes away; `None` = never.
         keep_progress_days: After so many days the details of single batches go away, and their sums
             stay; `None` = never.
         max_progress_mb: So many MiB of them stay of an update, the newest ones; `None` = all.
+        table: Name of a table with a row per event; `None` = no table.
+        quality_table: Name of a table with a row per batch and rule; `None` = no table.
     """
 
     keep_days: float | None = None
     keep_progress_days: float | None = 30.0
     max_progress_mb: float | None = 256.0
+    table: str | None = None
+    quality_table: str | None = None
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The names of the tables."""
+        return tuple(name for name in (self.table, self.quality_table) if name is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +126,7 @@ class PipelineSettings:
         alerts: What to look out for while it runs, and whom to tell.
         metrics: The endpoint for Prometheus.
         lineage: OpenLineage events.
-        events: What the event log keeps.
+        events: What the event log keeps, and the tables that it is copied to.
         telemetry: Metrics and traces over OpenTelemetry's protocol.
         maintenance: Compaction, clustering and VACUUM of tables.
         local_dir: Folder on this machine for the event log and logs of a remote storage, and the

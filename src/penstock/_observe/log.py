@@ -323,6 +323,23 @@ def last_progress(update: UpdateLog) -> Event | None:
     return None
 
 
+def last_place(update: UpdateLog) -> tuple[str, int] | None:
+    """Writer and number of the last event of an update; `None` if its last line is truncated."""
+    for line in _lines_backwards(update):
+        if line:
+            return place_of(_decode(line))
+    return None
+
+
+def place_of(event: dict[str, Any] | None) -> tuple[str, int] | None:
+    """The writer of a recorded event, and its number among the events of that writer."""
+    try:
+        place = event["sequence"]["data_plane_id"] if event is not None else None
+        return None if place is None else (str(place["instance"]), int(place["seq_no"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
 def _lines_backwards(update: UpdateLog) -> Iterator[bytes]:
     """The lines of an update from the end; the first is what follows the last line break."""
     with update.opened() as files:

@@ -7,6 +7,7 @@ running one. Each change is a single rename or removal, so a crash leaves a cons
 import contextlib
 import json
 import logging
+import math
 import os
 import shutil
 import threading
@@ -31,6 +32,7 @@ from penstock._observe.segments import QUERIED, Segment, UpdateLog, updates
 _DAY = 86400.0
 _NICENESS = 19
 _LOOK_SECONDS = 10.0
+_PUBLISHED_SECONDS = 0.2
 _QUERY_SECONDS = 3600.0
 
 _logger = logging.getLogger(__name__)
@@ -55,6 +57,9 @@ class Retention:
         self._settings = settings
         self._own = own
         self._look_seconds = look_seconds
+        self.published: float = math.inf
+        """Segments of this update from this number on, and with 0 earlier updates as well, may have
+        events that are not in the tables of events yet: they are not cleaned up."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="event log", daemon=True)
 
@@ -73,6 +78,9 @@ class Retention:
             # On Linux this applies to the current thread only.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         directory, settings = self._log.directory, self._settings
+        while not self.published:
+            if self._stop.wait(_PUBLISHED_SECONDS):
+                return
         try:
             clean(directory, settings, own=self._own, now=time.time(), stop=self._stop)
         except OSError as error:
@@ -83,7 +91,14 @@ class Retention:
             try:
                 if update is not None:
                     now = time.time()
-                    roll_up(update.listed(), settings, now=now, is_over=False, stop=self._stop)
+                    roll_up(
+                        update.listed(),
+                        settings,
+                        now=now,
+                        is_over=False,
+                        stop=self._stop,
+                        published=self.published,
+                    )
             except OSError as error:
                 if not has_failed:
                     _logger.warning("the event log %s stays large: %s", self._log.path, error)
@@ -128,14 +143,18 @@ def roll_up(
     now: float,
     is_over: bool,
     stop: threading.Event,
+    published: float = math.inf,
 ) -> bool:
     """Replace segments by a roll-up if due, and delete the segments that it replaces.
 
-    `is_over` tells whether the newest segment is complete; set `stop` to end early. Returns whether
-    segments were replaced; after an `OSError` the log is unchanged.
+    `is_over` tells whether the newest segment is complete; set `stop` to end early. Segments
+    from the number `published` on stay. Returns whether segments were replaced; after an `OSError`
+    the log is unchanged.
     """
-    sizes = [_size_of(segment) for segment in update.segments()]
-    count = due(sizes, settings, now=now, is_over=is_over)
+    segments = update.segments()
+    count = due([_size_of(segment) for segment in segments], settings, now=now, is_over=is_over)
+    if count and segments[count - 1].last >= published:
+        count = 0
     if count:
         try:
             _publish(update, count, Pace(stop))

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySettings
+from penstock._model.name import resolve_name
 from penstock._model.pipeline import EventLogSettings, MaintenanceSettings
 
 
@@ -13,7 +14,15 @@ class _Part(BaseModel):
 
 
 class EventsSpec(_Part):
-    """`events: {keep_days: ..., keep_progress_days: ..., max_progress_mb: ...}`."""
+    """`events: {table: ..., quality_table: ..., keep_days: ..., ...}`."""
+
+    table: str | None = Field(
+        default=None, description="Delta table that gets a row per event; default: no table."
+    )
+    quality_table: str | None = Field(
+        default=None,
+        description="Delta table that gets a row per batch, dataset and rule; default: no table.",
+    )
 
     keep_days: float | None = Field(
         default=None,
@@ -34,8 +43,20 @@ class EventsSpec(_Part):
         description="MiB of details of single batches to keep per update; null: all.",
     )
 
+    @field_validator("table", "quality_table")
+    @classmethod
+    def _check_name(cls, name: str | None) -> str | None:
+        try:
+            if name is not None:
+                resolve_name(name, catalog="c", schema="s")
+        except ValueError as error:
+            raise ValueError(f"is not the name of a table: {error}") from None
+        return name
+
     def settings(self) -> EventLogSettings:
         return EventLogSettings(
+            table=self.table,
+            quality_table=self.quality_table,
             keep_days=self.keep_days,
             keep_progress_days=self.keep_progress_days,
             max_progress_mb=self.max_progress_mb,

@@ -234,7 +234,9 @@ class PipelineSpec(_Part):
     )
     metrics: MetricsSpec | None = Field(default=None, description="An endpoint for Prometheus.")
     lineage: Lineage = Field(default=None, description="OpenLineage events; true or a mapping.")
-    events: EventsSpec | None = Field(default=None, description="Retention of the event log.")
+    events: EventsSpec | None = Field(
+        default=None, description="Retention of the event log, and tables with its events."
+    )
     opentelemetry: Telemetry = Field(
         default=None, description="Metrics and traces over OTLP; true or a mapping."
     )

@@ -57,6 +57,7 @@ def maintain_tables(
                 settings.maintenance,
                 record.flow,
                 keys,
+                with_events=not names,
             )
             for table in tables:
                 try:

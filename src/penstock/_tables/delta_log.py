@@ -182,6 +182,11 @@ class DeltaJvm:
     def set_transaction(self, app_id: str, version: int, now_ms: int) -> Any:
         return self._actions.SetTransaction(app_id, version, self._option.apply(now_ms))
 
+    def last_transactions(self, snapshot: Any) -> dict[str, int]:
+        """The last `SetTransaction` of every application id; computes the state of the table."""
+        text = self._json.mapper().writeValueAsString(snapshot.setTransactions())
+        return {each["appId"]: int(each["version"]) for each in json.loads(text)}
+
     def metadata(self, holder: Any) -> TableMetadata:
         metadata = holder.metadata()
         return TableMetadata(content=json.loads(metadata.json())["metaData"], jvm=metadata)

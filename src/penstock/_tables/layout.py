@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from penstock._model.name import DatasetName, path_segment
+from penstock._model.name import DatasetName, path_segment, resolve_name
 from penstock._model.pipeline import PipelineSettings
 
 QUARANTINE_SUFFIX = "_quarantine"
@@ -94,6 +94,12 @@ class StorageLayout:
     def _below(self, folder: str, name: DatasetName) -> str:
         parts = (path_segment(part.lower()) for part in (name.catalog, name.schema, name.name))
         return "/".join((folder, *parts))
+
+
+def event_table(settings: PipelineSettings, text: str) -> tuple[DatasetName, TableRef]:
+    """A table of the setting `events`."""
+    name = resolve_name(text, catalog=settings.catalog, schema=settings.schema)
+    return name, TableRef(layout_of(settings).table_path(name), text)
 
 
 def layout_of(settings: PipelineSettings) -> StorageLayout:

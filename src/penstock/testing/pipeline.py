@@ -15,7 +15,7 @@ from pyspark.testing import assertDataFrameEqual
 
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow
-from penstock._model.pipeline import ExternalTable, PipelineDefinition
+from penstock._model.pipeline import EventLogSettings, ExternalTable, PipelineDefinition
 from penstock._observe.bus import EventBus
 from penstock._observe.events import Event, FlowProgress, UpdateState
 from penstock._project.spec import load_settings
@@ -200,7 +200,8 @@ class PipelineTest:
             self._settings,
             tables=MappingProxyType({**self._settings.tables, **tables}),
             paths=MappingProxyType({**self._settings.paths, **self._paths}),
-            metastore=None,  # tests register nothing
+            metastore=None,  # tests register nothing, and copy no events
+            events=EventLogSettings(),
         )
         with contextlib.chdir(Path.cwd()):
             return run_update(settings, UpdateOptions(**options), bus=bus, edit=self._edited)

@@ -2,6 +2,7 @@ import pytest
 
 from penstock._model.dataset import DatasetKind
 from penstock._model.origin import SourceLocation
+from penstock._model.pipeline import EventLogSettings
 
 
 def conditions(index):
@@ -130,6 +131,19 @@ def test_a_sink_is_refused_when_it_has_the_name_of_a_dataset(draft):
     (error,) = [e for e in draft.index().errors if e.condition != "TABLE_WITH_QUERY_AND_FLOW"]
     assert error.condition == "SINK_NAMED_AS_DATASET"
     assert "pipeline.py:10" in error.message
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [("BRONZE", None), (None, "bronze_quarantine"), ("default.bronze", None), ("ops.e", "OPS.E")],
+)
+def test_a_table_of_events_is_refused_when_its_name_is_taken(draft, tables):
+    draft.table("bronze")
+    table, quality_table = tables
+    draft.events = EventLogSettings(table=table, quality_table=quality_table)
+    assert conditions(draft.index()) == ["EVENT_TABLE_NAME_TAKEN"]
+    draft.events = EventLogSettings(table="ops.bronze", quality_table="ops.quality")
+    assert conditions(draft.index()) == []
 
 
 def test_a_dataset_is_refused_once_when_its_name_is_no_name(draft):

@@ -172,6 +172,11 @@ def test_settings_are_read(tmp_path: Path):
     found = read("events: {keep_progress_days: null, max_progress_mb: 0.5}\n")
     assert found == EventLogSettings(keep_progress_days=None, max_progress_mb=0.5)
     assert read("events: {max_progress_mb: null}\n") == EventLogSettings(max_progress_mb=None)
+    found = read("events: {table: ops.event_log, quality_table: ops.quality}\n")
+    assert found == EventLogSettings(table="ops.event_log", quality_table="ops.quality")
+    assert found.tables == ("ops.event_log", "ops.quality")
+    with pytest.raises(SpecError, match="is not the name of a table"):
+        read("events: {table: a.b.c.d}\n")
     with pytest.raises(SpecError, match="greater than 0"):
         read("events: {keep_days: 0}\n")
     with pytest.raises(SpecError, match="did you mean `keep_days`"):

@@ -25,7 +25,9 @@ _WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
         "channel",
     ),
     "ignored (no notifications are sent)": ("notifications",),
-    "ignored (the event log is in the storage root)": ("event_log",),
+    "ignored (the event log is in the storage root; `events.table` copies it to a table)": (
+        "event_log",
+    ),
     "ignored (Penstock does not schedule updates)": ("restart_window", "trigger"),
     "ignored (all libraries are used)": ("filters",),
     "ignored (applies to the workspace only)": (

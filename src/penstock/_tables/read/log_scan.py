@@ -30,6 +30,17 @@ def last_batch(delta: DeltaJvm, path: str, version: int, app_id: str) -> int | N
     return -1 if version < _NEWEST else None
 
 
+def last_batches(delta: DeltaJvm, path: str, version: int, after: int = -1) -> dict[str, int]:
+    """The last batch of each app id in the newest commits after a version."""
+    last: dict[str, int] = {}
+    for at in range(version, max(version - _NEWEST, after), -1):
+        for line in delta.commit_lines(path, at) or ():
+            if line.startswith('{"txn"'):
+                transaction = json.loads(line)["txn"]
+                last.setdefault(transaction["appId"], int(transaction["version"]))
+    return last
+
+
 def append_only_start(
     delta: DeltaJvm, path: str, version: int, *, most: int = _WHOLE
 ) -> int | None:
