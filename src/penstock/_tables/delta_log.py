@@ -148,6 +148,12 @@ class DeltaJvm:
         return DataFrame(frame, session)
 
     def begin(self, path: str) -> Any:
+        """A transaction on the newest version, to be committed on this thread."""
+        # Delta reads the checkpoint of a version when it is needed first, which may be in the
+        # commit, and fails on threads without an active session (DELTA_SPARK_SESSION_NOT_SET).
+        sessions = self.jvm.org.apache.spark.sql.classic.SparkSession
+        if not sessions.getActiveSession().isDefined():
+            sessions.setActiveSession(self.spark._jsparkSession)
         return self.log(path).startTransaction(self.none, self.none)
 
     def commit(self, transaction: Any, actions: Sequence[Any], operation: Any) -> int:
