@@ -1,0 +1,87 @@
+"""A job over a part of its rows, then its declared equivalent over the rest: each row once."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stored_rows import stored_rows
+
+import penstock
+from penstock._cli.main import main
+from penstock._observe.events import UpdateState
+
+JOB = """
+SCHEMA = "id BIGINT, amount INT"
+orders = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json("@root/data")
+bronze = (
+    orders.writeStream.format("delta")
+    .option("checkpointLocation", "@root/checkpoints/bronze")
+    .trigger(availableNow=True)
+    .start("@root/delta/bronze")
+)
+bronze.awaitTermination()
+large = spark.readStream.format("delta").load("@root/delta/bronze").where("amount > 10")
+silver = (
+    large.writeStream.format("delta")
+    .option("checkpointLocation", "@root/checkpoints/silver")
+    .trigger(availableNow=True)
+    .start("@root/delta/silver")
+)
+archive = (
+    orders.writeStream.format("json")
+    .option("checkpointLocation", "@root/checkpoints/archive")
+    .trigger(availableNow=True)
+    .start("@root/archive")
+)
+silver.awaitTermination()
+archive.awaitTermination()
+"""
+PIPELINE = """
+from pyspark import pipelines as dp
+SCHEMA = "id BIGINT, amount INT"
+@dp.table(path="@root/delta/bronze")
+def bronze():
+    return spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json("@root/data")
+@dp.table(path="@root/delta/silver")
+def silver():
+    return spark.readStream.table("bronze").where("amount > 10")
+dp.create_sink("archive", "json", {"path": "@root/archive"})
+@dp.append_flow(target="archive")
+def to_archive():
+    return spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json("@root/data")
+"""
+
+
+def add(number: int) -> None:
+    rows = [{"id": number * 10 + at, "amount": at * 10} for at in range(3)]
+    Path(f"data/{number}.json").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+
+
+def test_each_row_is_there_once_after_a_job_was_adopted(
+    tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    job, pipeline = (text.replace("@root", str(tmp_path)) for text in (JOB, PIPELINE))
+    Path("job.py").write_text(job, encoding="utf-8")
+    for number in (1, 2):
+        add(number)
+    exec(job, {"spark": spark.newSession()})
+    Path("job_pipeline.py").write_text(pipeline, encoding="utf-8")
+    for flow, old in (("bronze", "bronze"), ("silver", "silver"), ("to_archive", "archive")):
+        command = ["checkpoint", "reset", flow, "--from-checkpoint", f"checkpoints/{old}"]
+        assert main([*command, "--project", "job_pipeline.py", "--yes"]) == 0
+    print(capsys.readouterr().out)
+    for number in (3, 4):
+        add(number)
+    for _ in range(2):
+        assert penstock.run("job_pipeline.py").state is UpdateState.COMPLETED
+    ids = sorted(number * 10 + at for number in (1, 2, 3, 4) for at in range(3))
+    assert [row[0] for row in stored_rows(spark, Path("delta/bronze"), "id")] == ids
+    assert [row[0] for row in stored_rows(spark, Path("delta/silver"), "id")] == [
+        number for number in ids if number % 10 == 2
+    ]
+    archived = Counter(row["id"] for row in spark.read.json("archive").collect())
+    assert archived == Counter(ids)
