@@ -1,6 +1,7 @@
 """A job over a part of its rows, then its declared equivalent over the rest: each row once."""
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,10 +9,12 @@ from typing import Any
 
 import pytest
 from stored_rows import stored_rows
+from tutorial_job import PROGRAM
 
 import penstock
 from penstock._cli.main import main
 from penstock._observe.events import UpdateState
+from penstock._plan.steps import StartFlow
 
 JOB = """
 SCHEMA = "id BIGINT, amount INT"
@@ -39,20 +42,6 @@ archive = (
 silver.awaitTermination()
 archive.awaitTermination()
 """
-PIPELINE = """
-from pyspark import pipelines as dp
-SCHEMA = "id BIGINT, amount INT"
-@dp.table(path="@root/delta/bronze")
-def bronze():
-    return spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json("@root/data")
-@dp.table(path="@root/delta/silver")
-def silver():
-    return spark.readStream.table("bronze").where("amount > 10")
-dp.create_sink("archive", "json", {"path": "@root/archive"})
-@dp.append_flow(target="archive")
-def to_archive():
-    return spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json("@root/data")
-"""
 
 
 @pytest.fixture
@@ -73,16 +62,17 @@ def test_each_row_is_there_once_after_a_job_was_adopted(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
-    job, pipeline = (text.replace("@root", str(tmp_path)) for text in (JOB, PIPELINE))
+    job = JOB.replace("@root", str(tmp_path))
     Path("job.py").write_text(job, encoding="utf-8")
     for number in (1, 2):
         add(number)
     exec(job, {"spark": session})
-    Path("job_pipeline.py").write_text(pipeline, encoding="utf-8")
-    for flow, old in (("bronze", "bronze"), ("silver", "silver"), ("to_archive", "archive")):
-        command = ["checkpoint", "reset", flow, "--from-checkpoint", f"checkpoints/{old}"]
-        assert main([*command, "--project", "job_pipeline.py", "--yes"]) == 0
-    print(capsys.readouterr().out)
+    assert main(["adopt", "job.py", "--output", "json"]) == 0
+    dry_run, *resets = json.loads(capsys.readouterr().out)["commands"]
+    assert dry_run == "penstock dry-run job_pipeline.py"
+    assert len(resets) == 3
+    for command in resets:
+        assert main(shlex.split(command)[1:]) == 0
     for number in (3, 4):
         add(number)
     for _ in range(2):
@@ -94,3 +84,19 @@ def test_each_row_is_there_once_after_a_job_was_adopted(
     ]
     archived = Counter(row["id"] for row in spark.read.json(str(tmp_path / "archive")).collect())
     assert archived == Counter(ids)
+    assert main(shlex.split(resets[0])[1:]) == 2
+    assert "[RESET_WOULD_DOUBLE]" in capsys.readouterr().err
+
+
+def test_the_proposal_of_the_job_of_tutorials_is_planned(
+    tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.py").write_text(PROGRAM.replace("@servers", "localhost:9092"), encoding="utf-8")
+    assert main(["adopt", "job.py"]) == 0
+    commands = [line for line in capsys.readouterr().out.splitlines() if " reset " in line]
+    assert len(commands) == 3  # the other two queries have state
+    plan = penstock.plan("job_pipeline.py")
+    assert {step.flow for step in plan.plan.steps if isinstance(step, StartFlow)} == {
+        *("orders_bronze", "silver.filtered_orders", "events_agg", "clicked", "to_process_batch")
+    }

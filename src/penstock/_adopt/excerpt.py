@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 
 from penstock._lint.bindings import Bindings, Scope
-from penstock._lint.calls import root_name
+from penstock._lint.calls import chain, root_name
 
 _DEFINITIONS = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom
 _WHOLE = _DEFINITIONS | ast.Assign | ast.AnnAssign
@@ -248,14 +248,22 @@ def _binds(node: ast.stmt, name: str) -> bool:
     if isinstance(node, ast.Expr):
         call = node.value
         is_method = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
-        shows = getattr(getattr(call, "func", None), "attr", "") in _SHOWS
-        return is_method and not shows and root_name(call) == name
+        keeps = {*chain(call)} & _KEEPS
+        return is_method and not keeps and root_name(call) == name
     targets = node.targets if isinstance(node, ast.Assign) else []
     parts = [root_name(target) for target in targets if not isinstance(target, ast.Name)]
     return name in parts or name in _stored(node)
 
 
-_SHOWS = ("printSchema", "explain", "show", "awaitTermination", "processAllAvailable", "stop")
+# Methods that do not change what they are called on.
+_KEEPS = {
+    "writeStream",
+    "printSchema",
+    "explain",
+    "awaitTermination",
+    "processAllAvailable",
+    "stop",
+}
 
 
 def _stored(node: ast.AST) -> Iterator[str]:

@@ -127,7 +127,7 @@ class _Writer:
             self._parts.append(part)
         self._list_others(covered)
         head = f'"""Proposal of `penstock adopt` for {job}: compare it before the first run."""\n'
-        text = f"{head}\nfrom pyspark import pipelines as dp\n{self._module()}\n\n\n"
+        text = f"{head}\nfrom pyspark import pipelines as dp\n{self._module()}\n\n"
         text += "\n\n".join(self._parts)
         return Proposal(text, self._queries, sorted(self._problems, key=_line))
 
@@ -146,7 +146,7 @@ class _Writer:
             text += program.above.get(node, "")
             text += (program.module[node] or program.source(node)) + "\n"
             before = node
-        return text.rstrip("\n")
+        return text
 
     # -- queries -------------------------------------------------------------------------------
 
