@@ -14,7 +14,6 @@ from tutorial_job import PROGRAM
 import penstock
 from penstock._cli.main import main
 from penstock._observe.events import UpdateState
-from penstock._plan.steps import StartFlow
 
 JOB = """
 SCHEMA = "id BIGINT, amount INT"
@@ -44,10 +43,10 @@ archive.awaitTermination()
 """
 
 
-@pytest.fixture
-def session(spark: Any) -> Iterator[Any]:
-    """A session of a job. Delta's streams enable these settings in the active one."""
-    yield spark.newSession()
+@pytest.fixture(autouse=True)
+def settings(spark: Any) -> Iterator[None]:
+    """Delta enables these settings in the active session when it reads a stream."""
+    yield
     for access in ("read", "write"):
         spark.conf.unset(f"spark.sql.parquet.fieldId.{access}.enabled")
 
@@ -58,7 +57,7 @@ def add(number: int) -> None:
 
 
 def test_each_row_is_there_once_after_a_job_was_adopted(
-    tmp_path: Path, spark: Any, session: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
@@ -66,7 +65,7 @@ def test_each_row_is_there_once_after_a_job_was_adopted(
     Path("job.py").write_text(job, encoding="utf-8")
     for number in (1, 2):
         add(number)
-    exec(job, {"spark": session})
+    exec(job, {"spark": spark.newSession()})
     assert main(["adopt", "job.py", "--output", "json"]) == 0
     dry_run, *resets = json.loads(capsys.readouterr().out)["commands"]
     assert dry_run == "penstock dry-run job_pipeline.py"
@@ -97,6 +96,6 @@ def test_the_proposal_of_the_job_of_tutorials_is_planned(
     commands = [line for line in capsys.readouterr().out.splitlines() if " reset " in line]
     assert len(commands) == 3  # the other two queries have state
     plan = penstock.plan("job_pipeline.py")
-    assert {step.flow for step in plan.plan.steps if isinstance(step, StartFlow)} == {
+    assert set(plan.graph.flows) == {
         *("orders_bronze", "silver.filtered_orders", "events_agg", "clicked", "to_process_batch")
     }
