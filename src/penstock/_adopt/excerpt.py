@@ -1,6 +1,8 @@
 """Takes over what an expression of a job depends on: assignments, functions, imports."""
 
 import ast
+import builtins
+import json
 import sys
 from collections.abc import Iterator
 from itertools import accumulate
@@ -37,6 +39,10 @@ class Program:
             for node in ast.walk(self.tree)
             if isinstance(node, ast.Attribute) and node.attr == "readStream"
         }
+        self.has_star_import = any(
+            isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
+            for node in ast.walk(self.tree)
+        )
         self._lines = self._data.splitlines(keepends=True)
         self._offsets = [0, *accumulate(map(len, self._lines))]
 
@@ -136,7 +142,7 @@ class Program:
             raise NotRecognizedError(
                 f"`{self.source(node)}` is known only when the program runs, line {node.lineno}"
             )
-        return repr(text)
+        return json.dumps(text, ensure_ascii=False)
 
 
 class Body:
@@ -202,6 +208,8 @@ class Body:
             raise NotRecognizedError(f"`{name}` is known only when the program runs, line {line}")
         elif scope.function is not None:
             self._name(name, Scope(program.code), sys.maxsize, depth - 1)
+        elif not (hasattr(builtins, name) or name == "dbutils" or program.has_star_import):
+            raise NotRecognizedError(f"`{name}` is not defined in this file, line {line}")
 
     def _statement(self, node: ast.stmt, name: str, scope: Scope, depth: int) -> None:
         program = self._program

@@ -12,7 +12,7 @@ from penstock._cli.options import OutputFormat
 from penstock.errors import SpecError, UserCodeError
 
 if TYPE_CHECKING:
-    from penstock._adopt.proposal import Proposal
+    from penstock._adopt.report import Proposal
 
 
 def register(app: typer.Typer) -> None:

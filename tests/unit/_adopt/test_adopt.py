@@ -331,7 +331,7 @@ def test_a_query_in_a_function_has_the_values_of_its_calls():
         IMPORT
         + """
 
-@dp.table(path='/data/a')
+@dp.table(path="/data/a")
 def a():
     session = spark
     raw = session.readStream.schema("id BIGINT").json("data")
@@ -340,7 +340,7 @@ def a():
     return recent
 
 
-@dp.table(path='/data/b')
+@dp.table(path="/data/b")
 def b():
     session = spark
     raw = session.readStream.schema("id BIGINT").json("data")
@@ -355,6 +355,15 @@ def b():
     ("job", "reason"),
     [
         ('if x:\n    orders.writeStream.format("delta").start("d")', "in a branch or a loop"),
+        (
+            'x = [orders.writeStream.format("delta").start("d") for _ in "ab"]',
+            "in a branch or a loop",
+        ),
+        (
+            'try:\n    pass\nexcept E:\n    orders.writeStream.format("delta").start("d")',
+            "in a branch or a loop",
+        ),
+        ('orders.where(x).writeStream.format("delta").start("d")', "`x` is not defined"),
         ('spark.table("x").writeStream.format("delta").start("d")', "do not begin with"),
         ('orders.writeStream.format("delta").options(**conf).start("d")', "are not in the text"),
         ("orders.writeStream.foreach(f).start()", "foreach_row"),
@@ -370,7 +379,7 @@ def b():
     ],
 )
 def test_what_the_text_does_not_tell_is_not_recognised(job: str, reason: str):
-    assert reason in refused(f"{READ}\nwith x as low:\n    pass\n{job}\n")
+    assert reason in refused(f"{READ}\nwith open() as low:\n    pass\n{job}\n")
 
 
 def test_nothing_reads_the_dataset_of_a_query_that_is_not_recognised():
