@@ -175,8 +175,8 @@ class _Writer:
             adopted.notes.append("its format is not in the text, and taken as Delta")
         arguments |= table
         for method, key in (("partitionBy", "partition_cols"), ("clusterBy", "cluster_by")):
-            for step in target.query.writer:
-                if step.name == method and step.call is not None:
+            for step in target.query.steps(method):
+                if step.call is not None:
                     columns = [self._program.value(node, step.scope) for node in step.call.args]
                     arguments[key] = f"[{', '.join(columns)}]"
         if "path" not in table:
@@ -212,7 +212,7 @@ class _Writer:
 
     def _function(self, target: Target, adopted: AdoptedQuery, body: Body) -> str:
         program = self._program
-        step = next(step for step in target.query.writer if step.name == "foreachBatch")
+        step = target.query.steps("foreachBatch")[0]
         argument = step.call.args[0] if step.call is not None and step.call.args else None
         if isinstance(argument, ast.Lambda):
             values = ", ".join(name.arg for name in argument.args.args)
@@ -298,8 +298,8 @@ class _Writer:
             raise NotRecognizedError("its output mode is not in the text")
         if mode in ("complete", "update"):
             arguments["output_mode"] = f'"{mode}"'
-        for step in target.query.writer:
-            for word in step.call.keywords if step.name == "trigger" and step.call else ():
+        for step in target.query.steps("trigger"):
+            for word in step.call.keywords if step.call is not None else ():
                 text = step.scope.text(word.value)
                 if word.arg in ("availableNow", "once"):
                     adopted.notes.append(f"trigger {word.arg}: `penstock run` without --continuous")

@@ -68,11 +68,14 @@ class Query:
         """The argument of a step of the writer in lower case; `None` if missing or unknown."""
         texts = {
             text.lower() if text is not None else None
-            for step in self.writer
-            if step.name == name
+            for step in self.steps(name)
             for text in step.texts()[:1]
         }
         return texts.pop() if len(texts) == 1 else None
+
+    def steps(self, name: str) -> list[Step]:
+        """The steps of the writer with a name."""
+        return [step for step in self.writer if step.name == name]
 
     def has(self, *names: str) -> bool:
         return any(step.name in names for step in self.writer)

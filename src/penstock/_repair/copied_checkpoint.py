@@ -1,6 +1,6 @@
 """Lets a flow that has never run continue where a query of another program stopped.
 
-The flow gets a copy of the query's checkpoint: offsets, files that were read and batch ids go on
+The flow gets a copy of the query's checkpoint: offsets, files that were read and batch ids continue
 exactly, in every source, and sinks that know batches by their ids do not take new ones for old.
 """
 
