@@ -109,7 +109,7 @@ class Program:
             bindings[0], _WHOLE
         ):
             raise NotRecognizedError(f"`{name}` has several values, line {bindings[-1].lineno}")
-        if self.reads_stream(name):
+        if isinstance(bindings[0], ast.Assign | ast.AnnAssign) and self.reads_stream(name):
             raise NotRecognizedError(f"`{name}` is a stream that a function uses")
         for node in bindings:
             self.module[node] = ""
@@ -117,17 +117,27 @@ class Program:
                 self.keep(inner)
 
     def reads_stream(self, name: str) -> bool:
-        """Whether the value of a name of the module depends on `readStream`."""
-        pending, known = [name], set[str]()
+        """Whether a name of the module depends on `readStream`."""
+        return any(
+            getattr(part, "attr", "") == "readStream"
+            for node in self._reached(name)
+            for part in ast.walk(node)
+        )
+
+    def uses_session(self, name: str) -> bool:
+        """Whether a name of the module depends on the session."""
+        return any(free_names(node) & self.sessions for node in self._reached(name))
+
+    def _reached(self, name: str) -> Iterator[ast.stmt]:
+        """The definition of a name of the module, and those that it depends on."""
+        pending, known = {name}, set[str]()
         while pending:
             name = pending.pop()
             known.add(name)
             for node in self.block(None):
-                if isinstance(node, ast.Assign | ast.AnnAssign) and _binds(node, name):
-                    if any(getattr(part, "attr", "") == "readStream" for part in ast.walk(node)):
-                        return True
-                    pending += free_names(node) - known
-        return False
+                if not isinstance(node, ast.Expr) and _binds(node, name):
+                    yield node
+                    pending |= free_names(node) - known
 
     def value(self, node: ast.expr, scope: Scope) -> str:
         """The text of an expression, for the module of the proposal."""
@@ -216,9 +226,8 @@ class Body:
         if node in self._kept:
             return
         others = [other for other in program.block(None) if _binds(other, name)]
-        is_plain = len([o for o in others if isinstance(o, _WHOLE)]) == 1 and not (
-            program.reads_stream(name) or free_names(node) & program.sessions
-        )
+        is_single = len([other for other in others if isinstance(other, _WHOLE)]) == 1
+        is_plain = is_single and not program.uses_session(name)
         if scope.function is None and (isinstance(node, _DEFINITIONS) or is_plain):
             program.keep(name)
             return

@@ -145,6 +145,32 @@ def counts():
     )
 
 
+def test_what_a_function_reads_is_read_in_the_function_of_the_dataset():
+    check(
+        """
+        def source():
+            return spark.readStream.schema("id BIGINT").json("data")
+
+        rows = source().where("id > 0")
+        rows = rows.join(spark.read.table("names"), "id")
+        query = rows.writeStream.format("delta").option("checkpointLocation", "c").start("d")
+        """,
+        IMPORT
+        + """
+
+def source():
+    return spark.readStream.schema("id BIGINT").json("data")
+
+
+@dp.table(path="d")
+def d():
+    rows = source().where("id > 0")
+    rows = rows.join(spark.read.table("names"), "id")
+    return rows
+""",
+    )
+
+
 def test_other_sinks_are_sinks_with_a_flow():
     check(
         READ
