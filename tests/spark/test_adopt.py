@@ -1,13 +1,13 @@
 """A job over a part of its rows, then its declared equivalent over the rest: each row once."""
 
 import json
-import shlex
+import shutil
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from adopted_job import delta_settings, run_and_adopt
 from stored_rows import stored_rows
 from tutorial_job import PROGRAM
 
@@ -41,14 +41,13 @@ archive = (
 silver.awaitTermination()
 archive.awaitTermination()
 """
+STATEFUL = """
 
-
-@pytest.fixture(autouse=True)
-def settings(spark: Any) -> Iterator[None]:
-    """Delta enables these settings in the active session when it reads a stream."""
-    yield
-    for access in ("read", "write"):
-        spark.conf.unset(f"spark.sql.parquet.fieldId.{access}.enabled")
+@dp.table(output_mode="update")
+def counts():
+    return spark.readStream.table("bronze").groupBy("id").count()
+"""
+__all__ = ["delta_settings"]
 
 
 def add(number: int) -> None:
@@ -61,17 +60,16 @@ def test_each_row_is_there_once_after_a_job_was_adopted(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
-    job = JOB.replace("@root", str(tmp_path))
-    Path("job.py").write_text(job, encoding="utf-8")
     for number in (1, 2):
         add(number)
-    exec(job, {"spark": spark.newSession()})
-    assert main(["adopt", "job.py", "--output", "json"]) == 0
-    dry_run, *resets = json.loads(capsys.readouterr().out)["commands"]
-    assert dry_run == "penstock dry-run job_pipeline.py"
+    resets = run_and_adopt(JOB.replace("@root", str(tmp_path)), spark, capsys)
     assert len(resets) == 3
+    shutil.copytree("checkpoints/bronze", "checkpoints/open")
+    max(Path("checkpoints/open/commits").glob("[0-9]*")).unlink()
+    assert main([word.replace("checkpoints/bronze", "checkpoints/open") for word in resets[0]]) == 2
+    assert "[RESET_WOULD_DOUBLE]" in capsys.readouterr().err
     for command in resets:
-        assert main(shlex.split(command)[1:]) == 0
+        assert main(command) == 0
     for number in (3, 4):
         add(number)
     for _ in range(2):
@@ -83,8 +81,15 @@ def test_each_row_is_there_once_after_a_job_was_adopted(
     ]
     archived = Counter(row["id"] for row in spark.read.json(str(tmp_path / "archive")).collect())
     assert archived == Counter(ids)
-    assert main(shlex.split(resets[0])[1:]) == 2
-    assert "[RESET_WOULD_DOUBLE]" in capsys.readouterr().err
+    assert main(resets[0]) == 2  # it has run
+    with Path("job_pipeline.py").open("a") as file:
+        file.write(STATEFUL)
+    assert main([word.replace("bronze", "counts") for word in resets[0]]) == 2
+    refused = capsys.readouterr().err
+    for condition in ("[RESET_WOULD_DOUBLE]", "[CHECKPOINT_NOT_FOUND]"):
+        assert condition in refused
+    assert main(["counts" if word == "bronze" else word for word in resets[0]]) == 2
+    assert "[RESET_NOT_POSSIBLE]" in capsys.readouterr().err
 
 
 def test_the_proposal_of_the_job_of_tutorials_is_planned(

@@ -143,11 +143,15 @@ class Program:
         """The text of an expression, for the module of the proposal."""
         while isinstance(node, ast.Name) and node.id in scope.arguments:
             node, scope = scope.arguments[node.id]
-        if scope.function is None:
-            for name in free_names(node):
-                self.keep(name)
-            return self.source(node)
         text = scope.text(node)
+        if scope.function is None:
+            try:
+                for name in free_names(node):
+                    self.keep(name)
+                return self.source(node)
+            except NotRecognizedError:
+                if text is None or "{" in text:
+                    raise
         if text is None or "{" in text:
             raise NotRecognizedError(
                 f"`{self.source(node)}` is known only when the program runs, line {node.lineno}"
@@ -173,15 +177,6 @@ class Body:
     def statements(self) -> set[ast.stmt]:
         """The statements of the job that are copied."""
         return self._statements
-
-    def check_module(self, node: ast.AST, scope: Scope) -> None:
-        """Keep what a function depends on when it is called, in the module."""
-        for name in free_names(node):
-            if scope.function is not None and name in self._program.code.local_names(
-                scope.function
-            ):
-                raise NotRecognizedError(f"`{name}` is a variable of {scope.function.name}")
-            self._program.keep(name)
 
     def add(self, node: ast.AST, scope: Scope, line: int, depth: int = 0) -> None:
         """Keep what an expression at a line depends on."""

@@ -31,7 +31,6 @@ from penstock.sinks.kafka import KafkaSink
 from penstock.sinks.registry import sink_of
 from penstock.sinks.spark import ConsoleSink, NoopSink
 
-_OWN_OPTIONS = ("checkpointlocation", "path", "mergeschema", "queryname")
 _IMPORTS = ast.Import | ast.ImportFrom
 _BLOCKS = ast.FunctionDef | ast.ClassDef
 
@@ -184,7 +183,7 @@ class _Writer:
                 "the table of the job stays where it is, with its rows; add `path=` to continue it"
             )
         for key in self._options(target):
-            if key.lower() not in _OWN_OPTIONS:
+            if key.lower() != "mergeschema":
                 adopted.notes.append(f"the option {key} is left out")
         arguments |= self._flow_arguments(target, adopted)
         return f"{rule}@dp.table{_call(arguments)}\n{self._function_text(target, function, body)}"
@@ -199,11 +198,7 @@ class _Writer:
         values = self._options(target)
         if target.place is not None:
             values["path"] = self._program.value(*target.place)
-        items = [
-            f"        {json.dumps(key)}: {value},\n"
-            for key, value in values.items()
-            if key.lower() not in ("checkpointlocation", "queryname")
-        ]
+        items = [f"        {json.dumps(key)}: {value},\n" for key, value in values.items()]
         options = "{\n" + "".join(items) + "    }" if items else "{}"
         if isinstance(sink_of(target.format), KafkaSink):
             adopted.notes.append("messages get the header penstock-id; rowIds=false leaves it out")
@@ -214,17 +209,12 @@ class _Writer:
         program = self._program
         step = target.query.steps("foreachBatch")[0]
         argument = step.call.args[0] if step.call is not None and step.call.args else None
-        if isinstance(argument, ast.Lambda):
-            values = ", ".join(name.arg for name in argument.args.args)
-            name = self._identifier(target.name)
-            body.check_module(argument, step.scope)
-            text = f"@dp.foreach_batch_sink\ndef {name}({values}):\n"
-            text += f"    {program.source(argument.body)}\n\n\n"
-            return text + self._flow_into(target, adopted, body, name)
         functions = program.code.functions.get(getattr(argument, "id", ""), [])
         if len(functions) != 1 or functions[0] not in program.block(None):
             raise NotRecognizedError("its function is not in this module")
         function = functions[0]
+        if len(function.args.args) != 2:
+            raise NotRecognizedError(f"{function.name} has other arguments than rows and batch id")
         split = split_of(function)
         if split is not None:
             return self._split(target, adopted, body, function)

@@ -151,15 +151,23 @@ def test_what_a_function_reads_is_read_in_the_function_of_the_dataset():
         def source():
             return spark.readStream.schema("id BIGINT").json("data")
 
+        path = "e"
+        source().writeStream.format("delta").option("checkpointLocation", "b").start(path)
+        path = "d"
         rows = source().where("id > 0")
         rows = rows.join(spark.read.table("names"), "id")
-        query = rows.writeStream.format("delta").option("checkpointLocation", "c").start("d")
+        query = rows.writeStream.format("delta").option("checkpointLocation", "c").start(path)
         """,
         IMPORT
         + """
 
 def source():
     return spark.readStream.schema("id BIGINT").json("data")
+
+
+@dp.table(path="e")
+def e():
+    return source()
 
 
 @dp.table(path="d")
