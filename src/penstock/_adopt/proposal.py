@@ -143,6 +143,12 @@ class _Writer:
                 "its state is not carried over: it starts where its options say, so give it a "
                 "table or folder without rows"
             )
+        elif target.reads:
+            adopted.checkpoint = None
+            adopted.notes.append(
+                f"its checkpoint belongs to the job's table of {target.reads}, and is not carried "
+                f"over unless `path=` of {target.reads} is that table"
+            )
         elif adopted.checkpoint is None:
             adopted.notes.append("its checkpoint is not in the text: nothing is carried over")
         if query.has("foreachBatch"):

@@ -19,7 +19,10 @@ _READ_STEPS = ("format", "load", "table", "option", "options", "schema", "readSt
 
 @dataclass
 class Target:
-    """Where a query writes to: `place` is the path or table, `key` what readers of it have."""
+    """Where a query writes to: `place` is the path or table, `key` what readers of it have.
+
+    `reads` is a dataset that the query reads and that is in another place than the job's table.
+    """
 
     query: Query
     format: str
@@ -27,6 +30,7 @@ class Target:
     is_path: bool
     key: str | None
     name: str
+    reads: str = ""
 
 
 def target_of(program: Program, query: Query) -> Target:
@@ -87,6 +91,8 @@ def read_datasets(program: Program, target: Target, others: list[Target]) -> Non
                     program.replace_call(step.call, "")
             if last.call is not None:
                 program.replace_call(last.call, f'.table("{other.name}")')
+            if not other.is_path and other.query.option("path") is None:
+                target.reads = other.name
 
 
 def writer_options(step: Step) -> list[tuple[str, ast.expr]]:

@@ -179,6 +179,19 @@ def d():
     )
 
 
+def test_the_checkpoint_of_a_reader_of_a_table_that_moves_is_not_carried_over():
+    proposal = adopted(
+        READ
+        + """
+orders.writeStream.format("delta").option("checkpointLocation", "c/1").toTable("bronze")
+rows = spark.readStream.table("bronze")
+rows.writeStream.format("delta").option("checkpointLocation", "c/2").start("silver")
+"""
+    )
+    assert [query.checkpoint for query in proposal.queries] == ["c/1", None]
+    assert "belongs to the job's table of bronze" in proposal.queries[1].notes[0]
+
+
 def test_other_sinks_are_sinks_with_a_flow():
     check(
         READ
