@@ -261,7 +261,8 @@ def reset(
         print(f"  {step}")
     if plan.refused is not None:
         print(f"refused: {plan.refused}")
-        print("  use --truncate, --accept-duplicates or another start position")
+        others = "--truncate, another start position" if start else "a finished batch"
+        print(f"  use {others} or --accept-duplicates")
     print("done" if yes else "nothing was changed; --yes applies the plan")
 
 
