@@ -35,9 +35,10 @@ class Program:
         self.module: dict[ast.stmt, str] = {}
         self.above: dict[ast.stmt, str] = {}
         self.sessions = {"spark"} | {
-            root_name(node.value)
+            node.value.id
             for node in ast.walk(self.tree)
             if isinstance(node, ast.Attribute) and node.attr == "readStream"
+            if isinstance(node.value, ast.Name)
         }
         self.has_star_import = any(
             isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
@@ -269,6 +270,7 @@ def _binds(node: ast.stmt, name: str) -> bool:
 
 # Methods that do not change what they are called on.
 _KEEPS = {
+    "createOrReplaceTempView",
     "writeStream",
     "printSchema",
     "explain",

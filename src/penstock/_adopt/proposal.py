@@ -153,6 +153,8 @@ class _Writer:
             adopted.notes.append("its checkpoint is not in the text: nothing is carried over")
         if query.has("foreachBatch"):
             return adopted, self._function(target, adopted, body)
+        if not query.has("format"):
+            adopted.notes.append(f"its format is not in the text, and taken as {target.format}")
         if isinstance(sink_of(target.format), DeltaSink):
             if target.place is None:
                 raise NotRecognizedError("its table or path is not in the text")
@@ -176,8 +178,6 @@ class _Writer:
         function = self._identifier(target.name.rpartition(".")[2])
         adopted.flow = adopted.target = target.name
         arguments = {} if function == target.name else {"name": f'"{target.name}"'}
-        if not target.query.has("format", "foreachBatch"):
-            adopted.notes.append("its format is not in the text, and taken as Delta")
         arguments |= table
         for method, key in (("partitionBy", "partition_cols"), ("clusterBy", "cluster_by")):
             for step in target.query.steps(method):

@@ -48,7 +48,7 @@ def target_of(program: Program, query: Query) -> Target:
     last = (key or "").rstrip("/").rpartition("/")[2] if is_path else key
     topic = query.option("topic")
     names = [
-        *(step.texts()[0] for step in query.steps("queryName")),
+        *(text for step in query.steps("queryName") for text in step.texts()[:1]),
         last,
         None if topic is None else topic[1].text(topic[0]),
         _variable(statement_of(program, query)),

@@ -140,7 +140,7 @@ def counts():
 """,
         "its state is not carried over: it starts where its options say, so give it a table or "
         "folder without rows",
-        "its format is not in the text, and taken as Delta",
+        "its format is not in the text, and taken as delta",
         "the table of the job stays where it is, with its rows; add `path=` to continue it",
     )
 
@@ -411,6 +411,11 @@ def b():
             "in a branch or a loop",
         ),
         ('orders.where(x).writeStream.format("delta").start("d")', "`x` is not defined"),
+        (
+            "class Job:\n    def run(self):\n"
+            '        self.spark.readStream.json("d").writeStream.format("delta").start("d")',
+            "`self` is known only when the program runs",
+        ),
         ('spark.table("x").writeStream.format("delta").start("d")', "do not begin with"),
         ('orders.writeStream.format("delta").options(**conf).start("d")', "are not in the text"),
         ("orders.writeStream.foreach(f).start()", "foreach_row"),
