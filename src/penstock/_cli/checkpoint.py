@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,7 +30,8 @@ def register(app: typer.Typer) -> None:
         "reset",
         epilog="Examples: penstock checkpoint reset silver --from 2026-03-01T10:00:00Z | "
         "penstock checkpoint reset silver --from earliest --truncate --yes | "
-        "penstock checkpoint reset gold --from version=12 --yes",
+        "penstock checkpoint reset gold --from version=12 --yes | "
+        "penstock checkpoint reset bronze --from-checkpoint checkpoints/orders --yes",
     )(reset)
     app.add_typer(_app, name="checkpoint", no_args_is_help=True)
     _state.command(
@@ -173,7 +175,7 @@ def doctor(
 def reset(
     flow: options.FlowName,
     start: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--from",
             help="Start position: `earliest`, `latest`, a timestamp (`2026-03-01T10:00:00Z`), "
@@ -181,7 +183,16 @@ def reset(
             "JSON.",
             metavar="POSITION",
         ),
-    ],
+    ] = None,
+    from_checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--from-checkpoint",
+            help="Continue where a query of another program stopped: its checkpoint, a folder or "
+            "URI, is copied. For stateless flows that have not run yet.",
+            metavar="LOCATION",
+        ),
+    ] = None,
     truncate: Annotated[
         bool, typer.Option("--truncate", help="Truncate the table and its quarantine first.")
     ] = False,
@@ -203,19 +214,33 @@ def reset(
     duplicate rows is refused. The old checkpoint is kept, and so are the rows of the target unless
     they are removed first. Not possible while the pipeline runs.
     """
+    if (start is None) is (from_checkpoint is None):
+        raise typer.BadParameter(
+            "one of the two is required", param_hint="--from, --from-checkpoint"
+        )
+    if from_checkpoint is not None and truncate:
+        raise typer.BadParameter("not with --from-checkpoint", param_hint="--truncate")
     settings = project.settings()
+    from penstock._project.locations import absolute_location
+    from penstock._repair.copied_checkpoint import reset_to_checkpoint
     from penstock._repair.reset import reset_flow
     from penstock.sources.base import parse_start
 
     with options.stdout_to_stderr():
-        plan = reset_flow(
-            settings,
-            flow,
-            parse_start(start),
-            truncate=truncate,
-            accept_duplicates=accept_duplicates,
-            execute=yes,
-        )
+        if from_checkpoint is not None:
+            place = absolute_location(from_checkpoint, Path.cwd())
+            plan = reset_to_checkpoint(
+                settings, flow, place, accept_duplicates=accept_duplicates, execute=yes
+            )
+        else:
+            plan = reset_flow(
+                settings,
+                flow,
+                parse_start(start or ""),
+                truncate=truncate,
+                accept_duplicates=accept_duplicates,
+                execute=yes,
+            )
     if output is OutputFormat.JSON:
         options.print_json(
             {
@@ -236,7 +261,8 @@ def reset(
         print(f"  {step}")
     if plan.refused is not None:
         print(f"refused: {plan.refused}")
-        print("  use --truncate, --accept-duplicates or another start position")
+        others = "--truncate, another start position" if start else "a finished batch"
+        print(f"  use {others} or --accept-duplicates")
     print("done" if yes else "nothing was changed; --yes applies the plan")
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock._cli import (
+    adopt,
     check,
     checkpoint,
     cluster,
@@ -68,6 +69,7 @@ def _root(
 update.register(app)
 check.register(app)
 lint.register(app)
+adopt.register(app)
 graph.register(app)
 scaffold.register(app)
 inspection.register(app)

@@ -11,7 +11,7 @@ from penstock._graph.replacing import check_alone, replaces_rows
 from penstock._model.dataset import Dataset, DatasetKind, Sink
 from penstock._model.flow import Flow
 from penstock._model.name import DatasetName, resolve_name, split_name
-from penstock._model.paths import PathMap, canonical_path
+from penstock._model.paths import PathMap, canonical_path, real_path
 from penstock._model.pipeline import (
     DEFAULT_CATALOG,
     DEFAULT_SCHEMA,
@@ -255,7 +255,7 @@ def _placed(dataset: Dataset, paths: PathMap, notes: list[str]) -> Dataset:
             "Databricks; map it in `paths` of the settings to override this"
         )
         return dataclasses.replace(dataset, path=None)
-    return dataclasses.replace(dataset, path=path)
+    return dataclasses.replace(dataset, path=real_path(path, str))
 
 
 def _dataset_names(

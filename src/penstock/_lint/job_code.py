@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterator
 
 from penstock._lint.bindings import Bindings, is_stable
 from penstock._lint.calls import Hit
-from penstock._lint.job_queries import Query, Step, are_known, options, queries, unrolled
+from penstock._lint.job_queries import (
+    DEDUPLICATION,
+    GROUPS,
+    Query,
+    Step,
+    are_known,
+    options,
+    queries,
+    unrolled,
+)
 from penstock._lint.plans import findings_of_read
 from penstock._model.origin import SourceLocation
 from penstock._model.query_facts import ReadFacts
@@ -23,9 +32,7 @@ _CHANGING = re.compile(
     r"\{[^}]*\b(?:uuid[14]|now|utcnow|today|time|strftime|random|randint|token_hex|getpid|mkdtemp"
     r"|mktemp|TemporaryDirectory|gettempdir)\("
 )
-_GROUPS = ("groupBy", "groupby", "rollup", "cube")
 _AGGREGATES = ("agg", "count", "sum", "avg", "mean", "min", "max")
-_DEDUPLICATION = ("dropDuplicates", "drop_duplicates", "distinct")
 # Steps that keep what is known of the rows; any other may define a watermark.
 _UNKNOWN = ("transform", "pipe")
 _ENDS = ("awaitTermination", "awaitAnyTermination", "processAllAvailable", "stop")
@@ -175,12 +182,12 @@ def _state_of(rows: list[Step]) -> Iterator[Hit]:
         before = rows[:position]
         if any(known.name in ("withWatermark", *_UNKNOWN) for known in before):
             return
-        if step.name in _GROUPS:
+        if step.name in GROUPS:
             grouped = step
         elif grouped is not None and step.name in _AGGREGATES:
             yield Hit("PSL101", grouped.line, f"{grouped.name} on a stream without a watermark")
             return
-        elif step.name in _DEDUPLICATION and step.call is not None:
+        elif step.name in DEDUPLICATION and step.call is not None:
             yield Hit("PSL103", step.line, f"{step.name} on a stream without a watermark")
         elif step.name == "join" and step.call is not None and _joins_stream(step):
             yield Hit("PSL104", step.line, "a join of two streams without a watermark")

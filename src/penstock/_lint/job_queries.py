@@ -8,15 +8,21 @@ from penstock._lint.bindings import Bindings, Scope
 from penstock._lint.calls import arguments_of
 
 _DEPTH = 200
+GROUPS = ("groupBy", "groupby", "rollup", "cube")
+DEDUPLICATION = ("dropDuplicates", "drop_duplicates", "distinct")
 
 
 @dataclass(frozen=True)
 class Step:
-    """One part of a method chain, such as `.option(key, value)`, in the scope of its arguments."""
+    """One part of a method chain, such as `.option(key, value)`, in the scope of its arguments.
+
+    `value` is the expression to the left of it.
+    """
 
     name: str
     scope: Scope
     call: ast.Call | None = None
+    value: ast.expr | None = None
 
     @property
     def line(self) -> int:
@@ -62,14 +68,28 @@ class Query:
         """The argument of a step of the writer in lower case; `None` if missing or unknown."""
         texts = {
             text.lower() if text is not None else None
-            for step in self.writer
-            if step.name == name
+            for step in self.steps(name)
             for text in step.texts()[:1]
         }
         return texts.pop() if len(texts) == 1 else None
 
+    def steps(self, name: str) -> list[Step]:
+        """The steps of the writer with a name."""
+        return [step for step in self.writer if step.name == name]
+
     def has(self, *names: str) -> bool:
         return any(step.name in names for step in self.writer)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a step aggregates, deduplicates, joins streams or names its state."""
+        return any(
+            step.name in (*GROUPS, *DEDUPLICATION, "dropDuplicatesWithinWatermark")
+            or "State" in step.name
+            or (step.name == "join" and joins_stream(step))
+            for step in self.rows
+            if step.call is not None
+        )
 
 
 def options(step: Step) -> Iterator[tuple[str, ast.expr]]:
@@ -118,7 +138,7 @@ def unrolled(node: ast.expr, scope: Scope) -> tuple[list[Step], bool]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             inside = scope.code.called(node, scope)
             if inside is None:
-                steps.append(Step(node.func.attr, scope, node))
+                steps.append(Step(node.func.attr, scope, node, node.func.value))
                 node = node.func.value
                 continue
             bound = _result(inside)
@@ -126,7 +146,7 @@ def unrolled(node: ast.expr, scope: Scope) -> tuple[list[Step], bool]:
             inside = scope.code.called(node, scope)
             bound = _result(inside) if inside is not None else None
         elif isinstance(node, ast.Attribute):
-            steps.append(Step(node.attr, scope))
+            steps.append(Step(node.attr, scope, value=node.value))
             if node.attr == "readStream":
                 return steps[::-1], True
             node = node.value
@@ -139,6 +159,12 @@ def unrolled(node: ast.expr, scope: Scope) -> tuple[list[Step], bool]:
             break
         node, scope = bound
     return steps[::-1], False
+
+
+def joins_stream(step: Step) -> bool:
+    """Whether a join is with another stream."""
+    assert step.call is not None
+    return bool(step.call.args) and unrolled(step.call.args[0], step.scope)[1]
 
 
 def _result(scope: Scope) -> tuple[ast.expr, Scope] | None:

@@ -63,7 +63,7 @@ def reset_flow(
     ):
         node = pipeline.flow(flow)
         pipeline.check_migration(node)
-        _check_flow(pipeline, node, truncate=truncate)
+        check_resettable(pipeline, node, truncate=truncate)
         checkpoint = _current(stored.settings, node.flow.name)
         _, sources = pipeline.query(node)
         now_ms = round(time.time() * 1000)
@@ -90,11 +90,10 @@ def reset_flow(
         if not execute:
             return plan
         if refused is not None:
-            raise PlanError(
-                "RESET_WOULD_DOUBLE",
-                f"flow {plan.flow!r} is not reset: {refused}",
-                origin=node.flow.origin,
-                hint="--truncate empties the table first; --from latest reads nothing again; "
+            raise reset_would_double(
+                node,
+                refused,
+                "--truncate empties the table first; --from latest reads nothing again; "
                 "--accept-duplicates resets it anyway",
             )
         name = node.flow.name
@@ -106,6 +105,16 @@ def reset_flow(
             pipeline.tables.reset(target)
             on_step(EMPTIED)
         return replace(plan, new_epoch=pipeline.state.new_flow(name, position).epoch)
+
+
+def reset_would_double(node: FlowNode, reason: str, hint: str) -> PlanError:
+    """The error for a reset that needs an option of the user."""
+    return PlanError(
+        "RESET_WOULD_DOUBLE",
+        f"flow {node.flow.name!r} is not reset: {reason}",
+        origin=node.flow.origin,
+        hint=hint,
+    )
 
 
 def why_refused(effect: str, reports: tuple[StartReport, ...], *, is_whole: bool) -> str | None:
@@ -139,7 +148,8 @@ def why_refused(effect: str, reports: tuple[StartReport, ...], *, is_whole: bool
     return None
 
 
-def _check_flow(pipeline: OpenPipeline, node: FlowNode, *, truncate: bool) -> None:
+def check_resettable(pipeline: OpenPipeline, node: FlowNode, *, truncate: bool) -> None:
+    """Refuse a flow without a checkpoint, and a target that cannot be emptied."""
     reason = hint = ""
     dataset = pipeline.graph.datasets.get(node.target)
     if not node.analysis.is_streaming or node.flow.once or node.flow.snapshot is not None:

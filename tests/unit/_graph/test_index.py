@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from penstock._model.dataset import DatasetKind
@@ -22,6 +24,13 @@ def test_nothing_is_wrong_when_every_name_is_declared_once(draft):
         "spark_catalog.default.all_orders",
     ]
     assert dict(index.flow_targets)["from_eu"] == "spark_catalog.default.all_orders"
+
+
+def test_a_relative_path_starts_at_the_current_folder_when_a_table_has_its_own(draft):
+    draft.table("bronze", path="delta/bronze")
+    draft.table("silver", path="s3://lake/silver")
+    paths = [node.declared.path for node in draft.index().datasets.values()]
+    assert paths == [str(Path.cwd() / "delta/bronze"), "s3://lake/silver"]
 
 
 @pytest.mark.parametrize(

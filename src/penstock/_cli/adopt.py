@@ -1,0 +1,111 @@
+"""`adopt`: the declared equivalent of a job, as a proposal."""
+
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock._cli import exit_codes, options
+from penstock._cli.options import OutputFormat
+from penstock.errors import SpecError, UserCodeError
+
+if TYPE_CHECKING:
+    from penstock._adopt.report import Proposal
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "adopt",
+        epilog="Examples: penstock adopt job.py | "
+        "penstock adopt job.py --output-dir pipelines --force",
+    )(adopt)
+
+
+def adopt(
+    job: Annotated[
+        Path, typer.Argument(help="A job: a Python file that starts its queries.", metavar="JOB")
+    ],
+    output_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--output-dir", help="Folder of the proposal; default: that of the job.", metavar="DIR"
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier proposal.")] = False,
+    output: options.Output = OutputFormat.TEXT,
+) -> int:
+    """Write the declared equivalent of a job beside it, and report what has none.
+
+    Reads the text of the job; nothing is executed, and the job is not changed.
+    Exit code 1 if no query has an equivalent: nothing is written then.
+    """
+    from penstock._adopt.proposal import propose
+    from penstock._project.locations import nearest_file
+
+    if not job.is_file():
+        raise SpecError("SOURCE_NOT_FOUND", f"there is no file {job}", hint=nearest_file(job))
+    try:
+        proposal = propose(job.read_text(encoding="utf-8"), job.name)
+    except (SyntaxError, ValueError) as error:
+        raise UserCodeError("USER_CODE_SYNTAX", f"{job} is not Python: {error}") from error
+    if not proposal.queries and not any(p.is_query for p in proposal.not_recognized):
+        raise SpecError(
+            "JOB_WITHOUT_QUERIES",
+            f"{job} starts no streaming query",
+            hint="give a Python file with `spark.readStream ... .writeStream ... .start()`",
+        )
+    place = (output_dir or job.parent) / f"{job.stem}_pipeline.py"
+    if proposal.queries:
+        if place.exists() and not force:
+            raise SpecError(
+                "PROPOSAL_EXISTS", f"{place} exists already", hint="--force replaces it"
+            )
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(proposal.text, encoding="utf-8")
+    commands = _commands(proposal, job, place)
+    if output is OutputFormat.JSON:
+        options.print_json(_as_json(proposal, job, place, commands))
+    else:
+        print("\n".join(_as_text(proposal, job, place, commands)))
+    return exit_codes.OK if proposal.queries else exit_codes.UPDATE_FAILED
+
+
+def _commands(proposal: "Proposal", job: Path, place: Path) -> list[str]:
+    """What is run before the first update, so that flows continue where the queries stopped."""
+    commands = [f"penstock dry-run {shlex.quote(str(place))}"] if proposal.queries else []
+    for query in proposal.queries:
+        if query.checkpoint is None or query.keeps_state:
+            continue
+        is_relative = "://" not in query.checkpoint
+        checkpoint = str(job.parent / query.checkpoint) if is_relative else query.checkpoint
+        words = ["penstock", "checkpoint", "reset", query.flow, "--from-checkpoint", checkpoint]
+        commands.append(shlex.join([*words, "--project", str(place), "--yes"]))
+    return commands
+
+
+def _as_text(proposal: "Proposal", job: Path, place: Path, commands: list[str]) -> list[str]:
+    count = len(proposal.queries)
+    total = count + sum(problem.is_query for problem in proposal.not_recognized)
+    lines = [f"{count} of {total} queries of {job}" + (f" are in {place}" if count else "")]
+    for query in proposal.queries:
+        lines.append(f"  line {query.line}: flow {query.flow} into {query.kind} {query.target}")
+        lines += [f"      {note}" for note in query.notes]
+    if proposal.not_recognized:
+        lines.append("not in the proposal:")
+        lines += [f"  line {p.line}: {p.text}: {p.reason}" for p in proposal.not_recognized]
+    if commands:
+        lines.append("stop the job; before the first update, these continue at its checkpoints:")
+        lines += [f"  {command}" for command in commands]
+    return lines
+
+
+def _as_json(proposal: "Proposal", job: Path, place: Path, commands: list[str]) -> dict[str, Any]:
+    return {
+        "job": str(job),
+        "proposal": str(place) if proposal.queries else None,
+        "queries": [asdict(query) for query in proposal.queries],
+        "not_recognized": [asdict(problem) for problem in proposal.not_recognized],
+        "commands": commands,
+    }
