@@ -9,14 +9,13 @@ import uuid
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from penstock._execution.flow_state import FlowState
 from penstock._graph.dataflow import FlowNode
 from penstock._launch import open_for_command
 from penstock._model.pipeline import PipelineSettings
 from penstock._repair.reset import ResetPlan, check_resettable, reset_would_double
-from penstock._tables.files import hadoop_path
+from penstock._tables.files import StorageFiles
 from penstock._tables.layout import layout_of
 from penstock._tables.read.checkpoint_files import Checkpoint, read_checkpoint
 from penstock.errors import PlanError, SpecError
@@ -52,8 +51,13 @@ def reset_to_checkpoint(
         pipeline.check_migration(node)
         check_resettable(pipeline, node, truncate=False)
         before = pipeline.state.flow(name)
-        copied = f"{Path(scratch).as_uri()}/checkpoint"
-        _copy(pipeline.spark, checkpoint, copied)
+        files, copied = StorageFiles(pipeline.spark), f"{Path(scratch).as_uri()}/checkpoint"
+        if not files.copy_tree(checkpoint, copied):
+            raise SpecError(
+                "CHECKPOINT_NOT_FOUND",
+                f"there is no folder {checkpoint}",
+                hint="give the folder that the query has as checkpointLocation",
+            )
         old = read_checkpoint(name, "", Path(scratch) / "checkpoint")
         _check(node, checkpoint, old)
         plan = ResetPlan(
@@ -79,7 +83,7 @@ def reset_to_checkpoint(
                 node, plan.refused, "let the program finish its batch; or --accept-duplicates"
             )
         state = FlowState(epoch=uuid.uuid4().hex)
-        _copy(pipeline.spark, copied, layout_of(settings).checkpoint_path(name, state.epoch))
+        files.copy_tree(copied, layout_of(settings).checkpoint_path(name, state.epoch))
         pipeline.state.save_flow(name, state)
         return replace(plan, new_epoch=state.epoch)
 
@@ -126,12 +130,3 @@ def _why_refused(before: FlowState | None, old: Checkpoint) -> str | None:
 def _offsets(old: Checkpoint) -> str:
     last = next((batch for batch in old.planned if batch.batch_id == old.last_finished), None)
     return json.dumps([] if last is None else last.offsets)
-
-
-def _copy(spark: Any, source: str, target: str) -> None:
-    system, path = hadoop_path(spark, source)
-    if not system.exists(path):
-        raise SpecError("CHECKPOINT_NOT_FOUND", f"there is no folder {source}")
-    other, place = hadoop_path(spark, target)
-    conf = spark._jsparkSession.sessionState().newHadoopConf()
-    spark._jvm.org.apache.hadoop.fs.FileUtil.copy(system, path, other, place, False, conf)
