@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adopted_job import delta_settings, run_and_adopt
+from adopted_job import run_and_adopt
 from confluent_kafka import Producer
 from stored_rows import stored_rows
 
@@ -14,7 +14,6 @@ from penstock._local.broker import BrokerHandle, ensure_topic
 from penstock._observe.events import UpdateState
 
 pytestmark = pytest.mark.kafka
-__all__ = ["delta_settings"]
 
 JOB = """
 rows = (

@@ -2,21 +2,10 @@
 
 import json
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from penstock._cli.main import main
-
-
-@pytest.fixture(autouse=True)
-def delta_settings(spark: Any) -> Iterator[None]:
-    """Delta enables these settings in the active session when it reads a stream."""
-    yield
-    for access in ("read", "write"):
-        spark.conf.unset(f"spark.sql.parquet.fieldId.{access}.enabled")
 
 
 def run_and_adopt(job: str, spark: Any, capsys: Any) -> list[list[str]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adopted_job import delta_settings, run_and_adopt
+from adopted_job import run_and_adopt
 from stored_rows import stored_rows
 from tutorial_job import PROGRAM
 
@@ -47,7 +47,6 @@ STATEFUL = """
 def counts():
     return spark.readStream.table("bronze").groupBy("id").count()
 """
-__all__ = ["delta_settings"]
 
 
 def add(number: int) -> None:

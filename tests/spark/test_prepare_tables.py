@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -5,8 +6,11 @@ import pytest
 from pyspark.sql import SparkSession
 from writer_harness import Harness, rule
 
+from penstock._tables.commits import CommitResult
+from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.layout import TableRef
 from penstock._tables.write.create import reset_table
+from penstock._tables.write.fenced import FencedTable
 from penstock._tables.write.prepare import prepare_table
 from penstock._tables.write.table_spec import TableSpec, parse_schema, read_version, table_state
 from penstock.errors import DefinitionError, PlanError
@@ -211,3 +215,26 @@ def test_identity_column_may_be_given_when_it_is_by_default_only(
         parse_schema(spark, ddl.replace("key BIGINT", "key INT"))
     with pytest.raises(DefinitionError, match="DEFAULT has no effect"):
         parse_schema(spark, "id BIGINT DEFAULT 1")
+
+
+def test_commit_on_a_thread_without_session_when_the_newest_version_is_a_checkpoint(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    ref = table(tmp_path)
+    spark.range(3).write.format("delta").save(ref.path)
+    DeltaJvm(spark).log(ref.path).checkpoint()
+    (tmp_path / "t" / "_delta_log" / f"{0:020d}.crc").unlink()  # as after RESTORE
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # as in another process
+
+    def replace_rows() -> int:
+        # As on threads of flows; a thread of the JVM may inherit the session.
+        spark._jvm.org.apache.spark.sql.classic.SparkSession.clearActiveSession()
+        fenced = FencedTable(DeltaJvm(spark), ref, "app")
+        result = CommitResult(flow="f", app_id="app", batch_id=None, version=None)
+        transaction = fenced.begin(None)
+        removed = fenced.removals(transaction)
+        return fenced.commit(transaction, removed, None, result, complete=True)
+
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(replace_rows).result() == 1
+    assert spark.read.format("delta").load(ref.path).count() == 0
