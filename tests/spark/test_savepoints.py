@@ -129,7 +129,7 @@ def test_all_tables_are_restored_and_computed_again(
     assert main(["savepoint", "restore", "first", "--output", "json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert not plan["done"]
-    assert "let the next update recompute view" in plan["steps"]
+    assert "recompute view with the next update" in plan["steps"]
     assert _content(project) == later
 
     seen: list[str] = []
@@ -201,7 +201,7 @@ def test_what_cannot_be_saved_or_restored_is_refused(small: Project, capsys: Any
     project.run()
     (project.commits_folder("totals") / "1").unlink()
     unfinished = _refused(_create, project, "second")
-    assert "micro-batch 1 is unfinished" in unfinished.message
+    assert "has not finished micro-batch 1" in unfinished.message
     _restore(project, "first", keeps_undo=False)  # the unfinished batch is of the old checkpoint
     project.run()
     assert len(project.rows("bronze")) == len([row for row in _rows(0, 110) if row["amount"]])

@@ -16,7 +16,7 @@ _EQUAL = re.compile(r"\s*\w+\.(\w+)\s*=\s*\w+\.(\w+)\s*")
 
 @dataclass(frozen=True)
 class Split:
-    """Rows that fulfil a condition are appended to one table, the others to another one."""
+    """Rows that match a condition are appended to one table, all others to another."""
 
     condition: ast.expr
     good: ast.expr

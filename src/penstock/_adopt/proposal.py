@@ -5,7 +5,7 @@ import json
 import re
 from operator import attrgetter
 
-from penstock._adopt.batches import merge_keys, split_of
+from penstock._adopt.batches import Split, merge_keys, split_of
 from penstock._adopt.excerpt import Body, NotRecognizedError, Program
 from penstock._adopt.report import (
     AdoptedQuery,
@@ -223,7 +223,7 @@ class _Writer:
             raise NotRecognizedError(f"{function.name} has other arguments than rows and batch id")
         split = split_of(function)
         if split is not None:
-            return self._split(target, adopted, body, function)
+            return self._split(target, adopted, body, function, split)
         name = function.name
         program.keep(name)
         proposed = ""
@@ -242,11 +242,14 @@ class _Writer:
         return self._flow_into(target, adopted, body, name)
 
     def _split(
-        self, target: Target, adopted: AdoptedQuery, body: Body, function: ast.FunctionDef
+        self,
+        target: Target,
+        adopted: AdoptedQuery,
+        body: Body,
+        function: ast.FunctionDef,
+        split: Split,
     ) -> str:
         program, scope = self._program, Scope(self._program.code)
-        split = split_of(function)
-        assert split is not None
         key = scope.text(split.good)
         if key is None or "{" in key:
             raise NotRecognizedError(f"the table of valid rows of {function.name} is not known")

@@ -73,7 +73,7 @@ def reset_to_checkpoint(
             refused=None if accept_duplicates else _why_refused(before, old),
             steps=(
                 f"the flow gets a new epoch with a copy of {checkpoint}, which stays as it is",
-                f"it continues after batch {old.last_finished}, behind the offsets {_offsets(old)}",
+                f"it continues after batch {old.last_finished}, after the offsets {_offsets(old)}",
             ),
         )
         if not execute:
@@ -118,7 +118,7 @@ def _check(node: FlowNode, path: str, old: Checkpoint) -> None:
 
 def _why_refused(before: FlowState | None, old: Checkpoint) -> str | None:
     if before is not None and before.stateful_operators is not None:
-        return "it has run: rows behind the checkpoint may be in its target already"
+        return "it has run: rows after the checkpoint may be in its target already"
     if old.last_planned != old.last_finished:
         return (
             f"batch {old.last_planned} of the checkpoint is planned and not finished: its rows may "

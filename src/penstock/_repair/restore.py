@@ -4,7 +4,7 @@ A journal is written first; with it, updates are refused until the restore is co
 restore that was interrupted continues when it is called again. Each table gets its old rows, schema
 and properties in a commit of Delta's RESTORE, so its history stays. A new commit is what streams
 that read the table would take for changes: so each flow gets its old checkpoint under a new epoch,
-with the offsets of the pipeline's tables set behind the restored versions.
+with the offsets of the pipeline's tables set to the version after the restore.
 """
 
 import json
@@ -147,15 +147,18 @@ class _Run:
         for table in self._savepoint.tables:
             newest = self._delta.version(table.path)
             steps.append(f"restore {table.name} from version {newest} to {table.version}")
-        steps += [f"remove all rows of {table.name}: it is newer" for table in self._new_tables()]
+        steps += [
+            f"remove all rows of {table.name}, which the savepoint does not have"
+            for table in self._new_tables()
+        ]
         for flow in self._savepoint.flows:
-            batch = "its start" if flow.batch_id is None else f"micro-batch {flow.batch_id}"
-            steps.append(f"let flow {flow.flow} continue after {batch}, with a new checkpoint")
-        steps += [f"let flow {node.flow.name} begin at its start" for node in self._new_flows()]
+            batch = "no micro-batch" if flow.batch_id is None else f"micro-batch {flow.batch_id}"
+            steps.append(f"resume flow {flow.flow} after {batch}, with a new checkpoint")
+        steps += [f"start flow {node.flow.name} from the beginning" for node in self._new_flows()]
         views = [node.display for node in self._views()]
         if views:
-            steps.append(f"let the next update recompute {', '.join(views)}")
-        steps += [f"leave {sink}: its rows stay, and repeated rows are added" for sink in sinks]
+            steps.append(f"recompute {', '.join(views)} with the next update")
+        steps += [f"keep the rows of sink {sink}; repeated rows are added" for sink in sinks]
         return steps
 
     def _check(self, table: SavedTable) -> None:
@@ -312,7 +315,7 @@ class _Run:
         self._pipeline.state.save_flow(flow.flow, replace(saved, epoch=epoch, starts={}))
 
     def _move_offsets(self, checkpoint: str, starts: Mapping[str, int]) -> None:
-        """Set the offsets of restored tables behind their newest version.
+        """Set the offsets of restored tables to the version after their newest one.
 
         Spark reads the last two entries: it repeats the last batch of each source without data.
         """

@@ -143,15 +143,15 @@ def _flow(
         return None
     pipeline.check_migration(node)
     if state.reset_pending:
-        raise _not_possible(node, "its full refresh is unfinished", "run the pipeline first")
+        raise _not_possible(node, "has an unfinished full refresh", "run the pipeline first")
     if backfill_journal(files, layout, name).load() is not None:
         hint = f"end it first: penstock backfill {name} --resume, or --abandon"
-        raise _not_possible(node, "its backfill is unfinished", hint)
+        raise _not_possible(node, "has an unfinished backfill", hint)
     checkpoint = layout.checkpoint_path(name, state.epoch)
     planned, finished = (batches(files, checkpoint, kind)[-1:] for kind in ("offsets", "commits"))
     if planned != finished:
         hint = "a triggered update, `penstock run`, finishes it"
-        raise _not_possible(node, f"its micro-batch {planned[0]} is unfinished", hint)
+        raise _not_possible(node, f"has not finished micro-batch {planned[0]}", hint)
     by_id = {table.table_id: table for table in tables}
     text = files.read(f"{checkpoint}/offsets/{planned[0]}") if planned else ""
     for offset in table_offsets(text or ""):
@@ -161,7 +161,7 @@ def _flow(
             and PendingVersions(delta.spark).measure(table.path, offset)["versions"]
         ):
             hint = "a triggered update, `penstock run`, reads them"
-            raise _not_possible(node, f"it has not read all rows of {table.name}", hint)
+            raise _not_possible(node, f"has not read all rows of {table.name}", hint)
     app_id = pipeline.tables.app_id(name, state.epoch)
     target = pipeline.graph.datasets[node.target]
     paths = {ref.path for ref in pipeline.tables.by_role(target).values()}
@@ -181,7 +181,7 @@ def _flow(
 def _not_possible(node: FlowNode, reason: str, hint: str) -> PlanError:
     return PlanError(
         "SAVEPOINT_NOT_POSSIBLE",
-        f"the pipeline is not at rest: of flow {node.flow.name!r}, {reason}",
+        f"the pipeline is not at rest: flow {node.flow.name!r} {reason}",
         origin=node.flow.origin,
         hint=hint,
     )
