@@ -15,6 +15,7 @@ from pathlib import Path
 from penstock._local.broker_files import free_ports
 
 HOME = Path(__file__).resolve().parents[2] / ".venv-double"
+_SERVER = Path(__file__).with_name("atomic_moto.py")
 BUCKET = "lake"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "not-a-secret-at-all"}
 _START_SECONDS = 60.0
@@ -24,12 +25,12 @@ class S3Double:
     """The server with an empty bucket; its objects live as long as it does."""
 
     def __init__(self, log: Path) -> None:
-        server = HOME / "bin" / "moto_server"
-        assert server.exists(), "the double is not installed: make .venv-double/.installed"
+        python = HOME / "bin" / "python"
+        assert python.exists(), "the double is not installed: make .venv-double/.installed"
         self.port = free_ports()[0]
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [str(server), "-H", "127.0.0.1", "-p", str(self.port)],
+                [str(python), str(_SERVER), "-H", "127.0.0.1", "-p", str(self.port)],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,

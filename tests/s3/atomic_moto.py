@@ -1,0 +1,31 @@
+"""moto's server, in which a conditional write is atomic, as it is on S3.
+
+moto 5.2.5 checks whether an object exists and then writes it, and serves requests on threads: two
+writers at the same moment can both get the answer that they created it. The options are those of
+`moto_server`.
+"""
+
+import sys
+import threading
+from typing import Any
+
+from moto.s3.responses import S3Response
+from moto.server import main
+
+_writes = threading.Lock()
+
+
+def _put(self: S3Response, *args: Any, unlocked: Any = S3Response._key_response_put) -> Any:
+    with _writes:
+        return unlocked(self, *args)
+
+
+def _post(self: S3Response, *args: Any, unlocked: Any = S3Response._key_response_post) -> Any:
+    with _writes:
+        return unlocked(self, *args)
+
+
+if __name__ == "__main__":
+    S3Response._key_response_put = _put
+    S3Response._key_response_post = _post
+    main(sys.argv[1:])
