@@ -1,12 +1,15 @@
 """CSV files as Auto Loader reads them: by the names in each file's header, nothing lost."""
 
+import bz2
 import gzip
+import random
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from file_stream import FileStream, rescued
 
+from penstock._formats import csv_rows
 from penstock.errors import FlowError
 
 pytestmark = pytest.mark.spark
@@ -202,6 +205,56 @@ def test_the_header_is_the_first_record_when_blank_lines_and_comments_come_first
         (3, "#c", None),
         (None, "name", {"id": "id"}),
     ]
+
+
+def test_parts_of_a_large_file_have_its_header(stream, spark):
+    files = stream(
+        {**CSV, "comment": "#", "rescuedDataColumn": "_r"}, "id INT, name STRING, n DECIMAL(9, 2)"
+    )
+    numbers = range(400)
+    files.put("a.csv", "id,name,n\n" + "".join(f"{i},a{i},{i}.5\n" for i in numbers))
+    files.put("b.csv", "\ufeff\n# x\nn,x,id\n" + "".join(f'{i}.5,"b",{i}\n' for i in numbers))
+    files.put("c.csv.bz2", bz2.compress(b"name,id\n" + b"".join(b"c,%d\n" % i for i in numbers)))
+    try:
+        spark.conf.set("spark.sql.files.maxPartitionBytes", "1000")
+        rows = files.parse()
+    finally:
+        spark.conf.unset("spark.sql.files.maxPartitionBytes")
+    half = Decimal("0.50")
+    assert {(r["id"], r["name"], r["n"], str(rescued(r, "_r"))) for r in rows} == {
+        *((i, f"a{i}", i + half, "None") for i in numbers),
+        *((i, None, i + half, "{'x': 'b'}") for i in numbers),
+        *((i, "c", None, "None") for i in numbers),
+    }
+    assert len(rows) == 3 * len(numbers)
+
+
+def test_lines_are_the_same_when_a_session_has_no_java_classes(stream, monkeypatch):
+    """Without them, files are read as a whole, and split and parsed in SQL."""
+    source = random.Random(5)
+    values = ["1", "-2.5", "", " ", "x", '"q"', '"a,b"', '"a ""b"""', '"open', 'mid"dle', "1e400"]
+    values += ["2024-01-05", "NaN", "ü", "\t", "#", "NA", ' "s" ', "00", "1e-5000", '"\\"x"', "\\"]
+    names = ["id", "name", "amount", "Id", "new", " id ", "", '"amount"', "NA", "_c1", "name"]
+    texts = []
+    for _ in range(40):
+        header = source.choice([["id", "name", "amount"], source.choices(names, k=4)])
+        lines = [",".join(header)]
+        for _ in range(15):
+            odd = source.choices(values, k=source.randint(0, 5))
+            lines.append(",".join(source.choice([odd, ["1", "x", "2.5"], ["", '"q"', "NA"]])))
+        texts.append("\n".join(lines) + "\n")
+    options = {**CSV, "rescuedDataColumn": "_r", "nullValue": "NA", "comment": "#"}
+    schema = "id BIGINT, name STRING, amount DECIMAL(9, 2)"
+    results = []
+    for name in ("java", "sql"):
+        files = stream(options, schema, name)
+        for number, text in enumerate(texts):
+            files.put(f"{number}.csv", text)
+        rows = [(*tuple(row)[:3], rescued(row, "_r")) for row in files.parse()]
+        results.append(sorted(rows, key=str))
+        monkeypatch.setattr(csv_rows, "_java_class", lambda _: None)
+    assert results[0] == results[1]
+    assert 100 < sum(row[3] is None for row in results[0]) < len(results[0]) - 100
 
 
 def test_malformed_lines_go_where_the_mode_says_when_it_is_given(stream):

@@ -3,11 +3,17 @@
 Spark's CSV reader goes by position: where two files have their columns in different orders, it
 mixes them up. Here a file whose header is the schema's is parsed as it is; the lines of any other
 are brought into the order of the schema first. Either way the same parser makes the typed columns.
+
+`CsvRecords`, a class of the JVM, knows the header of each line's file and parses the lines of those
+with the schema's header. Where lines alone are not records, files are read and split as a whole.
 """
 
 import re
+from typing import Any
 
-from pyspark.sql import DataFrame
+from py4j.java_gateway import JavaPackage
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import DecimalType, StringType, StructField, StructType
 
 from penstock._formats.options import Evolution, FileOptions
@@ -15,6 +21,8 @@ from penstock._formats.rescue import FLAW, typed_columns
 from penstock._formats.rows import LEFT, TYPED, Rows, decoded, left_sql
 from penstock._formats.sqltext import (
     NO_TEXTS,
+    PATH,
+    columns_sql,
     json_text,
     literals,
     name,
@@ -30,9 +38,10 @@ from penstock.parsing.exponents import LARGE_EXPONENT
 _LINE = "__files_line"
 _HEADER = "__files_header"
 _FITTED = "__files_fitted"
+_PARSED = "__files_parsed"
+_RECORD = "__files_record"
 _FIRST = "__files_first"
 _LINES = "__files_lines"
-_POSITION = "__files_position"
 _LINE_END = r"\r\n|\n|\r"
 # What only the reader of files understands.
 _READER_ONLY = frozenset(
@@ -42,32 +51,38 @@ _READER_ONLY = frozenset(
 )
 
 
-def needs_whole_files(options: FileOptions) -> bool:
-    """Whether lines alone do not say what they mean."""
+def needs_whole_files(spark: SparkSession, options: FileOptions) -> bool:
+    """Whether lines alone are not records, or a session lacks Penstock's Java classes."""
     return (
         options.whole_files
-        or options.parser_flag("header")
+        or (options.parser_flag("header") and bool(options.parser_option("lineSep")))
         or int(options.parser_option("skipRows", default="0")) > 0
+        or _java_class(spark) is None
     )
+
+
+def _java_class(spark: SparkSession) -> Any:
+    """Penstock's `CsvRecords`; `None` in a borrowed session without its Java classes."""
+    jvm: Any = spark._jvm
+    java_class = jvm.penstock.formats.CsvRecords
+    return None if isinstance(java_class, JavaPackage) else java_class
 
 
 def csv_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
     """Parse text: column `value` with one file each, or a line unless `needs_whole_files`."""
     csv = _Csv(schema, options)
-    whole = needs_whole_files(options)
+    whole = needs_whole_files(raw.sparkSession, options)
     df = decoded(raw, options, whole=whole)
+    fitted = f"CASE WHEN {_HEADER} IS NULL THEN {_LINE} ELSE {csv.fitted()} END"
     if whole:
-        df = csv.records(df)
+        df = csv.records(df).selectExpr(_HEADER, _LINE, f"{fitted} AS {_FITTED}")
+        df = df.selectExpr(_HEADER, _LINE, f"{csv.typed(_FITTED)} AS {TYPED}")
     else:
-        df = df.filter(csv.is_record("value")).selectExpr(
-            f"cast(NULL AS array<string>) AS {_HEADER}", f"value AS {_LINE}"
-        )
-    df = df.selectExpr(
-        _HEADER,
-        _LINE,
-        f"CASE WHEN {_HEADER} IS NULL THEN {_LINE} ELSE {csv.fitted()} END AS {_FITTED}",
-    )
-    df = df.selectExpr(_HEADER, _LINE, f"{csv.typed(_FITTED)} AS {TYPED}")
+        df = csv.lines_with_headers(df)
+        fitted = f"CASE WHEN {_PARSED} IS NULL THEN {fitted} END"
+        df = df.selectExpr(_HEADER, _LINE, _PARSED, f"{fitted} AS {_FITTED}")
+        typed = f"CASE WHEN {_PARSED} IS NULL THEN {csv.typed(_FITTED)} ELSE {_PARSED} END"
+        df = df.selectExpr(_HEADER, _LINE, f"{typed} AS {TYPED}")
     df = df.selectExpr(_LINE, TYPED, f"{csv.left()} AS {LEFT}")
     return Rows(df, schema, _LINE)
 
@@ -99,45 +114,52 @@ class _Csv:
         return options.parser_flag("header") and not other and not skips
 
     def with_first(self, df: DataFrame) -> DataFrame:
-        """Files with their first record, NULL if there is none, and what `records` needs."""
+        """The first record of each file, NULL if there is none."""
         # In a step of its own each, so that it is computed once and not once for each use.
         if not self._is_plain:
-            df = df.selectExpr(f"{self.lines()} AS {_LINES}")
-            return df.selectExpr(_LINES, f"get({_LINES}, 0) AS {_FIRST}")
+            return df.selectExpr(f"get({self.lines()}, 0) AS {_FIRST}")
         # Up to the end of the header: what it has in front is blank, or a comment.
         skipped = r"[ \t]*+"
         if self._comment:
             skipped += rf"| *+{re.escape(self._comment)}[^\r\n]*+"
         beginning = rf"\A(?:(?:{skipped})(?:{_LINE_END}))*+[^\r\n]*+"
-        df = df.selectExpr("value", f"regexp_extract(value, {literal(beginning)}, 0) AS {_LINES}")
-        df = df.selectExpr("value", f"split({_LINES}, {literal(_LINE_END)}) AS {_LINES}")
+        df = df.selectExpr(f"regexp_extract(value, {literal(beginning)}, 0) AS {_LINES}")
+        df = df.selectExpr(f"split({_LINES}, {literal(_LINE_END)}) AS {_LINES}")
         first = f"element_at({_LINES}, -1)"
-        return df.selectExpr(
-            "value",
-            f"size({_LINES}) - 1 AS {_POSITION}",
-            f"CASE WHEN {self.is_record(first)} THEN {first} END AS {_FIRST}",
-        )
+        return df.selectExpr(f"CASE WHEN {self.is_record(first)} THEN {first} END AS {_FIRST}")
 
     def records(self, df: DataFrame) -> DataFrame:
         """The lines of files with the names in their headers; NULL where they are the schema's."""
-        df = self.with_first(df)
-        header = f"{self.header(_FIRST)} AS {_HEADER}"
-        if not self._is_plain:
-            body = _LINES
-            if self._options.parser_flag("header"):
-                body = f"slice({_LINES}, 2, greatest(size({_LINES}) - 1, 0))"
-            df = df.selectExpr(_LINES, header)
-            return df.selectExpr(_HEADER, f"explode({body}) AS {_LINE}")
-        # Java has a faster way for one character than for an expression.
-        newline = literal("\n")
-        lines = (
-            f"CASE WHEN contains(value, '\\r') THEN split(value, {literal(_LINE_END)}) "
-            f"ELSE split(value, {newline}) END"
+        # In a step of its own each, so that it is computed once and not once for each use.
+        df = df.selectExpr(f"{self.lines()} AS {_LINES}")
+        body = _LINES
+        if self._options.parser_flag("header"):
+            body = f"slice({_LINES}, 2, greatest(size({_LINES}) - 1, 0))"
+        df = df.selectExpr(_LINES, f"{self.header(f'get({_LINES}, 0)')} AS {_HEADER}")
+        return df.selectExpr(_HEADER, f"explode({body}) AS {_LINE}")
+
+    def lines_with_headers(self, df: DataFrame) -> DataFrame:
+        """As `records`, of lines, with the typed columns where the names are the schema's."""
+        options = {**self._parse, "header": str(self._options.parser_flag("header")).lower()}
+        if encoding := self._options.parser_option("encoding", "charset"):
+            options["encoding"] = encoding
+        if self._comment:
+            options["comment"] = self._comment
+        columns: list[Any] = [F.col("value"), F.col(PATH), F.col("_metadata.file_block_start")]
+        java = _java_class(df.sparkSession).parsed(
+            df.sparkSession._jsparkSession,
+            *(column._jc for column in columns),
+            columns_sql(self._schema, colon=True),
+            FLAW,
+            options,
+            self._options.case_sensitive,
+            LARGE_EXPONENT,
         )
-        df = df.selectExpr("value", _POSITION, header)
-        df = df.selectExpr(_POSITION, _HEADER, f"posexplode({lines}) AS (__files_number, {_LINE})")
-        df = df.filter(f"__files_number > {_POSITION} AND {self.is_record(_LINE)}")
-        return df.selectExpr(_HEADER, _LINE)
+        df = df.select(F.col("value").alias(_LINE), Column(java).alias(_RECORD))
+        df = df.filter(f"{_RECORD}.is_record")
+        return df.selectExpr(
+            _LINE, f"{_RECORD}.header AS {_HEADER}", f"{_RECORD}.typed AS {_PARSED}"
+        )
 
     def lines(self) -> str:
         """SQL: the records of a file, its header among them."""

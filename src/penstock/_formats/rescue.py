@@ -41,11 +41,15 @@ def _items(variant: str) -> str:
 
 @dataclass
 class Comparison:
-    """Builds the three questions for one schema; fields with `reserved` names are rescued."""
+    """Builds the three questions for one schema; fields with `reserved` names are rescued.
+
+    Unless it `has_exact_strings`, a parser may shorten a number on its way into a string column.
+    """
 
     parse: dict[str, str]
     parser: str = "from_json"
     reserved: tuple[str, ...] = ()
+    has_exact_strings: bool = False
     _depth: int = 0
 
     def left_of_record(self, schema: StructType, options: FileOptions) -> str:
@@ -93,7 +97,7 @@ class Comparison:
             unplaced = f"size({self.unplaced(value, kind)}) > 0"
             lost = f"{cell} IS NULL OR {unplaced} OR {self._broken(value, kind)}"
             test = f"CASE WHEN {lost} THEN {whole} END"
-        elif isinstance(kind, StringType):
+        elif isinstance(kind, StringType) and not self.has_exact_strings:
             # A long fraction may have been shortened on its way into the string; up to 15 digits
             # only its writing can differ.
             text = f"to_json({value})"

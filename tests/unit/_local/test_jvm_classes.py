@@ -46,6 +46,8 @@ def test_jar_names_the_sources_that_it_was_built_from() -> None:
         "penstock/delta/RowOrder",
         "penstock/delta/SplitTransaction",
         "penstock/delta/TableChanges",
+        "penstock/formats/CsvRecords",
+        "penstock/formats/JsonRecords",
         "penstock/spark/BatchAdmission",
         "penstock/storage/AzureLogStore",
         "penstock/storage/GcsLogStore",

@@ -4,8 +4,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
@@ -18,8 +16,7 @@ from pyspark.sql.types import (
 )
 
 from penstock._formats.columnar_rows import file_schemas
-from penstock._formats.csv_rows import header_names, needs_whole_files
-from penstock._formats.json_rows import key_order
+from penstock._formats.csv_rows import header_names
 from penstock._formats.merging import one_spelling, widest, without_void
 from penstock._formats.options import COLUMNAR, FORMATS, FileOptions
 from penstock._formats.rows import decoded
@@ -97,20 +94,6 @@ def detect_format(files: Sequence[FoundFile]) -> str:
     )
 
 
-def sample_key_order(
-    spark: SparkSession, options: FileOptions, files: Sequence[FoundFile]
-) -> dict[str, list[str]]:
-    """How the keys of JSON records follow each other, from the beginning of one file."""
-    if options.format != "json" or options.whole_files or not files:
-        return {}
-    smallest = min(files[:50], key=lambda file: file.size)
-    try:
-        rows = _texts(spark, [readable(smallest.path)], whole=False).limit(50).collect()
-    except (PySparkException, Py4JJavaError):
-        return {}
-    return key_order([row["value"] for row in rows])
-
-
 def _json(spark: SparkSession, options: FileOptions, paths: list[str]) -> StructType:
     texts = decoded(_texts(spark, paths, whole=options.whole_files), options, whole=True)
     if options.whole_files and not options.multiline:
@@ -145,7 +128,7 @@ def _csv(spark: SparkSession, options: FileOptions, paths: list[str]) -> StructT
     reader = spark.read.option("ignoreCorruptFiles", "true").options(**_readable(options))
     reader = reader.option("columnNameOfCorruptRecord", _CORRUPT)
     reader = reader.option("inferSchema", str(options.infer_types).lower())
-    if not options.parser_flag("header") or not needs_whole_files(options):
+    if not options.parser_flag("header"):
         return widest([reader.csv(paths).schema])
     raw = _texts(spark, paths, whole=True)
     header_rows = header_names(raw, options).selectExpr("names", "_metadata.file_path AS path")

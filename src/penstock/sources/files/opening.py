@@ -28,7 +28,7 @@ from penstock._formats.xml_rows import xml_rows
 from penstock._model.exception_text import first_line
 from penstock._model.sql_literal import literal
 from penstock.errors import DefinitionError
-from penstock.sources.files.inference import detect_format, infer, sample, sample_key_order
+from penstock.sources.files.inference import detect_format, infer, sample
 from penstock.sources.files.listing import (
     FileRoots,
     FoundFile,
@@ -43,7 +43,6 @@ from penstock.sources.memory import SourceMemory
 QUARANTINED = "quarantined_files"
 EXISTING = "existing_files"
 _PARTITIONS = "partition_columns"
-_KEY_ORDER = "key_order"
 _SPARKS_CORRUPT = "_corrupt_record"
 
 
@@ -63,7 +62,6 @@ class OpenedFiles:
     partitions: StructType
     columns: tuple[str, ...]
     state: SourceMemory
-    key_order: Mapping[str, list[str]]
 
     @property
     def shows_columns_by_file(self) -> bool:
@@ -107,13 +105,13 @@ def open_source(
         data, partitions, chosen = _given(declared, sample, chosen, state)
     columns = () if declared is None else tuple(declared.fieldNames())
     opened = OpenedFiles(
-        spark, source_key(path, options), chosen, roots, data, partitions, columns, state, {}
+        spark, source_key(path, options), chosen, roots, data, partitions, columns, state
     )
     if streaming and not chosen.include_existing and not analysis and state.note(EXISTING) is None:
         state.save_note(EXISTING, [file_name(file.path) for file in sample.files])
     if not streaming and opened.shows_columns_by_file:
         opened = _compared(opened, sample)
-    return replace(opened, key_order=_order(sample, chosen, state))
+    return opened
 
 
 def read_source(source: OpenedFiles, *, streaming: bool) -> DataFrame:
@@ -261,17 +259,6 @@ def _given(
     return StructType(data), StructType(partitions), options
 
 
-def _order(sample: _Files, options: FileOptions, state: SourceMemory) -> Mapping[str, list[str]]:
-    if options.format != "json":
-        return {}
-    order = state.note(_KEY_ORDER)
-    if order is None:
-        order = sample_key_order(sample.spark, options, sample.sample)
-        if order:
-            state.save_note(_KEY_ORDER, order)
-    return order or {}
-
-
 def _rows(opened: OpenedFiles, *, streaming: bool) -> DataFrame:
     options, schema = opened.options, opened.schema
     if options.format in ("text", "binaryfile"):
@@ -296,7 +283,7 @@ def _parse(opened: OpenedFiles, *, streaming: bool) -> Rows:
     schema = StructType([*opened.schema.fields, *opened.partitions.fields])
     whole = options.whole_files
     if options.format == "csv":
-        whole = needs_whole_files(options)
+        whole = needs_whole_files(opened.spark, options)
     elif options.format == "xml":
         whole = True
     raw = _raw(opened, "text", None, streaming=streaming, whole=whole)
@@ -304,7 +291,7 @@ def _parse(opened: OpenedFiles, *, streaming: bool) -> Rows:
         return csv_rows(raw, opened.schema, options)
     if options.format == "xml":
         return xml_rows(raw, schema, options)
-    return json_rows(raw, schema, options, opened.key_order)
+    return json_rows(raw, schema, options)
 
 
 def _raw(

@@ -1,0 +1,267 @@
+package penstock.formats;
+
+import java.io.BufferedReader;
+import java.io.IOException;
+import java.io.InputStream;
+import java.io.InputStreamReader;
+import java.io.Serializable;
+import java.io.UncheckedIOException;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Collections;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Locale;
+import java.util.Map;
+import java.util.regex.Pattern;
+import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.io.compress.CompressionCodec;
+import org.apache.hadoop.io.compress.CompressionCodecFactory;
+import org.apache.spark.paths.SparkPath;
+import org.apache.spark.sql.Column;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.csv.CSVOptions;
+import org.apache.spark.sql.catalyst.csv.UnivocityParser;
+import org.apache.spark.sql.catalyst.expressions.ExprUtils;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
+import org.apache.spark.sql.catalyst.expressions.Literal;
+import org.apache.spark.sql.catalyst.expressions.objects.Invoke;
+import org.apache.spark.sql.catalyst.util.BadRecordException;
+import org.apache.spark.sql.catalyst.util.GenericArrayData;
+import org.apache.spark.sql.classic.ExpressionUtils;
+import org.apache.spark.sql.classic.SparkSession;
+import org.apache.spark.sql.types.AbstractDataType;
+import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.DecimalType;
+import org.apache.spark.sql.types.ObjectType;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.unsafe.types.UTF8String;
+import org.apache.spark.util.SerializableConfiguration;
+import scala.collection.immutable.Seq;
+import scala.jdk.javaapi.CollectionConverters;
+
+/**
+ * Parses the lines of CSV files with Spark's parser, knowing the header of each file.
+ *
+ * <p>A task reads a file, or a part of it, from its beginning to its end: the header is the first
+ * line of a file that is neither blank nor a comment. For a part of a large file without the
+ * beginning, the header is read from the file.
+ */
+public final class CsvRecords implements Serializable {
+  private static final long serialVersionUID = 1;
+  private static final InternalRow NO_RECORD =
+      new GenericInternalRow(new Object[] {false, null, null});
+
+  private final StructType schema;
+  private final HashMap<String, String> options;
+  private final String timeZone;
+  private final boolean isCaseSensitive;
+  private final Pattern slow;
+  private final SerializableConfiguration hadoop;
+  private transient UnivocityParser parser;
+  private transient UTF8String file;
+  private transient long start;
+  private transient boolean expectsHeader;
+  private transient GenericArrayData header;
+
+  private CsvRecords(
+      StructType schema,
+      Map<String, String> options,
+      String timeZone,
+      boolean isCaseSensitive,
+      Pattern slow,
+      SerializableConfiguration hadoop) {
+    this.schema = schema;
+    this.options = new HashMap<>(options);
+    this.timeZone = timeZone;
+    this.isCaseSensitive = isCaseSensitive;
+    this.slow = slow;
+    this.hadoop = hadoop;
+  }
+
+  /**
+   * A struct for each line of a file: {@code is_record}, false for a header, a comment or a blank
+   * line; {@code header}, the names of the columns if they are not those of the schema; and {@code
+   * typed}, the columns if they are.
+   *
+   * <p>{@code ddl} are the columns, {@code options} those of {@code from_csv}, with {@code header},
+   * {@code comment} and {@code encoding}. {@code typed} has one more column, {@code flaw}: the line
+   * if not all of it is in the columns. A line that {@code slow} matches is not parsed, if there is
+   * a DECIMAL.
+   */
+  public static Column parsed(
+      SparkSession session,
+      Column line,
+      Column path,
+      Column blockStart,
+      String ddl,
+      String flaw,
+      Map<String, String> options,
+      boolean isCaseSensitive,
+      String slow) {
+    StructType schema =
+        (StructType)
+            ExprUtils.evalTypeExpr(Literal.create("struct<" + ddl + ">", DataTypes.StringType));
+    StructType result =
+        new StructType()
+            .add("is_record", DataTypes.BooleanType)
+            .add("header", DataTypes.createArrayType(DataTypes.StringType))
+            .add("typed", schema.add(flaw, DataTypes.StringType));
+    boolean hasDecimal =
+        Arrays.stream(schema.fields()).anyMatch(f -> f.dataType() instanceof DecimalType);
+    CsvRecords records =
+        new CsvRecords(
+            schema,
+            options,
+            session.sessionState().conf().sessionLocalTimeZone(),
+            isCaseSensitive,
+            hasDecimal ? Pattern.compile(slow) : null,
+            new SerializableConfiguration(session.sessionState().newHadoopConf()));
+    List<Expression> arguments =
+        List.of(
+            ExpressionUtils.expression(line),
+            ExpressionUtils.expression(path),
+            ExpressionUtils.expression(blockStart));
+    List<AbstractDataType> types =
+        List.of(DataTypes.StringType, DataTypes.StringType, DataTypes.LongType);
+    // Not deterministic for Spark: it must see each line once, in the order of the file.
+    Expression invoke =
+        new Invoke(
+            Literal.create(records, new ObjectType(CsvRecords.class)),
+            "evaluate",
+            result,
+            seq(arguments),
+            seq(types),
+            true,
+            true,
+            false);
+    return ExpressionUtils.column(invoke);
+  }
+
+  private static <T> Seq<T> seq(List<T> items) {
+    return CollectionConverters.asScala(items).toSeq();
+  }
+
+  /** The result for the next line of a file. Called by one task at a time. */
+  public InternalRow evaluate(UTF8String line, UTF8String path, long blockStart) {
+    if (parser == null) {
+      open();
+    }
+    if (blockStart != start || !path.equals(file)) {
+      begin(path.clone(), blockStart);
+    }
+    String text = line.toString();
+    if (!isRecord(text)) {
+      return NO_RECORD;
+    }
+    if (expectsHeader) {
+      expectsHeader = false;
+      setHeader(text);
+      return NO_RECORD;
+    }
+    if (header != null || slow != null && slow.matcher(text).find()) {
+      return new GenericInternalRow(new Object[] {true, header, null});
+    }
+    Object[] values = new Object[schema.length() + 1];
+    try {
+      copy(parse(text), values);
+    } catch (BadRecordException e) {
+      InternalRow[] partial = e.partialResults().apply();
+      if (partial.length > 0) {
+        copy(partial[0], values);
+      }
+      values[schema.length()] = line;
+    }
+    return new GenericInternalRow(new Object[] {true, null, new GenericInternalRow(values)});
+  }
+
+  private void copy(InternalRow row, Object[] values) {
+    System.arraycopy(((GenericInternalRow) row).values(), 0, values, 0, schema.length());
+  }
+
+  // Scala's compiler does not ask for the exception to be declared.
+  private InternalRow parse(String text) throws BadRecordException {
+    return parser.parse().apply(text).get();
+  }
+
+  private void open() {
+    scala.collection.immutable.Map<String, String> values =
+        scala.collection.immutable.Map$.MODULE$.from(CollectionConverters.asScala(options));
+    parser = new UnivocityParser(schema, new CSVOptions(values, true, timeZone, ""));
+    start = -1;
+  }
+
+  private void begin(UTF8String path, long blockStart) {
+    file = path;
+    start = blockStart;
+    header = null;
+    expectsHeader = parser.options().headerFlag() && blockStart == 0;
+    if (parser.options().headerFlag() && blockStart > 0) {
+      try {
+        setHeader(firstRecord(SparkPath.fromUrlString(path.toString()).toPath()));
+      } catch (IOException e) {
+        throw new UncheckedIOException(e);
+      }
+    }
+  }
+
+  private String firstRecord(Path path) throws IOException {
+    CompressionCodec codec = new CompressionCodecFactory(hadoop.value()).getCodec(path);
+    try (InputStream bytes = path.getFileSystem(hadoop.value()).open(path);
+        InputStream content = codec == null ? bytes : codec.createInputStream(bytes);
+        BufferedReader lines =
+            new BufferedReader(new InputStreamReader(content, parser.options().charset()))) {
+      for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+        String text = line.startsWith("\uFEFF") ? line.substring(1) : line;
+        if (isRecord(text)) {
+          return text;
+        }
+      }
+    }
+    throw new IOException("There is no header in " + path);
+  }
+
+  private boolean isRecord(String text) {
+    int first = 0;
+    while (first < text.length() && " \t\r\n".indexOf(text.charAt(first)) >= 0) {
+      first++;
+    }
+    char comment = parser.options().comment();
+    return first < text.length() && (comment == 0 || text.charAt(first) != comment);
+  }
+
+  /** As Spark's reader calls the columns; {@code header} stays empty for those of the schema. */
+  private void setHeader(String text) {
+    String[] tokens = parser.tokenizer().parseLine(text);
+    List<String> names = new ArrayList<>();
+    for (String token : tokens) {
+      boolean isNull = token == null || token.equals(parser.options().nullValue());
+      names.add(isNull ? "" : UTF8String.fromString(token).trim().toString());
+    }
+    List<String> distinct = new ArrayList<>();
+    for (int i = 0; i < names.size(); i++) {
+      String name = names.get(i);
+      boolean isRepeated = Collections.frequency(names, name) > 1;
+      distinct.add(name.isEmpty() ? "_c" + i : isRepeated ? name + i : name);
+    }
+    List<String> columns = isCaseSensitive ? distinct : respelled(distinct);
+    if (!columns.equals(List.of(schema.fieldNames()))) {
+      header = new GenericArrayData(columns.stream().map(UTF8String::fromString).toArray());
+    }
+  }
+
+  private List<String> respelled(List<String> names) {
+    List<String> lower = names.stream().map(name -> name.toLowerCase(Locale.ROOT)).toList();
+    Map<String, String> spellings = new HashMap<>();
+    for (String column : schema.fieldNames()) {
+      spellings.put(column.toLowerCase(Locale.ROOT), column);
+    }
+    List<String> spelled = new ArrayList<>();
+    for (int i = 0; i < names.size(); i++) {
+      boolean isAlone = Collections.frequency(lower, lower.get(i)) == 1;
+      spelled.add(isAlone ? spellings.getOrDefault(lower.get(i), names.get(i)) : names.get(i));
+    }
+    return spelled;
+  }
+}

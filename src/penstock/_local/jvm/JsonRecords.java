@@ -1,0 +1,273 @@
+package penstock.formats;
+
+import com.fasterxml.jackson.core.JsonFactory;
+import com.fasterxml.jackson.core.JsonParser;
+import com.fasterxml.jackson.core.JsonToken;
+import com.fasterxml.jackson.core.util.JsonParserDelegate;
+import java.io.IOException;
+import java.io.Serializable;
+import java.io.UncheckedIOException;
+import java.math.BigDecimal;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import org.apache.spark.sql.Column;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.ExprUtils;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
+import org.apache.spark.sql.catalyst.expressions.Literal;
+import org.apache.spark.sql.catalyst.expressions.objects.Invoke;
+import org.apache.spark.sql.catalyst.json.JSONOptions;
+import org.apache.spark.sql.catalyst.json.JacksonParser;
+import org.apache.spark.sql.catalyst.util.BadRecordException;
+import org.apache.spark.sql.classic.ExpressionUtils;
+import org.apache.spark.sql.sources.Filter;
+import org.apache.spark.sql.types.AbstractDataType;
+import org.apache.spark.sql.types.ArrayType;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.DecimalType;
+import org.apache.spark.sql.types.MapType;
+import org.apache.spark.sql.types.ObjectType;
+import org.apache.spark.sql.types.StructField;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.unsafe.types.UTF8String;
+import scala.collection.immutable.Seq;
+import scala.jdk.javaapi.CollectionConverters;
+
+/**
+ * Parses JSON records as Spark's reader of files does, and checks whether the columns hold them
+ * completely: no error, no key that the schema lacks, no repeated key, nothing after the object.
+ *
+ * <p>Both in one pass: Spark's parser reads the tokens through a {@link Watch}.
+ */
+public final class JsonRecords implements Serializable {
+  private static final long serialVersionUID = 1;
+
+  private final StructType schema;
+  private final HashMap<String, String> options;
+  private final String timeZone;
+  private final boolean checksDecimals;
+  private transient JacksonParser parser;
+  private transient Watch watch;
+  private transient ArrayList<Keys> keys;
+  private transient Set<String> decimals;
+  private transient int leastWhole;
+  private transient int leastScale;
+
+  private JsonRecords(
+      StructType schema, Map<String, String> options, String timeZone, boolean checksDecimals) {
+    this.schema = schema;
+    this.options = new HashMap<>(options);
+    this.timeZone = timeZone;
+    this.checksDecimals = checksDecimals;
+  }
+
+  /**
+   * A struct of {@code typed}, {@code is_complete} and {@code is_flawed} for a column of records.
+   *
+   * <p>{@code columns} are DDL; {@code options} those of {@code from_json}. With {@code
+   * checksDecimals}, a number that may have more digits than its DECIMAL holds is not complete.
+   */
+  public static Column parsed(
+      Column text,
+      String columns,
+      Map<String, String> options,
+      String timeZone,
+      boolean checksDecimals) {
+    StructType schema =
+        (StructType)
+            ExprUtils.evalTypeExpr(Literal.create("struct<" + columns + ">", DataTypes.StringType));
+    StructType result =
+        new StructType()
+            .add("typed", schema)
+            .add("is_complete", DataTypes.BooleanType)
+            .add("is_flawed", DataTypes.BooleanType);
+    JsonRecords records = new JsonRecords(schema, options, timeZone, checksDecimals);
+    Expression invoke =
+        new Invoke(
+            Literal.create(records, new ObjectType(JsonRecords.class)),
+            "evaluate",
+            result,
+            seq(ExpressionUtils.expression(text)),
+            JsonRecords.<AbstractDataType>seq(DataTypes.StringType),
+            true,
+            true,
+            true);
+    return ExpressionUtils.column(invoke);
+  }
+
+  private static <T> Seq<T> seq(T item) {
+    return CollectionConverters.asScala(List.of(item)).toSeq();
+  }
+
+  /** The result for one record. Called by one task at a time. */
+  public InternalRow evaluate(UTF8String text) {
+    if (parser == null) {
+      open();
+    }
+    InternalRow row = null;
+    boolean isFlawed = false;
+    try {
+      row = parse(text);
+      isFlawed = row == null;
+    } catch (BadRecordException e) {
+      if (!text.isValid()) {
+        return evaluate(text.makeValid());
+      }
+      isFlawed = true;
+      InternalRow[] partial = e.partialResults().apply();
+      row = partial.length > 0 ? partial[0] : new GenericInternalRow(schema.length());
+    }
+    return new GenericInternalRow(new Object[] {row, !isFlawed && watch.isComplete, isFlawed});
+  }
+
+  // Scala's compiler does not ask for the exception to be declared.
+  private InternalRow parse(UTF8String text) throws BadRecordException {
+    scala.collection.Iterable<InternalRow> rows =
+        parser.parse(text.getBytes(), this::watched, bytes -> text);
+    return rows.isEmpty() ? null : rows.head();
+  }
+
+  private void open() {
+    scala.collection.immutable.Map<String, String> values =
+        scala.collection.immutable.Map$.MODULE$.from(CollectionConverters.asScala(options));
+    String corrupt = options.getOrDefault("columnNameOfCorruptRecord", "");
+    JSONOptions parserOptions = new JSONOptions(values, timeZone, corrupt);
+    keys = new ArrayList<>();
+    decimals = new HashSet<>();
+    leastWhole = Integer.MAX_VALUE;
+    leastScale = Integer.MAX_VALUE;
+    if (checksDecimals) {
+      findDecimals(schema, null);
+    }
+    Seq<Filter> noFilters = CollectionConverters.asScala(List.<Filter>of()).toSeq();
+    parser = new JacksonParser(schema, parserOptions, false, noFilters);
+  }
+
+  private void findDecimals(DataType type, String name) {
+    if (type instanceof DecimalType decimal) {
+      decimals.add(name);
+      leastWhole = Math.min(leastWhole, decimal.precision() - decimal.scale());
+      leastScale = Math.min(leastScale, decimal.scale());
+    } else if (type instanceof ArrayType array) {
+      // The parser names no field at the elements of an array.
+      findDecimals(array.elementType(), null);
+    } else if (type instanceof MapType map) {
+      findDecimals(map.valueType(), null);
+    } else if (type instanceof StructType struct) {
+      for (StructField field : struct.fields()) {
+        findDecimals(field.dataType(), field.name());
+      }
+    }
+  }
+
+  private JsonParser watched(JsonFactory factory, byte[] bytes) {
+    try {
+      watch = new Watch(factory.createParser(bytes));
+    } catch (IOException e) {
+      throw new UncheckedIOException(e);
+    }
+    return watch;
+  }
+
+  /** The keys of an object. */
+  private static final class Keys {
+    private static final int FEW = 16;
+    private final String[] first = new String[FEW];
+    private final Set<String> others = new HashSet<>();
+    private int count;
+
+    void clear() {
+      if (count > FEW) {
+        others.clear();
+      }
+      count = 0;
+    }
+
+    boolean add(String key) {
+      // Jackson gives equal keys as the same string, so that few of them are compared quickly.
+      for (int i = 0; i < Math.min(count, FEW); i++) {
+        if (first[i].equals(key)) {
+          return false;
+        }
+      }
+      if (count < FEW) {
+        first[count++] = key;
+        return true;
+      }
+      count++;
+      return others.add(key);
+    }
+  }
+
+  private final class Watch extends JsonParserDelegate {
+    private boolean isComplete = true;
+    private int depth = -1;
+
+    Watch(JsonParser parser) {
+      super(parser);
+    }
+
+    @Override
+    public JsonToken nextToken() throws IOException {
+      JsonToken token = delegate.nextToken();
+      if (token == JsonToken.FIELD_NAME) {
+        isComplete &= keys.get(depth).add(delegate.currentName());
+      } else if (token == JsonToken.START_OBJECT) {
+        depth++;
+        if (depth == keys.size()) {
+          keys.add(new Keys());
+        }
+        keys.get(depth).clear();
+      } else if (token == JsonToken.END_OBJECT) {
+        depth--;
+      }
+      return token;
+    }
+
+    /** At the name of a field, the schema does not have it; at an object, a string column does. */
+    @Override
+    public JsonParser skipChildren() throws IOException {
+      JsonToken token = delegate.currentToken();
+      if (token == JsonToken.FIELD_NAME) {
+        isComplete = false;
+      } else if (token == JsonToken.START_OBJECT) {
+        depth--;
+      }
+      delegate.skipChildren();
+      return this;
+    }
+
+    @Override
+    public BigDecimal getDecimalValue() throws IOException {
+      BigDecimal value = delegate.getDecimalValue();
+      if (value.scale() > leastScale || value.precision() - value.scale() > leastWhole) {
+        isComplete = false;
+      }
+      return value;
+    }
+
+    @Override
+    public String getText() throws IOException {
+      if (checksDecimals && decimals.contains(delegate.currentName())) {
+        isComplete = false;
+      }
+      return delegate.getText();
+    }
+
+    @Override
+    public void close() throws IOException {
+      try {
+        isComplete &= delegate.nextToken() == null;
+      } catch (IOException e) {
+        isComplete = false;
+      }
+      super.close();
+    }
+  }
+}
