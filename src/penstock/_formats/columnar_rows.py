@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 
 from penstock._formats.merging import RESCUED, visible, widest
 from penstock._formats.options import FileOptions
-from penstock._formats.sqltext import json_text, name, rescued_json, with_value
+from penstock._formats.sqltext import PATH, json_text, name, rescued_json, with_value
 from penstock._model.sql_literal import literal
 from penstock.errors import SetupError
 
@@ -49,7 +49,7 @@ def columnar_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> D
     if options.rescued:
         parts = _fragments("", schema)
         fragments = f"filter(array({', '.join(parts)}), x -> x IS NOT NULL)" if parts else ""
-        rescued = rescued_json(fragments) if fragments else "cast(NULL AS string)"
+        rescued = rescued_json(fragments, PATH) if fragments else "cast(NULL AS string)"
         columns.append(F.expr(rescued).alias(options.rescued))
     return raw.select(*columns)
 

@@ -20,8 +20,8 @@ from penstock._formats.options import Evolution, FileOptions
 from penstock._formats.rescue import FLAW, typed_columns
 from penstock._formats.rows import LEFT, TYPED, Rows, decoded, left_sql
 from penstock._formats.sqltext import (
+    FILE,
     NO_TEXTS,
-    PATH,
     columns_sql,
     json_text,
     literals,
@@ -75,15 +75,15 @@ def csv_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
     df = decoded(raw, options, whole=whole)
     fitted = f"CASE WHEN {_HEADER} IS NULL THEN {_LINE} ELSE {csv.fitted()} END"
     if whole:
-        df = csv.records(df).selectExpr(_HEADER, _LINE, f"{fitted} AS {_FITTED}")
-        df = df.selectExpr(_HEADER, _LINE, f"{csv.typed(_FITTED)} AS {TYPED}")
+        df = csv.records(df).selectExpr(FILE, _HEADER, _LINE, f"{fitted} AS {_FITTED}")
+        df = df.selectExpr(FILE, _HEADER, _LINE, f"{csv.typed(_FITTED)} AS {TYPED}")
     else:
         df = csv.lines_with_headers(df)
         fitted = f"CASE WHEN {_PARSED} IS NULL THEN {fitted} END"
-        df = df.selectExpr(_HEADER, _LINE, _PARSED, f"{fitted} AS {_FITTED}")
+        df = df.selectExpr(FILE, _HEADER, _LINE, _PARSED, f"{fitted} AS {_FITTED}")
         typed = f"CASE WHEN {_PARSED} IS NULL THEN {csv.typed(_FITTED)} ELSE {_PARSED} END"
-        df = df.selectExpr(_HEADER, _LINE, f"{typed} AS {TYPED}")
-    df = df.selectExpr(_LINE, TYPED, f"{csv.left()} AS {LEFT}")
+        df = df.selectExpr(FILE, _HEADER, _LINE, f"{typed} AS {TYPED}")
+    df = df.selectExpr(FILE, _LINE, TYPED, f"{csv.left()} AS {LEFT}")
     return Rows(df, schema, _LINE)
 
 
@@ -131,12 +131,12 @@ class _Csv:
     def records(self, df: DataFrame) -> DataFrame:
         """The lines of files with the names in their headers; NULL where they are the schema's."""
         # In a step of its own each, so that it is computed once and not once for each use.
-        df = df.selectExpr(f"{self.lines()} AS {_LINES}")
+        df = df.selectExpr(FILE, f"{self.lines()} AS {_LINES}")
         body = _LINES
         if self._options.parser_flag("header"):
             body = f"slice({_LINES}, 2, greatest(size({_LINES}) - 1, 0))"
-        df = df.selectExpr(_LINES, f"{self.header(f'get({_LINES}, 0)')} AS {_HEADER}")
-        return df.selectExpr(_HEADER, f"explode({body}) AS {_LINE}")
+        df = df.selectExpr(FILE, _LINES, f"{self.header(f'get({_LINES}, 0)')} AS {_HEADER}")
+        return df.selectExpr(FILE, _HEADER, f"explode({body}) AS {_LINE}")
 
     def lines_with_headers(self, df: DataFrame) -> DataFrame:
         """As `records`, of lines, with the typed columns where the names are the schema's."""
@@ -145,7 +145,7 @@ class _Csv:
             options["encoding"] = encoding
         if self._comment:
             options["comment"] = self._comment
-        columns: list[Any] = [F.col("value"), F.col(PATH), F.col("_metadata.file_block_start")]
+        columns: list[Any] = [F.col("value"), F.col(FILE), F.col("_metadata.file_block_start")]
         java = _java_class(df.sparkSession).parsed(
             df.sparkSession._jsparkSession,
             *(column._jc for column in columns),
@@ -155,10 +155,10 @@ class _Csv:
             self._options.case_sensitive,
             LARGE_EXPONENT,
         )
-        df = df.select(F.col("value").alias(_LINE), Column(java).alias(_RECORD))
+        df = df.select(FILE, F.col("value").alias(_LINE), Column(java).alias(_RECORD))
         df = df.filter(f"{_RECORD}.is_record")
         return df.selectExpr(
-            _LINE, f"{_RECORD}.header AS {_HEADER}", f"{_RECORD}.typed AS {_PARSED}"
+            FILE, _LINE, f"{_RECORD}.header AS {_HEADER}", f"{_RECORD}.typed AS {_PARSED}"
         )
 
     def lines(self) -> str:

@@ -15,6 +15,7 @@ from penstock._formats.options import Evolution, FileOptions
 from penstock._formats.rescue import FLAW, Comparison
 from penstock._formats.rows import LEFT, TYPED, Rows, decoded, left_sql
 from penstock._formats.sqltext import (
+    FILE,
     NO_TEXTS,
     columns_sql,
     options_map,
@@ -40,14 +41,16 @@ def json_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
     parser_options = {**parse, "columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
     df = decoded(raw, options, whole=options.whole_files)
     records = _records(options, parse)
-    if not options.whole_files:
-        # Spark cannot compile some functions of `records`. In a step of their own, which most lines
-        # pass by, they do not keep it from compiling the next one.
-        is_object = "startswith(value, '{')"
-        df = df.selectExpr("value", f"CASE WHEN NOT {is_object} THEN {records} END AS {_ITEMS}")
-        records = f"CASE WHEN {is_object} THEN array(value) ELSE {_ITEMS} END"
-    df = df.selectExpr(f"explode({records}) AS {_TEXT}")
-    df = df.selectExpr(f"coalesce({_TEXT}, 'null') AS {_TEXT}")
+    if options.whole_files:
+        df = df.selectExpr(FILE, f"explode({records}) AS {_TEXT}")
+        df = df.selectExpr(FILE, f"coalesce({_TEXT}, 'null') AS {_TEXT}")
+    else:
+        # Most lines are an object, for which no array is made; blank lines are none.
+        items = f"CASE WHEN NOT startswith(value, '{{') THEN {records} END AS {_ITEMS}"
+        df = df.selectExpr(FILE, "value", items).filter(f"{_ITEMS} IS NULL OR size({_ITEMS}) > 0")
+        df = df.selectExpr(FILE, "value", _ITEMS, f"explode_outer({_ITEMS}) AS {_TEXT}")
+        text = f"CASE WHEN {_ITEMS} IS NULL THEN value ELSE coalesce({_TEXT}, 'null') END"
+        df = df.selectExpr(FILE, f"{text} AS {_TEXT}")
     if not options.case_sensitive:
         df = df.withColumn(_TEXT, F.expr(_respelled(schema)))
     huge = huge_number(F.col(_TEXT), schema)
@@ -62,14 +65,15 @@ def json_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
         ddl = columns_sql(schema, colon=True)
         java: Any = source
         parsed = Column(java_class.parsed(java._jc, ddl, parser_options, zone, is_widening))
-    df = df.select(_TEXT, parsed.alias(_PARSED))
-    df = df.selectExpr(_TEXT, _PARSED, f"{_PARSED}.typed AS {TYPED}")
+    df = df.select(FILE, _TEXT, parsed.alias(_PARSED))
+    df = df.selectExpr(FILE, _TEXT, _PARSED, f"{_PARSED}.typed AS {TYPED}")
     comparison = Comparison(
         parse, reserved=options.reserved, has_exact_strings=java_class is not None
     )
     slow = _slow(schema, options, comparison, parser_options)
     is_complete = f"coalesce({_PARSED}.is_complete, false)"
-    df = df.selectExpr(_TEXT, TYPED, f"CASE WHEN NOT {is_complete} THEN {slow} END AS {LEFT}")
+    left = f"CASE WHEN NOT {is_complete} THEN {slow} END AS {LEFT}"
+    df = df.selectExpr(FILE, _TEXT, TYPED, left)
     return Rows(df, schema, _TEXT)
 
 

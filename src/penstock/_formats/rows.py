@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from penstock._formats.options import Evolution, FileOptions, ParseMode
-from penstock._formats.sqltext import NO_TEXTS, PATH, name, rescued_json
+from penstock._formats.sqltext import FILE, NO_TEXTS, PATH, name, rescued_json
 from penstock._model.sql_literal import literal
 
 TYPED = "__files_typed"
@@ -41,7 +41,7 @@ def left_sql(
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a text format: `TYPED` (of `schema`), `LEFT`, and the record in column `text`."""
+    """Rows of a text format: `FILE`, `TYPED` (of `schema`), `LEFT`, the record in column `text`."""
 
     df: DataFrame
     schema: StructType
@@ -49,12 +49,14 @@ class Rows:
 
 
 def decoded(raw: DataFrame, options: FileOptions, *, whole: bool) -> DataFrame:
-    """Text in the user's encoding; of lines, Hadoop itself removes the byte order mark."""
+    """`FILE` and text in the user's encoding; of lines, Hadoop removes the byte order mark."""
     encoding = options.parser_option("encoding", "charset", default="UTF-8")
     text = "value"
     if encoding.upper().replace("-", "") != "UTF8":
         text = f"decode(cast(value AS binary), {literal(encoding)})"
-    return raw.selectExpr(f"ltrim('\\uFEFF', {text}) AS value" if whole else f"{text} AS value")
+    text = f"ltrim('\\uFEFF', {text})" if whole else text
+    # All of `_metadata` would be copied from step to step.
+    return raw.selectExpr(f"{PATH} AS {FILE}", f"{text} AS value")
 
 
 def finished(rows: Rows, options: FileOptions, source: str) -> DataFrame:
@@ -66,7 +68,7 @@ def finished(rows: Rows, options: FileOptions, source: str) -> DataFrame:
         grows = f"size({LEFT}.new) > 0 OR size({LEFT}.wide) > 0"
         df = df.filter(F.expr(f"CASE WHEN {grows} THEN {raising} ELSE true END"))
     if options.mode is ParseMode.FAIL:
-        message = f"concat({literal(MALFORMED + ' ')}, {PATH}, ': ', substr({rows.text}, 1, 200))"
+        message = f"concat({literal(MALFORMED + ' ')}, {FILE}, ': ', substr({rows.text}, 1, 200))"
         raising = f"cast(raise_error({message}) AS boolean)"
         df = df.filter(F.expr(f"CASE WHEN {LEFT}.malformed THEN {raising} ELSE true END"))
     elif options.mode is ParseMode.DROP:
@@ -100,4 +102,4 @@ def failure_text(source: str) -> str:
     """SQL: the message of the failure for new fields and wider types; `recovery` reads it."""
     start = literal(f"{UNKNOWN_FIELD} " + json.dumps({"source": source})[:-1] + ', "fields": ')
     details = f"to_json({LEFT}.new), ', \"wide\": ', to_json({LEFT}.wide)"
-    return f"concat({start}, {details}, ', \"file\": ', to_json(array({PATH})), '}}')"
+    return f"concat({start}, {details}, ', \"file\": ', to_json(array({FILE})), '}}')"

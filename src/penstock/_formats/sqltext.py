@@ -9,6 +9,8 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 from penstock._model.sql_literal import literal
 
 PATH = "_metadata.file_path"
+FILE = "__files_path"
+"""Column of parsed rows: the file of each."""
 NO_TEXTS = "cast(array() as array<string>)"
 
 
@@ -72,10 +74,10 @@ def text_fragment(key: str, text: str) -> str:
     return f"concat({literal(json.dumps(key, ensure_ascii=False) + ':')}, {json_text(text)})"
 
 
-def rescued_json(fragments: str) -> str:
+def rescued_json(fragments: str, file: str = FILE) -> str:
     """SQL of the rescued data: a JSON object of fragments and the file, NULL without fragments."""
     # As `input_file_name()` spells local files.
-    spelled = f"regexp_replace({PATH}, '^file:/+', 'file:///')"
+    spelled = f"regexp_replace({file}, '^file:/+', 'file:///')"
     path = f"array({text_fragment('_file_path', spelled)})"
     joined = f"concat('{{', array_join(concat({fragments}, {path}), ','), '}}')"
     return f"CASE WHEN size({fragments}) > 0 THEN {joined} END"

@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 from penstock._formats.options import FileOptions
 from penstock._formats.rescue import FLAW, Comparison, typed_columns
 from penstock._formats.rows import LEFT, TYPED, Rows, decoded, left_sql
-from penstock._formats.sqltext import options_map, text_fragment, with_value
+from penstock._formats.sqltext import FILE, options_map, text_fragment, with_value
 from penstock._model.sql_literal import literal
 from penstock.errors import ConnectorError
 from penstock.parsing.exponents import LARGE_EXPONENT, decimal_fields
@@ -37,11 +37,12 @@ def xml_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
     """Parse text: column `value` with one file each."""
     parse = {k: v for k, v in options.parse.items() if k.lower() not in _READER_ONLY}
     parser_options = {**parse, "columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
-    df = decoded(raw, options, whole=True).selectExpr(f"{_elements(row_tag(options))} AS {_TEXT}")
+    elements = f"{_elements(row_tag(options))} AS {_TEXT}"
+    df = decoded(raw, options, whole=True).selectExpr(FILE, elements)
     huge = _huge_number(schema, options)
     source = f"CASE WHEN NOT ({huge}) THEN {_TEXT} END" if huge else _TEXT
     parsed = f"from_xml({source}, {typed_columns(schema)}, {options_map(parser_options)})"
-    df = df.selectExpr(_TEXT, f"{parsed} AS {TYPED}")
+    df = df.selectExpr(FILE, _TEXT, f"{parsed} AS {TYPED}")
     comparison = Comparison(parse, parser="from_xml", reserved=options.reserved)
     variant = f"from_xml({_TEXT}, 'variant', {options_map(parse)})" if parse else ""
     variant = variant or f"from_xml({_TEXT}, 'variant')"
@@ -57,7 +58,7 @@ def xml_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
         + with_value("f", record, f"CASE WHEN f IS NULL THEN {broken} ELSE {whole} END")
         + " END"
     )
-    df = df.selectExpr(_TEXT, TYPED, f"{slow} AS {LEFT}")
+    df = df.selectExpr(FILE, _TEXT, TYPED, f"{slow} AS {LEFT}")
     return Rows(df, schema, _TEXT)
 
 

@@ -96,6 +96,7 @@ def detect_format(files: Sequence[FoundFile]) -> str:
 
 def _json(spark: SparkSession, options: FileOptions, paths: list[str]) -> StructType:
     texts = decoded(_texts(spark, paths, whole=options.whole_files), options, whole=True)
+    texts = texts.select("value")
     if options.whole_files and not options.multiline:
         lines = F.explode(F.split("value", "\r\n|\n|\r"))
         texts = texts.select(lines.alias("value"))
