@@ -117,7 +117,7 @@ def test_a_string_column_among_types_holds_all_digits(stream):
 
 
 def test_long_fractions_are_rescued_when_a_session_has_no_java_classes(stream, monkeypatch):
-    monkeypatch.setattr(json_rows, "_java_class", lambda _: None)
+    monkeypatch.setattr(json_rows, "own_class", lambda *_: None)
     files = stream({**TYPED, "cloudFiles.schemaHints": "n STRING"})
     files.put(
         "a.json",
@@ -363,7 +363,7 @@ def test_lines_are_the_same_when_a_session_has_no_java_classes(stream, first, mo
             row.asDict(recursive=True) | {"_rescued_data": rescued(row)} for row in files.parse()
         ]
         results.append([str(row) for row in rows])
-        monkeypatch.setattr(json_rows, "_java_class", lambda _: None)
+        monkeypatch.setattr(json_rows, "own_class", lambda *_: None)
     assert len(results[0]) == len(lines)
     for text, quick, slow in zip(lines, *results, strict=True):
         assert quick == slow, text

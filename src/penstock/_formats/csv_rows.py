@@ -9,16 +9,16 @@ with the schema's header. Where lines alone are not records, files are read and 
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
-from py4j.java_gateway import JavaPackage
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DecimalType, StringType, StructField, StructType
 
 from penstock._formats.options import Evolution, FileOptions
 from penstock._formats.rescue import FLAW, typed_columns
-from penstock._formats.rows import LEFT, TYPED, Rows, decoded, left_sql
+from penstock._formats.rows import LEFT, TYPED, Rows, decoded, left_sql, own_class
 from penstock._formats.sqltext import (
     FILE,
     NO_TEXTS,
@@ -57,15 +57,8 @@ def needs_whole_files(spark: SparkSession, options: FileOptions) -> bool:
         options.whole_files
         or (options.parser_flag("header") and bool(options.parser_option("lineSep")))
         or int(options.parser_option("skipRows", default="0")) > 0
-        or _java_class(spark) is None
+        or own_class(spark, "CsvRecords") is None
     )
-
-
-def _java_class(spark: SparkSession) -> Any:
-    """Penstock's `CsvRecords`; `None` in a borrowed session without its Java classes."""
-    jvm: Any = spark._jvm
-    java_class = jvm.penstock.formats.CsvRecords
-    return None if isinstance(java_class, JavaPackage) else java_class
 
 
 def csv_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
@@ -87,10 +80,21 @@ def csv_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
     return Rows(df, schema, _LINE)
 
 
-def header_names(raw: DataFrame, options: FileOptions) -> DataFrame:
+def headers(spark: SparkSession, options: FileOptions, files: Sequence[str]) -> list[list[str]]:
+    """The column names in the header of each file, unless `needs_whole_files`.
+
+    They are empty for a file without a record, or that cannot be read.
+    """
+    java_class = own_class(spark, "CsvRecords")
+    options_of_parser = _Csv(StructType([]), options).options_of_lines()
+    names = java_class.headers(spark._jsparkSession, list(files), options_of_parser)
+    return [list(of_file) for of_file in names]
+
+
+def headers_of_whole_files(raw: DataFrame, options: FileOptions) -> DataFrame:
     """The column names in the header of each file, one row with `names` each."""
     csv = _Csv(StructType([]), options)
-    df = csv.with_first(decoded(raw, options, whole=True))
+    df = decoded(raw, options, whole=True).selectExpr(f"get({csv.lines()}, 0) AS {_FIRST}")
     return df.selectExpr(f"{csv.names(_FIRST)} AS names")
 
 
@@ -105,29 +109,6 @@ class _Csv:
         self._escape = options.parser_option("escape", default="\\")
         self._comment = options.parser_option("comment")
 
-    @property
-    def _is_plain(self) -> bool:
-        """Whether each line is a record and the first record is the header."""
-        options = self._options
-        other = options.multiline or options.parser_option("lineSep")
-        skips = int(options.parser_option("skipRows", default="0")) > 0
-        return options.parser_flag("header") and not other and not skips
-
-    def with_first(self, df: DataFrame) -> DataFrame:
-        """The first record of each file, NULL if there is none."""
-        # In a step of its own each, so that it is computed once and not once for each use.
-        if not self._is_plain:
-            return df.selectExpr(f"get({self.lines()}, 0) AS {_FIRST}")
-        # Up to the end of the header: what it has in front is blank, or a comment.
-        skipped = r"[ \t]*+"
-        if self._comment:
-            skipped += rf"| *+{re.escape(self._comment)}[^\r\n]*+"
-        beginning = rf"\A(?:(?:{skipped})(?:{_LINE_END}))*+[^\r\n]*+"
-        df = df.selectExpr(f"regexp_extract(value, {literal(beginning)}, 0) AS {_LINES}")
-        df = df.selectExpr(f"split({_LINES}, {literal(_LINE_END)}) AS {_LINES}")
-        first = f"element_at({_LINES}, -1)"
-        return df.selectExpr(f"CASE WHEN {self.is_record(first)} THEN {first} END AS {_FIRST}")
-
     def records(self, df: DataFrame) -> DataFrame:
         """The lines of files with the names in their headers; NULL where they are the schema's."""
         # In a step of its own each, so that it is computed once and not once for each use.
@@ -140,18 +121,13 @@ class _Csv:
 
     def lines_with_headers(self, df: DataFrame) -> DataFrame:
         """As `records`, of lines, with the typed columns where the names are the schema's."""
-        options = {**self._parse, "header": str(self._options.parser_flag("header")).lower()}
-        if encoding := self._options.parser_option("encoding", "charset"):
-            options["encoding"] = encoding
-        if self._comment:
-            options["comment"] = self._comment
         columns: list[Any] = [F.col("value"), F.col(FILE), F.col("_metadata.file_block_start")]
-        java = _java_class(df.sparkSession).parsed(
+        java = own_class(df.sparkSession, "CsvRecords").parsed(
             df.sparkSession._jsparkSession,
             *(column._jc for column in columns),
             columns_sql(self._schema, colon=True),
             FLAW,
-            options,
+            self.options_of_lines(),
             self._options.case_sensitive,
             LARGE_EXPONENT,
         )
@@ -160,6 +136,13 @@ class _Csv:
         return df.selectExpr(
             FILE, _LINE, f"{_RECORD}.header AS {_HEADER}", f"{_RECORD}.typed AS {_PARSED}"
         )
+
+    def options_of_lines(self) -> dict[str, str]:
+        """The options of `CsvRecords`."""
+        encoding = self._options.parser_option("encoding", "charset", default="UTF-8")
+        comment = {"comment": self._comment} if self._comment else {}
+        header = str(self._options.parser_flag("header")).lower()
+        return {**self._parse, **comment, "header": header, "encoding": encoding}
 
     def lines(self) -> str:
         """SQL: the records of a file, its header among them."""

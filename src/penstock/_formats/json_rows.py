@@ -4,16 +4,15 @@
 the columns hold all of it. Only a line of which something is missing is compared, which is slow.
 """
 
-from typing import Any
+from typing import Any, cast
 
-from py4j.java_gateway import JavaPackage
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock._formats.options import Evolution, FileOptions
 from penstock._formats.rescue import FLAW, Comparison
-from penstock._formats.rows import LEFT, TYPED, Rows, decoded, left_sql
+from penstock._formats.rows import LEFT, TYPED, Rows, decoded, left_sql, own_class
 from penstock._formats.sqltext import (
     FILE,
     NO_TEXTS,
@@ -45,7 +44,7 @@ def json_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
         df = df.selectExpr(FILE, f"explode({records}) AS {_TEXT}")
         df = df.selectExpr(FILE, f"coalesce({_TEXT}, 'null') AS {_TEXT}")
     else:
-        # Most lines are an object, for which no array is made; blank lines are none.
+        # Most lines are objects, which need no array. The array of a blank line is empty.
         items = f"CASE WHEN NOT startswith(value, '{{') THEN {records} END AS {_ITEMS}"
         df = df.selectExpr(FILE, "value", items).filter(f"{_ITEMS} IS NULL OR size({_ITEMS}) > 0")
         df = df.selectExpr(FILE, "value", _ITEMS, f"explode_outer({_ITEMS}) AS {_TEXT}")
@@ -56,15 +55,14 @@ def json_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
     huge = huge_number(F.col(_TEXT), schema)
     # Neither parsed nor compared: it is left as a broken record.
     source = F.col(_TEXT) if huge is None else F.when(~huge, F.col(_TEXT))
-    java_class = _java_class(df)
+    java_class = own_class(df.sparkSession, "JsonRecords")
     if java_class is None:
         parsed = _parsed_in_sql(source, schema, parser_options)
     else:
         is_widening = options.evolution is Evolution.WIDEN
-        zone = df.sparkSession.conf.get("spark.sql.session.timeZone")
+        session, java = df.sparkSession._jsparkSession, cast(Any, source)._jc
         ddl = columns_sql(schema, colon=True)
-        java: Any = source
-        parsed = Column(java_class.parsed(java._jc, ddl, parser_options, zone, is_widening))
+        parsed = Column(java_class.parsed(session, java, ddl, parser_options, is_widening))
     df = df.select(FILE, _TEXT, parsed.alias(_PARSED))
     df = df.selectExpr(FILE, _TEXT, _PARSED, f"{_PARSED}.typed AS {TYPED}")
     comparison = Comparison(
@@ -75,13 +73,6 @@ def json_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
     left = f"CASE WHEN NOT {is_complete} THEN {slow} END AS {LEFT}"
     df = df.selectExpr(FILE, _TEXT, TYPED, left)
     return Rows(df, schema, _TEXT)
-
-
-def _java_class(df: DataFrame) -> Any:
-    """Penstock's `JsonRecords`; `None` in a borrowed session without its Java classes."""
-    jvm: Any = df.sparkSession._jvm
-    java_class = jvm.penstock.formats.JsonRecords
-    return None if isinstance(java_class, JavaPackage) else java_class
 
 
 def _parsed_in_sql(source: Column, schema: StructType, options: dict[str, str]) -> Column:

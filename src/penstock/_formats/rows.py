@@ -2,8 +2,10 @@
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
-from pyspark.sql import DataFrame
+from py4j.java_gateway import JavaPackage
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -21,6 +23,13 @@ say nothing), `fragments` (JSON of what is in no column), `new` (fields that the
 
 UNKNOWN_FIELD = "UNKNOWN_FIELD_EXCEPTION"
 MALFORMED = "MALFORMED_RECORD_IN_FILE"
+
+
+def own_class(spark: SparkSession, name: str) -> Any:
+    """A class of Penstock in the JVM that parses rows; `None` in a borrowed session without it."""
+    jvm: Any = spark._jvm
+    java_class = getattr(jvm.penstock.formats, name)
+    return None if isinstance(java_class, JavaPackage) else java_class
 
 
 def left_sql(

@@ -48,6 +48,7 @@ def test_jar_names_the_sources_that_it_was_built_from() -> None:
         "penstock/delta/TableChanges",
         "penstock/formats/CsvRecords",
         "penstock/formats/JsonRecords",
+        "penstock/formats/RowFunction",
         "penstock/spark/BatchAdmission",
         "penstock/storage/AzureLogStore",
         "penstock/storage/GcsLogStore",

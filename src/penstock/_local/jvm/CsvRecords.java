@@ -22,24 +22,15 @@ import org.apache.spark.sql.Column;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.csv.CSVOptions;
 import org.apache.spark.sql.catalyst.csv.UnivocityParser;
-import org.apache.spark.sql.catalyst.expressions.ExprUtils;
-import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
-import org.apache.spark.sql.catalyst.expressions.Literal;
-import org.apache.spark.sql.catalyst.expressions.objects.Invoke;
 import org.apache.spark.sql.catalyst.util.BadRecordException;
 import org.apache.spark.sql.catalyst.util.GenericArrayData;
-import org.apache.spark.sql.classic.ExpressionUtils;
 import org.apache.spark.sql.classic.SparkSession;
-import org.apache.spark.sql.types.AbstractDataType;
 import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.DecimalType;
-import org.apache.spark.sql.types.ObjectType;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.unsafe.types.UTF8String;
 import org.apache.spark.util.SerializableConfiguration;
-import scala.collection.immutable.Seq;
-import scala.jdk.javaapi.CollectionConverters;
 
 /**
  * Parses the lines of CSV files with Spark's parser, knowing the header of each file.
@@ -100,9 +91,7 @@ public final class CsvRecords implements Serializable {
       Map<String, String> options,
       boolean isCaseSensitive,
       String slow) {
-    StructType schema =
-        (StructType)
-            ExprUtils.evalTypeExpr(Literal.create("struct<" + ddl + ">", DataTypes.StringType));
+    StructType schema = RowFunction.schema(ddl);
     StructType result =
         new StructType()
             .add("is_record", DataTypes.BooleanType)
@@ -110,37 +99,40 @@ public final class CsvRecords implements Serializable {
             .add("typed", schema.add(flaw, DataTypes.StringType));
     boolean hasDecimal =
         Arrays.stream(schema.fields()).anyMatch(f -> f.dataType() instanceof DecimalType);
+    Pattern pattern = hasDecimal ? Pattern.compile(slow) : null;
+    String timeZone = session.sessionState().conf().sessionLocalTimeZone();
+    SerializableConfiguration hadoop = hadoop(session);
     CsvRecords records =
-        new CsvRecords(
-            schema,
-            options,
-            session.sessionState().conf().sessionLocalTimeZone(),
-            isCaseSensitive,
-            hasDecimal ? Pattern.compile(slow) : null,
-            new SerializableConfiguration(session.sessionState().newHadoopConf()));
-    List<Expression> arguments =
-        List.of(
-            ExpressionUtils.expression(line),
-            ExpressionUtils.expression(path),
-            ExpressionUtils.expression(blockStart));
-    List<AbstractDataType> types =
-        List.of(DataTypes.StringType, DataTypes.StringType, DataTypes.LongType);
+        new CsvRecords(schema, options, timeZone, isCaseSensitive, pattern, hadoop);
     // Not deterministic for Spark: it must see each line once, in the order of the file.
-    Expression invoke =
-        new Invoke(
-            Literal.create(records, new ObjectType(CsvRecords.class)),
-            "evaluate",
-            result,
-            seq(arguments),
-            seq(types),
-            true,
-            true,
-            false);
-    return ExpressionUtils.column(invoke);
+    return RowFunction.column(records, result, false, line, path, blockStart);
   }
 
-  private static <T> Seq<T> seq(List<T> items) {
-    return CollectionConverters.asScala(items).toSeq();
+  /**
+   * The names of the columns in the header of each file, which is opened here; none for a file
+   * without a record, or that cannot be read.
+   */
+  public static List<List<String>> headers(
+      SparkSession session, List<String> files, Map<String, String> options) {
+    SerializableConfiguration hadoop = hadoop(session);
+    return files.parallelStream()
+        .map(
+            file -> {
+              CsvRecords records =
+                  new CsvRecords(new StructType(), options, "UTC", true, null, hadoop);
+              records.open();
+              try {
+                String first = records.firstRecord(new Path(file));
+                return first == null ? List.<String>of() : records.names(first);
+              } catch (IOException e) {
+                return List.<String>of();
+              }
+            })
+        .toList();
+  }
+
+  private static SerializableConfiguration hadoop(SparkSession session) {
+    return new SerializableConfiguration(session.sessionState().newHadoopConf());
   }
 
   /** The result for the next line of a file. Called by one task at a time. */
@@ -167,9 +159,9 @@ public final class CsvRecords implements Serializable {
     try {
       copy(parse(text), values);
     } catch (BadRecordException e) {
-      InternalRow[] partial = e.partialResults().apply();
-      if (partial.length > 0) {
-        copy(partial[0], values);
+      InternalRow partial = RowFunction.partial(e);
+      if (partial != null) {
+        copy(partial, values);
       }
       values[schema.length()] = line;
     }
@@ -186,9 +178,8 @@ public final class CsvRecords implements Serializable {
   }
 
   private void open() {
-    scala.collection.immutable.Map<String, String> values =
-        scala.collection.immutable.Map$.MODULE$.from(CollectionConverters.asScala(options));
-    parser = new UnivocityParser(schema, new CSVOptions(values, true, timeZone, ""));
+    CSVOptions parserOptions = new CSVOptions(RowFunction.map(options), true, timeZone, "");
+    parser = new UnivocityParser(schema, parserOptions);
     start = -1;
   }
 
@@ -206,6 +197,7 @@ public final class CsvRecords implements Serializable {
     }
   }
 
+  /** The first line of a file that is neither blank nor a comment; {@code null} without one. */
   private String firstRecord(Path path) throws IOException {
     CompressionCodec codec = new CompressionCodecFactory(hadoop.value()).getCodec(path);
     try (InputStream bytes = path.getFileSystem(hadoop.value()).open(path);
@@ -219,7 +211,7 @@ public final class CsvRecords implements Serializable {
         }
       }
     }
-    throw new IOException("There is no header in " + path);
+    return null;
   }
 
   private boolean isRecord(String text) {
@@ -231,11 +223,18 @@ public final class CsvRecords implements Serializable {
     return first < text.length() && (comment == 0 || text.charAt(first) != comment);
   }
 
-  /** As Spark's reader calls the columns; {@code header} stays empty for those of the schema. */
+  /** Keeps the names of a header unless they are those of the schema. */
   private void setHeader(String text) {
-    String[] tokens = parser.tokenizer().parseLine(text);
+    List<String> names = isCaseSensitive ? names(text) : respelled(names(text));
+    if (!names.equals(List.of(schema.fieldNames()))) {
+      header = new GenericArrayData(names.stream().map(UTF8String::fromString).toArray());
+    }
+  }
+
+  /** The names in a header as Spark's reader calls the columns. */
+  private List<String> names(String text) {
     List<String> names = new ArrayList<>();
-    for (String token : tokens) {
+    for (String token : parser.tokenizer().parseLine(text)) {
       boolean isNull = token == null || token.equals(parser.options().nullValue());
       names.add(isNull ? "" : UTF8String.fromString(token).trim().toString());
     }
@@ -245,10 +244,7 @@ public final class CsvRecords implements Serializable {
       boolean isRepeated = Collections.frequency(names, name) > 1;
       distinct.add(name.isEmpty() ? "_c" + i : isRepeated ? name + i : name);
     }
-    List<String> columns = isCaseSensitive ? distinct : respelled(distinct);
-    if (!columns.equals(List.of(schema.fieldNames()))) {
-      header = new GenericArrayData(columns.stream().map(UTF8String::fromString).toArray());
-    }
+    return distinct;
   }
 
   private List<String> respelled(List<String> names) {

@@ -16,34 +16,26 @@ import java.util.Map;
 import java.util.Set;
 import org.apache.spark.sql.Column;
 import org.apache.spark.sql.catalyst.InternalRow;
-import org.apache.spark.sql.catalyst.expressions.ExprUtils;
-import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
-import org.apache.spark.sql.catalyst.expressions.Literal;
-import org.apache.spark.sql.catalyst.expressions.objects.Invoke;
 import org.apache.spark.sql.catalyst.json.JSONOptions;
 import org.apache.spark.sql.catalyst.json.JacksonParser;
 import org.apache.spark.sql.catalyst.util.BadRecordException;
-import org.apache.spark.sql.classic.ExpressionUtils;
+import org.apache.spark.sql.classic.SparkSession;
 import org.apache.spark.sql.sources.Filter;
-import org.apache.spark.sql.types.AbstractDataType;
 import org.apache.spark.sql.types.ArrayType;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.DecimalType;
 import org.apache.spark.sql.types.MapType;
-import org.apache.spark.sql.types.ObjectType;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.unsafe.types.UTF8String;
-import scala.collection.immutable.Seq;
-import scala.jdk.javaapi.CollectionConverters;
 
 /**
  * Parses JSON records as Spark's reader of files does, and checks whether the columns hold them
  * completely: no error, no key that the schema lacks, no repeated key, nothing after the object.
  *
- * <p>Both in one pass: Spark's parser reads the tokens through a {@link Watch}.
+ * <p>Both in one pass: Spark's parser reads the tokens through a {@link CheckedTokens}.
  */
 public final class JsonRecords implements Serializable {
   private static final long serialVersionUID = 1;
@@ -53,7 +45,7 @@ public final class JsonRecords implements Serializable {
   private final String timeZone;
   private final boolean checksDecimals;
   private transient JacksonParser parser;
-  private transient Watch watch;
+  private transient CheckedTokens tokens;
   private transient ArrayList<Keys> keys;
   private transient Set<String> decimals;
   private transient int leastWhole;
@@ -70,39 +62,24 @@ public final class JsonRecords implements Serializable {
   /**
    * A struct of {@code typed}, {@code is_complete} and {@code is_flawed} for a column of records.
    *
-   * <p>{@code columns} are DDL; {@code options} those of {@code from_json}. With {@code
+   * <p>{@code ddl} are the columns, {@code options} those of {@code from_json}. With {@code
    * checksDecimals}, a number that may have more digits than its DECIMAL holds is not complete.
    */
   public static Column parsed(
+      SparkSession session,
       Column text,
-      String columns,
+      String ddl,
       Map<String, String> options,
-      String timeZone,
       boolean checksDecimals) {
-    StructType schema =
-        (StructType)
-            ExprUtils.evalTypeExpr(Literal.create("struct<" + columns + ">", DataTypes.StringType));
+    StructType schema = RowFunction.schema(ddl);
     StructType result =
         new StructType()
             .add("typed", schema)
             .add("is_complete", DataTypes.BooleanType)
             .add("is_flawed", DataTypes.BooleanType);
+    String timeZone = session.sessionState().conf().sessionLocalTimeZone();
     JsonRecords records = new JsonRecords(schema, options, timeZone, checksDecimals);
-    Expression invoke =
-        new Invoke(
-            Literal.create(records, new ObjectType(JsonRecords.class)),
-            "evaluate",
-            result,
-            seq(ExpressionUtils.expression(text)),
-            JsonRecords.<AbstractDataType>seq(DataTypes.StringType),
-            true,
-            true,
-            true);
-    return ExpressionUtils.column(invoke);
-  }
-
-  private static <T> Seq<T> seq(T item) {
-    return CollectionConverters.asScala(List.of(item)).toSeq();
+    return RowFunction.column(records, result, true, text);
   }
 
   /** The result for one record. Called by one task at a time. */
@@ -120,24 +97,21 @@ public final class JsonRecords implements Serializable {
         return evaluate(text.makeValid());
       }
       isFlawed = true;
-      InternalRow[] partial = e.partialResults().apply();
-      row = partial.length > 0 ? partial[0] : new GenericInternalRow(schema.length());
+      InternalRow partial = RowFunction.partial(e);
+      row = partial == null ? new GenericInternalRow(schema.length()) : partial;
     }
-    return new GenericInternalRow(new Object[] {row, !isFlawed && watch.isComplete, isFlawed});
+    return new GenericInternalRow(new Object[] {row, !isFlawed && tokens.isComplete, isFlawed});
   }
 
   // Scala's compiler does not ask for the exception to be declared.
   private InternalRow parse(UTF8String text) throws BadRecordException {
     scala.collection.Iterable<InternalRow> rows =
-        parser.parse(text.getBytes(), this::watched, bytes -> text);
+        parser.parse(text.getBytes(), this::open, bytes -> text);
     return rows.isEmpty() ? null : rows.head();
   }
 
   private void open() {
-    scala.collection.immutable.Map<String, String> values =
-        scala.collection.immutable.Map$.MODULE$.from(CollectionConverters.asScala(options));
-    String corrupt = options.getOrDefault("columnNameOfCorruptRecord", "");
-    JSONOptions parserOptions = new JSONOptions(values, timeZone, corrupt);
+    JSONOptions parserOptions = new JSONOptions(RowFunction.map(options), timeZone, "");
     keys = new ArrayList<>();
     decimals = new HashSet<>();
     leastWhole = Integer.MAX_VALUE;
@@ -145,8 +119,7 @@ public final class JsonRecords implements Serializable {
     if (checksDecimals) {
       findDecimals(schema, null);
     }
-    Seq<Filter> noFilters = CollectionConverters.asScala(List.<Filter>of()).toSeq();
-    parser = new JacksonParser(schema, parserOptions, false, noFilters);
+    parser = new JacksonParser(schema, parserOptions, false, RowFunction.seq(List.<Filter>of()));
   }
 
   private void findDecimals(DataType type, String name) {
@@ -166,13 +139,13 @@ public final class JsonRecords implements Serializable {
     }
   }
 
-  private JsonParser watched(JsonFactory factory, byte[] bytes) {
+  private JsonParser open(JsonFactory factory, byte[] bytes) {
     try {
-      watch = new Watch(factory.createParser(bytes));
+      tokens = new CheckedTokens(factory.createParser(bytes));
     } catch (IOException e) {
       throw new UncheckedIOException(e);
     }
-    return watch;
+    return tokens;
   }
 
   /** The keys of an object. */
@@ -205,11 +178,11 @@ public final class JsonRecords implements Serializable {
     }
   }
 
-  private final class Watch extends JsonParserDelegate {
+  private final class CheckedTokens extends JsonParserDelegate {
     private boolean isComplete = true;
     private int depth = -1;
 
-    Watch(JsonParser parser) {
+    CheckedTokens(JsonParser parser) {
       super(parser);
     }
 

@@ -1,7 +1,7 @@
 """The schema of files, from a sample of them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -16,7 +16,7 @@ from pyspark.sql.types import (
 )
 
 from penstock._formats.columnar_rows import file_schemas
-from penstock._formats.csv_rows import header_names
+from penstock._formats.csv_rows import headers, headers_of_whole_files, needs_whole_files
 from penstock._formats.merging import one_spelling, widest, without_void
 from penstock._formats.options import COLUMNAR, FORMATS, FileOptions
 from penstock._formats.rows import decoded
@@ -71,7 +71,7 @@ def infer(spark: SparkSession, options: FileOptions, files: Sequence[FoundFile])
     elif options.format == "json":
         schemas = _json(spark, options, paths)
     elif options.format == "csv":
-        schemas = _csv(spark, options, paths)
+        schemas = _csv(spark, options, files)
     else:
         schemas = _xml(spark, options, paths)
     return one_spelling(without_void(schemas)) if schemas is not None else StructType([])
@@ -125,28 +125,40 @@ def _common_spelling(spark: SparkSession, schema: StructType, paths: list[str]) 
     return StructType(sorted(spelled, key=lambda field: field.name))
 
 
-def _csv(spark: SparkSession, options: FileOptions, paths: list[str]) -> StructType | None:
+def _csv(
+    spark: SparkSession, options: FileOptions, files: Sequence[FoundFile]
+) -> StructType | None:
     reader = spark.read.option("ignoreCorruptFiles", "true").options(**_readable(options))
     reader = reader.option("columnNameOfCorruptRecord", _CORRUPT)
     reader = reader.option("inferSchema", str(options.infer_types).lower())
     if not options.parser_flag("header"):
-        return widest([reader.csv(paths).schema])
-    raw = _texts(spark, paths, whole=True)
-    header_rows = header_names(raw, options).selectExpr("names", "_metadata.file_path AS path")
-    headers: dict[tuple[str, ...], list[str]] = {}
-    for row in header_rows.collect():
-        if row["names"]:
-            headers.setdefault(tuple(row["names"]), []).append(row["path"])
+        return widest([reader.csv([readable(file.path) for file in files]).schema])
+    by_header: dict[tuple[str, ...], list[str]] = {}
+    for names, path in _headers(spark, options, files):
+        if names:
+            by_header.setdefault(tuple(names), []).append(readable(path))
     if not options.infer_types:
         return widest(
-            [StructType([StructField(n, StringType(), True) for n in names]) for names in headers]
+            [StructType([StructField(n, StringType(), True) for n in names]) for names in by_header]
         )
     groups = []
-    for names, group in headers.items():
-        seen = reader.csv([readable(file_name_of_uri(path)) for path in group]).schema
+    for names, group in by_header.items():
+        seen = reader.csv(group).schema
         by_position = zip(names, seen.fields, strict=False)
         groups.append(StructType([StructField(n, f.dataType, True) for n, f in by_position]))
     return widest(groups)
+
+
+def _headers(
+    spark: SparkSession, options: FileOptions, files: Sequence[FoundFile]
+) -> Iterable[tuple[Sequence[str] | None, str]]:
+    """The column names in each file's header, with its path."""
+    paths = [file.path for file in files]
+    if not needs_whole_files(spark, options):
+        return zip(headers(spark, options, paths), paths, strict=True)
+    raw = _texts(spark, [readable(path) for path in paths], whole=True)
+    df = headers_of_whole_files(raw, options).selectExpr("names", "_metadata.file_path AS path")
+    return [(row["names"], file_name_of_uri(row["path"])) for row in df.collect()]
 
 
 def _xml(spark: SparkSession, options: FileOptions, paths: list[str]) -> StructType:

@@ -306,7 +306,7 @@ def _raw(
     reader_options = dict(options.source)
     if reader_format != "text":
         reader_options |= options.parse
-    elif whole or options.parser_flag("wholetext"):
+    elif whole or (options.format == "text" and options.parser_flag("wholetext")):
         reader_options["wholetext"] = "true"
     elif separator := options.parser_option("lineSep"):
         reader_options["lineSep"] = separator
