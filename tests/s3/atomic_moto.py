@@ -15,17 +15,15 @@ from moto.server import main
 _writes = threading.Lock()
 
 
-def _put(self: S3Response, *args: Any, unlocked: Any = S3Response._key_response_put) -> Any:
-    with _writes:
-        return unlocked(self, *args)
+def one_at_a_time(method: Any) -> Any:
+    def locked(*args: Any) -> Any:
+        with _writes:
+            return method(*args)
 
-
-def _post(self: S3Response, *args: Any, unlocked: Any = S3Response._key_response_post) -> Any:
-    with _writes:
-        return unlocked(self, *args)
+    return locked
 
 
 if __name__ == "__main__":
-    S3Response._key_response_put = _put
-    S3Response._key_response_post = _post
+    S3Response._key_response_put = one_at_a_time(S3Response._key_response_put)
+    S3Response._key_response_post = one_at_a_time(S3Response._key_response_post)
     main(sys.argv[1:])
