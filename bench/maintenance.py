@@ -3,7 +3,8 @@
 A continuous update runs a flow that commits as fast as it can, until its table has the given number
 of versions. Printed are the batch durations of the first and the last 1,000 batches, the number of
 files in each version, and the number of compactions. Then the rows of the newest version and of two
-older ones are read: each must have every value up to its newest one exactly once.
+older ones are read: each must have every value up to its newest one exactly once. So must a stream
+over the whole table, and one over the versions of its second half.
 
     python bench/maintenance.py [--commits 20000] [--off]
 """
@@ -38,6 +39,19 @@ configuration:
 {maintenance}
 """
 OFF = "maintenance: false\n"
+STREAMS = """
+import dlt
+
+
+@dlt.table
+def whole():
+    return spark.readStream.format("delta").load("{table}")
+
+
+@dlt.table
+def second_half():
+    return spark.readStream.format("delta").option("startingVersion", {version}).load("{table}")
+"""
 
 
 def batches(storage: Path) -> list[int]:
@@ -87,6 +101,26 @@ def main() -> None:
         run.wait()
     print(f"{newest(table / '_delta_log')} versions in {time.monotonic() - started:.0f} s")
     report(batches(storage), table)
+    check_streams(root / "streams", table)
+
+
+def check_streams(project: Path, table: Path) -> None:
+    last = newest(table / "_delta_log")
+    middle = DeltaTable(table, version=last // 2).to_pyarrow_table(columns=["value"]).num_rows
+    rows = DeltaTable(table).to_pyarrow_table(columns=["value"]).num_rows
+    project.mkdir()
+    source = STREAMS.format(table=table.as_uri(), version=last // 2 + 1)
+    (project / "pipeline.py").write_text(source, encoding="utf-8")
+    storage = project / "storage"
+    settings = f"name: streams\nstorage: {storage.as_uri()}\n"
+    (project / "penstock.yaml").write_text(settings, encoding="utf-8")
+    subprocess.run([sys.executable, "-m", "penstock", "run", "--quiet"], cwd=project, check=True)
+    for name, first in (("whole", 0), ("second_half", middle)):
+        copy = DeltaTable(storage / "tables" / "spark_catalog" / "default" / name)
+        values = sorted(copy.to_pyarrow_table(columns=["value"])["value"].to_pylist())
+        if values != list(range(first, rows)):
+            sys.exit(f"stream {name}: rows are missing, or there twice")
+        print(f"stream {name}: {len(values):,} rows, each value once")
 
 
 def report(durations: list[int], table: Path) -> None:
