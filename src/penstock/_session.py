@@ -61,7 +61,7 @@ def open_session(
         with (
             _configured(borrowed, settings),
             own_columns(),
-            _remote_lease(borrowed, settings, leases),
+            _remote_lease(borrowed, settings, leases, is_borrowed=True),
         ):
             yield borrowed
         return
@@ -70,11 +70,11 @@ def open_session(
     stores = list(_store_jar_sets(settings))
     if stores:
         require_spark("4.2", f"storage on {stores[0]}")  # Hadoop 3.5
-    sets = [*SPARK_JAR_SETS, *stores]
     python = packed_python()
     if python is not None:
-        sync(sets)
-    jars = class_path(sets)
+        sync([*SPARK_JAR_SETS, *stores])
+    all_jars = class_path([*SPARK_JAR_SETS, *stores])
+    jars = class_path(SPARK_JAR_SETS)
     hive = _hive(settings)
     derby = derby_folder(hive)
     spark = build_session(
@@ -85,6 +85,7 @@ def open_session(
             master=settings.master,
             configuration={**hive, **_configuration(settings)},
             jars=tuple(str(jar) for jar in jars),
+            store_jars=tuple(str(jar) for jar in all_jars if jar not in jars),
             java_options=(
                 *java_options(jars),
                 *(() if derby is None else (f"-Dderby.stream.error.file={derby}.log",)),
@@ -110,7 +111,11 @@ def open_session(
 
 @contextlib.contextmanager
 def _remote_lease(
-    spark: "SparkSession", settings: PipelineSettings, leases: PipelineLeases | None
+    spark: "SparkSession",
+    settings: PipelineSettings,
+    leases: PipelineLeases | None,
+    *,
+    is_borrowed: bool = False,
 ) -> Iterator[None]:
     if leases is None or local_path(settings.storage) is not None or not has_java_classes(spark):
         yield
@@ -121,6 +126,7 @@ def _remote_lease(
         leases.holder,
         lease_seconds(settings.configuration),
         on_wait=leases.on_wait,
+        is_borrowed=is_borrowed,
     ) as lease:
         leases.remote = lease
         try:

@@ -64,8 +64,9 @@ class FaultyProxy:
     server never sees it; 503) or `lost` (the server carries it out; the client gets no answer).
     """
 
-    def __init__(self, port: int, fault: Callable[[int, str, str], str]) -> None:
+    def __init__(self, port: int, fault: Callable[[int, str, str], str] | None = None) -> None:
         proxy = self
+        self.fault = fault or (lambda number, method, path: "")
         self.counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -87,7 +88,7 @@ class FaultyProxy:
                 body = self.read_body()
                 with proxy._lock:
                     proxy.counts["all"] += 1
-                    kind = fault(proxy.counts["all"], self.command, self.path)
+                    kind = proxy.fault(proxy.counts["all"], self.command, self.path)
                     proxy.counts[kind or "passed"] += 1
                 if kind == "busy":
                     self.send_response(503)

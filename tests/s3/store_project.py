@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from s3_double import BUCKET, CREDENTIALS, settings_of
+from s3_double import BUCKET, CREDENTIALS
 
 SOURCE = """
 import penstock as dp
@@ -72,25 +72,36 @@ def penstock(project: Path, *arguments: str, kill_at: str = "") -> str:
     return done.stdout
 
 
-def session(
-    jar_set: str, configuration: Mapping[str, str], what: str, *arguments: str
-) -> dict[str, Any]:
-    """What `store_session.py` prints."""
-    script = str(Path(__file__).with_name("store_session.py"))
-    done = subprocess.run(
-        [sys.executable, script, jar_set, json.dumps(dict(configuration)), what, *arguments],
-        env={**os.environ, **CREDENTIALS, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+class StoreSession:
+    """The process of `store_session.py`, which answers calls one after the other."""
 
+    def __init__(self, jar_set: str, configuration: Mapping[str, str], storage: str) -> None:
+        script = str(Path(__file__).with_name("store_session.py"))
+        self._process = subprocess.Popen(
+            [sys.executable, script, jar_set, json.dumps(dict(configuration)), storage],
+            env={**os.environ, **CREDENTIALS, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
-def s3_session(port: int, what: str, *arguments: str) -> dict[str, Any]:
-    return session("s3", settings_of(port), what, *arguments)
+    def __call__(self, what: str, *arguments: str) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([what, *arguments]) + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline())
+        assert "error" not in answer, answer["error"]
+        return answer["result"]
+
+    def penstock(self, project: Path, *arguments: str) -> str:
+        """What a command prints that succeeds; it uses this session."""
+        code, output = self("penstock", str(project), *arguments)
+        assert code == 0, output
+        return output
+
+    def stop(self) -> None:
+        self._process.communicate(timeout=60)
 
 
 def check_tables(tables: Mapping[str, list[dict[str, Any]]], ids: int) -> None:

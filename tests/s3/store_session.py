@@ -1,24 +1,37 @@
-"""Spark with the jars of an object store, in a process of its own; prints JSON.
+"""Spark with the jars of an object store, in a process of its own.
 
-python store_session.py JAR_SET SETTINGS race STORE FOLDER  writers race for versions of a log
-python store_session.py JAR_SET SETTINGS read STORAGE       rows of all tables below a storage
-python store_session.py JAR_SET SETTINGS sql STATEMENT      executes it
-python store_session.py JAR_SET SETTINGS lease PLAN         one of two drivers that race for a lease
+    python store_session.py JAR_SET SETTINGS STORAGE
+
+Each line of standard input is a list in JSON: a call and its arguments.
+
+    race STORE FOLDER           writers race for versions of a log
+    read STORAGE                rows of all tables below a storage
+    sql STATEMENT               rows of a statement
+    lease PLAN                  one of two drivers that race for a lease
+    penstock FOLDER ARGUMENT... exit code and output of a command, which uses this session
+
+The answer is a line on standard output.
 """
 
+import contextlib
+import io
 import json
+import os
 import sys
 import tempfile
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from pyspark.sql import SparkSession
 
+from penstock._cli.main import main
 from penstock._execution import storage_lease
 from penstock._execution.storage_lease import StorageLease
+from penstock._local.cds import java_options
 from penstock._local.jars import SPARK_JAR_SETS, class_path
 from penstock._spark.session import SessionOptions, build_session, stop_session
 from penstock.errors import SetupError
@@ -107,28 +120,56 @@ def read(spark: SparkSession, storage: str) -> dict[str, Any]:
     return {name: [row.asDict() for row in frame.collect()] for name, frame in frames.items()}
 
 
-def sql(spark: SparkSession, statement: str) -> dict[str, Any]:
-    """Rows of a statement."""
-    return {"rows": [list(row) for row in spark.sql(statement).collect()]}
+def sql(spark: SparkSession, statement: str) -> list[list[Any]]:
+    return [list(row) for row in spark.sql(statement).collect()]
 
 
-def main() -> None:
-    jar_set, settings, what, *arguments = sys.argv[1:]
-    with tempfile.TemporaryDirectory() as folder:
-        options = SessionOptions(
-            app_name=what,
-            configuration=json.loads(settings),
-            jars=tuple(str(jar) for jar in class_path([*SPARK_JAR_SETS, jar_set])),
-            log_file=f"{folder}/spark.log",
-        )
-        spark = build_session(options)
-        try:
-            calls = {"race": race, "read": read, "sql": sql, "lease": lease}
-            result = calls[what](spark, *arguments)
-        finally:
-            stop_session(spark)
-    print(json.dumps(result, default=str))
+def penstock(spark: SparkSession, folder: str, *arguments: str) -> tuple[int, str]:
+    """As on a machine of its own: its locks are in the folder of the project."""
+    output = io.StringIO()
+    before = Path.cwd()
+    os.chdir(folder)
+    state = {"XDG_STATE_HOME": f"{folder}/home"}
+    try:
+        with (
+            mock.patch.dict(os.environ, state),
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(output),
+        ):
+            code = main(arguments)
+    finally:
+        os.chdir(before)
+    return code, output.getvalue()
+
+
+CALLS = {"race": race, "read": read, "sql": sql, "lease": lease, "penstock": penstock}
+
+
+def serve(jar_set: str, settings: str, storage: str, log: str) -> None:
+    jars = [str(jar) for jar in class_path(SPARK_JAR_SETS)]
+    stores = [str(jar) for jar in class_path([*SPARK_JAR_SETS, jar_set])]
+    options = SessionOptions(
+        app_name="store",
+        storage_root=storage,
+        configuration=json.loads(settings),
+        jars=tuple(jars),
+        store_jars=tuple(jar for jar in stores if jar not in jars),
+        java_options=tuple(java_options(class_path(SPARK_JAR_SETS))),
+        log_file=log,
+    )
+    spark = build_session(options)
+    try:
+        for line in sys.stdin:
+            what, *arguments = json.loads(line)
+            try:
+                answer: dict[str, Any] = {"result": CALLS[what](spark, *arguments)}
+            except Exception:
+                answer = {"error": traceback.format_exc()}
+            print(json.dumps(answer, default=str), flush=True)
+    finally:
+        stop_session(spark)
 
 
 if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory() as folder:
+        serve(*sys.argv[1:], f"{folder}/spark.log")

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 from s3_double import BUCKET, CREDENTIALS, S3Double, settings_of
-from store_project import penstock, s3_session, write_settings
+from store_project import StoreSession, write_settings
 
 pytestmark = [pytest.mark.spark, pytest.mark.e2e, pytest.mark.timeout(600)]
 
 STORAGE = f"s3a://{BUCKET}/leased"
+LEASE = ("--conf", "penstock.lease.duration=3 seconds")
 SOURCE = """
 import penstock as dp
 
@@ -43,29 +44,39 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Double]:
     double.stop()
 
 
+@pytest.fixture(scope="module")
+def session(server: S3Double) -> Iterator[StoreSession]:
+    made = StoreSession("s3", settings_of(server.port), STORAGE)
+    yield made
+    made.stop()
+
+
 @pytest.mark.parametrize("rounds", [6, pytest.param(100, marks=pytest.mark.long)])
 def test_one_of_two_drivers_gets_the_lease_in_each_race(
-    server: S3Double, tmp_path: Path, rounds: int
+    server: S3Double, session: StoreSession, tmp_path: Path, rounds: int
 ) -> None:
     ends = random.Random(rounds).choices(["release", "disappear"], [2, 1], k=rounds)
     outcomes: dict[str, list[str]] = {}
+    second = StoreSession("s3", settings_of(server.port), STORAGE)
 
-    def drive(me: str, other: str) -> None:
+    def drive(process: StoreSession, me: str, other: str) -> None:
         plan = {"folder": str(tmp_path), "me": me, "other": other, "ends": ends}
         plan["storage"] = f"s3a://{BUCKET}/leases"
-        outcomes[me] = s3_session(server.port, "lease", json.dumps(plan))
+        outcomes[me] = process("lease", json.dumps(plan))
 
-    drivers = [threading.Thread(target=drive, args=pair) for pair in ("ab", "ba")]
+    pairs = ((session, "a", "b"), (second, "b", "a"))
+    drivers = [threading.Thread(target=drive, args=pair) for pair in pairs]
     for driver in drivers:
         driver.start()
     for driver in drivers:
         driver.join()
+    second.stop()
     each = [sorted(round_) for round_ in zip(outcomes["a"], outcomes["b"], strict=True)]
     assert each == [["LEASE_HELD", "held"]] * rounds
 
 
 def test_a_driver_that_was_stopped_for_longer_than_its_lease_commits_nothing(
-    server: S3Double, tmp_path: Path
+    server: S3Double, session: StoreSession, tmp_path: Path
 ) -> None:
     incoming = tmp_path / "in"
     incoming.mkdir()
@@ -75,14 +86,12 @@ def test_a_driver_that_was_stopped_for_longer_than_its_lease_commits_nothing(
         (tmp_path / home / "shop.py").write_text(source, encoding="utf-8")
         write_settings(tmp_path / home, STORAGE, settings_of(server.port))
     _add(incoming, 0)
-    first = _start(tmp_path / "first", "--continuous")
+    first = _start(tmp_path / "first")
     try:
         _wait_for_commits(server, first, 2)  # of the table, and of the first file
         _add(incoming, 1)
         os.killpg(first.pid, signal.SIGSTOP)
-        second = _start(tmp_path / "second")
-        out, _ = second.communicate(timeout=240)
-        assert second.returncode == 0, out
+        out = session.penstock(tmp_path / "second", "run", *LEASE)
         assert "waiting at most 3 s for the lease of process" in out
         _add(incoming, 2)
         before = _commits(server)
@@ -94,14 +103,15 @@ def test_a_driver_that_was_stopped_for_longer_than_its_lease_commits_nothing(
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(first.pid, signal.SIGKILL)
-    out, _ = _start(tmp_path / "second").communicate(timeout=240)
+    out = session.penstock(tmp_path / "second", "run", *LEASE)
     assert "waiting" not in out, "the lease was released"
     # A machine that has run nothing sees what the others did, and why the first one ended.
-    history = json.loads(penstock(tmp_path / "third", "history", "--output", "json"))
+    history = json.loads(session.penstock(tmp_path / "third", "history", "--output", "json"))
     assert [row["state"] for row in history] == ["COMPLETED", "COMPLETED", "FAILED"]
-    events = penstock(tmp_path / "third", "events", "--update", "all", "--output", "json")
+    everything = ("--update", "all", "--output", "json")
+    events = session.penstock(tmp_path / "third", "events", *everything)
     assert "LEASE_LOST" in events
-    tables = s3_session(server.port, "read", STORAGE)
+    tables = session("read", STORAGE)
     assert sorted(row["id"] for row in tables["bronze"]) == [n for n in range(300) if n % 10]
     assert sorted(row["id"] for row in tables["bronze_quarantine"]) == list(range(0, 300, 10))
     assert [row["n"] for row in tables["gold"]] == [270]
@@ -112,11 +122,10 @@ def _add(folder: Path, number: int) -> None:
     (folder / f"{number}.json").write_text("\n".join(json.dumps({"id": n}) for n in rows), "utf-8")
 
 
-def _start(project: Path, *options: str) -> subprocess.Popen[str]:
+def _start(project: Path) -> subprocess.Popen[str]:
     """A driver as on a machine of its own: its locks are in a home of its own."""
-    lease = "penstock.lease.duration=3 seconds"
     return subprocess.Popen(
-        [sys.executable, "-m", "penstock", "run", *options, "--conf", lease],
+        [sys.executable, "-m", "penstock", "run", "--continuous", *LEASE],
         cwd=project,
         env={**os.environ, **CREDENTIALS, "XDG_STATE_HOME": str(project / "home")},
         stdout=subprocess.PIPE,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from other_doubles import AzureDouble, GcsDouble
-from store_project import SOURCE, check_tables, penstock, session, write_settings
+from store_project import SOURCE, StoreSession, check_tables, penstock, write_settings
 
 pytestmark = [pytest.mark.spark, pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1200)]
 
@@ -24,7 +24,16 @@ def server(
     double.stop()
 
 
-def test_each_row_is_in_one_place_after_a_kill(server: Any, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def session(server: Any) -> Iterator[StoreSession]:
+    made = StoreSession(server.jar_set, server.settings(), server.storage)
+    yield made
+    made.stop()
+
+
+def test_each_row_is_in_one_place_after_a_kill(
+    server: Any, session: StoreSession, tmp_path: Path
+) -> None:
     storage = f"{server.storage}/shop"
     (tmp_path / "in").mkdir()
     (tmp_path / "shop.py").write_text(SOURCE.format(folder=tmp_path / "in"), encoding="utf-8")
@@ -35,11 +44,11 @@ def test_each_row_is_in_one_place_after_a_kill(server: Any, tmp_path: Path) -> N
         if number == 1:
             penstock(tmp_path, "run", kill_at="after_quarantine_commit:bronze:1")
         assert "COMPLETED" in penstock(tmp_path, "run")
-    check_tables(session(server.jar_set, server.settings(), "read", storage), 200)
+    check_tables(session("read", storage), 200)
     assert "positive" in penstock(tmp_path, "quarantine", "show", "bronze")
     penstock(tmp_path, "checkpoint", "reset", "newest", "--from", "earliest", "--yes")
     assert "COMPLETED" in penstock(tmp_path, "run")
-    check_tables(session(server.jar_set, server.settings(), "read", storage), 200)
+    check_tables(session("read", storage), 200)
     # A machine that has run nothing reads the copy of the event log.
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -50,9 +59,9 @@ def test_each_row_is_in_one_place_after_a_kill(server: Any, tmp_path: Path) -> N
     assert json.loads(penstock(elsewhere, "status", "--output", "json"))["state"] == "COMPLETED"
 
 
-def test_a_version_has_one_writer(server: Any) -> None:
+def test_a_version_has_one_writer(server: Any, session: StoreSession) -> None:
     store, folder = LOG_STORES[server.jar_set], f"{server.storage}/race"
-    result = session(server.jar_set, server.settings(), "race", store, folder)
+    result = session("race", store, folder)
     a, b, contents = result["won"]["a"], result["won"]["b"], result["contents"]
     assert sorted(a + b) == list(range(len(contents)))
     assert [version for version, writer in enumerate(contents) if writer == "a"] == a

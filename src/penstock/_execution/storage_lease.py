@@ -39,9 +39,15 @@ class StorageLease:
     """The lease of a storage; thread-safe. Create it with `acquire`."""
 
     def __init__(
-        self, spark: SparkSession, storage: str, holder: Mapping[str, str], seconds: float
+        self,
+        spark: SparkSession,
+        storage: str,
+        holder: Mapping[str, str],
+        seconds: float,
+        is_borrowed: bool,
     ) -> None:
         self._spark = spark
+        self._is_borrowed = is_borrowed
         self._files = StorageFiles(spark)
         jvm: Any = spark._jvm
         self._java: Any = jvm.penstock.storage.StorageLease
@@ -70,17 +76,19 @@ class StorageLease:
         holder: Mapping[str, str],
         seconds: float,
         on_wait: Callable[[str], None] = lambda _: None,
+        *,
+        is_borrowed: bool = False,
     ) -> Self:
         """Take the lease.
 
         If another driver has it, this waits for a renewal, and fails; after the duration of a lease
         without one, it takes the lease over. A driver that ran on this machine and has ended
-        is not waited for.
+        is not waited for. `is_borrowed`: other code of the session may commit after the release.
 
         Raises:
             SetupError: LEASE_HELD, or LEASE_UNAVAILABLE if the storage fails.
         """
-        lease = cls(spark, storage, holder, seconds)
+        lease = cls(spark, storage, holder, seconds, is_borrowed)
         try:
             lease._acquire(on_wait)
         except Py4JError as error:
@@ -128,7 +136,7 @@ class StorageLease:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Release the lease: no commit of this driver succeeds from here on."""
+        """Release the lease. Without a borrowed session, all later commits of this driver fail."""
         self._end(kind)
 
     def _end(self, kind: type[BaseException] | None) -> None:
@@ -140,6 +148,8 @@ class StorageLease:
             # After an error, a commit may be on its way: the next driver fences the tables.
             tables = [] if kind is None else sorted(self._tables)
             self._jvm.release(json.dumps({**self._record, "tables": tables, "released": True}))
+            if self._is_borrowed:
+                self._java.forget()
 
     # -- acquisition ---------------------------------------------------------------------------
 

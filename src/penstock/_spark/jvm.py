@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,19 +87,29 @@ _SUBMIT_PREFIXES = (
     "spark.submit.",
 )
 
+# Spark's launcher appends it to the class path of its JVM.
+_LAST_JARS = "SPARK_DIST_CLASSPATH"
+
 
 def conf_folder() -> Path:
     return Path(os.environ.get("SPARK_CONF_DIR") or Path(_find_spark_home()) / "conf")
 
 
 def start_jvm(
-    conf: Mapping[str, str], log: SparkLog, *, pass_fds: tuple[int, ...], analysis_only: bool
+    conf: Mapping[str, str],
+    log: SparkLog,
+    *,
+    last_jars: Sequence[str],
+    pass_fds: tuple[int, ...],
+    analysis_only: bool,
 ) -> JavaGateway:
-    """Start Spark's JVM and connect to it.
+    """Start Spark's JVM and connect to it. `last_jars` come behind Spark's own in the class path.
 
     Raises `JVM_START_FAILED` with the last lines of the log.
     """
+    last = os.pathsep.join(filter(None, (os.environ.get(_LAST_JARS), *last_jars)))
     popen: dict[str, Any] = {
+        "env": {**os.environ, _LAST_JARS: last},
         "pass_fds": pass_fds,
         "stdout": log.writer,
         "stderr": log.writer,
@@ -113,7 +123,7 @@ def start_jvm(
     try:
         if direct:
             compiler = _NO_OPTIMIZING if analysis_only else _LATE_OPTIMIZING
-            gateway = _launch(_java_command(conf, compiler), popen)
+            gateway = _launch(_java_command(conf, compiler, last), popen)
         else:
             gateway = _launch(_submit_command(conf), popen)
         gateway.spark_log = log
@@ -129,7 +139,7 @@ def start_jvm(
         log.started()
 
 
-def _java_command(conf: Mapping[str, str], compiler: tuple[str, ...]) -> list[str]:
+def _java_command(conf: Mapping[str, str], compiler: tuple[str, ...], last_jars: str) -> list[str]:
     """PySpark's gateway server without spark-submit."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else "java"
@@ -143,6 +153,7 @@ def _java_command(conf: Mapping[str, str], compiler: tuple[str, ...]) -> list[st
                 str(next(spark_home.glob("jars/slf4j-api-*.jar"), "")),
                 str(spark_home / "jars" / "*"),
                 os.environ.get("HADOOP_CONF_DIR"),
+                last_jars,
             ),
         )
     )
@@ -171,8 +182,7 @@ def _submit_command(conf: Mapping[str, str]) -> list[str]:
 def _launch(command: list[str], popen: dict[str, Any]) -> JavaGateway:
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         info = Path(folder) / "gateway"
-        env = {
-            **os.environ,
+        popen["env"] |= {
             "SPARK_HOME": _find_spark_home(),
             "SPARK_CONNECT_MODE": "0",
             "_PYSPARK_DRIVER_CONN_INFO_PATH": str(info),
@@ -180,7 +190,6 @@ def _launch(command: list[str], popen: dict[str, Any]) -> JavaGateway:
         process = subprocess.Popen(  # noqa: S603 - the command is ours
             command,
             stdin=subprocess.PIPE,  # the JVM ends at its end of file
-            env=env,
             preexec_fn=_ignore_stop_signals,
             **popen,
         )

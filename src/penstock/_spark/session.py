@@ -49,6 +49,8 @@ class SessionOptions:
         configuration: The user's settings. They win over every default. Keys that do not start
             with `spark.` are set on the session, for `spark.conf.get`.
         jars: Paths of jars that Spark needs.
+        store_jars: Paths of further jars. They come last in the class path, whose beginning is then
+            that of the AppCDS archive: Java refuses the archive otherwise.
         java_options: Extra options of the driver's JVM, such as an AppCDS archive.
         log_file: Output of the JVM, without secrets; only its owner may read it.
         pass_fds: File descriptors that the JVM inherits.
@@ -63,6 +65,7 @@ class SessionOptions:
     master: str | None = None
     configuration: Mapping[str, str] = field(default_factory=lambda: _EMPTY, repr=False)
     jars: tuple[str, ...] = ()
+    store_jars: tuple[str, ...] = ()
     java_options: tuple[str, ...] = ()
     log_file: str
     pass_fds: tuple[int, ...] = ()
@@ -109,7 +112,11 @@ def build_session(options: SessionOptions) -> SparkSession:
     log = SparkLog(Path(options.log_file))
     with _same_interrupt_handler():
         gateway = start_jvm(
-            conf, log, pass_fds=options.pass_fds, analysis_only=options.analysis_only
+            conf,
+            log,
+            last_jars=options.store_jars if is_local(conf["spark.master"]) else (),
+            pass_fds=options.pass_fds,
+            analysis_only=options.analysis_only,
         )
         remember_names(gateway)
         try:
@@ -226,7 +233,12 @@ def effective_configuration(options: SessionOptions) -> dict[str, str]:
     conf = session_defaults(master, conf_of_user, storage_root=root, warehouse=warehouse)
     conf["spark.app.name"] = options.app_name
     conf.update(conf_of_user)
-    _add_jars(conf, options.jars)
+    if is_local(conf["spark.master"]):
+        # On the class path of the JVM rather than in spark.jars: Hadoop's file system and an
+        # AppCDS archive see only this one.
+        _append(conf, "spark.driver.extraClassPath", os.pathsep.join(options.jars), os.pathsep)
+    else:
+        _append(conf, "spark.jars", ",".join((*options.jars, *options.store_jars)), ",")
     if options.python is not None and not is_local(master):
         _add_python(conf, options.python)
     if options.java_options:
@@ -238,17 +250,6 @@ def effective_configuration(options: SessionOptions) -> dict[str, str]:
 def _log4j_option(conf: Mapping[str, str]) -> str:
     has_own = "log4j" in conf.get("spark.driver.extraJavaOptions", "")
     return "" if has_own else shlex.quote(f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}")
-
-
-def _add_jars(conf: dict[str, str], jars: tuple[str, ...]) -> None:
-    if not jars:
-        return
-    if is_local(conf["spark.master"]):
-        # On the class path of the JVM rather than in spark.jars: Hadoop's file system and an
-        # AppCDS archive see only this one.
-        _append(conf, "spark.driver.extraClassPath", os.pathsep.join(jars), os.pathsep)
-    else:
-        _append(conf, "spark.jars", ",".join(jars), ",")
 
 
 def _add_python(conf: dict[str, str], python: Path) -> None:

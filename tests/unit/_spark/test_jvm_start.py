@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from penstock._spark.jvm import _ignore_stop_signals, reason_of
+from penstock._spark.jvm import _ignore_stop_signals, _java_command, reason_of
 from penstock._spark.session import SessionOptions, effective_configuration
 from penstock._spark.session_defaults import is_local, session_defaults
 
@@ -30,10 +30,11 @@ MEMORY = """An error occurred while calling None.org.apache.spark.api.java.JavaS
 def test_local_cluster_is_a_cluster(master: str, expected: bool) -> None:
     assert is_local(master) is expected
     options = SessionOptions(
-        app_name="p", master=master, jars=("a.jar", "b.jar"), log_file="spark.log"
+        app_name="p", master=master, jars=("a.jar",), store_jars=("b.jar",), log_file="spark.log"
     )
     conf = effective_configuration(options)
     assert (conf.get("spark.jars") == "a.jar,b.jar") is not expected
+    assert (conf.get("spark.driver.extraClassPath") == "a.jar") is expected
     defaults = session_defaults(master, {}, storage_root="file:/s", warehouse=None)
     assert ("spark.driver.host" in defaults) is expected
     assert ("spark.hadoop.fs.file.impl" in defaults) is expected
@@ -61,6 +62,16 @@ def test_an_analysis_needs_no_cluster() -> None:
         )
     )
     assert conf["spark.master"] == "local[*]"
+
+
+def test_jars_of_stores_come_behind_the_class_path_of_the_archive() -> None:
+    conf = effective_configuration(
+        SessionOptions(app_name="p", master="local[2]", jars=("a.jar",), log_file="spark.log")
+    )
+    plain = _java_command(conf, (), "")
+    with_stores = _java_command(conf, (), "s3.jar:b.jar")
+    assert plain[2].split(":")[0] == "a.jar"
+    assert with_stores == [*plain[:2], f"{plain[2]}:s3.jar:b.jar", *plain[3:]]
 
 
 def test_a_started_process_ignores_the_signals_that_go_to_everybody() -> None:

@@ -63,6 +63,11 @@ public final class StorageLease {
     return lease;
   }
 
+  /** After {@link #release}: other code of a borrowed session may commit. */
+  public static void forget() {
+    held = null;
+  }
+
   /** Fails if this driver had a lease and another one has it now. Called before each commit. */
   public static void check() throws IOException {
     StorageLease lease = held;
