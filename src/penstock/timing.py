@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
 from penstock._model.duration import parse_seconds
 from penstock._model.origin import capture_origin
+from penstock._model.sql_text import quoted
 from penstock.errors import DefinitionError
 
 __all__ = ["cap_future", "not_in_future", "window_columns"]
@@ -69,7 +70,7 @@ def window_columns(df: DataFrame) -> DataFrame:
     columns: list[Column] = []
     has_window = False
     for field in df.schema:
-        column = F.col("`" + field.name.replace("`", "``") + "`")
+        column = F.col(quoted(field.name))
         if _is_window(field.dataType):
             has_window = True
             columns += [column[end].alias(f"{field.name}_{end}") for end in ("start", "end")]

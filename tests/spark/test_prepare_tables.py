@@ -72,7 +72,7 @@ def test_generated_partition_column_is_filled_when_the_writer_splits_rows(
 def test_comment_property_and_column_are_altered_when_the_declaration_changes(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    ref = table(tmp_path)
+    ref = TableRef(str(tmp_path / "a`b"), "t")
     schema = parse_schema(spark, "id BIGINT, a STRING")
     prepare_table(spark, ref, TableSpec(schema=schema, declared=True, properties={"team": "a"}))
     wider = parse_schema(spark, "a STRING COMMENT 'new', id BIGINT, b STRUCT<x: INT>")
@@ -123,12 +123,13 @@ def test_clustered_table_is_made_and_changed_when_cluster_by_is_declared(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     ref = TableRef((tmp_path / "t").as_uri(), "t")  # as in a pipeline
-    schema = parse_schema(spark, "a BIGINT, b BIGINT")
-    state = prepare_table(spark, ref, TableSpec(schema=schema, cluster_by=("a",)))
-    assert state.cluster_by == ("a",)
-    assert prepare_table(spark, ref, TableSpec(schema=schema, cluster_by=("a",))).version == 0
-    changed = prepare_table(spark, ref, TableSpec(schema=schema, cluster_by=("b",)))
-    assert changed.cluster_by == ("b",)
+    schema = parse_schema(spark, "s STRUCT<x: BIGINT>, `b``c` BIGINT")
+    strange = TableSpec(schema=schema, cluster_by=("b`c",))
+    assert prepare_table(spark, ref, strange).cluster_by == ("b`c",)
+    assert prepare_table(spark, ref, strange).version == 0
+    changed = prepare_table(spark, ref, TableSpec(schema=schema, cluster_by=("s.x",)))
+    assert changed.cluster_by == ("s.x",)
+    assert prepare_table(spark, ref, strange).cluster_by == ("b`c",)
 
 
 def test_state_is_none_when_there_is_no_table(spark: SparkSession, tmp_path: Path) -> None:

@@ -34,10 +34,10 @@ from penstock._model.cdc import CdcSpec, ScdType
 from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow, FlowAnalysis
 from penstock._model.origin import SourceLocation
+from penstock._model.sql_text import quoted
 from penstock._tables.write.cdc_events import END_AT, START_AT, EventShape, TargetShape, resolve
 from penstock._tables.write.cdc_snapshot import SnapshotShape
 from penstock.errors import DefinitionError
-from penstock.quality.rules import quoted
 from penstock.sources.base import OpenedSource, Position
 
 _TICK = timedelta(microseconds=1)

@@ -13,7 +13,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock._model.sql_literal import literal
+from penstock._model.sql_text import literal, quoted
 from penstock._spark.plans import analyzed, iterate
 
 # Part of Spark's message for the operator on another type than VARIANT.
@@ -57,7 +57,7 @@ def _spell_json_paths(spark: Any, text: str) -> str:
     for item in reversed(accesses):
         call = f"get_json_object(CAST({item.column} AS STRING), {literal(item.path)})"
         if item.name is not None:
-            call += " AS `" + item.name.replace("`", "``") + "`"
+            call += f" AS {quoted(item.name)}"
         text = text[: item.start] + call + text[item.end :]
     return text
 

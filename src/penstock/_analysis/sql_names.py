@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock._model.spark_version import is_marked, mark_streams, require_spark
+from penstock._model.sql_text import quoted
 from penstock._spark.generated_names import VIEW_PREFIX
 from penstock._spark.plans import iterate
 
@@ -45,7 +46,7 @@ class RelationReference:
     @property
     def name(self) -> str:
         """The name, each part in backticks."""
-        return ".".join("`" + part.replace("`", "``") + "`" for part in self.parts)
+        return quoted(*self.parts)
 
 
 @dataclass(frozen=True, kw_only=True)

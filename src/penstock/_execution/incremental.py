@@ -16,13 +16,13 @@ from penstock._execution.flow_state import ViewState
 from penstock._execution.writers import Commit
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._model.exception_text import first_line
+from penstock._model.sql_text import quoted
 from penstock._spark import plans
 from penstock._spark.failures import full_text
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.write.keyed import MOST_KEYS
 from penstock._tables.write.view_writer import ViewChangedError, ViewWriter
 from penstock.errors import PenstockError, PlanError
-from penstock.quality.rules import quoted
 
 APPEND_ONLY = "APPEND_ONLY"
 GROUP_AGGREGATE = "GROUP_AGGREGATE"

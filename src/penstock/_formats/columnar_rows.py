@@ -22,8 +22,8 @@ from pyspark.sql.types import (
 
 from penstock._formats.merging import RESCUED, visible, widest
 from penstock._formats.options import FileOptions
-from penstock._formats.sqltext import PATH, json_text, name, rescued_json, with_value
-from penstock._model.sql_literal import literal
+from penstock._formats.sqltext import PATH, json_text, rescued_json, with_value
+from penstock._model.sql_text import literal, quoted
 from penstock.errors import SetupError
 
 _READERS = 4
@@ -44,7 +44,7 @@ def columnar_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> D
     columns = []
     for field in visible(schema).fields:
         whole = next(known for known in schema.fields if known.name == field.name)
-        shown = _without_rescued(name(field.name), whole.dataType)
+        shown = _without_rescued(quoted(field.name), whole.dataType)
         columns.append(F.expr(shown).alias(field.name))
     if options.rescued:
         parts = _fragments("", schema)
@@ -142,7 +142,7 @@ def _without_rescued(cell: str, kind: DataType) -> str:
     if not isinstance(kind, StructType) or visible(kind) == kind:
         return cell
     fields = ", ".join(
-        f"{literal(f.name)}, {_without_rescued(f'{cell}.{name(f.name)}', f.dataType)}"
+        f"{literal(f.name)}, {_without_rescued(f'{cell}.{quoted(f.name)}', f.dataType)}"
         for f in kind.fields
         if not f.metadata.get(RESCUED)
     )
@@ -152,7 +152,7 @@ def _without_rescued(cell: str, kind: DataType) -> str:
 def _fragments(cell: str, schema: StructType) -> list[str]:
     fragments = []
     for field in schema.fields:
-        value = f"{cell}.{name(field.name)}" if cell else name(field.name)
+        value = f"{cell}.{quoted(field.name)}" if cell else quoted(field.name)
         if field.metadata.get(RESCUED):
             text = _value_json(value, field.dataType)
             fragments.append(

@@ -25,14 +25,13 @@ from penstock._formats.sqltext import (
     columns_sql,
     json_text,
     literals,
-    name,
     options_map,
     path_part,
     text_fragment,
     with_value,
 )
 from penstock._formats.widening import can_widen, entry, wider_for_text
-from penstock._model.sql_literal import literal
+from penstock._model.sql_text import literal, quoted
 from penstock.parsing.exponents import LARGE_EXPONENT
 
 _LINE = "__files_line"
@@ -220,7 +219,7 @@ class _Csv:
         strings = self._parsed(text, StructType(fields))
         cells = []
         for field in self._schema:
-            cell = f"st.{name(field.name)}"
+            cell = f"st.{quoted(field.name)}"
             if field.name in decimals:
                 number = f"try_cast({cell} AS {field.dataType.simpleString()})"
                 cell = f"CASE WHEN {cell} NOT RLIKE {literal(LARGE_EXPONENT)} THEN {number} END"
@@ -260,7 +259,7 @@ class _Csv:
         names = f"coalesce({_HEADER}, {literals(self._names)})"
         misfits = []
         for column in self._names:
-            value = f"CASE WHEN {TYPED}.{name(column)} IS NULL THEN {self._value('mt')} END"
+            value = f"CASE WHEN {TYPED}.{quoted(column)} IS NULL THEN {self._value('mt')} END"
             entry_text = f"concat({json_text(literal(column))}, ':', {json_text('mv')})"
             shown = with_value("mv", value, f"CASE WHEN mv <> '' THEN {entry_text} END")
             misfits.append(with_value("mt", _lookup(literal(column), "tn"), shown))
@@ -300,7 +299,7 @@ class _Csv:
                 continue
             value = self._value("wt")
             if not isinstance(field.dataType, DecimalType):  # they are rounded, not refused
-                value = f"CASE WHEN {TYPED}.{name(field.name)} IS NULL THEN {value} END"
+                value = f"CASE WHEN {TYPED}.{quoted(field.name)} IS NULL THEN {value} END"
             wider = entry(path_part(field.name), wider_for_text("wv", field.dataType))
             lookup = _lookup(literal(field.name), "tn")
             entries.append(with_value("wt", lookup, with_value("wv", value, wider)))

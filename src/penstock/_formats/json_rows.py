@@ -21,7 +21,7 @@ from penstock._formats.sqltext import (
     text_fragment,
     with_value,
 )
-from penstock._model.sql_literal import literal
+from penstock._model.sql_text import literal
 from penstock.parsing.exponents import huge_number
 
 _TEXT = "__files_text"

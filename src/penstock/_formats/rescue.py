@@ -18,14 +18,13 @@ from penstock._formats.sqltext import (
     fragment,
     json_text,
     literals,
-    name,
     options_map,
     path_part,
     type_sql,
     with_value,
 )
 from penstock._formats.widening import can_widen, entry, wider_for_variant
-from penstock._model.sql_literal import literal
+from penstock._model.sql_text import literal, quoted
 
 FLAW = "__files_flaw"
 """Column of `from_json` and its like that holds the text of what did not fit."""
@@ -78,7 +77,7 @@ class Comparison:
         return f"concat({unknown}, filter(array({', '.join(misfits)}), x -> x IS NOT NULL))"
 
     def _misfit(self, fields: str, typed: str, column: str, kind: DataType) -> str:
-        value, cell = self._variable("v"), f"{typed}.{name(column)}"
+        value, cell = self._variable("v"), f"{typed}.{quoted(column)}"
         whole = fragment(literal(column), value)
         if isinstance(kind, StructType):
             inner, rest = self._variable("m"), self._variable("r")

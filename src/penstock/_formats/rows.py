@@ -10,8 +10,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from penstock._formats.options import Evolution, FileOptions, ParseMode
-from penstock._formats.sqltext import FILE, NO_TEXTS, PATH, name, rescued_json
-from penstock._model.sql_literal import literal
+from penstock._formats.sqltext import FILE, NO_TEXTS, PATH, rescued_json
+from penstock._model.sql_text import literal, quoted
 
 TYPED = "__files_typed"
 """Struct of the typed columns."""
@@ -87,7 +87,7 @@ def finished(rows: Rows, options: FileOptions, source: str) -> DataFrame:
     # Nobody asks what is left: then it is not computed either.
     typed_only = columns_only(options)
     for field in rows.schema.fields:
-        cell = f"{TYPED}.{name(field.name)}"
+        cell = f"{TYPED}.{quoted(field.name)}"
         value = cell if typed_only else f"CASE WHEN {LEFT}.bad THEN NULL ELSE {cell} END"
         columns.append(F.expr(value).alias(field.name))
     if corrupt:

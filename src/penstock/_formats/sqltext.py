@@ -6,17 +6,12 @@ from collections.abc import Iterable
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from penstock._model.sql_literal import literal
+from penstock._model.sql_text import literal, quoted
 
 PATH = "_metadata.file_path"
 FILE = "__files_path"
 """Column of parsed rows: the file of each."""
 NO_TEXTS = "cast(array() as array<string>)"
-
-
-def name(column: str) -> str:
-    """A column name in backticks."""
-    return "`" + column.replace("`", "``") + "`"
 
 
 def literals(texts: Iterable[str]) -> str:
@@ -44,7 +39,7 @@ def type_sql(data_type: DataType) -> str:
 def columns_sql(schema: StructType, *, colon: bool = False) -> str:
     """The columns of a schema as DDL, all nullable."""
     between = ": " if colon else " "
-    return ", ".join(name(f.name) + between + type_sql(f.dataType) for f in schema.fields)
+    return ", ".join(quoted(f.name) + between + type_sql(f.dataType) for f in schema.fields)
 
 
 def with_value(variable: str, value: str, body: str) -> str:

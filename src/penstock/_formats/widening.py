@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 from penstock._formats.merging import RESCUED, split_path
 from penstock._formats.options import TEXTUAL
 from penstock._formats.sqltext import case_chain
-from penstock._model.sql_literal import literal
+from penstock._model.sql_text import literal
 from penstock._tables.write.widening import widen, widened
 
 _MOST_DIGITS = 38

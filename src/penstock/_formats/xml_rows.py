@@ -10,7 +10,7 @@ from penstock._formats.options import FileOptions
 from penstock._formats.rescue import FLAW, Comparison, typed_columns
 from penstock._formats.rows import LEFT, TYPED, Rows, decoded, left_sql
 from penstock._formats.sqltext import FILE, options_map, text_fragment, with_value
-from penstock._model.sql_literal import literal
+from penstock._model.sql_text import literal
 from penstock.errors import ConnectorError
 from penstock.parsing.exponents import LARGE_EXPONENT, decimal_fields
 

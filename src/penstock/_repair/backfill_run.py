@@ -24,13 +24,13 @@ from penstock._execution.tables import PipelineTables
 from penstock._execution.writers import BatchWriter, Commit, TableWriters
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._model.flow import OutputMode
+from penstock._model.sql_text import quoted
 from penstock._repair.journal import Journal
 from penstock._spark.failures import flow_error
 from penstock._spark.plans import fingerprint
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock._tables.write.kept import keep
 from penstock.errors import PlanError
-from penstock.quality.rules import quoted
 from penstock.quality.split import ROW
 from penstock.sources.base import OpenedSource
 from penstock.sources.flow import is_past_end

@@ -32,6 +32,7 @@ from penstock._graph.dataflow import DatasetNode
 from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.expectation import OnViolation
 from penstock._model.pipeline import PipelineSettings
+from penstock._model.sql_text import delta_table, quoted
 from penstock._repair.journal import Journal
 from penstock._repair.selected_rows import SELECTED, SelectedRows, select_rows
 from penstock._tables.commit_note import QUARANTINE, TARGET
@@ -43,7 +44,6 @@ from penstock._tables.read.row_selection import RowSelection
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.schema import conform
 from penstock.errors import PlanError, SpecError
-from penstock.quality.rules import quoted
 from penstock.quality.split import (
     DESTINATION,
     FAILED_RULES,
@@ -299,7 +299,7 @@ class QuarantineReplay:
                 f"the quarantine of {self._name} was rewritten (version {number}) while a replay "
                 f"of its version {pending.version} was unfinished: it cannot be determined any "
                 "more which of its rows are in the table already",
-                hint=f"restore it: RESTORE delta.`{self._quarantine_path}` TO VERSION AS OF "
+                hint=f"restore it: RESTORE {delta_table(self._quarantine_path)} TO VERSION AS OF "
                 f"{number - 1}; then replay again",
             )
         return [file.remove() for file in self._delta.add_files([live[file] for file in staged])]

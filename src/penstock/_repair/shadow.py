@@ -20,6 +20,7 @@ from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline
 from penstock._model.exception_text import first_line
 from penstock._model.flow import OutputMode
+from penstock._model.sql_text import delta_table
 from penstock._observe.events import Event, EventOrigin, FlowProgress, PlanWarning, SourceRowsLost
 from penstock._plan.steps import PrepareTable, StartFlow
 from penstock._runtime.ports import FlowEnded
@@ -206,9 +207,8 @@ def restore_rows(spark: SparkSession, table: TableRef, version: int) -> None:
     if version < 0:
         reset_table(spark, table)
         return
-    path = table.path.replace("`", "``")
     try:
-        spark.sql(f"RESTORE TABLE delta.`{path}` TO VERSION AS OF {version}").collect()
+        spark.sql(f"RESTORE TABLE {delta_table(table.path)} TO VERSION AS OF {version}").collect()
     except Exception as error:
         raise PlanError(
             "RESTORE_NOT_POSSIBLE",

@@ -2,10 +2,11 @@
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock._model.name import split_name
+from penstock._model.sql_text import quoted
 from penstock._sql.cursor import Cursor
 from penstock._sql.tokens import TokenKind, text_value
 
@@ -23,7 +24,7 @@ class SqlName:
     @property
     def text(self) -> str:
         """For a declaration, with backticks where needed."""
-        return ".".join(part if _PLAIN.fullmatch(part) else quoted([part]) for part in self.parts)
+        return ".".join(part if _PLAIN.fullmatch(part) else quoted(part) for part in self.parts)
 
     @property
     def shown(self) -> str:
@@ -118,11 +119,6 @@ _TEXT_FUNCTIONS: Mapping[str, Callable[[Sequence[str]], str | None]] = {
     "UCASE": _only(str.upper),
     "TRIM": _only(lambda text: text.strip(" ")),
 }
-
-
-def quoted(parts: Iterable[str]) -> str:
-    """Return a name with all parts in backticks."""
-    return ".".join("`" + part.replace("`", "``") + "`" for part in parts)
 
 
 def parse_columns(cursor: Cursor, clause: str) -> tuple[str, ...]:

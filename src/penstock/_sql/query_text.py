@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from penstock._model.sql_literal import literal
+from penstock._model.sql_text import literal, quoted
 from penstock._sql.cursor import Cursor
-from penstock._sql.names import computed_name, quoted
+from penstock._sql.names import computed_name
 from penstock._sql.source import Edit, SqlSource
 from penstock._sql.syntax import Query
 from penstock._sql.tokens import (
@@ -53,7 +53,7 @@ def spell_names(text: str, parameters: Mapping[str, str]) -> str:
     while not cursor.is_done:
         first = cursor.current
         if cursor.at("IDENTIFIER", "(") and (name := computed_name(cursor)) is not None:
-            edits.append(Edit(first.start, cursor.ahead(-1).end, quoted(name)))
+            edits.append(Edit(first.start, cursor.ahead(-1).end, quoted(*name)))
         else:
             cursor.advance()
     return source.replaced(edits).text
@@ -86,7 +86,7 @@ def _touch_ups(cursor: Cursor, start: int) -> Iterator[Edit]:
             if _is_whole_period(period):
                 yield Edit(period.start, period.end, text_value(period).strip())
         elif cursor.at("IDENTIFIER", "(") and (name := computed_name(cursor)) is not None:
-            yield Edit(first.start, cursor.ahead(-1).end, quoted(name))
+            yield Edit(first.start, cursor.ahead(-1).end, quoted(*name))
     cursor.position = end
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from penstock._api.arguments import nearest
 from penstock._model.missing import assumed_value
-from penstock._model.sql_literal import literal
+from penstock._model.sql_text import literal
 from penstock._sql.source import Edit, SqlSource
 from penstock._sql.tokens import Token, TokenKind
 from penstock.errors import DefinitionError

@@ -345,7 +345,11 @@ class DeltaJvm:
         if "clustering" not in str(snapshot.protocol().json()):
             return ()
         info = self.jvm.org.apache.spark.sql.delta.skipping.clustering.ClusteringColumnInfo
-        return tuple(str(name) for name in self.items(info.extractLogicalNames(snapshot)))
+        attribute = self.jvm.org.apache.spark.sql.catalyst.analysis.UnresolvedAttribute
+        return tuple(
+            ".".join(map(str, self.items(attribute.parseAttributeName(name))))
+            for name in self.items(info.extractLogicalNames(snapshot))
+        )
 
     def commit_lines(self, path: str, version: int) -> list[str] | None:
         local = local_path(path)

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation
-from penstock._model.sql_literal import literal
+from penstock._model.sql_text import literal, quoted
 from penstock._tables.files import local_path
 from penstock._tables.layout import TableRef
 from penstock._tables.write.schema import plain_schema
@@ -124,8 +124,8 @@ class HiveMetastore:
 
 def create_entry(spark: SparkSession, schema: str, name: str, location: str) -> None:
     """Register a Delta table in Spark's catalog, unless the name is taken."""
-    spark.sql(f"CREATE SCHEMA IF NOT EXISTS spark_catalog.`{schema}`")
-    table = f"spark_catalog.`{schema}`.`{name}`"
+    spark.sql(f"CREATE SCHEMA IF NOT EXISTS {quoted('spark_catalog', schema)}")
+    table = quoted("spark_catalog", schema, name)
     spark.sql(f"CREATE TABLE IF NOT EXISTS {table} USING delta LOCATION {literal(location)}")
 
 

@@ -14,10 +14,11 @@ from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock._model.origin import capture_origin
+from penstock._model.sql_text import quoted
 from penstock.errors import DefinitionError
 from penstock.parsing.avro import PayloadError, decode_avro, require_fastavro, struct_of_avro
 from penstock.parsing.fit import MisfitError, UnsupportedTypeError, compile_fit
-from penstock.parsing.outcome import quoted, require_column, spread
+from penstock.parsing.outcome import require_column, spread
 from penstock.parsing.protobuf import decode_protobuf, require_protobuf, struct_of_message
 from penstock.parsing.schema import to_struct
 

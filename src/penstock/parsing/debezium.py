@@ -22,12 +22,13 @@ from pyspark.sql.types import (
 )
 
 from penstock._model.origin import capture_origin
+from penstock._model.sql_text import quoted
 from penstock.errors import DefinitionError
 from penstock.parsing.avro import PayloadError, require_fastavro
 from penstock.parsing.binary import with_decoded
 from penstock.parsing.confluent import decode_confluent, decode_json
 from penstock.parsing.fit import MisfitError, misfit
-from penstock.parsing.outcome import ERROR_COLUMN, RAW_COLUMN, quoted, require_column, spread
+from penstock.parsing.outcome import ERROR_COLUMN, RAW_COLUMN, require_column, spread
 from penstock.parsing.registry import SchemaRegistry
 from penstock.parsing.schema import to_struct
 

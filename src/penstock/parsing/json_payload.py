@@ -13,9 +13,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock._model.origin import capture_origin
+from penstock._model.sql_text import quoted
 from penstock.errors import DefinitionError
 from penstock.parsing.exponents import REASON, huge_number
-from penstock.parsing.outcome import quoted, require_column, spread
+from penstock.parsing.outcome import require_column, spread
 from penstock.parsing.schema import to_struct
 
 _CORRUPT = "__penstock_corrupt"

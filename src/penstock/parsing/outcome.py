@@ -7,6 +7,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from penstock._model.origin import capture_origin
+from penstock._model.sql_text import quoted
 from penstock.errors import DefinitionError
 
 ERROR_COLUMN = "_parse_error"
@@ -15,11 +16,6 @@ EXTRA_COLUMN = "_extra_fields"
 
 PARSED = f"{ERROR_COLUMN} IS NULL"
 """The condition of an expectation: the payload of the row could be parsed."""
-
-
-def quoted(name: str) -> str:
-    """A column name as an identifier."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def require_column(df: DataFrame, column: str) -> str:

@@ -14,8 +14,8 @@ from pyspark.sql.types import (
 )
 
 from penstock._model.origin import capture_origin
+from penstock._model.sql_text import quoted
 from penstock.errors import DefinitionError
-from penstock.parsing.outcome import quoted
 
 # Seconds until the year 5138; below it a number is seconds, above it milliseconds, and so on.
 _SECONDS_LIMIT = 100_000_000_000

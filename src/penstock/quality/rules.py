@@ -12,6 +12,7 @@ from pyspark.sql.types import BooleanType, DataType, NullType, StructType
 
 from penstock._model.exception_text import first_line
 from penstock._model.expectation import Expectation
+from penstock._model.sql_text import quoted
 from penstock.errors import DefinitionError, DefinitionErrors
 
 # An expectation is shared, reviewed less than code and runs with all permissions: it must not call
@@ -100,11 +101,6 @@ def row_guard(schema: StructType) -> Column:
     seed = F.col(quoted(chosen)) if chosen else F.monotonically_increasing_id()
     # A population count is never above 64, which Catalyst does not infer.
     return F.bit_count(F.hash(seed)) < 100
-
-
-def quoted(name: str) -> str:
-    """A column name as an identifier."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _sound(df: DataFrame, columns: Sequence[Column]) -> bool:

@@ -15,8 +15,9 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from penstock._model.expectation import Expectation, OnViolation
+from penstock._model.sql_text import quoted
 from penstock.errors import DefinitionError
-from penstock.quality.rules import condition_column, quoted, row_guard, tolerant
+from penstock.quality.rules import condition_column, row_guard, tolerant
 
 DESTINATION = "penstock_dest"
 TO_TABLE = "table"

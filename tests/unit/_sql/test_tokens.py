@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock._model.sql_literal import literal
+from penstock._model.sql_text import literal
 from penstock._sql.tokens import TokenKind, UnclosedError, text_value, tokens_of
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from pyspark.sql.types import StructField, StructType
 
-from penstock._model.sql_literal import literal
+from penstock._model.sql_text import delta_table, literal, quoted
 from penstock._tables.delta_log import DeltaJvm, TableMetadata, file_count
 from penstock._tables.layout import TableRef
 from penstock._tables.write.create import create_table
@@ -35,9 +35,9 @@ def alter_table(
         state = replace(state, schema=metadata.schema)
         changed = True
     if tuple(c.lower() for c in spec.cluster_by) != tuple(c.lower() for c in state.cluster_by):
-        columns = ", ".join(f"`{column}`" for column in spec.cluster_by) or "NONE"
+        columns = ", ".join(quoted(*name.split(".")) for name in spec.cluster_by) or "NONE"
         clause = f"({columns})" if spec.cluster_by else columns
-        delta.spark.sql(f"ALTER TABLE delta.`{table.path}` CLUSTER BY {clause}")
+        delta.spark.sql(f"ALTER TABLE {delta_table(table.path)} CLUSTER BY {clause}")
         changed = True
     schema = _evolved(spec, state)
     comment = spec.comment if spec.comment is not None else metadata.comment
@@ -139,7 +139,7 @@ def _set_properties(
         return False
     check_properties(delta.spark, differing, name=table.name, origin=spec.origin)
     pairs = ", ".join(f"{literal(k)} = {literal(v)}" for k, v in differing.items())
-    delta.spark.sql(f"ALTER TABLE delta.`{table.path}` SET TBLPROPERTIES ({pairs})")
+    delta.spark.sql(f"ALTER TABLE {delta_table(table.path)} SET TBLPROPERTIES ({pairs})")
     return True
 
 

@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.types import DataType, StructField, StructType
 
 from penstock._model.origin import SourceLocation
+from penstock._model.sql_text import quoted
 from penstock._tables.write.schema import LENGTHS, compare, conformed
 from penstock.errors import DefinitionError
 
@@ -93,7 +94,7 @@ class _Assignment:
         `lengths` is the same type with the lengths of CHAR and VARCHAR, which are checked.
         """
         expressions = self._jvm.org.apache.spark.sql.classic.ExpressionUtils
-        column: Any = df["`" + name.replace("`", "``") + "`"]
+        column: Any = df[quoted(name)]
         cast = self._catalyst.Cast(
             expressions.expression(column._jc),
             self._type(kind),

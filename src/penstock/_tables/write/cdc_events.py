@@ -26,9 +26,9 @@ from pyspark.sql import types as T
 from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
 from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation
+from penstock._model.sql_text import quoted
 from penstock._tables.write.schema import as_nullable, nested_types, plain_schema
 from penstock.errors import DefinitionError
-from penstock.quality.rules import quoted
 
 START_AT = "__START_AT"
 END_AT = "__END_AT"

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructField, StructType
 
 from penstock._model.cdc import ScdType, SnapshotSpec
+from penstock._model.sql_text import quoted
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.kill_points import kill_point
@@ -29,7 +30,6 @@ from penstock._tables.write.kept import keep
 from penstock._tables.write.keyed import KeyedTable, Way, count_keys, in_one_task, of_keys
 from penstock._tables.write.schema import plain_schema
 from penstock.errors import FlowError
-from penstock.quality.rules import quoted
 
 _SMALL_ROWS = 50_000
 

@@ -10,6 +10,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from penstock._model.sql_text import quoted
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import local_path
 from penstock._tables.layout import TableRef
@@ -101,7 +102,7 @@ def _build(
     if spec.partition_cols:
         builder = builder.partitionedBy(*spec.partition_cols)
     if spec.cluster_by:
-        builder = builder.clusterBy(*spec.cluster_by)
+        builder = builder.clusterBy(*(quoted(*name.split(".")) for name in spec.cluster_by))
     if spec.comment is not None:
         builder = builder.comment(spec.comment)
     for key, value in properties.items():

@@ -7,6 +7,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from penstock._model.sql_text import delta_table, quoted
 from penstock._tables.delta_log import DeltaJvm
 
 _MIB = 1024 * 1024
@@ -60,8 +61,7 @@ class TableFiles:
         self._session = delta.spark
         self._path = path
         self._delta = delta
-        escaped = path.replace("`", "``")
-        self._sql = f"delta.`{escaped}`"
+        self._sql = delta_table(path)
 
     def known(self) -> Any:
         """Delta's newest snapshot in memory, without a look at the storage."""
@@ -102,7 +102,7 @@ class TableFiles:
         return self._optimize(f"OPTIMIZE {self._sql}")
 
     def z_order(self, columns: Sequence[str]) -> Rewritten | None:
-        names = ", ".join("`" + column.replace("`", "``") + "`" for column in columns)
+        names = ", ".join(map(quoted, columns))
         return self._optimize(f"OPTIMIZE {self._sql} ZORDER BY ({names})")
 
     def vacuum(self) -> None:

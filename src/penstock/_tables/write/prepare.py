@@ -3,7 +3,7 @@
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from penstock._model.sql_literal import literal
+from penstock._model.sql_text import delta_table, literal
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.layout import TableRef
 from penstock._tables.read.damage import check_log
@@ -44,7 +44,7 @@ def _check_owner(table: TableRef, spec: TableSpec, state: TableState) -> None:
         f"table {table.name} was created {origin}",
         origin=spec.origin,
         hint="choose another name for the table; or give it to this pipeline, whose flows then "
-        f"read their sources from the beginning: ALTER TABLE delta.`{table.path}` {change}",
+        f"read their sources from the beginning: ALTER TABLE {delta_table(table.path)} {change}",
     )
 
 

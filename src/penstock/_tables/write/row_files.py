@@ -14,6 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from penstock._model.sql_text import quoted
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.kept import keep
@@ -30,7 +31,6 @@ from penstock._tables.write.staging import (
     staging_transaction,
     valid_rows,
 )
-from penstock.quality.rules import quoted
 from penstock.quality.split import DESTINATION, FAILED_RULES, QUARANTINE_COLUMNS, TO_TABLE, RowSplit
 
 LATE = "late"

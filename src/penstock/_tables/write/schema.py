@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from penstock._model.sql_text import quoted
 from penstock.errors import PlanError
 
 GENERATED = "delta.generationExpression"
@@ -183,7 +184,7 @@ def map_leaves(
 def conform(df: DataFrame, table: T.StructType) -> DataFrame:
     """Cast columns to the table's types if no value changes; others are left to `reconcile`."""
     casts = {
-        column.name: F.col("`" + column.name.replace("`", "``") + "`").cast(kind)
+        column.name: F.col(quoted(column.name)).cast(kind)
         for column, kind in zip(df.schema, conformed(df.schema, table), strict=True)
         if kind != column.dataType
     }
@@ -234,7 +235,7 @@ def with_types(df: DataFrame, declared: T.StructType | None = None) -> DataFrame
 
     kinds = conformed(df.schema, declared or T.StructType(), is_void)
     untyped = {
-        column.name: F.col("`" + column.name.replace("`", "``") + "`").cast(without_void(kind))
+        column.name: F.col(quoted(column.name)).cast(without_void(kind))
         for column, kind in zip(df.schema, kinds, strict=True)
         if _has_void(column.dataType)
     }

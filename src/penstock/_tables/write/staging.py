@@ -18,11 +18,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
+from penstock._model.sql_text import quoted
 from penstock._tables.commits import RuleCounts
 from penstock._tables.delta_log import DeltaJvm, TableMetadata
 from penstock._tables.files import hadoop_path, local_path
 from penstock._tables.write.schema import as_nullable, has_identity, leaf_count, schema_json
-from penstock.quality.rules import quoted
 from penstock.quality.split import (
     DESTINATION,
     FAILED_RULES,

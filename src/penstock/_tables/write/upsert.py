@@ -9,6 +9,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from penstock._model.sql_text import quoted
 from penstock._tables.commits import CommitResult
 from penstock._tables.write.decision import BatchDecision, DecisionFile
 from penstock._tables.write.fenced import TableTransaction
@@ -18,7 +19,6 @@ from penstock._tables.write.row_files import Written
 from penstock._tables.write.staging import RowCounts, count_rows, valid_rows
 from penstock._tables.write.writer import Batch, FlowWriter, WriterOptions
 from penstock.errors import FlowError, InternalError
-from penstock.quality.rules import quoted
 from penstock.quality.split import row_json
 
 

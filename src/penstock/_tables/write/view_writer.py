@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from penstock._model.sql_text import quoted
 from penstock._tables.commits import CommitResult
 from penstock._tables.write.fenced import TableTransaction
 from penstock._tables.write.kept import keep
@@ -16,7 +17,6 @@ from penstock._tables.write.keyed import MOST_KEYS, KeyedTable, Way
 from penstock._tables.write.row_files import Written
 from penstock._tables.write.staging import RowCounts
 from penstock._tables.write.writer import Batch, FlowWriter, WriterOptions
-from penstock.quality.rules import quoted
 
 # One task rewrites a table of this size in less time than a search takes.
 REWRITE_BYTES = 2 * 1024 * 1024

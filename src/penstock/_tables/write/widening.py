@@ -12,6 +12,7 @@ from pyspark.sql import types as T
 
 from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation
+from penstock._model.sql_text import delta_table, quoted
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.layout import TableRef
 from penstock._tables.write.schema import DIGITS, INTEGERS, map_leaves
@@ -110,11 +111,9 @@ def alter_types(
         properties["delta.feature.timestampNtz"] = "supported"
     pairs = ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())
     columns = ", ".join(
-        ".".join("`" + name.replace("`", "``") + "`" for name in change.path)
-        + f" TYPE {change.after.simpleString()}"
-        for change in changes
+        quoted(*change.path) + f" TYPE {change.after.simpleString()}" for change in changes
     )
-    alter = f"ALTER TABLE delta.`{table.path}`"
+    alter = f"ALTER TABLE {delta_table(table.path)}"
     try:
         delta.spark.sql(f"{alter} SET TBLPROPERTIES ({pairs})")
         delta.spark.sql(f"{alter} ALTER COLUMN {columns}")

@@ -26,10 +26,10 @@ from pyspark.sql import types as T
 
 from penstock._model.dataset import SinkFacts
 from penstock._model.flow import Flow, OutputMode
+from penstock._model.sql_text import quoted
 from penstock._spark.failures import full_text
 from penstock._tables.kill_points import is_switched_off, kill_point
 from penstock.errors import CheckpointError, ConnectorError, FlowError
-from penstock.quality.rules import quoted
 from penstock.sinks.base import BatchSink, OpenedSink, Sink, SinkCommit, Write, evaluate, option
 from penstock.sinks.jdbc.connection import PostgreSql, connected
 from penstock.sinks.jdbc.options import (

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock._model.flow import Flow
+from penstock._model.sql_text import delta_table
 from penstock._spark.plans import dataframe
 from penstock._tables.delta_log import DeltaJvm, size_in_bytes
 from penstock._tables.files import local_path
@@ -330,7 +331,7 @@ class DeltaStream(OpenedSource):
                 )
 
     def _times(self) -> dict[int, int]:
-        rows = self._spark.sql(f"DESCRIBE HISTORY delta.`{self._location}`")
+        rows = self._spark.sql(f"DESCRIBE HISTORY {delta_table(self._location)}")
         return {
             int(row["version"]): int(row["at"])
             for row in rows.selectExpr("version", "unix_millis(timestamp) AS at").collect()

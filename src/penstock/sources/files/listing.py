@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 
 from penstock._formats.options import FileOptions
 from penstock._formats.sqltext import PATH, literals, type_sql
-from penstock._model.sql_literal import literal
+from penstock._model.sql_text import literal
 from penstock._tables.files import local_path
 from penstock.errors import ConnectorError
 

@@ -22,11 +22,10 @@ from penstock._formats.json_rows import json_rows
 from penstock._formats.merging import apply_hints, mark_rescued, parse_ddl, unmarked, without_void
 from penstock._formats.options import COLUMNAR, Evolution, FileOptions, file_options
 from penstock._formats.rows import Rows, finished
-from penstock._formats.sqltext import name
 from penstock._formats.widening import keep_wider
 from penstock._formats.xml_rows import xml_rows
 from penstock._model.exception_text import first_line
-from penstock._model.sql_literal import literal
+from penstock._model.sql_text import literal, quoted
 from penstock.errors import DefinitionError
 from penstock.sources.files.inference import detect_format, infer, sample
 from penstock.sources.files.listing import (
@@ -121,7 +120,7 @@ def read_source(source: OpenedFiles, *, streaming: bool) -> DataFrame:
         return df
     wanted = [column for column in source.columns if column in df.columns]
     extra = [column for column in df.columns if column not in wanted]
-    return df.select(*(name(column) for column in (*wanted, *extra)))
+    return df.select(*(quoted(column) for column in (*wanted, *extra)))
 
 
 def _compared(opened: OpenedFiles, sample: "_Files") -> OpenedFiles:
@@ -268,12 +267,12 @@ def _rows(opened: OpenedFiles, *, streaming: bool) -> DataFrame:
         df = columnar_rows(raw, schema, options)
     else:
         df = finished(_parse(opened, streaming=streaming), options, opened.key)
-        df = df.select(*(name(c) for c in df.columns if c not in opened.partitions.fieldNames()))
+        df = df.select(*(quoted(c) for c in df.columns if c not in opened.partitions.fieldNames()))
     if not opened.partitions.fields:
         return df
     columns = [F.expr(partition_sql(f)).alias(f.name) for f in opened.partitions.fields]
-    kept = [name(column) for column in df.columns if column != options.rescued]
-    last = [name(options.rescued)] if options.rescued else []
+    kept = [quoted(column) for column in df.columns if column != options.rescued]
+    last = [quoted(options.rescued)] if options.rescued else []
     return df.select(*kept, *columns, *last)
 
 

@@ -18,10 +18,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from penstock._model.exception_text import first_line
+from penstock._model.sql_text import quoted
 from penstock._observe.masking import shown
 from penstock._spark.plans import dataframe
 from penstock.errors import ConnectorError, FlowError, PenstockError, SetupError
-from penstock.quality.rules import quoted
 from penstock.sources.jdbc.commit_visibility import Asks, Marks, NotSettledError, check_postgresql
 from penstock.sources.jdbc.database import Database, DatabaseError, translated
 from penstock.sources.jdbc.options import (
