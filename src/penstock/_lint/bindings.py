@@ -61,6 +61,16 @@ class Scope:
                 return None if local & {name.id for name in names} else f"{{{ast.unparse(node)}}}"
         return None if any(part is None for part in parts) else "".join(map(str, parts))
 
+    def beginning(self, node: ast.expr) -> str:
+        """As `text`; of a string that depends on the caller, what it begins with, and a brace."""
+        text = self.text(node)
+        match node:
+            case ast.BinOp(op=ast.Add(), left=first) | ast.JoinedStr(values=[first, *_]):
+                return self.beginning(first) + "{" if text is None else text
+            case ast.FormattedValue(value=value):
+                return self.beginning(value)
+        return text or ""
+
 
 class Bindings:
     """Assignments, functions and calls of a file."""

@@ -65,12 +65,10 @@ def _checkpoint(query: Query, has_default_checkpoint: bool) -> Iterator[Hit]:
     location = query.option("checkpointlocation")
     line = query.start.line
     if location is not None:
-        text = location[1].text(location[0])
-        if text is None:
-            return
-        at = location[0].lineno
-        if _TEMPORARY.match(text):
-            yield Hit("PSL702", at, f"the checkpoint location begins with {_first_folder(text)}")
+        text, at = location[1].beginning(location[0]), location[0].lineno
+        if folder := _TEMPORARY.match(text):
+            begins = folder.group().rstrip("/")
+            yield Hit("PSL702", at, f"the checkpoint location begins with {begins}")
         elif _CHANGING.search(text):
             yield Hit("PSL702", at, "the checkpoint location is another one at each start")
         return
@@ -88,11 +86,6 @@ def _checkpoint(query: Query, has_default_checkpoint: bool) -> Iterator[Hit]:
     elif not query.has("queryName"):
         message = f"without queryName, {DEFAULT_CHECKPOINT} gives another location at each start"
         yield Hit("PSL702", line, message)
-
-
-def _first_folder(text: str) -> str:
-    match = _TEMPORARY.match(text)
-    return match.group().rstrip("/") if match is not None else ""
 
 
 def _shared(started: list[Query], tree: ast.Module) -> Iterator[Hit]:

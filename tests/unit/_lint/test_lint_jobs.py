@@ -95,6 +95,12 @@ def test_each_rule_about_jobs_has_two_examples():
         (READ + "orders.writeStream.toTable('a', checkpointLocation='/checkpoints/a')", []),
         (READ + query(option='.option("checkpointLocation", "file:///tmp/a")'), ["PSL702"]),
         (READ + query(option='.option("checkpointLocation", "/tmpfiles/a")'), []),
+        ("for n in names:" + textwrap.indent("\n" + READ + query(
+            option='.option("checkpointLocation", f"/tmp/c_{n}")'), "    "), ["PSL702"]),
+        ("BASE = '/tmp/c'\nfor n in names:" + textwrap.indent("\n" + READ + query(
+            option='.option("checkpointLocation", f"{BASE}/a/" + n)'), "    "), ["PSL702"]),
+        ("for n in names:" + textwrap.indent("\n" + READ + query(
+            option='.option("checkpointLocation", f"/tmp{n}/a")'), "    "), []),
         (
             "import tempfile\nfolder = tempfile.mkdtemp()\n"
             + READ
