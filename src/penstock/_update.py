@@ -48,6 +48,7 @@ from penstock._session import spark_log
 from penstock._spark.executors import executor_watch
 from penstock._spark.session import jvm_watch
 from penstock._tables.files import local_path
+from penstock.errors import PlanError
 
 if TYPE_CHECKING:
     from penstock._graph.dataflow import DataflowGraph
@@ -64,6 +65,7 @@ class UpdateOptions:
         continuous: Run until stopped.
         replace_where: Flow to the condition of the rows that it replaces in this update.
         stop_timeout_seconds: From the request to stop to the interrupt.
+        arguments: Of the program of a job.
         retry: Number of this retry of an update whose JVM died; 0 = a first run.
     """
 
@@ -73,6 +75,7 @@ class UpdateOptions:
     continuous: bool = False
     replace_where: Mapping[str, str] = field(default_factory=dict)
     stop_timeout_seconds: float = 60.0
+    arguments: tuple[str, ...] = ()
     retry: int = 0
 
     def without_resets(self) -> "UpdateOptions":
@@ -116,6 +119,12 @@ def run_update(
     subscribed here. `on_running` is called once, before the first step, with what can stop the
     update. A `PenstockError` means that it could not start: failures of flows are in the result.
     """
+    if options.arguments:
+        raise PlanError(
+            "SOURCE_IS_NOT_JOB",
+            f"pipeline `{settings.name}` takes no arguments",
+            hint="only the program of a job does; pass values with --conf or --param",
+        )
     with (
         observed_update(settings, options, bus) as observed,
         open_pipeline(

@@ -83,6 +83,7 @@ def run(
     replace_where: Mapping[str, str] | None = None,
     continuous: bool | None = None,
     stop_timeout_seconds: float = 60.0,
+    arguments: Sequence[str] = (),
     quiet: bool = False,
     **settings: Any,
 ) -> UpdateResult:
@@ -99,6 +100,7 @@ def run(
         replace_where: Flow to the condition of the rows that it replaces in this update.
         continuous: Run until stopped; `None` = as the settings say.
         stop_timeout_seconds: How long a graceful stop may take before it is forced.
+        arguments: Of the program of a job.
         quiet: Print errors and the final line only.
         settings: `spec`, `storage`, `configuration`, `pipeline`, `target`, `paths`, `parameters`,
             `master`, `catalog`, `schema`: win over the settings file.
@@ -119,6 +121,7 @@ def run(
         replace_where=replace_where or {},
         continuous=loaded.continuous,
         stop_timeout_seconds=stop_timeout_seconds,
+        arguments=tuple(arguments),
     )
     with contextlib.chdir(Path.cwd()):
         return watch_update(loaded, options, quiet=quiet).result

@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -36,7 +37,8 @@ def register(app: typer.Typer) -> None:
         "run",
         epilog="Examples: penstock run | penstock run --full-refresh silver,revenue | "
         "penstock run --continuous --ui --metrics-port 9464 | "
-        "penstock run --log-format json --summary summary.md",
+        "penstock run --log-format json --summary summary.md | "
+        "penstock run job.py -- --topic orders",
     )(run)
     app.command(
         "dry-run",
@@ -52,6 +54,10 @@ def register(app: typer.Typer) -> None:
 def run(
     *,
     project: options.UpdateOptions,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(help="Passed to the program of a job, after `--`.", metavar="ARGS"),
+    ] = None,
     selection: options.Selection,
     log_format: Format = LogFormat.TEXT,
     quiet: Annotated[
@@ -89,6 +95,7 @@ def run(
         return _run(
             settings,
             selection,
+            arguments=arguments or (),
             log_format=log_format,
             quiet=quiet,
             stop_timeout=stop_timeout,
@@ -115,6 +122,7 @@ def _run(
     settings: "PipelineSettings",
     selection: options.Selection,
     *,
+    arguments: Sequence[str],
     log_format: LogFormat,
     quiet: bool,
     stop_timeout: float,
@@ -131,7 +139,10 @@ def _run(
     if metrics_port is not None:
         settings = replace(settings, metrics=replace(settings.metrics, port=metrics_port))
     update_options = UpdateOptions(
-        **selection.arguments(), continuous=settings.continuous, stop_timeout_seconds=stop_timeout
+        **selection.arguments(),
+        continuous=settings.continuous,
+        stop_timeout_seconds=stop_timeout,
+        arguments=tuple(arguments),
     )
 
     def summarize(state: "ObservedUpdate") -> None:

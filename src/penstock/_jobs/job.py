@@ -14,9 +14,11 @@ from py4j.protocol import Py4JError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from penstock._jobs.builder import ignored_settings
+from penstock._jobs.hints import job_hint
 from penstock._jobs.program import Program, programs_of
 from penstock._jobs.queries import JobQueries
-from penstock._jobs.tables import register_tables, table_hint
+from penstock._jobs.tables import register_tables
 from penstock._launch import project_session, read_context
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.bus import EventBus
@@ -42,9 +44,6 @@ from penstock.errors import PenstockError, PlanError, UpdateFailedError
 _INTERRUPT_SECONDS = 15.0
 # Where Penstock's defaults change what a program writes.
 _OWN_DEFAULTS = ("spark.sql.session.timeZone", "spark.sql.sources.default")
-_EXPECTED_TO_DIFFER = ("spark.app.name",)
-# Delta registers its settings at its first use; before that, Spark does not know that they apply.
-_AT_RUN_TIME = "spark.databricks."
 
 
 def run_job(
@@ -85,6 +84,7 @@ def run_job(
             queries,
             bus,
             observed.origin,
+            arguments=options.arguments,
             stop_timeout_seconds=options.stop_timeout_seconds,
             on_interrupt=on_interrupt,
         )
@@ -138,6 +138,7 @@ class Job:
         bus: EventBus,
         origin: EventOrigin,
         *,
+        arguments: tuple[str, ...],
         stop_timeout_seconds: float,
         on_interrupt: Callable[[], None],
     ) -> None:
@@ -147,6 +148,7 @@ class Job:
         self._queries = queries
         self._bus = bus
         self._origin = origin
+        self._arguments = arguments
         self._stop_timeout_seconds = stop_timeout_seconds
         self._on_interrupt = on_interrupt
         # Put by signal handlers: SimpleQueue.put is reentrant.
@@ -181,6 +183,7 @@ class Job:
                     self._settings,
                     [program.source for program in self._programs],
                     self._spark,
+                    arguments=self._arguments,
                     on_configure=self._configured,
                     on_stop=self._spark_stopped,
                 ),
@@ -231,7 +234,7 @@ class Job:
             run_job_file(self._settings, program.source, namespace=names)
         except PenstockError as error:
             program.failure = error
-            error.hint = error.hint or table_hint(error.message)
+            error.hint = error.hint or job_hint(error.message)
             code = jvm_exit_code(self._spark, error.__cause__)
             if code is not None:
                 self._queries.jvm_died(code)
@@ -256,16 +259,7 @@ class Job:
 
     def _configured(self, options: Mapping[str, Any]) -> SparkSession | None:
         """Warn of settings of `SparkSession.builder` that the running session cannot take."""
-        conf = self._spark.conf
-        ignored = [
-            key
-            for key, value in options.items()
-            if key.startswith("spark.")
-            and key not in _EXPECTED_TO_DIFFER
-            and not key.startswith(_AT_RUN_TIME)
-            and not conf.isModifiable(key)
-            and conf.get(key, None) != str(value)
-        ]
+        ignored = ignored_settings(self._spark, options)
         if ignored:
             text = (
                 f"{', '.join(ignored)}: set by the program after Spark has started, and ignored; "

@@ -7,7 +7,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock._execution.admission import BatchAdmission
 from penstock._execution.running import RunningQuery
-from penstock._jobs.tables import table_hint
+from penstock._jobs.hints import job_hint
 from penstock._model.flow import Flow
 from penstock._observe.events import Event, EventOrigin, FlowDefinition
 from penstock._runtime.ports import FlowEnded
@@ -82,5 +82,5 @@ class JobQuery(RunningQuery):
     def _translate(self, error: str | None) -> Any:
         known = super()._translate(error)
         if known is not None and known.condition in _HINTS:
-            known.hint = _HINTS[known.condition] or table_hint(known.message)
+            known.hint = _HINTS[known.condition] or job_hint(known.message)
         return known

@@ -6,12 +6,6 @@ from penstock._tables.files import StorageFiles
 from penstock._tables.metastore import create_entry
 
 _SCHEMA = ".db"
-_EXISTS = "[LOCATION_ALREADY_EXISTS]"
-_HINT = (
-    "only Delta tables are registered again for the next run: move the folder and the checkpoint "
-    'of the table away, then add `.format("delta")` to the writer, or set '
-    "`spark.sql.sources.default: delta` below `configuration` in penstock.yaml"
-)
 
 
 def register_tables(spark: SparkSession) -> None:
@@ -29,8 +23,3 @@ def register_tables(spark: SparkSession) -> None:
             place = f"{folder}/{table}"
             if any(name.endswith(".json") for name in files.names(f"{place}/_delta_log")):
                 create_entry(spark, schema, table, place)
-
-
-def table_hint(message: str) -> str | None:
-    """What to do about an error of a job, if it is that a table of an earlier run is unknown."""
-    return _HINT if _EXISTS in message else None

@@ -98,6 +98,7 @@ def job_programs(
     sources: Sequence[Path],
     spark: Any,
     *,
+    arguments: Sequence[str] = (),
     on_configure: Callable[[Mapping[str, Any]], Any],
     on_stop: Callable[[], None],
 ) -> Iterator[None]:
@@ -107,13 +108,14 @@ def job_programs(
         settings: Of the job.
         sources: The files.
         spark: The session.
+        arguments: Of the programs.
         on_configure: Called with the options of `SparkSession.builder`; returns the session that
             the program gets, or `None` for the one of this process.
         on_stop: Called instead of `SparkSession.stop`.
     """
     with (
         project_imports(settings) as imports,
-        _as_program(sources[0]),
+        _as_program(sources[0], arguments),
         shared_session(spark, on_stop=lambda *_: on_stop(), on_configure=on_configure),
     ):
         imports.drop()
@@ -142,6 +144,8 @@ def run_job_file(
                     "JOB_EXITED",
                     f"the job ended itself with exit code {ended.code!r}",
                     origin=source_location(str(source), 1),
+                    hint="its own output says why; its arguments follow the path: "
+                    f"`penstock run {source.name} -- ARGS`",
                 ) from ended
         except Exception as raised:
             if isinstance(raised, PenstockError):
@@ -152,13 +156,13 @@ def run_job_file(
 
 
 @contextmanager
-def _as_program(source: Path) -> Iterator[None]:
-    arguments, main = sys.argv, sys.modules["__main__"]
-    sys.argv = [str(source)]
+def _as_program(source: Path, arguments: Sequence[str]) -> Iterator[None]:
+    before, main = sys.argv, sys.modules["__main__"]
+    sys.argv = [str(source), *arguments]
     try:
         yield
     finally:
-        sys.argv, sys.modules["__main__"] = arguments, main
+        sys.argv, sys.modules["__main__"] = before, main
 
 
 _REMOTE = ("spark.remote", "spark.api.mode")

@@ -56,6 +56,11 @@ _REAL_TIME = re.compile(r"\[STREAMING_REAL_TIME_MODE\.(\w+)\]")
 _MOST_CAUSES = 20
 
 
+def is_refused_by_ansi(text: str) -> bool:
+    """Whether ANSI mode refused a value, or the types of an expression."""
+    return "[DATATYPE_MISMATCH" in text or _ANSI.search(text) is not None
+
+
 def flow_error(
     error: BaseException | str,
     flow: Flow,

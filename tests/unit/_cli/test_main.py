@@ -317,3 +317,12 @@ def test_the_trigger_is_refused_when_it_cannot_be(
     (tmp_path / "pipeline.py").write_text("")
     with pytest.raises(typer.BadParameter, match=words):
         options.settings_of(tmp_path / "pipeline.py", trigger=trigger, continuous=continuous)
+
+
+def test_arguments_are_refused_by_a_pipeline(tmp_path: Path, capsys):
+    source = tmp_path / "shop.py"
+    source.write_text("from pyspark import pipelines as dp\n\n@dp.table\ndef t():\n    pass\n")
+    assert main(["run", str(source), "--", "--topic", "orders"]) != 0
+    printed = capsys.readouterr().err
+    assert "[SOURCE_IS_NOT_JOB]" in printed
+    assert not (tmp_path / ".penstock").exists()
