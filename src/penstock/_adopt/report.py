@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from penstock._adopt.excerpt import Program
 
 _IMPORTS = ast.Import | ast.ImportFrom
+_ARGUMENTS = r"\bsys\.argv\b|\.parse_(?:known_)?args\(\)"
 _WAITS = "awaitTermination|awaitAnyTermination|processAllAvailable|lastProgress|spark.stop"
 
 
@@ -49,7 +50,10 @@ def left_out(program: Program, kept: set[ast.stmt]) -> Iterator[NotRecognized]:
     functions = {scope for node in kept for scope in [_owner(program, node)] if scope}
     for function in [None, *functions]:
         for node in program.block(function):
-            value = getattr(node, "value", None)
+            value, text = getattr(node, "value", None), program.source(node)
+            if node in kept and re.search(_ARGUMENTS, text):
+                reason = "kept, but a pipeline has no arguments: use `spark.conf.get`"
+                yield NotRecognized(node.lineno, short_text(text), reason)
             if (
                 node in kept
                 or node in functions
@@ -57,7 +61,6 @@ def left_out(program: Program, kept: set[ast.stmt]) -> Iterator[NotRecognized]:
                 or isinstance(value, ast.Constant | ast.Name | ast.JoinedStr)
             ):
                 continue
-            text = program.source(node)
             is_session = isinstance(node, ast.Assign) and "SparkSession" in text
             if is_session or ".conf.set(" in text:
                 reason = "Penstock has its own session: set what it needs in `configuration`"

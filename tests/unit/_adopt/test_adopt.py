@@ -469,3 +469,15 @@ def test_the_command_reports_commands_and_never_replaces_a_file(
     Path("job.py").write_text("x = 1\n")
     assert main(["adopt", "job.py"]) == 2
     assert "[JOB_WITHOUT_QUERIES]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("values", ["sys.argv[1:]", "parser.parse_args().options"])
+def test_arguments_that_a_query_needs_are_reported(values: str):
+    job = f"import sys\nTOPIC, *_ = {values}\n" + READ.replace(
+        ".json(", '.option("topic", TOPIC).json('
+    )
+    proposal = adopted(job + "orders.writeStream.format('console').start()\n")
+    assert values in proposal.text
+    (problem,) = proposal.not_recognized
+    assert problem.text == f"TOPIC, *_ = {values}"
+    assert "a pipeline has no arguments" in problem.reason
