@@ -122,15 +122,19 @@ def test_job_ends_by_itself_when_all_is_processed(spark, tmp_path: Path):
 
 def test_job_fails_with_its_query(spark, tmp_path: Path):
     (tmp_path / "job.py").write_text(
-        'spark.readStream.format("rate").load().writeStream.format("noop").start()\n'
+        'shown = spark.readStream.format("rate").load().writeStream.format("console").start()\n'
+        "while shown.lastProgress is None: shown.awaitTermination(0.1)\n"
         + ONE_QUERY.format(root=tmp_path, function="lambda df, _: 1 / 0")
     )
     add(tmp_path, 1)
     run = penstock(tmp_path, "run", "job.py")
     assert run.code == 1, run.text
-    assert "query failed: ZeroDivisionError: division by zero (job.py:5)" in run.err
-    assert "declared at job.py:8" in run.err
+    assert "query failed: ZeroDivisionError: division by zero (job.py:6)" in run.err
+    assert "declared at job.py:9" in run.err
     assert "after the query" not in run.text
+    (printed,) = (line for line in run.text.splitlines() if "prints its rows" in line)
+    log = Path(printed.partition("which is the file ")[2])
+    assert "|timestamp|value|" in log.read_text()
 
 
 BROKEN = """

@@ -23,13 +23,14 @@ from penstock._observe.events import (
     EventOrigin,
     FlowProgress,
     FlowStatus,
+    PlanWarning,
     SinkDefinition,
 )
 from penstock._project.loader import replaced
 from penstock._runtime.ports import FlowEnded
 from penstock._runtime.reporter import error_info
 from penstock._spark.failures import flow_error
-from penstock._spark.session import jvm_died
+from penstock._spark.session import jvm_died, log_file
 from penstock.errors import PenstockError
 
 _DETACH_SECONDS = 5.0
@@ -118,6 +119,9 @@ class JobQueries:
         text = f"{name} was started at {location}"
         self._emit(Event(origin, FlowProgress(FlowStatus.RUNNING), text))
         self._listener.watch(str(query.runId), job_query)
+        if target.format == "console" and (log := log_file(program.spark)) is not None:
+            text = f"{name} prints its rows to the console of Spark's JVM, which is the file {log}"
+            self._emit(Event(origin, PlanWarning(text), text))
         if is_stopping:
             job_query.request_stop()
 

@@ -296,5 +296,15 @@ def _same_interrupt_handler() -> Iterator[None]:
 
 def log_tail(spark: SparkSession) -> str:
     """The last lines of the log of a JVM that has ended, as the end of a message."""
-    log: SparkLog | None = getattr(spark._sc._gateway, "spark_log", None)
+    log = _log(spark)
     return "" if log is None else log.tail()
+
+
+def log_file(spark: SparkSession) -> Path | None:
+    """Where the output of the JVM goes, if this process has started it."""
+    log = _log(spark)
+    return None if log is None else log.path
+
+
+def _log(spark: SparkSession) -> SparkLog | None:
+    return getattr(spark._sc._gateway, "spark_log", None)
