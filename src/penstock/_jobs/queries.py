@@ -32,6 +32,8 @@ from penstock._runtime.reporter import error_info
 from penstock._spark.failures import flow_error
 from penstock._spark.session import jvm_died, log_file
 from penstock.errors import PenstockError
+from penstock.sinks.registry import sink_of
+from penstock.sinks.spark import ConsoleSink
 
 _DETACH_SECONDS = 5.0
 _REPORT_SECONDS = 10.0
@@ -119,7 +121,10 @@ class JobQueries:
         text = f"{name} was started at {location}"
         self._emit(Event(origin, FlowProgress(FlowStatus.RUNNING), text))
         self._listener.watch(str(query.runId), job_query)
-        if target.format == "console" and (log := log_file(program.spark)) is not None:
+        if (
+            isinstance(sink_of(target.format), ConsoleSink)
+            and (log := log_file(program.spark)) is not None
+        ):
             text = f"{name} prints its rows to the console of Spark's JVM, which is the file {log}"
             self._emit(Event(origin, PlanWarning(text), text))
         if is_stopping:
