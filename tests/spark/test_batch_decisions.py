@@ -30,7 +30,7 @@ from penstock._tables.write.writer import FlowWriter, WriteMode
 from penstock.errors import CheckpointError
 from penstock.quality.split import RowSplit, split_rows
 
-CASES = int(os.environ.get("PENSTOCK_DECISION_CASES", "34"))
+CASES = int(os.environ.get("PENSTOCK_DECISION_CASES", "20"))
 SEED = int(os.environ.get("PENSTOCK_TEST_SEED", "20261122"))
 ORIGIN = SourceLocation("pipeline.py", 7)
 APP = "p/orders/writer/1"

@@ -46,11 +46,9 @@ dp.create_auto_cdc_flow(
 def view():
     return spark.read.table("silver").groupBy("id").count()
 """
-# Three tables, as RESTORE takes two seconds for each.
-SMALL = (
-    SOURCE[: SOURCE.index("@dp.table\ndef silver")]
-    + SOURCE[SOURCE.index("@dp.table\ndef totals") : SOURCE.index("dp.create_streaming_table")]
-)
+# RESTORE takes two seconds for each table.
+TOTALS = SOURCE[SOURCE.index("@dp.table\ndef totals") : SOURCE.index("dp.create_streaming_table")]
+SMALL = SOURCE[: SOURCE.index("@dp.table\ndef silver")] + TOTALS
 TABLES = ("bronze", "bronze_quarantine", "silver", "totals", "people", "view")
 
 
@@ -105,21 +103,17 @@ def small(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Projec
     return Project(tmp_path, spark).source(SMALL).add("a.json", _rows(0, 100))
 
 
-@pytest.fixture
-def project(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Project:
-    monkeypatch.chdir(tmp_path)
-    made = Project(tmp_path, spark).source(SOURCE)
-    made.add("a.json", _rows(0, 100)).run()
-    return made
-
-
 @pytest.mark.parametrize("every_step", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_all_tables_are_restored_and_computed_again(
-    project: Project, capsys: Any, every_step: bool
+    tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, every_step: bool
 ):
+    monkeypatch.chdir(tmp_path)
+    source = SOURCE if every_step else SOURCE.replace(TOTALS, "")
+    project = Project(tmp_path, spark).source(source).add("a.json", _rows(0, 100))
+    project.run()
     savepoint = _create(project, "first")
-    newest = {"bronze": 0, "silver": 1, "totals": 0, "people": 0}  # one without data for late rows
-    assert {flow.flow: flow.batch_id for flow in savepoint.flows} == newest
+    newest = {"bronze": 0, "silver": 1, "people": 0}  # one without data for late rows
+    assert {flow.flow: flow.batch_id for flow in savepoint.flows if flow.flow != "totals"} == newest
     at_first = _content(project)
     assert all(at_first.values())
     project.add("b.json", _rows(100, 1000)).run()
@@ -148,7 +142,7 @@ def test_all_tables_are_restored_and_computed_again(
         if len(seen) < 5:
             assert _refused(_refused_run, project).condition == "RESTORE_UNFINISHED"
     assert seen[0] == "begun"
-    assert {f"restored {name}" for name in TABLES} <= set(seen)
+    assert {f"restored {name}" for name in at_first} <= set(seen)
     assert {"switched bronze", "switched people", "done"} <= set(seen)
     assert report.resumed
     assert report.undo is not None
