@@ -1,6 +1,7 @@
 """The one way to open a pipeline: its session, what it declares, its graph and its tables."""
 
 import contextlib
+import hashlib
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ from penstock._project.imports import project_imports
 from penstock._project.loader import load_definitions
 from penstock._project.path_mapping import path_mapping
 from penstock._project.secrets import resolve_secrets
+from penstock._project.sources import find_sources
 from penstock._runtime.leases import PipelineLeases
 from penstock._session import open_session, spark_log
 from penstock._spark.call_sites import user_columns
@@ -260,6 +262,14 @@ def execute(
         return load(
             settings, namespace=notebook_globals(spark, settings, map_path=context.map_path)
         )
+
+
+def source_digest(settings: PipelineSettings) -> str:
+    """Digest of the source files: of the code of Python functions, which plans do not contain."""
+    digest = hashlib.sha256()
+    for file in sorted(find_sources(settings)):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def state_store(settings: PipelineSettings, spark: "SparkSession") -> StateStore:

@@ -1,7 +1,6 @@
 """One update of a pipeline: planned, or run with everything that observes it."""
 
 import contextlib
-import hashlib
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ from penstock._analysis.evaluation import Evaluator
 from penstock._analysis.observing import PlanTexts
 from penstock._execution.event_tables import EventTables
 from penstock._execution.flow_query import EngineContext
-from penstock._launch import OpenPipeline, Selection, open_pipeline
+from penstock._launch import OpenPipeline, Selection, open_pipeline, source_digest
 from penstock._model.alert import AlertKind
 from penstock._model.pipeline import PipelineDefinition, PipelineSettings
 from penstock._observe.alert_delivery import Alerts
@@ -38,7 +37,6 @@ from penstock._plan.planner import PlanOptions, make_plan
 from penstock._plan.steps import Plan
 from penstock._project.event_store import kept_events
 from penstock._project.secrets import remember_settings, resolve_secrets
-from penstock._project.sources import find_sources
 from penstock._runtime.boundary import as_penstock_error
 from penstock._runtime.definitions import definitions
 from penstock._runtime.leases import PipelineLeases
@@ -244,7 +242,7 @@ def _run(
     events = event_directory(settings)
     context = EngineContext(
         pipeline=settings.name,
-        source_digest=_source_digest(settings),
+        source_digest=source_digest(settings),
         emit=bus.emit,
         origin=origin,
         last_batch=lambda flow: last_batch(events, flow),
@@ -302,13 +300,6 @@ def _plan(pipeline: OpenPipeline, options: UpdateOptions) -> Plan:
         notes=pipeline.index.notes,
         registered_catalog=pipeline.settings.registered_catalog,
     )
-
-
-def _source_digest(settings: PipelineSettings) -> str:
-    digest = hashlib.sha256()
-    for file in sorted(find_sources(settings)):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
 
 
 def _create_update(

@@ -162,7 +162,7 @@ class Analysis:
     def _analyse(self, flow: Flow, dataset: DeclaredDataset | None) -> None:
         self._source.take_streamed()
         df, evaluation = self._evaluate(flow)
-        changing = self._source.take_streamed()
+        streamed = self._source.take_streamed()
         declared = written_types(self._spark, flow, dataset)
         if dataset is None or dataset.declared.kind is not DatasetKind.TEMPORARY_VIEW:
             df = with_types(df, declared)
@@ -180,7 +180,13 @@ class Analysis:
                 resolve_secrets=self._resolve_secrets,
                 map_path=self._evaluator.map_path,
             )
-        self.analyses[flow.name] = replace(analysis, changing_inputs=changing)
+        self.analyses[flow.name] = replace(
+            analysis,
+            plain_streams=streamed,
+            changing_inputs=tuple(
+                key for key in streamed if any(map(is_cdc, self.index.datasets[key].flows))
+            ),
+        )
         if dataset is not None:
             schema = declared_schema(self._spark, dataset.declared, schema)
             check_identity(schema, flow, analysis.output_mode, dataset.declared)
@@ -338,6 +344,8 @@ class Analysis:
             widens_types=any(
                 source.options.evolution is Evolution.WIDEN for source in evaluation.files
             ),
+            query=plans.declared_query(df),
+            runs_python=plans.runs_python(df),
         )
 
     def _missing_folders(self, evaluation: Evaluation) -> tuple[str, ...]:

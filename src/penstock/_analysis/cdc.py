@@ -27,7 +27,6 @@ from pyspark.sql.types import (
 from penstock._analysis.reader_hooks import reader_options
 from penstock._analysis.table_columns import declared_schema
 from penstock._analysis.table_sources import SchemaSource
-from penstock._graph.cdc import is_cdc
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._graph.replacing import replaces_rows
 from penstock._model.cdc import CdcSpec, ScdType
@@ -120,7 +119,7 @@ def check_declared(
 
 
 class CdcAwareSource(SchemaSource):
-    """Empty relations for analysis that track streams of tables that are changed in place."""
+    """Empty relations for analysis that track which tables are read as plain streams."""
 
     def __init__(self, index: DefinitionIndex) -> None:
         super().__init__()
@@ -128,7 +127,7 @@ class CdcAwareSource(SchemaSource):
         self._streamed: dict[str, None] = {}
 
     def take_streamed(self) -> tuple[str, ...]:
-        """Tables with auto CDC that were read as a plain stream since the last call."""
+        """Tables that were read as a plain stream since the last call."""
         taken = tuple(self._streamed)
         self._streamed.clear()
         return taken
@@ -151,8 +150,7 @@ class CdcAwareSource(SchemaSource):
                     f'.table("{shown}"); or read it as a batch; or skip changed rows with option '
                     '"skipChangeCommits"',
                 )
-            if any(is_cdc(flow) for flow in dataset.flows):
-                self._streamed[key] = None
+            self._streamed[key] = None
         return super().stream(key, reader, position)
 
 

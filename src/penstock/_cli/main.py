@@ -14,6 +14,7 @@ from penstock._cli import (
     checkpoint,
     cluster,
     dashboard,
+    deployment,
     exit_codes,
     graph,
     inspection,
@@ -78,6 +79,7 @@ pipelines.register(app)
 checkpoint.register(app)
 repair.register(app)
 savepoint.register(app)
+deployment.register(app)
 maintain.register(app)
 machine.register(app)
 cluster.register(app)

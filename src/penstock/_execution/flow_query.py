@@ -15,6 +15,7 @@ from penstock._analysis.late_rows import LateRowFinder
 from penstock._analysis.table_sources import DeltaSource, StreamStarts
 from penstock._execution.admission import BatchAdmission
 from penstock._execution.damage_check import DamageCheck
+from penstock._execution.declaration import declaration_of
 from penstock._execution.flow_conf import FlowConfs
 from penstock._execution.flow_state import FlowState, StateStore, check_state
 from penstock._execution.lag_probe import LagProbe
@@ -148,6 +149,10 @@ class FlowQueries:
                 raise known from error
             raise flow_error(error, node.flow) from error
 
+    def declaration(self, node: FlowNode) -> dict[str, Any]:
+        """What is recorded about a flow that runs."""
+        return declaration_of(self.tables, node, self.context.source_digest).to_json()
+
     def warn(self, node: FlowNode, text: str) -> None:
         self.context.emit(Event(self.origin(node), PlanWarning(text), text))
 
@@ -277,9 +282,16 @@ class StreamingFlows:
         display = self._queries.display(node)
         check_state(node.flow, state, operators=operators, output_mode=mode, display=display)
         table_id = self._queries.tables.check_ownership(node, state)
-        wanted = replace(state, stateful_operators=operators, output_mode=mode, target_id=table_id)
+        wanted = replace(
+            state,
+            stateful_operators=operators,
+            output_mode=mode,
+            target_id=table_id,
+            deployed=self._queries.declaration(node),
+        )
         if wanted != self._queries.state.flow(node.flow.name):
             self._queries.state.save_flow(node.flow.name, wanted)
+            self._queries.state.forget_view(node.target)
         return wanted
 
     def _reconcile(self, node: FlowNode, dataset: DatasetNode, state: FlowState) -> None:

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from penstock._model.flow import Flow
 from penstock._spark.generated_names import stable_operators
@@ -37,6 +37,7 @@ class FlowState:
         next_position: The same for the checkpoint after a pending reset.
         topics: Kafka's topic ids of the checkpoint, by name.
         migration: A migration that has begun to replace the table and this state.
+        deployed: The declaration at the last start, see `Declaration`; empty if not recorded.
     """
 
     epoch: str
@@ -51,6 +52,7 @@ class FlowState:
     position: Mapping[str, Any] = field(default_factory=dict)
     next_position: Mapping[str, Any] = field(default_factory=dict)
     migration: str | None = None
+    deployed: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,7 @@ class ViewState:
         rows: Of the last complete refresh.
         full_seconds: Duration of the last complete refresh.
         incremental_seconds: Duration of the last incremental refresh since then.
+        deployed: As of `FlowState`, at the last refresh.
     """
 
     fingerprint: str
@@ -74,6 +77,7 @@ class ViewState:
     rows: int | None = None
     full_seconds: float | None = None
     incremental_seconds: float | None = None
+    deployed: Mapping[str, Any] = field(default_factory=dict)
 
 
 def state_of(body: Mapping[str, Any]) -> FlowState:
@@ -145,6 +149,17 @@ class StateStore:
         """Let the next refresh of a view be a complete one."""
         if self.view(key) is not None:
             self._files.write(self._path("views", key), "")
+
+    def forget_declaration(self, flow: str) -> None:
+        """Remove that of a streaming flow whose table has become a view."""
+        state = self.flow(flow)
+        if state is not None and state.deployed:
+            self.save_flow(flow, replace(state, deployed={}))
+
+    def names(self, folder: str) -> list[str]:
+        """Flows (`flows`) or datasets (`views`) that have a state."""
+        names = self._files.names(f"{self._root}/{folder}")
+        return sorted(unquote(name.removesuffix(".json")) for name in names if name[0] != ".")
 
     def _current_path(self, folder: str, name: str) -> str:
         path = self._path(folder, name)

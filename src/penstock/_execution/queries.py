@@ -143,8 +143,12 @@ class SparkEngine:
         sources: list[OpenedSource] = []
         with self._queries.translated(node, sources), self._queries.pool(step.flow):
             state = self._state.flow(step.flow) or self._state.new_flow(step.flow)
+            declared = self._queries.declaration(node)
             if state.once_done:
+                if state.deployed != declared:
+                    self._state.save_flow(step.flow, replace(state, deployed=declared))
                 return RunOutcome(changed=False, reason="it already ran; a full refresh repeats it")
+            state = replace(state, deployed=declared)
             dataset = self._graph.datasets[step.target]
             df, opened = self._queries.evaluate(node)
             sources += opened

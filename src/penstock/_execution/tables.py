@@ -69,25 +69,7 @@ class PipelineTables:
 
     def prepare(self, node: DatasetNode, flows: Sequence[FlowNode]) -> None:
         """Create or alter the table of a dataset, and its quarantine if it has one."""
-        declared = node.declared
-        schema = self.declared_columns(node.key) or merged(
-            StructType.fromJson(json.loads(flow.analysis.schema_json)) for flow in flows
-        )
-        has_events = any(is_cdc(flow.flow) for flow in flows)
-        spec = TableSpec(
-            schema=schema,
-            declared=declared.schema is not None,
-            partition_cols=declared.partition_cols,
-            cluster_by=declared.cluster_by,
-            comment=declared.comment,
-            properties=self._properties(node, flows),
-            replace_schema=node.kind is DatasetKind.MATERIALIZED_VIEW,
-            # The state of auto CDC has the types of events, and their hashes.
-            widen=None if has_events else self._widens(node),
-            cast=declared.schema is None and not has_events,
-            origin=declared.origin,
-            owner=self.settings.name if self.settings.shared_storage else None,
-        )
+        spec = self.spec(node, flows)
         state = prepare_table(self.spark, self.table(node), spec)
         self._register(node, self.table(node), state)
         quarantine = self.quarantine(node)
@@ -101,6 +83,28 @@ class PipelineTables:
             kept = None if self._metastore is None else table_state(self.spark, quarantine.path)
         if kept is not None:
             self._register(node, quarantine, kept, QUARANTINE_SUFFIX)
+
+    def spec(self, node: DatasetNode, flows: Sequence[FlowNode]) -> TableSpec:
+        """The declaration of the table of a dataset, with these flows into it."""
+        declared = node.declared
+        schema = self.declared_columns(node.key) or merged(
+            StructType.fromJson(json.loads(flow.analysis.schema_json)) for flow in flows
+        )
+        has_events = any(is_cdc(flow.flow) for flow in flows)
+        return TableSpec(
+            schema=schema,
+            declared=declared.schema is not None,
+            partition_cols=declared.partition_cols,
+            cluster_by=declared.cluster_by,
+            comment=declared.comment,
+            properties=self._properties(node, flows),
+            replace_schema=node.kind is DatasetKind.MATERIALIZED_VIEW,
+            # The state of auto CDC has the types of events, and their hashes.
+            widen=None if has_events else self._widens(node),
+            cast=declared.schema is None and not has_events,
+            origin=declared.origin,
+            owner=self.settings.name if self.settings.shared_storage else None,
+        )
 
     def register(self, node: DatasetNode) -> None:
         """Register a table again: its rows may have brought other columns."""

@@ -21,8 +21,6 @@ from penstock._tables.read.log_scan import keeps_rows
 from penstock.sources.base import OpenedSource
 
 _QUERY_CHANGED = "the query changed"
-# Rows that were computed with other values must not be mixed.
-_RESULT_CONFS = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled")
 _SOURCE_CHANGED = "a source changed"
 
 
@@ -66,7 +64,11 @@ class ViewRefresh:
         if where is not None and reason == _QUERY_CHANGED:
             reason = "its window moved, or the query changed"
         origin = self._queries.origin(node)
+        declared = self._queries.declaration(node)
         if reason is None:
+            assert before is not None
+            if declared != before.deployed:
+                self._queries.state.save_view(step.dataset, replace(before, deployed=declared))
             self._queries.context.emit(_refresh(origin, "NO_OP", "no source changed"))
             return RunOutcome(changed=False, reason="no source changed")
         result: Commit | None = None
@@ -90,6 +92,7 @@ class ViewRefresh:
             sources=sources.versions,
             table_version=known,
             quarantine_version=self._incremental.quarantine_version(dataset),
+            deployed=declared,
         )
         if not is_incremental or before is None:
             state = replace(state, rows=result.rows_written, full_seconds=spent)
@@ -101,6 +104,7 @@ class ViewRefresh:
                 incremental_seconds=spent,
             )
         self._queries.state.save_view(step.dataset, state)
+        self._queries.state.forget_declaration(step.flow)
         duration = round(spent * 1000)
         self._queries.context.emit(result.event(origin, reason, duration_ms=duration))
         return RunOutcome(changed=True, reason=reason, rows=result.rows_written)
@@ -115,7 +119,13 @@ class ViewRefresh:
         state = self._queries.state.flow(step.flow) or self._queries.state.new_flow(step.flow)
         if node.flow.once and state.once_done:
             return RunOutcome(changed=False, reason="it already ran; a full refresh repeats it")
-        state = replace(state, target_id=self._queries.tables.check_ownership(node, state))
+        state = replace(
+            state,
+            target_id=self._queries.tables.check_ownership(node, state),
+            deployed=self._queries.declaration(node),
+        )
+        if state != self._queries.state.flow(step.flow):
+            self._queries.state.save_flow(step.flow, state)
         last = self._queries.writers.last_batch(dataset, node, state.epoch)
         progress = SnapshotProgress(
             node.flow, self._queries.evaluate_flow, last, state, self._queries.state.save_flow
@@ -199,10 +209,8 @@ class ViewRefresh:
             f"{rule.name}:{rule.condition}:{rule.on_violation}"
             for rule in dataset.declared.expectations
         ]
-        # A plan does not contain the code of Python functions.
-        code = self._queries.context.source_digest if "Python" in text or "UDF" in text else ""
-        confs = [f"{key}={df.sparkSession.conf.get(key)}" for key in _RESULT_CONFS]
-        return plans.fingerprint(text, *rules, *confs, code)
+        code = self._queries.context.source_digest if plans.runs_python(df) else ""
+        return plans.fingerprint(text, *rules, *plans.result_confs(df), code)
 
 
 def _refresh(origin: EventOrigin, technique: str, reason: str) -> Event:

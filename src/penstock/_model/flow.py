@@ -94,6 +94,10 @@ class FlowAnalysis:
         text_numbers: Expressions in which it takes a string for a number without a cast.
         widens_types: Whether a source of it lets types become wider; its table follows.
         refusal: Why Spark or the target cannot run it as a stream; the flow is not started.
+        query: Digest of its query as declared, without where it reads; equal in all processes.
+        runs_python: Whether it calls Python functions, whose code the digest does not cover.
+        plain_streams: Keys of inputs that it reads as a stream of added rows: it ends when rows of
+            them are replaced.
     """
 
     inputs: frozenset[str]
@@ -114,3 +118,6 @@ class FlowAnalysis:
     text_numbers: tuple[str, ...] = ()
     widens_types: bool = False
     refusal: "PenstockError | None" = None
+    query: str = ""
+    runs_python: bool = False
+    plain_streams: tuple[str, ...] = ()

@@ -101,14 +101,8 @@ def migrate_flow(
         report = run.plan_back() if undoes else run.plan(options)
         if not (options.execute or options.resume):
             return report
-        if report.refused is not None and not run.is_open:
-            raise PlanError(
-                "MIGRATION_WOULD_LOSE_HISTORY",
-                f"flow {node.flow.name!r} is not migrated: {report.refused}",
-                origin=node.flow.origin,
-                hint="--accept-less migrates it anyway; or keep the table, and declare the changed "
-                "query as a flow with a new name into a new table",
-            )
+        if not run.is_open:
+            _check_refused(node, report)
         pipeline.lease(run.dataset)
         text = "undo" if undoes else f"from {report.start}"
         with recording(
@@ -120,6 +114,26 @@ def migrate_flow(
             text=text,
         ) as record:
             return run.undo(record, report) if undoes else run.execute(record, report)
+
+
+def check_migration(pipeline: OpenPipeline, flow: str, options: MigrationOptions) -> None:
+    """Refuse a migration that `migrate_flow` would refuse."""
+    node = pipeline.flow(flow)
+    dataset = check_flow(pipeline.graph, pipeline.settings, node)
+    with pipeline_storage(pipeline, flow) as stored:
+        run = _Run(pipeline, node, dataset, stored.settings, lambda _: None)
+        _check_refused(node, run.plan(options))
+
+
+def _check_refused(node: FlowNode, report: MigrationReport) -> None:
+    if report.refused is not None:
+        raise PlanError(
+            "MIGRATION_WOULD_LOSE_HISTORY",
+            f"flow {node.flow.name!r} is not migrated: {report.refused}",
+            origin=node.flow.origin,
+            hint="--accept-less migrates it anyway; or keep the table, and declare the changed "
+            "query as a flow with a new name into a new table",
+        )
 
 
 class _Run:

@@ -17,7 +17,7 @@ from penstock._execution.flow_state import FlowState
 from penstock._execution.queries import SparkEngine
 from penstock._execution.tables import PipelineTables
 from penstock._graph.dataflow import DatasetNode, FlowNode
-from penstock._launch import OpenPipeline
+from penstock._launch import OpenPipeline, source_digest
 from penstock._model.exception_text import first_line
 from penstock._model.flow import OutputMode
 from penstock._model.sql_text import delta_table
@@ -99,7 +99,7 @@ class Shadow:
             )
             context = EngineContext(
                 pipeline=pipeline.settings.name,
-                source_digest="",
+                source_digest=source_digest(pipeline.settings),
                 emit=on_event,
                 origin=origin,
                 last_batch=lambda _: (0, read_version(pipeline.spark, self.table.path)),

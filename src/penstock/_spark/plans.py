@@ -29,6 +29,9 @@ _STATEFUL = {
     "TransformWithStateInPySpark",
     "GlobalLimit",
 }
+_RESULT_CONFS = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled")
+# Folder and columns: a new column of an upstream table changes no query that does not read it.
+_FILES = re.compile(r"FileSource\[[^\]]*\](, \[[^\]]*\])?")
 _CHANGING = re.compile(
     r"current_timestamp|current_date|localtimestamp|\bnow\(|\brand\(|\brandn\(|uuid\(", re.I
 )
@@ -208,6 +211,26 @@ def query_text(df: DataFrame) -> str:
     text = stable_plan(str(analyzed(df).canonicalized().toString()))
     # A Delta relation has the version of its analysis; versions are compared separately.
     return re.sub(r"version=\d+", "version", text) + df.schema.json()
+
+
+def runs_python(df: DataFrame) -> bool:
+    """Whether a query calls functions whose code its plan does not contain."""
+    jvm: Any = df.sparkSession._jvm
+    plan = analyzed(df)
+    udf = jvm.org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF()
+    text = str(plan.toString())
+    return bool(plan.containsPattern(udf)) or "Python" in text or "UDF" in text
+
+
+def declared_query(df: DataFrame) -> str:
+    """Digest of a query and of what changes its result, but not of where its streams read."""
+    confs = [] if df.isStreaming else result_confs(df)
+    return fingerprint(_FILES.sub("FileSource", query_text(df)), *confs)
+
+
+def result_confs(df: DataFrame) -> list[str]:
+    """Settings that change the rows of a query: rows of other values must not be mixed."""
+    return [f"{key}={df.sparkSession.conf.get(key)}" for key in _RESULT_CONFS]
 
 
 def fingerprint(text: str, *more: str) -> str:

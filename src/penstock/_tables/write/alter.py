@@ -1,5 +1,6 @@
 """Alters an existing table to its declaration."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,13 @@ from penstock._tables.delta_log import DeltaJvm, TableMetadata, file_count
 from penstock._tables.layout import TableRef
 from penstock._tables.write.create import create_table
 from penstock._tables.write.schema import compare, conformed, reconcile, schema_json
-from penstock._tables.write.table_spec import FEATURE, TableSpec, TableState, check_properties
+from penstock._tables.write.table_spec import (
+    FEATURE,
+    TableSpec,
+    TableState,
+    check_properties,
+    check_spec,
+)
 from penstock._tables.write.widening import ENABLED, TypeChange, alter_types, widen
 from penstock.errors import PlanError
 
@@ -22,19 +29,21 @@ def alter_table(
     metadata = delta.metadata(snapshot)
     wide, changes = _widening(spec, state)
     spec = _as_cast(spec, wide)
-    if not _fits(spec, replace(state, schema=wide)):
+    fits = _fits(spec, replace(state, schema=wide))
+    if not fits or _has_other_columns(spec, wide):
         # A table without rows can be changed in any way.
-        if file_count(snapshot) > 0:
+        if file_count(snapshot) == 0:
+            create_table(delta, table, spec, replace=True)
+            return True
+        if not fits:
             _refuse(table, spec, replace(state, schema=wide))
-        create_table(delta, table, spec, replace=True)
-        return True
     changed = _set_properties(delta, table, spec, metadata)
     if changes:
         alter_types(delta, table, changes, origin=spec.origin)
         metadata = delta.metadata(delta.snapshot(table.path))
         state = replace(state, schema=metadata.schema)
         changed = True
-    if tuple(c.lower() for c in spec.cluster_by) != tuple(c.lower() for c in state.cluster_by):
+    if _folded(spec.cluster_by) != _folded(state.cluster_by):
         columns = ", ".join(quoted(*name.split(".")) for name in spec.cluster_by) or "NONE"
         clause = f"({columns})" if spec.cluster_by else columns
         delta.spark.sql(f"ALTER TABLE {delta_table(table.path)} CLUSTER BY {clause}")
@@ -51,6 +60,36 @@ def alter_table(
     operation = delta.alter_operation(metadata.jvm, transaction.metadata())
     transaction.commit(delta.seq([]), operation)
     return True
+
+
+def planned_changes(
+    table: TableRef, spec: TableSpec, state: TableState, *, has_rows: bool
+) -> list[str]:
+    """What `alter_table` would change, for messages; raises as it does."""
+    check_spec(table, spec)
+    wide, widened = _widening(spec, state)
+    spec, before = _as_cast(spec, wide), replace(state, schema=wide)
+    fits = _fits(spec, before)
+    if not has_rows and (not fits or _has_other_columns(spec, wide)):
+        return ["the table, which has no rows, is created again"]
+    if not fits:
+        _refuse(table, spec, before)
+    changes = [f"column {change}" for change in widened]
+    if not (spec.replace_schema and compare(wide, spec.schema).conflicts):
+        changes += [f"column {name!r} is new" for name in compare(wide, spec.schema).added]
+    differing = _differing(spec, state.properties)
+    changes += [f"property {name} = {value}" for name, value in differing.items()]
+    if _folded(spec.cluster_by) != _folded(state.cluster_by):
+        changes.append(f"clustered by {', '.join(spec.cluster_by) or 'nothing'}")
+    if spec.comment not in (None, state.comment):
+        changes.append(f"comment {spec.comment!r}")
+    if not changes and schema_json(_evolved(spec, before)) != schema_json(state.schema):
+        changes.append("nullability or comments of columns")
+    return changes
+
+
+def _folded(columns: Sequence[str]) -> tuple[str, ...]:
+    return tuple(column.lower() for column in columns)
 
 
 def _as_cast(spec: TableSpec, table: StructType) -> TableSpec:
@@ -80,6 +119,11 @@ def _fits(spec: TableSpec, state: TableState) -> bool:
         return False
     difference = compare(state.schema, spec.schema)
     return (spec.replace_schema or not difference.conflicts) and not _tightened(spec, state)
+
+
+def _has_other_columns(spec: TableSpec, table: StructType) -> bool:
+    """Whether the table has columns that its query has not, which its writer would refuse."""
+    return not spec.declared and bool(compare(table, spec.schema).missing)
 
 
 def _is_repartitioned(spec: TableSpec, state: TableState) -> bool:
@@ -128,19 +172,22 @@ def _refuse(table: TableRef, spec: TableSpec, state: TableState) -> None:
 def _set_properties(
     delta: DeltaJvm, table: TableRef, spec: TableSpec, metadata: TableMetadata
 ) -> bool:
-    have = metadata.configuration
-    known = {key.lower(): value for key, value in have.items()}
-    differing = {
-        key: str(value)
-        for key, value in spec.properties.items()
-        if not key.lower().startswith(FEATURE) and known.get(key.lower()) != str(value)
-    }
+    differing = _differing(spec, metadata.configuration)
     if not differing:
         return False
     check_properties(delta.spark, differing, name=table.name, origin=spec.origin)
     pairs = ", ".join(f"{literal(k)} = {literal(v)}" for k, v in differing.items())
     delta.spark.sql(f"ALTER TABLE {delta_table(table.path)} SET TBLPROPERTIES ({pairs})")
     return True
+
+
+def _differing(spec: TableSpec, have: Mapping[str, str]) -> dict[str, str]:
+    known = {key.lower(): value for key, value in have.items()}
+    return {
+        key: str(value)
+        for key, value in spec.properties.items()
+        if not key.lower().startswith(FEATURE) and known.get(key.lower()) != str(value)
+    }
 
 
 def _evolved(spec: TableSpec, state: TableState) -> StructType:

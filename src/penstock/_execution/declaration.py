@@ -1,0 +1,132 @@
+"""What updates record about a flow and its target, for `penstock plan`.
+
+Delta's log has columns, properties, partitioning and comment of a table, and the state of a flow
+the operators of its checkpoint. Queries without state, rules, keys and sources are in neither.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from penstock._execution.tables import PipelineTables
+from penstock._graph.dataflow import FlowNode
+from penstock._model.cdc import CdcSpec, TrackHistory
+from penstock._model.dataset import LateRows
+from penstock._model.flow import Flow
+
+_Texts = Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """The declaration of a flow and of its target.
+
+    Attributes:
+        target: Key of the table, or name of the sink.
+        display: The same for messages.
+        kind: Kind of the dataset, or `sink`.
+        path: Of the table; for a sink, its format and location.
+        query: Digest of the query.
+        code: Digest of the source files, if it calls Python functions.
+        reads: Names of datasets.
+        external: What it reads from outside.
+        rules: Condition and action, by name.
+        history: Of auto CDC and snapshots: what the rows of the table were made with.
+        options: What applies to new rows.
+    """
+
+    target: str
+    display: str
+    kind: str
+    path: str
+    query: str
+    code: str = ""
+    reads: tuple[str, ...] = ()
+    external: tuple[str, ...] = ()
+    rules: _Texts = field(default_factory=dict)
+    history: _Texts = field(default_factory=dict)
+    options: _Texts = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Equal to what is read back from a file."""
+        return {**asdict(self), "reads": list(self.reads), "external": list(self.external)}
+
+
+def stored_declaration(body: Mapping[str, Any]) -> Declaration | None:
+    """A recorded declaration; `None` if there is none, as of an earlier version."""
+    if not body:
+        return None
+    known = {each.name for each in fields(Declaration)}
+    texts = {name: value for name, value in body.items() if name in known}
+    for name in ("reads", "external"):
+        texts[name] = tuple(texts.get(name, ()))
+    return Declaration(**texts)
+
+
+def declaration_of(tables: PipelineTables, node: FlowNode, source_digest: str) -> Declaration:
+    """The declaration of a flow now."""
+    graph, analysis = tables.graph, node.analysis
+    reads = tuple(sorted(graph.datasets[key].display for key in node.upstream))
+    external = tuple(sorted(analysis.external_inputs))
+    sink = graph.sinks.get(node.target)
+    if sink is not None:
+        runs_python = analysis.runs_python or sink.write_batch is not None
+        location = sink.facts.location
+        return Declaration(
+            target=sink.name,
+            display=sink.name,
+            kind="sink",
+            path=sink.format if location is None else f"{sink.format} {location.name}",
+            query=analysis.query,
+            code=source_digest if runs_python else "",
+            reads=reads,
+            external=external,
+        )
+    dataset = graph.datasets[node.target]
+    declared = dataset.declared
+    options = {
+        "quarantine": "on" if tables.keeps_dropped(dataset) else "off",
+        "late rows": declared.late_rows.value if declared.late_rows is not LateRows.DROP else "",
+        "deduplicate_by": ", ".join(declared.deduplicate_by),
+        **_event_options(node.flow),
+    }
+    return Declaration(
+        target=dataset.key,
+        display=dataset.display,
+        kind=dataset.kind.value,
+        path=tables.paths[dataset.key],
+        query=analysis.query,
+        code=source_digest if analysis.runs_python else "",
+        reads=reads,
+        external=external,
+        rules={
+            rule.name: f"{rule.condition} [{rule.on_violation.value}]"
+            for rule in declared.expectations
+        },
+        history=_history(node.flow),
+        options={name: value for name, value in options.items() if value},
+    )
+
+
+def _history(flow: Flow) -> dict[str, str]:
+    spec = flow.cdc or flow.snapshot
+    if spec is None:
+        return {}
+    texts = {
+        "keys": ", ".join(sorted(key.lower() for key in spec.keys)),
+        "SCD type": spec.scd_type.value,
+        "tracked columns": "" if spec.track_history == TrackHistory() else str(spec.track_history),
+    }
+    if isinstance(spec, CdcSpec):
+        texts["sequence"] = str(spec.sequence_by)
+    return {name: value for name, value in texts.items() if value}
+
+
+def _event_options(flow: Flow) -> dict[str, str]:
+    spec = flow.cdc
+    if spec is None:
+        return {}
+    names = ("apply_as_deletes", "apply_as_truncates", "columns", "except_columns")
+    more = ("ignore_null_updates", "ignore_null_columns", "ignore_null_except_columns")
+    values = {name: getattr(spec, name) for name in (*names, *more, "columns_to_update")}
+    return {name: str(value) for name, value in values.items() if value not in (None, False)}

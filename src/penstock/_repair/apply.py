@@ -1,0 +1,144 @@
+"""Deploys a project: carries out what `penstock plan` prints.
+
+There is no journal for the whole: each decision is stored in the state that it concerns before
+anything depends on it, so the plan of an interrupted deployment is the rest of it. New checkpoints
+and full refreshes are marked first, a table before what it streams from; then tables are migrated,
+upstream first, each with its own journal; the rest is an update.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from penstock._launch import OpenPipeline, open_for_command
+from penstock._model.pipeline import PipelineSettings
+from penstock._repair.deployment import compare
+from penstock._repair.deployment_plan import Change, DeploymentPlan, Need
+from penstock._repair.migrate import MigrationOptions, check_migration, migrate_flow
+from penstock.errors import PlanError
+
+Update = Callable[[Sequence[str], Sequence[str]], bool]
+"""Runs a triggered update of some tables, or of all, with a full refresh of others; whether all
+flows have succeeded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplyOptions:
+    accept_duplicates: bool = False  # targets get rows a second time
+    accept_less: bool = False  # migrate even if sources have lost rows
+    execute: bool = False  # otherwise only planned
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplyResult:
+    plan: DeploymentPlan
+    succeeded: bool = True
+
+
+def apply_deployment(
+    settings: PipelineSettings,
+    options: ApplyOptions,
+    update: Update,
+    *,
+    on_plan: Callable[[DeploymentPlan], None] = lambda _: None,
+    on_step: Callable[[str], None] = lambda _: None,
+) -> ApplyResult:
+    """Plan a deployment and carry it out; called again after an interruption, it continues.
+
+    Called on the main thread. Each step holds the leases of an update. `on_plan` is called before
+    anything changes, `on_step` after each step.
+
+    Raises:
+        PlanError: `DEPLOYMENT_NOT_POSSIBLE`, or an error of a migration. Nothing was changed if it
+            can be known before.
+    """
+    with open_for_command(settings, "apply") as pipeline:
+        plan = compare(pipeline)
+        on_plan(plan)
+        if not options.execute or not plan.pending:
+            return ApplyResult(plan=plan)
+        _check(plan, options)
+        upstream = {
+            change.key: _upstream(pipeline, change.key) for change in plan.with_need(Need.MIGRATION)
+        }
+        pending = {change.key for change in plan.pending}
+        for change in plan.with_need(Need.MIGRATION):
+            if not (change.resumes or upstream[change.key] & pending):
+                check_migration(
+                    pipeline, change.flows[0], MigrationOptions(accept_less=options.accept_less)
+                )
+        _mark(pipeline, plan, on_step)
+    updated: set[str] = set()
+    for change in plan.with_need(Need.MIGRATION):
+        # Columns and tables that the new query reads must exist.
+        before = [
+            each
+            for each in plan.with_need(Need.UPDATE, Need.CHECKPOINT, Need.FULL_REFRESH)
+            if each.key in upstream[change.key] - updated
+        ]
+        if before:
+            if not update([each.name for each in before], _views(before)):
+                return ApplyResult(plan=plan, succeeded=False)
+            updated |= {each.key for each in before}
+            on_step(f"updated before {change.name}")
+        migration = MigrationOptions(
+            accept_less=options.accept_less, resume=change.resumes, execute=True
+        )
+        migrate_flow(settings, change.flows[0], migration, on_step=on_step)
+    views = _views([change for change in plan.pending if change.key not in updated])
+    if views and not update((), views):
+        return ApplyResult(plan=plan, succeeded=False)
+    succeeded = update((), ())
+    on_step("updated")
+    return ApplyResult(plan=plan, succeeded=succeeded)
+
+
+def _check(plan: DeploymentPlan, options: ApplyOptions) -> None:
+    blocked = plan.with_need(Need.IMPOSSIBLE)
+    hint = "revert the change, or allow the full refresh of the table"
+    if not blocked and not options.accept_duplicates:
+        blocked = tuple(change for change in plan.changes if change.refused is not None)
+        hint = (
+            "--accept-duplicates proceeds anyway; or choose the start of the flow first: `penstock "
+            "checkpoint reset FLOW --from POSITION`"
+        )
+    if blocked:
+        change = blocked[0]
+        raise PlanError(
+            "DEPLOYMENT_NOT_POSSIBLE",
+            f"the deployment stops at {change.name}: {change.refused or change.reasons[0]}",
+            hint=hint,
+        )
+
+
+def _mark(pipeline: OpenPipeline, plan: DeploymentPlan, on_step: Callable[[str], None]) -> None:
+    """Start flows over: with an update, which empties their tables first for a full refresh."""
+    for change in plan.with_need(Need.CHECKPOINT):
+        for flow in change.flows:
+            pipeline.state.new_flow(flow, {})
+            on_step(f"new checkpoint for {flow}")
+    for change in reversed(plan.with_need(Need.FULL_REFRESH)):
+        if change.kind == "materialized view":
+            continue
+        pipeline.lease(pipeline.graph.datasets[change.key])
+        for flow in change.flows:
+            pipeline.state.mark_reset(flow)
+        on_step(f"marked {change.name}")
+
+
+def _views(changes: Sequence[Change]) -> list[str]:
+    """Views that need a full refresh; they have no checkpoint that could be marked."""
+    return [
+        change.name
+        for change in changes
+        if change.need is Need.FULL_REFRESH and change.kind == "materialized view"
+    ]
+
+
+def _upstream(pipeline: OpenPipeline, key: str) -> set[str]:
+    seen: set[str] = set()
+    pending = [key]
+    while pending:
+        new = pipeline.graph.datasets[pending.pop()].upstream - seen
+        seen |= new
+        pending += new
+    return seen
