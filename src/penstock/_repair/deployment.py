@@ -41,6 +41,8 @@ from penstock._tables.write.schema import compare as compare_columns
 from penstock._tables.write.table_spec import state_of
 from penstock.errors import CheckpointError, PlanError
 from penstock.sinks.registry import sink_of
+from penstock.sources.delta.source import DeltaSource
+from penstock.sources.registry import source_of
 
 _UNKNOWN = (
     "it was deployed by an earlier version, which recorded no rules, keys, sources and queries: "
@@ -116,6 +118,15 @@ class _Comparison:
             for node in self._graph.flows.values()
             if node.target in self._graph.sinks or self._graph.datasets[node.target].is_stored
         ]
+
+        self._sizes: dict[str, Size] = {}
+        self._former = {  # of flows that are not declared any more
+            name: declared
+            for name in pipeline.state.names("flows")
+            if name not in self._graph.flows
+            and (state := pipeline.state.flow(name)) is not None
+            and (declared := stored_declaration(state.deployed)) is not None
+        }
 
     def _flow(self, node: FlowNode, now: Declaration) -> _Flow:
         state = self._pipeline.state.flow(node.flow.name)
@@ -248,7 +259,7 @@ class _Comparison:
             if target_id not in (None, None if state is None else state.id):
                 text = f"the table of flow {flow.name} was dropped, or created again, since"
                 yield Difference(Need.FULL_REFRESH, text, flow.name)
-        for name, declared in self._former_flows():
+        for name, declared in self._former.items():
             if declared.target == node.key:
                 text = f"flow {name} is not declared any more: its rows and checkpoint stay"
                 yield Difference(Need.NOTHING, text)
@@ -289,24 +300,20 @@ class _Comparison:
 
     # -- what is not declared any more ---------------------------------------------------------
 
-    def _former_flows(self) -> Iterator[tuple[str, Declaration]]:
-        for name in self._pipeline.state.names("flows"):
-            state = None if name in self._graph.flows else self._pipeline.state.flow(name)
-            declared = stored_declaration({} if state is None else state.deployed)
-            if declared is not None:
-                yield name, declared
-
     def removed(self) -> Iterator[Change]:
         """Tables and sinks that are not declared any more."""
         state = self._pipeline.state
         views = [view for key in state.names("views") if (view := state.view(key)) is not None]
         stored = [stored_declaration(view.deployed) for view in views]
-        stored += [declared for _, declared in self._former_flows()]
+        stored += self._former.values()
         former = {declared.target: declared for declared in stored if declared is not None}
         for target, declared in former.items():
             if target in self._graph.datasets or target in self._graph.sinks:
                 continue
             is_table = declared.kind != "sink"
+            size = self._size([TableRef(declared.path, target)]) if is_table else None
+            if is_table and size is None:
+                continue  # it was deleted
             stays = f"its table stays in {declared.path}" if is_table else "its rows stay"
             yield Change(
                 key=target,
@@ -315,7 +322,7 @@ class _Comparison:
                 change="removed",
                 need=Need.NOTHING,
                 reasons=(f"it is not declared any more: {stays}, and so does its checkpoint",),
-                table=self._size([TableRef(declared.path, target)]) if is_table else None,
+                table=size,
             )
 
     # -- statistics ----------------------------------------------------------------------------
@@ -324,34 +331,39 @@ class _Comparison:
         tables = self._pipeline.tables
         keys = sorted({key for flow in reading for key in flow.node.upstream})
         own = [tables.table(self._graph.datasets[key]) for key in keys]
-        external = [text for flow in reading for text in flow.now.external]
-        paths = [text.removeprefix("delta ") for text in external if text.startswith("delta ")]
+        external = dict.fromkeys(text for flow in reading for text in flow.now.external)
+        paths = {text: text.partition(" ") for text in external}
+        stored = {
+            text: TableRef(path, path)
+            for text, (kind, _, path) in paths.items()
+            if isinstance(source_of(kind), DeltaSource)
+        }
         return replace(
             change,
-            reads=self._size([*own, *(TableRef(path, path) for path in paths)]),
-            unmeasured=tuple(
-                dict.fromkeys(text for text in external if not text.startswith("delta "))
-            ),
+            reads=self._size([*own, *stored.values()]),
+            unmeasured=tuple(text for text in external if text not in stored),
             table=None if node is None else self._size([tables.table(node)]),
         )
 
     def _size(self, refs: list[TableRef]) -> Size | None:
-        rows: int | None = 0
-        size, tables = 0, 0
-        for ref in refs:
-            snapshot = self._delta.snapshot(ref.path)
-            if snapshot.version() < 0:
-                continue
-            tables += 1
-            size += size_in_bytes(snapshot)
+        sizes = [size for ref in refs if (size := self._table_size(ref.path)) is not None]
+        rows = [size.rows for size in sizes if size.rows is not None]
+        is_known = len(rows) == len(sizes)
+        total = Size(rows=sum(rows) if is_known else None, bytes=sum(size.bytes for size in sizes))
+        return total if sizes else None
+
+    def _table_size(self, path: str) -> Size | None:
+        snapshot = self._delta.snapshot(path)
+        if path not in self._sizes and snapshot.version() >= 0:
             files = DataFrame(snapshot.withStats(), self._pipeline.spark)
             row = files.selectExpr(
-                "sum(stats.numRecords - coalesce(deletionVector.cardinality, 0))",
-                "count_if(stats.numRecords IS NULL)",
+                "sum(stats.numRecords - coalesce(deletionVector.cardinality, 0)) AS rows",
+                "count_if(stats.numRecords IS NULL) AS unknown",
             ).first()
             assert row is not None
-            rows = None if rows is None or row[1] else rows + int(row[0] or 0)
-        return Size(rows=rows, bytes=size) if tables else None
+            rows = None if row.unknown else int(row.rows or 0)
+            self._sizes[path] = Size(rows=rows, bytes=size_in_bytes(snapshot))
+        return self._sizes.get(path)
 
 
 def _needs_all_columns(node: DatasetNode, flow: FlowNode) -> bool:

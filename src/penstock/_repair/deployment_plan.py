@@ -6,8 +6,6 @@ from enum import IntEnum
 
 from penstock._execution.declaration import Declaration
 
-_FILES = {"avro", "binaryfile", "cloudfiles", "csv", "files", "json", "orc", "parquet", "text"}
-
 
 class Need(IntEnum):
     """What a difference needs, in ascending order: a dataset has the greatest of its needs."""
@@ -145,13 +143,10 @@ def effect_of(
 
 
 def _source_need(before: Declaration, now: Declaration, *, is_kept: bool) -> Need:
-    external = set(before.external) ^ set(now.external)
-    if is_kept or (
-        before.reads == now.reads and all(text.split()[0].lower() in _FILES for text in external)
-    ):
-        return Need.UPDATE  # a stream of files takes those of another folder
+    if is_kept:
+        return Need.UPDATE
     if before.reads == now.reads:
-        return Need.CHECKPOINT
+        return Need.CHECKPOINT  # rows of the former source stay
     return Need.FULL_REFRESH if now.history else Need.REBUILD
 
 

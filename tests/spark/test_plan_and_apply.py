@@ -1,0 +1,375 @@
+"""`penstock plan` says what `penstock apply` then does, and an interrupted `apply` continues."""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from update_project import Project
+
+from penstock._cli.main import main
+from penstock._observe.bus import EventBus
+from penstock._observe.events import UpdateState
+from penstock._project.spec import load_settings
+from penstock._repair.apply import ApplyOptions, ApplyResult, apply_deployment
+from penstock._repair.deployment import plan_deployment
+from penstock._repair.deployment_plan import Change, DeploymentPlan
+from penstock._update import UpdateOptions, run_update
+from penstock.errors import PenstockError
+
+BEFORE = """
+WIDE = 30
+PLUS = 0
+
+
+@dp.table
+@dp.expect_or_drop("positive", "amount > 0")
+def bronze():
+    return rows()
+
+
+@dp.table
+def silver():
+    return spark.readStream.table("bronze").select("id", (F.col("amount") * 2).alias("twice"))
+
+
+@dp.table
+def totals():
+    return spark.readStream.table("bronze").groupBy("id").agg(F.sum("amount").alias("total"))
+
+
+@dp.table(partition_cols=["amount"])
+def parts():
+    return spark.readStream.table("bronze").select("id", "amount")
+
+
+dp.create_streaming_table("people")
+dp.create_auto_cdc_flow(
+    target="people", source="bronze", keys=["id"], sequence_by="ts", stored_as_scd_type=2
+)
+
+
+@dp.materialized_view
+def view():
+    return spark.read.table("silver").groupBy("id").agg(F.count("*").alias("n"))
+
+
+@dp.materialized_view
+def wide():
+    columns = [(F.col("amount") + number).alias(f"c{number}") for number in range(WIDE)]
+    return spark.read.table("bronze").select(*columns)
+
+
+@dp.materialized_view
+def coded():
+    plus = F.udf(lambda amount: amount + PLUS, "int")
+    return spark.read.table("second").select(plus("amount").alias("amount"))
+
+
+@dp.table
+def second():
+    return rows("second")
+
+
+@dp.table
+def gone():
+    return spark.readStream.table("bronze").select("id")
+
+
+@dp.materialized_view
+def same():
+    return spark.read.table("second").groupBy("id").count()
+
+
+dp.create_sink("out", "json", {"path": "out"})
+
+
+@dp.append_flow(target="out")
+def away():
+    return spark.readStream.table("silver")
+"""
+CHANGES = (
+    # A rule, columns, a comment, a property and clustering of one table.
+    ("@dp.table\n@dp.expect", '@dp.table(comment="raw", cluster_by=["id"], **KEPT)\n@dp.expect'),
+    ("amount > 0", "amount > 1"),
+    ("return rows()", 'return rows().withColumn("more", F.lit("x"))'),
+    ('* 2).alias("twice")', '* 3).alias("twice")'),
+    ('alias("total"))', 'alias("total"), F.max("more").alias("more"))'),
+    ('["amount"])', '["id"])'),
+    ("scd_type=2", "scd_type=1"),
+    ('alias("n"))', 'alias("n"), F.max("twice").alias("most"))'),
+    ("+ number)", "+ (number if number != 28 else 1000))"),
+    ("amount + PLUS", "amount + 10"),
+    ('rows("second")', 'rows("third")'),
+    ('@dp.table\ndef gone():\n    return spark.readStream.table("bronze").select("id")\n', ""),
+    ('return spark.readStream.table("silver")\n', 'return spark.readStream.table("people")\n'),
+)
+ADDED = """
+KEPT = {"table_properties": {"team.owner": "shop"}}
+"""
+FRESH = """
+
+@dp.materialized_view
+def fresh():
+    return spark.read.table("totals").select("more")
+"""
+NEEDS = {
+    "bronze": "next update",
+    "silver": "next update",
+    "totals": "migration",
+    "parts": "migration",
+    "people": "full refresh",
+    "view": "next update",
+    "wide": "next update",
+    "coded": "next update",
+    "second": "new checkpoint",
+    "fresh": "next update",
+    "out": "new checkpoint",
+    "gone": "nothing",
+}
+
+
+def _after() -> str:
+    text = BEFORE
+    for old, new in CHANGES:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return ADDED + text + FRESH
+
+
+class _Killed(BaseException):
+    """As if the process had died."""
+
+
+def _rows(first: int) -> list[dict[str, Any]]:
+    return [
+        {"id": number % 3, "amount": number % 4, "ts": f"2026-01-01 00:00:{number:02}"}
+        for number in range(first, first + 12)
+    ]
+
+
+def _update(project: Project) -> Callable[[Sequence[str], Sequence[str]], bool]:
+    def update(refresh: Sequence[str], full_refresh: Sequence[str]) -> bool:
+        options = UpdateOptions(refresh=tuple(refresh), full_refresh=tuple(full_refresh))
+        result = run_update(load_settings(project.root), options, bus=EventBus())
+        assert result.state is UpdateState.COMPLETED, result.failures
+        return True
+
+    return update
+
+
+def _apply(project: Project, on_step: Callable[[str], None] = lambda _: None) -> ApplyResult:
+    options = ApplyOptions(accept_duplicates=True, execute=True)
+    settings = load_settings(project.root)
+    return apply_deployment(settings, options, _update(project), on_step=on_step)
+
+
+def _plan(project: Project) -> DeploymentPlan:
+    return plan_deployment(load_settings(project.root))
+
+
+def _needs(plan: DeploymentPlan) -> dict[str, str]:
+    return {change.name: change.need.text for change in plan.changes}
+
+
+def _deployed(root: Path, spark: Any) -> Project:
+    project = Project(root, spark).source(BEFORE)
+    project.add("a.json", _rows(0)).add("b.json", _rows(30), "second")
+    project.add("c.json", _rows(40), "third").run()
+    # The sink must be emptied before it takes the rows of a new checkpoint.
+    shutil.rmtree(root / "out")
+    project.add("d.json", _rows(20))
+    return project.source(_after())
+
+
+def _epochs(project: Project) -> dict[str, str]:
+    files = (project.root / ".penstock" / "state" / "flows").glob("*.json")
+    return {file.stem: json.loads(file.read_text())["epoch"] for file in files}
+
+
+def _content(project: Project) -> dict[str, Any]:
+    names = [*NEEDS, "same", "bronze_quarantine"]
+    tables = {name: project.path(name) for name in names if project.path(name).exists()}
+    content: dict[str, Any] = {
+        name: project.rows(name, *[c for c in project.table(name).columns if c[0] != "_"], key=repr)
+        for name in tables
+    }
+    lines = [file.read_text().splitlines() for file in (project.root / "out").glob("*.json")]
+    return {**content, "out": sorted(line for file in lines for line in file)}
+
+
+def _kept(first: int, least: int = 1) -> list[dict[str, Any]]:
+    return [row for row in _rows(first) if row["amount"] >= least]
+
+
+def test_plan_says_what_apply_does(
+    tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    monkeypatch.chdir(tmp_path)
+    project = _deployed(tmp_path, spark)
+    before = {file: file.read_bytes() for file in _files(project)}
+    plan = _plan(project)
+    assert _needs(plan) == NEEDS
+    assert plan.unchanged == ("same",)
+    assert {file: file.read_bytes() for file in _files(project)} == before
+    changes = {change.name: change for change in plan.changes}
+    _check_reasons(changes)
+    assert changes["fresh"].change == "new"
+    assert changes["gone"].table is not None
+    assert changes["gone"].table.rows == 9
+    assert changes["totals"].reads is not None
+    assert changes["totals"].reads.rows == 9
+
+    epochs, gone = _epochs(project), project.version("gone")
+    steps: list[str] = []
+    assert _apply(project, steps.append).succeeded
+    assert "updated before totals" in steps
+    assert _needs(_plan(project)) == {"gone": "nothing"}
+
+    now = _epochs(project)
+    restarted = {name for name, epoch in now.items() if epochs[name] != epoch}
+    assert restarted == {"totals", "parts", "people", "second", "away"}
+    assert project.version("gone") == gone
+    content = _content(project)
+    late = _kept(20, 2)  # by the new rule
+    bronze = _kept(0) + late
+    assert len(content["bronze"]) == len(bronze)
+    twice = [2 * row["amount"] for row in _kept(0)] + [3 * row["amount"] for row in late]
+    assert sorted(row[1] for row in content["silver"]) == sorted(twice)
+    assert sorted(row[1] for row in content["totals"]) == sorted(
+        sum(row["amount"] for row in bronze if row["id"] == key) for key in range(3)
+    )
+    assert {row[2] for row in content["totals"]} == {"x"}
+    assert sorted(row[1] for row in content["parts"]) == sorted(r["amount"] for r in bronze)
+    assert project.table("parts").inputFiles()[0].count("id=") == 1
+    assert len(content["people"]) == len({row["id"] for row in bronze}) == len(content["out"])
+    assert sorted(row[28] for row in content["wide"]) == sorted(r["amount"] + 1000 for r in bronze)
+    second = _rows(30) + _rows(40)
+    assert len(content["second"]) == len(second)
+    assert sorted(row[0] for row in content["coded"]) == sorted(r["amount"] + 10 for r in second)
+    assert main(["plan", "--output", "json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert [change["name"] for change in body["changes"]] == ["gone"]
+
+
+def _files(project: Project) -> list[Path]:
+    folders = [project.root / ".penstock" / name for name in ("state", "tables", "checkpoints")]
+    files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
+    return [file for file in files if file.suffix != ".lock"]
+
+
+def _check_reasons(changes: dict[str, Change]) -> None:
+    for name, words in {
+        "bronze": ("rule positive: amount > 0", "column 'more' is new", "clustered by id", "'raw'"),
+        "silver": ("the query of flow silver changed", "stored rows stay"),
+        "totals": ("holds the state of another query", "replaced in one commit"),
+        "parts": ("partitioned by amount",),
+        "people": ("SCD type: 2 becomes 1",),
+        "view": ("the query of flow view changed", "all rows are recomputed"),
+        "wide": ("the query of flow wide changed",),
+        "coded": ("calls Python functions",),
+        "second": ("third is read",),
+        "out": ("silver is not read any more", "streams people, whose rows are replaced"),
+    }.items():
+        text = " | ".join((*changes[name].reasons, changes[name].effect))
+        for word in words:
+            assert word in text, (name, text)
+
+
+@pytest.mark.long
+def test_apply_that_is_killed_at_each_step_ends_in_the_same_state(
+    tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    whole = _applied(tmp_path / "whole", spark, monkeypatch, lambda _: None)
+    refused = capsys.readouterr()
+    assert "refused: its sink refuses rows of a new checkpoint" in refused.out
+    assert "refused: its target is append-only" in refused.out
+    assert "[DEPLOYMENT_NOT_POSSIBLE]" in refused.err
+    seen: list[str] = []
+    count: list[str] = []
+
+    def kill(step: str) -> None:
+        # A step of several tables has the same name.
+        count.append(step)
+        name = f"{step} {count.count(step)}"
+        if name not in seen:
+            seen.append(name)
+            count.clear()
+            raise _Killed
+
+    killed = _applied(tmp_path / "killed", spark, monkeypatch, kill)
+    assert len(seen) > 12, seen
+    assert killed == whole
+
+
+def _applied(
+    root: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, on_step: Callable[[str], None]
+) -> dict[str, Any]:
+    """The content of a project that is applied until it is complete."""
+    root.mkdir()
+    monkeypatch.chdir(root)
+    project = _deployed(root, spark)
+    before = {file: file.read_bytes() for file in _files(project)}
+    assert main(["apply", "--yes"]) == 2  # without --accept-duplicates
+    assert {file: file.read_bytes() for file in _files(project)} == before
+    result = None
+    while result is None:
+        with contextlib.suppress(_Killed):
+            result = _apply(project, on_step)
+    assert result.succeeded
+    assert _needs(_plan(project)) == {"gone": "nothing"}
+    return _content(project)
+
+
+SMALL = """
+@dp.table
+def bronze():
+    return rows()
+
+
+@dp.materialized_view
+def counts():
+    return spark.read.table("bronze").groupBy("id").count()
+"""
+
+
+def test_storages_that_apply_cannot_change_or_know(
+    tmp_path: Path, spark: Any, monkeypatch: Any, capsys: Any
+):
+    monkeypatch.chdir(tmp_path)
+    project = Project(tmp_path, spark).source(SMALL).add("a.json", _rows(0))
+    assert [change.change for change in _plan(project).changes] == ["new", "new"]
+    assert main(["apply", "--yes"]) == 0
+    assert capsys.readouterr().out.endswith("done\n")
+    assert main(["apply", "--yes"]) == 0
+    assert "nothing differs" in capsys.readouterr().out
+
+    # As an earlier version has left it.
+    for file in (tmp_path / ".penstock" / "state").rglob("*.json"):
+        body = json.loads(file.read_text())
+        if body.pop("deployed", None) is not None:
+            file.write_text(json.dumps(body))
+    plan = _plan(project)
+    assert [(change.change, change.need.text) for change in plan.changes] == [
+        ("unknown", "next update"),
+        ("unknown", "next update"),
+    ]
+    assert "whether they changed is unknown" in plan.changes[0].reasons[0]
+    assert _apply(project).succeeded
+    assert _plan(project).changes == ()
+
+    # A kind that is another, in a table that must not be reset; then a broken project.
+    fixed = '@dp.table(table_properties={"pipelines.reset.allowed": "false"})\ndef counts'
+    streams = SMALL.replace("@dp.materialized_view\ndef counts", fixed)
+    project.source(streams.replace("spark.read.", "spark.readStream."))
+    (change,) = _plan(project).changes
+    assert change.need.text == "impossible"
+    with pytest.raises(PenstockError, match=r"pipelines\.reset\.allowed is false") as refused:
+        _apply(project)
+    assert refused.value.condition == "DEPLOYMENT_NOT_POSSIBLE"
+    project.source(SMALL.replace('"bronze"', '"bronz"'))
+    assert main(["plan"]) == 2
+    assert "bronz" in capsys.readouterr().err
