@@ -121,7 +121,9 @@ def _mark(pipeline: OpenPipeline, plan: DeploymentPlan, on_step: Callable[[str],
             continue
         pipeline.lease(pipeline.graph.datasets[change.key])
         for flow in change.flows:
-            pipeline.state.mark_reset(flow)
+            state = pipeline.state.flow(flow)
+            if state is None or not state.reset_pending:  # one with a position keeps it
+                pipeline.state.mark_reset(flow)
         on_step(f"marked {change.name}")
 
 

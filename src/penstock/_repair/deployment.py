@@ -118,7 +118,6 @@ class _Comparison:
             for node in self._graph.flows.values()
             if node.target in self._graph.sinks or self._graph.datasets[node.target].is_stored
         ]
-
         self._sizes: dict[str, Size] = {}
         self._former = {  # of flows that are not declared any more
             name: declared
@@ -202,11 +201,14 @@ class _Comparison:
         if not flow.has_started:
             yield Difference(Need.UPDATE, f"flow {name} starts with the next update")
             return
-        if flow.before is None:
-            yield Difference(Need.UPDATE, _UNKNOWN)
+        is_batch = not analysis.is_streaming and flow.node.flow.snapshot is None
+        if flow.before is not None:
+            is_kept = is_batch or flow.node.flow.once
+            yield from flow_differences(name, flow.before, flow.now, is_kept=is_kept)
+        elif flow.view is not None and analysis.is_streaming:
+            yield Difference(Need.FULL_REFRESH, "it was a materialized view", name)
         else:
-            is_once = flow.node.flow.once and state is not None
-            yield from flow_differences(name, flow.before, flow.now, is_once=is_once)
+            yield Difference(Need.UPDATE, _UNKNOWN)
         if state is None or not analysis.is_streaming or flow.node.flow.once:
             return
         mode = OutputMode.APPEND if analysis.output_mode is None else analysis.output_mode

@@ -93,9 +93,12 @@ class DeploymentPlan:
 
 
 def flow_differences(
-    flow: str, before: Declaration, now: Declaration, *, is_once: bool = False
+    flow: str, before: Declaration, now: Declaration, *, is_kept: bool = False
 ) -> Iterator[Difference]:
-    """Compare the recorded declaration of a flow with the present one."""
+    """Compare the recorded declaration of a flow with the present one.
+
+    `is_kept`: it has no checkpoint that belongs to its sources.
+    """
     is_view = now.kind == "materialized view"
     if before.target != now.target:
         yield Difference(Need.REBUILD, f"flow {flow} wrote to {before.display} before", flow)
@@ -112,7 +115,7 @@ def flow_differences(
     texts += [f"{name}: {change}" for name, change in _changed(before.options, now.options)]
     sources = _sources(before.reads, now.reads) + _sources(before.external, now.external)
     if sources:
-        need = _source_need(before, now, is_kept=is_view or is_once)
+        need = Need.UPDATE if is_kept else _source_need(before, now)
         yield Difference(need, f"flow {flow}: {', '.join(sources)}", flow)
     if before.query != now.query:
         texts.append(f"the query of flow {flow} changed")
@@ -142,9 +145,7 @@ def effect_of(
     return "all rows are recomputed" if is_view else "stored rows stay, new rows are as declared"
 
 
-def _source_need(before: Declaration, now: Declaration, *, is_kept: bool) -> Need:
-    if is_kept:
-        return Need.UPDATE
+def _source_need(before: Declaration, now: Declaration) -> Need:
     if before.reads == now.reads:
         return Need.CHECKPOINT  # rows of the former source stay
     return Need.FULL_REFRESH if now.history else Need.REBUILD

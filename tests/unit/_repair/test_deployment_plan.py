@@ -35,9 +35,9 @@ SINK = replace(TABLE, kind="sink", path="json /out", rules={}, options={})
 
 
 def _differences(before: Declaration, **changes: Any) -> list[tuple[Need, str]]:
-    is_once = changes.pop("is_once", False)
+    is_kept = changes.pop("is_kept", before is VIEW)
     now = replace(before, **changes)
-    return [(d.need, d.text) for d in flow_differences("f", before, now, is_once=is_once)]
+    return [(d.need, d.text) for d in flow_differences("f", before, now, is_kept=is_kept)]
 
 
 @pytest.mark.parametrize("declared", [TABLE, VIEW, PEOPLE, KAFKA, FILES, SINK])
@@ -90,7 +90,7 @@ def test_each_change_has_its_need(before, changes, need, words):
 
 
 def test_a_flow_that_has_run_once_is_not_repeated_for_another_source():
-    assert _differences(TABLE, reads=("other",), is_once=True)[0][0] is Need.UPDATE
+    assert _differences(TABLE, reads=("other",), is_kept=True)[0][0] is Need.UPDATE
 
 
 def test_the_effect_tells_what_happens_to_stored_rows():
