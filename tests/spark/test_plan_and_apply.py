@@ -280,6 +280,7 @@ def _check_reasons(changes: dict[str, Change]) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 def test_apply_that_is_killed_at_each_step_ends_in_the_same_state(
     tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
@@ -357,7 +358,7 @@ def test_storages_that_apply_cannot_change_or_know(
         ("unknown", "next update"),
         ("unknown", "next update"),
     ]
-    assert "whether they changed is unknown" in plan.changes[0].reasons[0]
+    assert "changed is unknown: it was deployed by an earlier version" in plan.changes[0].reasons[0]
     assert _apply(project).succeeded
     assert _plan(project).changes == ()
 
@@ -373,3 +374,30 @@ def test_storages_that_apply_cannot_change_or_know(
     project.source(SMALL.replace('"bronze"', '"bronz"'))
     assert main(["plan"]) == 2
     assert "bronz" in capsys.readouterr().err
+
+
+PEOPLE = """
+@dp.table
+def bronze():
+    return rows()
+
+
+dp.create_streaming_table("people")
+dp.create_auto_cdc_flow(target="people", source="bronze", keys=["id"], sequence_by="ts")
+"""
+
+
+def test_what_an_update_failed_with_is_not_taken_for_deployed(
+    tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    project = Project(tmp_path, spark).source(PEOPLE).add("a.json", _rows(0))
+    assert project.run().state is UpdateState.COMPLETED
+    changed = PEOPLE.replace('keys=["id"]', 'keys=["id", "amount"]')
+    project.source(changed.replace("rows()", 'rows("other")')).add("b.json", _rows(20))
+    (tmp_path / "other").mkdir()
+    assert project.run().state is UpdateState.FAILED
+    changes = {change.name: change for change in _plan(project).changes}
+    assert changes["bronze"].need.text == "new checkpoint"
+    assert changes["people"].need.text == "full refresh"
+    assert changes["people"].reasons[0] == "keys: id becomes amount, id"

@@ -108,18 +108,5 @@ def _print(planned: "DeploymentPlan") -> None:
 
 
 def _body(planned: "DeploymentPlan") -> dict[str, Any]:
-    return {
-        **options.attributes(planned, "pipeline", "storage", "unchanged"),
-        "changes": [
-            {
-                **options.attributes(change, "name", "kind", "change", "reasons", "effect"),
-                "flows": list(change.flows),
-                "needs": change.need.text,
-                "reads": None if change.reads is None else asdict(change.reads),
-                "unmeasured": list(change.unmeasured),
-                "stored": None if change.table is None else asdict(change.table),
-                "refused": change.refused,
-            }
-            for change in planned.changes
-        ],
-    }
+    changes = [{**asdict(change), "need": change.need.text} for change in planned.changes]
+    return {**asdict(planned), "changes": changes}

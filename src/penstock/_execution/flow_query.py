@@ -4,6 +4,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -150,8 +151,19 @@ class FlowQueries:
             raise flow_error(error, node.flow) from error
 
     def declaration(self, node: FlowNode) -> dict[str, Any]:
-        """What is recorded about a flow that runs."""
+        """What is recorded about a flow or a view that has run."""
         return declaration_of(self.tables, node, self.context.source_digest).to_json()
+
+    def record(self, node: FlowNode) -> None:
+        """Record the declaration of a flow; one that fails at its start changes nothing."""
+        state = self.state.flow(node.flow.name)
+        if state is None:
+            return
+        declared = self.declaration(node)
+        # Stored rows belong to the keys that the first rows of the checkpoint were made with.
+        declared["history"] = state.deployed.get("history") or declared["history"]
+        if declared != state.deployed:
+            self.state.save_flow(node.flow.name, replace(state, deployed=declared))
 
     def warn(self, node: FlowNode, text: str) -> None:
         self.context.emit(Event(self.origin(node), PlanWarning(text), text))
@@ -228,6 +240,7 @@ class StreamingFlows:
                 lambda ended: on_end(self._checked_lease(node, ended)),
                 sources,
                 checkpoint,
+                on_success=(lambda: None) if is_transient else partial(self._record, node),
             )
             has_batches = step.trigger is None
             writer = (
@@ -250,6 +263,10 @@ class StreamingFlows:
             self.running.append(running)
             self._listener.watch(str(query.runId), running)
             return running
+
+    def _record(self, node: FlowNode) -> None:
+        self._queries.record(node)
+        self._queries.state.forget_view(node.target)  # of a table that was a view
 
     def _table_writer(
         self,
@@ -282,16 +299,9 @@ class StreamingFlows:
         display = self._queries.display(node)
         check_state(node.flow, state, operators=operators, output_mode=mode, display=display)
         table_id = self._queries.tables.check_ownership(node, state)
-        wanted = replace(
-            state,
-            stateful_operators=operators,
-            output_mode=mode,
-            target_id=table_id,
-            deployed=self._queries.declaration(node),
-        )
+        wanted = replace(state, stateful_operators=operators, output_mode=mode, target_id=table_id)
         if wanted != self._queries.state.flow(node.flow.name):
             self._queries.state.save_flow(node.flow.name, wanted)
-            self._queries.state.forget_view(node.target)
         return wanted
 
     def _reconcile(self, node: FlowNode, dataset: DatasetNode, state: FlowState) -> None:

@@ -37,7 +37,7 @@ class FlowState:
         next_position: The same for the checkpoint after a pending reset.
         topics: Kafka's topic ids of the checkpoint, by name.
         migration: A migration that has begun to replace the table and this state.
-        deployed: The declaration at the last start, see `Declaration`; empty if not recorded.
+        deployed: The declaration that it ran with last, see `Declaration`; empty if not recorded.
     """
 
     epoch: str

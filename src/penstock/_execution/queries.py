@@ -143,12 +143,9 @@ class SparkEngine:
         sources: list[OpenedSource] = []
         with self._queries.translated(node, sources), self._queries.pool(step.flow):
             state = self._state.flow(step.flow) or self._state.new_flow(step.flow)
-            declared = self._queries.declaration(node)
             if state.once_done:
-                if state.deployed != declared:
-                    self._state.save_flow(step.flow, replace(state, deployed=declared))
+                self._queries.record(node)
                 return RunOutcome(changed=False, reason="it already ran; a full refresh repeats it")
-            state = replace(state, deployed=declared)
             dataset = self._graph.datasets[step.target]
             df, opened = self._queries.evaluate(node)
             sources += opened
@@ -162,6 +159,7 @@ class SparkEngine:
             result = writer.write(writer.df, 0)
             table_id = self._tables.check_ownership(node, state)
             self._state.save_flow(step.flow, replace(state, once_done=True, target_id=table_id))
+            self._queries.record(node)
             if not result.replayed:
                 self._context.emit(result.event(self._queries.origin(node), "one-time flow"))
             return RunOutcome(changed=True, reason="one-time flow", rows=result.rows_written)
@@ -191,6 +189,7 @@ class SparkEngine:
         finally:
             query.stop()
         self._state.save_flow(step.flow, replace(state, once_done=True, target_id=table_id))
+        self._queries.record(node)
         return RunOutcome(changed=True, reason="one-time flow", rows=rows)
 
     def cancel(self) -> None:

@@ -57,6 +57,7 @@ class RunningQuery(QueryWatcher):
         on_end: Callable[[FlowEnded], None],
         sources: Sequence[OpenedSource] = (),
         checkpoint: str = "",
+        on_success: Callable[[], None] = lambda: None,  # once, after a batch or a regular end
     ) -> None:
         self._flow = flow
         self._sources = sources
@@ -64,6 +65,7 @@ class RunningQuery(QueryWatcher):
         self._origin = origin
         self._emit = emit
         self._on_end = on_end
+        self._on_success: Callable[[], None] | None = on_success
         self._write: Callable[[DataFrame, int], BatchReport] | None = None
         self._explain: Callable[[str, int | None], PenstockError | None] = lambda *_: None
         self._lag: FlowLag | None = None
@@ -135,6 +137,7 @@ class RunningQuery(QueryWatcher):
         rows = int(progress.get("numInputRows", 0))
         origin = replace(self._origin, batch_id=batch_id)
         if "addBatch" in progress.get("durationMs", {}):
+            self._succeeded()
             self._emit(Event(origin, StreamProgress(dict(progress))))
             metrics = FlowMetrics(
                 num_input_rows=rows,
@@ -166,9 +169,16 @@ class RunningQuery(QueryWatcher):
                     self._emit(Event(origin, body, text))
                     break
 
+    def _succeeded(self) -> None:
+        on_success, self._on_success = self._on_success, None
+        if on_success is not None:
+            on_success()
+
     def terminated(self, error: str | None) -> None:
         if not self._end():
             return
+        if error is None:
+            self._succeeded()
         if error is None or not self._sources:
             self._on_end(FlowEnded(flow=self._flow.name, error=self._translate(error)))
             return

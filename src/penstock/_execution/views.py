@@ -119,13 +119,7 @@ class ViewRefresh:
         state = self._queries.state.flow(step.flow) or self._queries.state.new_flow(step.flow)
         if node.flow.once and state.once_done:
             return RunOutcome(changed=False, reason="it already ran; a full refresh repeats it")
-        state = replace(
-            state,
-            target_id=self._queries.tables.check_ownership(node, state),
-            deployed=self._queries.declaration(node),
-        )
-        if state != self._queries.state.flow(step.flow):
-            self._queries.state.save_flow(step.flow, state)
+        state = replace(state, target_id=self._queries.tables.check_ownership(node, state))
         last = self._queries.writers.last_batch(dataset, node, state.epoch)
         progress = SnapshotProgress(
             node.flow, self._queries.evaluate_flow, last, state, self._queries.state.save_flow
@@ -148,6 +142,7 @@ class ViewRefresh:
                 self._queries.context.emit(commit.event(self._queries.origin(node), snapshot.text))
         if node.flow.once:
             self._queries.state.save_flow(step.flow, replace(progress.state, once_done=True))
+        self._queries.record(node)
         if not applied:
             return RunOutcome(changed=False, reason="no changes since the last snapshot")
         return RunOutcome(changed=True, reason=f"{applied} snapshot(s)", rows=rows)

@@ -33,6 +33,7 @@ from penstock._repair.deployment_plan import (
 from penstock._repair.journal import Journal
 from penstock._repair.migration_plan import DONE, check_flow, migration_of
 from penstock._repair.reset import effect_on_target, why_refused
+from penstock._spark.plans import has_state
 from penstock._tables.delta_log import DeltaJvm, file_count, size_in_bytes
 from penstock._tables.files import StorageFiles
 from penstock._tables.layout import TableRef
@@ -45,8 +46,8 @@ from penstock.sources.delta.source import DeltaSource
 from penstock.sources.registry import source_of
 
 _UNKNOWN = (
-    "it was deployed by an earlier version, which recorded no rules, keys, sources and queries: "
-    "whether they changed is unknown; the next update records them"
+    "whether its query, rules, keys and sources changed is unknown: it was deployed by an earlier "
+    "version, or has not succeeded yet; the next update records them"
 )
 
 
@@ -203,8 +204,13 @@ class _Comparison:
             return
         is_batch = not analysis.is_streaming and flow.node.flow.snapshot is None
         if flow.before is not None:
-            is_kept = is_batch or flow.node.flow.once
-            yield from flow_differences(name, flow.before, flow.now, is_kept=is_kept)
+            yield from flow_differences(
+                name,
+                flow.before,
+                flow.now,
+                has_checkpoint=not (is_batch or flow.node.flow.once),
+                has_state=has_state(analysis.stateful_operators),
+            )
         elif flow.view is not None and analysis.is_streaming:
             yield Difference(Need.FULL_REFRESH, "it was a materialized view", name)
         else:

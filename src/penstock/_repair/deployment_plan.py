@@ -93,11 +93,16 @@ class DeploymentPlan:
 
 
 def flow_differences(
-    flow: str, before: Declaration, now: Declaration, *, is_kept: bool = False
+    flow: str,
+    before: Declaration,
+    now: Declaration,
+    *,
+    has_checkpoint: bool = True,
+    has_state: bool = False,
 ) -> Iterator[Difference]:
     """Compare the recorded declaration of a flow with the present one.
 
-    `is_kept`: it has no checkpoint that belongs to its sources.
+    `has_state`: each of its rows is computed from several rows of the sources.
     """
     is_view = now.kind == "materialized view"
     if before.target != now.target:
@@ -115,7 +120,11 @@ def flow_differences(
     texts += [f"{name}: {change}" for name, change in _changed(before.options, now.options)]
     sources = _sources(before.reads, now.reads) + _sources(before.external, now.external)
     if sources:
-        need = Need.UPDATE if is_kept else _source_need(before, now)
+        need = Need.UPDATE
+        if has_checkpoint:
+            # Rows of a former topic or folder stay, unless new ones are computed from them, too.
+            is_outside = before.reads == now.reads and not has_state
+            need = Need.CHECKPOINT if is_outside else Need.REBUILD
         yield Difference(need, f"flow {flow}: {', '.join(sources)}", flow)
     if before.query != now.query:
         texts.append(f"the query of flow {flow} changed")
@@ -139,16 +148,10 @@ def effect_of(
         lost = "" if is_view else "; rows that its sources have no more are lost"
         return f"its rows are removed, and computed from all rows of its sources{lost}"
     if need is Need.CHECKPOINT:
-        return f"stored rows stay; {', '.join(flows)} starts again, with all rows of its sources"
+        return f"stored rows stay, and {', '.join(flows)} starts again as a new flow does"
     if need is not Need.UPDATE or is_new or not concerns_rows:
         return ""
     return "all rows are recomputed" if is_view else "stored rows stay, new rows are as declared"
-
-
-def _source_need(before: Declaration, now: Declaration) -> Need:
-    if before.reads == now.reads:
-        return Need.CHECKPOINT  # rows of the former source stay
-    return Need.FULL_REFRESH if now.history else Need.REBUILD
 
 
 def _sources(before: tuple[str, ...], now: tuple[str, ...]) -> list[str]:

@@ -35,9 +35,12 @@ SINK = replace(TABLE, kind="sink", path="json /out", rules={}, options={})
 
 
 def _differences(before: Declaration, **changes: Any) -> list[tuple[Need, str]]:
-    is_kept = changes.pop("is_kept", before is VIEW)
+    facts = {
+        "has_checkpoint": changes.pop("has_checkpoint", before is not VIEW),
+        "has_state": changes.pop("has_state", False),
+    }
     now = replace(before, **changes)
-    return [(d.need, d.text) for d in flow_differences("f", before, now, is_kept=is_kept)]
+    return [(d.need, d.text) for d in flow_differences("f", before, now, **facts)]
 
 
 @pytest.mark.parametrize("declared", [TABLE, VIEW, PEOPLE, KAFKA, FILES, SINK])
@@ -74,10 +77,11 @@ def test_a_storage_of_an_earlier_version_has_no_declaration():
             Need.FULL_REFRESH,
             "keys: id becomes id, shop",
         ),
-        (PEOPLE, {"reads": ("other",)}, Need.FULL_REFRESH, "other is read"),
+        (PEOPLE, {"reads": ("other",)}, Need.REBUILD, "other is read"),
         (PEOPLE, {"options": {"apply_as_deletes": "gone"}}, Need.UPDATE, "gone is new"),
         (KAFKA, {"external": ("kafka orders2",)}, Need.CHECKPOINT, "kafka orders2 is read"),
         (FILES, {"external": ("json /data/b",)}, Need.CHECKPOINT, "json /data/b is read"),
+        (FILES, {"external": (), "has_state": True}, Need.REBUILD, "json /data/a is not read"),
         (FILES, {"external": ("kafka orders",)}, Need.CHECKPOINT, "kafka orders is read"),
         (FILES, {"external": (), "reads": ("bronze",)}, Need.REBUILD, "bronze is read"),
         (SINK, {"path": "json /elsewhere"}, Need.UPDATE, "it was json /out"),
@@ -90,7 +94,7 @@ def test_each_change_has_its_need(before, changes, need, words):
 
 
 def test_a_flow_that_has_run_once_is_not_repeated_for_another_source():
-    assert _differences(TABLE, reads=("other",), is_kept=True)[0][0] is Need.UPDATE
+    assert _differences(TABLE, reads=("other",), has_checkpoint=False)[0][0] is Need.UPDATE
 
 
 def test_the_effect_tells_what_happens_to_stored_rows():
@@ -105,7 +109,7 @@ def test_the_effect_tells_what_happens_to_stored_rows():
     assert "replaced in one commit" in effect(Need.MIGRATION)
     assert "rows that its sources have no more are lost" in effect(Need.FULL_REFRESH)
     assert "lost" not in effect(Need.FULL_REFRESH, "materialized view")
-    assert effect(Need.CHECKPOINT).startswith("stored rows stay; f starts again")
+    assert effect(Need.CHECKPOINT).startswith("stored rows stay, and f starts again")
 
 
 def _plan(*changes: Change) -> DeploymentPlan:
