@@ -83,7 +83,11 @@ def apply_deployment(
         migration = MigrationOptions(
             accept_less=options.accept_less, resume=change.resumes, execute=True
         )
-        migrate_flow(settings, change.flows[0], migration, on_step=on_step)
+
+        def on_migration(step: str, name: str = change.name) -> None:
+            on_step(f"{step} {name}")
+
+        migrate_flow(settings, change.flows[0], migration, on_step=on_migration)
     views = _views([change for change in plan.pending if change.key not in updated])
     if views and not update((), views):
         return ApplyResult(plan=plan, succeeded=False)
