@@ -17,6 +17,8 @@ _VIEW = re.compile(rf"`?\b(?:{VIEW_PREFIX}\d+|_pyspark_[0-9a-f]{{32}})\b`?\.")
 # PySpark numbers the variables of all lambdas of a process: `lambda x_7`.
 _LAMBDA = re.compile(r"\b(lambda) (\w+_\d+)\b")
 _CTE = re.compile(r"\b(CTERelation(?:Def|Ref)) (\d+)\b")
+# A UUID of each call of `withWatermark`.
+_WATERMARK = re.compile(r"(\bEventTimeWatermark )[0-9a-f]{8}-[0-9a-f-]{27}, ")
 _OBJECT = re.compile(r"\b([A-Za-z_$][\w$]*)@[0-9a-f]{1,8}\b")
 
 
@@ -40,7 +42,7 @@ def stable_plan(text: str) -> str:
     Spark canonicalises ids of expressions, but not of common table expressions, nor the objects of
     data sources.
     """
-    return _OBJECT.sub(r"\1", _renumbered(_CTE, text))
+    return _OBJECT.sub(r"\1", _WATERMARK.sub(r"\1", _renumbered(_CTE, text)))
 
 
 def _renumbered(pattern: re.Pattern[str], text: str) -> str:

@@ -143,3 +143,13 @@ def test_a_plan_has_one_text_when_only_counters_of_the_process_differ():
     assert text == stable_plan(plan(12, 17, 12, 17, "KafkaTable@ff0"))
     assert text != stable_plan(plan(0, 1, 1, 0, "KafkaTable@1f3a"))
     assert text != stable_plan(plan(0, 1, 0, 1, "OtherTable@1f3a"))
+
+
+def test_the_id_of_a_watermark_is_left_out_and_its_delay_is_not():
+    def plan(node: str, delay: str) -> str:
+        return f"~EventTimeWatermark {node}, none#1: timestamp, {delay}"
+
+    first, second = "0f3c5b7e-1a2b-4c3d-8e9f-001122334455", "7d9e0a1b-2c3d-4e5f-9a8b-554433221100"
+    assert stable_plan(plan(first, "1 hours")) == stable_plan(plan(second, "1 hours"))
+    assert stable_plan(plan(first, "1 hours")) != stable_plan(plan(first, "2 hours"))
+    assert stable_plan(f"Filter (id = {first})") != stable_plan(f"Filter (id = {second})")
