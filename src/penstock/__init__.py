@@ -1,8 +1,8 @@
 """Declarative streaming pipelines on any open-source Spark.
 
 `import penstock as dp`; inside of a pipeline `import dlt` and `from pyspark import pipelines as dp`
-give the same functions. `run`, `plan`, `check` and `open_pipeline` are for programs and notebooks.
-Errors are in `penstock.errors`.
+give the same functions. `run`, `dry_run`, `check` and `open_pipeline` are for programs and
+notebooks. Errors are in `penstock.errors`.
 """
 
 import typing as _typing
@@ -11,17 +11,17 @@ from penstock._api import surface as _surface
 from penstock._api.surface import *  # noqa: F403 - all of its `__all__`
 
 if _typing.TYPE_CHECKING:
-    from penstock.pipelines import check, open_pipeline, plan, run
+    from penstock.pipelines import check, dry_run, open_pipeline, run
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "check", "open_pipeline", "plan", "run"]
+__all__ = ["__version__", "check", "dry_run", "open_pipeline", "run"]
 __all__ += _surface.__all__
 
 
 def __getattr__(name: str) -> _typing.Any:
     """Import `penstock.pipelines` when it is used: declarations need less."""
-    if name in ("check", "open_pipeline", "plan", "run"):
+    if name in ("check", "dry_run", "open_pipeline", "run"):
         from penstock import pipelines
 
         return getattr(pipelines, name)

@@ -45,7 +45,15 @@ if TYPE_CHECKING:
     from penstock._launch import OpenPipeline
     from penstock._update import UpdateOptions
 
-__all__ = ["PipelinePlan", "UpdateResult", "UpdateState", "check", "open_pipeline", "plan", "run"]
+__all__ = [
+    "PipelinePlan",
+    "UpdateResult",
+    "UpdateState",
+    "check",
+    "dry_run",
+    "open_pipeline",
+    "run",
+]
 
 Project = str | Path | PipelineSettings
 
@@ -127,7 +135,7 @@ def run(
         return watch_update(loaded, options, quiet=quiet).result
 
 
-def plan(
+def dry_run(
     project: Project = ".",
     *,
     refresh: Sequence[str] = (),

@@ -99,7 +99,7 @@ def test_the_proposal_of_the_job_of_tutorials_is_planned(
     assert main(["adopt", "job.py"]) == 0
     commands = [line for line in capsys.readouterr().out.splitlines() if " reset " in line]
     assert len(commands) == 3  # the other two queries have state
-    plan = penstock.plan("job_pipeline.py")
+    plan = penstock.dry_run("job_pipeline.py")
     assert set(plan.graph.flows) == {
         *("orders_bronze", "silver.filtered_orders", "events_agg", "clicked", "to_process_batch")
     }

@@ -31,7 +31,7 @@ def test_an_update_runs_with_its_progress_shown(shop: Path, capsys: pytest.Captu
 
 
 def test_a_plan_is_the_text_and_json_of_a_dry_run(shop: Path):
-    planned = penstock.plan(str(shop), full_refresh_all=True)
+    planned = penstock.dry_run(str(shop), full_refresh_all=True)
     assert "silver" in str(planned)
     shown: list[str] = []
     planned._repr_pretty_(SimpleNamespace(text=shown.append), False)
@@ -40,7 +40,7 @@ def test_a_plan_is_the_text_and_json_of_a_dry_run(shop: Path):
     steps = planned.to_dict()["steps"]
     assert len(steps) == len(planned.plan.runs)
     with pytest.raises(SpecError):
-        penstock.plan(shop, refresh=["sliver"])
+        penstock.dry_run(shop, refresh=["sliver"])
 
 
 def test_a_pipeline_is_open_for_its_queries(shop: Path, spark):
@@ -62,6 +62,6 @@ def test_a_source_file_cannot_run_its_own_pipeline(tmp_path: Path, spark):
     source = tmp_path / "pipeline.py"
     source.write_text("import penstock\n\npenstock.run('.')\n", encoding="utf-8")
     with pytest.raises((DefinitionError, DefinitionErrors)) as caught:
-        penstock.plan(source)
+        penstock.dry_run(source)
     assert "INSIDE_PIPELINE" in str(caught.value)
     assert "pipeline.py:3" in str(caught.value)

@@ -174,12 +174,12 @@ def dry_run(
     junit: reports.JUnit = None,
 ) -> None:
     """Check the pipeline and print the plan of `run` with the same options; changes nothing."""
-    from penstock.pipelines import plan
+    from penstock import pipelines
 
     settings = project.settings()
     try:
         with options.stdout_to_stderr():
-            planned = plan(settings, **selection.arguments())
+            planned = pipelines.dry_run(settings, **selection.arguments())
     except PenstockError as error:
         cases = reports.cases_of(error)
         if junit is not None:
