@@ -129,4 +129,9 @@ def _event_options(flow: Flow) -> dict[str, str]:
     names = ("apply_as_deletes", "apply_as_truncates", "columns", "except_columns")
     more = ("ignore_null_updates", "ignore_null_columns", "ignore_null_except_columns")
     values = {name: getattr(spec, name) for name in (*names, *more, "columns_to_update")}
-    return {name: str(value) for name, value in values.items() if value not in (None, False)}
+    # A column cannot be compared.
+    return {
+        name: str(value)
+        for name, value in values.items()
+        if value is not None and value is not False
+    }

@@ -169,18 +169,22 @@ class RunningQuery(QueryWatcher):
                     self._emit(Event(origin, body, text))
                     break
 
-    def _succeeded(self) -> None:
-        on_success, self._on_success = self._on_success, None
-        if on_success is not None:
-            on_success()
+    def _succeeded(self) -> PenstockError | None:
+        """Call `on_success`; after a failure, again with the next batch and at the end."""
+        try:
+            if self._on_success is not None:
+                self._on_success()
+        except Exception as error:
+            return flow_error(error, self._flow, batch_id=self._batch)
+        self._on_success = None
+        return None
 
     def terminated(self, error: str | None) -> None:
         if not self._end():
             return
-        if error is None:
-            self._succeeded()
         if error is None or not self._sources:
-            self._on_end(FlowEnded(flow=self._flow.name, error=self._translate(error)))
+            known = self._succeeded() if error is None else None
+            self._on_end(FlowEnded(flow=self._flow.name, error=known or self._translate(error)))
             return
         # A recovery reads files: it must not block the progress of other queries.
         threading.Thread(

@@ -46,7 +46,7 @@ def test_star_import_gives_every_name_when_written_in_a_source():
 
 
 def test_front_door_is_the_surface_when_compared():
-    functions = {"check", "open_pipeline", "plan", "run"}
+    functions = {"check", "dry_run", "open_pipeline", "run"}
     assert set(penstock.__all__) == {*surface.__all__, *functions, "__version__"}
     assert functions <= set(pipelines.__all__)
 

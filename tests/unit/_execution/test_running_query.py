@@ -1,0 +1,48 @@
+"""A query whose success cannot be recorded."""
+
+from penstock._execution.running import RunningQuery
+from penstock._model.flow import Flow
+from penstock._model.origin import source_location
+from penstock._observe.events import EventOrigin
+
+BATCH = {"batchId": 0, "numInputRows": 1, "durationMs": {"addBatch": 1}}
+
+
+def query_with(failures):
+    """A query that records its success with the given outcomes, and its events and ends."""
+    events, ends = [], []
+
+    def record():
+        failure = failures.pop(0)
+        if failure is not None:
+            raise failure
+
+    flow = Flow(name="f", target="t", function=lambda: None, origin=source_location("a.py", 1))
+    origin = EventOrigin(flow_name="f")
+    return RunningQuery(flow, origin, events.append, ends.append, on_success=record), events, ends
+
+
+def test_the_flow_fails_when_its_success_cannot_be_recorded():
+    query, events, ends = query_with([OSError("disk full"), OSError("disk full")])
+    query.progressed(BATCH)
+    assert events
+    query.terminated(None)
+    assert "disk full" in str(ends[0].error)
+
+
+def test_success_is_recorded_again_when_it_failed_once():
+    failures = [OSError("busy"), None]
+    query, _, ends = query_with(failures)
+    query.progressed(BATCH)
+    query.progressed(BATCH)
+    query.progressed(BATCH)
+    query.terminated(None)
+    assert (failures, ends[0].error) == ([], None)
+
+
+def test_nothing_is_recorded_when_a_query_fails_at_once():
+    failures = [None]
+    query, _, ends = query_with(failures)
+    query.terminated("java.lang.IllegalStateException: x")
+    assert failures == [None]
+    assert ends[0].error is not None
