@@ -154,16 +154,18 @@ class FlowQueries:
         """What is recorded about a flow or a view that has run."""
         return declaration_of(self.tables, node, self.context.source_digest).to_json()
 
-    def record(self, node: FlowNode) -> None:
-        """Record the declaration of a flow; one that fails at its start changes nothing."""
+    def record(self, node: FlowNode) -> bool:
+        """Record the declaration of a flow that has run; whether it differs from the last one."""
         state = self.state.flow(node.flow.name)
         if state is None:
-            return
+            return False
         declared = self.declaration(node)
         # Stored rows belong to the keys that the first rows of the checkpoint were made with.
         declared["history"] = state.deployed.get("history") or declared["history"]
-        if declared != state.deployed:
-            self.state.save_flow(node.flow.name, replace(state, deployed=declared))
+        if declared == state.deployed:
+            return False
+        self.state.save_flow(node.flow.name, replace(state, deployed=declared))
+        return True
 
     def warn(self, node: FlowNode, text: str) -> None:
         self.context.emit(Event(self.origin(node), PlanWarning(text), text))
@@ -265,8 +267,8 @@ class StreamingFlows:
             return running
 
     def _record(self, node: FlowNode) -> None:
-        self._queries.record(node)
-        self._queries.state.forget_view(node.target)  # of a table that was a view
+        if self._queries.record(node):
+            self._queries.state.forget_view(node.target)  # of a table that was a view
 
     def _table_writer(
         self,

@@ -57,7 +57,7 @@ class ViewRefresh:
         if replaces_rows(node.flow):
             window = self._queries.writers.window(dataset, node, df)
             df, where = window.df, window.where
-        fingerprint = self._fingerprint(df, dataset)
+        fingerprint = self._fingerprint(df, dataset, node)
         before = self._queries.state.view(step.dataset)
         version = self._queries.tables.version(dataset)
         reason = self._why_recompute(step, before, sources, fingerprint, version)
@@ -198,13 +198,13 @@ class ViewRefresh:
         view_state = ViewState(fingerprint=epoch, sources=versions, table_version=None)
         self._queries.state.save_view(dataset, view_state)
 
-    def _fingerprint(self, df: DataFrame, dataset: DatasetNode) -> str:
+    def _fingerprint(self, df: DataFrame, dataset: DatasetNode, node: FlowNode) -> str:
         text = plans.query_text(df)
         rules = [
             f"{rule.name}:{rule.condition}:{rule.on_violation}"
             for rule in dataset.declared.expectations
         ]
-        code = self._queries.context.source_digest if plans.runs_python(df) else ""
+        code = self._queries.context.source_digest if node.analysis.runs_python else ""
         return plans.fingerprint(text, *rules, *plans.result_confs(df), code)
 
 

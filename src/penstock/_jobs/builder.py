@@ -16,7 +16,7 @@ _RENAMED = {"delta-core": "delta-spark"}
 
 
 def ignored_settings(spark: SparkSession, options: Mapping[str, Any]) -> list[str]:
-    """The keys of settings that the running session has not, and cannot take."""
+    """Keys of settings that differ in the running session and cannot be changed there."""
     conf = spark.conf
     return [
         key
@@ -31,7 +31,7 @@ def ignored_settings(spark: SparkSession, options: Mapping[str, Any]) -> list[st
 
 
 def has_packages(coordinates: str) -> bool:
-    """Whether every session has these packages: in the version for its Spark, not in theirs."""
+    """Whether every session has these packages, in the version that fits its Spark."""
     jars = load_lock().select(SPARK_JAR_SETS)
     present = set(_artifacts(jar.coordinate for jar_set in jars for jar in jar_set.jars))
     return present.issuperset(_artifacts(coordinates.split(",")))

@@ -122,7 +122,7 @@ def _fits(spec: TableSpec, state: TableState) -> bool:
 
 
 def _has_other_columns(spec: TableSpec, table: StructType) -> bool:
-    """Whether the table has columns that its query has not, which its writer would refuse."""
+    """Whether the table has columns that are not in its query, which its writer would refuse."""
     return not spec.declared and bool(compare(table, spec.schema).missing)
 
 
