@@ -7,6 +7,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -39,6 +40,12 @@ def test_no_module_is_longer_than_600_lines():
         if (count := len(path.read_text(encoding="utf-8").splitlines())) > 600
     }
     assert too_long == {}
+
+
+def test_names_of_test_files_are_unique():
+    # Otherwise pytest cannot collect them in one process, as `make test-long` does.
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_no_module_is_a_grab_bag():
