@@ -139,8 +139,9 @@ def start_continuous(packed: Path, work: Path) -> subprocess.Popen:
     options = ("--conf", f"input={work / 'in'}", "--continuous", "--log-format", "json")
     process = submit(work, packed, after=options)
     log = work / "storage/tables/spark_catalog/default/gold/_delta_log/00000000000000000001.json"
-    assert reached(log.exists, 400), process.poll()
-    assert process.poll() is None
+    reached(lambda: log.exists() or process.poll() is not None, 400)
+    assert process.poll() is None, process.communicate()[0]
+    assert log.exists()
     return process
 
 

@@ -4,6 +4,7 @@ Jars for one version only have `spark = "4.1"` in `jars.lock`.
 """
 
 import importlib.metadata
+import importlib.util
 import os
 import re
 from collections.abc import Mapping
@@ -37,7 +38,14 @@ def installed_version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
+        return _submitted_spark() if package == "pyspark" else None
+
+
+def _submitted_spark() -> str | None:
+    """The version of a PySpark that is only on the path, as below `spark-submit`."""
+    if importlib.util.find_spec("pyspark") is None:
         return None
+    return str(importlib.import_module("pyspark.version").__version__)
 
 
 def installed_spark() -> str:

@@ -1,3 +1,4 @@
+import importlib.metadata
 import re
 import tomllib
 from pathlib import Path
@@ -27,6 +28,20 @@ ROOT = Path(__file__).parents[3]
 def test_this_environment_is_supported_when_tests_run() -> None:
     assert installed_spark() == minor_version(installed_version("pyspark") or "")
     require_supported_pair()
+
+
+def test_the_version_of_pyspark_is_known_without_its_metadata(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`spark-submit` puts the PySpark of `SPARK_HOME` on the path, and nothing is installed."""
+    installed = installed_version("pyspark")
+
+    def missing(package: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert installed_version.__wrapped__("pyspark") == installed
+    assert installed_version.__wrapped__("delta-spark") is None
 
 
 @pytest.mark.parametrize("version", SPARK_VERSIONS)
