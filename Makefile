@@ -1,6 +1,6 @@
 # A fresh machine needs Python >= 3.11, Java >= 17 and make. Every target sets up what it lacks.
 BIN := .venv/bin
-JAR_SETS := delta local-fs kafka avro postgresql s3 azure gcs kafka-broker postgresql-server
+JAR_SETS := delta local-fs kafka avro postgresql mariadb s3 azure gcs kafka-broker postgresql-server
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CHAOS_KILLS := 100,50
 
@@ -16,13 +16,13 @@ demo: jars  ## orders from a real Kafka to gold tables, with the dashboard; EVEN
 cluster: jars  ## the demo on a standalone Spark cluster of two workers; EVENTS and RATE as for the demo
 	$(BIN)/penstock demo --cluster --ui $(if $(EVENTS),--events $(EVENTS)) $(if $(RATE),--rate $(RATE))
 
-test: lint jars .venv-double/.installed  ## everything that CI checks; ROOMS=kafka,cli for what a change there reaches, PYTEST_ARGS="-m 'not spark'" for a part
+test: lint jars .venv-double/.installed .venv-double/.mariadb  ## everything that CI checks; ROOMS=kafka,cli for what a change there reaches, PYTEST_ARGS="-m 'not spark'" for a part
 	@ROOMS="$(ROOMS)" .ci/test $(PYTEST_ARGS)
 
 test-matrix: jars  ## the core of the tests with Spark 4.1 and 4.2, and a table; SPARK=4.1 for one
 	$(BIN)/python .ci/test-matrix $(SPARK)
 
-test-long: jars .venv-double/.azurite .venv-recipes/.installed  ## the tests marked long, more than 100,000 random CDC histories (HISTORIES per combination), 2,000 interrupted batches (CASES), many kills (KILLS)
+test-long: jars .venv-double/.azurite .venv-double/.mariadb .venv-recipes/.installed  ## the tests marked long, more than 100,000 random CDC histories (HISTORIES per combination), 2,000 interrupted batches (CASES), many kills (KILLS)
 	PENSTOCK_RANDOM_KILLS=$(or $(KILLS),30) PENSTOCK_TIME_KILLS=$(or $(KILLS),30) $(BIN)/python -m pytest -m long --timeout=7200 --durations 25 $(PYTEST_ARGS)
 	PENSTOCK_DECISION_CASES=$(or $(CASES),2000) $(BIN)/python -m pytest tests/spark/test_batch_decisions.py --timeout=7200 $(PYTEST_ARGS)
 	PENSTOCK_CDC_HISTORIES=$(or $(HISTORIES),15000) $(BIN)/python -m pytest tests/spark/test_cdc_properties.py --timeout=7200 $(PYTEST_ARGS)
@@ -37,7 +37,7 @@ chaos-cluster: jars .venv-double/.installed  ## one sitting of kill -9 to execut
 	PYTHONPATH=tests/spark:tests/s3 $(BIN)/python tests/chaos/sitting.py --cluster $(if $(S3),--s3) --kills $(or $(KILLS),35) $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests/spark:tests/s3 $(BIN)/python tests/chaos/sitting.py --table
 
-chaos-sinks: jars  ## kill -9 of pipeline and PostgreSQL 100 and 50 times; KILLS=10,5 for fewer, PENSTOCK_TEST_SEED to repeat
+chaos-sinks: jars .venv-double/.mariadb  ## kill -9 of pipeline and server 100 and 50 times, with PostgreSQL and MariaDB; KILLS=10,5 for fewer, PENSTOCK_TEST_SEED to repeat
 	PENSTOCK_SINK_KILLS=$(or $(KILLS),$(CHAOS_KILLS)) $(BIN)/python -m pytest tests/jdbc/test_sink_kills.py -s $(PYTEST_ARGS)
 
 lint: .venv/.installed  ## style, types, and the order of imports
@@ -83,6 +83,10 @@ distclean: clean  ## also remove .venv, .venv-double, .venv-recipes, .venv-spark
 	mkdir -p .venv-double/azurite
 	cp tests/s3/azurite/package.json tests/s3/azurite/package-lock.json .venv-double/azurite/
 	PATH="$(CURDIR)/.venv-double/bin:$$PATH" npm --prefix .venv-double/azurite ci --ignore-scripts --no-fund --no-audit --loglevel=error
+	@touch $@
+
+.venv-double/.mariadb: .ci/mariadb
+	@.ci/mariadb
 	@touch $@
 
 .venv-recipes/.installed: $(wildcard requirements/recipes-*.txt) .ci/recipes .venv/.installed

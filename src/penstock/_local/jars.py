@@ -22,7 +22,7 @@ from penstock._local.lock import Jar, JarLock, cache_directory, load_lock
 from penstock._local.repository import Repository, find_repository
 from penstock.errors import SetupError
 
-SPARK_JAR_SETS = ("delta", "local-fs", "kafka", "avro", "postgresql")
+SPARK_JAR_SETS = ("delta", "local-fs", "kafka", "avro", "postgresql", "mariadb")
 """Jar sets that every session gets."""
 
 STORE_JAR_SETS = {

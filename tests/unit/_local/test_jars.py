@@ -420,7 +420,8 @@ def test_lock_is_sound_when_it_is_loaded() -> None:
     sets = load_lock().sets
     servers = {"kafka-broker", "postgresql-server"}
     stores = {"s3", "azure", "gcs"}
-    assert set(sets) == {"delta", "local-fs", "kafka", "avro", "postgresql"} | stores | servers
+    drivers = {"postgresql", "mariadb"}
+    assert set(sets) == {"delta", "local-fs", "kafka", "avro"} | drivers | stores | servers
     for jar_set in sets.values():
         assert jar_set.folder == (jar_set.name if jar_set.name in servers else "jars")
         assert len({jar.file_name for jar in jar_set.jars}) == len(jar_set.jars)

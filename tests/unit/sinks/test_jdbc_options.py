@@ -2,16 +2,19 @@ import pytest
 from pyspark.sql import types as T
 
 from penstock.errors import ConnectorError
-from penstock.sinks.jdbc.options import TableName, WriteRows, jdbc_sink_options, table_name
-from penstock.sinks.jdbc.postgresql import (
-    TableColumn,
-    create_table,
-    fit_columns,
-    misfit,
-    move_rows,
+from penstock.sinks.jdbc.connection import dialect_of
+from penstock.sinks.jdbc.dialect import TableColumn
+from penstock.sinks.jdbc.options import (
+    MYSQL,
+    POSTGRESQL,
+    TableName,
+    WriteRows,
+    jdbc_sink_options,
+    table_name,
 )
 
 GIVEN = {"url": "jdbc:postgresql://db:5432/shop", "dbtable": "sales.orders"}
+ON_MYSQL = {"url": "jdbc:mysql://db:3306/shop?sslMode=verify-full", "dbtable": "Orders"}
 
 
 def condition(**options: str) -> str:
@@ -39,16 +42,19 @@ def test_secrets_are_not_shown_when_options_are_printed():
 
 
 @pytest.mark.parametrize(
-    ("text", "name"),
+    ("text", "name", "system"),
     [
-        ("Orders", TableName(None, "orders")),
-        ('"Or""ders"', TableName(None, 'Or"ders')),
-        ('s . "a.b"', TableName("s", "a.b")),
+        ("Orders", TableName(None, "orders"), POSTGRESQL),
+        ('"Or""ders"', TableName(None, 'Or"ders'), POSTGRESQL),
+        ('s . "a.b"', TableName("s", "a.b"), POSTGRESQL),
+        ("Orders", TableName(None, "Orders"), MYSQL),
+        ("Shop.`a``b`", TableName("Shop", "a`b"), MYSQL),
+        ("x" * 64, TableName(None, "x" * 64), MYSQL),
     ],
 )
-def test_names_of_tables_are_read_as_in_sql(text, name):
-    assert table_name(text) == name
-    assert table_name(str(name)) == name
+def test_names_of_tables_are_read_as_in_sql(text, name, system):
+    assert table_name(text, system) == name
+    assert table_name(str(name), system) == name
 
 
 @pytest.mark.parametrize("text", ["", "a.b.c", "a b", "a;drop", "(select 1)", "a.", '"', "x" * 64])
@@ -60,7 +66,7 @@ def test_other_texts_than_names_are_refused(text):
 def test_wrong_options_are_refused_without_showing_them():
     assert condition(url="") == "JDBC_OPTION_INVALID"
     assert condition(dbtable=" ") == "JDBC_OPTION_INVALID"
-    assert condition(url="jdbc:mysql://h/d") == "JDBC_DATABASE_NOT_SUPPORTED"
+    assert condition(url="jdbc:sqlserver://h;database=d") == "JDBC_DATABASE_NOT_SUPPORTED"
     assert condition(driver="com.mysql.Driver") == "JDBC_DATABASE_NOT_SUPPORTED"
     assert condition(mode="merge") == "JDBC_OPTION_INVALID"
     assert condition(mode="upsert") == "JDBC_OPTION_INVALID"
@@ -71,10 +77,23 @@ def test_wrong_options_are_refused_without_showing_them():
     for unsafe in ("socketFactory=x", "loggerFile=/etc/x", "password=a", "user=b"):
         assert condition(url=f"{GIVEN['url']}?{unsafe}") == "JDBC_OPTION_UNSAFE"
     assert condition(url="jdbc:postgresql://me:pw@db/shop") == "JDBC_OPTION_UNSAFE"
+    for unsafe in ("allowLocalInfile=true", "sessionVariables=sql_mode=''", "socketFactory=x"):
+        assert condition(url=f"jdbc:mariadb://h/d?{unsafe}") == "JDBC_OPTION_UNSAFE"
     with pytest.raises(ConnectorError) as caught:
         jdbc_sink_options({**GIVEN, "pasword": "pssst"})
     assert "did you mean `password`" in str(caught.value)
     assert "pssst" not in str(caught.value)
+
+
+def test_one_driver_is_for_mariadb_and_mysql():
+    options = jdbc_sink_options({**ON_MYSQL, "stagingSchema": "Scratch"})
+    assert (options.url, options.place) == ("jdbc:mariadb://db:3306/shop", "db:3306/shop")
+    assert options.connection == {"sslMode": "verify-full"}
+    assert (options.table, options.fence) == (
+        TableName(None, "Orders"),
+        TableName(None, "penstock_fence"),
+    )
+    assert options.staging_schema == "Scratch"
 
 
 FITS = [
@@ -104,14 +123,58 @@ MISFITS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "types"), [(row[0], row[1:]) for row in FITS])
-def test_a_column_fits_when_it_can_hold_every_value(kind, types):
-    assert [t for t in types if misfit(kind, TableColumn(name="c", type=t)) is not None] == []
+MYSQL_FITS = [
+    (T.StringType(), "varchar(5)", "longtext", "enum('a)','b')", "json", "uuid"),
+    (T.ByteType(), "tinyint", "tinyint(4)", "smallint(6)", "decimal(3,0)"),
+    (T.IntegerType(), "int(11)", "int(10) unsigned", "bigint(20) unsigned zerofill", "double"),
+    (T.DecimalType(10, 2), "decimal(10,2)", "decimal(12,2) unsigned"),
+    (T.DecimalType(6, 0), "mediumint(8)"),
+    (T.FloatType(), "float", "double"),
+    (T.BooleanType(), "tinyint(1)", "bit(1)"),
+    (T.BinaryType(), "longblob", "varbinary(8)"),
+    (T.TimestampType(), "datetime(6)", "timestamp(6)"),
+    (T.TimestampNTZType(), "datetime(6)"),
+    (T.ArrayType(T.IntegerType()), "json", "longtext"),
+]
+MYSQL_MISFITS = [
+    (T.StringType(), "int", "date", "set('a')", "varbinary(5)"),
+    (T.LongType(), "int(11)", "double", "decimal(18,0)"),
+    (T.DecimalType(7, 0), "mediumint"),
+    (T.DecimalType(10, 2), "decimal(10,1)", "double", "float"),
+    (T.DoubleType(), "float", "double(10,2)", "decimal(38,10)"),
+    (T.FloatType(), "float(7,2)"),
+    (T.BooleanType(), "tinyint(4)", "bit(2)"),
+    # It adds zeros.
+    (T.BinaryType(), "binary(8)"),
+    (T.TimestampType(), "datetime", "datetime(3)", "timestamp", "date"),
+    (T.TimestampNTZType(), "timestamp(6)"),
+    (T.DayTimeIntervalType(), "time(6)"),
+]
+TYPES_THAT_FIT = [
+    *((GIVEN, row[0], row[1:]) for row in FITS),
+    *((ON_MYSQL, row[0], row[1:]) for row in MYSQL_FITS),
+]
+TYPES_THAT_DO_NOT = [
+    *((GIVEN, row[0], row[1:]) for row in MISFITS),
+    *((ON_MYSQL, row[0], row[1:]) for row in MYSQL_MISFITS),
+]
 
 
-@pytest.mark.parametrize(("kind", "types"), [(row[0], row[1:]) for row in MISFITS])
-def test_a_column_does_not_fit_when_a_value_could_change(kind, types):
-    assert [t for t in types if misfit(kind, TableColumn(name="c", type=t)) is None] == []
+def misfits(given, kind, types):
+    options = jdbc_sink_options(given)
+    dialect = dialect_of(options.system)
+    columns = [TableColumn(name="c", type=shown) for shown in types]
+    return [c.type for c in columns if dialect.misfit(kind, c, options) is not None]
+
+
+@pytest.mark.parametrize(("given", "kind", "types"), TYPES_THAT_FIT)
+def test_a_column_fits_when_it_can_hold_every_value(given, kind, types):
+    assert misfits(given, kind, types) == []
+
+
+@pytest.mark.parametrize(("given", "kind", "types"), TYPES_THAT_DO_NOT)
+def test_a_column_does_not_fit_when_a_value_could_change(given, kind, types):
+    assert misfits(given, kind, types) == list(types)
 
 
 def test_everything_that_does_not_fit_is_reported_at_once():
@@ -126,7 +189,7 @@ def test_everything_that_does_not_fit_is_reported_at_once():
     ]
     options = jdbc_sink_options({**GIVEN, "mode": "upsert", "keys": "key"})
     with pytest.raises(ConnectorError) as caught:
-        fit_columns(schema, table, options)
+        dialect_of(options.system).fit_columns(schema, table, options)
     text = str(caught.value)
     for problem in (
         "id: the table computes it",
@@ -143,14 +206,44 @@ def test_names_are_quoted_when_statements_are_made():
     evil = 'id"; DROP TABLE x; --'
     schema = T.StructType([T.StructField(evil, T.IntegerType()), T.StructField("v", T.DateType())])
     options = jdbc_sink_options({**GIVEN, "mode": "upsert", "keys": evil})
-    made = create_table(schema, options)
+    dialect = dialect_of(options.system)
+    made = dialect.create_table(schema, options)
     assert '"id""; DROP TABLE x; --" integer NOT NULL' in made
     assert 'PRIMARY KEY ("id""; DROP TABLE x; --")' in made
     table = [TableColumn(name=evil, type="integer"), TableColumn(name="v", type="date")]
-    moved = move_rows('"st"', fit_columns(schema, table, options), options, [(0, 7), (1, 9)])
+    columns = dialect.fit_columns(schema, table, options)
+    moved = dialect.move_rows(TableName(None, "st"), columns, options, [(0, 7), (1, 9)])
     assert moved == (
         'INSERT INTO "sales"."orders" AS t ("id""; DROP TABLE x; --", "v") '
         'SELECT s."c0"::integer, s."c1"::date FROM "st" AS s WHERE s."penstock_part" >= 0 '
         'AND (s."penstock_part", s."penstock_attempt") IN ((0, 7), (1, 9)) '
         'ON CONFLICT ("id""; DROP TABLE x; --") DO UPDATE SET "v" = EXCLUDED."v"'
+    )
+
+
+def test_mysql_keeps_the_newest_row_of_a_key_as_the_table_compares_keys():
+    options = jdbc_sink_options(
+        {**ON_MYSQL, "mode": "upsert", "keys": "who", "sequenceBy": "at", "createTable": "false"}
+    )
+    dialect = dialect_of(options.system)
+    schema = T.StructType().add("who", "string").add("at", "timestamp").add("c0", "integer")
+    made = dialect.create_table(schema, options)
+    assert '"who" varchar(255) NOT NULL' in made
+    assert '"at" datetime(6)' in made
+    assert " ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4" in made
+    table = [
+        TableColumn(name="Who", type="varchar(9)", collation="latin1_swedish_ci"),
+        TableColumn(name="at", type="datetime(6)"),
+        TableColumn(name="c0", type="int(11)"),
+    ]
+    columns = dialect.fit_columns(schema, table, options)
+    newer = '"Orders"."at" IS NULL OR "Orders"."at" <= VALUES("at")'
+    at = """TIMESTAMP '1970-01-01 00:00:00' + INTERVAL s."c1" MICROSECOND"""
+    assert dialect.move_rows(TableName(None, "st"), columns, options, []) == (
+        f'INSERT INTO "Orders" ("Who", "at", "c0") SELECT s."c0", {at}, s."c2" FROM (SELECT s.*, '
+        'ROW_NUMBER() OVER (PARTITION BY CONVERT(s."c0" USING latin1) COLLATE latin1_swedish_ci '
+        f'ORDER BY {at} DESC, s."c0" DESC, s."c1" DESC, s."c2" DESC) AS penstock_rank '
+        'FROM "st" AS s) AS s WHERE s.penstock_rank = 1 ON DUPLICATE KEY UPDATE '
+        f'"Orders"."at" = IF({newer}, VALUES("at"), "Orders"."at"), '
+        f'"Orders"."c0" = IF({newer}, VALUES("c0"), "Orders"."c0")'
     )

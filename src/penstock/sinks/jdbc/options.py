@@ -13,24 +13,68 @@ from urllib.parse import unquote, urlsplit
 
 from penstock.errors import ConnectorError
 
-__all__ = ["JdbcSinkOptions", "TableName", "WriteRows", "jdbc_sink_options", "table_name"]
+__all__ = [
+    "MYSQL",
+    "POSTGRESQL",
+    "DatabaseSystem",
+    "JdbcSinkOptions",
+    "TableName",
+    "WriteRows",
+    "jdbc_sink_options",
+    "table_name",
+]
 
-_POSTGRESQL = "jdbc:postgresql:"
+
+@dataclass(frozen=True, kw_only=True)
+class DatabaseSystem:
+    """A database system and its driver, as far as options are concerned."""
+
+    name: str
+    prefixes: tuple[str, ...]  # of URLs; the driver gets the first one
+    driver: str
+    jar_set: str
+    # Parameters of the driver that neither run code nor read other files than keys and
+    # certificates.
+    parameters: tuple[str, ...]
+    folds_names: bool  # to lower case, unless they are quoted
+    longest_name: int  # in bytes
+
+
+POSTGRESQL = DatabaseSystem(
+    name="PostgreSQL",
+    prefixes=("jdbc:postgresql:",),
+    driver="org.postgresql.Driver",
+    jar_set="postgresql",
+    parameters=(
+        *("ssl", "sslmode", "sslrootcert", "sslcert", "sslkey", "sslpassword", "ApplicationName"),
+        *("connectTimeout", "loginTimeout", "socketTimeout", "tcpKeepAlive", "currentSchema"),
+        *("targetServerType", "prepareThreshold", "preferQueryMode", "gssEncMode"),
+        *("channelBinding",),
+    ),
+    folds_names=True,
+    longest_name=63,
+)
+MYSQL = DatabaseSystem(
+    name="MySQL",
+    prefixes=("jdbc:mariadb:", "jdbc:mysql:"),
+    driver="org.mariadb.jdbc.Driver",
+    jar_set="mariadb",
+    parameters=(
+        *("sslMode", "serverSslCert", "keyStore", "keyStorePassword", "keyStoreType"),
+        *("trustStore", "trustStorePassword", "trustStoreType", "connectTimeout"),
+        *("socketTimeout", "tcpKeepAlive", "useCompression", "allowPublicKeyRetrieval"),
+        *("serverRsaPublicKeyFile", "permitMysqlScheme"),
+    ),
+    folds_names=False,
+    longest_name=64,
+)
+_SYSTEMS = (POSTGRESQL, MYSQL)
 _OWN = (
     *("url", "dbtable", "user", "password", "driver", "mode", "keys", "sequenceBy", "createTable"),
     *("fenceTable", "stagingSchema", "numPartitions", "batchsize", "nulCharacters", "onGap"),
 )
-# Parameters of the driver that neither run code nor read other files than keys and certificates.
-_CONNECTION = (
-    *("ssl", "sslmode", "sslrootcert", "sslcert", "sslkey", "sslpassword", "ApplicationName"),
-    *("connectTimeout", "loginTimeout", "socketTimeout", "tcpKeepAlive", "currentSchema"),
-    *("targetServerType", "prepareThreshold", "preferQueryMode", "gssEncMode", "channelBinding"),
-)
-_KNOWN = {name.lower(): name for name in (*_OWN, *_CONNECTION)}
-_DRIVER = "org.postgresql.Driver"
-_NAME_PART = r'\s*("(?:[^"]|"")+"|[A-Za-z_]\w*)\s*'
+_NAME_PART = r'\s*("(?:[^"]|"")+"|`(?:[^`]|``)+`|[A-Za-z_]\w*)\s*'
 _NAME = re.compile(rf"(?:{_NAME_PART}\.)?{_NAME_PART}")
-_LONGEST_NAME = 63
 
 
 class WriteRows(StrEnum):
@@ -57,6 +101,7 @@ class TableName:
 class JdbcSinkOptions:
     """The parsed options of a JDBC sink."""
 
+    system: DatabaseSystem
     url: str = field(repr=False)
     table: TableName
     mode: WriteRows
@@ -74,39 +119,46 @@ class JdbcSinkOptions:
     @property
     def place(self) -> str:
         """The database for messages: host, port, name."""
-        return self.url.removeprefix(_POSTGRESQL).lstrip("/")
+        return self.url.removeprefix(self.system.prefixes[0]).lstrip("/")
 
 
 def quote(name: str) -> str:
+    """As a name in SQL; sessions with MySQL have the mode ANSI_QUOTES."""
     return '"' + name.replace('"', '""') + '"'
 
 
-def table_name(text: str) -> TableName:
-    """Parse `table` or `schema.table`; unquoted parts are folded to lower case, as in SQL."""
+def table_name(text: str, system: DatabaseSystem = POSTGRESQL) -> TableName:
+    """Parse `table` or `schema.table`; unquoted parts are folded as by the database."""
     match = _NAME.fullmatch(text)
-    parts = [] if match is None else [_unquoted(part) for part in match.groups() if part]
-    if not parts or any(len(p.encode()) > _LONGEST_NAME or "\0" in p for p in parts):
+    parts = [] if match is None else [_unquoted(part, system) for part in match.groups() if part]
+    if not parts or any(len(p.encode()) > system.longest_name or "\0" in p for p in parts):
         raise _invalid(
-            "a table name must be `table` or `schema.table`, each part of at most 63 bytes",
+            "a table name must be `table` or `schema.table`, each part of at most "
+            f"{system.longest_name} bytes",
             'put other characters than letters, digits and `_` in double quotes: "a-b"',
         )
     return TableName(parts[0] if len(parts) == 2 else None, parts[-1])
 
 
-def _unquoted(part: str) -> str:
-    return part[1:-1].replace('""', '"') if part.startswith('"') else part.lower()
+def _unquoted(part: str, system: DatabaseSystem) -> str:
+    if part[0] in '"`':
+        return part[1:-1].replace(part[0] * 2, part[0])
+    return part.lower() if system.folds_names else part
 
 
 def jdbc_sink_options(options: Mapping[str, str]) -> JdbcSinkOptions:
     """Check the options of a JDBC sink, with secrets resolved, and fill in defaults."""
     by_lower_name = {name.lower(): value for name, value in options.items()}
-    _refuse_unknown(options)
+    system = _system(by_lower_name.get("url", "").strip())
+    _refuse_unknown(options, system)
     for name in ("url", "dbtable"):
         if not by_lower_name.get(name, "").strip():
             raise _invalid(f"option `{name}` is missing or empty")
-    url, parameters = _split_url(by_lower_name["url"].strip())
-    if by_lower_name.get("driver", _DRIVER) != _DRIVER:
-        raise _other_database("option `driver` must be PostgreSQL's driver")
+    url, parameters = _split_url(by_lower_name["url"].strip(), system)
+    if by_lower_name.get("driver", system.driver) != system.driver:
+        raise _other_database(
+            f"option `driver` must be {system.driver}, which the sink uses for {system.name}"
+        )
     mode = _choice(by_lower_name, "mode", [*WriteRows], WriteRows.APPEND)
     keys = tuple(key.strip() for key in by_lower_name.get("keys", "").split(",") if key.strip())
     sequence = by_lower_name.get("sequenceby", "").strip() or None
@@ -118,23 +170,26 @@ def jdbc_sink_options(options: Mapping[str, str]) -> JdbcSinkOptions:
     if mode == WriteRows.APPEND and (keys or sequence):
         hint = 'add {"mode": "upsert"}, or remove them'
         raise _invalid("options `keys` and `sequenceBy` are for mode `upsert`", hint)
-    table = table_name(by_lower_name["dbtable"].strip())
+    table = table_name(by_lower_name["dbtable"].strip(), system)
     fence = by_lower_name.get("fencetable", "").strip()
     connection = {
-        name: by_lower_name[name.lower()] for name in _CONNECTION if name.lower() in by_lower_name
+        name: by_lower_name[name.lower()]
+        for name in system.parameters
+        if name.lower() in by_lower_name
     }
     connection |= {
         name: by_lower_name[name] for name in ("user", "password") if by_lower_name.get(name)
     }
     return JdbcSinkOptions(
+        system=system,
         url=url,
         table=table,
         mode=WriteRows(mode),
         keys=keys,
         sequence_by=sequence,
         create_table=_choice(by_lower_name, "createTable", ["true", "false"], "true") == "true",
-        fence=table_name(fence) if fence else TableName(table.schema, "penstock_fence"),
-        staging_schema=_schema_name(by_lower_name.get("stagingschema", "")) or table.schema,
+        fence=table_name(fence, system) if fence else TableName(table.schema, "penstock_fence"),
+        staging_schema=_schema_name(by_lower_name.get("stagingschema", ""), system) or table.schema,
         partitions=_count(by_lower_name, "numPartitions", 8),
         batch_size=_count(by_lower_name, "batchsize", 2000),
         replace_nul=_choice(by_lower_name, "nulCharacters", ["fail", "replace"], "fail")
@@ -144,23 +199,33 @@ def jdbc_sink_options(options: Mapping[str, str]) -> JdbcSinkOptions:
     )
 
 
-def _refuse_unknown(options: Mapping[str, str]) -> None:
+def _system(url: str) -> DatabaseSystem:
+    for system in _SYSTEMS:
+        if url.startswith(system.prefixes):
+            return system
+    if not url:
+        raise _invalid("option `url` is missing or empty")
+    prefixes = [prefix for system in _SYSTEMS for prefix in system.prefixes]
+    raise _other_database(
+        "the JDBC sink writes to PostgreSQL, MariaDB and MySQL: option `url` must start with "
+        + ", ".join(f"`{prefix}`" for prefix in prefixes)
+    )
+
+
+def _refuse_unknown(options: Mapping[str, str], system: DatabaseSystem) -> None:
+    known = {name.lower(): name for name in (*_OWN, *system.parameters)}
     for name in options:
-        if name.lower() in _KNOWN:
+        if name.lower() in known:
             continue
-        near = difflib.get_close_matches(name.lower(), _KNOWN, n=1, cutoff=0.6)
+        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
         raise ConnectorError(
             "JDBC_OPTION_UNKNOWN",
-            f"the JDBC sink has no option `{name}`",
-            hint=f"did you mean `{_KNOWN[near[0]]}`?" if near else f"options: {', '.join(_OWN)}",
+            f"the JDBC sink has no option `{name}` for {system.name}",
+            hint=f"did you mean `{known[near[0]]}`?" if near else f"options: {', '.join(_OWN)}",
         )
 
 
-def _split_url(url: str) -> tuple[str, dict[str, str]]:
-    if not url.startswith(_POSTGRESQL):
-        raise _other_database(
-            f"the JDBC sink writes to PostgreSQL: option `url` must start with `{_POSTGRESQL}`"
-        )
+def _split_url(url: str, system: DatabaseSystem) -> tuple[str, dict[str, str]]:
     base, _, query = url.partition("?")
     try:
         authority = urlsplit(base.removeprefix("jdbc:"))
@@ -170,14 +235,14 @@ def _split_url(url: str) -> tuple[str, dict[str, str]]:
     parameters: dict[str, str] = {}
     for part in filter(None, query.split("&")):
         name, _, value = part.partition("=")
-        known = {entry.lower(): entry for entry in _CONNECTION}.get(name.lower())
+        known = {entry.lower(): entry for entry in system.parameters}.get(name.lower())
         if name.lower() in ("user", "password"):
             has_user = True
         elif known is None:
             raise ConnectorError(
                 "JDBC_OPTION_UNSAFE",
                 f"option `url` has the parameter `{name}`, which is not one of those allowed",
-                hint=f"allowed: {', '.join(_CONNECTION)}",
+                hint=f"allowed: {', '.join(system.parameters)}",
             )
         else:
             parameters[known] = unquote(value)
@@ -187,7 +252,8 @@ def _split_url(url: str) -> tuple[str, dict[str, str]]:
             "option `url` contains a user or a password",
             hint='give {"user": "...", "password": "${secret:NAME}"} as separate options',
         )
-    return base, parameters
+    prefix = next(prefix for prefix in system.prefixes if base.startswith(prefix))
+    return system.prefixes[0] + base.removeprefix(prefix), parameters
 
 
 def _choice(options: Mapping[str, str], name: str, choices: Sequence[str], default: str) -> str:
@@ -204,10 +270,10 @@ def _count(options: Mapping[str, str], name: str, default: int) -> int:
     return int(value)
 
 
-def _schema_name(text: str) -> str | None:
+def _schema_name(text: str, system: DatabaseSystem) -> str | None:
     if not text.strip():
         return None
-    name = table_name(text.strip())
+    name = table_name(text.strip(), system)
     if name.schema is not None:
         raise _invalid("option `stagingSchema` must be a single name")
     return name.table

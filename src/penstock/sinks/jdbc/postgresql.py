@@ -1,27 +1,28 @@
-"""Types of Spark and PostgreSQL: how columns are staged, converted and compared.
+"""PostgreSQL: types, catalog, staging tables that are not logged, ON CONFLICT.
 
-Rows reach the target in two steps. Spark writes them into a staging table with the few types that
-the driver transfers exactly: timestamps are microseconds, dates and local timestamps ISO strings,
-nested values JSON. One statement then converts them. Conversions that could shorten a value
-silently are not used: strings go to `varchar(n)` by assignment, which refuses too long ones.
+Strings go to `varchar(n)` by assignment, which refuses too long ones; a cast would shorten them.
 """
 
-import difflib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pyspark.sql import types as T
 
-from penstock.errors import ConnectorError
-from penstock.sinks.jdbc.options import JdbcSinkOptions, WriteRows, quote
+from penstock.sinks.jdbc.dialect import (
+    PART,
+    Dialect,
+    SinkColumn,
+    TableColumn,
+    Unstorable,
+    bare_type,
+)
+from penstock.sinks.jdbc.options import JdbcSinkOptions, TableName, WriteRows, quote
+from penstock.sources.jdbc.database import Database, DatabaseError
 
-__all__ = ["SinkColumn", "TableColumn", "create_table", "fit_columns", "move_rows"]
+__all__ = ["PostgreSqlDialect"]
 
-PART = "penstock_part"
 ATTEMPT = "penstock_attempt"
 
-_INTEGERS = {"smallint": 5, "integer": 10, "bigint": 19}
 _TEXTS = frozenset({"text", "character varying", "character", "citext"})
 # Types that are given as text and converted by their own input function.
 _FROM_TEXT = frozenset({"uuid", "json", "jsonb", "xml", "inet", "cidr", "macaddr", "macaddr8"})
@@ -49,277 +50,246 @@ _COLUMN_TYPES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableColumn:
-    """A column of the target."""
+class PostgreSqlDialect(Dialect):
+    """See `Dialect`."""
 
-    name: str
-    type: str  # as PostgreSQL shows it: `numeric(10,2)`, `integer[]`
-    not_null: bool = False
-    has_default: bool = False
-    generated: bool = False  # no value may be given
-    is_enum: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class SinkColumn:
-    """A column of the query, of the staging table and of the target."""
-
-    source: str
-    spark_type: T.DataType
-    staged: str
-    target: str
-    target_type: str
-
-    @property
-    def staged_type(self) -> str:
-        return _STAGED_TYPES.get(type(self.spark_type), "text")
-
-    @property
-    def value(self) -> str:
-        """The SQL expression that converts the staged value to the type of the target."""
-        staged, wanted = f"s.{quote(self.staged)}", self.target_type
-        if isinstance(self.spark_type, T.TimestampType):
-            # Days apart: an interval of microseconds alone is computed in floating point.
-            local = (
-                f"(timestamp 'epoch' + ({staged} / 86400000000)::integer * interval '1 day'"
-                f" + ({staged} % 86400000000) * interval '1 microsecond')"
-            )
-            return f"({local} AT TIME ZONE 'UTC')" if "with time zone" in wanted else local
-        if isinstance(self.spark_type, T.ArrayType) and wanted.endswith("[]"):
-            return (
-                f"CASE WHEN {staged} IS NOT NULL THEN ARRAY(SELECT e.v FROM "
-                f"json_array_elements_text({staged}::json) WITH ORDINALITY AS e(v, o) "
-                f"ORDER BY e.o)::{wanted} END"
-            )
-        return staged if _bare(wanted) in _TEXTS else f"{staged}::{wanted}"
-
-
-def _bare(pg_type: str) -> str:
-    """A type without its length or precision."""
-    return re.sub(r"\(.*?\)", "", pg_type).strip()
-
-
-# -- types of new tables ------------------------------------------------------------------------
-
-
-def column_type(spark_type: T.DataType) -> str | None:
-    """The type of a new column; `None` for an unsupported type."""
-    if isinstance(spark_type, T.DecimalType):
-        return f"numeric({spark_type.precision},{spark_type.scale})"
-    if isinstance(spark_type, T.CharType | T.VarcharType):
-        return f"character varying({spark_type.length})"
-    if isinstance(spark_type, T.ArrayType):
-        return _array_type(spark_type)
-    return _COLUMN_TYPES.get(type(spark_type))
-
-
-def _array_type(spark_type: T.ArrayType) -> str | None:
-    element = column_type(spark_type.elementType)
-    if element is None:
-        return None
-    plain = not isinstance(
-        spark_type.elementType,
-        T.ArrayType | T.StructType | T.MapType | T.VariantType | T.BinaryType,
+    # A frozen writer must not hold its locks, and no writer waits for a lock forever.
+    session = (
+        "SET TIME ZONE 'UTC'",
+        "SET lock_timeout = '60s'",
+        "SET idle_in_transaction_session_timeout = '5min'",
     )
-    return f"{element}[]" if plain else "jsonb"
-
-
-def create_table(schema: T.StructType, options: JdbcSinkOptions) -> str:
-    """The CREATE TABLE statement of the target of a query."""
-    keys = {key.lower() for key in options.keys}
-    lines = []
-    for field in schema.fields:
-        wanted = column_type(field.dataType)
-        if wanted is None:
-            raise _incompatible(options, [f"column {field.name}: {_no_type(field.dataType)}"])
-        null = " NOT NULL" if field.name.lower() in keys else ""
-        lines.append(f"{quote(field.name)} {wanted}{null}")
-    if options.mode is WriteRows.UPSERT:
-        named = {field.name.lower(): field.name for field in schema.fields}
-        columns = ", ".join(quote(named.get(key.lower(), key)) for key in options.keys)
-        lines.append(f"PRIMARY KEY ({columns})")
-    return f"CREATE TABLE {options.table} (\n  " + ",\n  ".join(lines) + "\n)"
-
-
-# -- a table that is there ----------------------------------------------------------------------
-
-
-def fit_columns(
-    schema: T.StructType, table: Sequence[TableColumn], options: JdbcSinkOptions
-) -> tuple[SinkColumn, ...]:
-    """Match the columns of a query with those of the target; the error lists all problems."""
-    exact = {column.name: column for column in table}
-    folded: dict[str, list[TableColumn]] = {}
-    for column in table:
-        folded.setdefault(column.name.lower(), []).append(column)
-    columns: list[SinkColumn] = []
-    problems: list[str] = []
-    taken: set[str] = set()
-    for at, field in enumerate(schema.fields):
-        alike = folded.get(field.name.lower(), [])
-        target = exact.get(field.name) or (alike[0] if len(alike) == 1 else None)
-        if target is None:
-            near = difflib.get_close_matches(field.name.lower(), folded, n=1)
-            also = f" (did you mean {near[0]}?)" if near else ""
-            problems.append(f"the table has no column {field.name}{also}")
-            continue
-        taken.add(target.name)
-        reason = misfit(field.dataType, target)
-        if reason is not None:
-            problems.append(f"column {field.name}: {reason}")
-            continue
-        columns.append(
-            SinkColumn(
-                source=field.name,
-                spark_type=field.dataType,
-                staged=f"c{at}",
-                target=target.name,
-                target_type=target.type,
-            )
-        )
-    problems += [
-        f"the table's column {column.name} is NOT NULL without a default, and the query lacks it"
-        for column in table
-        if column.name not in taken and column.not_null and not column.has_default
-    ]
-    names = {field.name.lower() for field in schema.fields}
-    named = [*options.keys, *([options.sequence_by] if options.sequence_by else [])]
-    problems += [f"the query has no column {name}" for name in named if name.lower() not in names]
-    if problems:
-        raise _incompatible(options, problems)
-    return tuple(columns)
-
-
-def misfit(spark_type: T.DataType, column: TableColumn) -> str | None:
-    """Why values of a type cannot be stored in a column; `None` if all of them can."""
-    if column.generated:
-        return "the table computes it by itself"
-    if column_type(spark_type) is None:
-        return _no_type(spark_type)
-    if _fits(spark_type, column):
-        return None
-    return f"{spark_type.simpleString()} does not fit into {column.type}"
-
-
-def _fits(spark_type: T.DataType, column: TableColumn) -> bool:
-    wanted, bare = column.type, _bare(column.type)
-    if isinstance(spark_type, T.StringType | T.CharType | T.VarcharType):
-        return bare in _TEXTS or bare in _FROM_TEXT or column.is_enum
-    if isinstance(spark_type, T.ArrayType) and wanted.endswith("[]"):
-        element = TableColumn(name="", type=wanted.removesuffix("[]"))
-        # A cast of an array shortens its strings.
-        return (
-            (_array_type(spark_type) or "").endswith("[]")
-            and not (_bare(element.type) in _TEXTS and "(" in element.type)
-            and _fits(spark_type.elementType, element)
-        )
-    if isinstance(spark_type, T.ArrayType | T.StructType | T.MapType | T.VariantType):
-        return bare in ("json", "jsonb", "text")
-    if isinstance(spark_type, T.TimestampType):
-        return _timestamp_fits(wanted, bare, ("with", "without"))
-    if isinstance(spark_type, T.TimestampNTZType):
-        return _timestamp_fits(wanted, bare, ("without",))
-    return _number_fits(spark_type, wanted, bare)
-
-
-def _timestamp_fits(wanted: str, bare: str, zones: tuple[str, ...]) -> bool:
-    digits = _SECONDS.search(wanted)
-    names = {re.sub(r"\s+", " ", f"timestamp {zone} time zone") for zone in zones}
-    return re.sub(r"\s+", " ", bare) in names and (digits is None or digits[1] == "6")
-
-
-def _number_fits(spark_type: T.DataType, wanted: str, bare: str) -> bool:
-    digits: dict[type[T.DataType], int] = {
-        T.ByteType: 5,
-        T.ShortType: 5,
-        T.IntegerType: 10,
-        T.LongType: 19,
+    defaults = {  # noqa: RUF012
+        "ApplicationName": "penstock",
+        "connectTimeout": "10",
+        "tcpKeepAlive": "true",
+        # One round trip per statement; nothing is prepared twice.
+        "prepareThreshold": "0",
     }
-    whole = digits.get(type(spark_type))
-    if whole is not None:
-        if bare in _INTEGERS:
-            return _INTEGERS[bare] >= whole
-        exact = {"real": 5, "double precision": 10}.get(bare, 0) >= whole
-        return exact or (bare == "numeric" and _digits(wanted) >= (whole, 0))
-    if isinstance(spark_type, T.DecimalType):
-        before, after = spark_type.precision - spark_type.scale, spark_type.scale
-        if bare == "numeric":
-            whole_digits, fraction = _digits(wanted)
-            return whole_digits >= before and fraction >= after
-        # The largest numbers of a type are not all nines.
-        return after == 0 and _INTEGERS.get(bare, 0) > before
-    same: dict[type[T.DataType], tuple[str, ...]] = {
+    text_type = "text"
+    part_function = "spark_partition_id()"
+    unstorable = (
+        Unstorable(
+            message=re.compile("invalid byte sequence for encoding"),
+            types=(T.StringType,),
+            is_in=lambda value: value.contains("\0"),
+            name="the character U+0000",
+            hint='set {"nulCharacters": "replace"} on the sink to store U+FFFD instead, or keep '
+            "such rows apart with an expectation of the table that the flow reads",
+        ),
+    )
+    fence_text = "text"
+    fence_time = "timestamptz NOT NULL DEFAULT now()"
+    table_kind = "a table"
+    upsert_reports_duplicates = True
+    integers = {"smallint": 5, "integer": 10, "bigint": 19}  # noqa: RUF012
+    floats = {"real": 5, "double precision": 10}  # noqa: RUF012
+    decimal = "numeric"
+    same_types = {  # noqa: RUF012
         T.FloatType: ("real", "double precision"),
         T.DoubleType: ("double precision",),
         T.BooleanType: ("boolean",),
         T.BinaryType: ("bytea",),
         T.DateType: ("date",),
     }
-    return bare in same.get(type(spark_type), ())
+
+    # -- types ---------------------------------------------------------------------------------
+
+    def column_type(self, spark_type: T.DataType) -> str | None:
+        if isinstance(spark_type, T.DecimalType):
+            return f"numeric({spark_type.precision},{spark_type.scale})"
+        if isinstance(spark_type, T.CharType | T.VarcharType):
+            return f"character varying({spark_type.length})"
+        if isinstance(spark_type, T.ArrayType):
+            return self._array_type(spark_type)
+        return _COLUMN_TYPES.get(type(spark_type))
+
+    def _array_type(self, spark_type: T.ArrayType) -> str | None:
+        element = self.column_type(spark_type.elementType)
+        if element is None:
+            return None
+        plain = not isinstance(
+            spark_type.elementType,
+            T.ArrayType | T.StructType | T.MapType | T.VariantType | T.BinaryType,
+        )
+        return f"{element}[]" if plain else "jsonb"
+
+    def staged_type(self, spark_type: T.DataType) -> str:
+        return _STAGED_TYPES.get(type(spark_type), self.text_type)
+
+    def fits(self, spark_type: T.DataType, column: TableColumn) -> bool:
+        wanted, bare = column.type, bare_type(column.type)
+        if isinstance(spark_type, T.StringType | T.CharType | T.VarcharType):
+            return bare in _TEXTS or bare in _FROM_TEXT or column.is_enum
+        if isinstance(spark_type, T.ArrayType) and wanted.endswith("[]"):
+            element = TableColumn(name="", type=wanted.removesuffix("[]"))
+            # A cast of an array shortens its strings.
+            return (
+                (self._array_type(spark_type) or "").endswith("[]")
+                and not (bare_type(element.type) in _TEXTS and "(" in element.type)
+                and self.fits(spark_type.elementType, element)
+            )
+        if isinstance(spark_type, T.ArrayType | T.StructType | T.MapType | T.VariantType):
+            return bare in ("json", "jsonb", "text")
+        if isinstance(spark_type, T.TimestampType):
+            return _timestamp_fits(wanted, bare, ("with", "without"))
+        if isinstance(spark_type, T.TimestampNTZType):
+            return _timestamp_fits(wanted, bare, ("without",))
+        return self.number_fits(spark_type, wanted, bare)
+
+    def value(self, column: SinkColumn) -> str:
+        staged, wanted = f"s.{quote(column.staged)}", column.target_type
+        if isinstance(column.spark_type, T.TimestampType):
+            # Days apart: an interval of microseconds alone is computed in floating point.
+            local = (
+                f"(timestamp 'epoch' + ({staged} / 86400000000)::integer * interval '1 day'"
+                f" + ({staged} % 86400000000) * interval '1 microsecond')"
+            )
+            return f"({local} AT TIME ZONE 'UTC')" if "with time zone" in wanted else local
+        if isinstance(column.spark_type, T.ArrayType) and wanted.endswith("[]"):
+            return (
+                f"CASE WHEN {staged} IS NOT NULL THEN ARRAY(SELECT e.v FROM "
+                f"json_array_elements_text({staged}::json) WITH ORDINALITY AS e(v, o) "
+                f"ORDER BY e.o)::{wanted} END"
+            )
+        return staged if bare_type(wanted) in _TEXTS else f"{staged}::{wanted}"
+
+    # -- statements ----------------------------------------------------------------------------
+
+    def lock(self, database: Database) -> None:
+        database.query("SELECT pg_advisory_xact_lock(hashtext('penstock sinks'))")
+
+    def is_table(self, database: Database, table: TableName) -> bool | None:
+        rows = database.query("SELECT relkind FROM pg_class WHERE oid = to_regclass(?)", str(table))
+        return rows[0][0] in ("r", "p") if rows else None
+
+    def columns(self, database: Database, table: TableName) -> list[TableColumn]:
+        rows = database.query(
+            "SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, "
+            "a.atthasdef OR a.attidentity <> '', a.attgenerated <> '' OR a.attidentity = 'a', "
+            "t.typtype = 'e', t.typnotnull, format_type(t.typbasetype, t.typtypmod), t.typtype "
+            "FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
+            "WHERE a.attrelid = to_regclass(?) AND a.attnum > 0 AND NOT a.attisdropped "
+            "ORDER BY a.attnum",
+            str(table),
+        )
+        return [
+            TableColumn(
+                name=str(name),
+                # A domain takes what its base type takes.
+                type=str(base if kind == "d" else shown),
+                not_null="t" in (not_null, domain_not_null),
+                has_default=default == "t",
+                generated=generated == "t",
+                is_enum=enum == "t",
+            )
+            for name, shown, not_null, default, generated, enum, domain_not_null, base, kind in rows
+        ]
+
+    def keys_problem(
+        self,
+        database: Database,
+        table: TableName,
+        keys: Sequence[str],
+        columns: Sequence[SinkColumn],
+    ) -> str | None:
+        # Exactly these columns must be unique, so that ON CONFLICT can name them.
+        rows = database.query(
+            "SELECT string_agg(a.attname, chr(1) ORDER BY a.attname) "
+            "FROM pg_index i JOIN pg_attribute a "
+            "ON a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey[0:i.indnkeyatts - 1]) "
+            "WHERE i.indrelid = to_regclass(?) AND i.indisunique AND i.indpred IS NULL "
+            "AND i.indexprs IS NULL AND i.indimmediate AND i.indisvalid GROUP BY i.indexrelid",
+            str(table),
+        )
+        wanted = sorted(keys)
+        if any(sorted(str(names).split("\1")) == wanted for (names,) in rows):
+            return None
+        return f"has no primary key or unique index on exactly {', '.join(keys)}"
+
+    def leftovers(self, database: Database, schema: str | None, prefix: str) -> list[TableName]:
+        rows = database.query(
+            "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n "
+            "ON n.oid = c.relnamespace WHERE c.relkind = 'r' AND c.relpersistence = 'u' "
+            "AND starts_with(c.relname, ?)",
+            prefix,
+        )
+        return [TableName(str(namespace), str(table)) for namespace, table in rows]
+
+    def staging_options(self, database: Database) -> dict[str, str]:
+        return {"reWriteBatchedInserts": "true"}
+
+    def make_staging(
+        self, database: Database, staging: TableName, columns: Sequence[SinkColumn]
+    ) -> None:
+        listed = ", ".join(f"{quote(c.staged)} {c.staged_type}" for c in columns)
+        with database.transaction():
+            database.execute(
+                f"CREATE UNLOGGED TABLE {staging} ({listed}, {quote(PART)} integer NOT NULL, "
+                f"{quote(ATTEMPT)} bigint NOT NULL DEFAULT txid_current())"
+            )
+            database.execute(f"INSERT INTO {staging} ({quote(PART)}) VALUES (-1)")
+
+    def count_staged(
+        self, database: Database, staging: TableName
+    ) -> tuple[int, list[tuple[int, int]]]:
+        rows = database.query(
+            f"SELECT {quote(PART)}, {quote(ATTEMPT)}, count(*) FROM {staging} GROUP BY 1, 2 "
+            "ORDER BY 1, 2"
+        )
+        counts = [tuple(int(str(value)) for value in row) for row in rows]
+        if not any(part == -1 for part, _, _ in counts):
+            raise DatabaseError("08000", "the server lost the staging table in a crash")
+        chosen: dict[int, tuple[int, int]] = {}
+        for part, attempt, count in counts:
+            if part >= 0:
+                chosen.setdefault(part, (attempt, count))
+        has_duplicates = len(counts) > len(chosen) + 1
+        attempts = (
+            [(part, attempt) for part, (attempt, _) in chosen.items()] if has_duplicates else []
+        )
+        return sum(count for _, count in chosen.values()), attempts
+
+    def move_rows(
+        self,
+        staging: TableName,
+        columns: Sequence[SinkColumn],
+        options: JdbcSinkOptions,
+        attempts: Sequence[tuple[int, int]],
+    ) -> str:
+        by_name = {column.source.lower(): column for column in columns}
+        names = ", ".join(quote(column.target) for column in columns)
+        values = ", ".join(self.value(column) for column in columns)
+        distinct = order = ""
+        keys = [by_name[key.lower()] for key in options.keys]
+        if options.sequence_by is not None:
+            key_values = ", ".join(self.value(key) for key in keys)
+            newest = self.value(by_name[options.sequence_by.lower()])
+            # Rows alike in key and sequence are ordered by their text: the choice is stable.
+            distinct = f"DISTINCT ON ({key_values}) "
+            text = ", ".join(f"s.{quote(column.staged)}::text" for column in columns)
+            order = f" ORDER BY {key_values}, {newest} DESC NULLS LAST, ROW({text})::text DESC"
+        where = f"s.{quote(PART)} >= 0"
+        if attempts:
+            pairs = ", ".join(f"({part}, {attempt})" for part, attempt in attempts)
+            where += f" AND (s.{quote(PART)}, s.{quote(ATTEMPT)}) IN ({pairs})"
+        insert = f"INSERT INTO {options.table} AS t ({names}) SELECT {distinct}{values} "
+        insert += f"FROM {staging} AS s WHERE {where}{order}"
+        if options.mode is WriteRows.APPEND:
+            return insert
+        conflict = ", ".join(quote(key.target) for key in keys)
+        others = [column for column in columns if column not in keys]
+        if not others:
+            return f"{insert} ON CONFLICT ({conflict}) DO NOTHING"
+        changes = ", ".join(f"{quote(c.target)} = EXCLUDED.{quote(c.target)}" for c in others)
+        upsert = f"{insert} ON CONFLICT ({conflict}) DO UPDATE SET {changes}"
+        if options.sequence_by is not None:
+            sequence = quote(by_name[options.sequence_by.lower()].target)
+            upsert += f" WHERE t.{sequence} IS NULL OR t.{sequence} <= EXCLUDED.{sequence}"
+        return upsert
 
 
-def _digits(numeric: str) -> tuple[int, int]:
-    """Digits before and after the point that a numeric type holds."""
-    match = re.search(r"\((\d+),(-?\d+)\)", numeric)
-    if match is None:
-        return 131072, 16383
-    precision, scale = int(match[1]), int(match[2])
-    return precision - scale, scale
-
-
-def _no_type(kind: T.DataType) -> str:
-    return f"PostgreSQL has no type for {kind.simpleString()}; cast it"
-
-
-def _incompatible(options: JdbcSinkOptions, problems: Sequence[str]) -> ConnectorError:
-    return ConnectorError(
-        "SINK_SCHEMA_INCOMPATIBLE",
-        f"the query does not fit into table {options.table}: {'; '.join(problems)}",
-        hint="select and cast in the query, or alter the table; nothing was read or written",
-    )
-
-
-# -- from staging to the target -----------------------------------------------------------------
-
-
-def move_rows(
-    staging: str,
-    columns: Sequence[SinkColumn],
-    options: JdbcSinkOptions,
-    attempts: Sequence[tuple[int, int]],
-) -> str:
-    """The statement that adds the staged rows to the target.
-
-    `attempts` are partition and attempt of the rows that count, if some do not.
-    """
-    by_name = {column.source.lower(): column for column in columns}
-    names = ", ".join(quote(column.target) for column in columns)
-    values = ", ".join(column.value for column in columns)
-    distinct = order = ""
-    keys = [by_name[key.lower()] for key in options.keys]
-    if options.sequence_by is not None:
-        key_values = ", ".join(key.value for key in keys)
-        newest = by_name[options.sequence_by.lower()].value
-        # Rows alike in key and sequence are ordered by their text, so that the choice is stable.
-        distinct = f"DISTINCT ON ({key_values}) "
-        text = ", ".join(f"s.{quote(column.staged)}::text" for column in columns)
-        order = f" ORDER BY {key_values}, {newest} DESC NULLS LAST, ROW({text})::text DESC"
-    where = f"s.{quote(PART)} >= 0"
-    if attempts:
-        pairs = ", ".join(f"({part}, {attempt})" for part, attempt in attempts)
-        where += f" AND (s.{quote(PART)}, s.{quote(ATTEMPT)}) IN ({pairs})"
-    insert = f"INSERT INTO {options.table} AS t ({names}) SELECT {distinct}{values} "
-    insert += f"FROM {staging} AS s WHERE {where}{order}"
-    if options.mode is WriteRows.APPEND:
-        return insert
-    conflict = ", ".join(quote(key.target) for key in keys)
-    others = [column for column in columns if column not in keys]
-    if not others:
-        return f"{insert} ON CONFLICT ({conflict}) DO NOTHING"
-    changes = ", ".join(f"{quote(c.target)} = EXCLUDED.{quote(c.target)}" for c in others)
-    upsert = f"{insert} ON CONFLICT ({conflict}) DO UPDATE SET {changes}"
-    if options.sequence_by is not None:
-        sequence = quote(by_name[options.sequence_by.lower()].target)
-        upsert += f" WHERE t.{sequence} IS NULL OR t.{sequence} <= EXCLUDED.{sequence}"
-    return upsert
+def _timestamp_fits(wanted: str, bare: str, zones: tuple[str, ...]) -> bool:
+    digits = _SECONDS.search(wanted)
+    names = {re.sub(r"\s+", " ", f"timestamp {zone} time zone") for zone in zones}
+    return re.sub(r"\s+", " ", bare) in names and (digits is None or digits[1] == "6")

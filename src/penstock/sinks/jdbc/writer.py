@@ -1,16 +1,16 @@
-"""Exactly-once writes to PostgreSQL: staging, then one transaction for rows and fence.
+"""Exactly-once writes to a database: staging, then one transaction for rows and fence.
 
-A batch has three steps. A staging table is created, with a first row. Spark's tasks write their
-rows there, one transaction per partition. Then the driver moves the rows to the target, records the
-batch in the fence table and drops the staging table, all in one transaction.
+A batch has three steps. A staging table is created. Spark's tasks write their rows there, one
+transaction per partition. Then the driver moves the rows to the target and records the batch in the
+fence table, in one transaction, and drops the staging table.
 
 * A batch that the fence has is not written again, only evaluated: a stateful query must compute
   every batch.
 * If the answer to a commit is lost, the fence shows whether it happened.
-* A task that runs twice leaves duplicated rows: they carry the id of their transaction, and of each
-  partition one transaction counts.
-* Staging tables are not logged. A crash of the server empties them, and with them the first row,
-  without which nothing is moved.
+* A task that runs twice leaves no duplicated rows. PostgreSQL: rows carry the id of their
+  transaction, and of each partition one transaction counts. MySQL: the second one is refused.
+* Staging tables of PostgreSQL are not logged. A crash of the server empties them, and with them the
+  first row, without which nothing is moved.
 * The fence carries a token of the writer that started last; an earlier one can no longer commit.
 """
 
@@ -31,7 +31,8 @@ from penstock._spark.failures import full_text
 from penstock._tables.kill_points import is_switched_off, kill_point
 from penstock.errors import CheckpointError, ConnectorError, FlowError
 from penstock.sinks.base import BatchSink, OpenedSink, Sink, SinkCommit, Write, evaluate, option
-from penstock.sinks.jdbc.connection import PostgreSql, connected
+from penstock.sinks.jdbc.connection import connected, dialect_of
+from penstock.sinks.jdbc.dialect import PART, SinkColumn, Unstorable
 from penstock.sinks.jdbc.options import (
     JdbcSinkOptions,
     TableName,
@@ -39,15 +40,7 @@ from penstock.sinks.jdbc.options import (
     jdbc_sink_options,
     quote,
 )
-from penstock.sinks.jdbc.postgresql import (
-    ATTEMPT,
-    PART,
-    SinkColumn,
-    create_table,
-    fit_columns,
-    move_rows,
-)
-from penstock.sources.jdbc.database import DatabaseError
+from penstock.sources.jdbc.database import Database, DatabaseError
 
 _REFUSED = {
     OutputMode.UPDATE: "mode `append` would add each new version of a row as another row",
@@ -98,7 +91,6 @@ _JSON = {
     "ignoreNullFields": "false",
 }
 _NUL, _REPLACEMENT = "\0", "\N{REPLACEMENT CHARACTER}"
-_SAYS_NUL = "invalid byte sequence for encoding"
 
 
 @dataclass(frozen=True)
@@ -123,6 +115,8 @@ class JdbcSinkWriter(BatchSink):
     ) -> None:
         self._spark = spark
         self._options = options
+        self._dialect = dialect_of(options.system)
+        self._staging_options: dict[str, str] = {}
         self._pipeline = pipeline
         self._flow = flow
         self._epoch = epoch
@@ -139,56 +133,54 @@ class JdbcSinkWriter(BatchSink):
             with connected(self._spark, self._options) as database:
                 with database.transaction():
                     # Two flows may make the same tables.
-                    database.query("SELECT pg_advisory_xact_lock(hashtext('penstock sinks'))")
+                    self._dialect.lock(database)
                     self._make_tables(database, schema)
-                    self._columns = fit_columns(
-                        schema, database.columns(self._options.table), self._options
-                    )
+                    table = self._dialect.columns(database, self._options.table)
+                    self._columns = self._dialect.fit_columns(schema, table, self._options)
                     self._check_keys(database)
                     self._claim(database)
                 self._drop_leftovers(database)
+                self._staging_options = self._dialect.staging_options(database)
         except DatabaseError as error:
             raise self._failed(error, None) from error
 
-    def _make_tables(self, database: PostgreSql, schema: T.StructType) -> None:
+    def _make_tables(self, database: Database, schema: T.StructType) -> None:
         options = self._options
-        kind = database.relation_kind(options.table)
-        if kind is None and not options.create_table:
+        is_table = self._dialect.is_table(database, options.table)
+        if is_table is None and not options.create_table:
             raise ConnectorError(
                 "SINK_TABLE_NOT_FOUND",
                 f"there is no table {options.table} in {options.place}",
                 hint='create it, or leave out {"createTable": "false"}',
             )
-        if kind is None:
-            database.execute(create_table(schema, options))
-        elif kind not in ("r", "p"):
-            raise ConnectorError(
-                "SINK_TABLE_NOT_FOUND",
-                f"{options.table} in {options.place} is a view or a foreign table",
-                hint="use a table, where rows and fence share a transaction",
-            )
-        if not database.exists(options.fence):
-            database.execute(
-                f"CREATE TABLE {options.fence} (pipeline text, flow text, target text, "
-                "epoch text NOT NULL, last_batch bigint NOT NULL, last_rows bigint NOT NULL, "
-                "writer text NOT NULL, updated_at timestamptz NOT NULL DEFAULT now(), "
-                "PRIMARY KEY (pipeline, flow, target))"
-            )
+        is_fence = self._dialect.is_table(database, options.fence)
+        for table, is_suitable in ((options.table, is_table), (options.fence, is_fence)):
+            if is_suitable is False:
+                raise ConnectorError(
+                    "SINK_TABLE_NOT_FOUND",
+                    f"{table} in {options.place} is not {self._dialect.table_kind}",
+                    hint="use a table, where rows and fence share a transaction",
+                )
+        if is_table is None:
+            database.execute(self._dialect.create_table(schema, options))
+        if is_fence is None:
+            database.execute(self._dialect.create_fence(options.fence))
 
-    def _check_keys(self, database: PostgreSql) -> None:
+    def _check_keys(self, database: Database) -> None:
         options = self._options
         if options.mode is not WriteRows.UPSERT:
             return
         keys = [column.target for column in self._named(options.keys)]
-        if not database.has_unique_index(options.table, keys):
+        problem = self._dialect.keys_problem(database, options.table, keys, self._columns)
+        if problem is not None:
             raise ConnectorError(
                 "SINK_KEYS_NOT_UNIQUE",
-                f"table {options.table} has no primary key or unique index on "
-                f"exactly {', '.join(keys)}",
-                hint="upserts need one: ALTER TABLE ... ADD PRIMARY KEY or CREATE UNIQUE INDEX",
+                f"table {options.table} {problem}",
+                hint="upserts need a primary key or unique index on the keys: ALTER TABLE ... ADD "
+                "PRIMARY KEY or CREATE UNIQUE INDEX",
             )
 
-    def _claim(self, database: PostgreSql) -> None:
+    def _claim(self, database: Database) -> None:
         """Put our token into the fence; from now on earlier writers cannot commit."""
         fence, values = self._options.fence, self._identity
         row = self._read_fence(database, lock=True)
@@ -222,15 +214,10 @@ class JdbcSinkWriter(BatchSink):
             *values,
         )
 
-    def _drop_leftovers(self, database: PostgreSql) -> None:
-        rows = database.query(
-            "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n "
-            "ON n.oid = c.relnamespace WHERE c.relkind = 'r' AND c.relpersistence = 'u' "
-            "AND starts_with(c.relname, ?)",
-            self._prefix,
-        )
-        for schema, table in rows:
-            database.execute(f"DROP TABLE IF EXISTS {TableName(str(schema), str(table))}")
+    def _drop_leftovers(self, database: Database) -> None:
+        schema = self._options.staging_schema
+        for table in self._dialect.leftovers(database, schema, self._prefix):
+            database.execute(f"DROP TABLE IF EXISTS {table}")
 
     # -- one batch -----------------------------------------------------------------------------
 
@@ -277,35 +264,32 @@ class JdbcSinkWriter(BatchSink):
             )
         return fence.last_batch >= batch_id
 
-    def _make_staging(self, database: PostgreSql) -> TableName:
+    def _make_staging(self, database: Database) -> TableName:
         staging = TableName(self._options.staging_schema, self._prefix + uuid.uuid4().hex[:12])
-        columns = ", ".join(f"{quote(c.staged)} {c.staged_type}" for c in self._columns)
-        with database.transaction():
-            database.execute(
-                f"CREATE UNLOGGED TABLE {staging} ({columns}, {quote(PART)} integer NOT NULL, "
-                f"{quote(ATTEMPT)} bigint NOT NULL DEFAULT txid_current())"
-            )
-            database.execute(f"INSERT INTO {staging} ({quote(PART)}) VALUES (-1)")
+        self._dialect.make_staging(database, staging, self._columns)
         return staging
 
     def _stage(self, df: DataFrame, staging: TableName, batch_id: int) -> None:
         options = self._options
         rows = df.coalesce(options.partitions).select(
-            *(self._staged(column) for column in self._columns), F.spark_partition_id().alias(PART)
+            *(self._staged(column) for column in self._columns),
+            F.expr(self._dialect.part_function).alias(PART),
         )
-        writer = rows.write.format("jdbc").mode("append").options(**options.connection)
+        writer = rows.write.format("jdbc").mode("append")
+        writer = writer.options(**{**self._staging_options, **options.connection})
         try:
             writer.options(
                 url=options.url,
                 dbtable=str(staging),
-                driver="org.postgresql.Driver",
+                driver=options.system.driver,
                 batchsize=options.batch_size,
-                reWriteBatchedInserts=True,
                 isolationLevel="READ_COMMITTED",
             ).save()
         except Exception as error:
-            if _SAYS_NUL in full_text(error):
-                raise self._nul_error(df, batch_id) from error
+            text = full_text(error)
+            for values in self._dialect.unstorable:
+                if values.message.search(text):
+                    raise self._unstorable(values, df, batch_id) from error
             raise
 
     def _staged(self, column: SinkColumn) -> Column:
@@ -320,7 +304,7 @@ class JdbcSinkWriter(BatchSink):
             if self._options.replace_nul:
                 # JSON spells the character out; an escaped backslash before it is another string.
                 staged = F.regexp_replace(staged, r"(?<!\\)((?:\\\\)*)\\u0000", "$1" + _REPLACEMENT)
-        elif column.staged_type == "text":
+        elif column.staged_type == self._dialect.text_type:
             staged = value.cast("string")
             if self._options.replace_nul:
                 staged = F.translate(staged, _NUL, _REPLACEMENT)
@@ -331,20 +315,10 @@ class JdbcSinkWriter(BatchSink):
     def _commit(self, staging: TableName, batch_id: int) -> int:
         """Move the rows, set the fence, drop the staging table; returns the number of rows."""
         try:
-            with connected(self._spark, self._options) as database, database.transaction():
-                if self._known(self._read_fence(database, lock=True), batch_id):
-                    database.execute(f"DROP TABLE {staging}")
-                    return 0
-                rows = self._move(database, staging)
-                database.execute(
-                    f"UPDATE {self._options.fence} SET last_batch = ?, last_rows = ?, "
-                    "updated_at = now() WHERE pipeline = ? AND flow = ? AND target = ?",
-                    batch_id,
-                    rows,
-                    *self._identity,
-                )
-                database.execute(f"DROP TABLE {staging}")
-                kill_point("before_target_commit", self._flow.name, batch_id)
+            with connected(self._spark, self._options) as database:
+                with database.transaction():
+                    rows = self._move(database, staging, batch_id)
+                database.execute(f"DROP TABLE IF EXISTS {staging}")
             return rows
         except DatabaseError as error:
             if not error.may_pass:
@@ -356,26 +330,27 @@ class JdbcSinkWriter(BatchSink):
                 return fence.last_rows
             raise
 
-    def _move(self, database: PostgreSql, staging: TableName) -> int:
-        rows = database.query(
-            f"SELECT {quote(PART)}, {quote(ATTEMPT)}, count(*) FROM {staging} GROUP BY 1, 2 "
-            "ORDER BY 1, 2"
-        )
-        counts = [tuple(int(str(value)) for value in row) for row in rows]
-        if not any(part == -1 for part, _, _ in counts):
-            raise DatabaseError("08000", "the server lost the staging table in a crash")
-        chosen: dict[int, tuple[int, int]] = {}
-        for part, attempt, count in counts:
-            if part >= 0:
-                chosen.setdefault(part, (attempt, count))
-        if not chosen:
+    def _move(self, database: Database, staging: TableName, batch_id: int) -> int:
+        if self._known(self._read_fence(database, lock=True), batch_id):
             return 0
-        has_duplicates = len(counts) > len(chosen) + 1
-        attempts = (
-            [(part, attempt) for part, (attempt, _) in chosen.items()] if has_duplicates else []
+        rows, attempts = self._dialect.count_staged(database, staging)
+        if rows:
+            options = self._options
+            is_silent = not self._dialect.upsert_reports_duplicates
+            if is_silent and options.keys and options.sequence_by is None:
+                duplicate = self._duplicate(database, staging)
+                if duplicate:
+                    raise self._duplicate_key(duplicate, batch_id)
+            database.execute(self._dialect.move_rows(staging, self._columns, options, attempts))
+        database.execute(
+            f"UPDATE {self._options.fence} SET last_batch = ?, last_rows = ?, "
+            "updated_at = now() WHERE pipeline = ? AND flow = ? AND target = ?",
+            batch_id,
+            rows,
+            *self._identity,
         )
-        database.execute(move_rows(str(staging), self._columns, self._options, attempts))
-        return sum(count for _, count in chosen.values())
+        kill_point("before_target_commit", self._flow.name, batch_id)
+        return rows
 
     # -- parts ---------------------------------------------------------------------------------
 
@@ -387,7 +362,7 @@ class JdbcSinkWriter(BatchSink):
         by_name = {column.source.lower(): column for column in self._columns}
         return [by_name[name.lower()] for name in names]
 
-    def _read_fence(self, database: PostgreSql, *, lock: bool = False) -> _Fence | None:
+    def _read_fence(self, database: Database, *, lock: bool = False) -> _Fence | None:
         rows = database.query(
             f"SELECT epoch, last_batch, last_rows, writer FROM {self._options.fence} "
             "WHERE pipeline = ? AND flow = ? AND target = ?" + (" FOR UPDATE" if lock else ""),
@@ -420,7 +395,8 @@ class JdbcSinkWriter(BatchSink):
 
     def _refused(self, error: DatabaseError, staging: TableName, batch_id: int) -> Exception:
         if error.state == "21000":
-            return self._duplicate_key(staging, batch_id)
+            with connected(self._spark, self._options) as database:
+                return self._duplicate_key(self._duplicate(database, staging), batch_id)
         if not error.is_about_rows:
             return error
         return self._error(
@@ -432,19 +408,24 @@ class JdbcSinkWriter(BatchSink):
             "the table that the flow reads, or correct the table, and run again",
         )
 
-    def _duplicate_key(self, staging: TableName, batch_id: int) -> FlowError:
+    def _duplicate(self, database: Database, staging: TableName) -> str:
+        """A key that several staged rows have; empty if there is none."""
         keys = self._named(self._options.keys)
-        values = ", ".join(key.value for key in keys)
-        example = ""
-        with connected(self._spark, self._options) as database:
-            rows = database.query(
-                f"SELECT {values}, count(*) FROM {staging} AS s WHERE s.{quote(PART)} >= 0 "
-                f"GROUP BY {', '.join(str(at + 1) for at in range(len(keys)))} "
-                "HAVING count(*) > 1 LIMIT 1"
-            )
-        if rows:
-            named = zip(keys, rows[0], strict=False)
-            example = ", such as " + ", ".join(f"{key.source} = {text}" for key, text in named)
+        values = [self._dialect.key_value(key) for key in keys]
+        where = " AND ".join(f"{value} IS NOT NULL" for value in values)
+        rows = database.query(
+            f"SELECT {', '.join(values)} FROM {staging} AS s "
+            f"WHERE s.{quote(PART)} >= 0 AND {where} "
+            f"GROUP BY {', '.join(str(at + 1) for at in range(len(keys)))} "
+            "HAVING count(*) > 1 LIMIT 1"
+        )
+        if not rows:
+            return ""
+        named = zip(keys, rows[0], strict=True)
+        return ", ".join(f"{key.source} = {text}" for key, text in named)
+
+    def _duplicate_key(self, duplicate: str, batch_id: int) -> FlowError:
+        example = f", such as {duplicate}" if duplicate else ""
         return self._error(
             "SINK_KEYS_NOT_UNIQUE",
             batch_id,
@@ -454,21 +435,18 @@ class JdbcSinkWriter(BatchSink):
             "query; nothing of the batch was written",
         )
 
-    def _nul_error(self, df: DataFrame, batch_id: int) -> FlowError:
-        strings = [c for c in self._columns if isinstance(c.spark_type, T.StringType)]
+    def _unstorable(self, values: Unstorable, df: DataFrame, batch_id: int) -> FlowError:
+        checked = [c for c in self._columns if isinstance(c.spark_type, values.types)]
         columns: list[str] = []
-        if strings:
-            checks = [
-                F.max(F.col(quoted(c.source)).contains(_NUL)).alias(c.staged) for c in strings
-            ]
+        if checked:
+            checks = [F.max(values.is_in(F.col(quoted(c.source)))).alias(c.staged) for c in checked]
             row = df.agg(*checks).first()
-            columns = [c.source for c in strings if row is not None and row[c.staged]]
+            columns = [c.source for c in checked if row is not None and row[c.staged]]
         where = f"column {', '.join(columns)}" if columns else "a nested value"
         return self._error(
             "SINK_ROWS_REFUSED",
             batch_id,
-            f"flow {self._flow.name!r}: batch {batch_id} has the character U+0000 in {where}, "
-            "which PostgreSQL cannot store",
-            hint='set {"nulCharacters": "replace"} on the sink to store U+FFFD instead, or keep '
-            "such rows apart with an expectation of the table that the flow reads",
+            f"flow {self._flow.name!r}: batch {batch_id} has {values.name} in {where}, "
+            f"which {self._options.system.name} cannot store",
+            hint=values.hint,
         )

@@ -11,11 +11,18 @@ from py4j.protocol import Py4JError, Py4JJavaError
 
 from penstock._observe.masking import shown
 
+# Errors of MariaDB and MySQL about rows that have a general SQLSTATE: no default, not in the
+# enumeration, wrong character, CHECK.
+_MYSQL_GENERAL = ("HY000", "01000")
+_MYSQL_ROWS = (1364, 1265, 1366, 3819)
+
 
 class DatabaseError(Exception):
     """The database or the way to it failed. SQLSTATE may be empty; the text has no secrets."""
 
-    def __init__(self, state: str, text: str) -> None:
+    def __init__(self, state: str, text: str, code: int = 0) -> None:
+        if state in _MYSQL_GENERAL and code in _MYSQL_ROWS:
+            state = "22000"
         self.state = state
         self.text = text
         super().__init__(f"{text} (SQLSTATE {state or 'unknown'})")
@@ -90,10 +97,11 @@ def translated() -> Iterator[None]:
     except Py4JJavaError as error:
         java: Any = error.java_exception
         try:
-            state = str(java.getSQLState() or "")
+            state, code = str(java.getSQLState() or ""), int(java.getErrorCode())
         except Py4JError:
             raise error from None  # no exception of the database
-        raise DatabaseError(state, shown(" ".join(str(java.getMessage()).split()))) from error
+        text = shown(" ".join(str(java.getMessage()).split()))
+        raise DatabaseError(state, text, code) from error
 
 
 def _bind(statement: Any, values: Sequence[str | int]) -> None:

@@ -1,0 +1,309 @@
+"""What differs between databases: types, statements, catalogs; and the checks that all share.
+
+Rows reach the target in two steps. Spark writes them into a staging table with the few types that
+drivers transfer exactly: timestamps are microseconds, dates and local timestamps ISO strings,
+nested values JSON. One statement then converts them. Conversions that could shorten a value
+silently are not used.
+"""
+
+import difflib
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pyspark.sql import Column
+from pyspark.sql import types as T
+
+from penstock.errors import ConnectorError
+from penstock.sinks.jdbc.options import JdbcSinkOptions, TableName, WriteRows, quote
+from penstock.sources.jdbc.database import Database
+
+__all__ = ["PART", "Dialect", "SinkColumn", "TableColumn", "Unstorable", "bare_type"]
+
+PART = "penstock_part"
+
+# Decimal digits of the greatest values.
+_WHOLE: dict[type[T.DataType], int] = {
+    T.ByteType: 3,
+    T.ShortType: 5,
+    T.IntegerType: 10,
+    T.LongType: 19,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableColumn:
+    """A column of the target."""
+
+    name: str
+    type: str  # as the database shows it: `numeric(10,2)`, `integer[]`
+    not_null: bool = False
+    has_default: bool = False
+    generated: bool = False  # no value may be given
+    is_enum: bool = False
+    collation: str = ""  # if it decides which strings are equal
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkColumn:
+    """A column of the query, of the staging table and of the target."""
+
+    source: str
+    spark_type: T.DataType
+    staged: str
+    staged_type: str
+    target: str
+    target_type: str
+    collation: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unstorable:
+    """Values that Spark has and the database refuses while rows are staged."""
+
+    message: re.Pattern[str]  # of the driver
+    types: tuple[type[T.DataType], ...]
+    is_in: Callable[[Column], Column]
+    name: str
+    hint: str
+
+
+def bare_type(shown: str) -> str:
+    """A type without its length or precision."""
+    return re.sub(r"\(.*?\)", "", shown).strip()
+
+
+class Dialect(ABC):
+    """The statements and types of one database system; has no state."""
+
+    session: ClassVar[tuple[str, ...]]
+    """Statements that begin each session of the driver process."""
+    defaults: ClassVar[Mapping[str, str]]
+    """Parameters of its connections."""
+    text_type: ClassVar[str]
+    """Of staged strings."""
+    part_function: ClassVar[str]
+    """Spark's function for the column `penstock_part` of staged rows."""
+    unstorable: ClassVar[tuple[Unstorable, ...]]
+    fence_text: ClassVar[str]
+    """The type of names in the fence table."""
+    table_kind: ClassVar[str]
+    """What a target must be."""
+    table_options: ClassVar[str] = ""
+    upsert_reports_duplicates: ClassVar[bool]
+    """Whether an upsert fails with SQLSTATE 21000 if two of its rows have the same key."""
+
+    # Types of numbers: digits that each one holds exactly; their names.
+    integers: ClassVar[Mapping[str, int]]
+    floats: ClassVar[Mapping[str, int]]
+    decimal: ClassVar[str]
+    same_types: ClassVar[Mapping[type[T.DataType], tuple[str, ...]]]
+
+    # -- types ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def column_type(self, spark_type: T.DataType) -> str | None:
+        """The type of a new column; `None` for an unsupported type."""
+
+    def key_type(self, spark_type: T.DataType) -> str | None:
+        """The type of a new column of the primary key."""
+        return self.column_type(spark_type)
+
+    @abstractmethod
+    def staged_type(self, spark_type: T.DataType) -> str: ...
+
+    @abstractmethod
+    def fits(self, spark_type: T.DataType, column: TableColumn) -> bool:
+        """Whether a column can hold every value, or refuses those that it cannot."""
+
+    @abstractmethod
+    def value(self, column: SinkColumn) -> str:
+        """The SQL expression that converts the staged value to the type of the target."""
+
+    def key_value(self, column: SinkColumn) -> str:
+        """The value as the target compares it."""
+        return self.value(column)
+
+    def number_fits(self, spark_type: T.DataType, wanted: str, bare: str) -> bool:
+        whole = _WHOLE.get(type(spark_type))
+        if whole is not None:
+            if bare in self.integers:
+                return self.integers[bare] >= whole
+            exact = self.floats.get(bare, 0) >= whole
+            return exact or (bare == self.decimal and _digits(wanted) >= (whole, 0))
+        if isinstance(spark_type, T.DecimalType):
+            before, after = spark_type.precision - spark_type.scale, spark_type.scale
+            if bare == self.decimal:
+                whole_digits, fraction = _digits(wanted)
+                return whole_digits >= before and fraction >= after
+            # The largest numbers of a type are not all nines.
+            return after == 0 and self.integers.get(bare, 0) > before
+        return bare in self.same_types.get(type(spark_type), ())
+
+    # -- statements ----------------------------------------------------------------------------
+
+    @abstractmethod
+    def lock(self, database: Database) -> None:
+        """Let one flow at a time make tables: until the transaction, or the session, ends."""
+
+    @abstractmethod
+    def is_table(self, database: Database, table: TableName) -> bool | None:
+        """Whether it is one whose rows can share a transaction; `None` if there is none."""
+
+    @abstractmethod
+    def columns(self, database: Database, table: TableName) -> list[TableColumn]: ...
+
+    @abstractmethod
+    def keys_problem(
+        self,
+        database: Database,
+        table: TableName,
+        keys: Sequence[str],
+        columns: Sequence[SinkColumn],
+    ) -> str | None:
+        """Why upserts by these keys are not possible."""
+
+    @abstractmethod
+    def leftovers(self, database: Database, schema: str | None, prefix: str) -> list[TableName]: ...
+
+    def staging_options(self, database: Database) -> dict[str, str]:
+        """Parameters of the connections of Spark's tasks."""
+        return {}
+
+    @abstractmethod
+    def make_staging(
+        self, database: Database, staging: TableName, columns: Sequence[SinkColumn]
+    ) -> None: ...
+
+    @abstractmethod
+    def count_staged(
+        self, database: Database, staging: TableName
+    ) -> tuple[int, list[tuple[int, int]]]:
+        """The number of rows, and partition and attempt of those that count, if some do not."""
+
+    @abstractmethod
+    def move_rows(
+        self,
+        staging: TableName,
+        columns: Sequence[SinkColumn],
+        options: JdbcSinkOptions,
+        attempts: Sequence[tuple[int, int]],
+    ) -> str:
+        """The statement that adds the staged rows to the target."""
+
+    def create_table(self, schema: T.StructType, options: JdbcSinkOptions) -> str:
+        """The CREATE TABLE statement of the target of a query."""
+        keys = {key.lower() for key in options.keys}
+        lines = []
+        for field in schema.fields:
+            is_key = field.name.lower() in keys
+            wanted = (self.key_type if is_key else self.column_type)(field.dataType)
+            if wanted is None:
+                reason = _no_type(field.dataType, options)
+                raise _incompatible(options, [f"column {field.name}: {reason}"])
+            null = " NOT NULL" if is_key else ""
+            lines.append(f"{quote(field.name)} {wanted}{null}")
+        if options.mode is WriteRows.UPSERT:
+            named = {field.name.lower(): field.name for field in schema.fields}
+            columns = ", ".join(quote(named.get(key.lower(), key)) for key in options.keys)
+            lines.append(f"PRIMARY KEY ({columns})")
+        body = ",\n  ".join(lines)
+        return f"CREATE TABLE {options.table} (\n  {body}\n){self.table_options}"
+
+    def create_fence(self, fence: TableName) -> str:
+        text = self.fence_text
+        return (
+            f"CREATE TABLE {fence} (pipeline {text}, flow {text}, target {text}, "
+            f"epoch {text} NOT NULL, last_batch bigint NOT NULL, last_rows bigint NOT NULL, "
+            f"writer {text} NOT NULL, updated_at {self.fence_time}, "
+            f"PRIMARY KEY (pipeline, flow, target)){self.table_options}"
+        )
+
+    fence_time: ClassVar[str] = "timestamp NOT NULL DEFAULT CURRENT_TIMESTAMP"
+
+    # -- a table that is there -----------------------------------------------------------------
+
+    def fit_columns(
+        self, schema: T.StructType, table: Sequence[TableColumn], options: JdbcSinkOptions
+    ) -> tuple[SinkColumn, ...]:
+        """Match the columns of a query with those of the target; the error lists all problems."""
+        exact = {column.name: column for column in table}
+        folded: dict[str, list[TableColumn]] = {}
+        for column in table:
+            folded.setdefault(column.name.lower(), []).append(column)
+        columns: list[SinkColumn] = []
+        problems: list[str] = []
+        taken: set[str] = set()
+        for at, field in enumerate(schema.fields):
+            alike = folded.get(field.name.lower(), [])
+            target = exact.get(field.name) or (alike[0] if len(alike) == 1 else None)
+            if target is None:
+                near = difflib.get_close_matches(field.name.lower(), folded, n=1)
+                also = f" (did you mean {near[0]}?)" if near else ""
+                problems.append(f"the table has no column {field.name}{also}")
+                continue
+            taken.add(target.name)
+            reason = self.misfit(field.dataType, target, options)
+            if reason is not None:
+                problems.append(f"column {field.name}: {reason}")
+                continue
+            columns.append(
+                SinkColumn(
+                    source=field.name,
+                    spark_type=field.dataType,
+                    staged=f"c{at}",
+                    staged_type=self.staged_type(field.dataType),
+                    target=target.name,
+                    target_type=target.type,
+                    collation=target.collation,
+                )
+            )
+        problems += [
+            f"the table's column {column.name} is NOT NULL without a default, "
+            "and the query lacks it"
+            for column in table
+            if column.name not in taken and column.not_null and not column.has_default
+        ]
+        names = {field.name.lower() for field in schema.fields}
+        named = [*options.keys, *([options.sequence_by] if options.sequence_by else [])]
+        problems += [
+            f"the query has no column {name}" for name in named if name.lower() not in names
+        ]
+        if problems:
+            raise _incompatible(options, problems)
+        return tuple(columns)
+
+    def misfit(
+        self, spark_type: T.DataType, column: TableColumn, options: JdbcSinkOptions
+    ) -> str | None:
+        """Why values of a type cannot be stored in a column; `None` if all of them can."""
+        if column.generated:
+            return "the table computes it by itself"
+        if self.column_type(spark_type) is None:
+            return _no_type(spark_type, options)
+        if self.fits(spark_type, column):
+            return None
+        return f"{spark_type.simpleString()} does not fit into {column.type}"
+
+
+def _digits(decimal: str) -> tuple[int, int]:
+    """Digits before and after the point that a decimal type holds."""
+    match = re.search(r"\((\d+),(-?\d+)\)", decimal)
+    if match is None:
+        return 131072, 16383
+    precision, scale = int(match[1]), int(match[2])
+    return precision - scale, scale
+
+
+def _no_type(kind: T.DataType, options: JdbcSinkOptions) -> str:
+    return f"{options.system.name} has no type for {kind.simpleString()}; cast it"
+
+
+def _incompatible(options: JdbcSinkOptions, problems: Sequence[str]) -> ConnectorError:
+    return ConnectorError(
+        "SINK_SCHEMA_INCOMPATIBLE",
+        f"the query does not fit into table {options.table}: {'; '.join(problems)}",
+        hint="select and cast in the query, or alter the table; nothing was read or written",
+    )
