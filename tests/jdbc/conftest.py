@@ -2,7 +2,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from postgres_server import PASSWORD, CuttingProxy, PostgresServer
+from database_server import PASSWORD, CuttingProxy, DatabaseServer
+from mariadb_server import MariaDbServer
+from postgres_server import PostgresServer
 
 
 def pytest_collection_modifyitems(items: "list[pytest.Item]") -> None:
@@ -12,34 +14,51 @@ def pytest_collection_modifyitems(items: "list[pytest.Item]") -> None:
             item.add_marker(pytest.mark.spark)
 
 
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
-    """One server for all tests of a run; every test makes its own tables."""
-    if not PostgresServer.supported():
-        pytest.skip("the server's binaries are for Linux on x86-64")
-    server = PostgresServer()
+def started(kind: type[DatabaseServer]) -> Iterator[DatabaseServer]:
+    reason = kind.why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    server = kind()
     try:
         yield server
     finally:
         server.close()
 
 
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[DatabaseServer]:
+    """One server for all tests of a run; every test makes its own tables."""
+    yield from started(PostgresServer)
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[DatabaseServer]:
+    """One server for all tests of a run; every test makes its own tables."""
+    yield from started(MariaDbServer)
+
+
 @pytest.fixture
-def tables(spark, postgres_server: PostgresServer):
-    from postgres_tables import Tables
-
-    return Tables(spark, postgres_server)
+def server(postgres_server: DatabaseServer) -> DatabaseServer:
+    """The server of a test; files for another database override it."""
+    return postgres_server
 
 
 @pytest.fixture
-def proxy(postgres_server: PostgresServer) -> Iterator[CuttingProxy]:
-    made = CuttingProxy(postgres_server.port)
+def tables(spark, server: DatabaseServer):
+    from database_tables import Tables
+
+    return Tables(spark, server)
+
+
+@pytest.fixture
+def proxy(server: DatabaseServer) -> Iterator[CuttingProxy]:
+    made = CuttingProxy(server)
     yield made
     made.close()
 
 
 @pytest.fixture
-def project(tmp_path: Path, spark, postgres_server: PostgresServer, monkeypatch):
+def project(tmp_path: Path, spark, monkeypatch):
     from update_project import Project
 
     monkeypatch.chdir(tmp_path)

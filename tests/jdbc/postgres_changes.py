@@ -12,7 +12,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
-from postgres_tables import Tables
+from database_tables import Tables
 
 COLUMNS = ("id", "name", "price", "born", "at", "seen", "note")
 PLACEHOLDER = "__debezium_unavailable_value"

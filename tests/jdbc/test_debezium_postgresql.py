@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from database_tables import Tables
 from postgres_changes import ChangeLog
 from postgres_server import PostgresServer
-from postgres_tables import Tables
 from test_jdbc_stream import session
 from update_project import Project
 

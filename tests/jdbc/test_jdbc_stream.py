@@ -5,8 +5,8 @@ import threading
 from contextlib import contextmanager
 
 import pytest
+from database_tables import Tables
 from postgres_server import PASSWORD, USER, PostgresServer
-from postgres_tables import Tables
 from test_postgresql_sink import forget_last_commit
 from update_project import ContinuousRun, Project
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from database_tables import Tables
 from postgres_server import PASSWORD, USER, PostgresServer
-from postgres_tables import Tables
 
 from penstock.sinks.jdbc.writer import JdbcSink
 from penstock.sources.jdbc.source import JdbcSource
@@ -29,7 +29,7 @@ class TestAppendingSink(InDatabase, SinkSuite):
     lost_checkpoint = "SINK_CHECKPOINT_LOST"
     wrong_options: Sequence[Mapping[str, str | None]] = (
         {"url": None},
-        {"url": "jdbc:mysql://h/d"},
+        {"url": "jdbc:sqlserver://h;database=d"},
         {"dbtable": ""},
         {"mode": "replace"},
         {"keys": "id", "mode": None},

@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from database_tables import Tables
 from postgres_server import PASSWORD, USER, PostgresServer
-from postgres_tables import Tables
 
 from penstock._observe.bus import EventBus
 from penstock._observe.events import UpdateState

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from postgres_server import PASSWORD, PostgresServer
-from postgres_tables import Tables
+from database_server import PASSWORD, DatabaseServer
+from database_tables import Tables
 
 from penstock._observe.bus import EventBus
 from penstock._observe.events import UpdateState
@@ -124,19 +124,24 @@ class Input:
         return range(self.files * ROWS)
 
 
+@pytest.fixture(params=["postgres_server", pytest.param("mariadb_server", marks=pytest.mark.long)])
+def server(request) -> DatabaseServer:
+    return request.getfixturevalue(request.param)
+
+
 def is_past(tables: Tables, flow: str, batch: int) -> bool:
     return last_batch(tables, flow) > batch
 
 
 def last_batch(tables: Tables, flow: str) -> int:
-    if tables.query("SELECT to_regclass('penstock_fence')") == [(None,)]:
+    if not tables.exists("penstock_fence"):
         return -1
     found = tables.query(f"SELECT last_batch FROM penstock_fence WHERE flow = '{flow}'")
     return int(found[0][0]) if found else -1
 
 
 def test_nothing_is_lost_or_doubled_when_pipeline_and_server_are_killed_again_and_again(
-    tmp_path: Path, spark, postgres_server: PostgresServer, tables: Tables, monkeypatch
+    tmp_path: Path, spark, server: DatabaseServer, tables: Tables, monkeypatch
 ):
     seed = int(os.environ.get("PENSTOCK_TEST_SEED", time.time_ns()))
     print(f"PENSTOCK_TEST_SEED={seed}")
@@ -144,7 +149,7 @@ def test_nothing_is_lost_or_doubled_when_pipeline_and_server_are_killed_again_an
     (tmp_path / "pipeline.py").write_text(PIPELINE)
     (tmp_path / "penstock.yaml").write_text(
         "name: chaos\nlibraries:\n  - file: {path: pipeline.py}\n"
-        f"configuration:\n  database.url: {postgres_server.url}\n"
+        f"configuration:\n  database.url: {server.url}\n"
         "  pipelines.trigger.interval: 0 seconds\n"
     )
     feed = Input(tmp_path)
@@ -166,7 +171,7 @@ def test_nothing_is_lost_or_doubled_when_pipeline_and_server_are_killed_again_an
                 for _ in range(server_kills.count(turn)):
                     pipeline.wait_until(moves)
                     pipeline.wait_until(lambda: False, dice.uniform(0.0, 1.0))
-                    postgres_server.restart()
+                    server.restart()
                 if at is None:
                     pipeline.wait_until(moves)
                     pipeline.wait_until(lambda: False, dice.uniform(0.0, 3.0))

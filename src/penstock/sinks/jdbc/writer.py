@@ -390,7 +390,9 @@ class JdbcSinkWriter(BatchSink):
             batch_id,
             f"flow {self._flow.name!r}: {self._options.place} failed{batch}: {error}",
             retryable=error.may_pass,
-            hint="what the database committed is not written again",
+            hint="correct the options `user` and `password` of the sink, or the user's rights"
+            if error.state[:2] == "28"
+            else "what the database committed is not written again",
         )
 
     def _refused(self, error: DatabaseError, staging: TableName, batch_id: int) -> Exception:

@@ -1,20 +1,21 @@
-"""Looks into the tests' PostgreSQL through the driver in Spark's JVM."""
+"""Looks into the tests' databases through the drivers in Spark's JVM."""
 
 from typing import Any
 
-from postgres_server import PASSWORD, USER, PostgresServer
+from database_server import PASSWORD, USER, DatabaseServer
 from pyspark.sql import SparkSession
 
-from penstock.sinks.jdbc.connection import connected
-from penstock.sinks.jdbc.options import jdbc_sink_options
+from penstock.sinks.jdbc.connection import connected, dialect_of
+from penstock.sinks.jdbc.options import TableName, jdbc_sink_options
 
 
 class Tables:
-    def __init__(self, spark: SparkSession, server: PostgresServer) -> None:
+    def __init__(self, spark: SparkSession, server: DatabaseServer) -> None:
         self._spark = spark
         self._options = jdbc_sink_options(
             {"url": server.url, "dbtable": "x", "user": USER, "password": PASSWORD}
         )
+        self._dialect = dialect_of(self._options.system)
 
     def execute(self, sql: str) -> None:
         with connected(self._spark, self._options) as database:
@@ -30,5 +31,10 @@ class Tables:
         with connected(self._spark, self._options) as database:
             return database.query(sql)
 
-    def staging(self) -> list[tuple[Any, ...]]:
-        return self.query("SELECT relname FROM pg_class WHERE relname LIKE 'penstock_stage%'")
+    def exists(self, table: str) -> bool:
+        with connected(self._spark, self._options) as database:
+            return self._dialect.is_table(database, TableName(None, table)) is not None
+
+    def staging(self) -> list[TableName]:
+        with connected(self._spark, self._options) as database:
+            return self._dialect.leftovers(database, None, "penstock_stage")
