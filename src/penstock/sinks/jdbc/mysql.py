@@ -171,7 +171,7 @@ class MySqlDialect(Dialect):
 
     def lock(self, database: Database) -> None:
         if database.query("SELECT GET_LOCK('penstock sinks', 60)") != [("1",)]:
-            raise DatabaseError("HYT00", "another flow has been making its tables for 60 seconds")
+            raise DatabaseError("40001", "another flow has been making its tables for 60 seconds")
 
     def is_table(self, database: Database, table: TableName) -> bool | None:
         where, names = _named(table)
