@@ -53,7 +53,9 @@ Refresh = Annotated[
 Pipeline = Annotated[
     str | None, typer.Option("--pipeline", help="Key of the pipeline if the bundle has several.")
 ]
-Target = Annotated[str | None, typer.Option("--target", help="Target of a bundle.")]
+Target = Annotated[
+    str | None, typer.Option("--target", help="Target of the bundle or of the spec file.")
+]
 Maps = Annotated[
     list[str] | None,
     typer.Option(
@@ -131,6 +133,14 @@ class CheckOptions(_ProjectOptions):
 @dataclass(frozen=True, kw_only=True)
 class GraphOptions(CheckOptions):
     storage: Storage = None
+    defer: Annotated[
+        str | None,
+        typer.Option(
+            "--defer",
+            help="Read unchanged datasets from this target or storage instead of building them.",
+            metavar="TARGET_OR_STORAGE",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,6 +303,7 @@ def settings_of(
     parameters: list[str] | None = None,
     continuous: bool | None = None,
     trigger: str | None = None,
+    defer: str | None = None,
 ) -> "PipelineSettings":
     from penstock._project.packed import packed_project
     from penstock._project.spec import load_settings
@@ -312,6 +323,7 @@ def settings_of(
         paths=assignments(maps, "--map"),
         parameters=assignments(parameters, "--param"),
         continuous=continuous,
+        defer_to=defer,
     )
 
 

@@ -97,6 +97,25 @@ class MaintenanceSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Deferral:
+    """The deployed pipeline whose tables are read instead of building unchanged datasets.
+
+    Attributes:
+        name: Its target, else its storage; for messages.
+        storage: Root URI of its tables; only read.
+        home: As of `PipelineSettings`.
+        catalog: Its default catalog.
+        schema: Its default schema.
+    """
+
+    name: str
+    storage: str
+    home: str
+    catalog: str
+    schema: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class PipelineSettings:
     """What the settings files, the environment and the command line say.
 
@@ -131,6 +150,7 @@ class PipelineSettings:
         maintenance: Compaction, clustering and VACUUM of tables.
         local_dir: Folder on this machine for the event log and logs of a remote storage, and the
             default storage; empty = `.penstock` in the root.
+        defer: From where datasets are read that are deployed there as they are declared.
     """
 
     name: str
@@ -161,6 +181,8 @@ class PipelineSettings:
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
     maintenance: MaintenanceSettings = field(default_factory=MaintenanceSettings)
     local_dir: str = field(default="", compare=False)
+
+    defer: Deferral | None = None
 
     @property
     def local_folder(self) -> str:

@@ -19,7 +19,11 @@ from penstock._project.workspace_files import SourcePattern
 
 @dataclass(frozen=True, kw_only=True)
 class FileSettings:
-    """Settings as far as files have them; `None` and empty mean that they do not."""
+    """Settings as far as files have them; `None` and empty mean that they do not.
+
+    `target` is the selected one of the `targets`; `own_targets` are those of a spec file.
+    `defer_to` is a target, or a storage.
+    """
 
     root: Path
     name: str | None = None
@@ -47,6 +51,10 @@ class FileSettings:
     events: EventLogSettings | None = None
     telemetry: TelemetrySettings | None = None
     maintenance: MaintenanceSettings | None = None
+    target: str | None = None
+    targets: tuple[str, ...] = ()
+    own_targets: tuple[str, ...] = ()
+    defer_to: str | None = None
 
     def over(self, base: "FileSettings") -> "FileSettings":
         """Merge these settings over others: their values win, mappings are merged by key."""
@@ -79,6 +87,10 @@ class FileSettings:
             events=self.events or base.events,
             telemetry=self.telemetry or base.telemetry,
             maintenance=self.maintenance or base.maintenance,
+            target=self.target or base.target,
+            targets=tuple(dict.fromkeys([*base.targets, *self.targets])),
+            own_targets=self.own_targets or base.own_targets,
+            defer_to=self.defer_to or base.defer_to,
             lint_ignore=tuple(dict.fromkeys([*base.lint_ignore, *self.lint_ignore])),
         )
 

@@ -22,9 +22,11 @@ from penstock._project.databricks.bundle import (
     declares_bundle,
     is_bundle,
     read_bundle,
+    targets_of,
+    with_target,
 )
 from penstock._project.databricks.lakeflow import looks_foreign, read_lakeflow, unwrapped
-from penstock._project.documents import Node, read_document
+from penstock._project.documents import Node, read_document, text_of
 from penstock._project.file_settings import FileSettings
 from penstock._project.locations import nearest_file
 from penstock._project.spec_file import PipelineSpec, spec_of
@@ -38,7 +40,7 @@ SUFFIXES = (".yaml", ".yml", ".json")
 _MARK = re.compile(r"\b(?:libraries|(?:ingestion|gateway)_definition)\b")
 _PIPELINE_SUFFIXES = tuple(f".pipeline{suffix}" for suffix in SUFFIXES)
 # Keys that only our own files have: with one of them, a file is read strictly.
-_OWN_KEYS = ("extends", "master", "paths", "quarantine", "tables")
+_OWN_KEYS = ("extends", "master", "paths", "quarantine", "tables", "targets")
 
 
 def find_spec(folder: Path) -> Path | None:
@@ -93,7 +95,7 @@ def read_settings(path: Path, choice: Choice, *, explicit: bool) -> FileSettings
         beside = _overlay_in(settings.root)  # of the bundle that includes the file
     if beside is None:
         return settings
-    own = spec_settings(beside.spec, beside.document)
+    own = _own_settings(beside.document, beside.spec, choice, settings)
     return own if settings is None else replace(own.over(settings), root=settings.root)
 
 
@@ -162,10 +164,9 @@ def _read(path: Path, choice: Choice, below: tuple[Path, ...]) -> FileSettings |
         files = WorkspaceFiles(path.parent.resolve())
         return read_lakeflow(content, files, without_sources=choice.names_sources_in(files.root))
     spec = spec_of(document)
-    settings = spec_settings(spec, document)
     if spec.extends is None:
-        _refuse_choice(document, choice)
-        return settings
+        _refuse_choice(document, choice, has_targets=bool(spec.targets))
+        return _own_settings(document, spec, choice)
     named = document.at(("extends",))
     base_path = (path.parent / spec.extends.file).resolve()
     if base_path in below or base_path == path.resolve():
@@ -177,10 +178,12 @@ def _read(path: Path, choice: Choice, below: tuple[Path, ...]) -> FileSettings |
             origin=named.origin,
             hint=nearest_file(base_path),
         )
+    target = choice.wanted_target or spec.extends.target
+    is_own = spec.targets and not any(targets_of(read_document(base_path)).items())
     chosen = replace(
         choice,
         pipeline=choice.wanted_pipeline or spec.extends.pipeline,
-        target=choice.wanted_target or spec.extends.target,
+        target=None if is_own else target,
     )
     base = _read(base_path, chosen, (*below, path.resolve()))
     if base is None:
@@ -189,7 +192,7 @@ def _read(path: Path, choice: Choice, below: tuple[Path, ...]) -> FileSettings |
             f"{named.origin.file} extends {base_path}, which declares no pipeline",
             origin=named.origin,
         )
-    return settings.over(base)
+    return _own_settings(document, spec, replace(choice, target=target), base).over(base)
 
 
 def _is_lakeflow(document: Node) -> bool:
@@ -200,14 +203,37 @@ def _is_lakeflow(document: Node) -> bool:
     return looks_foreign(document) or name.endswith((".json", *_PIPELINE_SUFFIXES))
 
 
-def _refuse_choice(document: Node, choice: Choice) -> None:
+def _own_settings(
+    document: Node, spec: PipelineSpec, choice: Choice, base: FileSettings | None = None
+) -> FileSettings:
+    """The settings of a spec file with its target: the one that a file below it has selected."""
+    if base is not None and base.target is not None:
+        choice = replace(choice, target=base.target)
+    if not spec.targets or (base is not None and base.target and base.target not in spec.targets):
+        return spec_settings(spec, document)
+    merged, name, target = with_target(document, choice)
+    assert isinstance(merged.value, dict)
+    own = {k: v for k, v in merged.value.items() if k not in ("targets", "default", "mode")}
+    document = Node(own, document.file, document.line)
+    settings = spec_settings(spec_of(document), document)
+    is_development = text_of(target.get("mode"), "mode") == "development"
+    return replace(
+        settings,
+        development=is_development or settings.development,
+        target=name,
+        targets=tuple(spec.targets),
+        own_targets=tuple(spec.targets),
+    )
+
+
+def _refuse_choice(document: Node, choice: Choice, *, has_targets: bool = False) -> None:
     for condition, what, name in (
         ("UNKNOWN_PIPELINE", "pipeline", choice.pipeline),
-        ("UNKNOWN_TARGET", "target", choice.target),
+        ("UNKNOWN_TARGET", "target", None if has_targets else choice.target),
     ):
         if name is not None:
             raise SpecError(
                 condition,
-                f"{document.origin.file} is not a bundle: it has no {what} `{name}`",
+                f"{document.origin.file} has no {what} `{name}`",
                 hint=f"leave --{what} out, or name the bundle with --spec",
             )

@@ -22,7 +22,8 @@ metastore      -                      catalog.type       tables are not register
 sources        -                      libraries          `*.py` of the folder that import the API
 local folder   PENSTOCK_LOCAL_DIR     -                  `.penstock` in the project's folder
 pipeline       PENSTOCK_PIPELINE      extends.pipeline   the only one of the bundle
-target         PENSTOCK_TARGET        extends.target     the default one of the bundle
+target         PENSTOCK_TARGET        extends.target     the default one of the file
+defer_to       PENSTOCK_DEFER_TO      defer_to           everything is built
 =============  =====================  =================  ==================================
 
 The project's folder is that of the settings file, else that of the source. References to secrets
@@ -32,6 +33,7 @@ used: it belongs to the workspace.
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -45,6 +47,7 @@ from penstock._model.pipeline import (
     PipelineSettings,
 )
 from penstock._project.databricks.bundle import Choice
+from penstock._project.deferral import with_deferral
 from penstock._project.file_settings import FileSettings, merged_paths
 from penstock._project.locations import absolute_location, nearest_file, storage_uri
 from penstock._project.packed import packed_project
@@ -75,6 +78,7 @@ def load_settings(
     paths: Mapping[str, str] | None = None,
     pipeline: str | None = None,
     target: str | None = None,
+    defer_to: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> PipelineSettings:
     """Return the settings of the pipeline that `start` and the arguments select.
@@ -99,13 +103,14 @@ def load_settings(
         spec, source = spec or source, None
     folder = start.resolve() if source is None else _folder_of(source)
     choice = Choice(pipeline=pipeline, target=target, source=source, environ=environment)
-    read = _read(folder, None if spec is None else existing_spec(start / spec), choice)
+    file = None if spec is None else existing_spec(start / spec)
+    read = _read(folder, file, choice)
     given_storage = storage or environment.get("PENSTOCK_STORAGE")
     given_paths = _absolute(paths or {}, start.resolve())
     local_dir = _local_dir(environment.get("PENSTOCK_LOCAL_DIR"), start.resolve(), read.root)
     merged = merged_paths(read.paths, given_paths)
     PathMap(merged)
-    return PipelineSettings(
+    settings = PipelineSettings(
         name=_checked_name(name or environment.get("PENSTOCK_NAME") or read.name or read.root.name),
         storage=(
             storage_uri(given_storage, start.resolve())
@@ -138,6 +143,25 @@ def load_settings(
         telemetry=read.telemetry or TelemetrySettings(),
         local_dir=local_dir,
         maintenance=read.maintenance or MaintenanceSettings(),
+    )
+
+    def of_target(name: str) -> PipelineSettings:
+        other = _read(folder, file, replace(choice, target=name))
+        return replace(
+            settings,
+            name=other.name or other.root.name,
+            storage=other.storage or storage_uri(local_dir, other.root),
+            shared_storage=bool(other.shared_storage),
+            catalog=other.catalog or DEFAULT_CATALOG,
+            schema=other.schema or DEFAULT_SCHEMA,
+        )
+
+    return with_deferral(
+        settings,
+        read,
+        defer_to or environment.get("PENSTOCK_DEFER_TO") or read.defer_to,
+        start.resolve() if defer_to else read.root,
+        of_target,
     )
 
 

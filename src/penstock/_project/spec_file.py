@@ -172,17 +172,8 @@ class LintSpec(_Part):
     )
 
 
-class PipelineSpec(_Part):
-    """All keys of a spec file. Every one may be left out."""
-
+class _Settings(_Part):
     name: str | None = Field(default=None, description="Label of the pipeline.")
-    extends: Annotated[
-        Extends | None, BeforeValidator(_as_file, json_schema_input_type=str | Extends | None)
-    ] = Field(
-        default=None,
-        description="Another settings file (a bundle, a Lakeflow file, another spec file), which "
-        "supplies the keys that this file does not set.",
-    )
     storage: str | None = Field(
         default=None, description="Root of tables and checkpoints: a URI, or a path."
     )
@@ -244,6 +235,10 @@ class PipelineSpec(_Part):
         default=None, description="Compaction and VACUUM of tables; false or a mapping."
     )
     lint: LintSpec = Field(default_factory=LintSpec, description="For `penstock lint`.")
+    defer_to: str | None = Field(
+        default=None,
+        description="Target or storage from which datasets are read that are unchanged there.",
+    )
 
     @field_validator("paths")
     @classmethod
@@ -266,6 +261,30 @@ class PipelineSpec(_Part):
                 raise ValueError(f"has the same table twice: `{seen[key]}` and `{name}`")
             seen[key] = name
         return tables
+
+
+class TargetSpec(_Settings):
+    """Keys of a target, which override those of the file."""
+
+    default: bool | None = Field(default=None, description="Used if no target is named.")
+    mode: Literal["development", "production"] | None = Field(
+        default=None, description="`development` sets `development`."
+    )
+
+
+class PipelineSpec(_Settings):
+    """All keys of a spec file. Every one may be left out."""
+
+    extends: Annotated[
+        Extends | None, BeforeValidator(_as_file, json_schema_input_type=str | Extends | None)
+    ] = Field(
+        default=None,
+        description="Another settings file (a bundle, a Lakeflow file, another spec file), which "
+        "supplies the keys that this file does not set.",
+    )
+    targets: dict[str, TargetSpec | None] = Field(
+        default_factory=dict, description="Environments: keys that override those of the file."
+    )
 
 
 def read_spec(path: Path) -> PipelineSpec:
@@ -329,6 +348,8 @@ _INNER: dict[str, type[BaseModel]] = {
 
 def _suggestion(path: KeyPath) -> str:
     model: type[BaseModel] = PipelineSpec
+    if path[0] == "targets":
+        model, path = TargetSpec, path[2:]
     match path:
         case ("libraries", _, _):
             model = Library

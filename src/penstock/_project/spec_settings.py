@@ -55,6 +55,7 @@ def spec_settings(spec: PipelineSpec, document: Node) -> FileSettings:
         events=None if spec.events is None else spec.events.settings(),
         telemetry=None if spec.opentelemetry is None else spec.opentelemetry.settings(),
         maintenance=None if spec.maintenance is None else spec.maintenance.settings(),
+        defer_to=spec.defer_to,
         notes=(*foreign_notes(document), *library_notes(read - {"file", "glob", "notebook"})),
     )
 

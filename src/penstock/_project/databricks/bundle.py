@@ -6,7 +6,7 @@ targets are not applied.
 """
 
 import glob
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -107,7 +107,7 @@ def read_bundle(document: Node, choice: Choice) -> FileSettings | None:
     whole = _with_includes(main, only)
     if choice.wanted_pipeline is None and not _has_pipelines(whole):
         return None
-    tree, target, over = _with_target(whole, choice)
+    tree, target, over = with_target(whole, choice, _OVERRIDABLE)
     pipelines = {
         key: pipeline
         for key, pipeline in (tree.get("resources", "pipelines") or Node({}, main.file, 1)).items()
@@ -138,6 +138,8 @@ def read_bundle(document: Node, choice: Choice) -> FileSettings | None:
         settings,
         name=settings.name or key,
         development=(mode == "development") or settings.development,
+        target=target,
+        targets=tuple(name for name, _ in targets_of(whole).items()),
         notes=(*settings.notes, *substitution.notes),
     )
 
@@ -183,17 +185,26 @@ def _included(main: Node) -> Iterator[Path]:
         yield from (folder / name for name in matches if Path(name).suffix in _SUFFIXES)
 
 
+def targets_of(tree: Node) -> Node:
+    """The targets of a file, by name."""
+    return tree.get("targets") or tree.get("environments") or Node({}, tree.file, 1)
+
+
 def _has_pipelines(tree: Node) -> bool:
     """Whether a bundle declares a pipeline, even if only in another target."""
-    targets = tree.get("targets") or tree.get("environments") or tree
-    places = [tree, *(target for _, target in targets.items())]
+    places = [tree, *(target for _, target in targets_of(tree).items())]
     return any(place.get("resources", "pipelines") is not None for place in places)
 
 
-def _with_target(tree: Node, choice: Choice) -> tuple[Node, str, Node]:
-    """The bundle with a target laid over it, the target's name, and the target."""
+def with_target(
+    tree: Node, choice: Choice, overridable: Collection[str] | None = None
+) -> tuple[Node, str, Node]:
+    """Merge a target over a file; also return its name and the target.
+
+    `overridable` are the keys of a target that are merged; `None` = all.
+    """
     nothing = Node({}, tree.file, 1)
-    declared = tree.get("targets") or tree.get("environments") or nothing
+    declared = targets_of(tree)
     if not isinstance(declared.value, dict):
         raise declared.error("`targets` must be a mapping of keys to values")
     names = list(declared.value)
@@ -227,7 +238,7 @@ def _with_target(tree: Node, choice: Choice) -> tuple[Node, str, Node]:
             else f"its targets are {', '.join(names) or 'none'}",
         )
     target = declared.get(wanted) or nothing
-    over = {key: part for key, part in target.items() if key in _OVERRIDABLE}
+    over = {key: part for key, part in target.items() if overridable is None or key in overridable}
     return Node(over, target.file, target.line).over(tree), wanted, target
 
 

@@ -1,0 +1,65 @@
+"""The production storage of `defer_to`, and storages that two targets must not share."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from penstock._api.arguments import nearest
+from penstock._model.pipeline import Deferral, PipelineSettings
+from penstock._project.file_settings import FileSettings
+from penstock._project.locations import storage_uri
+from penstock.errors import SpecError
+
+
+def with_deferral(
+    settings: PipelineSettings,
+    read: FileSettings,
+    defer_to: str | None,
+    folder: Path,
+    of_target: Callable[[str], PipelineSettings],
+) -> PipelineSettings:
+    """The settings of a pipeline with the storage from which unchanged datasets are read.
+
+    `read` are those of the files. `defer_to` is a target of them, or a storage relative to
+    `folder`. `of_target` returns the settings of another target as its files have them.
+
+    Raises:
+        SpecError: There is no such target, or two targets have one storage.
+    """
+    for name in read.own_targets:
+        if name != read.target and of_target(name).home == settings.home:
+            raise _shared(read.target or "", name, settings.storage)
+    if not defer_to:
+        return settings
+    if defer_to in read.targets:
+        production = of_target(defer_to)
+    elif read.targets and not set("/\\:") & set(defer_to):
+        close = nearest(defer_to, read.targets)
+        raise SpecError(
+            "UNKNOWN_TARGET",
+            f"`defer_to` is `{defer_to}`, which is neither a target nor the path of a storage",
+            hint=f"did you mean `{close}`?"
+            if close
+            else f"the targets are {', '.join(read.targets)}; a storage is a URI or has a slash",
+        )
+    else:
+        production = replace(settings, storage=storage_uri(defer_to, folder))
+    if production.storage == settings.storage:
+        raise _shared(read.target or "this pipeline", defer_to, settings.storage)
+    deferral = Deferral(
+        name=defer_to,
+        storage=production.storage,
+        home=production.home,
+        catalog=production.catalog,
+        schema=production.schema,
+    )
+    return replace(settings, defer=deferral)
+
+
+def _shared(target: str, other: str, storage: str) -> SpecError:
+    return SpecError(
+        "TARGETS_SHARE_STORAGE",
+        f"{target} and {other} have the same storage, {storage}: each would write the tables and "
+        "checkpoints of the other",
+        hint="set `storage` in each target; it also holds for --storage and PENSTOCK_STORAGE",
+    )
