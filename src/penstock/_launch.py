@@ -18,13 +18,14 @@ from penstock._analysis.external_tables import ExternalTables
 from penstock._analysis.reader_hooks import redirected
 from penstock._analysis.table_sources import DeltaSource
 from penstock._api.modules import installed_modules
+from penstock._execution.deferral import defer_unchanged
 from penstock._execution.file_states import FileStates
 from penstock._execution.flow_query import EngineContext
 from penstock._execution.flow_state import StateStore, check_migration
 from penstock._execution.queries import SparkEngine
 from penstock._execution.savepoints import restore_unfinished, unfinished_restore
 from penstock._execution.tables import PipelineTables
-from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
+from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode, deferred_error
 from penstock._graph.index import DefinitionIndex, build_index
 from penstock._graph.windows import with_windows
 from penstock._model.pipeline import EventHook, PipelineDefinition, PipelineSettings
@@ -39,7 +40,7 @@ from penstock._runtime.leases import PipelineLeases
 from penstock._session import open_session, spark_log
 from penstock._spark.call_sites import user_columns
 from penstock._tables.files import StorageFiles
-from penstock._tables.layout import layout_of
+from penstock._tables.layout import QUARANTINE_SUFFIX, layout_of
 from penstock._tables.metastore import HiveMetastore
 from penstock.errors import SpecError
 from penstock.sources.base import OpenedSource, Position
@@ -86,6 +87,9 @@ class OpenPipeline:
         for known, node in self.graph.flows.items():
             if known.lower() == name.lower():
                 return node
+        target = self.graph.datasets.get(self.index.flow_targets.get(name, ""))
+        if target is not None and target.read_from is not None:
+            raise deferred_error(self.graph, target)
         raise SpecError(
             "UNKNOWN_FLOW",
             f"the pipeline has no flow {name!r}",
@@ -182,7 +186,12 @@ def open_pipeline(
             keeps_refused=selection.keeps_refused,
         )
         tables = PipelineTables(spark, graph, layout, settings)
-        source = DeltaSource(tables.paths, tables.append_only_start)
+        if settings.defer is not None:
+            graph = defer_unchanged(spark, tables, settings.defer, source_digest(settings))
+            tables = PipelineTables(spark, graph, layout, settings)
+            context.external_tables.located.update(_located(graph, tables))
+        deferred = {n.key: n.read_from for n in graph.datasets.values() if n.read_from is not None}
+        source = DeltaSource(tables.paths, tables.append_only_start, deferred)
         yield OpenPipeline(
             settings=settings,
             spark=spark,
@@ -194,6 +203,14 @@ def open_pipeline(
             evaluator=Evaluator(spark, index, source, context),
             leases=leases,
         )
+
+
+def _located(graph: DataflowGraph, tables: PipelineTables) -> Iterator[tuple[str, str]]:
+    """Paths of the tables and quarantines of datasets, by key."""
+    for node in graph.datasets.values():
+        if node.is_stored or node.read_from is not None:
+            yield node.key, tables.table(node).path
+            yield f"{node.key}{QUARANTINE_SUFFIX}", tables.quarantine(node).path
 
 
 @contextlib.contextmanager
@@ -299,6 +316,7 @@ def read_context(
             catalog=settings.catalog,
             schema=settings.schema,
             metastore=None if settings.metastore is None else HiveMetastore(spark),
+            production=settings.defer,
         ),
         map_path=path_mapping(settings, notes),
         resolve_secrets=resolve_secrets,

@@ -138,7 +138,8 @@ def _remote_lease(
 def _store_jar_sets(settings: PipelineSettings) -> Iterator[str]:
     """The sets of stores with the storage, a mapped path or table, or that are configured."""
     tables = (table.path for table in settings.tables.values())
-    places = (settings.storage, *settings.paths.values(), *tables)
+    deferred = () if settings.defer is None else (settings.defer.storage,)
+    places = (settings.storage, *deferred, *settings.paths.values(), *tables)
     used = {place.partition(":")[0] for place in places}
     for name, (prefix, schemes) in STORE_JAR_SETS.items():
         if used.intersection(schemes) or any(prefix in key for key in settings.configuration):

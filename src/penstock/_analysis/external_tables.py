@@ -1,11 +1,12 @@
 """Tables that the pipeline reads but does not declare: mapped ones, and those in its own storage.
 
 A name is resolved by the `tables` of the settings (exact, then `schema.*`, then `catalog.*`), then
-by the storage root, where another pipeline may have written the table, then by the metastore if
+by the storage root, where another pipeline may have written the table, then by the storage of
+`defer_to`, then by the metastore if
 tables are registered in one, then by Spark's catalog.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from penstock._analysis.reader_hooks import Reader, own_read, reader_schema
-from penstock._model.name import resolve_name, split_name
-from penstock._model.pipeline import ExternalTable
+from penstock._model.name import DatasetName, resolve_name, split_name
+from penstock._model.pipeline import Deferral, ExternalTable
 from penstock._tables.files import local_path
 from penstock._tables.layout import StorageLayout
 from penstock._tables.metastore import HiveMetastore
@@ -36,7 +37,8 @@ _CSV_DEFAULTS = {"header": "true", "inferSchema": "true"}
 class ExternalTables:
     """Resolves and reads external tables. Used on several threads.
 
-    `tables` of the settings are by name, or by a name that ends with `*`.
+    `tables` of the settings are by name, or by a name that ends with `*`. `located` has the paths
+    of the pipeline's own tables and quarantines by key, once it is known which are deferred.
     """
 
     def __init__(
@@ -48,12 +50,15 @@ class ExternalTables:
         catalog: str,
         schema: str,
         metastore: HiveMetastore | None = None,
+        production: Deferral | None = None,
     ) -> None:
         self._spark = spark
         self._tables = {_plain(name): table for name, table in tables.items()}
         self._layout = layout
         self._metastore, self._catalog = metastore, catalog.lower()
         self._defaults = {"catalog": catalog, "schema": schema}
+        self._production = production
+        self.located: dict[str, str] = {}
 
     def find(self, name: str) -> ExternalTable | None:
         """The table of that name; `None` if not mapped, in the storage or in the metastore."""
@@ -68,13 +73,23 @@ class ExternalTables:
         for spelling in (spelling_of_name, resolved.key):
             if (table := self._below_wildcard(spelling)) is not None:
                 return table
-        path = self._layout.table_path(resolved)
-        if self._exists(f"{path}/_delta_log"):
-            return ExternalTable(path=path, format="delta")
+        for path in self._paths(resolved):
+            if self._exists(f"{path}/_delta_log"):
+                return ExternalTable(path=path, format="delta")
         if self._metastore is not None and resolved.catalog.lower() == self._catalog:
             location = self._metastore.delta_location(resolved.schema, resolved.name)
             return None if location is None else ExternalTable(path=location, format="delta")
         return None
+
+    def _paths(self, name: DatasetName) -> Iterator[str]:
+        """Where a table may be: in the storage, then in that of the deployed pipeline."""
+        if name.key in self.located:
+            yield self.located[name.key]
+            return
+        yield self._layout.table_path(name)
+        if self._production is not None:
+            deployed = self._production.deployed_name(name, **self._defaults)
+            yield StorageLayout(self._production.storage).table_path(deployed)
 
     def location_of(self, name: str) -> str:
         """The path of a new table: in the storage, as of a dataset."""

@@ -109,12 +109,19 @@ class StreamStarts:
 
 
 class DeltaSource:
-    """The real tables; for `append_only_start` see `_tables.read.log_scan`."""
+    """The real tables; for `append_only_start` see `_tables.read.log_scan`.
+
+    `deferred` are paths of tables of a deployed pipeline, by key.
+    """
 
     def __init__(
-        self, paths: Mapping[str, str], append_only_start: Callable[[str], int | None]
+        self,
+        paths: Mapping[str, str],
+        append_only_start: Callable[[str], int | None],
+        deferred: Mapping[str, str] | None = None,
     ) -> None:
-        self._paths = paths
+        self._deferred = deferred or {}
+        self._paths = {**paths, **self._deferred}
         self._append_only_start = append_only_start
         self._starts: ContextVar[StreamStarts | None] = ContextVar("penstock_starts", default=None)
 
@@ -153,8 +160,10 @@ class DeltaSource:
         starts = self._starts.get()
         if starts is None or {name.lower() for name in reader_options(reader)} & _OWN_START:
             return None
-        if starts.is_open and key not in starts.chosen:
+        # The version of a deployed table must not be taken for one of the pipeline's own.
+        known = self._deferred.get(key, key)
+        if starts.is_open and known not in starts.chosen:
             start = self._append_only_start(self._paths[key])
             if start is not None:
-                starts.chosen[key] = start
-        return starts.chosen.get(key)
+                starts.chosen[known] = start
+        return starts.chosen.get(known)

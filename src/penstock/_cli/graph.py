@@ -53,7 +53,10 @@ def graph(
     from penstock._observe import flow_graph as drawing
     from penstock._observe.masking import shown
 
-    flow_graph = drawing.flow_graph(_events(project.settings(), update))
+    deferral: dict[str, str] = {}
+    flow_graph = drawing.flow_graph(_events(project.settings(), update, deferral))
+    for key, text in deferral.items():
+        flow_graph.nodes[key].state = text
     if output is OutputFormat.JSON:
         options.print_json(flow_graph.as_json())
         return
@@ -66,7 +69,10 @@ def graph(
         print(shown(line))
 
 
-def _events(settings: "PipelineSettings", update: str | None) -> Iterator[Any]:
+def _events(
+    settings: "PipelineSettings", update: str | None, deferral: dict[str, str]
+) -> Iterator[Any]:
+    """Definitions, or the events of an update; `deferral` takes what is read from elsewhere."""
     from penstock._cli.inspection import one_update
     from penstock._observe import log
     from penstock._observe.events import EventOrigin
@@ -83,6 +89,8 @@ def _events(settings: "PipelineSettings", update: str | None) -> Iterator[Any]:
 
     with options.stdout_to_stderr():
         planned, _ = plan_update(settings, UpdateOptions())
+    texts = {key: planned.deferral_text(node) for key, node in planned.datasets.items()}
+    deferral.update({key: text for key, text in texts.items() if text})
     for defined in definitions(planned, EventOrigin(pipeline_name=settings.name), {}):
         yield without_secrets(defined)
 
@@ -127,13 +135,14 @@ def _explanation(settings: "PipelineSettings", dataset: str) -> dict[str, Any]:
     body: dict[str, Any] = {"version": 1, "name": dataset, "kind": "sink", "declared_at": None}
     if node is not None:
         stored = node.is_stored
-        override = node.declared.path if stored else None
+        override = node.declared.path if stored else node.read_from
         body |= {
             "name": node.display,
             "full_name": str(node.name),
             "kind": node.kind.value,
             "declared_at": str(node.declared.origin),
-            "path": layout.table_path(node.name, override) if stored else None,
+            "path": layout.table_path(node.name, override) if stored else node.read_from,
+            "deferral": graph.deferral_text(node) or None,
             "read_by": sorted(graph.datasets[reader].display for reader in node.downstream),
             "rules": _rules(node, layout.quarantine_path(node.name, override), settings),
             "last_refresh": _last_refresh(settings, node.key),
@@ -251,6 +260,8 @@ def _lines(body: Mapping[str, Any]) -> Iterator[str]:
     yield f"{body['name']} [{body['kind']}] declared at {body['declared_at'] or '?'}"
     if body.get("path"):
         yield f"  path: {body['path']}"
+    if body.get("deferral"):
+        yield f"  {body['deferral']}"
     if body.get("read_by"):
         yield f"  read by {', '.join(body['read_by'])}"
     refresh = body.get("last_refresh")

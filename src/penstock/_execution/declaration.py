@@ -66,8 +66,10 @@ def stored_declaration(body: Mapping[str, Any]) -> Declaration | None:
 def declaration_of(tables: PipelineTables, node: FlowNode, source_digest: str) -> Declaration:
     """The declaration of a flow now."""
     graph, analysis = tables.graph, node.analysis
-    reads = tuple(sorted(graph.datasets[key].display for key in node.upstream))
-    external = tuple(sorted(analysis.external_inputs))
+    upstream = [graph.datasets[key] for key in node.upstream]
+    reads = tuple(sorted(each.display for each in upstream if each.read_from is None))
+    deferred = [f"delta {each.read_from}" for each in upstream if each.read_from is not None]
+    external = tuple(sorted({*analysis.external_inputs, *deferred}))
     sink = graph.sinks.get(node.target)
     if sink is not None:
         runs_python = analysis.runs_python or sink.write_batch is not None

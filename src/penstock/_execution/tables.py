@@ -120,12 +120,12 @@ class PipelineTables:
         reset_table(self.spark, self.layout.cdc_state(node.name))
 
     def table(self, node: DatasetNode) -> TableRef:
-        location = self._locations.get(node.key, node.declared.path)
+        location = self._locations.get(node.key, node.read_from or node.declared.path)
         return TableRef(self.layout.table_path(node.name, location), node.display)
 
     def quarantine(self, node: DatasetNode) -> TableRef:
         """The quarantine of a dataset; it may not exist."""
-        location = self._locations.get(node.key, node.declared.path)
+        location = self._locations.get(node.key, node.read_from or node.declared.path)
         path = self.layout.quarantine_path(node.name, location)
         return TableRef(path, f"{node.display}_quarantine")
 

@@ -1,11 +1,13 @@
 """The dataflow graph: frozen nodes and edges, complete and valid once built."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from penstock._model.dataset import Dataset, DatasetKind, Sink
 from penstock._model.flow import Flow, FlowAnalysis
 from penstock._model.name import DatasetName, split_name
+from penstock.errors import PlanError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,10 @@ class FlowNode:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetNode:
-    """A dataset with its kind; `upstream` and `downstream` are keys of datasets, also views."""
+    """A dataset with its kind; `upstream` and `downstream` are keys of datasets, also views.
+
+    `read_from` is the path of the deployed table that is read instead; it has no flows here.
+    """
 
     key: str
     name: DatasetName
@@ -44,6 +49,7 @@ class DatasetNode:
     upstream: frozenset[str]
     downstream: frozenset[str]
     schema_json: str
+    read_from: str | None = None
 
     @property
     def spellings(self) -> frozenset[str]:
@@ -56,8 +62,23 @@ class DatasetNode:
 
     @property
     def is_stored(self) -> bool:
-        """Whether it is a Delta table (a temporary view is not)."""
-        return self.kind is not DatasetKind.TEMPORARY_VIEW
+        """Whether it is a Delta table of this pipeline, as opposed to a temporary view."""
+        return self.kind is not DatasetKind.TEMPORARY_VIEW and self.read_from is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deferred:
+    """What is read from a deployed pipeline.
+
+    Attributes:
+        name: Target or storage of that pipeline.
+        built: Key of each dataset that is built here, and why.
+        warnings: One sentence each.
+    """
+
+    name: str
+    built: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +88,19 @@ class DataflowGraph:
     datasets: Mapping[str, DatasetNode]
     flows: Mapping[str, FlowNode]
     sinks: Mapping[str, Sink]
+    deferred: Deferred | None = None
 
     def stored(self) -> tuple[DatasetNode, ...]:
         return tuple(node for node in self.datasets.values() if node.is_stored)
+
+    def deferral_text(self, node: DatasetNode) -> str:
+        """Where the rows of a dataset come from; empty unless unchanged ones are deferred."""
+        if self.deferred is None:
+            return ""
+        if node.read_from is not None:
+            return f"read from {self.deferred.name} (unchanged)"
+        reason = self.deferred.built.get(node.key)
+        return "" if reason is None else f"built here: {reason}"
 
     def find(self, display: str) -> DatasetNode | None:
         """Look up a name as written: one to three parts, `LIVE.`, backticks, any case."""
@@ -84,3 +115,46 @@ class DataflowGraph:
             if wanted in node.spellings:
                 return node
         return None
+
+
+def deferring(
+    graph: DataflowGraph,
+    name: str,
+    paths: Mapping[str, str],
+    built: Mapping[str, str],
+    warnings: tuple[str, ...],
+) -> DataflowGraph:
+    """A graph in which some datasets have no flows and are read from `paths`, by key.
+
+    Nothing upstream of them is built either.
+    """
+    widening: set[str] = set()  # whose columns may become wider there
+    flows: dict[str, FlowNode] = {}
+    for flow_name, flow in graph.flows.items():
+        widens = flow.analysis.widens_types or not widening.isdisjoint(flow.upstream)
+        if flow.target in paths:
+            widening |= {flow.target} if widens else set()
+        else:
+            analysis = replace(flow.analysis, widens_types=widens)
+            flows[flow_name] = replace(flow, analysis=analysis)
+    datasets = {
+        key: replace(node, read_from=paths[key], flows=()) if key in paths else node
+        for key, node in graph.datasets.items()
+    }
+    return replace(
+        graph,
+        datasets=MappingProxyType(datasets),
+        flows=MappingProxyType(flows),
+        deferred=Deferred(name=name, built=built, warnings=warnings),
+    )
+
+
+def deferred_error(graph: DataflowGraph, node: DatasetNode) -> PlanError:
+    """The error for a command about a dataset that is not built here."""
+    where = "production" if graph.deferred is None else graph.deferred.name
+    return PlanError(
+        "DATASET_DEFERRED",
+        f"{node.display!r} is unchanged and read from {where}: it is not built here",
+        origin=node.declared.origin,
+        hint="leave it out; or build everything in this storage, by a target without `defer_to`",
+    )

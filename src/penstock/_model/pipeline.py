@@ -9,7 +9,7 @@ from penstock._model.alert import AlertSettings
 from penstock._model.dataset import Dataset, Sink
 from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySettings
 from penstock._model.flow import Flow
-from penstock._model.name import path_segment
+from penstock._model.name import DatasetName, path_segment
 from penstock._model.origin import SourceLocation
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
@@ -113,6 +113,13 @@ class Deferral:
     home: str
     catalog: str
     schema: str
+
+    def deployed_name(self, name: DatasetName, *, catalog: str, schema: str) -> DatasetName:
+        """The name there of a dataset of a pipeline with these defaults."""
+        if name.catalog.lower() != catalog.lower():
+            return name
+        is_default = name.schema.lower() == schema.lower()
+        return DatasetName(self.catalog, self.schema if is_default else name.schema, name.name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,6 +55,8 @@ def _tree(
         head += " (not selected)"
     lines.append(head)
     pad = indent + "  | "
+    if text := graph.deferral_text(node):
+        lines.append(f"{pad}{text}")
     for table in plan.tables:
         if table.dataset == node.key and table.registered_as is not None:
             lines.append(f"{pad}registered in the Hive metastore as {table.registered_as}")
@@ -143,6 +145,8 @@ def explain_json(graph: DataflowGraph, plan: Plan) -> dict[str, Any]:
                 "kind": node.kind.value,
                 "registered_as": registered.get(node.key),
                 "flows": list(node.flows),
+                "read_from": node.read_from,
+                "deferral": graph.deferral_text(node) or None,
                 "reads": sorted(graph.datasets[key].display for key in node.upstream),
                 "read_by": sorted(graph.datasets[key].display for key in node.downstream),
                 "schema": json.loads(node.schema_json),

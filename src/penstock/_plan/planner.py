@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock._graph.dataflow import DataflowGraph, FlowNode
+from penstock._graph.dataflow import DataflowGraph, FlowNode, deferred_error
 from penstock._graph.index import nearest_name, taken_for
 from penstock._graph.replacing import replaces_rows
 from penstock._model.dataset import DatasetKind
@@ -131,6 +131,7 @@ def make_plan(
         notes=tuple(all_notes),
         setup_retries=update_retries(conf),
         warnings=(
+            *(() if graph.deferred is None else graph.deferred.warnings),
             *_taken_names(graph),
             *_lenient_queries(graph),
             *_tuning_properties(graph),
@@ -153,6 +154,8 @@ def _select(graph: DataflowGraph, names: Iterable[str]) -> set[str]:
             continue
         if name in graph.sinks:
             continue
+        if node is not None and node.read_from is not None:
+            raise deferred_error(graph, node)
         known = [*(n.display for n in graph.stored()), *graph.sinks]
         if node is not None:
             message, hint = f"{name!r} is a temporary view and holds no rows", None

@@ -9,10 +9,11 @@ upstream first, each with its own journal; the rest is an update.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from penstock._execution.declaration_changes import Need
 from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.pipeline import PipelineSettings
 from penstock._repair.deployment import compare
-from penstock._repair.deployment_plan import Change, DeploymentPlan, Need
+from penstock._repair.deployment_plan import Change, DeploymentPlan
 from penstock._repair.migrate import MigrationOptions, check_migration, migrate_flow
 from penstock.errors import PlanError
 

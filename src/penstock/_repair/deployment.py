@@ -11,25 +11,18 @@ from dataclasses import dataclass, replace
 from pyspark.sql import DataFrame
 
 from penstock._execution.declaration import Declaration, declaration_of, stored_declaration
+from penstock._execution.declaration_changes import Difference, Need, flow_differences
 from penstock._execution.flow_state import FlowState, ViewState, check_state
 from penstock._execution.savepoints import restore_unfinished, unfinished_restore
 from penstock._graph.cdc import is_cdc
-from penstock._graph.dataflow import DatasetNode, FlowNode
+from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._graph.replacing import replaces_rows
 from penstock._launch import OpenPipeline, open_pipeline, source_digest
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import OutputMode
 from penstock._model.pipeline import PipelineSettings
 from penstock._plan.settings import reset_allowed
-from penstock._repair.deployment_plan import (
-    Change,
-    DeploymentPlan,
-    Difference,
-    Need,
-    Size,
-    effect_of,
-    flow_differences,
-)
+from penstock._repair.deployment_plan import Change, DeploymentPlan, Size, effect_of
 from penstock._repair.journal import Journal
 from penstock._repair.migration_plan import DONE, check_flow, migration_of
 from penstock._repair.reset import effect_on_target, why_refused
@@ -80,7 +73,13 @@ def compare(pipeline: OpenPipeline) -> DeploymentPlan:
         storage=pipeline.settings.storage,
         changes=(*changes, *comparison.removed()),
         unchanged=tuple(unchanged),
+        deferred=_deferred(pipeline.graph),
     )
+
+
+def _deferred(graph: DataflowGraph) -> dict[str, str]:
+    texts = {node.display: graph.deferral_text(node) for node in graph.datasets.values()}
+    return {name: text for name, text in texts.items() if text}
 
 
 @dataclass(frozen=True)
@@ -337,7 +336,8 @@ class _Comparison:
 
     def _measured(self, change: Change, node: DatasetNode | None, reading: list[_Flow]) -> Change:
         tables = self._pipeline.tables
-        keys = sorted({key for flow in reading for key in flow.node.upstream})
+        upstream = {key for flow in reading for key in flow.node.upstream}
+        keys = sorted(key for key in upstream if self._graph.datasets[key].is_stored)
         own = [tables.table(self._graph.datasets[key]) for key in keys]
         external = dict.fromkeys(text for flow in reading for text in flow.now.external)
         paths = {text: text.partition(" ") for text in external}

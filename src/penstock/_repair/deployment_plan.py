@@ -1,34 +1,9 @@
-"""What differs between a project and what is deployed, and what each difference needs."""
+"""What a deployment of a project changes, and what it prints."""
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from enum import IntEnum
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
-from penstock._execution.declaration import Declaration
-
-
-class Need(IntEnum):
-    """What a difference needs, in ascending order: a dataset has the greatest of its needs."""
-
-    NOTHING = 0
-    UPDATE = 1
-    CHECKPOINT = 2
-    REBUILD = 3  # becomes a migration or a full refresh
-    MIGRATION = 4
-    FULL_REFRESH = 5
-    IMPOSSIBLE = 6
-
-    @property
-    def text(self) -> str:
-        texts = {Need.UPDATE: "next update", Need.CHECKPOINT: "new checkpoint"}
-        return texts.get(self, self.name.lower().replace("_", " "))
-
-
-@dataclass(frozen=True)
-class Difference:
-    need: Need
-    text: str
-    flow: str = ""  # whose stored rows or checkpoint it concerns
+from penstock._execution.declaration_changes import Need
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +51,16 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class DeploymentPlan:
-    """All changes, upstream first; `unchanged` are names of datasets and sinks."""
+    """All changes, upstream first; `unchanged` are names of datasets and sinks.
+
+    `deferred` has, by name, where a dataset is read from, or why it is built here.
+    """
 
     pipeline: str
     storage: str
     changes: tuple[Change, ...]
     unchanged: tuple[str, ...]
+    deferred: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def pending(self) -> tuple[Change, ...]:
@@ -90,48 +69,6 @@ class DeploymentPlan:
 
     def with_need(self, *needs: Need) -> tuple[Change, ...]:
         return tuple(change for change in self.changes if change.need in needs)
-
-
-def flow_differences(
-    flow: str,
-    before: Declaration,
-    now: Declaration,
-    *,
-    has_checkpoint: bool = True,
-    has_state: bool = False,
-) -> Iterator[Difference]:
-    """Compare the recorded declaration of a flow with the present one.
-
-    `has_state`: each of its rows is computed from several rows of the sources.
-    """
-    is_view = now.kind == "materialized view"
-    if before.target != now.target:
-        yield Difference(Need.REBUILD, f"flow {flow} wrote to {before.display} before", flow)
-        return
-    if before.kind != now.kind:
-        need = Need.UPDATE if is_view else Need.FULL_REFRESH
-        yield Difference(need, f"it was a {before.kind}, and is a {now.kind}", flow)
-        return
-    if now.kind == "sink" and before.path != now.path:
-        yield Difference(Need.UPDATE, f"it was {before.path}, and is {now.path}", flow)
-    for name, change in _changed(before.history, now.history):
-        yield Difference(Need.FULL_REFRESH, f"{name}: {change}", flow)
-    texts = [f"rule {name}: {change}" for name, change in _changed(before.rules, now.rules)]
-    texts += [f"{name}: {change}" for name, change in _changed(before.options, now.options)]
-    sources = _sources(before.reads, now.reads) + _sources(before.external, now.external)
-    if sources:
-        need = Need.UPDATE
-        if has_checkpoint:
-            # Rows of a former topic or folder stay, unless new ones are computed from them, too.
-            is_outside = before.reads == now.reads and not has_state
-            need = Need.CHECKPOINT if is_outside else Need.REBUILD
-        yield Difference(need, f"flow {flow}: {', '.join(sources)}", flow)
-    if before.query != now.query:
-        texts.append(f"the query of flow {flow} changed")
-    elif before.code != now.code:
-        texts.append(f"flow {flow} calls Python functions, and a source file changed")
-    for text in texts:
-        yield Difference(Need.UPDATE, text, flow)
 
 
 def effect_of(
@@ -154,22 +91,6 @@ def effect_of(
     return "all rows are recomputed" if is_view else "stored rows stay, new rows are as declared"
 
 
-def _sources(before: tuple[str, ...], now: tuple[str, ...]) -> list[str]:
-    gone = [f"{name} is not read any more" for name in before if name not in now]
-    return gone + [f"{name} is read" for name in now if name not in before]
-
-
-def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for name in dict.fromkeys([*before, *now]):
-        old, new = before.get(name), now.get(name)
-        if old == new:
-            continue
-        if old is None:
-            yield name, f"{new} is new"
-        else:
-            yield name, f"{old} is removed" if new is None else f"{old} becomes {new}"
-
-
 # -- output -----------------------------------------------------------------------------------
 
 
@@ -190,6 +111,7 @@ def plan_lines(plan: DeploymentPlan) -> list[str]:
             lines.append(f"    to read: {', '.join(parts)}")
         if change.refused is not None:
             lines.append(f"    refused: {change.refused}")
+    lines += [f"{name}: {text}" for name, text in plan.deferred.items()]
     if not plan.pending:
         lines.append("nothing differs")
     elif plan.unchanged:

@@ -28,7 +28,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from penstock._execution.replay_check import check_replay
-from penstock._graph.dataflow import DatasetNode
+from penstock._graph.dataflow import DatasetNode, deferred_error
 from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.expectation import OnViolation
 from penstock._model.pipeline import PipelineSettings
@@ -343,6 +343,8 @@ def _open_replay(
 ) -> Iterator[QuarantineReplay]:
     with open_for_command(settings, "quarantine replay") as pipeline:
         node = pipeline.graph.find(table)
+        if node is not None and node.read_from is not None:
+            raise deferred_error(pipeline.graph, node)
         if node is None or not node.is_stored:
             raise SpecError(
                 "TABLE_NOT_FOUND",

@@ -22,7 +22,7 @@ def definitions(
     for node in graph.datasets.values():
         dataset = DatasetDefinition(
             dataset_type=node.kind.value.upper().replace(" ", "_"),
-            path=paths.get(node.key),
+            path=node.read_from or paths.get(node.key),
             num_flows=len(node.flows),
             declared_at=str(node.declared.origin),
             schema_json=node.schema_json,

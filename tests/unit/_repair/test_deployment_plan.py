@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from penstock._execution.declaration import Declaration, stored_declaration
+from penstock._execution.declaration_changes import Need, flow_differences
 from penstock._repair.deployment_plan import (
     Change,
     DeploymentPlan,
-    Need,
     Size,
     effect_of,
-    flow_differences,
     plan_lines,
 )
 

@@ -224,6 +224,17 @@ class DeltaStream(OpenedSource):
                     hint='read its change feed (option "readChangeFeed"), ignore changes with '
                     'option "skipChangeCommits", or --full-refresh this table',
                 )
+        if "DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE" in text:
+            return FlowError(
+                "SOURCE_TABLE_REPLACED",
+                f"flow {flow.name!r}: its checkpoint has read another table than {self.path}",
+                flow=flow.name,
+                retryable=False,
+                origin=flow.origin,
+                hint=f"--full-refresh {flow.target} reads this table from its start; for a sink, "
+                f"`penstock checkpoint reset {flow.name} --from POSITION`. The table was created "
+                "again; or a target with `defer_to` reads it from another storage than before",
+            )
         return None
 
     def start(

@@ -1,0 +1,209 @@
+"""Finds the datasets that are read from a deployed pipeline instead of being built.
+
+A dataset is unchanged if `penstock plan` at the storage of that pipeline would have nothing to do
+for it: its recorded declaration, its table and everything upstream of it are as declared here.
+Only reads that storage.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from penstock._execution.declaration import Declaration, declaration_of, stored_declaration
+from penstock._execution.declaration_changes import flow_differences
+from penstock._execution.flow_state import FlowState, StateStore
+from penstock._execution.tables import PipelineTables
+from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode, deferring
+from penstock._graph.replacing import replaces_rows
+from penstock._model.dataset import DatasetKind
+from penstock._model.exception_text import first_line
+from penstock._model.pipeline import Deferral
+from penstock._tables.delta_log import DeltaJvm, file_count
+from penstock._tables.files import StorageFiles
+from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout, TableRef
+from penstock._tables.write.alter import planned_changes
+from penstock._tables.write.table_spec import state_of
+from penstock.errors import PlanError
+
+
+def defer_unchanged(
+    spark: SparkSession, tables: PipelineTables, production: Deferral, source_digest: str
+) -> DataflowGraph:
+    """The graph without the flows of unchanged datasets, which are read from `production`.
+
+    Raises:
+        PlanError: `DEFERRED_STORAGE_NOT_READABLE`: Its state cannot be read.
+            `TARGETS_SHARE_TABLE`: A changed table would be written at the path of the deployed one.
+    """
+    try:
+        comparison = _Comparison(spark, tables, production, source_digest)
+        built = comparison.built()
+    except (OSError, Py4JError, TypeError) as error:
+        raise PlanError(
+            "DEFERRED_STORAGE_NOT_READABLE",
+            f"the state of the pipeline at {production.name} ({production.storage}) cannot be "
+            f"read: {first_line(error)}",
+            hint="check the permissions, and that this version of Penstock is not older than the "
+            "one that runs there; without `defer_to`, everything is built here",
+        ) from error
+    paths = {key: path for key, path in comparison.paths.items() if key not in built}
+    return deferring(tables.graph, production.name, paths, built, tuple(comparison.warnings(built)))
+
+
+class _Comparison:
+    def __init__(
+        self,
+        spark: SparkSession,
+        tables: PipelineTables,
+        production: Deferral,
+        source_digest: str,
+    ) -> None:
+        self._tables = tables
+        self._graph = tables.graph
+        self._production = production
+        self._delta = DeltaJvm(spark)
+        defaults = {"catalog": tables.settings.catalog, "schema": tables.settings.schema}
+        layout = StorageLayout(production.storage, production.home)
+        store = StateStore(StorageFiles(spark), layout.state_dir)
+        self._flows: dict[str, FlowState | None] = {
+            name: store.flow(name) for name in store.names("flows")
+        }
+        views = [store.view(key) for key in store.names("views")]
+        stored = [stored_declaration(view.deployed) for view in views if view is not None]
+        self._views = {each.display: each for each in stored if each is not None}
+        self._now = {
+            name: declaration_of(tables, node, source_digest)
+            for name, node in self._graph.flows.items()
+            if node.target in self._graph.sinks or self._graph.datasets[node.target].is_stored
+        }
+        self.paths = {
+            node.key: layout.table_path(
+                production.deployed_name(node.name, **defaults),
+                node.declared.path,
+            )
+            for node in self._graph.stored()
+        }
+        # A quarantine is read by its name, as a table outside of the pipeline.
+        self._quarantines = {
+            f"delta {tables.quarantine(node).path}": f"delta {self.paths[node.key]}"
+            f"{QUARANTINE_SUFFIX}"
+            for node in self._graph.stored()
+        }
+
+    def built(self) -> dict[str, str]:
+        """Datasets that are built here, with the reason."""
+        built = {
+            node.key: reason
+            for node in self._graph.stored()
+            if (reason := next(self._reasons(node), None)) is not None
+        }
+        upstream = {node.key: self._upstream(node) for node in self._graph.stored()}
+        while True:
+            more = {
+                key: f"{self._graph.datasets[up].display}, which it reads, is built here"
+                for key, keys in upstream.items()
+                if key not in built and (up := next(filter(built.__contains__, keys), None))
+            }
+            if not more:
+                break
+            built |= more
+        for key in built:
+            if self._graph.datasets[key].declared.path and self.paths[key] in (
+                each.path for each in self._deployed()
+            ):
+                raise PlanError(
+                    "TARGETS_SHARE_TABLE",
+                    f"{self._graph.datasets[key].display!r} is built here ({built[key]}), but its "
+                    f"declared path is that of the table at {self._production.name}: "
+                    f"{self.paths[key]}",
+                    origin=self._graph.datasets[key].declared.origin,
+                    hint="remove `path`, or take it from a setting that each target has",
+                )
+        return built
+
+    def warnings(self, built: Mapping[str, str]) -> Iterator[str]:
+        """What the user should know before the update starts."""
+        name = self._production.name
+        if not any(True for _ in self._deployed()):
+            yield (
+                f"nothing is deployed at {name} ({self._production.storage}): everything is built "
+                "here"
+            )
+        there = {each.target: each.path for each in self._deployed() if each.kind == "sink"}
+        for sink in {now.target: now for now in self._now.values() if now.kind == "sink"}.values():
+            if " " in sink.path and there.get(sink.target) == sink.path:
+                yield (
+                    f"sink {sink.target} writes to the same place as at {name}: {sink.path}; take "
+                    "its options from settings that each target has"
+                )
+
+    def _deployed(self) -> Iterator[Declaration]:
+        yield from self._views.values()
+        for state in self._flows.values():
+            declared = None if state is None else stored_declaration(state.deployed)
+            if declared is not None:
+                yield declared
+
+    def _upstream(self, node: DatasetNode) -> list[str]:
+        keys = {key for name in node.flows for key in self._graph.flows[name].upstream}
+        read = {text for name in node.flows for text in self._external(self._now[name])}
+        for key, path in self.paths.items():
+            if f"delta {path}{QUARANTINE_SUFFIX}" in read:
+                keys.add(key)
+        return [key for key in self._graph.datasets if key in keys - {node.key}]
+
+    def _external(self, declared: Declaration) -> tuple[str, ...]:
+        return tuple(sorted(self._quarantines.get(text, text) for text in declared.external))
+
+    def _reasons(self, node: DatasetNode) -> Iterator[str]:
+        """Why a dataset is built here, apart from what is upstream of it."""
+        name = self._production.name
+        snapshot = self._delta.snapshot(self.paths[node.key])
+        if snapshot.version() < 0:
+            yield f"it is not deployed at {name}"
+            return
+        flows = [self._graph.flows[flow] for flow in node.flows]
+        for flow in flows:
+            yield from self._of_flow(flow, node)
+        state = state_of(self._delta, snapshot)
+        for flow in flows:
+            known = self._flows.get(flow.flow.name)
+            if known is not None and known.target_id not in (None, state.id):
+                yield f"its table at {name} was dropped, or created again"
+        spec = self._tables.spec(node, flows)
+        # Those of Penstock depend on the storage and the metastore.
+        own = {key: text for key, text in spec.properties.items() if "penstock." not in key}
+        table = TableRef(self.paths[node.key], node.display)
+        try:
+            yield from planned_changes(
+                table,
+                replace(spec, properties=own, owner=None),
+                state,
+                has_rows=file_count(snapshot) > 0,
+            )
+        except PlanError as error:
+            yield error.message
+
+    def _of_flow(self, flow: FlowNode, node: DatasetNode) -> Iterator[str]:
+        name = flow.flow.name
+        state, view = self._flows.get(name), self._views.get(node.display)
+        of_flow = None if state is None else stored_declaration(state.deployed)
+        is_refreshed = node.kind is DatasetKind.MATERIALIZED_VIEW or replaces_rows(flow.flow)
+        before = (view or of_flow) if is_refreshed else (of_flow or view)
+        if before is None:
+            yield (
+                f"flow {name} has no recorded declaration at {self._production.name}: it has not "
+                "finished a batch since its first start or full refresh, or an earlier version ran "
+                "it"
+            )
+            return
+        if state is not None and (state.reset_pending or state.migration is not None):
+            yield f"a full refresh or migration of flow {name} is unfinished"
+        now = self._now[name]
+        now = replace(now, external=self._external(now))
+        if before.display == now.display:  # the default schema may be another one
+            now = replace(now, target=before.target)
+        for difference in flow_differences(name, before, now):
+            yield difference.text
