@@ -237,8 +237,9 @@ def _run(
     plan = _plan(pipeline, options)
     for event in definitions(pipeline.graph, origin, tables.paths):
         bus.emit(event)
-    for text in _deferral_texts(pipeline):
-        bus.emit(Event(origin, UpdateProgress(UpdateState.INITIALIZING), text))
+    for key, text in pipeline.graph.deferral_texts().items():
+        shown = f"{pipeline.graph.datasets[key].display}: {text}"
+        bus.emit(Event(origin, UpdateProgress(UpdateState.INITIALIZING), shown))
     for warning in plan.warnings:
         bus.emit(Event(origin, PlanWarning(warning), warning))
     events = event_directory(settings)
@@ -286,17 +287,6 @@ def _run(
             return update.run()
     finally:
         engine.close()
-
-
-def _deferral_texts(pipeline: OpenPipeline) -> Iterator[str]:
-    graph = pipeline.graph
-    if graph.deferred is None:
-        return
-    unchanged = [node.display for node in graph.datasets.values() if node.read_from is not None]
-    if unchanged:
-        yield f"read from {graph.deferred.name} (unchanged): {', '.join(unchanged)}"
-    for key, reason in graph.deferred.built.items():
-        yield f"{graph.datasets[key].display} is built here: {reason}"
 
 
 def _plan(pipeline: OpenPipeline, options: UpdateOptions) -> Plan:

@@ -89,8 +89,7 @@ def _events(
 
     with options.stdout_to_stderr():
         planned, _ = plan_update(settings, UpdateOptions())
-    texts = {key: planned.deferral_text(node) for key, node in planned.datasets.items()}
-    deferral.update({key: text for key, text in texts.items() if text})
+    deferral.update(planned.deferral_texts())
     for defined in definitions(planned, EventOrigin(pipeline_name=settings.name), {}):
         yield without_secrets(defined)
 

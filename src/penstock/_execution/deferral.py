@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from penstock._execution.declaration import Declaration, declaration_of, stored_declaration
 from penstock._execution.declaration_changes import flow_differences
-from penstock._execution.flow_state import FlowState, StateStore
+from penstock._execution.flow_state import StateStore
 from penstock._execution.tables import PipelineTables
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode, deferring
 from penstock._graph.replacing import replaces_rows
@@ -40,14 +40,8 @@ def defer_unchanged(
     try:
         comparison = _Comparison(spark, tables, production, source_digest)
         built = comparison.built()
-    except (OSError, Py4JError, TypeError) as error:
-        raise PlanError(
-            "DEFERRED_STORAGE_NOT_READABLE",
-            f"the state of the pipeline at {production.name} ({production.storage}) cannot be "
-            f"read: {first_line(error)}",
-            hint="check the permissions, and that this version of Penstock is not older than the "
-            "one that runs there; without `defer_to`, everything is built here",
-        ) from error
+    except (OSError, Py4JError) as error:
+        raise _not_readable(production, error) from error
     paths = {key: path for key, path in comparison.paths.items() if key not in built}
     return deferring(tables.graph, production.name, paths, built, tuple(comparison.warnings(built)))
 
@@ -67,12 +61,19 @@ class _Comparison:
         defaults = {"catalog": tables.settings.catalog, "schema": tables.settings.schema}
         layout = StorageLayout(production.storage, production.home)
         store = StateStore(StorageFiles(spark), layout.state_dir)
-        self._flows: dict[str, FlowState | None] = {
-            name: store.flow(name) for name in store.names("flows")
-        }
-        views = [store.view(key) for key in store.names("views")]
-        stored = [stored_declaration(view.deployed) for view in views if view is not None]
-        self._views = {each.display: each for each in stored if each is not None}
+        try:
+            self._flows = {name: store.flow(name) for name in store.names("flows")}
+            views = [store.view(key) for key in store.names("views")]
+            of_views = [stored_declaration(view.deployed) for view in views if view is not None]
+            of_flows = [
+                stored_declaration(state.deployed)
+                for state in self._flows.values()
+                if state is not None
+            ]
+        except TypeError as error:  # a field that this version does not know
+            raise _not_readable(production, error) from error
+        self._views = {each.display: each for each in of_views if each is not None}
+        self._deployed = [each for each in (*of_views, *of_flows) if each is not None]
         self._now = {
             name: declaration_of(tables, node, source_digest)
             for name, node in self._graph.flows.items()
@@ -109,16 +110,15 @@ class _Comparison:
             if not more:
                 break
             built |= more
+        there = {each.path for each in self._deployed}
         for key in built:
-            if self._graph.datasets[key].declared.path and self.paths[key] in (
-                each.path for each in self._deployed()
-            ):
+            node = self._graph.datasets[key]
+            if node.declared.path is not None and self.paths[key] in there:
                 raise PlanError(
                     "TARGETS_SHARE_TABLE",
-                    f"{self._graph.datasets[key].display!r} is built here ({built[key]}), but its "
-                    f"declared path is that of the table at {self._production.name}: "
-                    f"{self.paths[key]}",
-                    origin=self._graph.datasets[key].declared.origin,
+                    f"{node.display!r} is built here ({built[key]}), but its declared path is that "
+                    f"of the table at {self._production.name}: {self.paths[key]}",
+                    origin=node.declared.origin,
                     hint="remove `path`, or take it from a setting that each target has",
                 )
         return built
@@ -126,25 +126,18 @@ class _Comparison:
     def warnings(self, built: Mapping[str, str]) -> Iterator[str]:
         """What the user should know before the update starts."""
         name = self._production.name
-        if not any(True for _ in self._deployed()):
+        if not self._deployed:
             yield (
                 f"nothing is deployed at {name} ({self._production.storage}): everything is built "
                 "here"
             )
-        there = {each.target: each.path for each in self._deployed() if each.kind == "sink"}
+        there = {each.target: each.path for each in self._deployed if each.kind == "sink"}
         for sink in {now.target: now for now in self._now.values() if now.kind == "sink"}.values():
             if " " in sink.path and there.get(sink.target) == sink.path:
                 yield (
                     f"sink {sink.target} writes to the same place as at {name}: {sink.path}; take "
                     "its options from settings that each target has"
                 )
-
-    def _deployed(self) -> Iterator[Declaration]:
-        yield from self._views.values()
-        for state in self._flows.values():
-            declared = None if state is None else stored_declaration(state.deployed)
-            if declared is not None:
-                yield declared
 
     def _upstream(self, node: DatasetNode) -> list[str]:
         keys = {key for name in node.flows for key in self._graph.flows[name].upstream}
@@ -207,3 +200,13 @@ class _Comparison:
             now = replace(now, target=before.target)
         for difference in flow_differences(name, before, now):
             yield difference.text
+
+
+def _not_readable(production: Deferral, error: Exception) -> PlanError:
+    return PlanError(
+        "DEFERRED_STORAGE_NOT_READABLE",
+        f"the state of the pipeline at {production.name} ({production.storage}) cannot be read: "
+        f"{first_line(error)}",
+        hint="check the permissions, and that this version of Penstock is not older than the one "
+        "that runs there; without `defer_to`, everything is built here",
+    )

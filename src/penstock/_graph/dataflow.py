@@ -102,6 +102,11 @@ class DataflowGraph:
         reason = self.deferred.built.get(node.key)
         return "" if reason is None else f"built here: {reason}"
 
+    def deferral_texts(self) -> dict[str, str]:
+        """`deferral_text` of all datasets that have one, by key."""
+        texts = {key: self.deferral_text(node) for key, node in self.datasets.items()}
+        return {key: text for key, text in texts.items() if text}
+
     def find(self, display: str) -> DatasetNode | None:
         """Look up a name as written: one to three parts, `LIVE.`, backticks, any case."""
         try:

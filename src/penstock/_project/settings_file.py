@@ -234,6 +234,6 @@ def _refuse_choice(document: Node, choice: Choice, *, has_targets: bool = False)
         if name is not None:
             raise SpecError(
                 condition,
-                f"{document.origin.file} has no {what} `{name}`",
+                f"{document.origin.file} is not a bundle: it has no {what} `{name}`",
                 hint=f"leave --{what} out, or name the bundle with --spec",
             )

@@ -15,7 +15,7 @@ from penstock._execution.declaration_changes import Difference, Need, flow_diffe
 from penstock._execution.flow_state import FlowState, ViewState, check_state
 from penstock._execution.savepoints import restore_unfinished, unfinished_restore
 from penstock._graph.cdc import is_cdc
-from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
+from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._graph.replacing import replaces_rows
 from penstock._launch import OpenPipeline, open_pipeline, source_digest
 from penstock._model.dataset import DatasetKind
@@ -73,13 +73,11 @@ def compare(pipeline: OpenPipeline) -> DeploymentPlan:
         storage=pipeline.settings.storage,
         changes=(*changes, *comparison.removed()),
         unchanged=tuple(unchanged),
-        deferred=_deferred(pipeline.graph),
+        deferred={
+            pipeline.graph.datasets[key].display: text
+            for key, text in pipeline.graph.deferral_texts().items()
+        },
     )
-
-
-def _deferred(graph: DataflowGraph) -> dict[str, str]:
-    texts = {node.display: graph.deferral_text(node) for node in graph.datasets.values()}
-    return {name: text for name, text in texts.items() if text}
 
 
 @dataclass(frozen=True)
