@@ -1,6 +1,8 @@
 """A development target reads what is unchanged from the production target, and builds the rest."""
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,15 @@ from update_project import HEADER
 
 from penstock._observe.bus import EventBus
 from penstock._observe.events import Event, UpdateState
+from penstock._plan.explain import explain_text
 from penstock._project.spec import load_settings
 from penstock._repair.deployment import plan_deployment
+from penstock._repair.maintain import maintain_tables
+from penstock._repair.migrate import MigrationOptions, migrate_flow
+from penstock._repair.quarantine_replay import replay_quarantine
 from penstock._runtime.update import UpdateResult
-from penstock._update import UpdateOptions, run_update
+from penstock._update import UpdateOptions, plan_update, run_update
+from penstock.errors import PenstockError
 
 SPEC = """
 name: shop
@@ -74,6 +81,8 @@ def rejected():
     return spark.sql("SELECT amount FROM bronze_quarantine")
 """
 
+NAMES = ("bronze", "silver", "people", "totals", "names", "rejected")
+
 
 class Shop:
     def __init__(self, root: Path, spark: Any) -> None:
@@ -123,7 +132,11 @@ class Shop:
 
     def tables(self) -> set[str]:
         folder = self.root / "dev" / "tables" / "spark_catalog" / "dev_me"
-        return {path.name for path in folder.iterdir()} if folder.exists() else set()
+        return {path.name for path in folder.glob("[!.]*")}
+
+    def exported(self, target: str) -> list[tuple[Any, ...]]:
+        rows = self.spark.read.json(str(self.root / f"{target}-out"))
+        return sorted((row.id, row.twice) for row in rows.collect())
 
     def production(self) -> dict[Path, bytes]:
         files = (self.root / "prod").rglob("*")
@@ -136,55 +149,144 @@ def shop(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Shop:
     return Shop(tmp_path, spark)
 
 
-def test_explore(shop: Shop):
-    import time, traceback
-    def show(what, f):
-        at = time.monotonic()
-        try:
-            r = f()
-        except BaseException as e:
-            r = f"!! {type(e).__name__}: {str(e)[:700]}"
-            if not isinstance(e, PenstockError): traceback.print_exc(limit=-4)
-        print(f"## {what} ({time.monotonic()-at:.1f}s): {r}", flush=True)
-    def ran(*a, **k):
-        def f():
-            r = shop.run(*a, **k)
-            return r.state.name, [str(x)[:700] for x in r.failures], [t for t in shop.texts if "built here" in t or "read from" in t or "same place" in t or "deployed" in t], sorted(shop.tables())
-        return f
+def test_target_builds_what_differs_from_production(shop: Shop):
     shop.add("0", -1, 1, 2, 3)
     shop.text = BASE
-    show("plan empty", shop.plan)
-    show("prod", ran("prod"))
-    shop.text += REJECTED
-    show("prod2", ran("prod"))
+    shop.build("prod")
+    shop.text += REJECTED  # it needs the quarantine
+    shop.build("prod")
     before = shop.production()
-    show("plan unchanged", shop.plan)
-    show("dev unchanged", ran())
+    unchanged = dict.fromkeys(NAMES, "read from prod (unchanged)")
+    assert shop.plan() == unchanged
+
     shop.change(("* 2)", "* 3)"))
-    show("dev silver", ran())
-    show("rows", lambda: (shop.rows("silver"), shop.rows("totals")))
-    show("prod same", lambda: shop.production() == before)
+    shop.build()
+    built = {
+        "silver": "built here: the query of flow silver changed",
+        "totals": "built here: silver, which it reads, is built here",
+    }
+    assert {text for text in shop.texts if "(unchanged)" in text or "built here" in text} == {
+        f"{name}: {text}" for name, text in {**unchanged, **built}.items()
+    }
+    assert shop.tables() == {"silver", "totals"}
+    assert shop.rows("silver") == [(0, 6), (1, 9)]
+    assert shop.rows("totals") == [(0, 6), (1, 9)]
+    assert shop.exported("dev") == [(0, 6), (1, 9)]
+    assert shop.production() == before
+
     shop.add("1", 5, 6, -7)
     shop.change(("* 3)", "* 2)"))
-    show("prod more", ran("prod"))
+    shop.build("prod")
     shop.change(("* 2)", "* 3)"))
-    show("dev more", ran())
-    show("rows", lambda: (shop.rows("silver"), shop.rows("totals")))
+    before = shop.production()
+    shop.build()  # only new rows of the production table
+    assert shop.rows("silver") == [(0, 6), (0, 18), (1, 9), (1, 15)]
+
     shop.change(("amount > 0", "amount > 2"))
-    show("dev bronze", ran())
-    show("rows", lambda: (shop.rows("bronze"), shop.rows("silver"), shop.rows("rejected"), shop.rows("names")))
-    show("plan moved", lambda: plan_deployment(shop.settings("dev")).changes)
-    show("dev full refresh silver", ran(full_refresh=("silver",)))
-    show("dev again", ran())
-    show("rows", lambda: (shop.rows("silver"), shop.rows("totals"), shop.rows("rejected")))
-    shop.change(("amount > 2", "amount > 0"))
-    show("dev back", ran())
-    show("rows", lambda: (shop.rows("silver"), shop.rows("totals")))
-    show("dev full refresh silver", ran(full_refresh=("silver",)))
-    show("prod full refresh", lambda: (shop.change(("* 3)", "* 2)")), ran("prod", full_refresh=("bronze",))(), shop.change(("* 2)", "* 3)")))
-    show("dev after prod reset", ran())
-    show("refresh deferred", ran(refresh=("bronze",)))
-    show("prod deploys", lambda: ran("prod", full_refresh=("silver",))())
-    show("dev equal", ran())
-    show("dry", lambda: "\n".join(__import__("penstock._plan.explain", fromlist=["x"]).explain_text(*plan_update(shop.settings("dev"), UpdateOptions()))))
-    raise SystemExit
+    result = shop.run()
+    (error,) = result.failures
+    assert error.condition == "SOURCE_TABLE_REPLACED"
+    assert "--full-refresh silver" in str(error)
+    assert shop.rows("silver") == [(0, 6), (0, 18), (1, 9), (1, 15)]
+    assert shop.rows("bronze", "amount") == [(3,), (5,), (6,)]
+    assert shop.rows("rejected") == [(-7,), (-1,), (1,), (2,)]
+    assert shop.rows("names") == [(2,)]
+    shop.build(full_refresh=("silver",))
+    assert shop.rows("silver") == [(0, 18), (1, 9), (1, 15)]
+    assert shop.rows("totals") == [(0, 18), (1, 24)]
+    assert shop.production() == before
+
+
+def test_what_cannot_be_read_or_written_is_refused(shop: Shop):
+    shop.add("0", 1)
+    shop.text = BASE
+    _, plan = plan_update(shop.settings("dev"), UpdateOptions())
+    assert plan.warnings[0].startswith("nothing is deployed at prod")
+    assert len(plan.tables) == 5
+    shop.build("prod")
+    settings = shop.settings("dev")
+    graph, plan = plan_update(settings, UpdateOptions())
+    assert (plan.tables, plan.warnings) == ((), ())
+    assert [step.flow for step in plan.runs] == ["away"]
+    assert all(node.read_from for node in graph.datasets.values() if node.display != "large")
+    lines = explain_text(graph, plan)
+    assert lines[1:3] == ["bronze [streaming table]", "  | read from prod (unchanged)"]
+    assert _condition(lambda: plan_update(settings, UpdateOptions(refresh=("bronze",)))) == (
+        "DATASET_DEFERRED"
+    )
+    before = shop.production()
+    for command in (
+        lambda: replay_quarantine(settings, "bronze"),
+        lambda: maintain_tables(settings, ("bronze",)),
+        lambda: migrate_flow(settings, "silver", MigrationOptions()),
+    ):
+        assert _condition(command) in ("DATASET_DEFERRED", "UNKNOWN_DATASET_SELECTED")
+    assert shop.production() == before
+
+    same = shop.settings("dev", configuration={"shop.out": "prod-out"})
+    _, plan = plan_update(same, UpdateOptions())
+    assert plan.warnings[0].startswith("sink out writes to the same place as at prod")
+
+    placed = f'@dp.materialized_view(path="{shop.root}/placed")\ndef names'
+    shop.change(("@dp.materialized_view\ndef names", placed))
+    assert _condition(lambda: plan_update(shop.settings("dev"), UpdateOptions())) is None
+    shop.build("prod")
+    shop.change(("count(*) AS n", "count(*) AS m"))
+    assert _condition(lambda: plan_update(shop.settings("dev"), UpdateOptions())) == (
+        "TARGETS_SHARE_TABLE"
+    )
+    shop.change(("count(*) AS m", "count(*) AS n"))
+    state = shop.root / "prod" / "state" / "flows" / "silver.json"
+    text = state.read_text()
+    state.write_text(text.replace("{", '{"later": 1,', 1))
+    assert _condition(shop.plan) == "DEFERRED_STORAGE_NOT_READABLE"
+    state.unlink()
+    state.mkdir()  # as without permission
+    assert _condition(shop.plan) == "DEFERRED_STORAGE_NOT_READABLE"
+    state.rmdir()
+    state.write_text(text[:40])  # a crash, where files are not replaced atomically
+    assert "no recorded declaration" in shop.plan()["silver"]
+    assert shop.plan()["bronze"].startswith("read from prod")
+
+
+@pytest.mark.long
+def test_table_that_moves_between_targets_is_not_mixed(shop: Shop):
+    shop.text = BASE
+    shop.add("0", 1, 2, 3)
+    shop.build("prod")
+    shop.change(("amount > 0", "amount > 2"))
+    shop.build()
+    assert shop.tables() >= {"bronze", "silver", "totals", "people", "names"}
+    # Unchanged again: the table of this storage is not read any more.
+    shop.change(("amount > 2", "amount > 0"), ("* 2)", "* 3)"))
+    result = shop.run()
+    assert [error.condition for error in result.failures] == ["SOURCE_TABLE_REPLACED"]
+    shop.build(full_refresh=("silver",))
+    assert shop.rows("silver") == [(0, 6), (1, 9)]
+    # A full refresh in production while this target streams from it.
+    shop.change(("* 3)", "* 2)"))
+    shop.build("prod", full_refresh=("bronze",), refresh=("bronze", "people"))
+    shop.change(("* 2)", "* 3)"))
+    result = shop.run()
+    assert [error.condition for error in result.failures] == ["SOURCE_ROWS_CHANGED"]
+    shop.build(full_refresh=("silver",))
+    assert shop.rows("silver") == [(0, 6), (1, 9)]
+    # What is deployed is read from there.
+    shop.build("prod", full_refresh=("silver",))
+    assert set(shop.plan().values()) == {"read from prod (unchanged)"}
+    # A table that was removed in production, and one that production does not have.
+    shutil.rmtree(shop.root / "prod" / "tables" / "spark_catalog" / "default" / "names")
+    shop.text += REJECTED.replace("bronze_quarantine", "silver").replace("amount", "twice")
+    plan = shop.plan()
+    assert plan.pop("names") == "built here: it is not deployed at prod"
+    assert plan.pop("rejected") == "built here: it is not deployed at prod"
+    shop.build()
+    assert shop.rows("rejected") == [(6,), (9,)]
+
+
+def _condition(action: Callable[[], Any]) -> str | None:
+    try:
+        action()
+    except PenstockError as error:
+        return error.condition
+    return None

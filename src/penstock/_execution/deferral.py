@@ -5,13 +5,14 @@ for it: its recorded declaration, its table and everything upstream of it are as
 Only reads that storage.
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from penstock._execution.declaration import Declaration, declaration_of, stored_declaration
+from penstock._execution.declaration import declaration_of, stored_declaration
 from penstock._execution.declaration_changes import flow_differences
 from penstock._execution.flow_state import StateStore
 from penstock._execution.tables import PipelineTables
@@ -19,6 +20,7 @@ from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode, defer
 from penstock._graph.replacing import replaces_rows
 from penstock._model.dataset import DatasetKind
 from penstock._model.exception_text import first_line
+from penstock._model.name import resolve_name
 from penstock._model.pipeline import Deferral
 from penstock._tables.delta_log import DeltaJvm, file_count
 from penstock._tables.files import StorageFiles
@@ -58,7 +60,7 @@ class _Comparison:
         self._graph = tables.graph
         self._production = production
         self._delta = DeltaJvm(spark)
-        defaults = {"catalog": tables.settings.catalog, "schema": tables.settings.schema}
+        self._defaults = {"catalog": tables.settings.catalog, "schema": tables.settings.schema}
         layout = StorageLayout(production.storage, production.home)
         store = StateStore(StorageFiles(spark), layout.state_dir)
         try:
@@ -81,15 +83,9 @@ class _Comparison:
         }
         self.paths = {
             node.key: layout.table_path(
-                production.deployed_name(node.name, **defaults),
+                production.deployed_name(node.name, **self._defaults),
                 node.declared.path,
             )
-            for node in self._graph.stored()
-        }
-        # A quarantine is read by its name, as a table outside of the pipeline.
-        self._quarantines = {
-            f"delta {tables.quarantine(node).path}": f"delta {self.paths[node.key]}"
-            f"{QUARANTINE_SUFFIX}"
             for node in self._graph.stored()
         }
 
@@ -141,14 +137,12 @@ class _Comparison:
 
     def _upstream(self, node: DatasetNode) -> list[str]:
         keys = {key for name in node.flows for key in self._graph.flows[name].upstream}
-        read = {text for name in node.flows for text in self._external(self._now[name])}
-        for key, path in self.paths.items():
-            if f"delta {path}{QUARANTINE_SUFFIX}" in read:
-                keys.add(key)
-        return [key for key in self._graph.datasets if key in keys - {node.key}]
-
-    def _external(self, declared: Declaration) -> tuple[str, ...]:
-        return tuple(sorted(self._quarantines.get(text, text) for text in declared.external))
+        for text in (text for name in node.flows for text in self._now[name].external):
+            # A quarantine is read by its name, as a table outside of the pipeline.
+            with contextlib.suppress(ValueError):
+                read = resolve_name(text.removeprefix("table "), **self._defaults).key
+                keys.add(read.removesuffix(QUARANTINE_SUFFIX))
+        return [key for key in self.paths if key in keys - {node.key}]
 
     def _reasons(self, node: DatasetNode) -> Iterator[str]:
         """Why a dataset is built here, apart from what is upstream of it."""
@@ -195,7 +189,6 @@ class _Comparison:
         if state is not None and (state.reset_pending or state.migration is not None):
             yield f"a full refresh or migration of flow {name} is unfinished"
         now = self._now[name]
-        now = replace(now, external=self._external(now))
         if before.display == now.display:  # the default schema may be another one
             now = replace(now, target=before.target)
         for difference in flow_differences(name, before, now):

@@ -231,9 +231,9 @@ class DeltaStream(OpenedSource):
                 flow=flow.name,
                 retryable=False,
                 origin=flow.origin,
-                hint=f"--full-refresh {flow.target} reads this table from its start; for a sink, "
-                f"`penstock checkpoint reset {flow.name} --from POSITION`. The table was created "
-                "again; or a target with `defer_to` reads it from another storage than before",
+                hint="the table was created again, or a target with `defer_to` reads it from "
+                f"another storage now: --full-refresh {flow.target} reads it from its start, or, "
+                f"into a sink, `penstock checkpoint reset {flow.name} --from POSITION`",
             )
         return None
 
