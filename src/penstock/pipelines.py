@@ -110,8 +110,8 @@ def run(
         stop_timeout_seconds: How long a graceful stop may take before it is forced.
         arguments: Of the program of a job.
         quiet: Print errors and the final line only.
-        settings: `spec`, `storage`, `configuration`, `pipeline`, `target`, `paths`, `parameters`,
-            `master`, `catalog`, `schema`: win over the settings file.
+        settings: `spec`, `storage`, `configuration`, `pipeline`, `target`, `defer_to`, `paths`,
+            `parameters`, `master`, `catalog`, `schema`: win over the settings file.
 
     Returns:
         How it ended. Failures of flows are in `failures`, they are not raised.

@@ -6,7 +6,7 @@ Only reads that storage.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from py4j.protocol import Py4JError
@@ -45,7 +45,7 @@ def defer_unchanged(
     except (OSError, Py4JError) as error:
         raise _not_readable(production, error) from error
     paths = {key: path for key, path in comparison.paths.items() if key not in built}
-    return deferring(tables.graph, production.name, paths, built, tuple(comparison.warnings(built)))
+    return deferring(tables.graph, production.name, paths, built, tuple(comparison.warnings()))
 
 
 class _Comparison:
@@ -66,12 +66,8 @@ class _Comparison:
         try:
             self._flows = {name: store.flow(name) for name in store.names("flows")}
             views = [store.view(key) for key in store.names("views")]
-            of_views = [stored_declaration(view.deployed) for view in views if view is not None]
-            of_flows = [
-                stored_declaration(state.deployed)
-                for state in self._flows.values()
-                if state is not None
-            ]
+            of_views = [stored_declaration(view.deployed) for view in views if view]
+            of_flows = [stored_declaration(flow.deployed) for flow in self._flows.values() if flow]
         except TypeError as error:  # a field that this version does not know
             raise _not_readable(production, error) from error
         self._views = {each.display: each for each in of_views if each is not None}
@@ -119,7 +115,7 @@ class _Comparison:
                 )
         return built
 
-    def warnings(self, built: Mapping[str, str]) -> Iterator[str]:
+    def warnings(self) -> Iterator[str]:
         """What the user should know before the update starts."""
         name = self._production.name
         if not self._deployed:
