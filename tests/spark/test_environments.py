@@ -245,7 +245,7 @@ def test_table_that_moves_between_targets_is_not_mixed(shop: Shop):
     assert shop.plan()["bronze"] == "read from prod (unchanged)"
     assert [error.condition for error in shop.run().failures] == ["SOURCE_TABLE_REPLACED"]
     shop.build(full_refresh=("silver",), refresh=("totals",))
-    assert shop.rows("totals") == [(0, 24), (1, 27)]
+    assert shop.rows("totals") == [(0, 24), (1, 24)]
     # A full refresh in production while this target streams from it.
     shop.change(("* 3)", "* 2)"))
     shutil.rmtree(shop.root / "prod-out")
@@ -253,7 +253,7 @@ def test_table_that_moves_between_targets_is_not_mixed(shop: Shop):
     shop.change(("* 2)", "* 3)"))
     assert "SOURCE_ROWS_CHANGED" in {error.condition for error in shop.run().failures}
     shop.build(full_refresh=("silver",))
-    assert len(shop.rows("silver")) == 5
+    assert len(shop.rows("silver")) == 4
     # What is deployed is read from there.
     shop.run("prod", full_refresh=("silver",))
     assert set(shop.plan().values()) == {"read from prod (unchanged)"}
