@@ -151,6 +151,7 @@ def test_a_pipeline_is_analysed_when_it_is_shown(name, tmp_path, spark, monkeypa
 
     for secret in ("KAFKA_PASSWORD", "DATABASE_PASSWORD"):
         monkeypatch.setenv(f"PENSTOCK_SECRET_{secret}", "only-a-test")
+    monkeypatch.setenv("PENSTOCK_SECRET_ALERTS_SLACK", "https://hooks.example.org/only-a-test")
     hub = "Endpoint=sb://h.example/;SharedAccessKeyName=a;SharedAccessKey=only-a-test;EntityPath=e"
     monkeypatch.setenv("PENSTOCK_SECRET_EVENTHUBS_CONNECTION", hub)
     project = _project(tmp_path, PIPELINES[name])

@@ -67,6 +67,7 @@ class RunningQuery(QueryWatcher):
         self._on_end = on_end
         self._on_success: Callable[[], None] | None = on_success
         self._write: Callable[[DataFrame, int], BatchReport] | None = None
+        self._close: Callable[[], None] | None = None
         self._explain: Callable[[str, int | None], PenstockError | None] = lambda *_: None
         self._lag: FlowLag | None = None
         self.has_batches = True
@@ -79,8 +80,13 @@ class RunningQuery(QueryWatcher):
         self._ended = False
         self._changed = threading.Condition()
 
-    def writes_batches(self, write: Callable[[DataFrame, int], BatchReport]) -> None:
+    def writes_batches(
+        self,
+        write: Callable[[DataFrame, int], BatchReport],
+        close: Callable[[], None] | None = None,  # when the query has ended
+    ) -> None:
         self._write = write
+        self._close = close
 
     def explains_failures(self, explain: Callable[[str, int | None], PenstockError | None]) -> None:
         """Set the function that explains failures, by their text and the current batch."""
@@ -182,11 +188,11 @@ class RunningQuery(QueryWatcher):
     def terminated(self, error: str | None) -> None:
         if not self._end():
             return
-        if error is None or not self._sources:
+        if self._close is None and (error is None or not self._sources):
             known = self._succeeded() if error is None else None
             self._on_end(FlowEnded(flow=self._flow.name, error=known or self._translate(error)))
             return
-        # A recovery reads files: it must not block the progress of other queries.
+        # A recovery reads files, a sink may send: the progress of other queries must not wait.
         threading.Thread(
             target=self._end_recovered,
             args=(error,),
@@ -194,9 +200,11 @@ class RunningQuery(QueryWatcher):
             daemon=True,
         ).start()
 
-    def _end_recovered(self, error: str) -> None:
+    def _end_recovered(self, error: str | None) -> None:
         try:
-            known = self._recovered(error)
+            if self._close is not None:
+                self._close()
+            known = self._succeeded() if error is None else self._recovered(error)
         except Exception as failed:
             known = flow_error(failed, self._flow, batch_id=self._batch)
         if known is None:

@@ -83,7 +83,7 @@ class SinkWriters:
             raise
         running.explains_failures(lambda text, batch: system.explain(text, flow, batch))
         if isinstance(opened, BatchSink):
-            running.writes_batches(opened.write)
+            running.writes_batches(opened.write, opened.close)
         return stream_writer(opened, df, mode, running.on_batch, has_batches=has_batches)
 
     def _table_path(self, name: str) -> str:

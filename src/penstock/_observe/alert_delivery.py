@@ -3,16 +3,12 @@
 import json
 import logging
 import queue
-import smtplib
-import ssl
 import subprocess
 import threading
-import urllib.request
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from email.message import EmailMessage
 from typing import Any
 
 from penstock._model.alert import AlertSettings, AlertTarget
@@ -20,11 +16,17 @@ from penstock._observe.alerts import OBSERVED, AlertBook
 from penstock._observe.bus import EventBus
 from penstock._observe.codec import details_of
 from penstock._observe.events import AlertProgress, ErrorInfo, Event, EventOrigin
+from penstock._observe.transport import (
+    PAUSES_SECONDS,
+    SLACK_TEXT,
+    TIMEOUT_SECONDS,
+    post_json,
+    send_mail,
+    slack_body,
+    slack_text,
+)
 
 _TICK_SECONDS = 1.0
-_TIMEOUT_SECONDS = 10.0
-_PAUSES_SECONDS = (1.0, 4.0)
-"""Between tries."""
 _DRAIN_SECONDS = 20.0
 
 _logger = logging.getLogger(__name__)
@@ -54,7 +56,7 @@ class Alerts:
         settings: AlertSettings,
         *,
         resolve_secrets: Callable[[str], str] = str,
-        pauses_seconds: tuple[float, ...] = _PAUSES_SECONDS,
+        pauses_seconds: tuple[float, ...] = PAUSES_SECONDS,
         schemas: Mapping[str, str] | None = None,
     ) -> None:
         self._bus = bus
@@ -189,7 +191,7 @@ def deliver(
             target.command,
             input=json.dumps(notice_json(notice)),
             text=True,
-            timeout=_TIMEOUT_SECONDS,
+            timeout=TIMEOUT_SECONDS,
             check=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -207,60 +209,20 @@ def notice_json(notice: AlertProgress) -> dict[str, Any]:
 def slack_form(notice: AlertProgress) -> dict[str, Any]:
     sign = ":rotating_light:" if notice.state == "firing" else ":white_check_mark:"
     text = f"{sign} *{notice.pipeline}*: {notice.alert} is {notice.state}"
-    # Slack reads three characters as markup.
-    safe = notice.message.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return {
-        "text": f"{text}: {safe}",
-        "blocks": [
-            {"type": "section", "text": {"type": "mrkdwn", "text": f"{text}\n{safe}"[:2900]}}
-        ],
-    }
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects: the alert goes to the configured URL only."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
+    safe = slack_text(notice.message)
+    return slack_body(f"{text}: {safe}", f"{text}\n{safe}"[:SLACK_TEXT])
 
 
 def _post(target: AlertTarget, notice: AlertProgress, resolve: Callable[[str], str]) -> None:
-    url = resolve(target.webhook)
-    if not url.startswith(("https://", "http://")):
-        raise ValueError("the webhook is not an http or https URL")
     body = slack_form(notice) if target.slack else notice_json(notice)
     headers = {key: resolve(value) for key, value in target.headers.items()}
-    request = urllib.request.Request(  # noqa: S310 - the scheme was checked
-        url,
-        data=json.dumps(body).encode(),
-        headers={"Content-Type": "application/json", **headers},
-        method="POST",
-    )
-    opener = urllib.request.build_opener(_NoRedirect)
-    with opener.open(request, timeout=_TIMEOUT_SECONDS) as answer:
-        answer.read(1024)
+    post_json(resolve(target.webhook), body, headers)
 
 
 def _mail(target: AlertTarget, notice: AlertProgress, resolve: Callable[[str], str]) -> None:
-    settings = {key: resolve(value) for key, value in target.mail.items()}
-    message = EmailMessage()
-    message["Subject"] = f"[{notice.pipeline}] {notice.alert} is {notice.state}"
-    message["From"] = settings.get("from", "penstock@localhost")
-    message["To"] = ", ".join(target.mail_to)
-    message.set_content(
-        f"{notice.message}\n\n{json.dumps(notice_json(notice), indent=2, ensure_ascii=False)}\n"
+    send_mail(
+        {key: resolve(value) for key, value in target.mail.items()},
+        target.mail_to,
+        f"[{notice.pipeline}] {notice.alert} is {notice.state}",
+        f"{notice.message}\n\n{json.dumps(notice_json(notice), indent=2, ensure_ascii=False)}\n",
     )
-    host, tls = settings.get("host", "localhost"), settings.get("tls", "starttls")
-    port = int(settings.get("port", {"ssl": 465, "starttls": 587}.get(tls, 25)))
-    # Without a context, smtplib does not verify certificates and the password could be intercepted.
-    context = ssl.create_default_context()
-    with (
-        smtplib.SMTP_SSL(host, port, timeout=_TIMEOUT_SECONDS, context=context)
-        if tls == "ssl"
-        else smtplib.SMTP(host, port, timeout=_TIMEOUT_SECONDS)
-    ) as server:
-        if tls == "starttls":
-            server.starttls(context=context)
-        if settings.get("user"):
-            server.login(settings["user"], settings.get("password", ""))
-        server.send_message(message)

@@ -128,6 +128,9 @@ class BatchSink(OpenedSink, ABC):
             PenstockError: It failed; `retryable` says whether another start can help.
         """
 
+    def close(self) -> None:  # most writers keep nothing open
+        """The query has ended, whatever the reason; called once, on a thread of its own."""
+
 
 class Sink(ABC):
     """A system, by the names of its formats. One object per process, without state.

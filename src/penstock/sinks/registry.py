@@ -10,6 +10,7 @@ from penstock.sinks.files import FileSink
 from penstock.sinks.function import ForeachSink, FunctionSink
 from penstock.sinks.jdbc.writer import JdbcSink
 from penstock.sinks.kafka import KafkaSink
+from penstock.sinks.notification.sink import MailSink, WebhookSink
 from penstock.sinks.spark import ConsoleSink, MemorySink, NoopSink, SparkSink
 
 GROUP = "penstock.sinks"
@@ -23,6 +24,8 @@ _BUILT_IN: tuple[Sink, ...] = (
     JdbcSink(),
     FunctionSink(),
     ForeachSink(),
+    WebhookSink(),
+    MailSink(),
     ConsoleSink(),
     NoopSink(),
     MemorySink(),

@@ -1,7 +1,6 @@
 """Alerts: which fire and are resolved, whom they reach, and what happens where nobody listens."""
 
 import contextlib
-import http.server
 import json
 import shutil
 import socket
@@ -25,6 +24,7 @@ from made_events import (
     stream_progress,
     update_progress,
 )
+from message_receivers import Receiver, mail_server
 
 from penstock._model.alert import AlertKind, AlertRule, AlertSettings, AlertTarget
 from penstock._model.redaction import forget_secrets, remember_secret
@@ -273,38 +273,11 @@ def test_a_failure_is_told_with_its_way_out():
 # -- delivery -----------------------------------------------------------------------------------
 
 
-class Receiver:
-    """A server on this machine that remembers what it was sent."""
-
-    def __init__(self) -> None:
-        self.requests: list[tuple[str, dict[str, str], Any]] = []
-        self.answers: list[int] = []
-        outer = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                outer.requests.append((self.path, dict(self.headers), json.loads(body)))
-                self.send_response(outer.answers.pop(0) if outer.answers else 200)
-                self.send_header("Location", "/elsewhere")
-                self.end_headers()
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
-        self.thread.start()
-
-
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
     made = Receiver()
     yield made
-    made.server.shutdown()
-    made.server.server_close()
-    made.thread.join()
+    made.close()
 
 
 def deliver(targets: list[AlertTarget], **more: Any) -> list[Event]:
@@ -450,27 +423,13 @@ def test_a_command_gets_json_on_its_input(tmp_path: Path):
 
 
 def test_mail_is_sent():
-    lines: list[str] = []
-
-    class Server(socketserver.StreamRequestHandler):
-        def handle(self) -> None:
-            self.wfile.write(b"220 here\r\n")
-            while line := self.rfile.readline().decode().rstrip("\r\n"):
-                lines.append(line)
-                if line.upper() == "DATA":
-                    self.wfile.write(b"354 go on\r\n")
-                    while (line := self.rfile.readline().decode().rstrip("\r\n")) != ".":
-                        lines.append(line)
-                self.wfile.write(b"250 ok\r\n" if line.upper() != "QUIT" else b"221 bye\r\n")
-
-    with socketserver.TCPServer(("127.0.0.1", 0), Server) as server:
-        threading.Thread(target=server.handle_request, daemon=True).start()
-        port = str(server.server_address[1])
-        mail = {"host": "127.0.0.1", "port": port, "tls": "none", "from": "penstock@example.org"}
+    with mail_server() as server:
+        sender = "penstock@example.org"
+        mail = {"host": "127.0.0.1", "port": server.port, "tls": "none", "from": sender}
         (event,) = deliver([AlertTarget(mail_to=("ops@example.org",), mail=mail)])
     assert event.error is None
-    assert "Subject: [shop] lag is firing" in lines
-    assert any(line.startswith("rcpt TO:<ops@example.org>") for line in lines)
+    assert "Subject: [shop] lag is firing" in server.lines
+    assert any(line.startswith("rcpt TO:<ops@example.org>") for line in server.lines)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="nothing makes a certificate")

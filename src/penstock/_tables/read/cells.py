@@ -23,6 +23,12 @@ def cells_of(values: Mapping[str, Any]) -> list[str | None]:
     return [_cell(value) for value in masked_values(plain).values()]
 
 
+def shown_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a row for JSON: numbers stay numbers, nested values become JSON text."""
+    plain = masked_values({name: _plain(value, 0) for name, value in values.items()})
+    return {n: v if isinstance(v, bool | int | float) else _cell(v) for n, v in plain.items()}
+
+
 def _plain(value: Any, depth: int) -> Any:
     match value:
         case None | bool():

@@ -1,0 +1,1 @@
+"""Rows in messages to a webhook or by mail."""
