@@ -256,7 +256,7 @@ def to_people():
 """
     )
     for number in range(3):
-        project.add(f"{number}.json", [{"id": n, "amount": 77} for n in range(number + 2)])
+        project.add(f"{number}.json", [{"id": n, "amount": 77} for n in range(2)])
     receiver.answers = [404]
     failures = project.run().failures
     assert [failure.condition for failure in failures] == ["SINK_UNAVAILABLE"]
@@ -266,7 +266,7 @@ def to_people():
     assert [body["row_count"] for body in bodies] == [2, 2, 0]
     assert bodies[0]["idempotency_key"] == bodies[1]["idempotency_key"]
     assert bodies[1]["rows"] == [{"id": 0, "amount": "***", "ts": None}]
-    assert (bodies[2]["sink"], bodies[2]["earlier_rows"]) == ("alerts", 7)
+    assert (bodies[2]["sink"], bodies[2]["earlier_rows"]) == ("alerts", 4)
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert not [text for text in written if b"hidden-path" in text]
 
@@ -285,7 +285,7 @@ def to_people():
 """
     )
     for number in range(3):
-        project.add(f"{number}.json", [{"id": n} for n in range(number + 1)])
+        project.add(f"{number}.json", [{"id": number}])
     killed = PipelineProcess(tmp_path)
     receiver.on_request = killed.kill_group  # before the response
     assert killed.wait(120) == -signal.SIGKILL
@@ -298,10 +298,9 @@ def to_people():
     last = PipelineProcess(tmp_path)
     assert last.wait(120) == 0, last.output
     bodies = [body for _, _, body in receiver.requests]
-    assert [(body["batch_id"], body["row_count"]) for body in bodies] == [
-        *((0, 1), (0, 1), (1, 2), (2, 3)),
-    ]
-    assert len({body["idempotency_key"] for body in bodies}) == 3
+    assert [body["batch_id"] for body in bodies] == [0, 0, 1, 2]
+    rows = {body["idempotency_key"]: body["rows"][0]["id"] for body in bodies}
+    assert sorted(rows.values()) == [0, 1, 2]
 
 
 @pytest.mark.long

@@ -269,6 +269,7 @@ class _Run:
             except PlanError as error:
                 error.hint = f"{error.hint}; --no-undo restores without a way back"
                 raise
+            self._on_step("undo saved")
         epochs = {flow.flow: uuid.uuid4().hex for flow in self._savepoint.flows}
         begun = _Restore(savepoint=self._savepoint.name, undo=undo, epochs=epochs)
         self._journal.save(asdict(begun))
@@ -292,6 +293,7 @@ class _Run:
                 fenced = FencedTable(self._delta, ref, app_id)
                 result = CommitResult(flow=flow.flow, app_id=app_id, batch_id=number, version=None)
                 fenced.commit(fenced.begin(number), [], number, result, complete=False)
+                self._on_step(f"numbered {flow.flow} in {table.name}")
         begun.versions[table.path] = self._delta.version(table.path)
         self._journal.save(asdict(begun))
         self._on_step(f"recorded {table.name}")
@@ -310,6 +312,7 @@ class _Run:
             self._replace(f"{checkpoint}/metadata", json.dumps({"id": str(uuid.uuid4())}))
             self._move_offsets(checkpoint, starts)
         self._files.copy_tree(f"{folder}/files", self._layout.source_files(flow.flow, epoch))
+        self._on_step(f"copied {flow.flow}")
         saved = state_of(flow.state)
         # `starts` are for a first batch, which would be planned with the versions of the past.
         self._pipeline.state.save_flow(flow.flow, replace(saved, epoch=epoch, starts={}))
