@@ -1,4 +1,4 @@
-"""PostgreSQL keeps the promises of all connectors."""
+"""PostgreSQL and MariaDB keep the promises of all connectors."""
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from database_server import PASSWORD, USER, DatabaseServer
 from database_tables import Tables
-from postgres_server import PASSWORD, USER, PostgresServer
 
 from penstock.sinks.jdbc.writer import JdbcSink
 from penstock.sources.jdbc.source import JdbcSource
@@ -18,9 +18,9 @@ class InDatabase:
     """A table of its own for each test."""
 
     @pytest.fixture(autouse=True)
-    def _connect(self, postgres_server: PostgresServer, tables: Tables) -> None:
+    def _connect(self, server: DatabaseServer, tables: Tables) -> None:
         self.tables, self.table = tables, f"suite_{uuid.uuid4().hex[:8]}"
-        self.connection = {"url": postgres_server.url, "user": USER, "password": PASSWORD}
+        self.connection = {"url": server.url, "user": USER, "password": PASSWORD}
 
 
 class TestAppendingSink(InDatabase, SinkSuite):
@@ -50,6 +50,12 @@ class TestUpsertingSink(TestAppendingSink):
 
     def options(self, folder: Path) -> Mapping[str, str]:
         return {**super().options(folder), "mode": "upsert", "keys": "id"}
+
+
+class TestUpsertingSinkOnMariaDb(TestUpsertingSink):
+    @pytest.fixture
+    def server(self, mariadb_server: DatabaseServer) -> DatabaseServer:
+        return mariadb_server
 
 
 class TestSource(InDatabase, SourceSuite):
