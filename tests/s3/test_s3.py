@@ -11,8 +11,14 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from botocore.session import Session
 from s3_double import BUCKET, CREDENTIALS, FaultyProxy, S3Double, settings_of
 from store_project import SOURCE, STORAGE, StoreSession, check_tables, penstock, write_settings
+
+from penstock._formats.options import QueueOptions
+from penstock.errors import ConnectorError
+from penstock.sources.files import queue
+from penstock.sources.files.queue import FileQueue, QueueUnreachable
 
 pytestmark = [pytest.mark.spark, pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -103,6 +109,148 @@ def test_commands_read_and_repair_what_is_on_s3(server: S3Double, tmp_path: Path
     assert "COMPLETED" in penstock(tmp_path, "run", "--full-refresh", "gold")
     gold = json.loads(penstock(tmp_path, "preview", "gold", "--output", "json"))
     assert sum(int(row["s"]) for row in gold) == sum(range(100))
+
+
+NOTIFIED = """
+import penstock as dp
+
+
+@dp.table
+def bronze():
+    reader = spark.readStream.format("cloudFiles").schema("id BIGINT")
+    return reader.options(**{options}).load("s3a://{bucket}/in")
+"""
+
+
+class Landing:
+    """A bucket of the server; it sends its events to a queue from `announce` on, as S3 does."""
+
+    def __init__(self, server: S3Double, name: str) -> None:
+        session = Session()
+        session.set_credentials(*CREDENTIALS.values())
+        endpoint = {"endpoint_url": f"http://127.0.0.1:{server.port}", "region_name": "us-east-1"}
+        self.s3 = session.create_client("s3", **endpoint)
+        self.sqs = session.create_client("sqs", **endpoint)
+        self.name, self.ids = name, itertools.count()
+        self.s3.create_bucket(Bucket=name)
+        hidden = {"VisibilityTimeout": "1"}
+        self.url = self.sqs.create_queue(QueueName=name, Attributes=hidden)["QueueUrl"]
+
+    def announce(self, *events: str) -> None:
+        arn = f"arn:aws:sqs:us-east-1:123456789012:{self.name}"
+        queues = [{"QueueArn": arn, "Events": list(events)}] if events else []
+        self.s3.put_bucket_notification_configuration(
+            Bucket=self.name, NotificationConfiguration={"QueueConfigurations": queues}
+        )
+
+    def put(self, key: str) -> int:
+        number = next(self.ids)
+        self.s3.put_object(Bucket=self.name, Key=key, Body=json.dumps({"id": number}).encode())
+        return number
+
+    def send(self, body: Any) -> None:
+        text = body if isinstance(body, str) else json.dumps(body)
+        self.sqs.send_message(QueueUrl=self.url, MessageBody=text)
+
+    def messages(self) -> int:
+        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+        found = self.sqs.get_queue_attributes(QueueUrl=self.url, AttributeNames=names)
+        return sum(int(count) for count in found["Attributes"].values())
+
+    def keys(self) -> set[str]:
+        listed = self.s3.list_objects_v2(Bucket=self.name).get("Contents", ())
+        return {entry["Key"] for entry in listed}
+
+
+def test_files_that_the_bucket_announces_are_read_once(
+    server: S3Double, session: StoreSession, tmp_path: Path
+) -> None:
+    landing, storage = Landing(server, "landing"), f"{STORAGE}-notified"
+    write_settings(tmp_path, storage, settings_of(server.port))
+
+    def run(**more: str) -> list[int]:
+        options = {"useNotifications": "true", "queueUrl": landing.url, **more}
+        options = {f"cloudFiles.{k}": v for k, v in {"format": "json", **options}.items()}
+        text = NOTIFIED.format(options=options, bucket="landing")
+        (tmp_path / "shop.py").write_text(text, encoding="utf-8")
+        assert "COMPLETED" in session.penstock(tmp_path, "run")
+        return sorted(row["id"] for row in session("read", storage)["bronze"])
+
+    expected = [landing.put("in/before.json")]
+    landing.announce("s3:ObjectCreated:*", "s3:ObjectRemoved:*")
+    expected += [landing.put(key) for key in ("in/a b+ü%41.json", "in/k=1/b.json", "in/c.json")]
+    for key in ("elsewhere/x.json", "in/_hidden.json", "in/gone.json"):
+        landing.put(key)
+    landing.s3.delete_object(Bucket="landing", Key="in/gone.json")
+    landing.send("no event")
+    detail = {"bucket": {"name": "landing"}, "object": {"key": "in/c.json", "size": 1}}
+    bridge = {"source": "aws.s3", "detail-type": "Object Created", "detail": detail}
+    landing.send({**bridge, "time": "2026-11-26T10:00:00Z"})
+    assert landing.messages() >= 8
+    assert run() == expected
+    assert landing.messages() == 1
+
+    expected.append(landing.put("in/announced.json"))
+    assert run(fetchParallelism="3") == expected
+    listed = [landing.put("in/listed.json")]
+    assert run(useNotifications="false") == expected + listed
+    landing.announce()
+    missed = [landing.put("in/missed.json")]
+    # A switch back begins with a listing; after that, only a backfill has what is not announced.
+    assert run() == expected + listed + missed
+    late = [landing.put("in/late.json")]
+    assert run(backfillInterval="1 day") == expected + listed + missed
+    expected += listed + missed + late
+    assert run(backfillInterval="1 ms") == expected
+    assert run() == expected
+
+    cleaning = {"cleanSource": "DELETE", "cleanSource.retentionDuration": "0 days"}
+    for _ in range(4):
+        assert run(**cleaning) == expected
+        if len(landing.keys()) == 2:
+            break
+    assert landing.keys() == {"elsewhere/x.json", "in/_hidden.json"}
+
+
+def test_a_queue_that_cannot_be_read_is_an_error_with_a_hint(server: S3Double) -> None:
+    def receive(url: str) -> None:
+        key, secret = CREDENTIALS.values()
+        options = QueueOptions(
+            url=url, receivers=1, region="us-east-1", access_key=key, secret_key=secret
+        )
+        FileQueue(options).receive(0)
+
+    with pytest.raises(ConnectorError) as refused:
+        receive(f"http://127.0.0.1:{server.port}/123456789012/missing")
+    assert refused.value.condition == "FILE_QUEUE_REFUSED"
+    assert "queueUrl" in str(refused.value)
+    with mock.patch.object(queue, "_ATTEMPTS", 1), pytest.raises(QueueUnreachable, match="9"):
+        receive("http://127.0.0.1:9/123456789012/missing")
+
+
+@pytest.mark.long  # each command starts Spark
+def test_announced_files_survive_a_kill_at_each_step(server: S3Double, tmp_path: Path) -> None:
+    landing, storage = Landing(server, "killed"), f"{STORAGE}-killed"
+    write_settings(tmp_path, storage, settings_of(server.port))
+    options = {"format": "json", "useNotifications": "true", "queueUrl": landing.url}
+    options = {f"cloudFiles.{name}": value for name, value in options.items()}
+    text = NOTIFIED.format(options=options, bucket="killed")
+    (tmp_path / "shop.py").write_text(text, encoding="utf-8")
+    landing.announce("s3:ObjectCreated:*")
+    steps = (
+        "after_announcement:bronze:None",
+        "before_write:bronze:0",
+        "after_target_commit:bronze:0",
+    )
+    for step in steps:
+        for number in range(3):
+            landing.put(f"in/{step[:9]}{number}.json")
+        penstock(tmp_path, "run", kill_at=step)
+    landing.put("in/last.json")
+    assert "COMPLETED" in penstock(tmp_path, "run")
+    rows = json.loads(penstock(tmp_path, "preview", "bronze", "-n", "500", "--output", "json"))
+    assert sorted(int(row["id"]) for row in rows) == list(range(10))
+    assert landing.messages() == 0
 
 
 REPAIRED = """

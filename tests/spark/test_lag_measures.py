@@ -13,7 +13,7 @@ from penstock import monitoring
 from penstock._runtime.update import UpdateResult
 from penstock.sources.delta import source as delta_source
 from penstock.sources.delta.source import PendingVersions
-from penstock.sources.files.source import PendingFiles
+from penstock.sources.files.lag import PendingFiles
 
 
 def run_one_batch(df: Any, checkpoint: Path) -> Any:

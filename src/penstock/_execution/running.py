@@ -107,6 +107,9 @@ class RunningQuery(QueryWatcher):
         """Set the Spark query, once it has started."""
         with self._changed:
             self._query = query
+            if not self._ended:
+                for source in self._sources:
+                    source.started(self._checkpoint, self._sources)
             self._changed.notify_all()
 
     def execution(self) -> Any:
@@ -232,6 +235,8 @@ class RunningQuery(QueryWatcher):
             if self._ended:
                 return False
             self._ended = True
+            for source in self._sources:
+                source.ended()
             self._changed.notify_all()
         if self._lag is not None:
             self._lag.ended()

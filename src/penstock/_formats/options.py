@@ -4,10 +4,13 @@ Options may have the prefix `cloudFiles.`; with it, an unknown option is an erro
 """
 
 import difflib
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from urllib.parse import urlsplit
 
+from penstock._model.duration import parse_seconds
 from penstock.errors import ConnectorError
 
 FORMATS = ("json", "csv", "xml", "parquet", "avro", "orc", "text", "binaryFile")
@@ -16,6 +19,7 @@ COLUMNAR = frozenset({"parquet", "avro", "orc"})
 
 _PREFIX = "cloudfiles."
 _FOREVER = "36500d"
+_SQS_HOST = re.compile(r"(?:sqs\.)?([a-z]+(?:-[a-z]+)+-\d)\..*")
 
 # Options of Auto Loader itself; the rest belongs to the format.
 _OWN = (
@@ -23,17 +27,16 @@ _OWN = (
     "readerCaseSensitive maxFilesPerTrigger maxBytesPerTrigger includeExistingFiles "
     "allowOverwrites maxFileAge cleanSource cleanSource.retentionDuration "
     "cleanSource.moveDestination partitionColumns ignoreCorruptFiles ignoreMissingFiles "
-    "pathGlobFilter recursiveFileLookup modifiedAfter modifiedBefore"
+    "pathGlobFilter recursiveFileLookup modifiedAfter modifiedBefore useNotifications queueUrl "
+    "region fetchParallelism backfillInterval awsAccessKey awsSecretKey awsSessionToken roleArn "
+    "roleExternalId roleSessionName stsEndpoint"
 )
-# Files are found by listing: options of notifications, of the queues and accounts behind them, and
-# of listing in parts change nothing.
+# Options of queues that are not Amazon's, of their setup, and of listing in parts change nothing.
 _WITHOUT_EFFECT = (
-    "backfillInterval fetchParallelism listOnStart pathRewrites resourceTag "
-    "useIncrementalListing useManagedFileEvents useNotifications useStrictGlobber "
-    "validateOptions awsAccessKey awsSecretKey clientEmail clientId clientSecret "
+    "listOnStart pathRewrites resourceTag useIncrementalListing useManagedFileEvents "
+    "useStrictGlobber validateOptions clientEmail clientId clientSecret "
     "connectionString databricks.serviceCredential privateKey privateKeyId projectId queueName "
-    "queueUrl region resourceGroup roleArn roleExternalId roleSessionName stsEndpoint "
-    "subscription subscriptionId tenantId"
+    "resourceGroup subscription subscriptionId tenantId"
 )
 _KNOWN = {name.lower(): name for name in f"{_OWN} {_WITHOUT_EFFECT}".split()}
 _IGNORED_PREFIXES = ("resourcetag.", "client.")
@@ -63,6 +66,30 @@ class ParseMode(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cleaning:
+    """What becomes of files that were read; without a `destination`, they are deleted."""
+
+    retention_seconds: float
+    destination: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueOptions:
+    """A queue of Amazon SQS with the events of a bucket; credentials as for `sources.aws`."""
+
+    url: str
+    receivers: int
+    region: str | None = None
+    access_key: str | None = field(default=None, repr=False)
+    secret_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    role_arn: str | None = None
+    role_external_id: str | None = field(default=None, repr=False)
+    role_session_name: str = "penstock"
+    sts_endpoint: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class FileOptions:
     """Checked options of a stream of files: `source` for Spark's source, `parse` for the format.
 
@@ -85,6 +112,10 @@ class FileOptions:
     quarantine_corrupt: bool
     modified_after: str | None
     modified_before: str | None
+    cleaning: Cleaning | None
+    use_notifications: bool
+    queue: QueueOptions | None
+    backfill_seconds: float | None
     source: Mapping[str, str]
     parse: Mapping[str, str]
 
@@ -118,7 +149,6 @@ def file_options(options: Mapping[str, str], *, has_schema: bool, streaming: boo
     if not has_schema and own.get("format", "").strip().lower() == "csv":
         # Who lets columns be inferred has them named in the files, unless he says otherwise.
         parse = {"header": "true", **parse} if "header" not in _folded(parse) else parse
-    _refuse_unsupported(own)
     file_format = own.get("format", "").strip()
     if file_format and file_format.lower() not in {name.lower() for name in FORMATS}:
         raise _invalid("format", file_format, "one of " + ", ".join(FORMATS), FORMATS)
@@ -142,6 +172,10 @@ def file_options(options: Mapping[str, str], *, has_schema: bool, streaming: boo
         quarantine_corrupt=_flag(own, "ignoreCorruptFiles", default=True),
         modified_after=own.get("modifiedafter") or None,
         modified_before=own.get("modifiedbefore") or None,
+        cleaning=_cleaning(own) if streaming else None,
+        use_notifications=_flag(own, "useNotifications") and streaming,
+        queue=_queue(own),
+        backfill_seconds=_seconds(own, "backfillInterval", "") or None,
         source=_source_options(own, streaming=streaming),
         parse=parse,
     )
@@ -172,26 +206,55 @@ def _split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     return own, parse
 
 
-def _refuse_unsupported(own: Mapping[str, str]) -> None:
-    clean = own.get("cleansource", "OFF").upper()
-    if clean not in ("OFF", "MOVE", "DELETE"):
-        raise _invalid("cleanSource", clean, "OFF, MOVE or DELETE", ("OFF", "MOVE", "DELETE"))
-    if clean == "OFF":
-        return
-    kept = own.get("cleansource.retentionduration", "").split()
-    if not kept or kept[0].strip("'\"") not in ("0", "0s", "0d"):
-        raise ConnectorError(
-            "AUTOLOADER_OPTION_INVALID",
-            f"cloudFiles.cleanSource={clean} is supported without retention only: Spark cleans up "
-            "right after the files were read",
-            hint="set cloudFiles.cleanSource.retentionDuration to '0 days', or clean the folder "
-            "with a job of your own",
-        )
-    if clean == "MOVE" and not own.get("cleansource.movedestination"):
+def _cleaning(own: Mapping[str, str]) -> Cleaning | None:
+    kind = own.get("cleansource", "OFF").upper()
+    if kind not in ("OFF", "MOVE", "DELETE"):
+        raise _invalid("cleanSource", kind, "OFF, MOVE or DELETE", ("OFF", "MOVE", "DELETE"))
+    if kind == "OFF":
+        return None
+    retention = _seconds(own, "cleanSource.retentionDuration", "30 days")
+    destination = own.get("cleansource.movedestination", "").strip()
+    if kind == "MOVE" and not destination:
         raise ConnectorError(
             "AUTOLOADER_OPTION_INVALID",
             "cloudFiles.cleanSource=MOVE needs cloudFiles.cleanSource.moveDestination",
+            hint="name a folder outside of the source, on the same file system",
         )
+    return Cleaning(
+        retention_seconds=retention, destination=destination if kind == "MOVE" else None
+    )
+
+
+def _queue(own: Mapping[str, str]) -> QueueOptions | None:
+    url = own.get("queueurl", "").strip()
+    if not url:
+        return None
+    parts = urlsplit(url)
+    if parts.scheme not in ("https", "http") or not parts.netloc or not parts.path.strip("/"):
+        raise _invalid(
+            "queueUrl", url, "as https://sqs.eu-central-1.amazonaws.com/<account>/<name>"
+        )
+    by_host = _SQS_HOST.fullmatch(parts.hostname or "")
+    return QueueOptions(
+        url=url,
+        receivers=int(_count(own.get("fetchparallelism", "1"), "fetchParallelism")),
+        region=own.get("region") or (by_host[1] if by_host else None),
+        access_key=own.get("awsaccesskey") or None,
+        secret_key=own.get("awssecretkey") or None,
+        session_token=own.get("awssessiontoken") or None,
+        role_arn=own.get("rolearn") or None,
+        role_external_id=own.get("roleexternalid") or None,
+        role_session_name=own.get("rolesessionname") or "penstock",
+        sts_endpoint=own.get("stsendpoint") or None,
+    )
+
+
+def _seconds(own: Mapping[str, str], name: str, default: str) -> float:
+    text = own.get(name.lower()) or default
+    seconds = 0.0 if text.strip().strip("'\"") in ("", "0") else parse_seconds(text)
+    if seconds is None:
+        raise _invalid(name, text, "a number and a unit, such as '30 days'")
+    return seconds
 
 
 def _evolution(own: Mapping[str, str], *, has_schema: bool, streaming: bool) -> Evolution:
@@ -239,13 +302,9 @@ def _source_options(own: Mapping[str, str], *, streaming: bool) -> dict[str, str
         # Spark takes one of the two limits.
         source["maxBytesPerTrigger"] = _bytes(own["maxbytespertrigger"])
     else:
-        source["maxFilesPerTrigger"] = _count(own.get("maxfilespertrigger", "1000"))
-    clean = own.get("cleansource", "OFF").upper()
-    if clean == "DELETE":
-        source["cleanSource"] = "delete"
-    elif clean == "MOVE":
-        source["cleanSource"] = "archive"
-        source["sourceArchiveDir"] = own["cleansource.movedestination"]
+        source["maxFilesPerTrigger"] = _count(
+            own.get("maxfilespertrigger", "1000"), "maxFilesPerTrigger"
+        )
     return source
 
 
@@ -262,9 +321,9 @@ def _bytes(text: str) -> str:
     return str(int(digits) * _UNITS[unit])
 
 
-def _count(text: str) -> str:
+def _count(text: str, name: str) -> str:
     if not text.strip().isdigit() or int(text) == 0:
-        raise _invalid("maxFilesPerTrigger", text, "a positive whole number")
+        raise _invalid(name, text, "a positive whole number")
     return text.strip()
 
 

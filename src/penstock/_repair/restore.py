@@ -40,6 +40,7 @@ from penstock._tables.layout import DECISION_FILE, NOTE_FILE, TableRef
 from penstock._tables.write.create import reset_table
 from penstock._tables.write.fenced import FencedTable, last_number
 from penstock.errors import PlanError
+from penstock.sources.files.opening import LISTED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,8 +312,12 @@ class _Run:
             # Spark's id of the query, which a copy must not share.
             self._replace(f"{checkpoint}/metadata", json.dumps({"id": str(uuid.uuid4())}))
             self._move_offsets(checkpoint, starts)
-        self._files.copy_tree(f"{folder}/files", self._layout.source_files(flow.flow, epoch))
-        self._on_step(f"copied {flow.flow}")
+            files = self._layout.source_files(flow.flow, epoch)
+            self._files.copy_tree(f"{folder}/files", files)
+            for source in self._files.names(files):
+                # Messages about files that are read again were deleted: the next start lists.
+                self._files.delete_tree(f"{files}/{source}/{LISTED}.json")
+            self._on_step(f"copied {flow.flow}")
         saved = state_of(flow.state)
         # `starts` are for a first batch, which would be planned with the versions of the past.
         self._pipeline.state.save_flow(flow.flow, replace(saved, epoch=epoch, starts={}))

@@ -275,6 +275,12 @@ class OpenedSource:
         """
         return None
 
+    def started(self, checkpoint: str, siblings: Sequence["OpenedSource"]) -> None:
+        """Start what runs beside the query, on threads of its own; arguments as before."""
+
+    def ended(self) -> None:
+        """Stop it, without waiting; only after `started`, maybe more than once."""
+
     def check_batch(self, checkpoint: str, batch_id: int) -> None:
         """Look at a planned batch before it is written; raises to refuse it."""
 

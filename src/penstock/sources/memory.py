@@ -15,6 +15,10 @@ from penstock._tables.files import StorageFiles
 class SourceMemory(Protocol):
     """Versions of one source's schema, and notes about it. One writer at a time."""
 
+    @property
+    def folder(self) -> str | None:
+        """Where the source can have files of its own; `None` if nothing may be written."""
+
     def load(self) -> list[StructType]:
         """All versions, oldest first; empty before the first start."""
 
@@ -39,7 +43,7 @@ class FolderMemory:
         self, files: StorageFiles, folder: str, *, seed: "PassingMemory | None" = None
     ) -> None:
         self._files = files
-        self._folder = folder.rstrip("/")
+        self.folder = folder.rstrip("/")
         self._seed = seed
 
     def load(self) -> list[StructType]:
@@ -58,21 +62,23 @@ class FolderMemory:
         while self._read(number) is not None:
             number += 1
         body = {"version": 1, "schema": schema.jsonValue()}
-        self._files.write(f"{self._folder}/_schemas/{number}", json.dumps(body, indent=1))
+        self._files.write(f"{self.folder}/_schemas/{number}", json.dumps(body, indent=1))
 
     def note(self, name: str) -> Any:
-        return _parsed(self._files.read(f"{self._folder}/{name}.json"))
+        return _parsed(self._files.read(f"{self.folder}/{name}.json"))
 
     def save_note(self, name: str, value: Any) -> None:
-        self._files.write(f"{self._folder}/{name}.json", json.dumps(value, indent=1))
+        self._files.write(f"{self.folder}/{name}.json", json.dumps(value, indent=1))
 
     def _read(self, number: int) -> StructType | None:
-        body = _parsed(self._files.read(f"{self._folder}/_schemas/{number}"))
+        body = _parsed(self._files.read(f"{self.folder}/_schemas/{number}"))
         return None if body is None else StructType.fromJson(body["schema"])
 
 
 class PassingMemory:
     """Keeps everything in memory; reads what a persisted store has, and never writes to it."""
+
+    folder = None
 
     def __init__(self, persisted: SourceMemory | None = None) -> None:
         self._persisted = persisted

@@ -1,6 +1,6 @@
 import pytest
 
-from penstock._formats.options import Evolution, FileOptions, ParseMode, file_options
+from penstock._formats.options import Cleaning, Evolution, FileOptions, ParseMode, file_options
 from penstock.errors import ConnectorError
 
 
@@ -63,18 +63,14 @@ def test_unknown_names_go_to_the_format_when_they_have_no_prefix():
 @pytest.mark.parametrize(
     "name",
     [
-        "useNotifications",
         "useManagedFileEvents",
         "useIncrementalListing",
-        "backfillInterval",
-        "fetchParallelism",
         "resourceTag.team",
         "validateOptions",
-        "queueUrl",
         "connectionString",
     ],
 )
-def test_options_of_notifications_are_taken_without_effect_when_given(name):
+def test_options_of_other_platforms_are_taken_without_effect_when_given(name):
     assert options({"cloudFiles.format": "json", f"cloudFiles.{name}": "true"}) == options(
         {"cloudFiles.format": "json"}
     )
@@ -112,8 +108,13 @@ def test_new_columns_are_refused_when_the_schema_is_given():
         {"format": "json", "maxBytesPerTrigger": "10 potatoes"},
         {"format": "json", "allowOverwrites": "perhaps"},
         {"format": "json", "cleanSource": "BURN"},
-        {"format": "json", "cleanSource": "DELETE"},
-        {"format": "json", "cleanSource": "MOVE", "cleanSource.retentionDuration": "0 days"},
+        {"format": "json", "cleanSource": "MOVE"},
+        {"cleanSource": "DELETE", "cleanSource.retentionDuration": "1 fortnight"},
+        {"backfillInterval": "daily"},
+        {"useNotifications": "perhaps"},
+        {"queueUrl": "arn:aws:sqs:eu-central-1:1:q"},
+        {"queueUrl": "https://sqs.eu-central-1.amazonaws.com"},
+        {"queueUrl": "https://sqs.eu-central-1.amazonaws.com/1/q", "fetchParallelism": "0"},
     ],
 )
 def test_the_option_is_named_when_its_value_is_wrong(given):
@@ -133,12 +134,37 @@ def test_old_files_are_never_skipped_and_triggers_are_limited_when_streaming():
     assert "maxFileAge" not in options({"format": "json"}, streaming=False).source
 
 
-def test_source_files_are_cleaned_by_spark_when_nothing_is_retained():
-    given = {"format": "json", "cleanSource.retentionDuration": "0 days"}
-    assert options({**given, "cleanSource": "delete"}).source["cleanSource"] == "delete"
-    moved = options({**given, "cleanSource": "MOVE", "cleanSource.moveDestination": "/done"})
-    assert moved.source["cleanSource"] == "archive"
-    assert moved.source["sourceArchiveDir"] == "/done"
+def test_the_region_of_a_queue_is_in_its_address_and_no_secret_is_shown():
+    given = {
+        "useNotifications": "true",
+        "queueUrl": "https://sqs.eu-central-1.amazonaws.com/1/q",
+        "backfillInterval": "1 day",
+        "awsAccessKey": "k",
+        "awsSecretKey": "hidden",
+    }
+    found = options(given)
+    assert found.use_notifications
+    assert found.backfill_seconds == 86_400
+    assert found.queue is not None
+    assert (found.queue.region, found.queue.receivers) == ("eu-central-1", 1)
+    assert "hidden" not in repr(found)
+    other = options({"queueUrl": "http://localhost:9324/1/q", "region": "x"}).queue
+    assert other is not None
+    assert other.region == "x"
+    assert not options(given, streaming=False).use_notifications
+
+
+def test_files_are_kept_for_30_days_when_no_retention_is_set():
+    assert (
+        options({"cleanSource": "off", "cleanSource.retentionDuration": "1 day"}).cleaning is None
+    )
+    assert options({"cleanSource": "delete"}).cleaning == Cleaning(retention_seconds=30 * 86_400)
+    moved = {"cleanSource": "MOVE", "cloudFiles.cleanSource.moveDestination": "/done"}
+    for text in ("0", "0 days", "interval 0 seconds"):
+        found = options({**moved, "cleanSource.retentionDuration": text}).cleaning
+        assert found == Cleaning(retention_seconds=0, destination="/done")
+    assert "cleanSource" not in options(moved).source
+    assert options(moved, streaming=False).cleaning is None
 
 
 @pytest.mark.parametrize(

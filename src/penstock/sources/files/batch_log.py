@@ -8,17 +8,16 @@ a file can have. Entries of a batch that was not committed stay as they are: it 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from pyspark.sql import SparkSession
 
 from penstock._tables.files import StorageFiles
 from penstock.errors import ConnectorError
 from penstock.sources.files.listing import file_name, file_name_of_uri
+from penstock.sources.files.log_files import LogFiles
 from penstock.sources.files.opening import EXISTING, QUARANTINED, OpenedFiles
 
 _NUMBER = re.compile(r"(\d+)(\.compact)?")
-_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager"
 
 
 def batch_files(files: StorageFiles, checkpoint: str, batch_id: int) -> list[str]:
@@ -82,7 +81,7 @@ def forget_overwritten(
     allowing = [source for source in sources if source.options.allow_overwrites]
     if not allowing:
         return []
-    logs = _SourceLogs(spark, checkpoint)
+    logs = SourceLogs(spark, checkpoint)
     ends = logs.committed()
     if not ends:
         return []
@@ -124,62 +123,44 @@ def _forget_notes(source: OpenedFiles, changed: set[str]) -> None:
         source.state.save_note(EXISTING, still)
 
 
-class _SourceLogs:
-    """The logs of a query's file sources, through Spark's own manager of checkpoint files."""
-
-    def __init__(self, spark: SparkSession, checkpoint: str) -> None:
-        jvm: Any = spark._jvm
-        self._jvm = jvm
-        self._checkpoint = checkpoint
-        self._files = StorageFiles(spark)
-        conf = spark._jsparkSession.sessionState().newHadoopConf()
-        manager: Any = getattr(jvm, f"{_MANAGER}$")
-        path = self._path(checkpoint)
-        self._manager = getattr(manager, "MODULE$").create(path, conf)
+class SourceLogs(LogFiles):
+    """The logs of a query's file sources, below its checkpoint."""
 
     def committed(self) -> list[int | None]:
         """The last log entry of each source in the newest committed batch; `None` for others."""
-        batches = [int(name) for name in self._names("commits") if name.isdigit()]
-        return last_entries(self._files, self._checkpoint, max(batches)) if batches else []
+        batches = [int(name) for name in self.names("commits") if name.isdigit()]
+        return last_entries(self.files, self._root, max(batches)) if batches else []
+
+    def entries(self, source: int) -> list[tuple[str, int, int]]:
+        """Path (a URI), time of the last change, and log entry of each file of a source."""
+        entries = []
+        for name in self._current(f"sources/{source}"):
+            text = self.read(f"sources/{source}/{name}") or ""
+            for line in text.splitlines()[1:]:
+                body = json.loads(line)
+                entries.append((body["path"], int(body["timestamp"]), int(body["batchId"])))
+        return entries
 
     def rename(self, source: int, end: int, modified: Mapping[str, int]) -> set[str]:
         """Give entries up to `end` another path where the file is newer; the files' names."""
         folder = f"sources/{source}"
         columns: set[str] = set()
         for name in self._current(folder):
-            text = self._files.read(f"{self._checkpoint}/{folder}/{name}") or ""
+            text = self.read(f"{folder}/{name}") or ""
             version, *lines = text.splitlines()
             renamed = [_renamed(line, end, modified) for line in lines]
             changed = {entry[0] for entry in renamed if entry is not None}
             if changed:
                 columns |= changed
                 new = [old if r is None else r[1] for old, r in zip(lines, renamed, strict=True)]
-                self._replace(f"{folder}/{name}", "\n".join([version, *new]))
+                self.write(f"{folder}/{name}", "\n".join([version, *new]), replace=True)
         return columns
 
     def _current(self, folder: str) -> list[str]:
         """The files that Spark reads at a start: the newest compacted one, and those after it."""
-        matches = [m for name in self._names(folder) if (m := _NUMBER.fullmatch(name))]
+        matches = [m for name in self.names(folder) if (m := _NUMBER.fullmatch(name))]
         compacted = max((int(m[1]) for m in matches if m[2]), default=-1)
         return [m[0] for m in matches if int(m[1]) > compacted or (m[2] and int(m[1]) == compacted)]
-
-    def _names(self, folder: str) -> list[str]:
-        path = self._path(f"{self._checkpoint}/{folder}")
-        if not self._manager.exists(path):
-            return []
-        return [status.getPath().getName() for status in self._manager.list(path)]
-
-    def _replace(self, name: str, text: str) -> None:
-        stream = self._manager.createAtomic(self._path(f"{self._checkpoint}/{name}"), True)
-        try:
-            stream.write(bytearray(text.encode()))
-        except BaseException:
-            stream.cancel()
-            raise
-        stream.close()
-
-    def _path(self, text: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(text)
 
 
 def _renamed(line: str, end: int, modified: Mapping[str, int]) -> tuple[str, str] | None:

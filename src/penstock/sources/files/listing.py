@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import cached_property
 from os.path import commonprefix
 from typing import Any
 from urllib.parse import unquote
@@ -26,6 +27,7 @@ from penstock._model.sql_text import literal
 from penstock._tables.files import local_path
 from penstock.errors import ConnectorError
 
+PLAIN_PATH = re.compile(r"[A-Za-z0-9/:._=,+@-]+")
 _GLOB = re.compile(r"[*?\[{]")
 _NAME_FILTER = "pathGlobFilter"
 _MOST_LOOKED_AT = 1000
@@ -142,6 +144,61 @@ class FileRoots:
         """Whether a file may be below one of the roots."""
         return self.below(path) != file_name(path) or any(_GLOB.match(root) for root in self.paths)
 
+    def includes(self, path: str) -> bool:
+        """Whether a listing of the roots would have a file, by its path without escapes."""
+        parts = file_name(path).split("/")
+        return any(self._matches(root, parts) for root in self._patterns)
+
+    @cached_property
+    def _patterns(self) -> Sequence[Sequence[str]]:
+        roots = [file_name(path).rstrip("/") for path in self.paths]
+        if any(_GLOB.search(root) for root in roots):
+            expand: Any = self._spark._jvm.org.apache.hadoop.fs.GlobExpander.expand  # type: ignore[union-attr]
+            roots = [str(each) for root in roots for each in expand(root)]
+        return [root.split("/") for root in roots]
+
+    def _matches(self, root: Sequence[str], parts: Sequence[str]) -> bool:
+        if len(parts) < len(root):
+            return False
+        if any(_is_hidden(part) for part in parts[len(root) :]):
+            return False
+        name_filter = self._options.source.get(_NAME_FILTER)
+        if name_filter and not self._accepts(name_filter, parts[-1]):
+            return False
+        return all(
+            self._accepts(wanted, part) if _GLOB.search(wanted) else wanted == part
+            for wanted, part in zip(root, parts, strict=False)
+        )
+
+    def _accepts(self, pattern: str, name: str) -> bool:
+        hadoop: Any = self._spark._jvm.org.apache.hadoop.fs  # type: ignore[union-attr]
+        return bool(hadoop.GlobPattern(pattern).matches(name))
+
+
+def _is_hidden(name: str) -> bool:
+    """As Spark decides it for a part of a path below a root."""
+    is_private = name.startswith("_") and "=" not in name
+    return is_private or name.startswith(".") or name.endswith("._COPYING_")
+
+
+def check_destination(options: FileOptions, roots: FileRoots) -> None:
+    """Refuse to move files into the source itself, or to another file system."""
+    destination = options.cleaning.destination if options.cleaning is not None else None
+    if destination is None:
+        return
+    is_inside = any(folder_of(destination).startswith(folder_of(root)) for root in roots.paths)
+    systems = {
+        None if local_path(path) else tuple(path.split("/")[:3])
+        for path in (destination, *roots.paths)
+    }
+    if is_inside or len(systems) > 1:
+        raise ConnectorError(
+            "AUTOLOADER_OPTION_INVALID",
+            f"files cannot be moved to cloudFiles.cleanSource.moveDestination {destination}: it "
+            f"is {'inside the source' if is_inside else 'on another file system'}",
+            hint="name a folder outside of the source, on the same file system",
+        )
+
 
 def exists(spark: SparkSession, path: str) -> bool:
     """Whether a file or folder exists, on a local disk or on a file system of Hadoop."""
@@ -151,6 +208,22 @@ def exists(spark: SparkSession, path: str) -> bool:
     hadoop: Any = spark._jvm.org.apache.hadoop.fs.Path(path)  # type: ignore[union-attr]
     conf = spark._jsparkSession.sessionState().newHadoopConf()
     return bool(hadoop.getFileSystem(conf).exists(hadoop))
+
+
+def folder_of(path: str) -> str:
+    """The folder that a path is, or all matches of a pattern are in; ends with a slash."""
+    plain = file_name(path)
+    if wildcard := _GLOB.search(plain):
+        plain = plain[: wildcard.start()].rpartition("/")[0]
+    return plain.rstrip("/") + "/"
+
+
+def file_uri(spark: SparkSession, path: str) -> str:
+    """The URI of a path as Spark's log has it."""
+    if PLAIN_PATH.fullmatch(path):
+        return path
+    jvm: Any = spark._jvm
+    return str(jvm.org.apache.hadoop.fs.Path(path).toUri().toString())
 
 
 def file_name(path: str) -> str:

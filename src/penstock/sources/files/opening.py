@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,11 +27,13 @@ from penstock._formats.widening import keep_wider
 from penstock._formats.xml_rows import xml_rows
 from penstock._model.exception_text import first_line
 from penstock._model.sql_text import literal, quoted
-from penstock.errors import DefinitionError
+from penstock.errors import ConnectorError, DefinitionError
+from penstock.sources.files.announced import FOLDER, AnnouncedFiles
 from penstock.sources.files.inference import detect_format, infer, sample
 from penstock.sources.files.listing import (
     FileRoots,
     FoundFile,
+    check_destination,
     file_name,
     partition_schema,
     partition_sql,
@@ -41,7 +44,9 @@ from penstock.sources.memory import SourceMemory
 
 QUARANTINED = "quarantined_files"
 EXISTING = "existing_files"
+LISTED = "listed_at"
 _PARTITIONS = "partition_columns"
+_S3 = re.compile(r"(?i)s3[an]?://")
 _SPARKS_CORRUPT = "_corrupt_record"
 
 
@@ -50,7 +55,8 @@ class OpenedFiles:
     """One source of files that a query reads, with what `recovery` needs.
 
     The schema is without partition columns, and may have fields that are marked as rescued;
-    `columns` are those of the user's own schema.
+    `columns` are those of the user's own schema. `announced` is the folder that the stream reads
+    instead of the roots, with notifications.
     """
 
     spark: SparkSession
@@ -61,6 +67,7 @@ class OpenedFiles:
     partitions: StructType
     columns: tuple[str, ...]
     state: SourceMemory
+    announced: str | None = None
 
     @property
     def shows_columns_by_file(self) -> bool:
@@ -90,6 +97,7 @@ def open_source(
     """Files as Auto Loader reads them; a schema is inferred only if the memory has none."""
     chosen = file_options(options, has_schema=schema is not None, streaming=streaming)
     roots = FileRoots(spark, [path] if isinstance(path, str) else path, chosen)
+    check_destination(chosen, roots)
     sample = _Files(spark, roots)
     if not chosen.format:
         chosen = replace(chosen, format=detect_format(sample.files))
@@ -103,14 +111,37 @@ def open_source(
     else:
         data, partitions, chosen = _given(declared, sample, chosen, state)
     columns = () if declared is None else tuple(declared.fieldNames())
+    announced = _announced(spark, chosen, roots, state)
     opened = OpenedFiles(
-        spark, source_key(path, options), chosen, roots, data, partitions, columns, state
+        spark, source_key(path, options), chosen, roots, data, partitions, columns, state, announced
     )
     if streaming and not chosen.include_existing and not analysis and state.note(EXISTING) is None:
         state.save_note(EXISTING, [file_name(file.path) for file in sample.files])
     if not streaming and opened.shows_columns_by_file:
         opened = _compared(opened, sample)
     return opened
+
+
+def _announced(
+    spark: SparkSession, options: FileOptions, roots: FileRoots, state: SourceMemory
+) -> str | None:
+    by_queue = options.use_notifications and all(_S3.match(path) for path in roots.paths)
+    if by_queue and options.queue is None:
+        raise ConnectorError(
+            "AUTOLOADER_OPTION_INVALID",
+            "cloudFiles.useNotifications is true and cloudFiles.queueUrl is not set: no queue is "
+            "created automatically",
+            hint="docs/autoloader.md#notifications has the commands that create a queue and send "
+            "the bucket's events to it; without it, leave useNotifications out",
+        )
+    # A range that ends is listed: the files may have been announced long ago.
+    if not by_queue or options.modified_before is not None or state.folder is None:
+        if state.folder is not None and state.note(LISTED) is not None:
+            state.save_note(LISTED, None)  # a listing begins the next start with notifications
+        return None
+    folder = f"{state.folder}/{FOLDER}"
+    AnnouncedFiles(spark, folder).create()
+    return folder
 
 
 def read_source(source: OpenedFiles, *, streaming: bool) -> DataFrame:
@@ -314,7 +345,7 @@ def _raw(
         if streaming:
             stream = spark.readStream.format(reader_format).options(**reader_options)
             stream = stream if schema is None else stream.schema(unmarked(schema))
-            df = stream.load(opened.roots.stream_path())
+            df = stream.load(opened.announced or opened.roots.stream_path())
         else:
             batch = spark.read.format(reader_format).options(**reader_options)
             batch = batch if schema is None else batch.schema(unmarked(schema))

@@ -1,13 +1,11 @@
 """Files as sources: Spark's own streams of them, and Auto Loader (`cloudFiles`)."""
 
 import json
-import re
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
-from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -28,13 +26,15 @@ from penstock.sources.base import (
     StartKind,
     StartPosition,
     StartReport,
-    age_of_oldest,
     iso,
     not_read_yet,
     path_key,
     start_not_available,
 )
 from penstock.sources.files.batch_log import batch_entries, batch_files, forget_overwritten
+from penstock.sources.files.cleaning import Cleaner, refuse_shared
+from penstock.sources.files.inbox import FileInbox
+from penstock.sources.files.lag import UNKNOWN_FILES, PendingFiles
 from penstock.sources.files.listing import exists
 from penstock.sources.files.opening import OpenedFiles, open_source, read_source, source_key
 from penstock.sources.files.recovery import check_files, recover
@@ -47,95 +47,9 @@ _RANGE_OPTIONS = {
     "modifiedBefore": "modified_before",
     "pathGlobFilter": "files",
 }
-_STATUS = re.compile(
-    r"\w*FileStatus\{path=(.*?); isDirectory=false; length=(\d+);"
-    r"(?:[^{}\n]*?; modification_time=(\d+))?"
-)
-_PLAIN_PATH = re.compile(r"[A-Za-z0-9/:._=,+@-]+")
-_MOST_SPECIAL = 1000
 
-UNKNOWN_FILES = {"kind": "files", "files": None, "bytes": None, "seconds_behind": None}
-"""Of a folder about which nothing can be told."""
-
-
-def _now_ms() -> int:
-    return round(time.time() * 1000)
-
-
-class PendingFiles:
-    """Counts the files that Spark's file source has not taken into a batch yet.
-
-    Spark lists its folder as it does for every batch, and what it remembers is taken away, all in
-    its JVM: the figures are those that the next batch would see.
-    """
-
-    def __init__(self, spark: SparkSession, now_ms: Callable[[], int] = _now_ms) -> None:
-        self._now_ms = now_ms
-        self._jvm: Any = spark._jvm
-        self._gateway: Any = spark.sparkContext._gateway
-
-    def measure(self, source: Any) -> dict[str, Any]:
-        """Files, bytes, age of the oldest of a `FileStreamSource`; `None` where unknown."""
-        try:
-            files, known = self._listed(source), self._seen(source)
-            waiting = self._unseen(files, known)
-        except Py4JError:
-            waiting = None  # Spark was changing its memory meanwhile, or its inside is another one
-        if waiting is None:
-            return dict(UNKNOWN_FILES)
-        times = [files[path][1] for path in waiting]
-        return {
-            "kind": "files",
-            "files": len(waiting),
-            "bytes": sum(files[path][0] for path in waiting),
-            "seconds_behind": age_of_oldest(times, self._now_ms()),
-        }
-
-    def _listed(self, source: Any) -> dict[str, tuple[int, int | None]]:
-        method = next(
-            method
-            for method in source.getClass().getDeclaredMethods()
-            if method.getName() == "allFilesUsingInMemoryFileIndex"
-        )
-        method.setAccessible(True)
-        nothing = self._gateway.new_array(self._jvm.java.lang.Object, 0)
-        text = str(method.invoke(source, nothing).mkString("\n"))
-        return {
-            path: (int(length), int(changed) if changed else None)
-            for path, length, changed in _STATUS.findall(text)
-        }
-
-    def _seen(self, source: Any) -> Any:
-        seen = _field(source, "seenFiles")
-        return _field(seen, "map").keySet()
-
-    def _unseen(self, files: Collection[str], known: Any) -> list[str] | None:
-        special = [path for path in files if not _PLAIN_PATH.fullmatch(path)]
-        if len(special) > _MOST_SPECIAL:
-            return None
-        spellings = {path: self._spellings(path) for path in files}
-        text = "\n".join(spelling for several in spellings.values() for spelling in several)
-        if not text:
-            return []
-        split = self._jvm.java.util.regex.Pattern.compile("\n").splitAsStream(text)
-        left = self._jvm.java.util.HashSet(split.toList())
-        left.removeAll(known)
-        unseen = set(str(self._jvm.java.lang.String.join("\n", left)).split("\n"))
-        return [path for path, several in spellings.items() if unseen.issuperset(several)]
-
-    def _spellings(self, path: str) -> list[str]:
-        if not _PLAIN_PATH.fullmatch(path):
-            path = str(self._jvm.org.apache.hadoop.fs.Path(path).toUri().toString())
-        if path.startswith("file:/"):
-            rest = path.removeprefix("file:").lstrip("/")
-            return [f"file:/{rest}", f"file:///{rest}"]
-        return [path]
-
-
-def _field(holder: Any, name: str) -> Any:
-    field = holder.getClass().getDeclaredField(name)
-    field.setAccessible(True)
-    return field.get(holder)
+_OF_THE_FLOW = ("cleansource", "cloudfiles.cleansource")
+"""Options that a backfill of a range does without; it lists."""
 
 
 class FileSource(Source):
@@ -163,7 +77,7 @@ class FileSource(Source):
             return OpenedSource(read.load(read.options), name=name)
         # Spark's own streams refuse the times as options.
         rows = _within(read.load(options_at(read.options, read.position, times=False)), read)
-        return FileStream(rows, read.spark, name=name)
+        return FileStream(rows, read.spark, name=name, paths=read.paths)
 
 
 class AutoLoaderSource(FileSource):
@@ -180,6 +94,8 @@ class AutoLoaderSource(FileSource):
 
     def open(self, read: Read) -> OpenedSource:
         options = read.options
+        if "modified_before" in read.position:  # a range that the flow has read before
+            options = {k: v for k, v in options.items() if k.lower() not in _OF_THE_FLOW}
         if read.is_stream:
             options = options_at(options, read.position, times=True)
         place = read.paths[0] if len(read.paths) == 1 else list(read.paths)
@@ -194,28 +110,67 @@ class AutoLoaderSource(FileSource):
         )
         rows = read_source(opened, streaming=read.is_stream)
         name = f"files {', '.join(read.paths)}"
-        return FileStream(rows, read.spark, name=name, opened=opened)
+        return FileStream(
+            rows, read.spark, name=name, paths=read.paths, flow=read.flow, opened=opened
+        )
 
 
 class FileStream(OpenedSource):
     """A stream of files, by the time of their last change; `opened` for Auto Loader only."""
 
     def __init__(
-        self, rows: DataFrame, spark: SparkSession, *, name: str, opened: OpenedFiles | None = None
+        self,
+        rows: DataFrame,
+        spark: SparkSession,
+        *,
+        name: str,
+        paths: Sequence[str] = (),
+        flow: str = "",
+        opened: OpenedFiles | None = None,
     ) -> None:
         super().__init__(rows, name=name, unit="files")
+        self._flow = flow
+        self._inbox: FileInbox | None = None
         self.opened = opened
+        self.paths = paths
+        self._stop = threading.Event()
         self._spark = spark
         self._lag = PendingFiles(spark)
 
     def prepare_start(self, checkpoint: str, siblings: Sequence[OpenedSource]) -> str | None:
         streams = [source for source in siblings if isinstance(source, FileStream)]
         sources = [stream.opened for stream in streams if stream.opened is not None]
+        if self.opened is not None and self.opened.options.cleaning is not None:
+            others = [path for other in streams if other is not self for path in other.paths]
+            refuse_shared(self.opened, others)
         again = forget_overwritten(self._spark, sources, checkpoint)
+        if (inbox := self._inbox_of(checkpoint, siblings)) is not None:
+            inbox.prepare()
         if not again:
             return None
         shown = ", ".join(again[:3]) + (" ..." if len(again) > 3 else "")
         return f"{len(again)} file(s) changed since they were read, and are read again: {shown}"
+
+    def started(self, checkpoint: str, siblings: Sequence[OpenedSource]) -> None:
+        if self.opened is not None and self.opened.options.cleaning is not None:
+            self._run_beside("clean", Cleaner(self.opened, checkpoint).run)
+        self._inbox = self._inbox_of(checkpoint, siblings)
+        if self._inbox is not None:
+            self._run_beside("receive", self._inbox.run)
+
+    def _inbox_of(self, checkpoint: str, siblings: Sequence[OpenedSource]) -> FileInbox | None:
+        if self.opened is None or self.opened.announced is None:
+            return None
+        streams = [source for source in siblings if isinstance(source, FileStream)]
+        roots = [None if stream.opened is None else stream.opened.roots for stream in streams]
+        return FileInbox(self.opened, checkpoint, roots, self._flow)
+
+    def _run_beside(self, what: str, run: Callable[[threading.Event], None]) -> None:
+        name = f"{what} {self.name}"
+        threading.Thread(target=run, args=(self._stop,), name=name, daemon=True).start()
+
+    def ended(self) -> None:
+        self._stop.set()
 
     def check_batch(self, checkpoint: str, batch_id: int) -> None:
         if self.opened is not None and self.opened.shows_columns_by_file:
@@ -230,7 +185,10 @@ class FileStream(OpenedSource):
         if not str(progress.get("description", "")).startswith(_DESCRIPTION):
             return None
         java = java_source()
-        return dict(UNKNOWN_FILES) if java is None else self._lag.measure(java)
+        body = dict(UNKNOWN_FILES) if java is None else self._lag.measure(java)
+        if self._inbox is not None and self._inbox.problem is not None:
+            body["problem"] = self._inbox.problem
+        return body
 
     def start(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int

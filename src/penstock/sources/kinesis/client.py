@@ -9,9 +9,8 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from penstock._model.exception_text import first_line
-from penstock._model.extras import import_extra
 from penstock.errors import ConnectorError
+from penstock.sources import aws
 from penstock.sources.kinesis.offsets import Position, Shard
 from penstock.sources.kinesis.options import KinesisOptions
 
@@ -70,11 +69,9 @@ class NotInShard(Exception):
     """A sequence number that Kinesis does not find: what it stood for was removed."""
 
 
-def require_botocore() -> Any:
-    """The botocore package; raises `MISSING_EXTRA` without it."""
-    return import_extra(
-        "botocore", "botocore.session", extra="kinesis", feature="the Kinesis source"
-    )
+def require_botocore() -> None:
+    """Raises `MISSING_EXTRA` without botocore."""
+    aws.require_botocore("the Kinesis source")
 
 
 class KinesisClient:
@@ -96,7 +93,7 @@ class KinesisClient:
             user_agent_appid="penstock",
         )
         try:
-            self._client: Any = _session(options, config).create_client(
+            self._client: Any = aws.session(options, config, "KINESIS_REFUSED").create_client(
                 "kinesis", region_name=options.region, endpoint_url=options.endpoint, config=config
             )
         except (ValueError, self._errors.BotoCoreError) as error:
@@ -244,41 +241,3 @@ def _server_time(answer: Mapping[str, Any]) -> int:
         return int(parsedate_to_datetime(text).timestamp() * 1000)
     except (TypeError, ValueError):
         return int(time.time() * 1000)
-
-
-def _session(options: KinesisOptions, config: Any) -> Any:
-    from botocore.session import Session
-
-    session = Session()
-    if options.access_key:
-        session.set_credentials(options.access_key, options.secret_key, options.session_token)
-    if not options.role_arn:
-        return session
-    from botocore.credentials import DeferredRefreshableCredentials
-
-    sts = session.create_client(
-        "sts", region_name=options.region, endpoint_url=options.sts_endpoint, config=config
-    )
-
-    def assume() -> dict[str, str]:
-        wanted = {"RoleArn": options.role_arn, "RoleSessionName": options.role_session_name}
-        if options.role_external_id:
-            wanted["ExternalId"] = options.role_external_id
-        try:
-            credentials = sts.assume_role(**wanted)["Credentials"]
-        except Exception as error:
-            raise ConnectorError(
-                "KINESIS_REFUSED",
-                f"the role {options.role_arn} could not be assumed: {first_line(error)}",
-                hint="check `roleArn` and `roleExternalId`, and that the role trusts the caller",
-            ) from None
-        return {
-            "access_key": credentials["AccessKeyId"],
-            "secret_key": credentials["SecretAccessKey"],
-            "token": credentials["SessionToken"],
-            "expiry_time": credentials["Expiration"].isoformat(),
-        }
-
-    with_role = Session()
-    with_role._credentials = DeferredRefreshableCredentials(assume, "assume-role")
-    return with_role

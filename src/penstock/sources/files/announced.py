@@ -1,0 +1,75 @@
+"""Files that were announced to a source, as the log of files that Spark's file source reads.
+
+A folder with `_spark_metadata` is not listed: the files in it are those of this log, wherever they
+are. Each entry of the log here has all files that are still to be read. An entry is created only
+if none has its number, so whoever adds files at the same time adds them to what the other has
+added. Spark remembers what it has read in its own log, by path, as if the files had been listed.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+
+from pyspark.sql import SparkSession
+
+from penstock.sources.files.log_files import LogFiles
+
+FOLDER = "announced"
+_SUFFIX = ".compact"
+_VERSION = "v1"
+
+
+class AnnouncedFiles:
+    """The log below a folder."""
+
+    def __init__(self, spark: SparkSession, folder: str) -> None:
+        self._log = LogFiles(spark, f"{folder}/_spark_metadata")
+
+    def create(self) -> None:
+        """Add an empty first entry, without which Spark would list the folder."""
+        if not self._numbers():
+            self._log.create_folder()
+            self._log.write(f"0{_SUFFIX}", _VERSION, replace=False)
+
+    def update(
+        self,
+        new: Mapping[str, tuple[int, int]],
+        is_read: Callable[[str], bool] = lambda path: False,
+    ) -> int:
+        """Add files, by their URIs, with size and time; returns how many there are then.
+
+        Files of which `is_read` is true are in the logs of Spark, and are not kept.
+        """
+        lines = {path: _line(path, size, modified) for path, (size, modified) in new.items()}
+        while True:
+            numbers = self._numbers()
+            last = numbers[-1] if numbers else -1
+            text = self._log.read(f"{last}{_SUFFIX}") if numbers else ""
+            if text is None:
+                continue  # removed by another writer, after a newer one
+            known = {json.loads(line)["path"]: line for line in text.splitlines()[1:]}
+            wanted = {p: line for p, line in (known | lines).items() if not is_read(p)}
+            if wanted == known and numbers:
+                return len(known)
+            content = "\n".join([_VERSION, *wanted.values()])
+            if self._log.write(f"{last + 1}{_SUFFIX}", content, replace=False):
+                # Spark derives the distance of entries from the last two.
+                for number in numbers[:-2]:
+                    self._log.delete(f"{number}{_SUFFIX}")
+                return len(wanted)
+
+    def _numbers(self) -> list[int]:
+        names = (name.removesuffix(_SUFFIX) for name in self._log.names() if name.endswith(_SUFFIX))
+        return sorted(int(name) for name in names if name.isdecimal())
+
+
+def _line(path: str, size: int, modified: int) -> str:
+    body = {
+        "path": path,
+        "size": size,
+        "isDir": False,
+        "modificationTime": modified,
+        "blockReplication": 1,
+        "blockSize": max(size, 1),
+        "action": "add",
+    }
+    return json.dumps(body, separators=(",", ":"))

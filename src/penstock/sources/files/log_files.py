@@ -1,0 +1,58 @@
+"""Files of logs that Spark reads, too."""
+
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from penstock._spark.failures import full_text
+from penstock._tables.files import StorageFiles
+
+_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager"
+
+
+class LogFiles:
+    """The files of a log, through Spark's own manager of checkpoint files."""
+
+    def __init__(self, spark: SparkSession, root: str) -> None:
+        jvm: Any = spark._jvm
+        self._jvm = jvm
+        self._root = root
+        self.files = StorageFiles(spark)
+        conf = spark._jsparkSession.sessionState().newHadoopConf()
+        manager: Any = getattr(jvm, f"{_MANAGER}$")
+        self._manager = getattr(manager, "MODULE$").create(self._path(""), conf)
+
+    def names(self, folder: str = "") -> list[str]:
+        path = self._path(folder)
+        if not self._manager.exists(path):
+            return []
+        return [status.getPath().getName() for status in self._manager.list(path)]
+
+    def read(self, name: str) -> str | None:
+        return self.files.read(f"{self._root}/{name}")
+
+    def write(self, name: str, text: str, *, replace: bool) -> bool:
+        """Write a file; `False` if it exists and must not be replaced."""
+        stream = self._manager.createAtomic(self._path(name), replace)
+        try:
+            stream.write(bytearray(text.encode()))
+        except BaseException:
+            stream.cancel()
+            raise
+        try:
+            stream.close()
+        except Py4JJavaError as error:
+            if "FileAlreadyExistsException" in full_text(error):
+                return False
+            raise
+        return True
+
+    def delete(self, name: str) -> None:
+        self._manager.delete(self._path(name))
+
+    def create_folder(self) -> None:
+        self._manager.mkdirs(self._path(""))
+
+    def _path(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(f"{self._root}/{name}".rstrip("/"))

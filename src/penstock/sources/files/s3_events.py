@@ -1,0 +1,53 @@
+"""Which files a message about a bucket announces: S3's own, through SNS, or from EventBridge."""
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from urllib.parse import unquote_plus
+
+
+@dataclass(frozen=True)
+class CreatedFile:
+    """An object that was written; its time in milliseconds since 1970."""
+
+    bucket: str
+    key: str
+    size: int
+    modified: int
+
+
+def created_files(text: str) -> list[CreatedFile]:
+    """The files of a message; none for tests of the setup, and for events of other kinds.
+
+    Raises:
+        ValueError: It is not a message about a bucket.
+    """
+    try:
+        message = json.loads(text)
+        if message.get("Type") == "Notification":
+            message = json.loads(message["Message"])
+        if message.get("Event") == "s3:TestEvent":
+            return []
+        if message.get("source") == "aws.s3":
+            return _of_event_bridge(message)
+        return [
+            _created(record["s3"], record["eventTime"], unquote_plus(record["s3"]["object"]["key"]))
+            for record in message["Records"]
+            if record["eventName"].removeprefix("s3:").startswith("ObjectCreated:")
+        ]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def _of_event_bridge(message: Any) -> list[CreatedFile]:
+    if message["detail-type"] != "Object Created":
+        return []
+    detail = message["detail"]
+    # EventBridge does not encode keys.
+    return [_created(detail, message["time"], str(detail["object"]["key"]))]
+
+
+def _created(body: Any, at: str, key: str) -> CreatedFile:
+    modified = round(datetime.fromisoformat(at).timestamp() * 1000)
+    return CreatedFile(str(body["bucket"]["name"]), key, int(body["object"]["size"]), modified)

@@ -1,0 +1,67 @@
+import json
+from typing import Any
+
+import pytest
+
+from penstock._formats.options import file_options
+from penstock.sources.files.listing import FileRoots
+from penstock.sources.files.s3_events import CreatedFile, created_files
+
+AT = "2026-11-26T10:00:00.500Z"
+AT_MS = 1_795_687_200_500
+
+
+def record(key: str, event: str = "ObjectCreated:Put") -> dict[str, Any]:
+    # As documented by Amazon, without what is not read.
+    body = {"bucket": {"name": "b"}, "object": {"key": key, "size": 7, "sequencer": "00F"}}
+    return {"eventSource": "aws:s3", "eventName": event, "eventTime": AT, "s3": body}
+
+
+def bridge(key: str, kind: str = "Object Created") -> dict[str, Any]:
+    detail = {"bucket": {"name": "b"}, "object": {"key": key, "size": 7}, "reason": "PutObject"}
+    return {"source": "aws.s3", "detail-type": kind, "time": AT, "detail": detail}
+
+
+def keys(message: Any) -> list[str]:
+    return [file.key for file in created_files(json.dumps(message))]
+
+
+def test_created_files_come_from_every_form_of_message():
+    event = {"Records": [record("in/a+b%2B%C3%BC.json"), record("in/2", "ObjectRemoved:Delete")]}
+    assert keys(event) == ["in/a b+ü.json"]
+    assert keys({"Type": "Notification", "Message": json.dumps(event)}) == ["in/a b+ü.json"]
+    assert created_files(json.dumps({"Records": [record("x", "s3:ObjectCreated:Copy")]})) == [
+        CreatedFile("b", "x", 7, AT_MS)
+    ]
+    # EventBridge does not encode keys.
+    assert keys(bridge("in/a+b%41")) == ["in/a+b%41"]
+    assert keys(bridge("in/a", "Object Deleted")) == []
+    assert keys({"Service": "Amazon S3", "Event": "s3:TestEvent", "Bucket": "b"}) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"Records": 1}',
+        '{"Records": [{}]}',
+        '{"Type": "Notification", "Message": "hello"}',
+        '{"source": "aws.s3", "detail-type": "Object Created", "detail": {}}',
+        json.dumps({"Records": [{**record("a"), "eventTime": "yesterday"}]}),
+    ],
+)
+def test_other_messages_are_malformed(text):
+    with pytest.raises(ValueError):
+        created_files(text)
+
+
+def test_a_root_includes_what_a_listing_of_it_would_have():
+    options = file_options({"format": "json"}, has_schema=True, streaming=True)
+    roots = FileRoots(None, ["s3a://b/in/", "file:/data/x.json"], options)
+    for path in ("s3a://b/in/a", "s3a://b/in/k=1/_d=2/a b+%41", "file:///data/x.json"):
+        assert roots.includes(path), path
+    for path in ("s3a://b/inner/a", "s3a://c/in/a", "s3a://b/in/_tmp/a", "s3a://b/in/.a", "/data"):
+        assert not roots.includes(path), path
