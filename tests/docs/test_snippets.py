@@ -36,13 +36,16 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 PRELUDE = "import penstock as dp\nfrom pyspark.sql import functions as F\n"
 NEW_PIPELINE = "<!-- new pipeline -->"
 OTHER_PROGRAMS = {"cd", "git", "jq", "kill", "echo", "cat", "pip", "python", ".", "export", "curl"}
-OTHER_PROGRAMS |= {"moto_server", "tee"}
+OTHER_PROGRAMS |= {"aws", "moto_server", "tee"}
 # Typer adds them to the root command.
 COMPLETION = {"--install-completion", "--show-completion"}
 # Options of other programs that the pages name.
 FOREIGN_OPTIONS = {"--strict", "--include", "--descriptor", "--record-seconds", *COMPLETION}
 # Of spark-submit and curl.
 FOREIGN_OPTIONS |= {"--master", "--deploy-mode", "--retry", "--retry-connrefused"}
+# Of aws.
+FOREIGN_OPTIONS |= {"--queue-name", "--attributes", "--queue-url", "--bucket"}
+FOREIGN_OPTIONS |= {"--notification-configuration"}
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,8 @@ class Landing:
         self.s3.create_bucket(Bucket=name)
         hidden = {"VisibilityTimeout": "1"}
         self.url = self.sqs.create_queue(QueueName=name, Attributes=hidden)["QueueUrl"]
+        queue_options = {"queueUrl": self.url, "region": "us-east-1"}
+        self.options = {"useNotifications": "true", **queue_options}
 
     def announce(self, *events: str) -> None:
         arn = f"arn:aws:sqs:us-east-1:123456789012:{self.name}"
@@ -169,7 +171,7 @@ def test_files_that_the_bucket_announces_are_read_once(
     write_settings(tmp_path, storage, settings_of(server.port))
 
     def run(**more: str) -> list[int]:
-        options = {"useNotifications": "true", "queueUrl": landing.url, **more}
+        options = {**landing.options, **more}
         options = {f"cloudFiles.{k}": v for k, v in {"format": "json", **options}.items()}
         text = NOTIFIED.format(options=options, bucket="landing")
         (tmp_path / "shop.py").write_text(text, encoding="utf-8")
@@ -232,7 +234,7 @@ def test_a_queue_that_cannot_be_read_is_an_error_with_a_hint(server: S3Double) -
 def test_announced_files_survive_a_kill_at_each_step(server: S3Double, tmp_path: Path) -> None:
     landing, storage = Landing(server, "killed"), f"{STORAGE}-killed"
     write_settings(tmp_path, storage, settings_of(server.port))
-    options = {"format": "json", "useNotifications": "true", "queueUrl": landing.url}
+    options = {"format": "json", **landing.options}
     options = {f"cloudFiles.{name}": value for name, value in options.items()}
     text = NOTIFIED.format(options=options, bucket="killed")
     (tmp_path / "shop.py").write_text(text, encoding="utf-8")

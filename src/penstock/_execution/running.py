@@ -107,10 +107,10 @@ class RunningQuery(QueryWatcher):
         """Set the Spark query, once it has started."""
         with self._changed:
             self._query = query
+            self._changed.notify_all()
             if not self._ended:
                 for source in self._sources:
                     source.started(self._checkpoint, self._sources)
-            self._changed.notify_all()
 
     def execution(self) -> Any:
         """Spark's `IncrementalExecution` of the micro-batch of `on_batch`.

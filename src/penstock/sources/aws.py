@@ -1,31 +1,10 @@
 """Sessions of botocore, for sources on AWS."""
 
-from typing import Any, Protocol
+from typing import Any
 
 from penstock._model.exception_text import first_line
 from penstock._model.extras import import_extra
 from penstock.errors import ConnectorError
-
-
-class Access(Protocol):
-    """Credentials; without any, those of AWS's default chain."""
-
-    @property
-    def region(self) -> str | None: ...
-    @property
-    def access_key(self) -> str | None: ...
-    @property
-    def secret_key(self) -> str | None: ...
-    @property
-    def session_token(self) -> str | None: ...
-    @property
-    def role_arn(self) -> str | None: ...
-    @property
-    def role_external_id(self) -> str | None: ...
-    @property
-    def role_session_name(self) -> str: ...
-    @property
-    def sts_endpoint(self) -> str | None: ...
 
 
 def require_botocore(feature: str) -> None:
@@ -33,8 +12,12 @@ def require_botocore(feature: str) -> None:
     import_extra("botocore", "botocore.session", extra="aws", feature=feature)
 
 
-def session(access: Access, config: Any, condition: str) -> Any:
-    """A session; raises `ConnectorError` with `condition` if a role cannot be assumed."""
+def session(access: Any, config: Any, condition: str) -> Any:
+    """A session; `condition` is for a role that cannot be assumed.
+
+    `access` are options with `access_key`, `role_arn` and so on, as of Kinesis; without any, AWS's
+    default credentials are used.
+    """
     from botocore.session import Session
 
     session = Session()

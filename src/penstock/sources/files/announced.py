@@ -51,11 +51,12 @@ class AnnouncedFiles:
             if wanted == known and numbers:
                 return len(known)
             content = "\n".join([_VERSION, *wanted.values()])
+            # Another writer may have created and removed this entry before: only a later look at
+            # the newest entry shows that it has the files.
             if self._log.write(f"{last + 1}{_SUFFIX}", content, replace=False):
                 # Spark derives the distance of entries from the last two.
                 for number in numbers[:-2]:
                     self._log.delete(f"{number}{_SUFFIX}")
-                return len(wanted)
 
     def _numbers(self) -> list[int]:
         names = (name.removesuffix(_SUFFIX) for name in self._log.names() if name.endswith(_SUFFIX))

@@ -1,12 +1,14 @@
 """Files of logs that Spark reads, too."""
 
+import os
+import uuid
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from penstock._spark.failures import full_text
-from penstock._tables.files import StorageFiles
+from penstock._tables.files import StorageFiles, local_path
 
 _MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager"
 
@@ -34,6 +36,18 @@ class LogFiles:
 
     def write(self, name: str, text: str, *, replace: bool) -> bool:
         """Write a file; `False` if it exists and must not be replaced."""
+        local = local_path(f"{self._root}/{name}")
+        if local is not None and not replace:
+            # Hadoop looks whether a local file exists and then renames another to it.
+            draft = local.with_name(f".{local.name}.{uuid.uuid4().hex}")
+            self.files.write(str(draft), text)
+            try:
+                os.link(draft, local)
+            except FileExistsError:
+                return False
+            finally:
+                draft.unlink()
+            return True
         stream = self._manager.createAtomic(self._path(name), replace)
         try:
             stream.write(bytearray(text.encode()))
