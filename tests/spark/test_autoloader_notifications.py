@@ -72,6 +72,14 @@ def test_announced_files_are_read_once_and_a_switch_to_listing_and_back_reads_no
     paths = {path for path, _, _ in SourceLogs(spark, files._checkpoint).entries(0)}
     assert paths == set(known)
     assert log.update({}, paths.__contains__) == 0
+    # An event of an earlier version comes late.
+    log.update({"s3a://b/x": (1, 20)})
+    log.update({"s3a://b/x": (2, 10)})
+    newest = max(
+        (tmp_path / "state" / "announced" / "_spark_metadata").glob("*.compact"), key=_number
+    )
+    assert '"size":1,' in newest.read_text()
+    log.update({}, "s3a://b/x".__eq__)
 
     files.announces = False
     assert [row["value"] for row in files.run()] == ["never announced"]
@@ -79,6 +87,10 @@ def test_announced_files_are_read_once_and_a_switch_to_listing_and_back_reads_no
     late = files.put("late.txt", "late")
     assert log.update({**known, **files.entry(late)}) == 5
     assert [row["value"] for row in files.run()] == ["late"]
+
+
+def _number(path: Path) -> int:
+    return int(path.stem)
 
 
 def test_two_writers_of_the_log_lose_nothing(spark, tmp_path: Path):

@@ -39,18 +39,20 @@ class AnnouncedFiles:
 
         Files of which `is_read` is true are in the logs of Spark, and are not kept.
         """
-        lines = {path: _line(path, size, modified) for path, (size, modified) in new.items()}
         while True:
             numbers = self._numbers()
             last = numbers[-1] if numbers else -1
             text = self._log.read(f"{last}{_SUFFIX}") if numbers else ""
             if text is None:
                 continue  # removed by another writer, after a newer one
-            known = {json.loads(line)["path"]: line for line in text.splitlines()[1:]}
-            wanted = {p: line for p, line in (known | lines).items() if not is_read(p)}
+            entries = [json.loads(line) for line in text.splitlines()[1:]]
+            known = {e["path"]: (e["size"], e["modificationTime"]) for e in entries}
+            # An event may come after that of a later version.
+            newer = {p: e for p, e in new.items() if p not in known or e[1] > known[p][1]}
+            wanted = {p: e for p, e in (known | newer).items() if not is_read(p)}
             if wanted == known and numbers:
                 return len(known)
-            content = "\n".join([_VERSION, *wanted.values()])
+            content = "\n".join([_VERSION, *(_line(p, *e) for p, e in wanted.items())])
             # Another writer may have created and removed this entry before: only a later look at
             # the newest entry shows that it has the files.
             if self._log.write(f"{last + 1}{_SUFFIX}", content, replace=False):

@@ -161,7 +161,7 @@ class FileInbox:
             for file in created:
                 uri = self._uri(file)
                 others += uri is None
-                if uri is not None:
+                if uri is not None and file.modified >= files.get(uri, (0, 0))[1]:
                     files[uri] = (file.size, file.modified)
         if others:
             _logger.info("flow %s: %d events were about files elsewhere", self._flow, others)
