@@ -1,1 +1,1 @@
-"""PostgreSQL as a sink: exactly once, through a staging table and a fence."""
+"""Databases as sinks: exactly once, through a staging table and a fence."""
