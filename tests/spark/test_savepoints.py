@@ -1,12 +1,20 @@
 """A pipeline is restored to a savepoint as a whole, and computes the same rows again."""
 
 import contextlib
+import hashlib
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
+from stored_rows import stored_rows
 from update_project import Project
 
 from penstock._cli.main import main
@@ -49,7 +57,44 @@ def view():
 # RESTORE takes two seconds for each table.
 TOTALS = SOURCE[SOURCE.index("@dp.table\ndef totals") : SOURCE.index("dp.create_streaming_table")]
 SMALL = SOURCE[: SOURCE.index("@dp.table\ndef silver")] + TOTALS
-TABLES = ("bronze", "bronze_quarantine", "silver", "totals", "people", "view")
+# Several batches per update, rules that count and that drop rows, a window, both SCD types.
+LONG = (
+    SOURCE.replace(
+        "return rows()",
+        'return spark.readStream.schema(ROWS).option("maxFilesPerTrigger", 3).json("data")',
+    ).replace("@dp.table\ndef silver", '@dp.table\n@dp.expect("small", "amount < 3")\ndef silver')
+    + """
+
+@dp.table
+def windows():
+    rows = spark.readStream.table("bronze").withWatermark("ts", "1 hour")
+    return rows.groupBy(F.window("ts", "10 minutes")).agg(F.count("*").alias("n"))
+
+
+dp.create_streaming_table("newest")
+dp.create_auto_cdc_flow(
+    target="newest", source="bronze", keys=["id"], sequence_by="ts", apply_as_deletes="amount = 4"
+)
+"""
+)
+RESTORE = """
+import os
+import pathlib
+import signal
+import sys
+
+from penstock._project.spec import load_settings
+from penstock._repair.restore import RestoreOptions, restore_savepoint
+
+
+def on_step(step):
+    if step.partition(" ")[0] == sys.argv[1]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+options = RestoreOptions(execute=True)
+restore_savepoint(load_settings(pathlib.Path()), "first", options, on_step=on_step)
+"""
 
 
 class _Killed(BaseException):
@@ -67,17 +112,33 @@ def _rows(first: int, count: int) -> list[dict[str, Any]]:
     ]
 
 
-def _content(project: Project) -> dict[str, list[tuple[Any, ...]]]:
-    return {
-        name: project.rows(name, *_columns(project, name), key=repr)
-        for name in TABLES
-        if project.path(name).exists()
-    }
+def _many(first: int, count: int) -> list[dict[str, Any]]:
+    """Of 1,009 keys, out of order, with repetitions of rows from before; some break a rule."""
+    rows = []
+    for number in range(first, first + count):
+        at = number - 50 if number % 40 == 0 else number
+        time = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=at + at * 37 % 300)
+        amount = None if at % 101 == 0 else at % 5
+        rows.append({"id": at * 7919 % 1009, "amount": amount, "ts": f"{time:%Y-%m-%d %H:%M:%S}"})
+    return rows
 
 
-def _columns(project: Project, name: str) -> list[str]:
-    # When a row was quarantined differs between two updates.
-    return [column for column in project.table(name).columns if not column.startswith("_")]
+Content = dict[str, tuple[int, str]]
+
+
+def _content(project: Project) -> Content:
+    """Number and digest of the sorted rows of all tables, also quarantine and state of CDC."""
+    storage = project.path("bronze").parents[3]
+    tables = sorted(log.parent for log in storage.rglob("_delta_log"))
+    return {str(table.relative_to(storage)): _digest(project, table) for table in tables}
+
+
+def _digest(project: Project, table: Path) -> tuple[int, str]:
+    columns = DeltaTable(table).schema().fields
+    # The state of CDC has the time at which it was written.
+    names = [column.name for column in columns if column.name != "at"]
+    rows = stored_rows(project.spark, table, *names, key=repr)
+    return len(rows), hashlib.sha256(repr(rows).encode()).hexdigest()
 
 
 def _restore(project: Project, name: str, **more: Any) -> RestoreReport:
@@ -108,17 +169,22 @@ def test_all_tables_are_restored_and_computed_again(
     tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, every_step: bool
 ):
     monkeypatch.chdir(tmp_path)
-    source = SOURCE if every_step else SOURCE.replace(TOTALS, "")
-    project = Project(tmp_path, spark).source(source).add("a.json", _rows(0, 100))
-    project.run()
+    source = LONG if every_step else SOURCE.replace(TOTALS, "")
+    before = _many(0, 5000) if every_step else _rows(0, 100)
+    project = Project(tmp_path, spark).source(source).add("a.json", before)
+    assert project.run().state == "COMPLETED"
     savepoint = _create(project, "first")
     newest = {"bronze": 0, "silver": 1, "people": 0}  # one without data for late rows
-    assert {flow.flow: flow.batch_id for flow in savepoint.flows if flow.flow != "totals"} == newest
+    assert newest.items() <= {flow.flow: flow.batch_id for flow in savepoint.flows}.items()
     at_first = _content(project)
-    assert all(at_first.values())
-    project.add("b.json", _rows(100, 1000)).run()
+    assert len(at_first) == (10 if every_step else 6)
+    assert all(rows for rows, _ in at_first.values())
+    for number in range(10 if every_step else 1):
+        rows = _many(5000 + number * 10_000, 10_000) if every_step else _rows(100, 1000)
+        project.add(f"b{number}.json", rows)
+    assert project.run().state == "COMPLETED"
     later = _content(project)
-    assert later != at_first
+    assert all(later[table] != at_first[table] for table in later)
 
     assert main(["savepoint", "restore", "first", "--output", "json"]) == 0
     plan = json.loads(capsys.readouterr().out)
@@ -135,14 +201,18 @@ def test_all_tables_are_restored_and_computed_again(
             if every_step or len([other for other in seen if other.startswith(kind)]) == 2:
                 raise _Killed
 
-    report = None
+    for kind in ("undo", "begun", "restored", "numbered", "copied") if every_step else ():
+        _killed_process(tmp_path, kind)
+    report, refused = None, ""
     while report is None:
         with contextlib.suppress(_Killed):
             report = _restore(project, "first", on_step=kill)
-        if len(seen) < 5:
-            assert _refused(_refused_run, project).condition == "RESTORE_UNFINISHED"
-    assert seen[0] == "begun"
-    assert {f"restored {name}" for name in at_first} <= set(seen)
+        if report is None and not refused:
+            refused = _refused(_refused_run, project).condition
+    assert refused == "RESTORE_UNFINISHED"
+    if not every_step:
+        assert seen[:2] == ["undo saved", "begun"]
+        assert len([step for step in seen if step.startswith("restored")]) == len(at_first)
     assert {"switched bronze", "switched people", "done"} <= set(seen)
     assert report.resumed
     assert report.undo is not None
@@ -163,13 +233,31 @@ def test_all_tables_are_restored_and_computed_again(
         _restore(project, report.undo)
         assert _content(project) == later
         project.run()
-        assert _content(project)["bronze"] != later["bronze"]
+        bronze = "tables/spark_catalog/default/bronze"
+        assert _content(project)[bronze] != later[bronze]
     capsys.readouterr()
     assert main(["savepoint", "list"]) == 0
     names = [point.name for point in list_savepoints(load_settings(project.root))]
     assert names[0] == "first"
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == names
     assert main(["checkpoint", "doctor"]) == 0
+
+
+def _killed_process(folder: Path, kind: str) -> None:
+    """A restore in a process of its own, which SIGKILL ends at the first step of a kind."""
+    source = str(Path(sys.modules["penstock"].__file__ or "").parents[1])
+    process = subprocess.Popen(
+        [sys.executable, "-c", RESTORE, kind],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": source},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    output = process.communicate(timeout=240)[0].decode(errors="replace")
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # its JVM
+    assert process.returncode == -signal.SIGKILL, output[-3000:]
 
 
 def _refused_run(project: Project) -> None:
