@@ -2,8 +2,7 @@
 
 A name is resolved by the `tables` of the settings (exact, then `schema.*`, then `catalog.*`), then
 by the storage root, where another pipeline may have written the table, then by the storage of
-`defer_to`, then by the metastore if
-tables are registered in one, then by Spark's catalog.
+`defer_to`, then by the metastore if tables are registered in one, then by Spark's catalog.
 """
 
 from collections.abc import Iterator, Mapping

@@ -188,7 +188,6 @@ class PipelineSettings:
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
     maintenance: MaintenanceSettings = field(default_factory=MaintenanceSettings)
     local_dir: str = field(default="", compare=False)
-
     defer: Deferral | None = None
 
     @property
