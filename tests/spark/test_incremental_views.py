@@ -67,6 +67,11 @@ class View:
             self.rows += self._rows(changes.rows())
         elif technique == "GROUP_AGGREGATE":
             self._merge(list(map(str, changes.merges())), self._rows(changes.rows()))
+        elif changes.isLinear():
+            for *row, copies in DataFrame(changes.changedRows(1000).rows(), self.spark).collect():
+                self.rows[tuple(row)] += copies
+            assert min(self.rows.values(), default=0) >= 0
+            self.rows = +self.rows
         else:
             self._replace(df.columns, changes)
         return technique

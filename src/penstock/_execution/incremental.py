@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from penstock._execution.flow_query import FlowQueries
 from penstock._execution.flow_state import ViewState
@@ -21,7 +22,12 @@ from penstock._spark import plans
 from penstock._spark.failures import full_text
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.write.keyed import MOST_KEYS
-from penstock._tables.write.view_writer import ViewChangedError, ViewWriter
+from penstock._tables.write.view_writer import (
+    COPIES,
+    ViewChangedError,
+    ViewWriter,
+    added_rows_of,
+)
 from penstock.errors import PenstockError, PlanError
 
 APPEND_ONLY = "APPEND_ONLY"
@@ -98,12 +104,15 @@ class IncrementalViews:
         else:
             if dataset.declared.expectations:
                 raise NotIncrementalError("its expectations apply to rows that change")
+            most = None
             if policy == "auto":
                 _check_cost(before, technique, changes)
+                most = before.rows
             if technique == GROUP_AGGREGATE:
                 rows, reason = _groups(writer, df, changes)
+            elif changes.isLinear():
+                rows, reason = _rows(writer, df, changes, dataset, most)
             else:
-                most = None if policy != "auto" or before.rows is None else before.rows
                 rows, reason = _keys(writer, df, changes, most)
 
         def commit() -> Commit:
@@ -136,6 +145,30 @@ def _groups(writer: ViewWriter, df: DataFrame, changes: Any) -> tuple[DataFrame,
     keys = rows.select(*[quoted(name) for name in changes.keyColumns()])
     count, _ = writer.collect(keys, merges)
     return rows, f"new rows in {count} group(s)"
+
+
+def _rows(
+    writer: ViewWriter,
+    df: DataFrame,
+    changes: Any,
+    dataset: DatasetNode,
+    view_rows: int | None,
+) -> tuple[DataFrame, str]:
+    """The removed and the added rows; with `view_rows`, a share of these rows at most."""
+    changed = changes.changedRows(MOST_KEYS + 1)
+    removed, added = int(changed.removed()), int(changed.added())
+    most = MOST_KEYS if view_rows is None else min(MOST_KEYS, int(_MOST_SHARE * view_rows))
+    if removed + added > most:
+        raise NotIncrementalError(f"more than {most} rows changed")
+    rows = DataFrame(changed.rows(), df.sparkSession)
+    if not removed:
+        return added_rows_of(rows), "rows were only added"
+    key = changed.keyColumn(list(dataset.declared.partition_cols))
+    if key is None:
+        raise NotIncrementalError("no column of the result can be searched")
+    keys = rows.where(F.col(COPIES) < 0).select(quoted(key))
+    writer.collect(keys, removed=removed, added=added)
+    return rows, f"{removed} row(s) removed and {added} added"
 
 
 def _keys(
@@ -190,5 +223,5 @@ def _check_cost(before: ViewState, technique: str, changes: Any) -> None:
         return
     if changes.readsRewrittenTable():
         raise NotIncrementalError("most of the files of a source were replaced")
-    if not changes.selectsRows():
+    if not changes.isLinear() and not changes.selectsRows():
         raise NotIncrementalError("its keys do not select rows of its sources")

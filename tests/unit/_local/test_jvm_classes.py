@@ -31,13 +31,14 @@ def test_jar_names_the_sources_that_it_was_built_from() -> None:
     assert names[0] == "META-INF/MANIFEST.MF"
     assert {name.partition("$")[0].removesuffix(".class") for name in names[1:]} == {
         "penstock/delta/AffectedKeys",
-        "penstock/delta/AppendedRows",
         "penstock/delta/BatchKeys",
+        "penstock/delta/ChangedRows",
         "penstock/delta/Checkpoints",
         "penstock/delta/EquiKeys",
         "penstock/delta/KeyColumns",
         "penstock/delta/KeySearch",
         "penstock/delta/KeyedRows",
+        "penstock/delta/LinearChanges",
         "penstock/delta/LinkLogStore",
         "penstock/delta/LiveFiles",
         "penstock/delta/PartialAggregates",

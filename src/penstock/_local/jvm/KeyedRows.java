@@ -136,6 +136,23 @@ public final class KeyedRows {
     return PlanParts.local(session, columns, rows);
   }
 
+  /** The number of rows, without those that are deleted already. */
+  public long count() throws IOException {
+    DeletionVectorStore store =
+        DeletionVectorStore$.MODULE$.createInstance(log.newDeltaHadoopConf());
+    long count = 0;
+    for (Map.Entry<AddFile, RoaringBitmapArray> hit : positions.entrySet()) {
+      DeletionVectorDescriptor vector = hit.getKey().deletionVector();
+      count += hit.getValue().cardinality();
+      if (vector != null) {
+        RoaringBitmapArray deleted = StoredBitmap.create(vector, log.dataPath()).load(store);
+        deleted.and(hit.getValue());
+        count -= deleted.cardinality();
+      }
+    }
+    return count;
+  }
+
   /** Whether the statistics of these files have the number of rows, as deletion vectors need. */
   public boolean hasCounts() {
     return positions.keySet().stream().allMatch(file -> file.numPhysicalRecords().isDefined());

@@ -112,7 +112,7 @@ final class PartialAggregates {
   }
 
   /** The aggregates of the new rows alone. */
-  LogicalPlan over(AppendedRows appended) {
+  LogicalPlan over(LinearChanges appended) {
     return replaced(plan, appended.of(aggregate.child()));
   }
 

@@ -42,10 +42,13 @@ import org.apache.spark.sql.types.DateType;
 import org.apache.spark.sql.types.DecimalType;
 import org.apache.spark.sql.types.IntegerType;
 import org.apache.spark.sql.types.LongType;
+import org.apache.spark.sql.types.MapType;
 import org.apache.spark.sql.types.ShortType;
+import org.apache.spark.sql.types.StringType;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.types.TimestampNTZType;
 import org.apache.spark.sql.types.TimestampType;
+import org.apache.spark.sql.types.VariantType;
 import scala.Option;
 import scala.collection.immutable.Seq;
 import scala.jdk.javaapi.CollectionConverters;
@@ -77,6 +80,15 @@ final class PlanParts {
         || type instanceof DecimalType
         || type instanceof BinaryType
         || type.equals(DataTypes.StringType);
+  }
+
+  /** Whether rows that are equal by {@code GROUP BY} have the same value of a type. */
+  static boolean canGroup(DataType type) {
+    return !type.existsRecursively(
+        part ->
+            part instanceof MapType
+                || part instanceof VariantType
+                || part instanceof StringType && !part.equals(DataTypes.StringType));
   }
 
   static boolean has(Expression expression, Predicate<Expression> predicate) {
@@ -174,6 +186,13 @@ final class PlanParts {
   /** Some columns of a plan, by position, with new identities. */
   static LogicalPlan columns(LogicalPlan plan, List<Integer> positions) {
     return project(positions.stream().map(output(plan)::get).toList(), plan);
+  }
+
+  /** A plan with one more column at its end. */
+  static LogicalPlan append(LogicalPlan plan, Expression value) {
+    List<NamedExpression> columns = new ArrayList<>(output(plan));
+    columns.add(alias(value, "sign", NamedExpression.newExprId()));
+    return new Project(seq(columns), plan);
   }
 
   static LogicalPlan fresh(LogicalPlan plan) {

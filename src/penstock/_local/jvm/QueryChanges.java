@@ -5,6 +5,7 @@ import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import org.apache.spark.sql.Column;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.analysis.EliminateSubqueryAliases;
@@ -48,6 +49,7 @@ import org.apache.spark.sql.delta.Snapshot;
 import org.apache.spark.sql.delta.files.TahoeLogFileIndex;
 import org.apache.spark.sql.execution.datasources.HadoopFsRelation;
 import org.apache.spark.sql.execution.datasources.LogicalRelation;
+import org.apache.spark.sql.functions;
 import org.apache.spark.sql.types.DataTypes;
 import scala.Option;
 import scala.runtime.AbstractPartialFunction;
@@ -67,6 +69,9 @@ public final class QueryChanges {
       super(reason, null, false, false);
     }
   }
+
+  /** The column with the number of copies of a changed row. */
+  public static final String COPIES = "__penstock_copies";
 
   private final SparkSession session;
   private final LogicalPlan plan;
@@ -139,6 +144,28 @@ public final class QueryChanges {
     return merges;
   }
 
+  /** Whether the changes of a row-based result are known, and its rows need not be computed. */
+  public boolean isLinear() {
+    return technique.equals("ROW_BASED") && rows != null;
+  }
+
+  /**
+   * The changes of a linear result.
+   *
+   * @param most so many rows per task are collected at most
+   */
+  public ChangedRows changedRows(int most) {
+    List<String> columns = new ArrayList<>(names);
+    columns.add(COPIES);
+    Dataset<Row> each = frame(rows, columns);
+    Column[] all = new Column[names.size()];
+    Arrays.setAll(all, column -> functions.col("`" + names.get(column).replace("`", "``") + "`"));
+    Column copies = functions.col(COPIES);
+    Dataset<Row> net =
+        each.groupBy(all).agg(functions.sum(copies).as(COPIES)).where(copies.notEqual(0L));
+    return new ChangedRows(limited(net, most));
+  }
+
   /** Whether the changed keys select few rows of a source; else most of the query is computed. */
   public boolean selectsRows() {
     AffectedKeys affected = new AffectedKeys(this);
@@ -160,9 +187,12 @@ public final class QueryChanges {
   /** The keys of all rows that may have changed; at most so many per task. */
   public Dataset<Row> changedKeys(int most) {
     LogicalPlan touched = new AffectedKeys(this).touched(plan, new ArrayList<>(keys));
-    Dataset<Row> each = frame(touched, keyColumns()).distinct();
+    return limited(frame(touched, keyColumns()).distinct(), most);
+  }
+
+  private Dataset<Row> limited(Dataset<Row> rows, int most) {
     LogicalPlan limit =
-        new LocalLimit(Literal.create(most, DataTypes.IntegerType), each.logicalPlan());
+        new LocalLimit(Literal.create(most, DataTypes.IntegerType), rows.logicalPlan());
     return Dataset$.MODULE$.ofRows(session, limit);
   }
 
@@ -195,7 +225,7 @@ public final class QueryChanges {
 
   private void chooseTechnique() {
     try {
-      rows = new AppendedRows(this).of(plan);
+      rows = new LinearChanges(this, false).of(plan);
       technique = "APPEND_ONLY";
       return;
     } catch (UnsupportedException error) {
@@ -204,7 +234,7 @@ public final class QueryChanges {
     PartialAggregates partial = PartialAggregates.of(plan);
     if (partial != null) {
       try {
-        rows = partial.over(new AppendedRows(this));
+        rows = partial.over(new LinearChanges(this, false));
         merges = partial.merges;
         keys = partial.keys;
         technique = "GROUP_AGGREGATE";
@@ -213,8 +243,16 @@ public final class QueryChanges {
         // Rows of a source were changed, or its rows are not simply added.
       }
     }
-    keys = new KeyColumns(this).of(plan);
     technique = "ROW_BASED";
+    if (PlanParts.output(plan).stream().allMatch(c -> PlanParts.canGroup(c.dataType()))) {
+      try {
+        rows = new LinearChanges(this, true).of(plan);
+        return;
+      } catch (UnsupportedException error) {
+        // The rows of the changed keys are computed.
+      }
+    }
+    keys = new KeyColumns(this).of(plan);
   }
 
   // -- the plan -----------------------------------------------------------------------------
@@ -361,6 +399,14 @@ public final class QueryChanges {
   /** The rows of a table that were added, removed or changed, as they were and as they are. */
   LogicalPlan changed(LogicalRelation leaf) {
     return PlanParts.as(changes(leaf).changed(), PlanParts.output(leaf));
+  }
+
+  /** The same rows with the number of their copies as last column, negative if removed. */
+  LogicalPlan signed(LogicalRelation leaf) {
+    LogicalPlan rows = changes(leaf).changed();
+    List<Attribute> columns = new ArrayList<>(PlanParts.output(leaf));
+    columns.add(PlanParts.output(rows).get(columns.size()).newInstance());
+    return PlanParts.as(rows, columns);
   }
 
   /** A part of the query over the new or the old versions of its tables. */

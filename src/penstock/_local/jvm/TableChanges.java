@@ -1,6 +1,7 @@
 package penstock.delta;
 
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -8,6 +9,7 @@ import org.apache.spark.sql.Column;
 import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.SparkSession;
+import org.apache.spark.sql.catalyst.expressions.Literal;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.Snapshot;
@@ -18,10 +20,8 @@ import org.apache.spark.sql.delta.actions.Protocol;
 import org.apache.spark.sql.delta.actions.RemoveFile;
 import org.apache.spark.sql.delta.commands.cdc.CDCReader;
 import org.apache.spark.sql.functions;
-import org.apache.spark.sql.types.DataType;
-import org.apache.spark.sql.types.MapType;
+import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructField;
-import org.apache.spark.sql.types.VariantType;
 import scala.Option;
 import scala.Tuple2;
 import scala.collection.immutable.Seq;
@@ -131,14 +131,15 @@ final class TableChanges {
   }
 
   /**
-   * Rows that were added, removed or changed, before and after the change.
+   * Rows that were added, removed or changed, before and after the change; and a last column that
+   * is the number of their copies, negative if these were removed.
    *
    * <p>Delta gives all rows of rewritten files as deleted and inserted; those that are in both are
    * left out.
    */
   LogicalPlan changed() {
     if (!removes) {
-      return appended();
+      return PlanParts.append(appended(), Literal.create(1L, DataTypes.LongType));
     }
     Dataset<Row> changes =
         CDCReader.changesToBatchDF(
@@ -150,30 +151,27 @@ final class TableChanges {
             Option.empty(),
             true,
             Option.empty());
+    Column type = functions.col("_change_type");
+    Column sign = functions.when(type.isin("insert", "update_postimage"), 1L).otherwise(-1L);
+    Dataset<Row> signed = changes.withColumn(SIGN, sign);
     StructField[] fields = snapshot.schema().fields();
     Column[] columns = new Column[fields.length];
     // Of a file whose deletion vector changed, Delta gives the deleted rows alone.
     boolean canGroup = bytes.values().stream().anyMatch(size -> size < 0);
     for (int field = 0; field < fields.length; field++) {
       columns[field] = functions.col("`" + fields[field].name().replace("`", "``") + "`");
-      canGroup &= !fields[field].dataType().existsRecursively(TableChanges::isUnordered);
+      canGroup &= PlanParts.canGroup(fields[field].dataType());
     }
-    if (!canGroup) {
-      return plan(changes.select(columns));
+    if (canGroup) {
+      signed =
+          signed
+              .groupBy(columns)
+              .agg(functions.sum(SIGN).as(SIGN))
+              .where(functions.col(SIGN).notEqual(0L));
     }
-    Column type = functions.col("_change_type");
-    Column sign = functions.when(type.isin("insert", "update_postimage"), 1L).otherwise(-1L);
-    Dataset<Row> signed =
-        changes
-            .withColumn(SIGN, sign)
-            .groupBy(columns)
-            .agg(functions.sum(SIGN).as(SIGN))
-            .where(functions.col(SIGN).notEqual(0L));
-    return plan(signed.select(columns));
-  }
-
-  private static Object isUnordered(DataType type) {
-    return type instanceof MapType || type instanceof VariantType;
+    Column[] all = Arrays.copyOf(columns, columns.length + 1);
+    all[columns.length] = functions.col(SIGN);
+    return plan(signed.select(all));
   }
 
   /** The version of which the result is known. */

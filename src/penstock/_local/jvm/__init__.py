@@ -6,9 +6,9 @@
 queries take turns. `LiveFiles` keeps the files of a table between batches; `KeyedRows` finds and
 deletes the rows of `BatchKeys` among them, by a `KeySearch`. `QueryChanges` computes how the
 result of a query changes with its tables, by the analyzed plan: `TableChanges` of each table,
-`AppendedRows`, `PartialAggregates`, and `AffectedKeys` of `KeyColumns`. `Checkpoints` writes
-checkpoints of tables beside the batches. `JsonRecords` and `CsvRecords` parse lines of files, each
-a `RowFunction`, and know whether the columns hold all of a line.
+`LinearChanges` as `ChangedRows`, `PartialAggregates`, and `AffectedKeys` of `KeyColumns`.
+`Checkpoints` writes checkpoints of tables beside the batches. `JsonRecords` and `CsvRecords` parse
+lines of files, each a `RowFunction`, and know whether the columns hold all of a line.
 """
 
 from pathlib import Path

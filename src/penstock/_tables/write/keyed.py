@@ -131,20 +131,29 @@ class KeyedTable:
         *,
         count: int,
         keys: Any,
+        added_rows: DataFrame | None = None,
+        removed: int = 0,
     ) -> int | None:
         """Replace the rows of keys by what `merged` makes of them; returns the new version.
 
-        As `replace`, but not by MERGE. In a small table, `merged` gets all rows.
+        As `replace`, but not by MERGE. In a small table, `merged` gets all rows. With
+        `added_rows`, if the keys have just so many rows as are to be `removed`, these are replaced
+        by the added ones, and need not be read.
         """
         way, session = self.way_for(txn, touched, count), touched.sparkSession
         if way is Way.TABLE:
-            removed = self.table.removals(txn)
             rows = merged(in_one_task(self.rows(txn, touched)))
-            added = self.delta.write_files(txn.jvm, rows.coalesce(1))
-            actions = [*removed, *added]
+            files = self.delta.write_files(txn.jvm, rows.coalesce(1))
+            actions = [*self.table.removals(txn), *files]
             return self.table.commit(txn, actions, result.batch_id, result, complete=False)
         if way is Way.VECTORS:
             txn = self._with_vectors(txn, result.batch_id)
+        if added_rows is not None:
+            search = self.delta.keyed_rows(txn.jvm, self.table.live_files.jvm, keys)
+            if search.count() == removed:
+                return self._replace_rows(
+                    txn, touched, search, added_rows, result, way, count=count
+                )
         is_partitioned = bool(txn.metadata.partition_columns)
         search = self.delta.keyed_rows(
             txn.jvm, self.table.live_files.jvm, keys, returns_rows=not is_partitioned

@@ -1,4 +1,4 @@
-"""Writes the changes of a materialized view: new rows, or all rows of some keys."""
+"""Writes the changes of a materialized view: new rows, all rows of some keys, or some rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +23,9 @@ REWRITE_BYTES = 2 * 1024 * 1024
 _MERGES = {"sum": F.sum, "min": F.min, "max": F.max}
 
 
+COPIES = "__penstock_copies"
+
+
 class ViewChangedError(Exception):
     """The table is not at the version of the last refresh, or cannot be changed by keys."""
 
@@ -31,7 +34,8 @@ class ViewWriter(FlowWriter):
     """Adds rows to a view whose newest version is `version`; with keys, replaces rows.
 
     Rows are replaced after `collect`. `merges` name, by column, how a row is merged with the old
-    row of its key: by sum, min or max.
+    row of its key: by sum, min or max. With `COPIES` as last column, rows are not replaced: so many
+    copies are added, or removed if the number is negative.
     """
 
     def __init__(
@@ -52,11 +56,20 @@ class ViewWriter(FlowWriter):
         self._count = 0
         self._touched: DataFrame | None = None
         self._merges: Mapping[str, str] = {}
+        self._removed = self._added = 0
 
     def collect(
-        self, keys: DataFrame, merges: Mapping[str, str] | None = None
+        self,
+        keys: DataFrame,
+        merges: Mapping[str, str] | None = None,
+        *,
+        removed: int = 0,
+        added: int = 0,
     ) -> tuple[int, DataFrame]:
         """Collect the keys whose rows `write_batch` replaces; their number, and each key once.
+
+        With the numbers of `removed` and `added` rows, the values of one column in the removed ones
+        suffice.
 
         Raises:
             ViewChangedError: the rows of these keys cannot be replaced.
@@ -70,6 +83,7 @@ class ViewWriter(FlowWriter):
         self._keys = self._keyed.collected(txn, touched)
         distinct = self._delta.frame_of_keys(self._keys, keys.sparkSession)
         self._count, self._merges = int(self._keys.distinct()), merges or {}
+        self._removed, self._added = removed, added
         self._touched = distinct.select(as_struct)
         if self._count > MOST_KEYS:
             raise ViewChangedError(f"rows of more than {MOST_KEYS} keys changed")
@@ -99,6 +113,8 @@ class ViewWriter(FlowWriter):
         self._check(txn)
         if self._touched is None:
             return super()._write_files(df, txn, schema)
+        if self._removed:
+            return Written(RowCounts(self._added, 0, {}), rows=df)
         if self._merges:
             return Written(RowCounts(self._count, 0, {}), rows=df)
         # Read twice: counted, and written.
@@ -123,14 +139,16 @@ class ViewWriter(FlowWriter):
             return super()._commit_target(batch)
         result, rows = batch.result, batch.written.rows
         assert rows is not None
-        if self._merges:
+        if self._merges or self._removed:
             version = self._keyed.merge(
                 batch.txn,
                 self._touched,
-                partial(self._merged, df=rows),
+                partial(_with_copies if self._removed else self._merged, df=rows),
                 result,
-                count=self._count,
+                count=max(self._count, min(result.rows_written, MOST_KEYS)),
                 keys=self._keys,
+                added_rows=added_rows_of(rows) if self._removed else None,
+                removed=self._removed,
             )
             return replace(result, version=version)
         version = self._keyed.replace(
@@ -143,3 +161,24 @@ class ViewWriter(FlowWriter):
             keys=self._keys,
         )
         return replace(result, version=version)
+
+
+def added_rows_of(changes: DataFrame) -> DataFrame:
+    """The rows that are added by changes with `COPIES`."""
+    return _repeated(changes.where(F.col(COPIES) > 0))
+
+
+def _repeated(rows: DataFrame) -> DataFrame:
+    """Each row as often as it has copies."""
+    times = F.explode(F.array_repeat(F.lit(1), F.col(COPIES).cast("int"))).alias(COPIES)
+    columns = [F.col(quoted(name)) for name in rows.columns[:-1]]
+    return rows.select(*columns, times).drop(COPIES)
+
+
+def _with_copies(old: DataFrame, df: DataFrame) -> DataFrame:
+    columns = [F.col(quoted(name)) for name in df.columns[:-1]]
+    both = old.select(*columns, F.lit(1).cast("long").alias(COPIES)).unionByName(df).coalesce(1)
+    sums = both.groupBy(*columns).agg(F.sum(COPIES).alias(COPIES))
+    text = F.lit("the table has not the rows of the last refresh")
+    copies = F.when(F.col(COPIES) < 0, F.raise_error(text)).otherwise(F.col(COPIES))
+    return _repeated(sums.withColumn(COPIES, copies))

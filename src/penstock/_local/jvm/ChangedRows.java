@@ -1,0 +1,80 @@
+package penstock.delta;
+
+import java.util.Arrays;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Set;
+import org.apache.spark.sql.Dataset;
+import org.apache.spark.sql.Row;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.classic.SparkSession;
+import org.apache.spark.sql.types.BinaryType;
+import org.apache.spark.sql.types.StructField;
+import org.apache.spark.sql.types.StructType;
+
+/**
+ * Rows that are removed from a result and added to it, on the driver; each once, with the number of
+ * its copies as last column, negative if they are removed.
+ */
+public final class ChangedRows {
+  private final SparkSession session;
+  private final StructType schema;
+  private final InternalRow[] rows;
+  private long removed;
+  private long added;
+
+  ChangedRows(Dataset<Row> changes) {
+    this.session = (SparkSession) changes.sparkSession();
+    this.schema = changes.schema();
+    this.rows = changes.queryExecution().executedPlan().executeCollect();
+    for (InternalRow row : rows) {
+      long copies = row.getLong(schema.size() - 1);
+      removed -= Math.min(copies, 0);
+      added += Math.max(copies, 0);
+    }
+  }
+
+  public Dataset<Row> rows() {
+    return PlanParts.local(session, schema, Arrays.asList(rows));
+  }
+
+  /** The number of removed copies. */
+  public long removed() {
+    return removed;
+  }
+
+  /** The number of added copies. */
+  public long added() {
+    return added;
+  }
+
+  /**
+   * The column by which the removed rows are searched: that with most of their values.
+   *
+   * @param partitions columns that are not searched
+   * @return null if no column can be searched
+   */
+  public String keyColumn(List<String> partitions) {
+    String best = null;
+    int most = 0;
+    for (int column = 0; column < schema.size() - 1; column++) {
+      StructField field = schema.fields()[column];
+      if (!PlanParts.isExact(field.dataType())
+          || field.dataType() instanceof BinaryType
+          || partitions.contains(field.name())) {
+        continue;
+      }
+      Set<Object> values = new HashSet<>();
+      for (InternalRow row : rows) {
+        if (row.getLong(schema.size() - 1) < 0) {
+          values.add(row.isNullAt(column) ? null : row.get(column, field.dataType()));
+        }
+      }
+      if (values.size() > most) {
+        most = values.size();
+        best = field.name();
+      }
+    }
+    return best;
+  }
+}
