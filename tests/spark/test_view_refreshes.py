@@ -27,6 +27,8 @@ SELECT k, v FROM (SELECT *, row_number() OVER (PARTITION BY k ORDER BY ts DESC, 
 WHERE r = 1;
 CREATE OR REFRESH MATERIALIZED VIEW known {policy} AS
 SELECT k, v FROM clean WHERE k IN (SELECT k FROM delta.`{other}`);
+CREATE OR REFRESH MATERIALIZED VIEW pairs {policy} AS
+SELECT s.k, s.v, o.ts FROM delta.`{src}` s JOIN delta.`{other}` o ON s.k = o.k;
 CREATE OR REFRESH MATERIALIZED VIEW whole {policy} AS SELECT count(*) AS n FROM totals
 """
 
@@ -69,6 +71,7 @@ class Pipeline:
             "latest": f"SELECT k, v FROM (SELECT *, row_number() OVER (PARTITION BY k ORDER BY "
             f"ts DESC, v) AS r FROM {clean}) WHERE r = 1",
             "known": f"SELECT k, v FROM {clean} WHERE k IN {known}",
+            "pairs": f"SELECT s.k, s.v, o.ts FROM {src} s JOIN {other} o ON s.k = o.k",
             "whole": f"SELECT count(*) FROM {totals}",
         }
         for name, query in queries.items():
@@ -98,6 +101,7 @@ def test_views_are_updated_by_the_changes_of_their_sources(pipeline, monkeypatch
         "totals": "GROUP_AGGREGATE",
         "latest": "ROW_BASED",
         "known": "APPEND_ONLY",
+        "pairs": "APPEND_ONLY",
         "whole": "COMPLETE_RECOMPUTE",
     }
     pipeline.check()
@@ -109,6 +113,20 @@ def test_views_are_updated_by_the_changes_of_their_sources(pipeline, monkeypatch
     pipeline.add("other", [(77, None, 0)])
     assert pipeline.refresh()["known"] == "ROW_BASED"
     pipeline.check()
+
+    # Rows of a join: some have copies, and share their values with rows that stay.
+    src, other = (f"delta.`{pipeline.paths[name]}`" for name in ("src", "other"))
+    pipeline.add("src", [(2, 100, 11), (2, 500, 12)])
+    pipeline.refresh()
+    for change, reason in (
+        (f"UPDATE {src} SET v = 501 WHERE v = 500", "1 row(s) removed and 1 added"),
+        (f"DELETE FROM {src} WHERE v = 100 AND ts = 11", "1 row(s) removed and 0 added"),
+        (f"UPDATE {other} SET ts = 1 WHERE k = 1", "5 row(s) removed and 5 added"),
+    ):
+        pipeline.spark.sql(change)
+        assert pipeline.refresh()["pairs"] == "ROW_BASED"
+        assert pipeline.reasons["pairs"] == reason
+        pipeline.check()
 
 
 def test_a_view_is_computed_completely_where_its_changes_are_not_known(spark, pipeline):

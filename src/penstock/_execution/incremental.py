@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from penstock._execution.flow_query import FlowQueries
 from penstock._execution.flow_state import ViewState
@@ -23,7 +22,6 @@ from penstock._spark.failures import full_text
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.write.keyed import MOST_KEYS
 from penstock._tables.write.view_writer import (
-    COPIES,
     ViewChangedError,
     ViewWriter,
     added_rows_of,
@@ -161,14 +159,12 @@ def _rows(
     if removed + added > most:
         raise NotIncrementalError(f"more than {most} rows changed")
     rows = DataFrame(changed.rows(), df.sparkSession)
-    if not removed:
-        return added_rows_of(rows), "rows were only added"
-    key = changed.keyColumn(list(dataset.declared.partition_cols))
-    if key is None:
-        raise NotIncrementalError("no column of the result can be searched")
-    keys = rows.where(F.col(COPIES) < 0).select(quoted(key))
-    writer.collect(keys, removed=removed, added=added)
-    return rows, f"{removed} row(s) removed and {added} added"
+    if removed:
+        key = changed.keyColumn(list(dataset.declared.partition_cols))
+        if key is None:
+            raise NotIncrementalError("no column of the result can be searched")
+        writer.collect_removed(rows, key, removed=removed, added=added)
+    return added_rows_of(rows), f"{removed} row(s) removed and {added} added"
 
 
 def _keys(

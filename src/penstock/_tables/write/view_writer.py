@@ -34,8 +34,7 @@ class ViewWriter(FlowWriter):
     """Adds rows to a view whose newest version is `version`; with keys, replaces rows.
 
     Rows are replaced after `collect`. `merges` name, by column, how a row is merged with the old
-    row of its key: by sum, min or max. With `COPIES` as last column, rows are not replaced: so many
-    copies are added, or removed if the number is negative.
+    row of its key: by sum, min or max. After `collect_removed`, the written rows are added.
     """
 
     def __init__(
@@ -56,20 +55,25 @@ class ViewWriter(FlowWriter):
         self._count = 0
         self._touched: DataFrame | None = None
         self._merges: Mapping[str, str] = {}
+        self._changes: DataFrame | None = None
         self._removed = self._added = 0
 
+    def collect_removed(self, changes: DataFrame, key: str, *, removed: int, added: int) -> None:
+        """Collect the rows that `write_batch` removes, beside those that it adds.
+
+        `changes` has all these rows, and `COPIES` as last column. The removed ones are searched by
+        their values in the column `key`.
+
+        Raises:
+            ViewChangedError: the rows of these keys cannot be replaced.
+        """
+        self.collect(changes.where(F.col(COPIES) < 0).select(quoted(key)))
+        self._changes, self._removed, self._added = changes, removed, added
+
     def collect(
-        self,
-        keys: DataFrame,
-        merges: Mapping[str, str] | None = None,
-        *,
-        removed: int = 0,
-        added: int = 0,
+        self, keys: DataFrame, merges: Mapping[str, str] | None = None
     ) -> tuple[int, DataFrame]:
         """Collect the keys whose rows `write_batch` replaces; their number, and each key once.
-
-        With the numbers of `removed` and `added` rows, the values of one column in the removed ones
-        suffice.
 
         Raises:
             ViewChangedError: the rows of these keys cannot be replaced.
@@ -83,7 +87,6 @@ class ViewWriter(FlowWriter):
         self._keys = self._keyed.collected(txn, touched)
         distinct = self._delta.frame_of_keys(self._keys, keys.sparkSession)
         self._count, self._merges = int(self._keys.distinct()), merges or {}
-        self._removed, self._added = removed, added
         self._touched = distinct.select(as_struct)
         if self._count > MOST_KEYS:
             raise ViewChangedError(f"rows of more than {MOST_KEYS} keys changed")
@@ -113,10 +116,9 @@ class ViewWriter(FlowWriter):
         self._check(txn)
         if self._touched is None:
             return super()._write_files(df, txn, schema)
-        if self._removed:
-            return Written(RowCounts(self._added, 0, {}), rows=df)
-        if self._merges:
-            return Written(RowCounts(self._count, 0, {}), rows=df)
+        if self._merges or self._changes is not None:
+            count = self._count if self._changes is None else self._added
+            return Written(RowCounts(count, 0, {}), rows=df)
         # Read twice: counted, and written.
         self._kept = kept = keep(df)
         return Written(RowCounts(kept.count(), 0, {}), rows=kept)
@@ -139,15 +141,18 @@ class ViewWriter(FlowWriter):
             return super()._commit_target(batch)
         result, rows = batch.result, batch.written.rows
         assert rows is not None
-        if self._merges or self._removed:
+        if self._merges or self._changes is not None:
+            merged = partial(self._merged, df=rows)
+            if self._changes is not None:
+                merged = partial(_with_copies, changes=self._changes)
             version = self._keyed.merge(
                 batch.txn,
                 self._touched,
-                partial(_with_copies if self._removed else self._merged, df=rows),
+                merged,
                 result,
                 count=max(self._count, min(result.rows_written, MOST_KEYS)),
                 keys=self._keys,
-                added_rows=added_rows_of(rows) if self._removed else None,
+                added_rows=rows if self._changes is not None else None,
                 removed=self._removed,
             )
             return replace(result, version=version)
@@ -175,9 +180,10 @@ def _repeated(rows: DataFrame) -> DataFrame:
     return rows.select(*columns, times).drop(COPIES)
 
 
-def _with_copies(old: DataFrame, df: DataFrame) -> DataFrame:
-    columns = [F.col(quoted(name)) for name in df.columns[:-1]]
-    both = old.select(*columns, F.lit(1).cast("long").alias(COPIES)).unionByName(df).coalesce(1)
+def _with_copies(old: DataFrame, changes: DataFrame) -> DataFrame:
+    columns = [F.col(quoted(name)) for name in changes.columns[:-1]]
+    rows = old.select(*columns, F.lit(1).cast("long").alias(COPIES))
+    both = rows.unionByName(changes).coalesce(1)
     sums = both.groupBy(*columns).agg(F.sum(COPIES).alias(COPIES))
     text = F.lit("the table has not the rows of the last refresh")
     copies = F.when(F.col(COPIES) < 0, F.raise_error(text)).otherwise(F.col(COPIES))
