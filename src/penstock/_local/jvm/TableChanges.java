@@ -2,9 +2,11 @@ package penstock.delta;
 
 import java.util.ArrayList;
 import java.util.Arrays;
-import java.util.HashMap;
+import java.util.HashSet;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import org.apache.spark.sql.Column;
 import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.Row;
@@ -15,6 +17,8 @@ import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.Snapshot;
 import org.apache.spark.sql.delta.actions.Action;
 import org.apache.spark.sql.delta.actions.AddFile;
+import org.apache.spark.sql.delta.actions.DeletionVectorDescriptor;
+import org.apache.spark.sql.delta.actions.FileAction;
 import org.apache.spark.sql.delta.actions.Metadata;
 import org.apache.spark.sql.delta.actions.Protocol;
 import org.apache.spark.sql.delta.actions.RemoveFile;
@@ -38,10 +42,16 @@ final class TableChanges {
   private final DeltaLog log;
   private final long since;
   private final Snapshot snapshot;
+
+  /** Added and removed files by path and deletion vector, without those that were both. */
+  private final Map<List<String>, FileAction> files = new LinkedHashMap<>();
+
+  /** Whether a file was added twice, or removed twice, as by RESTORE after OPTIMIZE. */
+  private boolean isRepeated;
+
   private final List<AddFile> added = new ArrayList<>();
-  private boolean removes;
-  /** Bytes of added files, and negative ones of removed files. */
-  private final Map<String, Long> bytes = new HashMap<>();
+  private final Set<String> addedPaths = new HashSet<>();
+  private final Set<String> removedPaths = new HashSet<>();
 
   /**
    * Reads the commits after a version.
@@ -78,15 +88,21 @@ final class TableChanges {
     if (expected != version + 1) {
       throw new QueryChanges.UnsupportedException("the log of a source was cleaned up");
     }
+    for (FileAction file : files.values()) {
+      if (file instanceof AddFile add) {
+        added.add(add);
+        isRepeated |= !addedPaths.add(add.path());
+      } else {
+        isRepeated |= !removedPaths.add(file.path());
+      }
+    }
   }
 
   private void add(Action action) {
-    if (action instanceof AddFile file && file.dataChange()) {
-      added.add(file);
-      count(file.path(), Math.max(1, file.size()));
-    } else if (action instanceof RemoveFile file && file.dataChange()) {
-      removes = true;
-      count(file.path(), -Math.max(1, file.getFileSize()));
+    if (action instanceof FileAction file && (file instanceof AddFile || file instanceof RemoveFile)) {
+      if (file.dataChange()) {
+        count(file);
+      }
     } else if (action instanceof Metadata metadata) {
       Metadata old = before().metadata();
       boolean isSame =
@@ -102,23 +118,38 @@ final class TableChanges {
     }
   }
 
-  private void count(String path, long size) {
-    // A file whose deletion vector changed is both removed and added; few of its rows changed.
-    bytes.merge(path, size, (first, second) -> null);
+  private void count(FileAction file) {
+    DeletionVectorDescriptor vector = file.deletionVector();
+    List<String> key = List.of(file.path(), vector == null ? "" : vector.uniqueId());
+    FileAction other = files.remove(key);
+    if (other == null) {
+      files.put(key, file);
+    } else if (other instanceof AddFile == file instanceof AddFile) {
+      files.put(key, file);
+      isRepeated = true;
+    }
   }
 
   boolean isEmpty() {
-    return added.isEmpty() && !removes;
+    return files.isEmpty() && !isRepeated;
   }
 
   boolean isAppend() {
-    return !removes;
+    return removedPaths.isEmpty() && !isRepeated;
   }
 
   /** Whether the files that were removed and added are about as large as the whole table. */
   boolean isRewritten() {
-    long changed = bytes.values().stream().mapToLong(Math::abs).sum();
-    return removes && changed > snapshot.sizeInBytes();
+    long changed = 0;
+    for (FileAction file : files.values()) {
+      // Of a file whose deletion vector changed, few rows changed.
+      changed += hasOtherVector(file) ? 0 : Math.max(1, file.getFileSize());
+    }
+    return !isAppend() && changed > snapshot.sizeInBytes();
+  }
+
+  private boolean hasOtherVector(FileAction file) {
+    return addedPaths.contains(file.path()) && removedPaths.contains(file.path());
   }
 
   /** The rows of the added files, if no file was removed. */
@@ -138,26 +169,17 @@ final class TableChanges {
    * left out.
    */
   LogicalPlan changed() {
-    if (!removes) {
+    if (isAppend()) {
       return PlanParts.append(appended(), Literal.create(1L, DataTypes.LongType));
     }
-    Dataset<Row> changes =
-        CDCReader.changesToBatchDF(
-            log,
-            since + 1,
-            snapshot.version(),
-            session,
-            Option.empty(),
-            Option.empty(),
-            true,
-            Option.empty());
+    Dataset<Row> changes = isRepeated ? ofEachCommit() : ofFiles();
     Column type = functions.col("_change_type");
     Column sign = functions.when(type.isin("insert", "update_postimage"), 1L).otherwise(-1L);
     Dataset<Row> signed = changes.withColumn(SIGN, sign);
     StructField[] fields = snapshot.schema().fields();
     Column[] columns = new Column[fields.length];
     // Of a file whose deletion vector changed, Delta gives the deleted rows alone.
-    boolean canGroup = bytes.values().stream().anyMatch(size -> size < 0);
+    boolean canGroup = isRepeated || files.values().stream().anyMatch(this::isGone);
     for (int field = 0; field < fields.length; field++) {
       columns[field] = functions.col("`" + fields[field].name().replace("`", "``") + "`");
       canGroup &= PlanParts.canGroup(fields[field].dataType());
@@ -172,6 +194,40 @@ final class TableChanges {
     Column[] all = Arrays.copyOf(columns, columns.length + 1);
     all[columns.length] = functions.col(SIGN);
     return plan(signed.select(all));
+  }
+
+  private boolean isGone(FileAction file) {
+    return file instanceof RemoveFile && !hasOtherVector(file);
+  }
+
+  private Dataset<Row> ofEachCommit() {
+    return CDCReader.changesToBatchDF(
+        log,
+        since + 1,
+        snapshot.version(),
+        session,
+        Option.empty(),
+        Option.empty(),
+        true,
+        Option.empty());
+  }
+
+  /** As if all changes were of one commit: a file that has changed often is read once. */
+  private Dataset<Row> ofFiles() {
+    long version = snapshot.version();
+    Seq<Action> actions = CollectionConverters.asScala(List.<Action>copyOf(files.values())).toSeq();
+    List<Tuple2<Object, Seq<Action>>> commits = List.of(new Tuple2<>(version, actions));
+    return CDCReader.changesToDF(
+            snapshot,
+            version,
+            version,
+            CollectionConverters.asScala(commits.iterator()),
+            session,
+            Option.empty(),
+            false,
+            true,
+            Option.empty())
+        .fileChangeDf();
   }
 
   /** The version of which the result is known. */
