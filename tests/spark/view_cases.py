@@ -128,7 +128,14 @@ class Tables:
         """Several statements about rows of some cases."""
         for _ in range(self.random.randint(2, 4)):
             self.random.choice(
-                [self.add_rows, self._delete, self._update, self._merge, self._optimize]
+                [
+                    self.add_rows,
+                    self._delete,
+                    self._update,
+                    self._merge,
+                    self._optimize,
+                    self._restore,
+                ]
             )()
 
     def _where(self, column: str) -> str:
@@ -155,3 +162,11 @@ class Tables:
 
     def _optimize(self) -> None:
         self.spark.sql(f"OPTIMIZE delta.`{self.t}`")
+
+    def _restore(self) -> None:
+        """Go back by one version or more; files that were removed are there again."""
+        table = f"delta.`{self.t}`"
+        newest = self.spark.sql(f"DESCRIBE HISTORY {table} LIMIT 1").first()["version"]
+        self.spark.sql(
+            f"RESTORE TABLE {table} TO VERSION AS OF {max(1, newest - self.random.randint(1, 3))}"
+        )
