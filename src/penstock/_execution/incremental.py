@@ -36,6 +36,7 @@ _SHORT_SECONDS = 2.0
 _SHORT_GROUPS = 0.8
 # Reading and replacing more keys takes longer than computing all.
 _MOST_SHARE = 0.2
+_MOST_ROWS = 200_000  # collected on the driver with all their columns
 _UNSUPPORTED = re.compile(r"QueryChanges\$UnsupportedException: (.+)")
 
 
@@ -153,9 +154,9 @@ def _rows(
     view_rows: int | None,
 ) -> tuple[DataFrame, str]:
     """The removed and the added rows; with `view_rows`, a share of these rows at most."""
-    changed = changes.changedRows(MOST_KEYS + 1)
+    changed = changes.changedRows(_MOST_ROWS + 1)
     removed, added = int(changed.removed()), int(changed.added())
-    most = MOST_KEYS if view_rows is None else min(MOST_KEYS, int(_MOST_SHARE * view_rows))
+    most = _MOST_ROWS if view_rows is None else min(_MOST_ROWS, int(_MOST_SHARE * view_rows))
     if removed + added > most:
         raise NotIncrementalError(f"more than {most} rows changed")
     rows = DataFrame(changed.rows(), df.sparkSession)
