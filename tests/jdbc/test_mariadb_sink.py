@@ -199,15 +199,17 @@ def test_another_writer_of_the_same_rows_delays_a_batch_and_changes_nothing_of_i
     df = spark.createDataFrame([(1, 10), (2, 20)], "id INT, n INT")
     upsert = writer(spark, server, "shared", mode="upsert", keys="id")
     upsert.start(df.schema)
-    other = threading.Thread(
-        target=tables.script,
-        args=(
-            "SET autocommit = 0;\nINSERT INTO shared VALUES (2, 0), (3, 30);\nDO SLEEP(1);\nCOMMIT",
-        ),
-    )
+    has_locks = threading.Event()
+
+    def write_and_commit_later() -> None:
+        with tables.session() as database, database.transaction():
+            database.execute("INSERT INTO shared VALUES (2, 0), (3, 30)")
+            has_locks.set()
+            database.query("SELECT SLEEP(1)")
+
+    other = threading.Thread(target=write_and_commit_later)
     other.start()
-    while tables.query("SELECT count(*) FROM information_schema.INNODB_TRX") == [("0",)]:
-        threading.Event().wait(0.01)
+    assert has_locks.wait(60)
     assert upsert.write(df, 0).rows == 2
     other.join()
     assert tables.query("SELECT id, n FROM shared ORDER BY id") == [

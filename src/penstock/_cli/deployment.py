@@ -92,6 +92,8 @@ def apply(
     is_done = yes and result.succeeded
     if is_json:
         options.print_json({**_body(result.plan), "done": is_done})
+    elif not result.plan.pending and result.succeeded:
+        pass  # The plan says that nothing differs.
     elif not yes:
         print("nothing was changed; --yes applies the plan")
     elif result.succeeded:
