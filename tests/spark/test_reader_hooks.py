@@ -137,6 +137,22 @@ def test_paths_are_mapped_when_readers_take_them_in_any_way(world: World, spark:
         assert spark.read.json(rows.rdd.map(lambda row: row.v)).collect()[0].id == 7
 
 
+def test_delta_tables_are_where_their_paths_are_mapped(world: World, spark: SparkSession):
+    from delta.tables import DeltaTable
+
+    row = spark.createDataFrame([(1,)], "id INT")
+    with world.outside():
+        for path in ("/Volumes/main/raw/orders", "orders"):
+            # What programs ask before they overwrite or merge.
+            assert not DeltaTable.isDeltaTable(spark, path)
+            DeltaTable.create(spark).location(path).addColumn("id", "INT").execute()
+            assert DeltaTable.isDeltaTable(spark, path)
+            row.write.format("delta").mode("append").save(path)
+            assert DeltaTable.forPath(spark, path).toDF().count() == 1
+    for folder in ("raw/orders", "orders"):
+        assert spark.read.format("delta").load(str(world.root / folder)).count() == 1
+
+
 def test_tables_are_found_when_they_are_mapped_or_lie_in_the_storage(
     world: World, spark: SparkSession
 ):

@@ -25,6 +25,7 @@ from pyspark.sql.sql_formatter import SQLStringFormatter
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from penstock._analysis import file_metadata
+from penstock._analysis.delta_hooks import wrap_delta_tables
 from penstock._analysis.json_paths import with_json_paths
 from penstock._analysis.local_rows import with_floats
 from penstock._model.paths import real_path
@@ -154,6 +155,7 @@ def install_reader_hooks() -> None:
     _wrap_session()
     _wrap_select()
     _wrap_catalog()
+    wrap_delta_tables(_redirect)
     _wrap_settings()
 
 
@@ -303,28 +305,6 @@ def _wrap_catalog() -> None:
     Catalog.tableExists = exists  # type: ignore[method-assign]
     for name in ("setCurrentCatalog", "setCurrentDatabase"):
         setattr(Catalog, name, _without_effect(getattr(Catalog, name)))
-
-    from delta.tables import DeltaTable
-
-    original_for_name = DeltaTable.forName.__func__  # type: ignore[attr-defined]
-
-    def for_name(cls: Any, sparkSession: SparkSession, tableOrViewName: str) -> Any:
-        redirect = _redirect()
-        path = redirect.delta_path(tableOrViewName) if redirect is not None else None
-        if path is not None:
-            return cls.forPath(sparkSession, path)
-        return original_for_name(cls, sparkSession, tableOrViewName)
-
-    original_for_path = DeltaTable.forPath.__func__  # type: ignore[attr-defined]
-
-    def for_path(cls: Any, sparkSession: SparkSession, path: str, hadoopConf: Any = None) -> Any:
-        redirect = _redirect()
-        if redirect is not None:
-            path = real_path(path, redirect.map_path)
-        return original_for_path(cls, sparkSession, path, hadoopConf or {})
-
-    DeltaTable.forName = classmethod(for_name)  # type: ignore[assignment]
-    DeltaTable.forPath = classmethod(for_path)  # type: ignore[assignment]
 
 
 def _without_effect(original: Callable[[Any, str], None]) -> Callable[[Any, str], None]:
