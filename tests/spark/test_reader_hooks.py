@@ -148,9 +148,11 @@ def test_delta_tables_are_where_their_paths_are_mapped(world: World, spark: Spar
             DeltaTable.create(spark).location(path).addColumn("id", "INT").execute()
             assert DeltaTable.isDeltaTable(spark, path)
             row.write.format("delta").mode("append").save(path)
-            assert DeltaTable.forPath(spark, path).toDF().count() == 1
+            row.write.format("delta").mode("append").option("path", path).save()
+            row.write.format("delta").mode("append").options(path=path).save()
+            assert DeltaTable.forPath(spark, path).toDF().count() == 3
     for folder in ("raw/orders", "orders"):
-        assert spark.read.format("delta").load(str(world.root / folder)).count() == 1
+        assert spark.read.format("delta").load(str(world.root / folder)).count() == 3
 
 
 def test_tables_are_found_when_they_are_mapped_or_lie_in_the_storage(

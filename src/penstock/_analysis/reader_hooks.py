@@ -181,6 +181,22 @@ def _wrap_writer() -> None:
     for name in ("save", *_ROW_READERS):
         if hasattr(DataFrameWriter, name):
             setattr(DataFrameWriter, name, _path_writer(getattr(DataFrameWriter, name)))
+    original_option = DataFrameWriter.option
+
+    @functools.wraps(original_option)
+    def option(self: DataFrameWriter, key: str, value: Any) -> DataFrameWriter:
+        redirect = _redirect()
+        if redirect is not None and key.lower() == _PATH_OPTION and isinstance(value, str):
+            value = real_path(value, redirect.map_path)
+        return original_option(self, key, value)
+
+    def options(self: DataFrameWriter, **values: Any) -> DataFrameWriter:
+        for key, value in values.items():
+            option(self, key, value)
+        return self
+
+    DataFrameWriter.option = option  # type: ignore[method-assign]
+    DataFrameWriter.options = functools.wraps(DataFrameWriter.options)(options)  # type: ignore[method-assign]
     original_table = DataFrameWriter.saveAsTable
 
     @functools.wraps(original_table)
