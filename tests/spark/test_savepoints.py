@@ -164,7 +164,10 @@ def small(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Projec
     return Project(tmp_path, spark).source(SMALL).add("a.json", _rows(0, 100))
 
 
-@pytest.mark.parametrize("every_step", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "every_step",
+    [False, pytest.param(True, marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
+)
 def test_all_tables_are_restored_and_computed_again(
     tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, every_step: bool
 ):
