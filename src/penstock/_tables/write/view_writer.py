@@ -185,6 +185,6 @@ def _with_copies(old: DataFrame, changes: DataFrame) -> DataFrame:
     rows = old.select(*columns, F.lit(1).cast("long").alias(COPIES))
     both = rows.unionByName(changes).coalesce(1)
     sums = both.groupBy(*columns).agg(F.sum(COPIES).alias(COPIES))
-    text = F.lit("the table has not the rows of the last refresh")
+    text = F.lit("the table does not have the rows of the last refresh")
     copies = F.when(F.col(COPIES) < 0, F.raise_error(text)).otherwise(F.col(COPIES))
     return _repeated(sums.withColumn(COPIES, copies))
