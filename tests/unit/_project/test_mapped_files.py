@@ -12,7 +12,8 @@ from penstock._project.mapped_files import mapped_files
 def test_plain_python_follows_the_mapping_of_paths_while_a_project_is_open(tmp_path: Path):
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw/a.json").write_text("1", encoding="utf-8")
-    where = "/Volumes/main/raw"
+    # A folder that the machine cannot have.
+    where = f"/Volumes/{tmp_path.name}/{tmp_path.parent.name}"
     paths = PathMap({where: str(tmp_path / "raw"), "/mnt/far": "s3a://bucket/far"})
     before = (open, os.stat, os.scandir)
     with mapped_files(paths.map):
