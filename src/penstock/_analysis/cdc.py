@@ -133,7 +133,7 @@ class CdcAwareSource(SchemaSource):
         return taken
 
     def stream(self, key: str, reader: DataStreamReader, position: Position) -> OpenedSource:
-        """See `TableSource.stream`.
+        """New rows of a dataset.
 
         Raises:
             DefinitionError: `REPLACE_WHERE_TARGET_STREAMED`.

@@ -2,22 +2,17 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
 
 from penstock._model.paths import real_path
 
-
-class DeltaRedirect(Protocol):
-    """The part of a `Redirect` that is needed here."""
-
-    def map_path(self, path: str) -> str: ...
-
-    def delta_path(self, name: str) -> str | None: ...
+if TYPE_CHECKING:
+    from penstock._analysis.external_reads import ExternalReads
 
 
-def wrap_delta_tables(active: Callable[[], DeltaRedirect | None]) -> None:
+def wrap_delta_tables(active: "Callable[[], ExternalReads | None]") -> None:
     """Wrap the class for this process; `active` returns the redirect of the current context."""
     from delta.tables import DeltaTable, DeltaTableBuilder
 

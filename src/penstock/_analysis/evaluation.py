@@ -16,7 +16,7 @@ from penstock._analysis.context import Evaluation, ReadContext
 from penstock._analysis.external_reads import ExternalReads
 from penstock._analysis.reader_hooks import Reader, install_reader_hooks, own_read, redirected
 from penstock._analysis.sql_names import RelationReference
-from penstock._analysis.table_sources import SchemaSource, TableSource
+from penstock._analysis.table_sources import DeltaSource, SchemaSource
 from penstock._api.reading import DatasetReader, reading
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._model.dataset import DatasetKind
@@ -34,7 +34,11 @@ class Evaluator(ExternalReads, DatasetReader):
     """
 
     def __init__(
-        self, spark: SparkSession, index: DefinitionIndex, source: TableSource, context: ReadContext
+        self,
+        spark: SparkSession,
+        index: DefinitionIndex,
+        source: SchemaSource | DeltaSource,
+        context: ReadContext,
     ) -> None:
         super().__init__(spark, context)
         self.index = index

@@ -48,8 +48,9 @@ _WITHOUT_EFFECT = re.compile(
 
 
 class ExternalReads:
-    """Reads of code that runs while source files are loaded: nothing is declared yet.
+    """Carries out reads of code that runs while source files are loaded: nothing is declared yet.
 
+    The hooks call it on the thread that runs the user's code.
     `guessing` has the names of the assumed sources, by the file that reads them.
     """
 
@@ -59,6 +60,7 @@ class ExternalReads:
         self._context = context
 
     def table(self, name: str, reader: Reader) -> DataFrame | None:
+        """The rows of a table, or `None` to use Spark's catalog."""
         self.record(f"table {name.replace('`', '')}")
         table = self._context.external_tables.find(name)
         try:
@@ -72,6 +74,7 @@ class ExternalReads:
             return self._assume(reader, f"table {name.replace('`', '')}", error)
 
     def sql(self, text: str) -> str | None:
+        """The statement to run instead; `None` for a statement without effect."""
         if _WITHOUT_EFFECT.match(text):
             return None
         if not file_metadata.named_in(text):
@@ -80,6 +83,11 @@ class ExternalReads:
         return file_metadata.using_shown(rewritten)
 
     def load(self, reader: Reader, spark_load: Callable[[], DataFrame]) -> DataFrame:
+        """The rows of `reader.load()`; `spark_load` loads with the current options of the reader.
+
+        Format, options, schema and paths are in `reader_format`, `reader_options`, `reader_schema`
+        and `reader_paths`.
+        """
         source = source_of(reader_format(reader))
         is_stream = isinstance(reader, DataStreamReader)
         options = source.map_options(self._context.resolved(reader_options(reader)), self.map_path)
@@ -171,7 +179,7 @@ class ExternalReads:
         return call
 
     def setting(self, key: str) -> str:
-        """See `Redirect.setting`.
+        """The value of a setting that is not set.
 
         Raises:
             DefinitionError: `CONFIGURATION_MISSING`.
@@ -188,19 +196,23 @@ class ExternalReads:
         )
 
     def map_path(self, path: str) -> str:
+        """The location that a path of the user is mapped to."""
         return self._context.map_path(path)
 
     def record(self, what: str) -> None:
-        """See `Redirect.record`; ignored while source files are loaded."""
+        """Record an external source, for the plan; ignored while source files are loaded."""
 
     def table_exists(self, name: str) -> bool | None:
+        """Whether a table exists; `None` to use Spark's catalog."""
         return True if self._context.external_tables.find(name) is not None else None
 
     def delta_path(self, name: str) -> str | None:
+        """The path of the Delta table of that name; `None` to use Spark's catalog."""
         table = self._context.external_tables.find(name)
         return table.path if table is not None and table.format == "delta" else None
 
     def new_table(self, name: str) -> str:
+        """The path of a table that user code writes by name."""
         return self._context.external_tables.location_of(name)
 
     # -- SQL -----------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""Hooks of PySpark's readers: all reads of a pipeline's user code go through a `Redirect`.
+"""Hooks of PySpark's readers: all reads of a pipeline's user code go through `ExternalReads`.
 
 Readers, `spark.sql`, `spark.table`, `selectExpr`, the catalog and `DeltaTable` are wrapped once per
-process. The wrappers do nothing unless a `Redirect` is active in the current context, so other
-threads and code outside of pipelines are not affected.
+process. The wrappers do nothing unless an `ExternalReads` is active in the current context, so
+other threads and code outside of pipelines are not affected.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -31,53 +31,21 @@ from penstock._analysis.local_rows import with_floats
 from penstock._model.paths import real_path
 from penstock._sql.query_text import spell_names
 
+if TYPE_CHECKING:
+    from penstock._analysis.external_reads import ExternalReads
+
 Reader = DataFrameReader | DataStreamReader
 
 _ROW_READERS = ("json", "csv", "parquet", "orc", "text", "xml")
 _PATH_OPTION = "path"
 
 
-class Redirect(Protocol):
-    """Carries out reads, on the thread that runs the user's code."""
-
-    def table(self, name: str, reader: Reader) -> DataFrame | None:
-        """The rows of a table, or `None` to use Spark's catalog."""
-
-    def sql(self, text: str) -> str | None:
-        """The statement to run instead; `None` for a statement without effect."""
-
-    def load(self, reader: Reader, spark_load: Callable[[], DataFrame]) -> DataFrame:
-        """The rows of `reader.load()`; `spark_load` loads with the current options of the reader.
-
-        Format, options, schema and paths are in `reader_format`, `reader_options`, `reader_schema`
-        and `reader_paths`.
-        """
-
-    def setting(self, key: str) -> str:
-        """The value of a setting that is not set; raises by default."""
-
-    def map_path(self, path: str) -> str:
-        """The location that a path of the user is mapped to."""
-
-    def record(self, what: str) -> None:
-        """Record an external source, for the plan."""
-
-    def table_exists(self, name: str) -> bool | None:
-        """Whether a table exists; `None` to use Spark's catalog."""
-
-    def delta_path(self, name: str) -> str | None:
-        """The path of the Delta table of that name; `None` to use Spark's catalog."""
-
-    def new_table(self, name: str) -> str:
-        """The path of a table that user code writes by name."""
-
-
-_active: ContextVar[Redirect | None] = ContextVar("penstock_redirect", default=None)
+_active: "ContextVar[ExternalReads | None]" = ContextVar("penstock_redirect", default=None)
 _inner_read: ContextVar[bool] = ContextVar("penstock_inner_read", default=False)
 
 
 @contextlib.contextmanager
-def redirected(redirect: Redirect) -> Iterator[None]:
+def redirected(redirect: "ExternalReads") -> Iterator[None]:
     """Let reads of this context go through `redirect`."""
     install_reader_hooks()
     token = _active.set(redirect)
@@ -97,7 +65,7 @@ def own_read() -> Iterator[None]:
         _inner_read.reset(token)
 
 
-def _redirect() -> Redirect | None:
+def _redirect() -> "ExternalReads | None":
     return None if _inner_read.get() else _active.get()
 
 
@@ -398,7 +366,9 @@ def _wrap_reader(reader: Any) -> None:
             wrap(name, _row_reader(name, original[name], original["option"]))
 
 
-def _mapped(reader: Any, path: Any, redirect: Redirect, set_option: Callable[..., Any]) -> Any:
+def _mapped(
+    reader: Any, path: Any, redirect: "ExternalReads", set_option: Callable[..., Any]
+) -> Any:
     """Map the paths of a reader, given as an argument or as an option; returns the argument."""
     if path is None:
         for key, value in list(reader_options(reader).items()):

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import unquote
 
 from pyspark.sql import DataFrame
@@ -30,18 +29,11 @@ _OWN_START = {
 _WATERMARK = "spark.watermarkDelayMs"
 
 
-class TableSource(Protocol):
-    """Reads stored datasets."""
-
-    def batch(self, key: str, reader: DataFrameReader) -> DataFrame:
-        """All rows. Raises `DatasetNotReadyError` when its schema is not known yet."""
-
-    def stream(self, key: str, reader: DataStreamReader, position: Position) -> OpenedSource:
-        """New rows. Raises `DatasetNotReadyError` when its schema is not known yet."""
-
-
 class SchemaSource:
-    """Empty relations with the right schema, for analysis: storage is not read."""
+    """Empty relations with the right schema, for analysis: storage is not read.
+
+    Reads raise `DatasetNotReadyError` for a dataset whose schema is not known yet.
+    """
 
     def __init__(self) -> None:
         self.schemas: dict[str, StructType] = {}

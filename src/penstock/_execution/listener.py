@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark import SparkContext
 from pyspark.sql.streaming.listener import (
@@ -15,15 +15,8 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-
-class QueryWatcher:
-    """Callbacks of one running query, on py4j's callback threads, in order."""
-
-    def progressed(self, progress: Mapping[str, Any]) -> None:
-        """A micro-batch is in the commit log, or the query is idle."""
-
-    def terminated(self, error: str | None) -> None:
-        """The query ended; the last callback."""
+if TYPE_CHECKING:
+    from penstock._execution.running import RunningQuery
 
 
 class ProgressListener(StreamingQueryListener):
@@ -35,11 +28,11 @@ class ProgressListener(StreamingQueryListener):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._watchers: dict[str, QueryWatcher] = {}
-        self._early: dict[str, list[Callable[[QueryWatcher], None]]] = {}
+        self._watchers: dict[str, RunningQuery] = {}
+        self._early: dict[str, list[Callable[[RunningQuery], None]]] = {}
         self._java: Any = None
 
-    def watch(self, run_id: str, watcher: QueryWatcher) -> None:
+    def watch(self, run_id: str, watcher: "RunningQuery") -> None:
         """Register the watcher of a run and deliver its earlier events."""
         with self._lock:
             early = self._early.pop(run_id, [])
@@ -47,7 +40,7 @@ class ProgressListener(StreamingQueryListener):
                 deliver(watcher)
             self._watchers[run_id] = watcher
 
-    def _deliver(self, run_id: str, call: Callable[[QueryWatcher], None]) -> None:
+    def _deliver(self, run_id: str, call: "Callable[[RunningQuery], None]") -> None:
         with self._lock:
             watcher = self._watchers.get(run_id)
             if watcher is None:

@@ -3,14 +3,14 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock._analysis.late_rows import dropped_by_watermark
 from penstock._execution.lag_probe import FlowLag
-from penstock._execution.listener import QueryWatcher, backlog_records, written_records
+from penstock._execution.listener import backlog_records, written_records
 from penstock._model.flow import Flow
 from penstock._observe.events import (
     Event,
@@ -26,23 +26,16 @@ from penstock._spark.failures import flow_error, full_text
 from penstock.errors import PenstockError
 from penstock.sources.base import OpenedSource, explained
 
+if TYPE_CHECKING:
+    from penstock._execution.writers import Commit
+    from penstock.sinks.base import SinkCommit
+
 _STOP_CHECK_SECONDS = 1.0
 _ATTACH_SECONDS = 60.0
 _SHOWN_LOSSES = 5
 
 
-class BatchReport(Protocol):
-    """The report of a writer about a committed micro-batch."""
-
-    @property
-    def replayed(self) -> bool:
-        """Whether an earlier attempt had already committed it."""
-
-    def event(self, origin: EventOrigin, message: str) -> Any:
-        """The `flow_progress` event with its counts."""
-
-
-class RunningQuery(QueryWatcher):
+class RunningQuery:
     """See `penstock._runtime.ports.RunningFlow`.
 
     `on_batch` runs on py4j's callback thread while Spark's stream thread waits for it; `progressed`
@@ -66,7 +59,7 @@ class RunningQuery(QueryWatcher):
         self._emit = emit
         self._on_end = on_end
         self._on_success: Callable[[], None] | None = on_success
-        self._write: Callable[[DataFrame, int], BatchReport] | None = None
+        self._write: Callable[[DataFrame, int], Commit | SinkCommit] | None = None
         self._close: Callable[[], None] | None = None
         self._explain: Callable[[str, int | None], PenstockError | None] = lambda *_: None
         self._lag: FlowLag | None = None
@@ -82,7 +75,7 @@ class RunningQuery(QueryWatcher):
 
     def writes_batches(
         self,
-        write: Callable[[DataFrame, int], BatchReport],
+        write: "Callable[[DataFrame, int], Commit | SinkCommit]",
         close: Callable[[], None] | None = None,  # when the query has ended
     ) -> None:
         self._write = write
@@ -142,6 +135,7 @@ class RunningQuery(QueryWatcher):
     # -- listener ------------------------------------------------------------------------------
 
     def progressed(self, progress: Mapping[str, Any]) -> None:
+        """A micro-batch is in the commit log, or the query is idle."""
         batch_id = int(progress.get("batchId", -1))
         rows = int(progress.get("numInputRows", 0))
         origin = replace(self._origin, batch_id=batch_id)
@@ -189,6 +183,7 @@ class RunningQuery(QueryWatcher):
         return None
 
     def terminated(self, error: str | None) -> None:
+        """The query ended; the last callback."""
         if not self._end():
             return
         if self._close is None and (error is None or not self._sources):
