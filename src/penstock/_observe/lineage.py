@@ -5,9 +5,29 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from openlineage.client import event_v2
+from openlineage.client.facet_v2 import (
+    DatasetFacet,
+    InputDatasetFacet,
+    JobFacet,
+    OutputDatasetFacet,
+    RunFacet,
+    column_lineage_dataset,
+    data_quality_assertions_dataset,
+    data_quality_metrics_input_dataset,
+    dataset_version_dataset,
+    documentation_job,
+    job_type_job,
+    output_statistics_output_dataset,
+    parent_run,
+    processing_engine_run,
+    test_run,
+)
 
 from penstock._model.lineage import ColumnInput, FlowLineage, LineageSource, place_of
+from penstock._model.spark_version import installed_version
 from penstock._observe.codec import time_text
 from penstock._observe.events import (
     ColumnLineage,
@@ -29,17 +49,8 @@ from penstock._observe.lineage_facets import (
     parent_run_facet,
     schema_facets,
     table_facets,
-    version_of,
 )
 
-if TYPE_CHECKING:
-    from openlineage.client import event_v2
-    from openlineage.client.facet_v2 import DatasetFacet, JobFacet, RunFacet
-
-RUNNING_SECONDS = 30.0
-"""Minimum interval between two RUNNING events of a flow, regardless of its batches."""
-
-DEFAULT_NAMESPACE = "penstock"
 _ENDS = {
     FlowStatus.COMPLETED: "COMPLETE",
     FlowStatus.IDLE: "COMPLETE",
@@ -86,9 +97,12 @@ class _Flow:
 
 
 class LineageFold:
-    """Folds the events of one update into the OpenLineage events to send. Not thread-safe."""
+    """Folds the events of one update into the OpenLineage events to send. Not thread-safe.
 
-    def __init__(self, namespace: str, *, running_seconds: float = RUNNING_SECONDS) -> None:
+    `running_seconds` is the minimum interval between two RUNNING events of a flow.
+    """
+
+    def __init__(self, namespace: str, *, running_seconds: float) -> None:
         self._namespace = namespace
         self._running_seconds = running_seconds
         self._datasets: dict[str, _Dataset] = {}
@@ -99,13 +113,13 @@ class LineageFold:
         self._has_begun = False
         self._declared = False
 
-    def __call__(self, event: Event) -> "list[event_v2.BaseEvent]":
+    def __call__(self, event: Event) -> list[event_v2.BaseEvent]:
         """Fold one event; returns the OpenLineage events to send, in order."""
         self._pipeline = event.origin.pipeline_name or self._pipeline
         self._update_id = event.origin.update_id or self._update_id
         return list(self._fold(event))
 
-    def _fold(self, event: Event) -> "Iterator[event_v2.BaseEvent]":
+    def _fold(self, event: Event) -> Iterator[event_v2.BaseEvent]:
         flow = self._flows.get(event.origin.flow_name)
         match event.body:
             case CreateUpdate() as body:
@@ -147,10 +161,8 @@ class LineageFold:
         )
         self._datasets[name] = _Dataset(name=name, place=place, is_table=False)
 
-    def _declare(self, event: Event) -> "Iterator[event_v2.BaseEvent]":
+    def _declare(self, event: Event) -> Iterator[event_v2.BaseEvent]:
         """Emit job and dataset events once, so that flows that never ran have lineage too."""
-        from openlineage.client import event_v2
-
         if self._declared:
             return
         self._declared = True
@@ -175,12 +187,10 @@ class LineageFold:
 
     # -- progress ------------------------------------------------------------------------------
 
-    def _update(self, event: Event, state: UpdateState) -> "Iterator[event_v2.BaseEvent]":
-        from openlineage.client.facet_v2 import job_type_job, processing_engine_run
-
+    def _update(self, event: Event, state: UpdateState) -> Iterator[event_v2.BaseEvent]:
         run: dict[str, RunFacet] = {
             "processing_engine": processing_engine_run.ProcessingEngineRunFacet(
-                version=version_of("pyspark"), name="spark", producer=PRODUCER
+                version=installed_version("pyspark") or "unknown", name="spark", producer=PRODUCER
             )
         }
         parent = parent_run_facet()
@@ -203,9 +213,7 @@ class LineageFold:
                 run["errorMessage"] = error_facet(event)
             yield self._run_event(kind, event, self._update_id, self._pipeline, run, job)
 
-    def _flow(
-        self, event: Event, flow: _Flow, body: FlowProgress
-    ) -> "Iterator[event_v2.BaseEvent]":
+    def _flow(self, event: Event, flow: _Flow, body: FlowProgress) -> Iterator[event_v2.BaseEvent]:
         status, has_counts = body.status, body.metrics is not None
         if not flow.is_running and (
             has_counts or status in (FlowStatus.STARTING, FlowStatus.FAILED)
@@ -242,9 +250,7 @@ class LineageFold:
 
     # -- OpenLineage's objects -----------------------------------------------------------------
 
-    def _flow_event(self, kind: str, event: Event, flow: _Flow) -> "event_v2.RunEvent":
-        from openlineage.client.facet_v2 import parent_run, test_run
-
+    def _flow_event(self, kind: str, event: Event, flow: _Flow) -> event_v2.RunEvent:
         run: dict[str, RunFacet] = {
             "parent": parent_run.ParentRunFacet(
                 run=parent_run.Run(runId=self._update_id),
@@ -281,13 +287,11 @@ class LineageFold:
         event: Event,
         run_id: str,
         job: str,
-        run_facets: "dict[str, RunFacet]",
-        job_facets: "dict[str, JobFacet]",
-        inputs: "list[event_v2.InputDataset] | None" = None,
-        outputs: "list[event_v2.OutputDataset] | None" = None,
-    ) -> "event_v2.RunEvent":
-        from openlineage.client import event_v2
-
+        run_facets: dict[str, RunFacet],
+        job_facets: dict[str, JobFacet],
+        inputs: list[event_v2.InputDataset] | None = None,
+        outputs: list[event_v2.OutputDataset] | None = None,
+    ) -> event_v2.RunEvent:
         return event_v2.RunEvent(
             eventType=event_v2.RunState[kind],
             eventTime=time_text(event.timestamp),
@@ -298,10 +302,7 @@ class LineageFold:
             producer=PRODUCER,
         )
 
-    def _job(self, flow: _Flow) -> "event_v2.Job":
-        from openlineage.client import event_v2
-        from openlineage.client.facet_v2 import documentation_job, job_type_job
-
+    def _job(self, flow: _Flow) -> event_v2.Job:
         streams = flow.definition.flow_type not in ("MATERIALIZED_VIEW", "REPLACE_WHERE")
         facets: dict[str, JobFacet] = {
             "jobType": job_type_job.JobTypeJobFacet(
@@ -331,13 +332,7 @@ class LineageFold:
             return known.place
         return LineageSource(namespace=self._namespace, name=f"{self._pipeline}.{dataset}")
 
-    def _inputs(self, flow: _Flow) -> "list[event_v2.InputDataset]":
-        from openlineage.client import event_v2
-        from openlineage.client.facet_v2 import (
-            InputDatasetFacet,
-            data_quality_metrics_input_dataset,
-        )
-
+    def _inputs(self, flow: _Flow) -> list[event_v2.InputDataset]:
         by_location = {dataset.place: dataset for dataset in self._datasets.values()}
         # Views are resolved to their sources, which are in the lineage of the flow.
         tables = [
@@ -362,15 +357,7 @@ class LineageFold:
             for place in places
         ]
 
-    def _outputs(self, flow: _Flow) -> "list[event_v2.OutputDataset]":
-        from openlineage.client import event_v2
-        from openlineage.client.facet_v2 import (
-            OutputDatasetFacet,
-            data_quality_assertions_dataset,
-            dataset_version_dataset,
-            output_statistics_output_dataset,
-        )
-
+    def _outputs(self, flow: _Flow) -> list[event_v2.OutputDataset]:
         target = self._datasets.get(flow.definition.target)
         if target is None:
             return []
@@ -439,25 +426,23 @@ class LineageFold:
         assertion["assertion" if verdict == "success" else "type"] = "expectation"
         return assertion
 
-    def _column_lineage(
-        self, flow: _Flow, lineage: FlowLineage, target: _Dataset
-    ) -> "DatasetFacet":
-        from openlineage.client.facet_v2 import column_lineage_dataset as facet
-
+    def _column_lineage(self, flow: _Flow, lineage: FlowLineage, target: _Dataset) -> DatasetFacet:
         sources = self._sources(flow)
 
-        def field_of(column: ColumnInput, kind: str) -> facet.InputField:
-            return facet.InputField(
+        def field_of(column: ColumnInput, kind: str) -> column_lineage_dataset.InputField:
+            return column_lineage_dataset.InputField(
                 namespace=sources[column.source].namespace,
                 name=sources[column.source].name,
                 field=column.column,
-                transformations=[facet.Transformation(type=kind, subtype=column.transformation)],
+                transformations=[
+                    column_lineage_dataset.Transformation(type=kind, subtype=column.transformation)
+                ],
             )
 
         wanted = {column["name"] for column in target.schema}
-        return facet.ColumnLineageDatasetFacet(
+        return column_lineage_dataset.ColumnLineageDatasetFacet(
             fields={
-                name: facet.Fields(
+                name: column_lineage_dataset.Fields(
                     inputFields=[field_of(influence, "DIRECT") for influence in inputs]
                 )
                 for name, inputs in lineage.columns.items()
@@ -467,7 +452,7 @@ class LineageFold:
             producer=PRODUCER,
         )
 
-    def _facets(self, dataset: _Dataset) -> "dict[str, DatasetFacet]":
+    def _facets(self, dataset: _Dataset) -> dict[str, DatasetFacet]:
         if not dataset.is_table:
             return schema_facets(dataset.schema)
         return {**schema_facets(dataset.schema), **table_facets(self._namespace, dataset.name)}

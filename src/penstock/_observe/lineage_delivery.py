@@ -12,13 +12,14 @@ from penstock._model.redaction import remember_secret
 from penstock._observe.bus import EventBus
 from penstock._observe.delivery import QUEUE_SIZE, Delivery, Signal
 from penstock._observe.events import EventOrigin, LineageProgress, StreamProgress
-from penstock._observe.lineage import DEFAULT_NAMESPACE, RUNNING_SECONDS, LineageFold
 from penstock._observe.masking import shown
 from penstock.errors import SpecError
 
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
 
+_RUNNING_SECONDS = 30.0
+_DEFAULT_NAMESPACE = "penstock"
 _SIGNAL = Signal(
     name="lineage",
     items="events",
@@ -116,10 +117,12 @@ class Lineage(Delivery):
         send: Callable[[Any], None],
         *,
         namespace: str = "",
-        running_seconds: float = RUNNING_SECONDS,
+        running_seconds: float = _RUNNING_SECONDS,
         queue_size: int = QUEUE_SIZE,
     ) -> None:
-        chosen = namespace or os.environ.get("OPENLINEAGE_NAMESPACE", "") or DEFAULT_NAMESPACE
+        from penstock._observe.lineage import LineageFold
+
+        chosen = namespace or os.environ.get("OPENLINEAGE_NAMESPACE", "") or _DEFAULT_NAMESPACE
         super().__init__(
             bus,
             origin,

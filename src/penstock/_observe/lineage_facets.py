@@ -3,30 +3,32 @@
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from openlineage.client.facet_v2 import (
+    DatasetFacet,
+    RunFacet,
+    error_message_run,
+    parent_run,
+    schema_dataset,
+    storage_dataset,
+    symlinks_dataset,
+)
 
 from penstock._observe.events import Event
-
-if TYPE_CHECKING:
-    from openlineage.client.facet_v2 import DatasetFacet, RunFacet
 
 PRODUCER = "urn:penstock:pipelines"
 
 
-def schema_facets(columns: Sequence[Mapping[str, Any]]) -> "dict[str, DatasetFacet]":
+def schema_facets(columns: Sequence[Mapping[str, Any]]) -> dict[str, DatasetFacet]:
     """The schema facet, from the fields of Spark's schema JSON; empty without columns."""
-    from openlineage.client.facet_v2 import schema_dataset
-
     if not columns:
         return {}
     fields = [_field(column) for column in columns]
     return {"schema": schema_dataset.SchemaDatasetFacet(fields=fields, producer=PRODUCER)}
 
 
-def table_facets(namespace: str, name: str) -> "dict[str, DatasetFacet]":
-    from openlineage.client.facet_v2 import storage_dataset, symlinks_dataset
-
+def table_facets(namespace: str, name: str) -> dict[str, DatasetFacet]:
     identifier = symlinks_dataset.Identifier(namespace=namespace, name=name, type="TABLE")
     return {
         "storage": storage_dataset.StorageDatasetFacet(
@@ -39,8 +41,6 @@ def table_facets(namespace: str, name: str) -> "dict[str, DatasetFacet]":
 
 
 def _field(column: Mapping[str, Any]) -> Any:
-    from openlineage.client.facet_v2 import schema_dataset
-
     kind = column["type"]
     inner = kind.get("fields", []) if isinstance(kind, dict) else []
     return schema_dataset.SchemaDatasetFacetFields(
@@ -51,10 +51,8 @@ def _field(column: Mapping[str, Any]) -> Any:
     )
 
 
-def error_facet(event: Event) -> "RunFacet":
+def error_facet(event: Event) -> RunFacet:
     """The error of a failed run; the event must have an error."""
-    from openlineage.client.facet_v2 import error_message_run
-
     assert event.error is not None
     return error_message_run.ErrorMessageRunFacet(
         message=f"[{event.error.condition}] {event.error.message}",
@@ -63,10 +61,8 @@ def error_facet(event: Event) -> "RunFacet":
     )
 
 
-def parent_run_facet() -> "RunFacet | None":
+def parent_run_facet() -> RunFacet | None:
     """The parent run, from OPENLINEAGE_PARENT_ID (`namespace/job/run id`); `None` if unset."""
-    from openlineage.client.facet_v2 import parent_run
-
     parts = os.environ.get("OPENLINEAGE_PARENT_ID", "").rsplit("/", 2)
     if len(parts) != 3 or not all(parts):
         return None
@@ -76,11 +72,3 @@ def parent_run_facet() -> "RunFacet | None":
         return None
     job = parent_run.Job(namespace=parts[0], name=parts[1])
     return parent_run.ParentRunFacet(run=run, job=job, producer=PRODUCER)
-
-
-def version_of(package: str) -> str:
-    """Version of an installed package, without importing it."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"

@@ -5,16 +5,16 @@ both, so that metrics have the same names as in a scrape.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from penstock._observe.lineage_facets import version_of
+from opentelemetry.sdk.metrics import export
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+from penstock._model.spark_version import installed_version
 from penstock._observe.metrics import Kind, Labels, Metric, Series
 from penstock._observe.state import BATCH_BUCKETS
 from penstock._observe.telemetry_traces import SCOPE
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.metrics.export import MetricsData
-    from opentelemetry.sdk.resources import Resource
 
 _UNITS = {"seconds": "s", "bytes": "By"}
 
@@ -29,25 +29,22 @@ def otel_unit(metric: Metric) -> str:
 
 
 def metrics_data(
-    series: Sequence[Series], resource: "Resource", *, started: int, now: int
-) -> "MetricsData":
+    series: Sequence[Series], resource: Resource, *, started: int, now: int
+) -> export.MetricsData:
     """One report of all metrics; times are Unix nanoseconds."""
-    from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
-    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-
-    scope = ScopeMetrics(
-        scope=InstrumentationScope(SCOPE, version_of("penstock")),
+    scope = export.ScopeMetrics(
+        scope=InstrumentationScope(SCOPE, installed_version("penstock") or "unknown"),
         metrics=[_metric(metric, started, now) for metric in series],
         schema_url="",
     )
-    return MetricsData(
-        resource_metrics=[ResourceMetrics(resource=resource, scope_metrics=[scope], schema_url="")]
+    return export.MetricsData(
+        resource_metrics=[
+            export.ResourceMetrics(resource=resource, scope_metrics=[scope], schema_url="")
+        ]
     )
 
 
 def _metric(series: Series, started: int, now: int) -> Any:
-    from opentelemetry.sdk.metrics import export
-
     metric = series.metric
     cumulative = export.AggregationTemporality.CUMULATIVE
     data: export.Sum | export.Gauge | export.Histogram

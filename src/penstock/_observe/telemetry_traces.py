@@ -7,9 +7,17 @@ sampling and limits. The number of batch spans per flow and minute is bounded.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.trace import Span, Status, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from penstock._model.spark_version import installed_version
 from penstock._observe.events import (
     FINAL_STATUSES,
     TERMINAL_STATES,
@@ -24,14 +32,7 @@ from penstock._observe.events import (
     UpdateProgress,
     UpdateState,
 )
-from penstock._observe.lineage_facets import version_of
 from penstock._observe.spark_progress import Progress, began_at, durations_of
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import ReadableSpan
-    from opentelemetry.trace import Span, Tracer
 
 SCOPE = "penstock"
 BATCHES_PER_MINUTE = 60
@@ -47,7 +48,7 @@ Attributes = dict[str, str | int | float]
 
 @dataclass
 class _Flow:
-    span: "Span"
+    span: Span
     sums: dict[str, int] = field(default_factory=dict)
     written: tuple[int, Attributes] = (-1, {})
     refresh_began: datetime | None = None
@@ -62,7 +63,7 @@ class TraceFold:
     TRACEPARENT and TRACESTATE of `environ` define the parent span of the update.
     """
 
-    def __init__(self, resource: "Resource", environ: Mapping[str, str]) -> None:
+    def __init__(self, resource: Resource, environ: Mapping[str, str]) -> None:
         self._resource = resource
         self._parent = _parent(environ)
         self._ended: list[ReadableSpan] = []
@@ -71,7 +72,7 @@ class TraceFold:
         self._flows: dict[str, _Flow] = {}
         self._newest: datetime | None = None
 
-    def __call__(self, event: Event) -> "Iterable[ReadableSpan]":
+    def __call__(self, event: Event) -> Iterable[ReadableSpan]:
         self._newest = event.timestamp
         flow = event.origin.flow_name
         if isinstance(event.body, CreateUpdate | UpdateProgress) and self._tracer is None:
@@ -87,13 +88,13 @@ class TraceFold:
                 self._batch(event, self._flows[flow], body.progress_json or {})
         return self._taken()
 
-    def finish(self) -> "Iterable[ReadableSpan]":
+    def finish(self) -> Iterable[ReadableSpan]:
         """End all open spans after the last event."""
         if self._newest is not None:
             self._end(self._newest)
         return self._taken()
 
-    def _taken(self) -> "list[ReadableSpan]":
+    def _taken(self) -> list[ReadableSpan]:
         ended, self._ended = self._ended, []
         return ended
 
@@ -229,10 +230,8 @@ class TraceFold:
     # -- spans ---------------------------------------------------------------------------------
 
     def _child(
-        self, parent: "Span", name: str, began: datetime, attributes: Mapping[str, Any]
-    ) -> "Span":
-        from opentelemetry.trace import set_span_in_context
-
+        self, parent: Span, name: str, began: datetime, attributes: Mapping[str, Any]
+    ) -> Span:
         assert self._tracer is not None
         return self._tracer.start_span(
             name,
@@ -241,14 +240,12 @@ class TraceFold:
             start_time=_nanos(began),
         )
 
-    def _ended_span(self, span: "ReadableSpan") -> None:
+    def _ended_span(self, span: ReadableSpan) -> None:
         self._ended.append(span)
 
 
-def _tracer(resource: "Resource", ended: Any, update_id: str) -> "Tracer":
+def _tracer(resource: Resource, ended: Any, update_id: str) -> Tracer:
     """A tracer whose new traces have the id of the update."""
-    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-    from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
     class Ids(RandomIdGenerator):
         def generate_trace_id(self) -> int:
@@ -258,31 +255,26 @@ def _tracer(resource: "Resource", ended: Any, update_id: str) -> "Tracer":
                 return super().generate_trace_id()
 
     class Ended(SpanProcessor):
-        def on_end(self, span: "ReadableSpan") -> None:
+        def on_end(self, span: ReadableSpan) -> None:
             ended(span)
 
     provider = TracerProvider(resource=resource, shutdown_on_exit=False, id_generator=Ids())
     provider.add_span_processor(Ended())
-    return provider.get_tracer(SCOPE, version_of("penstock"))
+    return provider.get_tracer(SCOPE, installed_version("penstock") or "unknown")
 
 
-def _parent(environ: Mapping[str, str]) -> "Context":
-    from opentelemetry.context import Context
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
+def _parent(environ: Mapping[str, str]) -> Context:
     names = {"traceparent": "TRACEPARENT", "tracestate": "TRACESTATE"}
     carrier = {key: environ[name] for key, name in names.items() if environ.get(name)}
     return TraceContextTextMapPropagator().extract(carrier, context=Context())
 
 
-def _fail(span: "Span", error: ErrorInfo, at: datetime) -> None:
-    from opentelemetry.trace import Status, StatusCode
-
+def _fail(span: Span, error: ErrorInfo, at: datetime) -> None:
     _record(span, error, at)
     span.set_status(Status(StatusCode.ERROR, f"[{error.condition}] {error.message}"))
 
 
-def _record(span: "Span", error: ErrorInfo, at: datetime) -> None:
+def _record(span: Span, error: ErrorInfo, at: datetime) -> None:
     attributes: Attributes = {
         "exception.type": error.class_name,
         "exception.message": error.message,
