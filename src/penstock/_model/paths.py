@@ -161,6 +161,17 @@ def _joined(target: str, rest: str) -> str:
     return f"{target.rstrip('/')}/{rest}"
 
 
+def local_path(uri: str) -> Path | None:
+    """The path of a `file:` URI or a plain path; `None` for any other scheme.
+
+    Percent signs are not decoded, as in Hadoop.
+    """
+    if not _HAS_SCHEME.match(uri):
+        return Path(uri)
+    scheme, _, rest = uri.partition(":")
+    return Path("/" + rest.lstrip("/")) if scheme.lower() == "file" else None
+
+
 def real_path(path: str, map_path: Callable[[str], str]) -> str:
     """A path as Spark shall see it: mapped; relative ones start at the project's root."""
     mapped = map_path(path)

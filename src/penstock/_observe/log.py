@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from penstock._model.name import path_segment
+from penstock._model.paths import local_path
 from penstock._model.pipeline import PIPELINES, EventLogSettings, PipelineSettings
 from penstock._observe.codec import dump, encode, event_json, event_of, event_of_line
 from penstock._observe.events import TERMINAL_STATES, Event, FlowProgress, Level, UpdateProgress
@@ -42,19 +43,11 @@ def event_directory(settings: PipelineSettings) -> Path:
     `events` below the storage root when that is on this machine, else below the local folder of
     the settings.
     """
-    home = _local_path(settings.home)
+    home = local_path(settings.home)
     if home is not None:
         return home / "events"
     own = (PIPELINES, path_segment(settings.name)) if settings.shared_storage else ()
     return Path(settings.local_folder, *own, "events")
-
-
-def _local_path(uri: str) -> Path | None:
-    scheme, colon, rest = uri.partition(":")
-    if not colon or "/" in scheme:
-        return Path(uri)
-    # Storage URIs are as Hadoop reads them: nothing in them is percent-encoded.
-    return Path("/" + rest.lstrip("/")) if scheme.lower() == "file" else None
 
 
 def event_log(settings: PipelineSettings) -> "EventLog":
@@ -62,7 +55,7 @@ def event_log(settings: PipelineSettings) -> "EventLog":
 
     A copy in an object store is uploaded by segments, so these are small there.
     """
-    largest = _COPIED_SEGMENT if _local_path(settings.home) is None else math.inf
+    largest = _COPIED_SEGMENT if local_path(settings.home) is None else math.inf
     return EventLog(event_directory(settings), settings.events, segment_bytes=largest)
 
 

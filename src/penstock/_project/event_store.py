@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock._model.name import segment_name
+from penstock._model.paths import local_path
 from penstock._model.pipeline import PIPELINES, PipelineSettings
 from penstock._observe.log import LAST_BATCHES, event_directory
 from penstock._project.store_files import TIMEOUT_SECONDS, store_of
 from penstock._runtime.lease import living_holder
-from penstock._runtime.lease_paths import local_path, pipeline_lease_path
+from penstock._runtime.lease_paths import pipeline_lease_path
 from penstock._runtime.leases import lease_seconds
 
 if TYPE_CHECKING:

@@ -1,8 +1,9 @@
 """Paths of the lock files of leases.
 
-With a local storage root they are next to the data, so all writers use the same lock. Other file
-systems (s3a, abfss, hdfs, ...) have no locks: the files are then in the user's state folder, and
-refuse a second driver of this user on this host at once; `_execution.storage_lease` covers others.
+With a local storage root they are next to the data, so all writers use the same lock; symbolic
+links are followed, so that one folder has one path. Other file systems (s3a, abfss, hdfs, ...) have
+no locks: the files are then in the user's state folder, and refuse a second driver of this user on
+this host at once; `_execution.storage_lease` covers others.
 """
 
 import hashlib
@@ -10,25 +11,10 @@ import os
 import re
 from pathlib import Path
 
+from penstock._model.paths import local_path
 from penstock.errors import SetupError
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _SAME_SYSTEM = {"s3": "s3a", "s3n": "s3a", "abfs": "abfss", "wasb": "wasbs"}
-
-
-def local_path(uri: str) -> Path | None:
-    """The local path that a storage URI means; `None` if it is not a local one.
-
-    `/a/b`, `file:/a/b` and `file:///a/b` are the same. Percent signs mean themselves, as for
-    Hadoop. Symbolic links are followed, so that one folder has one path.
-    """
-    match = _SCHEME.fullmatch(uri)
-    if match is None:
-        return Path(uri).resolve()
-    scheme, rest = match.groups()
-    if scheme.lower() != "file":
-        return None
-    return Path("/" + rest.lstrip("/")).resolve()
 
 
 def _key(uri: str) -> str:
@@ -57,7 +43,7 @@ def lease_directory(storage_uri: str) -> Path:
     """Folder of the lock files for a storage root: its `state/`, or one in the state folder."""
     local = local_path(storage_uri)
     if local is not None:
-        return local / "state"
+        return local.resolve() / "state"
     return _state_home() / "penstock" / _key(storage_uri)
 
 
@@ -73,5 +59,6 @@ def table_lease_path(table_uri: str) -> Path:
     """
     local = local_path(table_uri)
     if local is not None:
-        return local.parent / f".{local.name}.lock"
+        folder = local.resolve()
+        return folder.parent / f".{folder.name}.lock"
     return _state_home() / "penstock" / "tables" / f"{_key(table_uri)}.lock"

@@ -1,7 +1,6 @@
 """Small text files in the storage root: state that must survive, written atomically."""
 
 import os
-import re
 import shutil
 import uuid
 from pathlib import Path
@@ -9,19 +8,7 @@ from typing import Any
 
 from py4j.java_gateway import JavaPackage
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
-
-
-def local_path(uri: str) -> Path | None:
-    """The path of a `file:` URI or a plain path; `None` for any other scheme.
-
-    Percent signs are not decoded, as in Hadoop.
-    """
-    match = _SCHEME.fullmatch(uri)
-    if match is None:
-        return Path(uri)
-    scheme, rest = match.groups()
-    return Path("/" + rest.lstrip("/")) if scheme.lower() == "file" else None
+from penstock._model.paths import local_path as local_path
 
 
 def commit_file(version: int) -> str:

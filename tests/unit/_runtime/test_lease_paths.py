@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock._model.paths import local_path
 from penstock._runtime.lease_paths import (
     lease_directory,
-    local_path,
     pipeline_lease_path,
     table_lease_path,
 )
