@@ -28,6 +28,7 @@ from penstock._spark.session import (
     stop_session,
 )
 from penstock._tables.files import local_path
+from penstock._tables.session_conf import session_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,7 +60,7 @@ def open_session(
         require_hive(borrowed)
     if borrowed is not None:  # of the calling process, as in tests; it is left running
         with (
-            _configured(borrowed, settings),
+            session_conf(borrowed, _configuration(settings)),
             own_columns(),
             _remote_lease(borrowed, settings, leases, is_borrowed=True),
         ):
@@ -161,22 +162,6 @@ def _hive(settings: PipelineSettings) -> dict[str, str]:
         for key, value in settings.metastore.options.items()
     }
     return hive_configuration(options, settings.storage)
-
-
-@contextlib.contextmanager
-def _configured(spark: "SparkSession", settings: PipelineSettings) -> Iterator[None]:
-    configured = _configuration(settings)
-    before = {key: spark.conf.get(key, None) for key in configured}
-    for key, value in configured.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, old in before.items():
-            if old is None:
-                spark.conf.unset(key)
-            else:
-                spark.conf.set(key, old)
 
 
 def spark_log(settings: PipelineSettings, update_id: str) -> Path:

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from penstock._model.dataset import LateRows
 from penstock._model.flow import Flow, OutputMode
 from penstock._spark.plans import analyzed, dataframe, is_stateful, iterate, kind_of, walk
+from penstock._tables.session_conf import session_conf
 from penstock._tables.write.row_files import LATE, NO_EVENT_TIME, Refused
 from penstock.errors import DefinitionError
 from penstock.quality.split import (
@@ -118,20 +119,13 @@ class LateRowFinder:
         if not self._keeps and not operator.drops_groups:
             return Refused(dropped)
         session = df.sparkSession
-        before = session.conf.get(_CHECK, None)
         # The plan reads the micro-batch, but is still marked as streaming.
-        session.conf.set(_CHECK, "false")
-        try:
+        with session_conf(session, {_CHECK: "false"}):
             frames = list(self._frames(session, operator, watermark))
             rows = frames[0]
             for frame in frames[1:]:
                 rows = rows.unionByName(frame, allowMissingColumns=True)
             plain = _as_batch(session, rows)
-        finally:
-            if before is None:
-                session.conf.unset(_CHECK)
-            else:
-                session.conf.set(_CHECK, before)
         return Refused(-1, plain) if self._keeps else Refused(plain.count())
 
     def _frames(

@@ -8,6 +8,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock._graph.dataflow import DataflowGraph, FlowNode
+from penstock._tables.session_conf import session_conf
 
 
 class FlowConfs:
@@ -31,19 +32,8 @@ class FlowConfs:
     @contextlib.contextmanager
     def applied(self, node: FlowNode) -> Iterator[None]:
         """Hold the lock, with the confs of a flow set on the shared session."""
-        with self.lock:
-            conf = self.of(node)
-            before = {key: self._spark.conf.get(key, None) for key in conf}
-            for key, value in conf.items():
-                self._spark.conf.set(key, value)
-            try:
-                yield
-            finally:
-                for key, old in before.items():
-                    if old is None:
-                        self._spark.conf.unset(key)
-                    else:
-                        self._spark.conf.set(key, old)
+        with self.lock, session_conf(self._spark, self.of(node)):
+            yield
 
     def bound(self, df: DataFrame, node: FlowNode) -> DataFrame:
         """The rows, always computed with the confs of a flow.

@@ -6,14 +6,13 @@ not have vectors. Delta's MERGE, which runs a dozen jobs, is for tables that onl
 are fenced.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import reduce
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.types import StructType
@@ -21,6 +20,7 @@ from pyspark.sql.types import StructType
 from penstock._model.sql_text import quoted
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.session_conf import session_conf
 from penstock._tables.write.cdc_events import START_AT, comparable
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.schema import is_computed
@@ -315,7 +315,7 @@ class KeyedTable:
             for f in rows.schema
         ]
         matches = [F.col(f"t.{quoted(n)}").eqNullSafe(F.col(f"s.{quoted(n)}")) for n in identity]
-        with merge_identity(session, self.app_id, result):
+        with session_conf(session, _merge_conf(self.app_id, result)):
             (
                 DeltaTable.forPath(session, self.table.ref.path)
                 .alias("t")
@@ -329,9 +329,8 @@ class KeyedTable:
         return recorded.version if recorded else None
 
 
-@contextmanager
-def merge_identity(session: SparkSession, app_id: str, result: CommitResult) -> Iterator[None]:
-    """Set the transaction id and the record of the one MERGE in the block.
+def _merge_conf(app_id: str, result: CommitResult) -> dict[str, str]:
+    """The confs of one MERGE, with its transaction id and its record.
 
     MERGE takes both only from the session's configuration, and any later statement of the session
     would inherit them and be skipped without an error.
@@ -343,17 +342,7 @@ def merge_identity(session: SparkSession, app_id: str, result: CommitResult) -> 
     if result.batch_id is not None:
         settings[f"{_WRITE_CONF}txnAppId"] = app_id
         settings[f"{_WRITE_CONF}txnVersion"] = str(result.batch_id)
-    before = {key: session.conf.get(key, None) for key in settings}
-    for key, value in settings.items():
-        session.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, earlier in before.items():
-            if earlier is None:
-                session.conf.unset(key)
-            else:
-                session.conf.set(key, earlier)
+    return settings
 
 
 def has_exact_keys(delta: DeltaJvm, keys: StructType) -> bool:
