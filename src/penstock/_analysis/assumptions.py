@@ -28,7 +28,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock._analysis.missing_sources import hinted_columns, missing_reason
+from penstock._analysis.missing_sources import error_details, hinted_columns, missing_reason
 from penstock._model.missing import plausible_value
 from penstock._spark.plans import iterate, kind_of, walk
 
@@ -141,7 +141,7 @@ class Assumptions:
         if not open_ones or self._steps > _MOST_STEPS:
             return None
         names, is_needed_twice = _missing_columns(error)
-        if _PLACEHOLDER in names or _details(error)[0] == "NUM_COLUMNS_MISMATCH":
+        if _PLACEHOLDER in names or error_details(error)[0] == "NUM_COLUMNS_MISMATCH":
             # A union of a source that has columns and one that is not known yet.
             return _share_columns(open_ones)
         if not names:
@@ -224,19 +224,12 @@ def reachable(
         level = following
 
 
-def _details(error: Any) -> tuple[str, dict[str, str]]:
-    try:
-        return str(error.getCondition() or ""), dict(error.getMessageParameters() or {})
-    except Exception:
-        return "", {}
-
-
 def _missing_columns(error: BaseException) -> tuple[Mapping[str, DataType], bool]:
     """Possible names of the missing column, the most likely first; whether both sides need it.
 
     Columns are VOID, but a column with a field is a map: Spark resolves any field of VOID, too.
     """
-    condition, parameters = _details(error)
+    condition, parameters = error_details(error)
     if condition == "ATTRIBUTE_NOT_SUPPORTED":
         return {parameters.get("attr_name", ""): NullType()}, False
     both = condition.startswith("UNRESOLVED_USING_COLUMN")
@@ -303,7 +296,7 @@ def _collect_names(expression: Any, names: list[tuple[str, ...]], aliases: set[s
 
 
 def _retyped(error: BaseException, sources: Sequence[AssumedSource]) -> str | None:
-    condition, parameters = _details(error)
+    condition, parameters = error_details(error)
     if condition == "EVENT_TIME_IS_NOT_ON_TIMESTAMP_TYPE":
         return _set_type(parameters.get("eventName", ""), TimestampType(), sources)
     if condition == "INVALID_EXTRACT_BASE_FIELD_TYPE":

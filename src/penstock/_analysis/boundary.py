@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
-from penstock._analysis.missing_sources import MAP_PATH, lacks_file_system
+from pyspark.errors import AnalysisException
+
+from penstock._analysis.missing_sources import MAP_PATH, error_details, lacks_file_system
 from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
@@ -72,8 +73,7 @@ def user_code(flow: Flow, nearest: Callable[[str], str | None]) -> Iterator[None
 def query_error(
     error: Exception, flow: str, origin: SourceLocation, nearest: Callable[[str], str | None]
 ) -> PenstockError:
-    condition = _spark_condition(error)
-    parameters = _parameters(error)
+    condition, parameters = error_details(error)
     function = parameters.get("routineName") or parameters.get("identifier")
     if condition == "UNRESOLVED_ROUTINE" and _PLATFORM_FUNCTION.search(function or ""):
         return DefinitionError(
@@ -96,7 +96,9 @@ def query_error(
         "REQUIRES_SINGLE_PART_NAMESPACE",
         "SCHEMA_NOT_FOUND",
     ):
-        name = _missing_name(error)
+        keys = ("relationName", "schemaName", "namespace", "tableName")
+        known = next((parameters[key] for key in keys if key in parameters), None)
+        name = shown(first_line(error)) if known is None else known.replace("`", "")
         near = nearest(name)
         return DefinitionError(
             "DATASET_NOT_FOUND",
@@ -109,7 +111,7 @@ def query_error(
     if condition == "PATH_NOT_FOUND":
         return DefinitionError(
             "PATH_NOT_FOUND",
-            f"{flow!r} reads a path that does not exist: {_parameters(error).get('path', '')}",
+            f"{flow!r} reads a path that does not exist: {parameters.get('path', '')}",
             origin=origin,
             hint="relative paths start at the pipeline's root folder; for paths of another "
             f"platform, {MAP_PATH}",
@@ -128,7 +130,7 @@ def query_error(
             origin=origin,
             hint="read the field of a STRUCT as `column.field`, of a MAP as `column['key']`",
         )
-    if condition is not None:
+    if condition or isinstance(error, AnalysisException):
         return DefinitionError(
             "QUERY_INVALID", f"{flow!r}: {shown(first_line(error))}", origin=origin
         )
@@ -137,31 +139,3 @@ def query_error(
         f"the query function of {flow!r} raised {type(error).__name__}: {shown(first_line(error))}",
         origin=origin,
     )
-
-
-def _spark_condition(error: Exception) -> str | None:
-    getter = getattr(error, "getCondition", None)
-    if getter is None:
-        return None
-    try:
-        condition = getter()
-    except Exception:
-        return None
-    if condition is None and type(error).__name__ in ("AnalysisException", "ParseException"):
-        return "UNKNOWN"
-    return str(condition) if condition is not None else None
-
-
-def _parameters(error: Any) -> dict[str, str]:
-    try:
-        return dict(error.getMessageParameters() or {})
-    except Exception:
-        return {}
-
-
-def _missing_name(error: Exception) -> str:
-    parameters = _parameters(error)
-    for key in ("relationName", "schemaName", "namespace", "tableName"):
-        if key in parameters:
-            return parameters[key].replace("`", "")
-    return shown(first_line(error))

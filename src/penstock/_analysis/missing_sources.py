@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pyspark.sql.types import StructType
 
@@ -35,6 +36,14 @@ def lacks_file_system(error: BaseException) -> bool:
     return _NO_FILE_SYSTEM.search(str(error)) is not None
 
 
+def error_details(error: Any) -> tuple[str, dict[str, str]]:
+    """Condition and message parameters of an error of Spark; empty for any other error."""
+    try:
+        return str(error.getCondition() or ""), dict(error.getMessageParameters() or {})
+    except Exception:
+        return "", {}
+
+
 def missing_reason(error: Exception, paths: Sequence[str]) -> str:
     """Why a source cannot be read, with the setting that helps."""
     if match := _NO_FILE_SYSTEM.search(str(error)):
@@ -44,7 +53,7 @@ def missing_reason(error: Exception, paths: Sequence[str]) -> str:
         return NOTHING_THERE
     if isinstance(error, PenstockError):
         return error.message
-    condition = getattr(error, "getCondition", lambda: None)() or ""
+    condition, _ = error_details(error)
     if condition in _CONDITIONS:
         return _CONDITIONS[condition]
     return f"{first_line(error)}; {MAP_PATH}" if paths else first_line(error)
