@@ -17,13 +17,13 @@ from writer_harness import Harness, decision_file, rule
 from penstock._model.cdc import CdcSpec, ScdType
 from penstock._model.origin import SourceLocation
 from penstock._tables.layout import TableRef
-from penstock._tables.write import cdc_writer, writer
+from penstock._tables.write import cdc_writer, row_files, writer
 from penstock._tables.write.cdc_events import TargetShape, resolve
 from penstock._tables.write.cdc_writer import CdcWriter, split_events
 from penstock._tables.write.decision import DecisionFile
 from penstock._tables.write.keyed import Way
 from penstock._tables.write.prepare import prepare_quarantine, prepare_table
-from penstock._tables.write.row_files import Refused, Strategy
+from penstock._tables.write.row_files import Refused
 from penstock._tables.write.table_spec import TableSpec
 from penstock._tables.write.upsert import UniqueWriter, UpsertWriter
 from penstock._tables.write.writer import FlowWriter, WriteMode
@@ -78,11 +78,14 @@ def split_of(tables: Tables, df: DataFrame, rules: list[Any]) -> RowSplit:
     return split
 
 
-def appends(strategy: Strategy | None = None, mode: WriteMode = WriteMode.APPEND) -> Write:
+def appends(*, jobs: int = 1, mode: WriteMode = WriteMode.APPEND) -> Write:
     def write(tables: Tables, df: DataFrame, rules: list[Any], batch_id: int) -> None:
         split = split_of(tables, df, rules)
-        options = {**tables.common(split), "strategy": strategy, "mode": mode}
-        FlowWriter(tables.spark, **options).write(split.df, batch_id)
+        options = {**tables.common(split), "mode": mode}
+        with pytest.MonkeyPatch.context() as patch:
+            if jobs == 2:
+                patch.setattr(row_files, "can_stage", lambda *_: False)
+            FlowWriter(tables.spark, **options).write(split.df, batch_id)
 
     return write
 
@@ -116,8 +119,8 @@ def applies_changes(scd_type: ScdType) -> Write:
 
 
 WRITERS: dict[str, tuple[Write, int]] = {
-    "one job": (appends(Strategy.ONE_JOB), 24),
-    "two jobs": (appends(Strategy.TWO_JOBS), 3),
+    "one job": (appends(), 24),
+    "two jobs": (appends(jobs=2), 3),
     "deduplicate_by": (unique, 2),
     "update rewrites": (upserts(Way.TABLE), 1),
     "update by vectors": (upserts(Way.VECTORS), 1),

@@ -8,7 +8,7 @@ from writer_harness import Harness, rule
 
 from penstock._tables.commits import RuleCounts
 from penstock._tables.delta_log import read_commit_counts
-from penstock._tables.write.row_files import Strategy
+from penstock._tables.write import row_files
 from penstock._tables.write.schema import conform
 from penstock._tables.write.table_spec import parse_schema
 from penstock.errors import PlanError
@@ -49,12 +49,18 @@ def test_append_writes_rows_and_counts_when_there_are_no_rules(
     assert harness.rows().count() == 100
 
 
-@pytest.mark.parametrize("strategy", list(Strategy))
+@pytest.fixture(params=["one job", "two jobs"])
+def jobs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "two jobs":
+        monkeypatch.setattr(row_files, "can_stage", lambda *_: False)
+
+
+@pytest.mark.usefixtures("jobs")
 def test_rows_are_in_exactly_one_table_when_rules_drop_them(
-    spark: SparkSession, harness: Harness, strategy: Strategy
+    spark: SparkSession, harness: Harness
 ) -> None:
     df = harness.prepare(orders(spark), RULES, partition_cols=("part",))
-    result = harness.writer(strategy=strategy).write(df, 0)
+    result = harness.writer().write(df, 0)
     bad = expected_bad()
     assert {r.id for r in harness.bad().collect()} == bad
     assert {r.id for r in harness.rows().collect()} == set(range(100)) - bad
@@ -76,7 +82,7 @@ def test_small_files_are_compacted_when_the_table_asks_for_it(
     df = harness.prepare(
         orders(spark), RULES, properties={"delta.autoOptimize.autoCompact": "true"}
     )
-    writer = harness.writer(strategy=Strategy.ONE_JOB)
+    writer = harness.writer()
     spark.conf.set(minimum, "4")
     try:
         results = [writer.write(df, batch_id) for batch_id in range(5)]
@@ -219,17 +225,17 @@ def test_missing_column_is_refused_unless_allowed(spark: SparkSession, harness: 
     assert harness.rows().where("text IS NULL").count() == 100
 
 
-@pytest.mark.parametrize("strategy", list(Strategy))
+@pytest.mark.usefixtures("jobs")
 def test_new_columns_appear_in_both_tables_when_the_query_has_more(
-    spark: SparkSession, harness: Harness, strategy: Strategy
+    spark: SparkSession, harness: Harness
 ) -> None:
     df = harness.prepare(orders(spark), RULES)
-    harness.writer(strategy=strategy).write(df, 0)
+    harness.writer().write(df, 0)
     more = orders(spark).selectExpr(
         "named_struct('x', id) AS nested", "text", "id AS ID", "amount", "part"
     )
     wider = harness.prepare(more, RULES, schema=orders(spark).schema)
-    writer = harness.writer(strategy=strategy)
+    writer = harness.writer()
     writer.write(wider, 1)
     again = writer.write(wider, 2)
     assert harness.rows().schema.simpleString().endswith("nested:struct<x:bigint>>")

@@ -6,7 +6,6 @@ Also the rows that a stateful operator refused, which the batch's query does not
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any, Protocol
 from urllib.parse import unquote
 
@@ -37,16 +36,6 @@ LATE = "late"
 """Reason of a row behind the watermark."""
 NO_EVENT_TIME = "no_event_time"
 """Reason of a row that belongs to no window, because its event time is NULL."""
-
-
-class Strategy(StrEnum):
-    """How the rows of one batch are written to two tables."""
-
-    ONE_JOB = "one job"
-    """One job writes the files of both tables into their folders."""
-    TWO_JOBS = "two jobs"
-    """The batch is persisted and written twice: for tables with column mapping or identity
-    columns, and in a session without Penstock's Java classes."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +69,11 @@ class Written:
 
 
 class RowFiles:
-    """Writes the rows of one flow's batches into the folders of its tables."""
+    """Writes the rows of one flow's batches into the folders of its tables.
+
+    One job writes the files of both tables, if `can_stage`; otherwise the batch is persisted and
+    written twice.
+    """
 
     def __init__(
         self,
@@ -88,7 +81,6 @@ class RowFiles:
         target: FencedTable,
         quarantine: FencedTable | None,
         split: RowSplit | None,  # None without expectations
-        strategy: Strategy | None,  # None = chosen by the table
         *,
         replaces: bool,  # each batch replaces the contents of the tables
     ) -> None:
@@ -96,7 +88,6 @@ class RowFiles:
         self._target = target
         self._quarantine = quarantine
         self._split = split
-        self._strategy = strategy
         self._replaces = replaces
         self._staging: Any = None
         self._staging_generation = -1
@@ -120,8 +111,6 @@ class RowFiles:
         return self._delta.spark.read.parquet(*paths).count()
 
     def _uses_one_job(self, df: DataFrame, txn: TableTransaction) -> bool:
-        if self._strategy is not None:
-            return self._strategy is Strategy.ONE_JOB
         collects = df.sparkSession.conf.get("spark.databricks.delta.stats.collect", "true")
         return collects == "true" and can_stage(self._delta, txn.metadata)
 

@@ -24,7 +24,7 @@ from penstock._tables.kill_points import is_switched_off, kill_point
 from penstock._tables.layout import QUARANTINE_SUFFIX, TableRef
 from penstock._tables.write.decision import BatchDecision, DecisionFile, QuarantineFiles
 from penstock._tables.write.fenced import FencedTable, TableTransaction
-from penstock._tables.write.row_files import FindLateRows, RowFiles, Strategy, Written
+from penstock._tables.write.row_files import FindLateRows, RowFiles, Written
 from penstock._tables.write.schema import conform, has_identity, is_identity, plain_schema
 from penstock._tables.write.staging import QUARANTINE_FIELDS, RowCounts
 from penstock.errors import CheckpointError, ExpectationFailedError, InternalError
@@ -96,7 +96,6 @@ class FlowWriter:
         mode: WriteMode = WriteMode.APPEND,
         where: str | None = None,
         allow_missing: bool = False,  # columns that the query lacks become NULL
-        strategy: Strategy | None = None,  # None = the table decides
         row_rules: Sequence[Expectation] = (),  # about the number of rows, in complete mode
         late: FindLateRows | None = None,  # called when the batch is computed, before any commit
         stateful: bool = False,
@@ -120,7 +119,7 @@ class FlowWriter:
         self._replaces = mode is WriteMode.COMPLETE
         self._where = where
         self._files = RowFiles(
-            self._delta, self._target, self._quarantine, split, strategy, replaces=self._replaces
+            self._delta, self._target, self._quarantine, split, replaces=self._replaces
         )
         self._allow_missing = allow_missing
         self._row_rules = row_rules
