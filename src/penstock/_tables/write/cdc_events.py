@@ -27,7 +27,7 @@ from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
 from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation
 from penstock._model.sql_text import quoted
-from penstock._tables.write.schema import as_nullable, nested_types, plain_schema
+from penstock._tables.write.schema import nested_types, plain_schema
 from penstock.errors import DefinitionError
 
 START_AT = "__START_AT"
@@ -195,7 +195,7 @@ def is_partial(spec: CdcSpec, column: str) -> bool:
 def interval_fields(scd_type: ScdType, sequence: T.DataType) -> list[T.StructField]:
     if scd_type is ScdType.ONE:
         return []
-    return [T.StructField(name, as_nullable(sequence)) for name in (START_AT, END_AT)]
+    return list(_nullable([T.StructField(name, sequence) for name in (START_AT, END_AT)]))
 
 
 def as_column(expression: "str | Column") -> Column:
@@ -254,7 +254,7 @@ def _is_opaque(kind: T.DataType) -> bool:
 
 
 def _nullable(fields: Sequence[T.StructField]) -> T.StructType:
-    return T.StructType([T.StructField(f.name, as_nullable(f.dataType)) for f in fields])
+    return T.StructType([T.StructField(f.name, f.dataType) for f in fields]).toNullable()
 
 
 def _struct(wanted: T.StructType, have: Sequence[T.StructField]) -> Column:

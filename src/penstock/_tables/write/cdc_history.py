@@ -33,7 +33,6 @@ from penstock._tables.write.cdc_events import (
     TargetShape,
     comparable,
 )
-from penstock._tables.write.schema import as_nullable
 
 
 def upsert_order(register: Column) -> Column:
@@ -66,7 +65,8 @@ def sets(column: str) -> Column:
 def state_schema(
     shape: TargetShape, keys: T.StructType, values: T.StructType, sequence: T.DataType
 ) -> T.StructType:
-    seq = as_nullable(sequence)
+    (nullable,) = T.StructType([T.StructField("seq", sequence)]).toNullable()
+    seq = nullable.dataType
     if shape.scd_type is ScdType.TWO:
         skip = [T.StructField("skip", T.ArrayType(T.StringType()))] if shape.has_partial else []
         return T.StructType(

@@ -253,28 +253,14 @@ def plain_schema(
 ) -> T.StructType:
     """A schema for a table: without watermark and other query metadata."""
     columns = []
-    for column in schema:
+    for column in schema.toNullable() if nullable else schema:
         metadata = {
             key: value
             for key, value in (column.metadata or {}).items()
             if keep_comments and key in _KEPT_METADATA
         }
-        data_type = as_nullable(column.dataType) if nullable else column.dataType
-        columns.append(T.StructField(column.name, data_type, nullable or column.nullable, metadata))
+        columns.append(T.StructField(column.name, column.dataType, column.nullable, metadata))
     return T.StructType(columns)
-
-
-def as_nullable(data_type: T.DataType) -> T.DataType:
-    """The type with nullable fields, elements and values at every level."""
-    if isinstance(data_type, T.StructType):
-        return T.StructType(
-            [T.StructField(f.name, as_nullable(f.dataType), True, f.metadata) for f in data_type]
-        )
-    if isinstance(data_type, T.ArrayType):
-        return T.ArrayType(as_nullable(data_type.elementType), True)
-    if isinstance(data_type, T.MapType):
-        return T.MapType(as_nullable(data_type.keyType), as_nullable(data_type.valueType), True)
-    return data_type
 
 
 def leaf_count(columns: Collection[T.StructField]) -> int:

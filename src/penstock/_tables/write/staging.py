@@ -22,7 +22,7 @@ from penstock._model.sql_text import quoted
 from penstock._tables.commits import RuleCounts
 from penstock._tables.delta_log import DeltaJvm, TableMetadata
 from penstock._tables.files import hadoop_path, local_path
-from penstock._tables.write.schema import as_nullable, has_identity, leaf_count, schema_json
+from penstock._tables.write.schema import has_identity, leaf_count, schema_json
 from penstock.quality.split import (
     DESTINATION,
     FAILED_RULES,
@@ -87,12 +87,13 @@ def staging_metadata(
     that way, so that Delta itself enforces them while it writes.
     """
     masks = [StructField(name, LongType()) for name in split.masks]
-    # With the types of the DataFrame: no constraint may reject a row for the quarantine.
-    data = [StructField(c.name, as_nullable(c.dataType), True, c.metadata) for c in schema]
     helpers = list(QUARANTINE_FIELDS) if split.quarantine else []
     destination = StructField(DESTINATION, StringType())
     content = dict(metadata.content)
-    content["schemaString"] = schema_json(StructType([*masks, *data, *helpers, destination]))
+    # Data columns are nullable: no constraint may reject a row for the quarantine.
+    content["schemaString"] = schema_json(
+        StructType([*masks, *schema.toNullable(), *helpers, destination])
+    )
     content["partitionColumns"] = [DESTINATION, *metadata.partition_columns]
     content["configuration"] = _configuration(metadata, schema, split)
     return delta.action({"metaData": content})
