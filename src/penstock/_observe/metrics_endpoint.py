@@ -5,8 +5,8 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from penstock._model.extras import import_extra
@@ -33,27 +33,13 @@ def require_metrics_extra() -> None:
     )
 
 
-class StateCollector:
-    def __init__(self, update: ObservedUpdate) -> None:
-        self._update = update
-
-    def collect(self) -> "Iterator[Family]":
-        for series in metric_series(self._update):
-            yield _family(series)
-
-    def describe(self) -> "Sequence[Family]":
-        """Empty: metric names are known without a scrape."""
-        return ()
-
-
 def exposition(update: ObservedUpdate, accept: str = "") -> tuple[bytes, str]:
     """The body of a scrape and its content type, in the format that the `Accept` header selects."""
     from prometheus_client.exposition import choose_encoder
-    from prometheus_client.registry import CollectorRegistry
 
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(StateCollector(update))
     encode, content_type = choose_encoder(accept)
+    # The encoders ask a registry for its metrics only.
+    registry: Any = SimpleNamespace(collect=lambda: map(_family, metric_series(update)))
     return encode(registry), content_type
 
 
