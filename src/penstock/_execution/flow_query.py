@@ -22,7 +22,7 @@ from penstock._execution.flow_state import FlowState, StateStore, check_state
 from penstock._execution.lag_probe import LagProbe
 from penstock._execution.listener import ProgressListener
 from penstock._execution.running import RunningQuery
-from penstock._execution.sink_writers import SinkWriters
+from penstock._execution.sink_writers import sink_writer
 from penstock._execution.tables import PipelineTables
 from penstock._execution.writers import TableWriters
 from penstock._graph.cdc import is_cdc
@@ -190,18 +190,15 @@ class StreamingFlows:
     def __init__(
         self, queries: FlowQueries, evaluator: Evaluator, source: DeltaSource, damage: DamageCheck
     ) -> None:
-        spark, context = queries.spark, queries.context
         self._queries = queries
         self._source = source
         self._damage = damage
-        self._sinks = SinkWriters(
-            spark, evaluator, queries.tables.layout, context.pipeline, context.resolve_secrets
-        )
+        self._evaluator = evaluator
         self._listener = ProgressListener()
-        self._lag = LagProbe(context.emit)
-        self._admission = BatchAdmission(spark)
+        self._lag = LagProbe(queries.context.emit)
+        self._admission = BatchAdmission(queries.spark)
         self.running: list[RunningQuery] = []
-        spark.streams.addListener(self._listener)
+        queries.spark.streams.addListener(self._listener)
 
     def finish(self) -> None:
         """Stop measuring how far flows are behind their sources."""
@@ -245,13 +242,11 @@ class StreamingFlows:
                 on_success=(lambda: None) if is_transient else partial(self._record, node),
             )
             has_batches = step.trigger is None
-            writer = (
-                self._sinks.writer(
-                    sink, node, df, state.epoch, checkpoint, running, has_batches=has_batches
-                )
-                if sink is not None
-                else self._table_writer(node, df, state, step, running)
-            )
+            if sink is None:
+                writer = self._table_writer(node, df, state, step, running)
+            else:
+                into = (sink, node, df, state.epoch, running)
+                writer = sink_writer(self._queries, self._evaluator, *into, has_batches=has_batches)
             running.measures_lag(self._lag.watch(self._queries.origin(node), sources))
             writer = writer.queryName(step.flow).option("checkpointLocation", checkpoint)
             writer = _triggered(writer, step)
