@@ -12,10 +12,11 @@ from urllib.parse import unquote
 from pyspark.sql import DataFrame
 from pyspark.sql.readwriter import DataFrameReader
 from pyspark.sql.streaming.readwriter import DataStreamReader
-from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import LongType, StringType, StructType, TimestampType
 
 from penstock._analysis.boundary import DatasetNotReadyError
 from penstock._analysis.reader_hooks import reader_options
+from penstock._tables.write.schema import plain_schema
 from penstock.sources.base import OpenedSource, Position, Read
 from penstock.sources.delta.source import DeltaStream
 
@@ -24,9 +25,6 @@ _OWN_START = {
     *("startingversion", "startingtimestamp", "readchangefeed", "readchangedata"),
     *("witheventtimeorder", "schematrackinglocation", "schemalocation"),
 }
-
-
-_WATERMARK = "spark.watermarkDelayMs"
 
 
 class SchemaSource:
@@ -66,25 +64,14 @@ class SchemaSource:
     def _schema(self, key: str, reader: DataFrameReader | DataStreamReader) -> StructType:
         if key not in self.schemas:
             raise DatasetNotReadyError(key)
-        schema = without_watermarks(self.schemas[key])
+        # A watermark is metadata of a query. With it, an aggregation would be planned in append
+        # mode, which Spark refuses for the real table.
+        schema = plain_schema(self.schemas[key])
         options = {name.lower(): value for name, value in reader_options(reader).items()}
         if options.get("readchangefeed", options.get("readchangedata", "")).lower() == "true":
-            schema = StructType(list(schema.fields))
             schema = schema.add("_change_type", StringType()).add("_commit_version", LongType())
             schema = schema.add("_commit_timestamp", TimestampType())
         return schema
-
-
-def without_watermarks(schema: StructType) -> StructType:
-    """Columns as read from a stored table: a watermark is metadata of a query.
-
-    With it, an aggregation would be planned in append mode, which Spark refuses for the real table.
-    """
-    columns = []
-    for column in schema:
-        metadata = {k: v for k, v in (column.metadata or {}).items() if k != _WATERMARK}
-        columns.append(StructField(column.name, column.dataType, column.nullable, metadata))
-    return StructType(columns)
 
 
 @dataclass
