@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from penstock._execution.flow_state import StateStore
 from penstock._tables.layout import StorageLayout
@@ -56,7 +56,7 @@ def read_flow(
         )
     stateful = [line for line in known.stateful_operators if not line.startswith("source")]
     checkpoint = layout.checkpoint_path(flow, known.epoch)
-    states = _read(spark, checkpoint, operator=operator, limit=limit) if stateful else ()
+    states = tuple(_sections(spark, checkpoint, operator, limit)) if stateful else ()
     if not states:
         what = "keeps no state" if operator is None else f"has no operator {operator} with state"
         raise PlanError(
@@ -67,36 +67,29 @@ def read_flow(
     return states
 
 
-def _read(
-    spark: SparkSession, checkpoint: str, *, operator: int | None, limit: int
-) -> tuple[StateSection, ...]:
-    metadata = spark.read.format("state-metadata").load(checkpoint).collect()
-    return tuple(_sections(spark, checkpoint, metadata, operator, limit))
-
-
 def _sections(
-    spark: SparkSession, checkpoint: str, metadata: list[Any], wanted: int | None, limit: int
+    spark: SparkSession, checkpoint: str, wanted: int | None, limit: int
 ) -> Iterator[StateSection]:
+    metadata = spark.read.format("state-metadata").load(checkpoint).collect()
     seen = set()
     for entry in sorted(metadata, key=lambda row: (row["operatorId"], row["stateStoreName"])):
         number, name = int(entry["operatorId"]), str(entry["operatorName"])
         if number in seen or (wanted is not None and number != wanted):
             continue
         seen.add(number)
-        reader = spark.read.format("statestore").option("operatorId", number)
         for section, options in _parts(name, entry):
+            # Options of one part must not reach the next.
+            reader = spark.read.format("statestore").option("operatorId", number)
             df = reader.options(**options).load(checkpoint)
-            shown = df.drop("partition_id")
+            shown = df.drop("partition_id").limit(limit).toJSON().collect()
             yield StateSection(
                 operator=number,
                 operator_name=name,
                 name=section,
                 batch_id=int(entry["maxBatchId"]),
                 total=df.count(),
-                rows=tuple(_rows(shown, limit)),
+                rows=tuple(json.loads(str(text)) for text in shown),
             )
-            # Options of one part must not reach the next.
-            reader = spark.read.format("statestore").option("operatorId", number)
 
 
 def _parts(name: str, entry: Any) -> Iterator[tuple[str, dict[str, str]]]:
@@ -129,8 +122,3 @@ def _variables(entry: Any) -> tuple[dict[str, Any], list[str]] | None:
         if name and not name.startswith("$"):
             names.append(name)
     return (properties, names) if variables else None
-
-
-def _rows(df: DataFrame, limit: int) -> Iterator[dict[str, Any]]:
-    for text in df.limit(limit).toJSON().collect():
-        yield json.loads(str(text))
