@@ -3,6 +3,7 @@
 import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -54,7 +55,7 @@ class _Sums:
 
     since: float = 0.0
     runs: int = 0
-    metrics: dict[str, int] = field(default_factory=dict)
+    metrics: Counter[str] = field(default_factory=Counter)
     version: int | None = None
     milliseconds: int = 0
 
@@ -63,8 +64,7 @@ class _Sums:
         self.runs += 1
         self.milliseconds += milliseconds
         self.version = done.version
-        for name in ("files_removed", "files_added", "bytes_removed", "bytes_added"):
-            self.metrics[name] = self.metrics.get(name, 0) + getattr(done, name)
+        self.metrics.update(done.metrics)
 
 
 class TableCare:
@@ -180,9 +180,7 @@ class TableCare:
         self._least_files = min(self._least_files, files)
         return files - self._least_files >= self._settings.min_small_files
 
-    def _compact(
-        self, policy: TableMaintenance, at_least: int, below: int | None = None
-    ) -> Rewritten | None:
+    def _compact(self, policy: TableMaintenance, at_least: int, below: int | None = None) -> None:
         with self._turn if policy.alone else contextlib.nullcontext():
             started = time.monotonic()
             snapshot = self._files.newest()
@@ -192,7 +190,6 @@ class TableCare:
         if done is not None:
             self._sums.add(done, _milliseconds(started))
         self._least_files = file_count(self._files.known())
-        return done
 
     def _z_order(self, policy: TableMaintenance, now: int) -> list[Event]:
         with self._turn if policy.alone else contextlib.nullcontext():
@@ -202,11 +199,9 @@ class TableCare:
         if done is None:
             return []
         columns = ", ".join(policy.z_order)
-        text = f"{self.name}: {done.files_removed:,} files were ordered by {columns} into "
-        text += f"{done.files_added:,}"
-        sums = _Sums()
-        sums.add(done, 0)
-        metrics = {**sums.metrics, "duration_ms": _milliseconds(started)}
+        removed, added = done.metrics["files_removed"], done.metrics["files_added"]
+        text = f"{self.name}: {removed:,} files were ordered by {columns} into {added:,}"
+        metrics = {**done.metrics, "duration_ms": _milliseconds(started)}
         return [self._event(OPTIMIZE, "COMPLETED", text, metrics=metrics, version=done.version)]
 
     def _vacuum(self, snapshot: Any, now: int) -> list[Event]:

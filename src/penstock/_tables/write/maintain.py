@@ -1,6 +1,6 @@
 """Delta's OPTIMIZE and VACUUM of one table, and the decision which files are small."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +24,9 @@ _PREFIX = "spark.databricks.delta."
 
 @dataclass(frozen=True, kw_only=True)
 class Rewritten:
-    """What an OPTIMIZE did."""
+    """What an OPTIMIZE did; `metrics` are files and bytes, as its event reports them."""
 
-    files_removed: int
-    files_added: int
-    bytes_removed: int
-    bytes_added: int
+    metrics: Mapping[str, int]
     version: int
 
 
@@ -121,10 +118,10 @@ class TableFiles:
         metrics = row["metrics"]
         if not metrics["numFilesRemoved"]:
             return None
-        return Rewritten(
-            files_removed=int(metrics["numFilesRemoved"]),
-            files_added=int(metrics["numFilesAdded"]),
-            bytes_removed=int(metrics["filesRemoved"]["totalSize"] or 0),
-            bytes_added=int(metrics["filesAdded"]["totalSize"] or 0),
-            version=int(self.known().version()),
-        )
+        done = {
+            "files_removed": int(metrics["numFilesRemoved"]),
+            "files_added": int(metrics["numFilesAdded"]),
+            "bytes_removed": int(metrics["filesRemoved"]["totalSize"] or 0),
+            "bytes_added": int(metrics["filesAdded"]["totalSize"] or 0),
+        }
+        return Rewritten(metrics=done, version=int(self.known().version()))
