@@ -34,8 +34,14 @@ from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow, FlowAnalysis
 from penstock._model.origin import SourceLocation
 from penstock._model.sql_text import quoted
-from penstock._tables.write.cdc_events import END_AT, START_AT, EventShape, TargetShape, resolve
-from penstock._tables.write.cdc_snapshot import SnapshotShape
+from penstock._tables.write.cdc_events import (
+    END_AT,
+    START_AT,
+    EventShape,
+    RowShape,
+    TargetShape,
+    resolve,
+)
 from penstock.errors import DefinitionError
 from penstock.sources.base import OpenedSource, Position
 
@@ -51,12 +57,11 @@ def as_cdc(
     `version` is that of the first snapshot, if the flow has snapshots.
     """
     if flow.cdc is not None:
-        shape = event_shape(df, flow, dataset.flows)
-        wanted, scd_type = shape.target_schema(), shape.shape.scd_type
-        analysis = replace(analysis, sequence_type=shape.sequence.simpleString())
+        rows: RowShape = event_shape(df, flow, dataset.flows)
+        analysis = replace(analysis, sequence_type=rows.sequence.simpleString())
     else:
-        snapshot = snapshot_shape(df, flow, version)
-        wanted, scd_type = snapshot.target_schema(), snapshot.scd_type
+        rows = snapshot_shape(df, flow, version)
+    wanted, scd_type = rows.target_schema(), rows.shape.scd_type
     if dataset.declared.schema is not None:
         declared = declared_schema(df.sparkSession, dataset.declared, wanted)
         check_declared(declared, scd_type, wanted, dataset.declared.origin)
@@ -260,7 +265,7 @@ def decode_version(text: str) -> Any:
     return _DECODERS[kind](value) if kind in _DECODERS else value
 
 
-def snapshot_shape(df: DataFrame, flow: Flow, version: Any) -> SnapshotShape:
+def snapshot_shape(df: DataFrame, flow: Flow, version: Any) -> RowShape:
     """Check the declaration of a snapshot flow against the columns of a snapshot."""
     assert flow.snapshot is not None
     spec = flow.snapshot
@@ -291,4 +296,5 @@ def snapshot_shape(df: DataFrame, flow: Flow, version: Any) -> SnapshotShape:
                 origin=flow.origin,
                 hint="rename the column in the snapshot",
             )
-    return SnapshotShape(spec=spec, columns=df.schema, version=kind)
+    shape = TargetShape(keys=spec.keys, scd_type=spec.scd_type, track_history=spec.track_history)
+    return RowShape(shape=shape, columns=tuple(df.schema), sequence=kind)

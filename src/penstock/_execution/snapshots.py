@@ -17,7 +17,8 @@ from penstock._analysis.cdc import (
 from penstock._execution.flow_state import FlowState
 from penstock._model.flow import Flow
 from penstock._tables.commits import CommitResult
-from penstock._tables.write.cdc_snapshot import SnapshotShape, SnapshotWriter
+from penstock._tables.write.cdc_events import RowShape
+from penstock._tables.write.cdc_snapshot import SnapshotWriter
 from penstock.errors import DefinitionError
 
 
@@ -55,7 +56,7 @@ class SnapshotProgress:
         self._save = save
         self.state = state
 
-    def newer(self, writer_of: Callable[[SnapshotShape], SnapshotWriter]) -> Iterator[NextSnapshot]:
+    def newer(self, writer_of: Callable[[RowShape], SnapshotWriter]) -> Iterator[NextSnapshot]:
         """The snapshots after the last one, each to be applied before the next is requested.
 
         A named source has one. A function is called until it returns `None`; a version that is not

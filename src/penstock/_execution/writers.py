@@ -30,7 +30,8 @@ from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm, read_commit_counts
 from penstock._tables.write import view_writer
 from penstock._tables.write.assignment import assigned
-from penstock._tables.write.cdc_snapshot import SnapshotShape, SnapshotWriter
+from penstock._tables.write.cdc_events import RowShape
+from penstock._tables.write.cdc_snapshot import SnapshotWriter
 from penstock._tables.write.cdc_writer import CdcWriter, split_events
 from penstock._tables.write.fenced import last_number
 from penstock._tables.write.keyed import REWRITE_BYTES
@@ -231,7 +232,7 @@ class TableWriters:
         return last_number(DeltaJvm(self._tables.spark), self._tables.table(dataset).path, identity)
 
     def snapshot_writer(
-        self, dataset: DatasetNode, node: FlowNode, shape: SnapshotShape, epoch: str
+        self, dataset: DatasetNode, node: FlowNode, shape: RowShape, epoch: str
     ) -> SnapshotWriter:
         return SnapshotWriter(
             self._tables.spark,

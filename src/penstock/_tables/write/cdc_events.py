@@ -81,11 +81,12 @@ class TargetShape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EventShape:
-    spec: CdcSpec
+class RowShape:
+    """The rows of a flow's source, as events or as a snapshot."""
+
     shape: TargetShape
     columns: tuple[T.StructField, ...]  # the selected columns of the source, in its order
-    sequence: T.DataType  # type of the sequence
+    sequence: T.DataType  # type of the sequence, or of the snapshot's version
 
     @property
     def keys(self) -> tuple[T.StructField, ...]:
@@ -99,6 +100,11 @@ class EventShape:
     def target_schema(self) -> T.StructType:
         fields = list(plain_schema(T.StructType(list(self.columns)), nullable=True))
         return T.StructType([*fields, *interval_fields(self.shape.scd_type, self.sequence)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventShape(RowShape):
+    spec: CdcSpec
 
     def key_type(self) -> T.StructType:
         return _nullable(self.keys)

@@ -5,63 +5,26 @@ Snapshots come in the order of their versions, so the rows of the table are all 
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import StructField
 
-from penstock._model.cdc import ScdType, SnapshotSpec
+from penstock._model.cdc import ScdType
 from penstock._model.sql_text import quoted
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.kill_points import kill_point
 from penstock._tables.layout import TableRef
-from penstock._tables.write.cdc_events import (
-    END_AT,
-    START_AT,
-    TargetShape,
-    comparable,
-    interval_fields,
-)
+from penstock._tables.write.cdc_events import END_AT, START_AT, RowShape, comparable
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.kept import keep
 from penstock._tables.write.keyed import KeyedTable, Way, count_keys, in_one_task, of_keys
-from penstock._tables.write.schema import plain_schema
 from penstock.errors import FlowError
 
 _SMALL_ROWS = 50_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class SnapshotShape:
-    spec: SnapshotSpec
-    columns: StructType
-    version: DataType
-
-    @property
-    def scd_type(self) -> ScdType:
-        return self.spec.scd_type
-
-    @property
-    def target(self) -> TargetShape:
-        return TargetShape(
-            keys=self.spec.keys, scd_type=self.scd_type, track_history=self.spec.track_history
-        )
-
-    @property
-    def keys(self) -> list[StructField]:
-        by_name = {field.name.lower(): field for field in self.columns}
-        return [by_name[key.lower()] for key in self.spec.keys]
-
-    @property
-    def values(self) -> list[StructField]:
-        return [field for field in self.columns if not self.target.is_key(field.name)]
-
-    def target_schema(self) -> StructType:
-        plain = plain_schema(self.columns, nullable=True)
-        return StructType([*plain, *interval_fields(self.scd_type, self.version)])
 
 
 class SnapshotWriter:
@@ -77,7 +40,7 @@ class SnapshotWriter:
         flow: str,
         app_id: str,
         target: TableRef,
-        shape: SnapshotShape,
+        shape: RowShape,
         allow_missing: bool = False,
         way: Way | None = None,
         is_streamed: bool = False,
@@ -128,7 +91,7 @@ class SnapshotWriter:
             raise FlowError(
                 "SNAPSHOT_KEYS_NOT_UNIQUE",
                 f"flow {self._flow!r}: {shared} rows of the snapshot share "
-                f"their key ({', '.join(self._shape.spec.keys)}) with another",
+                f"their key ({', '.join(self._shape.shape.keys)}) with another",
                 flow=self._flow,
                 retryable=False,
                 hint="declare the keys that identify a row, or deduplicate the source",
@@ -151,8 +114,8 @@ class SnapshotWriter:
         """
         shape = self._shape
         have = self._current(txn, snapshot)
-        start = F.lit(None).cast(shape.version)
-        if shape.scd_type is ScdType.TWO:
+        start = F.lit(None).cast(shape.sequence)
+        if shape.shape.scd_type is ScdType.TWO:
             have, start = have.where(F.col(END_AT).isNull()), F.col(START_AT)
         new = snapshot.select(_struct(shape.keys).alias("k"), _values(shape.values).alias("new"))
         old = have.select(
@@ -160,7 +123,7 @@ class SnapshotWriter:
         )
         if small:
             new, old = in_one_task(new), in_one_task(old)
-        tracked = [f for f in shape.values if shape.target.is_tracked(f.name)]
+        tracked = [f for f in shape.values if shape.shape.is_tracked(f.name)]
         both = F.col("old").isNotNull() & F.col("new").isNotNull()
         joined = new.join(old, "k", "full_outer").where(~(both & _same(shape.values)))
         return joined.withColumn("tracked", ~_same(tracked))
@@ -185,7 +148,7 @@ class SnapshotWriter:
             committed = self._table.commit(txn, [], result.batch_id, result, complete=False)
             return replace(result, version=committed)
         touched = differences.select("k")
-        if self._shape.scd_type is ScdType.ONE:
+        if self._shape.shape.scd_type is ScdType.ONE:
             rows = self._rows(differences.where("new IS NOT NULL"), "new")
         else:
             rows = self._versions(txn, differences, touched, version)
@@ -196,7 +159,7 @@ class SnapshotWriter:
     def _versions(
         self, txn: TableTransaction, differences: DataFrame, touched: DataFrame, version: Any
     ) -> DataFrame:
-        kind = self._shape.version
+        kind = self._shape.sequence
         now, never = F.lit(version).cast(kind), F.lit(None).cast(kind)
         closed = self._current(txn, differences).where(F.col(END_AT).isNotNull())
         closed = of_keys(closed, touched)
