@@ -69,8 +69,7 @@ def require_extra() -> None:
 class Telemetry:
     """Sends metrics and traces of an update on background threads; see `Delivery`.
 
-    Subscribe it to the bus after the state of the update. `environ` is for tests: OpenTelemetry
-    itself reads the variables of the process.
+    Subscribe it to the bus after the state of the update.
     """
 
     def __init__(
@@ -81,25 +80,24 @@ class Telemetry:
         update: ObservedUpdate,
         *,
         resolve_secrets: Callable[[str], str],
-        environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._bus, self._origin = bus, origin
-        _require_http(settings, environ)
-        self._endpoint, self._environ = settings.endpoint.rstrip("/"), environ
+        _require_http(settings)
+        self._endpoint = settings.endpoint.rstrip("/")
         self._headers = {key: resolve_secrets(value) for key, value in settings.headers.items()}
         for value in self._headers.values():
             remember_secret(value)
             remember_secret(value.rpartition(" ")[2])
-        self._interval_seconds = settings.interval_seconds or _interval(environ)
+        self._interval_seconds = settings.interval_seconds or _interval()
         self._exporter_log = _ExporterLog()
         self._exporters: list[Any] = []
         self._metrics: Delivery | None = None
         self._traces: Delivery | None = None
         try:
-            resource = _resource(origin, environ)
-            if _has_signal(settings, "metrics", environ):
+            resource = _resource(origin)
+            if _has_signal(settings, "metrics", os.environ):
                 self._metrics = self._open_metrics(resource, update)
-            if _has_signal(settings, "traces", environ):
+            if _has_signal(settings, "traces", os.environ):
                 self._traces = self._open_traces(resource)
         except Exception as error:
             # The exporters read a dozen variables and have no exception type for invalid ones.
@@ -152,7 +150,7 @@ class Telemetry:
         if self._headers:
             options["headers"] = self._headers
         names = ("OTEL_EXPORTER_OTLP_TIMEOUT", f"OTEL_EXPORTER_OTLP_{signal.upper()}_TIMEOUT")
-        if not any(self._environ.get(name) for name in names):
+        if not any(os.environ.get(name) for name in names):
             options["timeout"] = _TIMEOUT_SECONDS
         return options
 
@@ -164,7 +162,7 @@ class Telemetry:
 
         exporter = OTLPSpanExporter(**self._options("traces"))
         self._exporters.append(exporter)
-        fold = TraceFold(resource, self._environ)
+        fold = TraceFold(resource, os.environ)
 
         def send(spans: list[Any]) -> None:
             if exporter.export(spans) is not SpanExportResult.SUCCESS:
@@ -251,10 +249,10 @@ def _signal_of(signal: str, items: str) -> Signal:
     )
 
 
-def _require_http(settings: TelemetrySettings, environ: Mapping[str, str]) -> None:
+def _require_http(settings: TelemetrySettings) -> None:
     names = [f"OTEL_EXPORTER_OTLP_{part}PROTOCOL" for part in ("TRACES_", "METRICS_", "")]
-    variable = next((name for name in names if environ.get(name)), None)
-    protocol = environ[variable].strip() if variable else ""
+    variable = next((name for name in names if os.environ.get(name)), None)
+    protocol = os.environ[variable].strip() if variable else ""
     if variable and not settings.endpoint and protocol != "http/protobuf":
         raise SpecError(
             NOT_CONFIGURED,
@@ -263,8 +261,8 @@ def _require_http(settings: TelemetrySettings, environ: Mapping[str, str]) -> No
         )
 
 
-def _interval(environ: Mapping[str, str]) -> float:
-    text = environ.get("OTEL_METRIC_EXPORT_INTERVAL", "").strip()
+def _interval() -> float:
+    text = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", "").strip()
     if not text:
         return _INTERVAL_SECONDS
     if not text.isdecimal() or int(text) < 1:
@@ -276,7 +274,7 @@ def _interval(environ: Mapping[str, str]) -> float:
     return int(text) / 1000
 
 
-def _resource(origin: EventOrigin, environ: Mapping[str, str]) -> "Resource":
+def _resource(origin: EventOrigin) -> "Resource":
     """The service: `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`, else the pipeline."""
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 

@@ -35,7 +35,6 @@ class CommitResult:
     rules: Mapping[str, RuleCounts] = field(default_factory=dict)  # over all rows of the batch
     fingerprint: str | None = None  # of a materialized view's query
     timestamp_ms: int | None = None  # None before it is read back
-    duration_seconds: float = 0.0  # of the write; 0 when read back
 
     def to_metadata(self) -> str:
         content: dict[str, Any] = {

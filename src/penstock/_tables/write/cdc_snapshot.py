@@ -3,7 +3,6 @@
 Snapshots come in the order of their versions, so the rows of the table are all the state there is.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,7 +20,7 @@ from penstock._tables.layout import TableRef
 from penstock._tables.write.cdc_events import END_AT, START_AT, RowShape, comparable
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.kept import keep
-from penstock._tables.write.keyed import KeyedTable, Way, count_keys, in_one_task, of_keys
+from penstock._tables.write.keyed import KeyedTable, count_keys, in_one_task, of_keys
 from penstock.errors import FlowError
 
 _SMALL_ROWS = 50_000
@@ -30,7 +29,7 @@ _SMALL_ROWS = 50_000
 class SnapshotWriter:
     """Applies the snapshots of one flow, each in one commit; batch ids are the snapshots' numbers.
 
-    `way`, `is_streamed` and `on_vectors` are as in `KeyedTable`.
+    `is_streamed` and `on_vectors` are as in `KeyedTable`.
     """
 
     def __init__(
@@ -42,7 +41,6 @@ class SnapshotWriter:
         target: TableRef,
         shape: RowShape,
         allow_missing: bool = False,
-        way: Way | None = None,
         is_streamed: bool = False,
         on_vectors: Callable[[], None] | None = None,
     ) -> None:
@@ -51,7 +49,9 @@ class SnapshotWriter:
         self._app_id = app_id
         self._shape = shape
         self._table = FencedTable(self._delta, target, app_id)
-        self._keyed = KeyedTable(self._delta, self._table, app_id, way, is_streamed, on_vectors)
+        self._keyed = KeyedTable(
+            self._delta, self._table, app_id, is_streamed=is_streamed, on_vectors=on_vectors
+        )
         self._allow_missing = allow_missing
 
     def apply(
@@ -61,7 +61,6 @@ class SnapshotWriter:
 
         Without `always`, nothing is committed and `None` is returned if nothing differs.
         """
-        started = time.monotonic()
         kill_point("before_write", self._flow, number)
         txn = self._table.begin(number)
         result = CommitResult(flow=self._flow, app_id=self._app_id, batch_id=number, version=None)
@@ -80,10 +79,9 @@ class SnapshotWriter:
                 differences.unpersist()
         finally:
             snapshot.unpersist()
-        if committed is None:
-            return None
-        kill_point("after_target_commit", self._flow, number)
-        return replace(committed, duration_seconds=time.monotonic() - started)
+        if committed is not None:
+            kill_point("after_target_commit", self._flow, number)
+        return committed
 
     def _count(self, snapshot: DataFrame) -> int:
         count, shared = count_keys(snapshot, _struct(self._shape.keys))

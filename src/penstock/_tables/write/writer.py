@@ -7,7 +7,6 @@ files of both are recorded before the first of two commits (`decision`), so that
 applied to a batch once.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -171,7 +170,6 @@ class FlowWriter:
                 self._kept = None
 
     def _write(self, df: DataFrame, batch_id: int | None, fingerprint: str | None) -> CommitResult:
-        started = time.monotonic()
         may_repeat, self._may_repeat = self._may_repeat, True
         kill_point("before_write", self._flow, batch_id)
         txn = self._target.begin(batch_id)
@@ -187,7 +185,7 @@ class FlowWriter:
             else:
                 self._evaluate(df)
                 batch = self._resume(decision)
-            result = replace(self._commit(batch), duration_seconds=time.monotonic() - started)
+            result = self._commit(batch)
         if self._note is not None:
             commits = {role: table.last_commit for role, table in self._fenced().items()}
             self._note.update({role: last for role, last in commits.items() if last is not None})
