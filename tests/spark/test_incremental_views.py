@@ -164,6 +164,51 @@ def test_changes_of_a_result_equal_its_query_after_random_changes(spark, tmp_pat
     assert techniques["ROW_BASED"] >= 500
 
 
+LARGE_BYTES = 16 << 20  # more than so much of whole files is read by Delta
+MAPPED = "TBLPROPERTIES (delta.columnMapping.mode = '{}')"
+
+
+@pytest.mark.parametrize(
+    ("clause", "rows"),
+    [
+        ("", 24_000),
+        ("PARTITIONED BY (n)", 2_000),
+        pytest.param(MAPPED.format("id"), 2_000, marks=pytest.mark.long),
+        pytest.param(MAPPED.format("name"), 2_000, marks=pytest.mark.long),
+    ],
+)
+@pytest.mark.usefixtures("small_queries")
+def test_changes_are_the_same_however_the_files_are_read(spark, tmp_path, clause, rows):
+    table, persistent = (
+        f"delta.`{tmp_path}/t`",
+        "spark.databricks.delta.update.deletionVectors.persistent",
+    )
+    kind = "CHAR(3)" if clause.startswith("PARTITIONED") else "STRING"
+    columns = f"id BIGINT, n BIGINT, text STRING, ch {kind}, `a.b` MAP<STRING, BIGINT>"
+    spark.sql(f"CREATE TABLE {table} ({columns}) USING delta {clause}")
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES (delta.enableDeletionVectors = true)")
+    text = "array_join(transform(sequence(1, 8), i -> sha2(string(8 * id + i), 512)), '')"
+    values = f"id, id % 3, {text}, 'x', map('k', id)"
+    spark.sql(f"INSERT INTO {table} SELECT /*+ COALESCE(2) */ {values} FROM range({rows})")
+    view = View(
+        spark,
+        f"SELECT id, n, length(text) AS l, ch, `a.b`['k'] AS k FROM {table} WHERE id % 1000 < 4",
+    )
+    spark.sql(f"UPDATE {table} SET n = n + 1 WHERE id % 1000 = 0")
+    spark.sql(f"DELETE FROM {table} WHERE id % 1000 = 2")
+    spark.conf.set(persistent, "false")
+    spark.sql(f"UPDATE {table} SET n = n + 1 WHERE id = 3")
+    spark.conf.unset(persistent)
+    is_large = sum(file.stat().st_size for file in tmp_path.glob("t/*.parquet")) > 2 * LARGE_BYTES
+    assert is_large or clause
+    assert view.refresh() == "ROW_BASED"
+    assert view.rows == view.computed()
+    spark.sql(f"INSERT INTO {table} SELECT {values} FROM range(4)")
+    spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF 3")
+    assert view.refresh() == "ROW_BASED"
+    assert view.rows == view.computed()
+
+
 REFUSED = {
     "SELECT count(*) AS n FROM {t}": "an aggregate or window over all rows",
     "SELECT c, sum(v) OVER () AS s FROM {t}": "an aggregate or window over all rows",

@@ -21,11 +21,7 @@ from penstock._spark import plans
 from penstock._spark.failures import full_text
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.write.keyed import MOST_KEYS
-from penstock._tables.write.view_writer import (
-    ViewChangedError,
-    ViewWriter,
-    added_rows_of,
-)
+from penstock._tables.write.view_writer import ViewChangedError, ViewWriter
 from penstock.errors import PenstockError, PlanError
 
 APPEND_ONLY = "APPEND_ONLY"
@@ -159,13 +155,13 @@ def _rows(
     most = _MOST_ROWS if view_rows is None else min(_MOST_ROWS, int(_MOST_SHARE * view_rows))
     if removed + added > most:
         raise NotIncrementalError(f"more than {most} rows changed")
-    rows = DataFrame(changed.rows(), df.sparkSession)
     if removed:
         key = changed.keyColumn(list(dataset.declared.partition_cols))
         if key is None:
             raise NotIncrementalError("no column of the result can be searched")
-        writer.collect_removed(rows, key, removed=removed, added=added)
-    return added_rows_of(rows), f"{removed} row(s) removed and {added} added"
+        writer.collect_removed(changed, key)
+    rows = DataFrame(changed.addedRows(), df.sparkSession)
+    return rows, f"{removed} row(s) removed and {added} added"
 
 
 def _keys(

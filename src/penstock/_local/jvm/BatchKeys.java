@@ -47,8 +47,12 @@ public final class BatchKeys {
    * @param columns the columns of the table that have the keys
    */
   public BatchKeys(Dataset<Row> rows, List<String> columns) {
-    this.rows = rows.queryExecution().executedPlan().executeCollect();
-    this.schema = rows.schema();
+    this(rows.queryExecution().executedPlan().executeCollect(), rows.schema(), columns);
+  }
+
+  BatchKeys(InternalRow[] rows, StructType schema, List<String> columns) {
+    this.rows = rows;
+    this.schema = schema;
     this.columns = List.copyOf(columns);
   }
 

@@ -1,5 +1,6 @@
 package penstock.delta;
 
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashSet;
 import java.util.List;
@@ -7,6 +8,7 @@ import java.util.Set;
 import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
 import org.apache.spark.sql.classic.SparkSession;
 import org.apache.spark.sql.types.BinaryType;
 import org.apache.spark.sql.types.StructField;
@@ -36,6 +38,40 @@ public final class ChangedRows {
 
   public Dataset<Row> rows() {
     return PlanParts.local(session, schema, Arrays.asList(rows));
+  }
+
+  /** The added rows, each as often as it has copies, without their number. */
+  public Dataset<Row> addedRows() {
+    int width = schema.size() - 1;
+    int[] columns = new int[width];
+    Arrays.setAll(columns, column -> column);
+    UnsafeProjection project = BatchKeys.projection(schema, columns);
+    List<InternalRow> all = new ArrayList<>();
+    for (InternalRow row : rows) {
+      InternalRow result = row.getLong(width) > 0 ? project.apply(row).copy() : null;
+      for (long copy = 0; copy < row.getLong(width); copy++) {
+        all.add(result);
+      }
+    }
+    return PlanParts.local(session, new StructType(Arrays.copyOf(schema.fields(), width)), all);
+  }
+
+  /**
+   * The values of a column in the removed rows, as keys.
+   *
+   * @param name the name of the column in the table
+   */
+  public BatchKeys removedKeys(String column, String name) {
+    int[] columns = {schema.fieldIndex(column)};
+    UnsafeProjection project = BatchKeys.projection(schema, columns);
+    List<InternalRow> keys = new ArrayList<>();
+    for (InternalRow row : rows) {
+      if (row.getLong(schema.size() - 1) < 0) {
+        keys.add(project.apply(row).copy());
+      }
+    }
+    StructType type = new StructType().add(schema.fields()[columns[0]]);
+    return new BatchKeys(keys.toArray(new InternalRow[0]), type, List.of(name));
   }
 
   /** The number of removed copies. */

@@ -11,11 +11,9 @@ import java.util.IdentityHashMap;
 import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
-import org.apache.hadoop.fs.Path;
 import org.apache.spark.api.java.JavaSparkContext;
 import org.apache.spark.api.java.function.FlatMapFunction;
 import org.apache.spark.broadcast.Broadcast;
-import org.apache.spark.paths.SparkPath;
 import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.SparkSession;
@@ -36,13 +34,11 @@ import org.apache.spark.sql.delta.deletionvectors.StoredBitmap;
 import org.apache.spark.sql.delta.storage.dv.DeletionVectorStore;
 import org.apache.spark.sql.delta.storage.dv.DeletionVectorStore$;
 import org.apache.spark.sql.execution.datasources.PartitionedFile;
-import org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat;
 import org.apache.spark.sql.sources.Filter;
 import org.apache.spark.sql.sources.GreaterThanOrEqual;
 import org.apache.spark.sql.sources.LessThanOrEqual;
 import org.apache.spark.sql.types.ByteType;
 import org.apache.spark.sql.types.DataType;
-import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.IntegerType;
 import org.apache.spark.sql.types.LongType;
 import org.apache.spark.sql.types.ShortType;
@@ -50,20 +46,15 @@ import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import scala.Function1;
 import scala.Option;
-import scala.collection.immutable.Map$;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
  * Finds the rows of some keys in files of a table, by one Spark job over the key columns.
  *
- * <p>The files are read by Spark's Parquet reader, without a query: analysis and planning of a join
- * would take longer than the search in a table of a million rows. Rows that a deletion vector
- * deletes are found, too.
+ * <p>Rows that a deletion vector deletes are found, too.
  */
 public final class KeySearch {
   private static final ObjectMapper JSON = new ObjectMapper();
-  private static final long PART_BYTES = 64L << 20;
-  private static final String ROW_INDEX = ParquetFileFormat.ROW_INDEX_TEMPORARY_COLUMN_NAME();
 
   private final SparkSession session;
   private final DeltaLog log;
@@ -172,7 +163,8 @@ public final class KeySearch {
   List<Hits> search(List<Candidate> candidates) {
     List<BatchKeys.Group> groups = new ArrayList<>();
     Map<BatchKeys.Group, Integer> numbers = new IdentityHashMap<>();
-    List<Part> parts = new ArrayList<>();
+    ParquetParts parts = new ParquetParts();
+    int[] groupOfFile = new int[candidates.size()];
     StructField first = firstKey();
     for (int index = 0; index < candidates.size(); index++) {
       AddFile file = candidates.get(index).file();
@@ -184,12 +176,8 @@ public final class KeySearch {
         numbers.put(group, groups.size());
         groups.add(group);
       }
-      Path path = new Path(file.pathAsUri());
-      String uri = (path.isAbsolute() ? path : new Path(log.dataPath(), path)).toUri().toString();
-      for (long start = 0; start < Math.max(1, file.size()); start += PART_BYTES) {
-        long length = Math.min(PART_BYTES, file.size() - start);
-        parts.add(new Part(index, numbers.get(group), uri, start, length, file.size()));
-      }
+      groupOfFile[index] = numbers.get(group);
+      parts.add(index, file, log);
     }
     if (parts.isEmpty()) {
       return List.of();
@@ -197,8 +185,17 @@ public final class KeySearch {
     JavaSparkContext context = new JavaSparkContext(session.sparkContext());
     Broadcast<List<BatchKeys.Group>> known = context.broadcast(groups);
     try {
-      SearchTask task = new SearchTask(reader(groups, first), known, struct, keys, shape(), returnsRows);
-      List<List<Part>> tasks = balanced(parts, session.sparkContext().defaultParallelism());
+      SearchTask task =
+          new SearchTask(
+              ParquetParts.reader(session, log, columns, filters(groups, first)),
+              known,
+              groupOfFile,
+              struct,
+              keys,
+              ParquetParts.withPosition(columns),
+              returnsRows);
+      List<List<ParquetParts.Part>> tasks =
+          parts.tasks(session.sparkContext().defaultParallelism());
       return context.parallelize(tasks, tasks.size()).flatMap(task).collect();
     } finally {
       known.destroy();
@@ -209,10 +206,6 @@ public final class KeySearch {
     StructField[] fields =
         struct < 0 ? columns.fields() : ((StructType) columns.fields()[struct].dataType()).fields();
     return fields[keys[0]];
-  }
-
-  private StructType shape() {
-    return columns.add(ROW_INDEX, DataTypes.LongType);
   }
 
   /** Whether a file may have one of the keys, from its statistics; deletions leave them valid. */
@@ -229,22 +222,6 @@ public final class KeySearch {
     } catch (IOException error) {
       throw new UncheckedIOException(error);
     }
-  }
-
-  private Function1<PartitionedFile, scala.collection.Iterator<InternalRow>> reader(
-      List<BatchKeys.Group> groups, StructField first) {
-    scala.collection.immutable.Map<String, String> options =
-        scala.collection.immutable.Map.from(
-            CollectionConverters.asScala(Map.of("returning_batch", "false")));
-    return new ParquetFileFormat()
-        .buildReaderWithPartitionValues(
-            session,
-            columns,
-            new StructType(),
-            shape(),
-            CollectionConverters.asScala(filters(groups, first)).toSeq(),
-            options,
-            log.newDeltaHadoopConf());
   }
 
   /** Row groups without any of the keys are not read. */
@@ -281,35 +258,12 @@ public final class KeySearch {
     throw new IllegalArgumentException(type.toString());
   }
 
-  /** Parts of files as tasks of about the same size. */
-  private static List<List<Part>> balanced(List<Part> parts, int most) {
-    int count = Math.min(most, parts.size());
-    long[] bytes = new long[count];
-    List<List<Part>> tasks = new ArrayList<>();
-    for (int task = 0; task < count; task++) {
-      tasks.add(new ArrayList<>());
-    }
-    List<Part> sorted = new ArrayList<>(parts);
-    sorted.sort((a, b) -> Long.compare(b.length(), a.length()));
-    for (Part part : sorted) {
-      int least = 0;
-      for (int task = 1; task < count; task++) {
-        least = bytes[task] < bytes[least] ? task : least;
-      }
-      tasks.get(least).add(part);
-      bytes[least] += part.length() + (1L << 20);
-    }
-    return tasks;
-  }
-
-  private record Part(int file, int group, String uri, long start, long length, long size)
-      implements Serializable {}
-
-  private static final class SearchTask implements FlatMapFunction<List<Part>, Hits> {
+  private static final class SearchTask implements FlatMapFunction<List<ParquetParts.Part>, Hits> {
     private static final long serialVersionUID = 1L;
 
     private final Function1<PartitionedFile, scala.collection.Iterator<InternalRow>> reader;
     private final Broadcast<List<BatchKeys.Group>> groups;
+    private final int[] groupOfFile;
     private final int struct;
     private final int[] keys;
     private final StructType shape;
@@ -318,12 +272,14 @@ public final class KeySearch {
     SearchTask(
         Function1<PartitionedFile, scala.collection.Iterator<InternalRow>> reader,
         Broadcast<List<BatchKeys.Group>> groups,
+        int[] groupOfFile,
         int struct,
         int[] keys,
         StructType shape,
         boolean returnsRows) {
       this.reader = reader;
       this.groups = groups;
+      this.groupOfFile = groupOfFile;
       this.struct = struct;
       this.keys = keys;
       this.shape = shape;
@@ -331,13 +287,13 @@ public final class KeySearch {
     }
 
     @Override
-    public Iterator<Hits> call(List<Part> parts) {
+    public Iterator<Hits> call(List<ParquetParts.Part> parts) {
       UnsafeProjection key = key();
       int[] all = new int[shape.size() - 1];
       Arrays.setAll(all, column -> column);
       UnsafeProjection row = returnsRows ? BatchKeys.projection(shape, all) : null;
       List<Hits> hits = new ArrayList<>();
-      for (Part part : parts) {
+      for (ParquetParts.Part part : parts) {
         Hits file = search(part, key, row);
         if (file.count > 0) {
           hits.add(file);
@@ -346,22 +302,12 @@ public final class KeySearch {
       return hits.iterator();
     }
 
-    private Hits search(Part part, UnsafeProjection key, UnsafeProjection row) {
-      BatchKeys.Group group = groups.value().get(part.group());
+    private Hits search(ParquetParts.Part part, UnsafeProjection key, UnsafeProjection row) {
+      BatchKeys.Group group = groups.value().get(groupOfFile[part.file()]);
       Hits hits = new Hits(part.file());
       int index = shape.size() - 1;
       int width = struct < 0 ? 0 : ((StructType) shape.fields()[struct].dataType()).size();
-      PartitionedFile file =
-          new PartitionedFile(
-              InternalRow.empty(),
-              SparkPath.fromUrlString(part.uri()),
-              part.start(),
-              part.length(),
-              new String[0],
-              0L,
-              part.size(),
-              Map$.MODULE$.empty());
-      scala.collection.Iterator<InternalRow> read = reader.apply(file);
+      scala.collection.Iterator<InternalRow> read = part.read(reader);
       while (read.hasNext()) {
         InternalRow next = read.next();
         InternalRow holder = next;

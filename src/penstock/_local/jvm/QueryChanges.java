@@ -3,14 +3,17 @@ package penstock.delta;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashMap;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import org.apache.spark.sql.Column;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.analysis.EliminateSubqueryAliases;
 import org.apache.spark.sql.catalyst.analysis.EliminateView;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.catalyst.expressions.ExprId;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.Literal;
 import org.apache.spark.sql.catalyst.expressions.PlanExpression;
@@ -77,6 +80,7 @@ public final class QueryChanges {
   private final LogicalPlan plan;
   private final List<String> names;
   private final Map<String, TableChanges> tables = new HashMap<>();
+  private final Set<ExprId> used = new HashSet<>();
   private final Map<String, String> since;
   private String technique;
   private LogicalPlan rows;
@@ -96,6 +100,8 @@ public final class QueryChanges {
     this.names = List.of(query.columns());
     this.plan = normal(query.queryExecution().analyzed());
     check(plan);
+    use(PlanParts.output(plan));
+    useColumnsOf(plan);
     if (!isChanged(plan)) {
       throw new UnsupportedException("no source changed");
     }
@@ -296,6 +302,25 @@ public final class QueryChanges {
     PlanParts.list(node.children()).forEach(QueryChanges::check);
   }
 
+  private void useColumnsOf(LogicalPlan node) {
+    List<LogicalPlan> children = PlanParts.list(node.children());
+    if (!children.isEmpty()) {
+      for (Expression expression : PlanParts.list(node.expressions())) {
+        use(PlanParts.list(expression.references().toSeq()));
+      }
+    }
+    for (LogicalPlan child : children) {
+      if (node instanceof Union) {
+        use(PlanParts.output(child));
+      }
+      useColumnsOf(child);
+    }
+  }
+
+  private void use(Iterable<Attribute> columns) {
+    columns.forEach(column -> used.add(column.exprId()));
+  }
+
   private static boolean isSupported(LogicalPlan node) {
     if (node instanceof LogicalRelation relation) {
       // Further columns are those of `_metadata`.
@@ -388,22 +413,32 @@ public final class QueryChanges {
     return PlanParts.list(node.children()).stream().anyMatch(this::isChanged);
   }
 
+  /** Whether the query needs the columns of a table. */
+  private boolean[] used(LogicalRelation leaf) {
+    List<Attribute> columns = PlanParts.output(leaf);
+    boolean[] result = new boolean[columns.size()];
+    for (int column = 0; column < result.length; column++) {
+      result[column] = used.contains(columns.get(column).exprId());
+    }
+    return result;
+  }
+
   /** The rows that were added to a table, if none was removed. */
   LogicalPlan appended(LogicalRelation leaf) {
     if (!changes(leaf).isAppend()) {
       throw new UnsupportedException("rows of a source were changed");
     }
-    return PlanParts.as(changes(leaf).appended(), PlanParts.output(leaf));
+    return PlanParts.as(changes(leaf).appended(used(leaf)), PlanParts.output(leaf));
   }
 
   /** The rows of a table that were added, removed or changed, as they were and as they are. */
   LogicalPlan changed(LogicalRelation leaf) {
-    return PlanParts.as(changes(leaf).changed(), PlanParts.output(leaf));
+    return PlanParts.as(changes(leaf).changed(used(leaf)), PlanParts.output(leaf));
   }
 
   /** The same rows with the number of their copies as last column, negative if removed. */
   LogicalPlan signed(LogicalRelation leaf) {
-    LogicalPlan rows = changes(leaf).changed();
+    LogicalPlan rows = changes(leaf).changed(used(leaf));
     List<Attribute> columns = new ArrayList<>(PlanParts.output(leaf));
     columns.add(PlanParts.output(rows).get(columns.size()).newInstance());
     return PlanParts.as(rows, columns);

@@ -2,6 +2,8 @@ package penstock.delta;
 
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collection;
+import java.util.HashMap;
 import java.util.HashSet;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -11,7 +13,6 @@ import org.apache.spark.sql.Column;
 import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.SparkSession;
-import org.apache.spark.sql.catalyst.expressions.Literal;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.Snapshot;
@@ -24,8 +25,8 @@ import org.apache.spark.sql.delta.actions.Protocol;
 import org.apache.spark.sql.delta.actions.RemoveFile;
 import org.apache.spark.sql.delta.commands.cdc.CDCReader;
 import org.apache.spark.sql.functions;
-import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructField;
+import org.apache.spark.sql.types.StructType;
 import scala.Option;
 import scala.Tuple2;
 import scala.collection.immutable.Seq;
@@ -51,7 +52,7 @@ final class TableChanges {
 
   private final List<AddFile> added = new ArrayList<>();
   private final Set<String> addedPaths = new HashSet<>();
-  private final Set<String> removedPaths = new HashSet<>();
+  private final Map<String, RemoveFile> removed = new HashMap<>();
 
   /**
    * Reads the commits after a version.
@@ -93,7 +94,7 @@ final class TableChanges {
         added.add(add);
         isRepeated |= !addedPaths.add(add.path());
       } else {
-        isRepeated |= !removedPaths.add(file.path());
+        isRepeated |= removed.put(file.path(), (RemoveFile) file) != null;
       }
     }
   }
@@ -135,7 +136,7 @@ final class TableChanges {
   }
 
   boolean isAppend() {
-    return removedPaths.isEmpty() && !isRepeated;
+    return removed.isEmpty() && !isRepeated;
   }
 
   /** Whether the files that were removed and added are about as large as the whole table. */
@@ -149,51 +150,114 @@ final class TableChanges {
   }
 
   private boolean hasOtherVector(FileAction file) {
-    return addedPaths.contains(file.path()) && removedPaths.contains(file.path());
+    return addedPaths.contains(file.path()) && removed.containsKey(file.path());
   }
 
-  /** The rows of the added files, if no file was removed. */
-  LogicalPlan appended() {
-    Seq<AddFile> files = CollectionConverters.asScala(added).toSeq();
-    Dataset<Row> rows = log.createDataFrame(snapshot, files, false, Option.empty());
+  /**
+   * The rows of the added files, if no file was removed.
+   *
+   * @param used whether a column is used; others may be NULL
+   */
+  LogicalPlan appended(boolean[] used) {
     // Rows of one task are grouped without a shuffle.
     boolean isSmall = added.stream().mapToLong(AddFile::size).sum() <= SMALL_BYTES;
-    return plan(isSmall ? rows.coalesce(1) : rows);
+    if (!isSmall || !FileRows.canRead(snapshot)) {
+      Seq<AddFile> files = CollectionConverters.asScala(added).toSeq();
+      Dataset<Row> rows = log.createDataFrame(snapshot, files, false, Option.empty());
+      return plan(isSmall ? rows.coalesce(1) : rows);
+    }
+    FileRows rows = new FileRows(session, snapshot, columns(used));
+    added.forEach(file -> rows.add(file, 1));
+    return plan(rows.frame(SIGN, 1).coalesce(1).select(all(used)));
   }
 
   /**
    * Rows that were added, removed or changed, before and after the change; and a last column that
    * is the number of their copies, negative if these were removed.
    *
-   * <p>Delta gives all rows of rewritten files as deleted and inserted; those that are in both are
-   * left out.
+   * @param used whether a column is used; others may be NULL
    */
-  LogicalPlan changed() {
-    if (isAppend()) {
-      return PlanParts.append(appended(), Literal.create(1L, DataTypes.LongType));
+  LogicalPlan changed(boolean[] used) {
+    boolean isWhole = isRepeated || files.values().stream().anyMatch(this::isGone);
+    Dataset<Row> rows;
+    if (isRepeated) {
+      rows = signed(ofEachCommit());
+    } else {
+      rows = FileRows.canRead(snapshot) ? ofPositions(used) : signed(ofFiles(files.values()));
     }
-    Dataset<Row> changes = isRepeated ? ofEachCommit() : ofFiles();
-    Column type = functions.col("_change_type");
-    Column sign = functions.when(type.isin("insert", "update_postimage"), 1L).otherwise(-1L);
-    Dataset<Row> signed = changes.withColumn(SIGN, sign);
-    StructField[] fields = snapshot.schema().fields();
-    Column[] columns = new Column[fields.length];
-    // Of a file whose deletion vector changed, Delta gives the deleted rows alone.
-    boolean canGroup = isRepeated || files.values().stream().anyMatch(this::isGone);
-    for (int field = 0; field < fields.length; field++) {
-      columns[field] = functions.col("`" + fields[field].name().replace("`", "``") + "`");
-      canGroup &= PlanParts.canGroup(fields[field].dataType());
-    }
-    if (canGroup) {
-      signed =
-          signed
-              .groupBy(columns)
+    StructField[] fields = columns(used).fields();
+    if (isWhole && Arrays.stream(fields).allMatch(f -> PlanParts.canGroup(f.dataType()))) {
+      // All rows of rewritten files were deleted and inserted; those that are in both are left out.
+      rows =
+          rows.groupBy(names(fields))
               .agg(functions.sum(SIGN).as(SIGN))
               .where(functions.col(SIGN).notEqual(0L));
     }
+    return plan(rows.select(withSign(all(used))));
+  }
+
+  private Dataset<Row> ofPositions(boolean[] used) {
+    FileRows rows = new FileRows(session, snapshot, columns(used));
+    List<FileAction> whole = new ArrayList<>();
+    for (FileAction file : files.values()) {
+      if (!hasOtherVector(file)) {
+        whole.add(file);
+      } else if (file instanceof AddFile add) {
+        rows.addDifference(add, removed.get(file.path()).deletionVector());
+      }
+    }
+    // Few rows are read sooner without Delta, many with the code that Spark generates.
+    boolean isSmall =
+        whole.stream().mapToLong(FileAction::getFileSize).sum() <= SMALL_BYTES
+            && whole.stream().allMatch(file -> file.getFileSize() > 0);
+    if (isSmall) {
+      whole.forEach(file -> rows.add(file, file instanceof AddFile ? 1 : -1));
+    }
+    Dataset<Row> chosen = rows.frame(SIGN, session.sparkContext().defaultParallelism());
+    return isSmall
+        ? chosen
+        : chosen.union(signed(ofFiles(whole)).select(withSign(names(columns(used).fields()))));
+  }
+
+  private static Dataset<Row> signed(Dataset<Row> changes) {
+    Column type = functions.col("_change_type");
+    Column sign = functions.when(type.isin("insert", "update_postimage"), 1L).otherwise(-1L);
+    return changes.withColumn(SIGN, sign);
+  }
+
+  private StructType columns(boolean[] used) {
+    StructType columns = new StructType();
+    for (int field = 0; field < used.length; field++) {
+      columns = used[field] ? columns.add(snapshot.schema().fields()[field]) : columns;
+    }
+    return columns;
+  }
+
+  private static Column column(StructField field) {
+    return functions.col("`" + field.name().replace("`", "``") + "`");
+  }
+
+  private static Column[] names(StructField[] fields) {
+    return Arrays.stream(fields).map(TableChanges::column).toArray(Column[]::new);
+  }
+
+  private static Column[] withSign(Column[] columns) {
     Column[] all = Arrays.copyOf(columns, columns.length + 1);
     all[columns.length] = functions.col(SIGN);
-    return plan(signed.select(all));
+    return all;
+  }
+
+  /** All columns of the table; those that are not used are NULL. */
+  private Column[] all(boolean[] used) {
+    StructField[] fields = snapshot.schema().fields();
+    Column[] columns = new Column[fields.length];
+    for (int field = 0; field < fields.length; field++) {
+      columns[field] =
+          used[field]
+              ? column(fields[field])
+              : functions.lit(null).cast(fields[field].dataType()).as(fields[field].name());
+    }
+    return columns;
   }
 
   private boolean isGone(FileAction file) {
@@ -213,9 +277,9 @@ final class TableChanges {
   }
 
   /** As if all changes were of one commit: a file that has changed often is read once. */
-  private Dataset<Row> ofFiles() {
+  private Dataset<Row> ofFiles(Collection<FileAction> changed) {
     long version = snapshot.version();
-    Seq<Action> actions = CollectionConverters.asScala(List.<Action>copyOf(files.values())).toSeq();
+    Seq<Action> actions = CollectionConverters.asScala(List.<Action>copyOf(changed)).toSeq();
     List<Tuple2<Object, Seq<Action>>> commits = List.of(new Tuple2<>(version, actions));
     return CDCReader.changesToDF(
             snapshot,

@@ -1,11 +1,11 @@
 """Writes the changes of a materialized view: new rows, all rows of some keys, or some rows."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -58,17 +58,20 @@ class ViewWriter(FlowWriter):
         self._changes: DataFrame | None = None
         self._removed = self._added = 0
 
-    def collect_removed(self, changes: DataFrame, key: str, *, removed: int, added: int) -> None:
+    def collect_removed(self, changed: Any, key: str) -> None:
         """Collect the rows that `write_batch` removes, beside those that it adds.
 
-        `changes` has all these rows, and `COPIES` as last column. The removed ones are searched by
-        their values in the column `key`.
+        `changed` are Penstock's `ChangedRows`. The removed ones are searched by their values in the
+        column `key`.
 
         Raises:
             ViewChangedError: the rows of these keys cannot be replaced.
         """
-        self.collect(changes.where(F.col(COPIES) < 0).select(quoted(key)))
-        self._changes, self._removed, self._added = changes, removed, added
+        txn = self._begin()
+        names = {name.lower(): name for name in txn.metadata.schema.names}
+        self._collect(txn, changed.removedKeys(key, names.get(key.lower(), key)))
+        self._changes = DataFrame(changed.rows(), self._delta.spark)
+        self._removed, self._added = int(changed.removed()), int(changed.added())
 
     def collect(
         self, keys: DataFrame, merges: Mapping[str, str] | None = None
@@ -78,16 +81,18 @@ class ViewWriter(FlowWriter):
         Raises:
             ViewChangedError: the rows of these keys cannot be replaced.
         """
-        names: Sequence[str] = keys.columns
-        as_struct = F.struct(*[F.col(quoted(name)) for name in names]).alias("k")
-        touched = keys.select(as_struct)
+        touched = keys.select(_as_struct(keys).alias("k"))
         txn = self._begin()
         if not self._keyed.can_collect(touched):
             raise ViewChangedError("the types of its keys cannot be searched")
-        self._keys = self._keyed.collected(txn, touched)
-        distinct = self._delta.frame_of_keys(self._keys, keys.sparkSession)
-        self._count, self._merges = int(self._keys.distinct()), merges or {}
-        self._touched = distinct.select(as_struct)
+        self._merges = merges or {}
+        distinct = self._collect(txn, self._keyed.collected(txn, touched))
+        return self._count, distinct
+
+    def _collect(self, txn: TableTransaction, keys: Any) -> DataFrame:
+        distinct = self._delta.frame_of_keys(keys, self._delta.spark)
+        self._keys, self._count = keys, int(keys.distinct())
+        self._touched = distinct.select(_as_struct(distinct).alias("k"))
         if self._count > MOST_KEYS:
             raise ViewChangedError(f"rows of more than {MOST_KEYS} keys changed")
         if self._keyed.way_for(txn, self._touched, self._count) is Way.MERGE:
@@ -95,7 +100,7 @@ class ViewWriter(FlowWriter):
                 "rows of its table cannot be replaced by key (change data feed, row tracking, "
                 "identity columns, partitions)"
             )
-        return self._count, distinct
+        return distinct
 
     def _begin(self) -> TableTransaction:
         txn = self._target.begin(None)
@@ -168,16 +173,8 @@ class ViewWriter(FlowWriter):
         return replace(result, version=version)
 
 
-def added_rows_of(changes: DataFrame) -> DataFrame:
-    """The rows that are added by changes with `COPIES`."""
-    return _repeated(changes.where(F.col(COPIES) > 0))
-
-
-def _repeated(rows: DataFrame) -> DataFrame:
-    """Each row as often as it has copies."""
-    times = F.explode(F.array_repeat(F.lit(1), F.col(COPIES).cast("int"))).alias(COPIES)
-    columns = [F.col(quoted(name)) for name in rows.columns[:-1]]
-    return rows.select(*columns, times).drop(COPIES)
+def _as_struct(keys: DataFrame) -> Column:
+    return F.struct(*[F.col(quoted(name)) for name in keys.columns])
 
 
 def _with_copies(old: DataFrame, changes: DataFrame) -> DataFrame:
@@ -187,4 +184,5 @@ def _with_copies(old: DataFrame, changes: DataFrame) -> DataFrame:
     sums = both.groupBy(*columns).agg(F.sum(COPIES).alias(COPIES))
     text = F.lit("the table does not have the rows of the last refresh")
     copies = F.when(F.col(COPIES) < 0, F.raise_error(text)).otherwise(F.col(COPIES))
-    return _repeated(sums.withColumn(COPIES, copies))
+    times = F.explode(F.array_repeat(F.lit(1), copies.cast("int"))).alias(COPIES)
+    return sums.select(*columns, times).drop(COPIES)

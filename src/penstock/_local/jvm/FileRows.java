@@ -1,0 +1,225 @@
+package penstock.delta;
+
+import java.io.Serializable;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.Iterator;
+import java.util.List;
+import java.util.Map;
+import java.util.NoSuchElementException;
+import org.apache.spark.api.java.JavaSparkContext;
+import org.apache.spark.api.java.function.FlatMapFunction;
+import org.apache.spark.sql.Dataset;
+import org.apache.spark.sql.Row;
+import org.apache.spark.sql.SparkSession;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.BoundReference;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.Literal;
+import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
+import org.apache.spark.sql.catalyst.util.CharVarcharUtils;
+import org.apache.spark.sql.delta.DeltaColumnMapping;
+import org.apache.spark.sql.delta.DeltaLog;
+import org.apache.spark.sql.delta.Snapshot;
+import org.apache.spark.sql.delta.actions.AddFile;
+import org.apache.spark.sql.delta.actions.DeletionVectorDescriptor;
+import org.apache.spark.sql.delta.actions.FileAction;
+import org.apache.spark.sql.delta.actions.Metadata;
+import org.apache.spark.sql.delta.deletionvectors.RoaringBitmapArray;
+import org.apache.spark.sql.delta.deletionvectors.RoaringBitmapArrayFormat;
+import org.apache.spark.sql.delta.deletionvectors.StoredBitmap;
+import org.apache.spark.sql.delta.storage.dv.DeletionVectorStore;
+import org.apache.spark.sql.delta.storage.dv.DeletionVectorStore$;
+import org.apache.spark.sql.execution.datasources.PartitionedFile;
+import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.StructType;
+import scala.Function1;
+import scala.jdk.javaapi.CollectionConverters;
+
+/**
+ * Rows of data files of a table, chosen by their positions, with a number of copies as last column.
+ *
+ * <p>Delta would read a file with another deletion vector twice, for rows that are deleted and for
+ * rows that are there again.
+ */
+final class FileRows {
+  private final SparkSession session;
+  private final DeltaLog log;
+  private final DeletionVectorStore store;
+  private final StructType columns;
+  private final StructType physical;
+  private final ParquetParts parts = new ParquetParts();
+  private final List<Rows> files = new ArrayList<>();
+
+  /** Rows of a file: those at some positions, or all others; positions are a serialized bitmap. */
+  private record Rows(byte[] positions, boolean isExcept, long copies) implements Serializable {}
+
+  /** @param columns the columns to read, as in the schema of the table */
+  FileRows(SparkSession session, Snapshot snapshot, StructType columns) {
+    this.session = session;
+    this.log = snapshot.deltaLog();
+    this.store = DeletionVectorStore$.MODULE$.createInstance(log.newDeltaHadoopConf());
+    this.columns = columns;
+    Metadata metadata = snapshot.metadata();
+    this.physical =
+        DeltaColumnMapping.createPhysicalSchema(
+            columns, metadata.schema(), metadata.columnMappingMode(), true);
+  }
+
+  /** Whether the columns of a table are read from its files as they are. */
+  static boolean canRead(Snapshot snapshot) {
+    Metadata metadata = snapshot.metadata();
+    // CHAR values are padded by the query.
+    return metadata.partitionColumns().isEmpty()
+        && !metadata.columnMappingMode().name().equals("id")
+        && !CharVarcharUtils.hasCharVarchar(CharVarcharUtils.getRawSchema(metadata.schema()));
+  }
+
+  /** Adds all rows of a file but those that its deletion vector deletes. */
+  void add(FileAction file, long copies) {
+    add(file, bitmap(file.deletionVector()), true, copies);
+  }
+
+  /** Adds the rows by which a file with another deletion vector differs. */
+  void addDifference(AddFile file, DeletionVectorDescriptor before) {
+    RoaringBitmapArray deleted = bitmap(file.deletionVector());
+    deleted.andNot(bitmap(before));
+    add(file, deleted, false, -1);
+    RoaringBitmapArray restored = bitmap(before);
+    restored.andNot(bitmap(file.deletionVector()));
+    add(file, restored, false, 1);
+  }
+
+  private RoaringBitmapArray bitmap(DeletionVectorDescriptor vector) {
+    return vector == null
+        ? new RoaringBitmapArray()
+        : StoredBitmap.create(vector, log.dataPath()).load(store);
+  }
+
+  private void add(FileAction file, RoaringBitmapArray positions, boolean isExcept, long copies) {
+    if (positions.isEmpty() && !isExcept) {
+      return;
+    }
+    byte[] bytes = positions.serializeAsByteArray(RoaringBitmapArrayFormat.Portable());
+    parts.add(files.size(), file, log);
+    files.add(new Rows(bytes, isExcept, copies));
+  }
+
+  /** The rows as a query of one job with up to so many tasks. */
+  Dataset<Row> frame(String copies, int tasks) {
+    ReadTask task = new ReadTask(ParquetParts.reader(session, log, physical, List.of()), files, physical);
+    List<List<ParquetParts.Part>> each = parts.tasks(tasks);
+    JavaSparkContext context = new JavaSparkContext(session.sparkContext());
+    return ((org.apache.spark.sql.classic.SparkSession) session)
+        .internalCreateDataFrame(
+            context.parallelize(each, Math.max(1, each.size())).flatMap(task).rdd(),
+            columns.add(copies, DataTypes.LongType, false),
+            false);
+  }
+
+  private static final class ReadTask
+      implements FlatMapFunction<List<ParquetParts.Part>, InternalRow> {
+    private static final long serialVersionUID = 1L;
+
+    private final Function1<PartitionedFile, scala.collection.Iterator<InternalRow>> reader;
+    private final List<Rows> files;
+    private final StructType columns;
+
+    ReadTask(
+        Function1<PartitionedFile, scala.collection.Iterator<InternalRow>> reader,
+        List<Rows> files,
+        StructType columns) {
+      this.reader = reader;
+      this.files = files;
+      this.columns = columns;
+    }
+
+    @Override
+    public Iterator<InternalRow> call(List<ParquetParts.Part> parts) {
+      Map<Long, UnsafeProjection> projections = new HashMap<>();
+      Iterator<ParquetParts.Part> rest = parts.iterator();
+      return new Iterator<>() {
+        private Iterator<InternalRow> rows = List.<InternalRow>of().iterator();
+
+        @Override
+        public boolean hasNext() {
+          while (!rows.hasNext() && rest.hasNext()) {
+            ParquetParts.Part part = rest.next();
+            Rows chosen = files.get(part.file());
+            rows =
+                new PartRows(
+                    part.read(reader),
+                    chosen,
+                    columns.size(),
+                    projections.computeIfAbsent(chosen.copies(), copies -> projection(copies)));
+          }
+          return rows.hasNext();
+        }
+
+        @Override
+        public InternalRow next() {
+          if (!hasNext()) {
+            throw new NoSuchElementException();
+          }
+          return rows.next();
+        }
+      };
+    }
+
+    private UnsafeProjection projection(long copies) {
+      List<Expression> values = new ArrayList<>();
+      for (int column = 0; column < columns.size(); column++) {
+        values.add(new BoundReference(column, columns.fields()[column].dataType(), true));
+      }
+      values.add(Literal.create(copies, DataTypes.LongType));
+      return UnsafeProjection.create(CollectionConverters.asScala(values).toSeq());
+    }
+  }
+
+  /** The chosen rows of a part, in the order of their positions; a row is valid until the next. */
+  private static final class PartRows implements Iterator<InternalRow> {
+    private final scala.collection.Iterator<InternalRow> all;
+    private final long[] positions;
+    private final boolean isExcept;
+    private final int index;
+    private final UnsafeProjection projection;
+    private int at;
+    private InternalRow row;
+
+    PartRows(
+        scala.collection.Iterator<InternalRow> all,
+        Rows chosen,
+        int index,
+        UnsafeProjection projection) {
+      this.all = all;
+      this.positions = RoaringBitmapArray.readFrom(chosen.positions()).toArray();
+      this.isExcept = chosen.isExcept();
+      this.index = index;
+      this.projection = projection;
+    }
+
+    @Override
+    public boolean hasNext() {
+      while (row == null && all.hasNext()) {
+        InternalRow next = all.next();
+        long position = next.getLong(index);
+        while (at < positions.length && positions[at] < position) {
+          at++;
+        }
+        boolean isListed = at < positions.length && positions[at] == position;
+        row = isListed == isExcept ? null : projection.apply(next);
+      }
+      return row != null;
+    }
+
+    @Override
+    public InternalRow next() {
+      if (!hasNext()) {
+        throw new NoSuchElementException();
+      }
+      InternalRow result = row;
+      row = null;
+      return result;
+    }
+  }
+}
