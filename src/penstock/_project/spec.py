@@ -56,8 +56,6 @@ from penstock._project.sources import declaring_files
 from penstock._project.workspace_files import SourcePattern
 from penstock.errors import SpecError
 
-__all__ = ["load_settings", "nearest_file", "storage_uri"]
-
 _TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 

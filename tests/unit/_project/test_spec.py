@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from penstock._model.pipeline import MaintenanceSettings
-from penstock._project.spec import load_settings, storage_uri
+from penstock._project.locations import storage_uri
+from penstock._project.spec import load_settings
 from penstock.errors import SpecError
 
 API = "import penstock as dp\n"

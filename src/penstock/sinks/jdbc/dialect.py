@@ -20,8 +20,6 @@ from penstock.errors import ConnectorError
 from penstock.sinks.jdbc.options import JdbcSinkOptions, TableName, WriteRows, quote
 from penstock.sources.jdbc.database import Database
 
-__all__ = ["PART", "Dialect", "SinkColumn", "TableColumn", "Unstorable", "bare_type"]
-
 PART = "penstock_part"
 
 # Decimal digits of the greatest values.

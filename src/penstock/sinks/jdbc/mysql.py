@@ -23,8 +23,6 @@ from penstock.sinks.jdbc.dialect import (
 from penstock.sinks.jdbc.options import JdbcSinkOptions, TableName, WriteRows, quote
 from penstock.sources.jdbc.database import Database, DatabaseError
 
-__all__ = ["MySqlDialect"]
-
 _UTF8 = "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 _SESSION = {
     "sessionVariables": (

@@ -13,18 +13,6 @@ from urllib.parse import unquote, urlsplit
 
 from penstock.errors import ConnectorError
 
-__all__ = [
-    "MYSQL",
-    "POSTGRESQL",
-    "DatabaseSystem",
-    "JdbcSinkOptions",
-    "TableName",
-    "WriteRows",
-    "jdbc_sink_options",
-    "table_name",
-]
-
-
 @dataclass(frozen=True, kw_only=True)
 class DatabaseSystem:
     """A database system and its driver, as far as options are concerned."""

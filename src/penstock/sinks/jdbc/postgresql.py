@@ -19,8 +19,6 @@ from penstock.sinks.jdbc.dialect import (
 from penstock.sinks.jdbc.options import JdbcSinkOptions, TableName, WriteRows, quote
 from penstock.sources.jdbc.database import Database, DatabaseError
 
-__all__ = ["PostgreSqlDialect"]
-
 ATTEMPT = "penstock_attempt"
 
 _TEXTS = frozenset({"text", "character varying", "character", "citext"})
