@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 from penstock._formats.options import FileOptions
 from penstock._formats.sqltext import PATH, literals, type_sql
 from penstock._model.sql_text import literal
-from penstock._tables.files import local_path
+from penstock._tables.files import StorageFiles, local_path
 from penstock.errors import ConnectorError
 
 PLAIN_PATH = re.compile(r"[A-Za-z0-9/:._=,+@-]+")
@@ -60,7 +60,8 @@ class FileRoots:
 
     def existing(self) -> list[str]:
         """The roots that are there; one with wildcards counts."""
-        return [path for path in self.paths if _GLOB.search(path) or exists(self._spark, path)]
+        files = StorageFiles(self._spark)
+        return [path for path in self.paths if _GLOB.search(path) or files.exists(path)]
 
     def missing(self) -> list[str]:
         """The roots that are not there yet."""
@@ -198,16 +199,6 @@ def check_destination(options: FileOptions, roots: FileRoots) -> None:
             f"is {'inside the source' if is_inside else 'on another file system'}",
             hint="name a folder outside of the source, on the same file system",
         )
-
-
-def exists(spark: SparkSession, path: str) -> bool:
-    """Whether a file or folder exists, on a local disk or on a file system of Hadoop."""
-    local = local_path(path)
-    if local is not None:
-        return local.exists()
-    hadoop: Any = spark._jvm.org.apache.hadoop.fs.Path(path)  # type: ignore[union-attr]
-    conf = spark._jsparkSession.sessionState().newHadoopConf()
-    return bool(hadoop.getFileSystem(conf).exists(hadoop))
 
 
 def folder_of(path: str) -> str:

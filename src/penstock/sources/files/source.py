@@ -35,7 +35,6 @@ from penstock.sources.files.batch_log import batch_entries, batch_files, forget_
 from penstock.sources.files.cleaning import Cleaner, refuse_shared
 from penstock.sources.files.inbox import FileInbox
 from penstock.sources.files.lag import UNKNOWN_FILES, PendingFiles
-from penstock.sources.files.listing import exists
 from penstock.sources.files.opening import OpenedFiles, open_source, read_source, source_key
 from penstock.sources.files.recovery import check_files, recover
 
@@ -256,7 +255,7 @@ class FileStream(OpenedSource):
             for path, changed in _taken_by(done).items()
             if (after is not None and iso(changed) <= after)
             # A fragment marks a file that was read before it changed.
-            or not exists(self._spark, path.partition("#")[0])
+            or not StorageFiles(self._spark).exists(path.partition("#")[0])
         ]
         missing = ""
         if gone:
