@@ -12,6 +12,8 @@ from enum import StrEnum
 from urllib.parse import unquote, urlsplit
 
 from penstock.errors import ConnectorError
+from penstock.sources.jdbc.options import count, invalid
+
 
 @dataclass(frozen=True, kw_only=True)
 class DatabaseSystem:
@@ -120,7 +122,7 @@ def table_name(text: str, system: DatabaseSystem = POSTGRESQL) -> TableName:
     match = _NAME.fullmatch(text)
     parts = [] if match is None else [_unquoted(part, system) for part in match.groups() if part]
     if not parts or any(len(p.encode()) > system.longest_name or "\0" in p for p in parts):
-        raise _invalid(
+        raise invalid(
             "a table name must be `table` or `schema.table`, each part of at most "
             f"{system.longest_name} bytes",
             'put other characters than letters, digits and `_` in double quotes: "a-b"',
@@ -141,7 +143,7 @@ def jdbc_sink_options(options: Mapping[str, str]) -> JdbcSinkOptions:
     _refuse_unknown(options, system)
     for name in ("url", "dbtable"):
         if not by_lower_name.get(name, "").strip():
-            raise _invalid(f"option `{name}` is missing or empty")
+            raise invalid(f"option `{name}` is missing or empty")
     url, parameters = _split_url(by_lower_name["url"].strip(), system)
     if by_lower_name.get("driver", system.driver) != system.driver:
         raise _other_database(
@@ -151,13 +153,13 @@ def jdbc_sink_options(options: Mapping[str, str]) -> JdbcSinkOptions:
     keys = tuple(key.strip() for key in by_lower_name.get("keys", "").split(",") if key.strip())
     sequence = by_lower_name.get("sequenceby", "").strip() or None
     if mode == WriteRows.UPSERT and not keys:
-        raise _invalid(
+        raise invalid(
             "mode `upsert` needs option `keys`: the columns that identify a row",
             '{"mode": "upsert", "keys": "customer_id, day"}',
         )
     if mode == WriteRows.APPEND and (keys or sequence):
         hint = 'add {"mode": "upsert"}, or remove them'
-        raise _invalid("options `keys` and `sequenceBy` are for mode `upsert`", hint)
+        raise invalid("options `keys` and `sequenceBy` are for mode `upsert`", hint)
     table = table_name(by_lower_name["dbtable"].strip(), system)
     fence = by_lower_name.get("fencetable", "").strip()
     connection = {
@@ -178,8 +180,8 @@ def jdbc_sink_options(options: Mapping[str, str]) -> JdbcSinkOptions:
         create_table=_choice(by_lower_name, "createTable", ["true", "false"], "true") == "true",
         fence=table_name(fence, system) if fence else TableName(table.schema, "penstock_fence"),
         staging_schema=_schema_name(by_lower_name.get("stagingschema", ""), system) or table.schema,
-        partitions=_count(by_lower_name, "numPartitions", 8),
-        batch_size=_count(by_lower_name, "batchsize", 2000),
+        partitions=count(by_lower_name, "numPartitions", 8),
+        batch_size=count(by_lower_name, "batchsize", 2000),
         replace_nul=_choice(by_lower_name, "nulCharacters", ["fail", "replace"], "fail")
         == "replace",
         accept_gap=_choice(by_lower_name, "onGap", ["refuse", "continue"], "refuse") == "continue",
@@ -192,7 +194,7 @@ def _system(url: str) -> DatabaseSystem:
         if url.startswith(system.prefixes):
             return system
     if not url:
-        raise _invalid("option `url` is missing or empty")
+        raise invalid("option `url` is missing or empty")
     prefixes = [prefix for system in _SYSTEMS for prefix in system.prefixes]
     raise _other_database(
         "the JDBC sink writes to PostgreSQL, MariaDB and MySQL: option `url` must start with "
@@ -219,7 +221,7 @@ def _split_url(url: str, system: DatabaseSystem) -> tuple[str, dict[str, str]]:
         authority = urlsplit(base.removeprefix("jdbc:"))
         has_user = "@" in authority.netloc
     except ValueError:
-        raise _invalid("option `url` cannot be read as a URL") from None
+        raise invalid("option `url` cannot be read as a URL") from None
     parameters: dict[str, str] = {}
     for part in filter(None, query.split("&")):
         name, _, value = part.partition("=")
@@ -247,15 +249,8 @@ def _split_url(url: str, system: DatabaseSystem) -> tuple[str, dict[str, str]]:
 def _choice(options: Mapping[str, str], name: str, choices: Sequence[str], default: str) -> str:
     value = options.get(name.lower(), default).strip().lower()
     if value not in choices:
-        raise _invalid(f"option `{name}` must be one of {', '.join(choices)}")
+        raise invalid(f"option `{name}` must be one of {', '.join(choices)}")
     return value
-
-
-def _count(options: Mapping[str, str], name: str, default: int) -> int:
-    value = options.get(name.lower(), str(default)).strip()
-    if not value.isdecimal() or int(value) == 0:
-        raise _invalid(f"option `{name}` must be a whole number above zero")
-    return int(value)
 
 
 def _schema_name(text: str, system: DatabaseSystem) -> str | None:
@@ -263,12 +258,8 @@ def _schema_name(text: str, system: DatabaseSystem) -> str | None:
         return None
     name = table_name(text.strip(), system)
     if name.schema is not None:
-        raise _invalid("option `stagingSchema` must be a single name")
+        raise invalid("option `stagingSchema` must be a single name")
     return name.table
-
-
-def _invalid(message: str, hint: str | None = None) -> ConnectorError:
-    return ConnectorError("JDBC_OPTION_INVALID", message, hint=hint)
 
 
 def _other_database(message: str) -> ConnectorError:

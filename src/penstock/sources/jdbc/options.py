@@ -115,13 +115,13 @@ def jdbc_source_options(options: Mapping[str, str]) -> JdbcSourceOptions:
     _remember_secrets(by_lower_name)
     _refuse(options)
     if not by_lower_name.get("url", "").startswith("jdbc:"):
-        raise _invalid("option `url` is missing, or does not begin with `jdbc:`")
+        raise invalid("option `url` is missing, or does not begin with `jdbc:`")
     if bool(by_lower_name.get("dbtable", "").strip()) == bool(
         by_lower_name.get("query", "").strip()
     ):
-        raise _invalid("set either option `dbtable` (a table) or option `query`, not both")
+        raise invalid("set either option `dbtable` (a table) or option `query`, not both")
     if not by_lower_name.get("partitioncolumn", "").strip():
-        raise _invalid(
+        raise invalid(
             "option `partitionColumn` is missing: a stream needs a column whose values only grow",
             hint='.option("partitionColumn", "id"), the serial, identity or sequence of the table',
         )
@@ -140,25 +140,25 @@ def jdbc_source_options(options: Mapping[str, str]) -> JdbcSourceOptions:
     delay = by_lower_name.get("settlingdelay")
     on_key_back = by_lower_name.get("onkeyback", "refuse").strip().lower()
     if on_key_back not in ("refuse", "continue"):
-        raise _invalid("option `onKeyBack` must be one of refuse, continue")
+        raise invalid("option `onKeyBack` must be one of refuse, continue")
     chosen = JdbcSourceOptions(
         url=by_lower_name["url"].strip(),
         table=table or by_lower_name["dbtable"].strip(),
         is_query=is_query,
         key=by_lower_name["partitioncolumn"].strip(),
         starting_key=by_lower_name.get("startingkey", "").strip() or None,
-        max_rows=_count(by_lower_name, "maxRowsPerTrigger", 1_000_000),
+        max_rows=count(by_lower_name, "maxRowsPerTrigger", 1_000_000),
         overlap=by_lower_name.get("overlap", "").strip() or None,
         settling_delay_seconds=None if delay is None else _seconds("settlingDelay", delay),
         settle_timeout_seconds=_seconds(
             "settleTimeout", by_lower_name.get("settletimeout", "5 minutes")
         ),
         accept_key_back=on_key_back == "continue",
-        partitions=_count(by_lower_name, "numPartitions", 1),
+        partitions=count(by_lower_name, "numPartitions", 1),
         reader=reader,
     )
     if delay is None and not chosen.is_postgresql:
-        raise _invalid(
+        raise invalid(
             "option `settlingDelay` is missing: only PostgreSQL shows which transactions still "
             "write, and a row that is committed late, with a smaller key, would be lost",
             hint='.option("settlingDelay", "1 minute"): the longest time from taking a key to '
@@ -184,7 +184,7 @@ def overlap_amount(options: JdbcSourceOptions, kind: KeyKind) -> float:
     text = options.overlap
     if kind is KeyKind.TIMESTAMP:
         if text is None:
-            raise _invalid(
+            raise invalid(
                 f"option `overlap` is missing: many rows may have the same {options.key!r}, and "
                 "a transaction commits after the time that it writes",
                 hint='.option("overlap", "10 minutes"), the longest transaction; its rows are '
@@ -195,7 +195,7 @@ def overlap_amount(options: JdbcSourceOptions, kind: KeyKind) -> float:
     if text is None:
         return 0
     if not text.isdecimal():
-        raise _invalid("option `overlap` must be a number of key values if the key is a number")
+        raise invalid("option `overlap` must be a number of key values if the key is a number")
     return int(text)
 
 
@@ -247,7 +247,7 @@ def _refuse(options: Mapping[str, str]) -> None:
     for name in options:
         folded = name.lower()
         if folded in _BOUNDS:
-            raise _invalid(
+            raise invalid(
                 f"option `{name}` is for batch reads",
                 hint="option `startingKey` leaves out rows with smaller keys",
             )
@@ -260,10 +260,11 @@ def _refuse(options: Mapping[str, str]) -> None:
             )
 
 
-def _count(options: Mapping[str, str], name: str, default: int) -> int:
+def count(options: Mapping[str, str], name: str, default: int) -> int:
+    """An option that is a whole number above zero."""
     value = options.get(name.lower(), str(default)).strip()
     if not value.isdecimal() or int(value) == 0:
-        raise _invalid(f"option `{name}` must be a whole number above zero")
+        raise invalid(f"option `{name}` must be a whole number above zero")
     return int(value)
 
 
@@ -272,9 +273,10 @@ def _seconds(name: str, text: str) -> float:
         return 0.0
     seconds = parse_seconds(text)
     if seconds is None:
-        raise _invalid(f"option `{name}` must be a duration, such as 30 seconds")
+        raise invalid(f"option `{name}` must be a duration, such as 30 seconds")
     return seconds
 
 
-def _invalid(message: str, hint: str | None = None) -> ConnectorError:
+def invalid(message: str, hint: str | None = None) -> ConnectorError:
+    """The error of an option of the JDBC stream or sink."""
     return ConnectorError("JDBC_OPTION_INVALID", message, hint=hint)
