@@ -36,6 +36,26 @@ class Registry:
         # Keyed by identity: a query function may be any callable, hashable or not. The history
         # holds the function, so that an id cannot be given out again.
         self._histories: dict[int, FunctionHistory] = {}
+        self._made: set[tuple[object, ...]] = set()
+        self._known: frozenset[tuple[object, ...]] = frozenset()
+
+    @contextmanager
+    def repeating(self) -> Iterator[None]:
+        """While this is open, leave out what was declared before at the same line, with one name.
+
+        For a notebook that is executed again. A loop that declares a name twice is an error as
+        ever; a notebook that makes other names out of variables of its caller declares those.
+        """
+        before = self._known
+        self._known = frozenset(self._made)
+        try:
+            yield
+        finally:
+            self._known = before
+
+    def _is_new(self, *key: object) -> bool:
+        self._made.add(key)
+        return key not in self._known
 
     def add_dataset(
         self,
@@ -51,6 +71,10 @@ class Registry:
             function: The query function; the `expect*` decorators on it belong to the dataset.
             flow: The implicit flow.
         """
+        if not self._is_new("dataset", dataset.name, dataset.origin):
+            if function is not None:
+                self.excuse(function)
+            return
         self._datasets.append(dataset)
         if function is not None:
             self._history(function).add_dataset(len(self._datasets) - 1, dataset.origin)
@@ -67,14 +91,19 @@ class Registry:
         return withdraw
 
     def add_flow(self, flow: Flow) -> None:
-        self._history(flow.function).feeds = flow.target
-        self._flows.append(flow)
+        if self._is_new("flow", flow.name, flow.target, flow.origin):
+            self._history(flow.function).feeds = flow.target
+            self._flows.append(flow)
+        else:
+            self.excuse(flow.function)
 
     def add_sink(self, sink: Sink) -> None:
-        self._sinks.append(sink)
+        if self._is_new("sink", sink.name, sink.origin):
+            self._sinks.append(sink)
 
     def add_hook(self, hook: EventHook) -> None:
-        self._hooks.append(hook)
+        if self._is_new("hook", hook.name, hook.origin):
+            self._hooks.append(hook)
 
     def add_expectations(
         self,
@@ -91,7 +120,8 @@ class Registry:
 
     def record(self, error: PenstockError) -> None:
         """Record an error of a declaration, or of a source file as a whole."""
-        self._errors.append(error)
+        if self._is_new("error", error.condition, error.message, error.origin):
+            self._errors.append(error)
 
     @property
     def is_empty(self) -> bool:

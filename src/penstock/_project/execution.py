@@ -21,7 +21,6 @@ from penstock._project.databricks.notebook import (
     run_arguments,
 )
 from penstock._project.packages import is_installed, requested_packages
-from penstock._project.source_registry import SourceRegistry
 from penstock._sql.declare import SqlContext, declare_sql
 from penstock._sql.source import SqlSource
 from penstock._sql.statements import split_statements
@@ -69,10 +68,9 @@ class SourceExecutor:
                 parameters=self._settings.parameters,
                 pipeline_schema=self._settings.schema,
             )
-        registry = active_registry(path.name) if is_again and is_collecting() else None
-        repeating = registry.repeating() if isinstance(registry, SourceRegistry) else nullcontext()
+        is_repeated = is_again and is_collecting()
         try:
-            with repeating:
+            with active_registry(path.name).repeating() if is_repeated else nullcontext():
                 self._execute_cells(cells, namespace, context, (*running, path))
         except NotebookExit:
             pass  # the rest of this notebook is not wanted

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock._api.modules import installed_modules
-from penstock._api.registry import registration
+from penstock._api.registry import Registry, registration
 from penstock._model.origin import source_location
 from penstock._model.pipeline import PipelineDefinition, PipelineSettings
 from penstock._project.imports import ProjectImports, project_imports
 from penstock._project.job_files import refuse_job
-from penstock._project.source_registry import SourceRegistry
 from penstock._project.user_code import user_code_error
 from penstock.errors import DefinitionError, PenstockError, UserCodeError
 
@@ -58,8 +57,8 @@ def load_sources(settings: PipelineSettings, *, namespace: Mapping[str, object])
 
 def _load(
     settings: PipelineSettings, namespace: Mapping[str, object]
-) -> tuple[SourceRegistry, tuple[Path, ...]]:
-    registry = SourceRegistry()
+) -> tuple[Registry, tuple[Path, ...]]:
+    registry = Registry()
     with (
         project_imports(settings) as imports,
         installed_modules(),
@@ -72,9 +71,7 @@ def _load(
         return registry, imports.sources
 
 
-def _run_all(
-    imports: ProjectImports, namespace: Mapping[str, object], registry: SourceRegistry
-) -> None:
+def _run_all(imports: ProjectImports, namespace: Mapping[str, object], registry: Registry) -> None:
     reported: set[tuple[str, str, str]] = set()
     for source in imports.sources:
         try:
