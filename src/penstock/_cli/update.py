@@ -3,7 +3,6 @@
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -90,60 +89,7 @@ def run(
     output: options.Output = OutputFormat.TEXT,
 ) -> int:
     """Run the pipeline: process all available input, or run until stopped with --continuous."""
-
-    def run_one(settings: "PipelineSettings", *, shows: bool = True) -> int:
-        return _run(
-            settings,
-            selection,
-            arguments=arguments or (),
-            log_format=log_format,
-            quiet=quiet,
-            stop_timeout=stop_timeout,
-            ui=ui,
-            metrics_port=metrics_port,
-            summary=summary,
-            as_json=output is OutputFormat.JSON,
-            shows=shows,
-        )
-
-    if not every:
-        return run_one(project.settings())
-    from penstock._cli.bundle_run import each_pipeline, print_rows, run_each
-
-    code, rows = run_each([*each_pipeline(project)], partial(run_one, shows=False))
-    if output is OutputFormat.JSON:
-        options.print_json(rows)
-    else:
-        print_rows(rows)
-    return code
-
-
-def _run(
-    settings: "PipelineSettings",
-    selection: options.Selection,
-    *,
-    arguments: Sequence[str],
-    log_format: LogFormat,
-    quiet: bool,
-    stop_timeout: float,
-    ui: bool,
-    metrics_port: int | None,
-    summary: Path | None,
-    as_json: bool,
-    shows: bool,
-) -> int:
-    """Run one update; `shows` its status as JSON at the end."""
-    from penstock._update import UpdateOptions
-    from penstock.pipelines import watch_update
-
-    if metrics_port is not None:
-        settings = replace(settings, metrics=replace(settings.metrics, port=metrics_port))
-    update_options = UpdateOptions(
-        **selection.arguments(),
-        continuous=settings.continuous,
-        stop_timeout_seconds=stop_timeout,
-        arguments=tuple(arguments),
-    )
+    as_json = output is OutputFormat.JSON
 
     def summarize(state: "ObservedUpdate") -> None:
         if summary is not None:
@@ -151,18 +97,42 @@ def _run(
 
             reports.write_summary(summary, update_view(state))
 
-    aside = options.stdout_to_stderr() if as_json else nullcontext()
-    with dashboard_beside(settings, enabled=ui), aside:
-        watched = watch_update(
-            settings, update_options, log_format=log_format, quiet=quiet, on_end=summarize
-        )
-    if as_json and shows:
-        from penstock.monitoring import status_of
+    def run_one(settings: "PipelineSettings", *, shows: bool = True) -> int:
+        """Run one update; `shows` its status as JSON at the end."""
+        from penstock._update import UpdateOptions
+        from penstock.pipelines import watch_update
 
-        options.print_json(status_of(settings))
-    if log_format is LogFormat.JSON or not quiet:  # otherwise stderr has them already
-        show_failures(watched.result)
-    return exit_code_of(watched.result.state)
+        if metrics_port is not None:
+            settings = replace(settings, metrics=replace(settings.metrics, port=metrics_port))
+        update_options = UpdateOptions(
+            **selection.arguments(),
+            continuous=settings.continuous,
+            stop_timeout_seconds=stop_timeout,
+            arguments=tuple(arguments or ()),
+        )
+        aside = options.stdout_to_stderr() if as_json else nullcontext()
+        with dashboard_beside(settings, enabled=ui), aside:
+            watched = watch_update(
+                settings, update_options, log_format=log_format, quiet=quiet, on_end=summarize
+            )
+        if as_json and shows:
+            from penstock.monitoring import status_of
+
+            options.print_json(status_of(settings))
+        if log_format is LogFormat.JSON or not quiet:  # otherwise stderr has them already
+            show_failures(watched.result)
+        return exit_code_of(watched.result.state)
+
+    if not every:
+        return run_one(project.settings())
+    from penstock._cli.bundle_run import each_pipeline, print_rows, run_each
+
+    code, rows = run_each([*each_pipeline(project)], partial(run_one, shows=False))
+    if as_json:
+        options.print_json(rows)
+    else:
+        print_rows(rows)
+    return code
 
 
 @options.grouped
