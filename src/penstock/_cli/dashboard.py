@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -79,7 +80,7 @@ def ui(
 
     serving.require_extra()
     if listening is not None:
-        from penstock._project.excerpt import ProjectSources
+        from penstock._project.excerpt import excerpt
         from penstock._tables.read.browsing import TableBrowser
 
         logs = [
@@ -87,7 +88,7 @@ def ui(
                 label=name,
                 directory=Path(place),
                 tables=TableBrowser(storage, trusts_paths=True) if storage else None,
-                sources=ProjectSources(sources) if sources is not None else None,
+                code_of=partial(excerpt, sources) if sources is not None else None,
             )
             for name, place in options.assignments(event_log, "--event-log").items()
         ]
@@ -128,7 +129,7 @@ def _log_of(
     from penstock._cli.controls import ProcessControl
     from penstock._observe.segments import updates
     from penstock._project.event_store import followed_events
-    from penstock._project.excerpt import ProjectSources
+    from penstock._project.excerpt import excerpt
     from penstock._tables.read.browsing import TableBrowser
     from penstock._ui.serving import WatchedLog
 
@@ -143,14 +144,14 @@ def _log_of(
                     directory=directory,
                     tables=TableBrowser(str(named), trusts_paths=False) if is_beside else None,
                     # Where the storage is in the project's folder, its sources are there, too.
-                    sources=ProjectSources(named) if is_beside else None,
+                    code_of=partial(excerpt, named) if is_beside else None,
                 )
     settings = options.settings_of(path, spec, storage, pipeline=pipeline, target=target)
     return WatchedLog(
         label=settings.name,
         directory=stack.enter_context(followed_events(settings)),
         tables=TableBrowser(settings.storage, trusts_paths=True),
-        sources=ProjectSources(Path(settings.root)),
+        code_of=partial(excerpt, Path(settings.root)),
         control=ProcessControl(
             settings,
             project=[str(path)] if path is not None else [],

@@ -6,8 +6,8 @@ looks like a credential by itself, is not shown.
 
 import ast
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from penstock._observe.masking import shown
 from penstock._sql.tokens import UnclosedError, tokens_of
@@ -42,40 +42,11 @@ _KEY_LIKE = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Excerpt:
-    """Some lines of a file, without credentials; `line` is the number of the first."""
-
-    file: str
-    line: int
-    text: str
-    is_cut: bool
-
-
-class ProjectSources:
-    """Reads the sources of a project, nothing outside of its folder. Any thread may call."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def code(self, declared_at: str) -> dict[str, object] | None:
-        """The code of a declaration (file and line), for JSON; `None` if it is not available."""
-        lines = excerpt(self._root, declared_at)
-        if lines is None:
-            return None
-        return {
-            "file": shown(lines.file),
-            "line": lines.line,
-            "text": lines.text,
-            "is_cut": lines.is_cut,
-        }
-
-
-def excerpt(root: Path, declared_at: str) -> Excerpt | None:
+def excerpt(root: Path, declared_at: str) -> dict[str, Any] | None:
     """The statement that begins at a file and line, such as `transformations/orders.py:12`.
 
-    `None` for files that are missing, outside of the folder, neither Python nor SQL, larger than
-    sources are, or broken.
+    For JSON, without credentials; `line` is the number of the first one. `None` for files that are
+    missing, outside of the folder, neither Python nor SQL, larger than sources are, or broken.
     """
     place = _PLACE.fullmatch(declared_at)
     if place is None:
@@ -102,7 +73,8 @@ def excerpt(root: Path, declared_at: str) -> Excerpt | None:
     # Whole, as a text that is cut has no end.
     code = without_secrets("\n".join(lines[first - 1 : last]), is_sql=is_sql)
     shorter = "\n".join(code.split("\n")[:_MOST_LINES])[:_MOST_TEXT]
-    return Excerpt(file=place["file"], line=first, text=shorter, is_cut=len(shorter) < len(code))
+    is_cut = len(shorter) < len(code)
+    return {"file": shown(place["file"]), "line": first, "text": shorter, "is_cut": is_cut}
 
 
 def without_secrets(code: str, *, is_sql: bool = False) -> str:

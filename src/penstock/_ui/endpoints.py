@@ -62,7 +62,7 @@ def add_stored(app: FastAPI, recording_of: Callable[[str], Recording]) -> None:
                 declarations = recorded.model.declarations()
         if name not in declarations:
             raise HTTPException(404, "no such dataset")
-        code = recording.sources.code(declarations[name]) if recording.sources is not None else None
+        code = recording.code_of(declarations[name]) if recording.code_of is not None else None
         return json_response({"code": code})
 
     @app.get("/api/pipelines/{key}/quarantines")

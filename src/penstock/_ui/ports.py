@@ -1,7 +1,11 @@
-"""Interfaces to tables, sources and control, which the caller of the dashboard implements."""
+"""Interfaces to tables, code and control, which the caller of the dashboard implements."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
+
+# `file`, `line`, `text`, `is_cut` of a declaration as it is now; `None` if unknown. Thread-safe;
+# results are bounded and contain no secrets.
+CodeOf = Callable[[str], dict[str, Any] | None]
 
 
 class Tables(Protocol):
@@ -30,13 +34,6 @@ class Tables(Protocol):
         limit: int,
     ) -> dict[str, Any]:
         """Rows in quarantine, newest first; `ValueError` if `before` is no place."""
-
-
-class Sources(Protocol):
-    """The sources of a pipeline. Thread-safe; results are bounded and contain no secrets."""
-
-    def code(self, declared_at: str) -> dict[str, Any] | None:
-        """`file`, `line`, `text`, `is_cut` of a declaration as it is now; `None` if unknown."""
 
 
 class Control(Protocol):

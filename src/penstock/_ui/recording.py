@@ -16,7 +16,7 @@ from penstock._observe.masking import masked
 from penstock._observe.segments import LATEST, Segment, UpdateLog, updates
 from penstock._observe.status_file import writer_of
 from penstock._ui.model import UpdateModel, error_view
-from penstock._ui.ports import Control, Sources, Tables
+from penstock._ui.ports import CodeOf, Control, Tables
 
 _MAX_MODELS = 6
 _SETTLED_SECONDS = 1.0
@@ -155,10 +155,10 @@ class Recording:
         directory: Path,
         *,
         tables: Tables | None = None,
-        sources: Sources | None = None,
+        code_of: CodeOf | None = None,
         control: Control | None = None,
     ) -> None:
-        self.sources = sources
+        self.code_of = code_of
         self.key = key
         self.label = label
         self.directory = directory

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from penstock._model.extras import import_extra
 from penstock._ui.guard import is_loopback
-from penstock._ui.ports import Control, Sources, Tables
+from penstock._ui.ports import CodeOf, Control, Tables
 from penstock._ui.recording import Recording
 from penstock.errors import SetupError
 
@@ -33,7 +33,7 @@ class WatchedLog:
     label: str
     directory: Path
     tables: Tables | None = None
-    sources: Sources | None = None
+    code_of: CodeOf | None = None
     control: Control | None = None
 
 
@@ -53,7 +53,7 @@ def recordings_of(logs: Sequence[WatchedLog]) -> list[Recording]:
                 log.label,
                 log.directory,
                 tables=log.tables,
-                sources=log.sources,
+                code_of=log.code_of,
                 control=log.control,
             )
         )

@@ -1,6 +1,7 @@
 """Rows of tables and of quarantine over HTTP."""
 
 import json
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -8,7 +9,7 @@ from deltalake import write_deltalake
 from planted_secrets import planted
 from starlette.testclient import TestClient
 
-from penstock._project.excerpt import ProjectSources
+from penstock._project.excerpt import excerpt
 from penstock._tables.read.browsing import TableBrowser
 from penstock._ui.recording import Recording
 from penstock._ui.server import build_app
@@ -142,7 +143,7 @@ def test_code_is_told_where_the_project_is_known(logs, tmp_path):
     code = "\n" * 18 + "import dlt\n\n\n@dlt.table\ndef silver():\n    password = 'hunter2'\n"
     (tmp_path / "transformations" / "orders.py").write_text(code)
     recordings = [
-        Recording("shop", "shop", logs / "shop", sources=ProjectSources(tmp_path)),
+        Recording("shop", "shop", logs / "shop", code_of=partial(excerpt, tmp_path)),
         Recording("blind", "blind", logs / "shop"),
     ]
     app = build_app(recordings, host="127.0.0.1", token=None)
