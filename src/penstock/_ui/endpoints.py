@@ -1,6 +1,6 @@
 """HTTP endpoints of a pipeline: stored data and source code; actions (start, stop, replay)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import FastAPI, HTTPException, Query
@@ -41,16 +41,12 @@ def add_stored(app: FastAPI, recording_of: Callable[[str], Recording]) -> None:
 
     @app.get("/api/pipelines/{key}/rows")
     def show_rows(key: str, name: Name) -> Response:
-        tables, paths = _stored(recording_of(key))
-        if name not in paths:
-            raise HTTPException(404, "no such table")
+        tables, paths = _stored(recording_of(key), [name])
         return _answer(tables, lambda them: them.preview(name, paths[name], limit=_PREVIEW_ROWS))
 
     @app.get("/api/pipelines/{key}/table")
     def show_table(key: str, name: Name) -> Response:
-        tables, paths = _stored(recording_of(key))
-        if name not in paths:
-            raise HTTPException(404, "no such table")
+        tables, paths = _stored(recording_of(key), [name])
         return _answer(tables, lambda them: them.table(name, paths[name]))
 
     @app.get("/api/pipelines/{key}/code")
@@ -88,12 +84,18 @@ def add_stored(app: FastAPI, recording_of: Callable[[str], Recording]) -> None:
         )
 
 
-def _stored(recording: Recording) -> tuple[Tables | None, dict[str, str | None]]:
+def _stored(
+    recording: Recording, names: Sequence[str] = ()
+) -> tuple[Tables | None, dict[str, str | None]]:
+    """Its tables; 404 unless `names` are among them: no text of a visitor becomes an argument."""
     recorded = recording.recorded(LATEST)
-    if recorded is None:
-        return recording.tables, {}
-    with recording.lock:
-        return recording.tables, recorded.model.tables()
+    paths: dict[str, str | None] = {}
+    if recorded is not None:
+        with recording.lock:
+            paths = recorded.model.tables()
+    if not paths.keys() >= set(names):
+        raise HTTPException(404, "no such table")
+    return recording.tables, paths
 
 
 def _answer(tables: Tables | None, ask: Callable[[Tables], dict[str, Any]]) -> Response:
@@ -158,7 +160,7 @@ def add_acting(app: FastAPI, recording_of: Callable[[str], Recording], *, allowe
     @app.post("/api/pipelines/{key}/start")
     def start(key: str, request: Start) -> Response:
         recording = recording_of(key)
-        _check_names(recording, [*request.refresh, *request.full_refresh])
+        _stored(recording, [*request.refresh, *request.full_refresh])
         return _act(
             recording,
             lambda control: control.start(
@@ -175,26 +177,13 @@ def add_acting(app: FastAPI, recording_of: Callable[[str], Recording], *, allowe
     @app.post("/api/pipelines/{key}/replay")
     def replay(key: str, request: Replay) -> Response:
         recording = recording_of(key)
-        _check_names(recording, [request.name])
+        _stored(recording, [request.name])
         return _act(
             recording,
             lambda control: control.replay(
                 request.name, rules=request.rules or (), rows=request.rows or ()
             ),
         )
-
-
-def _check_names(recording: Recording, names: list[str]) -> None:
-    """Only datasets of the pipeline: no text of a visitor becomes an argument."""
-    if not names:
-        return
-    recorded = recording.recorded(LATEST)
-    known: set[str] = set()
-    if recorded is not None:
-        with recording.lock:
-            known = set(recorded.model.tables())
-    if not known.issuperset(names):
-        raise HTTPException(404, "no such table")
 
 
 def _act(recording: Recording, do: Callable[[Control], None]) -> Response:

@@ -47,16 +47,7 @@ def recordings_of(logs: Sequence[WatchedLog]) -> list[Recording]:
         while key in seen:
             key, number = f"{base}-{number}", number + 1
         seen.add(key)
-        recordings.append(
-            Recording(
-                key,
-                log.label,
-                log.directory,
-                tables=log.tables,
-                code_of=log.code_of,
-                control=log.control,
-            )
-        )
+        recordings.append(Recording(key, **vars(log)))
     return recordings
 
 
