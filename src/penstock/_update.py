@@ -53,24 +53,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpdateOptions:
+class UpdateOptions(PlanOptions):
     """Options of an update.
 
     Attributes:
-        refresh: Tables to update; empty = all.
-        full_refresh: Tables to empty and rebuild.
-        full_refresh_all: Empty and rebuild everything that allows it.
-        continuous: Run until stopped.
         replace_where: Flow to the condition of the rows that it replaces in this update.
         stop_timeout_seconds: From the request to stop to the interrupt.
         arguments: Of the program of a job.
         retry: Number of this retry of an update whose JVM died; 0 = a first run.
     """
 
-    refresh: tuple[str, ...] = ()
-    full_refresh: tuple[str, ...] = ()
-    full_refresh_all: bool = False
-    continuous: bool = False
     replace_where: Mapping[str, str] = field(default_factory=dict)
     stop_timeout_seconds: float = 60.0
     arguments: tuple[str, ...] = ()
@@ -290,15 +282,9 @@ def _run(
 
 
 def _plan(pipeline: OpenPipeline, options: UpdateOptions) -> Plan:
-    plan_options = PlanOptions(
-        refresh=options.refresh,
-        full_refresh=options.full_refresh,
-        full_refresh_all=options.full_refresh_all,
-        continuous=options.continuous,
-    )
     return make_plan(
         pipeline.graph,
-        plan_options,
+        options,
         configuration=pipeline.settings.configuration,
         notes=pipeline.index.notes,
         registered_catalog=pipeline.settings.registered_catalog,

@@ -39,7 +39,14 @@ VIEW_INTERVAL_SECONDS = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """Selection and refresh options of an update; an empty `refresh` selects everything."""
+    """Options that decide what an update does.
+
+    Attributes:
+        refresh: Tables to update; empty = all.
+        full_refresh: Tables to empty and rebuild.
+        full_refresh_all: Empty and rebuild everything that allows it.
+        continuous: Run until stopped.
+    """
 
     refresh: tuple[str, ...] = ()
     full_refresh: tuple[str, ...] = ()
