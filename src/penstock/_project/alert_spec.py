@@ -2,20 +2,17 @@
 
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from penstock._model.alert import AlertKind, AlertRule, AlertSettings, AlertTarget
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+from penstock._project.export_spec import SpecPart
 
 
 def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-class AlertRuleSpec(_Part):
+class AlertRuleSpec(SpecPart):
     """An alert rule; exactly one of the first eight keys after `name` is set."""
 
     name: str = Field(description="Unique name.")
@@ -69,41 +66,25 @@ class AlertRuleSpec(_Part):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        conditions = [value for value in self._kinds().values() if value is not None]
-        if len(conditions) != 1 or False in (self.failed, self.schema_change):
+        if len(self._thresholds()) != 1 or False in (self.failed, self.schema_change):
             known = ", ".join(f"`{kind.value}`" for kind in AlertKind)
             raise ValueError(f"needs exactly one of {known}")
         return self
 
-    def _kinds(self) -> dict[AlertKind, float | None]:
+    def _thresholds(self) -> dict[AlertKind, float]:
+        values = {kind: getattr(self, kind) for kind in AlertKind}
         return {
-            AlertKind.FAILURE_RATE: self.failure_rate,
-            AlertKind.BACKLOG: self.backlog,
-            AlertKind.NO_PROGRESS: self.no_progress_seconds,
-            AlertKind.LAG: self.lag_seconds,
-            AlertKind.RETENTION: self.retention_seconds,
-            AlertKind.WATERMARK: self.watermark_seconds,
-            AlertKind.SCHEMA_CHANGE: None if self.schema_change is None else 0.0,
-            AlertKind.FAILED: None if self.failed is None else 0.0,
+            kind: 0.0 if value is True else float(value)
+            for kind, value in values.items()
+            if value is not None
         }
 
     def rule_of(self) -> AlertRule:
-        kind, threshold = next(
-            (kind, value) for kind, value in self._kinds().items() if value is not None
-        )
-        return AlertRule(
-            name=self.name,
-            kind=kind,
-            threshold=float(threshold),
-            flow=self.flow,
-            dataset=self.dataset,
-            rule=self.rule,
-            batches=self.batches,
-            min_rows=self.min_rows,
-        )
+        ((kind, threshold),) = self._thresholds().items()
+        return AlertRule(kind=kind, threshold=threshold, **self.model_dump(exclude={*AlertKind}))
 
 
-class MailSpec(_Part):
+class MailSpec(SpecPart):
     """A mail server and the recipients."""
 
     to: Annotated[list[str], BeforeValidator(_listed, json_schema_input_type=str | list[str])] = (
@@ -119,7 +100,7 @@ class MailSpec(_Part):
     )
 
 
-class AlertTargetSpec(_Part):
+class AlertTargetSpec(SpecPart):
     """A destination; exactly one of `webhook`, `command` and `email` is set."""
 
     webhook: str | None = Field(default=None, description="URL; may be `${secret:...}`.")
@@ -157,7 +138,7 @@ class AlertTargetSpec(_Part):
         )
 
 
-class AlertsSpec(_Part):
+class AlertsSpec(SpecPart):
     """`alerts: {rules: [...], to: [...]}`."""
 
     rules: list[AlertRuleSpec] = Field(default_factory=list, description="Alert rules.")

@@ -9,11 +9,13 @@ from penstock._model.name import resolve_name
 from penstock._model.pipeline import EventLogSettings, MaintenanceSettings
 
 
-class _Part(BaseModel):
+class SpecPart(BaseModel):
+    """A mapping of a spec file: unknown keys and values of other types are errors."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class EventsSpec(_Part):
+class EventsSpec(SpecPart):
     """`events: {table: ..., quality_table: ..., keep_days: ..., ...}`."""
 
     table: str | None = Field(
@@ -54,16 +56,10 @@ class EventsSpec(_Part):
         return name
 
     def settings(self) -> EventLogSettings:
-        return EventLogSettings(
-            table=self.table,
-            quality_table=self.quality_table,
-            keep_days=self.keep_days,
-            keep_progress_days=self.keep_progress_days,
-            max_progress_mb=self.max_progress_mb,
-        )
+        return EventLogSettings(**dict(self))
 
 
-class MetricsSpec(_Part):
+class MetricsSpec(SpecPart):
     """`metrics: {port: ..., address: ...}`."""
 
     port: int | None = Field(
@@ -76,14 +72,14 @@ class MetricsSpec(_Part):
     address: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
 
     def settings(self) -> MetricsSettings:
-        return MetricsSettings(port=self.port, address=self.address)
+        return MetricsSettings(**dict(self))
 
 
 def _as_switch(value: Any) -> Any:
     return {"enabled": value} if isinstance(value, bool) else value
 
 
-class MaintenanceSpec(_Part):
+class MaintenanceSpec(SpecPart):
     """`maintenance: {min_small_files: ..., ...}`, or `maintenance: false`."""
 
     enabled: bool = Field(default=True, description="false: updates do not maintain tables.")
@@ -107,12 +103,7 @@ class MaintenanceSpec(_Part):
     )
 
     def settings(self) -> MaintenanceSettings:
-        return MaintenanceSettings(
-            enabled=self.enabled,
-            min_small_files=self.min_small_files,
-            optimize_interval_hours=self.optimize_interval_hours,
-            vacuum_interval_hours=self.vacuum_interval_hours,
-        )
+        return MaintenanceSettings(**dict(self))
 
 
 Maintenance = Annotated[
@@ -121,7 +112,7 @@ Maintenance = Annotated[
 ]
 
 
-class LineageSpec(_Part):
+class LineageSpec(SpecPart):
     """`lineage: {namespace: ..., transport: {...}}`, or `lineage: true`."""
 
     enabled: bool = Field(default=True, description="false: never send.")
@@ -132,9 +123,8 @@ class LineageSpec(_Part):
     )
 
     def settings(self) -> LineageSettings:
-        return LineageSettings(
-            is_wanted=self.enabled, namespace=self.namespace, transport=self.transport
-        )
+        values = dict(self)
+        return LineageSettings(is_wanted=values.pop("enabled"), **values)
 
 
 Lineage = Annotated[
@@ -143,7 +133,7 @@ Lineage = Annotated[
 ]
 
 
-class TelemetrySpec(_Part):
+class TelemetrySpec(SpecPart):
     """`opentelemetry: {endpoint: ...}`, or `opentelemetry: true`."""
 
     enabled: bool = Field(default=True, description="false: never send.")
@@ -165,14 +155,8 @@ class TelemetrySpec(_Part):
     )
 
     def settings(self) -> TelemetrySettings:
-        return TelemetrySettings(
-            is_wanted=self.enabled,
-            endpoint=self.endpoint,
-            headers=self.headers,
-            metrics=self.metrics,
-            traces=self.traces,
-            interval_seconds=self.interval_seconds,
-        )
+        values = dict(self)
+        return TelemetrySettings(is_wanted=values.pop("enabled"), **values)
 
 
 Telemetry = Annotated[

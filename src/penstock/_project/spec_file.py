@@ -30,6 +30,7 @@ from penstock._project.export_spec import (
     Maintenance,
     MaintenanceSpec,
     MetricsSpec,
+    SpecPart,
     Telemetry,
     TelemetrySpec,
 )
@@ -70,23 +71,19 @@ Text = Annotated[
 ]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class FileLibrary(_Part):
+class FileLibrary(SpecPart):
     """`file: {path: ...}` or `notebook: {path: ...}`."""
 
     path: str
 
 
-class GlobLibrary(_Part):
+class GlobLibrary(SpecPart):
     """`glob: {include: ...}`."""
 
     include: str
 
 
-class Library(_Part):
+class Library(SpecPart):
     """One entry of `libraries`: exactly one of its keys."""
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
@@ -104,7 +101,7 @@ class Library(_Part):
     whl: Any = Field(default=None, description="Not installed by Penstock.")
 
 
-class EnvironmentSpec(_Part):
+class EnvironmentSpec(SpecPart):
     """`environment: {dependencies: [...]}`."""
 
     dependencies: list[str] = Field(
@@ -113,7 +110,7 @@ class EnvironmentSpec(_Part):
     environment_version: Text | None = Field(default=None, description="Not used.")
 
 
-class TableSpec(_Part):
+class TableSpec(SpecPart):
     """A table that the pipeline reads but does not make."""
 
     path: str = Field(description="Folder or file, relative to this file, or a URI.")
@@ -124,7 +121,7 @@ class TableSpec(_Part):
     schema_: str | None = Field(default=None, alias="schema", description="Schema as DDL.")
 
 
-class Extends(_Part):
+class Extends(SpecPart):
     """The settings file below this one."""
 
     file: str = Field(description="Settings file of any kind, relative to this file.")
@@ -132,7 +129,7 @@ class Extends(_Part):
     target: str | None = Field(default=None, description="Target of a bundle.")
 
 
-class CatalogSpec(_Part):
+class CatalogSpec(SpecPart):
     """`catalog: {name: ..., type: hive, options: {...}}`, or `catalog: NAME`."""
 
     name: str | None = Field(default=None, description="Default catalog.")
@@ -164,7 +161,7 @@ class CatalogSpec(_Part):
         return self
 
 
-class LintSpec(_Part):
+class LintSpec(SpecPart):
     """`lint: {ignore: [...]}`."""
 
     ignore: list[str] = Field(
@@ -172,7 +169,7 @@ class LintSpec(_Part):
     )
 
 
-class _Settings(_Part):
+class _Settings(SpecPart):
     name: str | None = Field(default=None, description="Label of the pipeline.")
     storage: str | None = Field(
         default=None, description="Root of tables and checkpoints: a URI, or a path."
