@@ -186,9 +186,6 @@ def test_start_is_refused_when_a_file_is_in_the_place_of_the_directory(tmp_path:
 
 
 @pytest.mark.long
-def test_broker_shares_the_group_of_its_starter_when_it_is_told_so(directory: Path) -> None:
-    handle = start_broker(directory, own_group=False)
-    assert os.getpgid(handle.pid) == os.getpgid(0)
-    stop_broker(directory)
+def test_broker_has_a_group_of_its_own_when_it_is_started(directory: Path) -> None:
     handle = start_broker(directory)
     assert os.getpgid(handle.pid) == handle.pid

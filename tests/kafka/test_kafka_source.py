@@ -14,14 +14,9 @@ from confluent_kafka.admin import (
 )
 from example_project import Example
 from made_events import details
+from secure_broker import SecureListener, start_secure_broker
 
-from penstock._local.broker import (
-    BrokerHandle,
-    SecureListener,
-    ensure_topic,
-    start_broker,
-    stop_broker,
-)
+from penstock._local.broker import BrokerHandle, ensure_topic, stop_broker
 from penstock._observe.codec import details_of
 from penstock._observe.events import Event, Level, UpdateState
 from penstock._runtime.update import UpdateResult
@@ -196,7 +191,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory):
         f"SharedAccessKey={HUB_KEY};EntityPath=hub"
     )
     listener.users["$ConnectionString"] = hub
-    broker = start_broker(folder / "broker", secure=listener)
+    broker = start_secure_broker(folder / "broker", listener)
     try:
         scram = [
             UserScramCredentialUpsertion(

@@ -4,14 +4,13 @@ The directory has its data, configuration, log, and `broker.json` with process a
 which any process can use and stop the broker.
 """
 
-import re
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from penstock._local.broker_files import (
     LOG_FILE,
     BrokerState,
     configuration,
-    free_ports,
     is_formatted,
     new_state,
     read_log,
@@ -31,7 +29,7 @@ from penstock._local.broker_files import (
     write_state,
 )
 from penstock._local.jars import class_path
-from penstock._local.java import Java, require_java
+from penstock._local.java import require_java
 from penstock._model.extras import import_extra
 from penstock.errors import SetupError
 
@@ -43,9 +41,6 @@ _SHOWN_LOG_LINES = 15
 _MARKER = "-Dpenstock.broker.directory="
 # The first compiler only: half the time to start, and enough speed for one machine.
 _JVM_OPTIONS = ("-Xms64m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-_MAP = "listener.security.protocol.map"
-_MODULES = "org.apache.kafka.common.security"
 _CLASHES = ("Address already in use", "BindException", "Socket server failed to bind")
 
 # Brokers that this process started: kept, so that they are reaped when they end.
@@ -68,58 +63,17 @@ class BrokerStatus:
     log_file: Path
 
 
-@dataclass(frozen=True, kw_only=True)
-class SecureListener:
-    keystore: Path  # PKCS12 with key and certificate of 127.0.0.1
-    keystore_password: str = field(repr=False)
-    users: Mapping[str, str] = field(repr=False)  # passwords for PLAIN, by name
-    port: int = field(default_factory=lambda: free_ports()[0])
-
-    @property
-    def bootstrap_servers(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def add_to(self, settings: Mapping[str, str]) -> dict[str, str]:
-        users = " ".join(f"user_{name}={_quoted(word)}" for name, word in self.users.items())
-        plain = f"{_MODULES}.plain.PlainLoginModule required {users};"
-        scram = f"{_MODULES}.scram.ScramLoginModule required;"
-        prefix = "listener.name.secure."
-        return {
-            **settings,
-            "listeners": f"{settings['listeners']},SECURE://{self.bootstrap_servers}",
-            "advertised.listeners": f"{settings['advertised.listeners']},"
-            f"SECURE://{self.bootstrap_servers}",
-            "listener.security.protocol.map": f"{settings[_MAP]},SECURE:SASL_SSL",
-            f"{prefix}sasl.enabled.mechanisms": ",".join(_MECHANISMS),
-            f"{prefix}plain.sasl.jaas.config": plain,
-            f"{prefix}scram-sha-256.sasl.jaas.config": scram,
-            f"{prefix}scram-sha-512.sasl.jaas.config": scram,
-            f"{prefix}ssl.keystore.type": "PKCS12",
-            f"{prefix}ssl.keystore.location": str(self.keystore),
-            f"{prefix}ssl.keystore.password": self.keystore_password,
-            f"{prefix}ssl.key.password": self.keystore_password,
-        }
-
-
-def _quoted(text: str) -> str:
-    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
-
-
 def start_broker(
     directory: Path,
     *,
-    jars: Sequence[Path] | None = None,
-    java: Java | None = None,
     properties: Mapping[str, str] | None = None,
-    secure: SecureListener | None = None,
-    own_group: bool = True,
     timeout_seconds: float = _START_SECONDS,
 ) -> BrokerHandle:
     """Start the directory's broker unless it is running, and wait until it responds.
 
-    Data and, if they are free, ports of an earlier broker are used again. `properties` and `secure`
-    apply to a new start only. `own_group` puts the broker into a session of its own, so that Ctrl-C
-    and the end of the caller do not stop it.
+    Data and, if they are free, ports of an earlier broker are used again. `properties` apply to a
+    new start only. The broker is in a session of its own, so that Ctrl-C and the end of the caller
+    do not stop it.
     """
     import_admin()
     directory = directory.absolute()
@@ -132,8 +86,7 @@ def start_broker(
             if state is not None:
                 _wait_ready(directory, state, offset=0, deadline=deadline)
                 return _handle(directory, state)
-            command = _java_command(directory, jars, java)
-            return _start(directory, command, properties, secure, own_group, deadline)
+            return _start(directory, _java_command(directory), properties or {}, deadline)
     except OSError as error:
         raise SetupError(
             "BROKER_DIRECTORY_UNUSABLE",
@@ -173,23 +126,18 @@ def broker_status(directory: Path) -> BrokerStatus:
 def _start(
     directory: Path,
     command: list[str],
-    properties: Mapping[str, str] | None,
-    secure: SecureListener | None,
-    own_group: bool,
+    properties: Mapping[str, str],
     deadline: float,
 ) -> BrokerHandle:
     earlier = read_state(directory)
     for attempt in range(1, _PORT_ATTEMPTS + 1):
         state = new_state(directory, earlier, keep_ports=attempt == 1)
-        settings = configuration(state)
-        if secure is not None:
-            settings = secure.add_to(settings)
-        write_configuration(directory, {**settings, **(properties or {})})
+        write_configuration(directory, {**configuration(state), **properties})
         write_state(directory, state)
         offset = trim_log(directory)
         if not is_formatted(directory):
             _format(directory, command, state, offset, deadline)
-        child = _spawn(directory, [*command, "kafka.Kafka", "server.properties"], own_group)
+        child = _spawn(directory, [*command, "kafka.Kafka", "server.properties"], own_group=True)
         started = process.start_time(child.pid)
         try:
             state = replace(state, pid=child.pid, started=started or "")
@@ -225,7 +173,7 @@ def _format(
         raise _failed(directory, offset, f"the storage tool ended with status {status}")
 
 
-def _spawn(directory: Path, command: list[str], own_group: bool) -> subprocess.Popen[bytes]:
+def _spawn(directory: Path, command: list[str], *, own_group: bool) -> subprocess.Popen[bytes]:
     with (directory / LOG_FILE).open("ab") as log:
         child = subprocess.Popen(  # noqa: S603 - our own command
             command,
@@ -239,17 +187,15 @@ def _spawn(directory: Path, command: list[str], own_group: bool) -> subprocess.P
     return child
 
 
-def _java_command(directory: Path, jars: Sequence[Path] | None, java: Java | None) -> list[str]:
-    chosen = java or require_java()
-    entries = list(jars) if jars is not None else class_path(["kafka-broker"])
+def _java_command(directory: Path) -> list[str]:
     return [
-        str(chosen.executable),
+        str(require_java().executable),
         *_JVM_OPTIONS,
         f"{_MARKER}{directory}",
         "-Dlog4j2.configurationFile=log4j2.properties",
         "-Dkafka.logs.dir=.",
         "-cp",
-        ":".join(str(entry) for entry in entries),
+        ":".join(str(entry) for entry in class_path(["kafka-broker"])),
     ]
 
 
