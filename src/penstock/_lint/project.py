@@ -8,7 +8,7 @@ import os
 import re
 import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -356,15 +356,8 @@ def _of_analysis(
             yield from findings_of_query(name, flow.origin, facts, is_sink=is_sink)
         for read in seen.reads.get(name, ()):
             # Reads of SQL statements have no location in the user's code.
-            location = flow.origin if flow.language == "SQL" else read.origin
-            for finding in findings_of_read(name, flow.origin, read):
-                yield Finding(
-                    rule=finding.rule,
-                    origin=location,
-                    message=finding.message,
-                    flow=name,
-                    declared=flow.origin,
-                )
+            located = replace(read, origin=flow.origin) if flow.language == "SQL" else read
+            yield from findings_of_read(name, flow.origin, located)
     for dataset in index.datasets.values():
         flows = {flow.name for flow in dataset.flows}
         rules: dict[str, RuleFacts] = {}
