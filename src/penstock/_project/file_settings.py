@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from penstock._model.alert import AlertSettings
 from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySettings
@@ -61,38 +62,18 @@ class FileSettings:
         roots = [*self.import_roots, *base.import_roots]
         if base.root != self.root:
             roots.append(str(base.root))
-        return replace(
-            self,
-            name=self.name or base.name,
-            storage=self.storage or base.storage,
-            catalog=self.catalog or base.catalog,
-            schema=self.schema or base.schema,
-            master=self.master or base.master,
-            quarantine=_first(self.quarantine, base.quarantine),
-            shared_storage=_first(self.shared_storage, base.shared_storage),
-            continuous=_first(self.continuous, base.continuous),
-            development=_first(self.development, base.development),
-            configuration={**base.configuration, **self.configuration},
-            parameters={**base.parameters, **self.parameters},
-            sources=self.sources or base.sources,
-            import_roots=tuple(dict.fromkeys(roots)),
-            dependencies=tuple(dict.fromkeys([*base.dependencies, *self.dependencies])),
-            paths=merged_paths(base.paths, self.paths),
-            tables=_merged_tables(base.tables, self.tables),
-            metastore=self.metastore or base.metastore,
-            notes=tuple(dict.fromkeys([*base.notes, *self.notes])),
-            alerts=self.alerts if self.alerts.rules or self.alerts.targets else base.alerts,
-            metrics=self.metrics or base.metrics,
-            lineage=self.lineage or base.lineage,
-            events=self.events or base.events,
-            telemetry=self.telemetry or base.telemetry,
-            maintenance=self.maintenance or base.maintenance,
-            target=self.target or base.target,
-            targets=tuple(dict.fromkeys([*base.targets, *self.targets])),
-            own_targets=self.own_targets or base.own_targets,
-            defer_to=self.defer_to or base.defer_to,
-            lint_ignore=tuple(dict.fromkeys([*base.lint_ignore, *self.lint_ignore])),
-        )
+        own = {name: value for name, value in vars(self).items() if value not in (None, "", ())}
+        merged: dict[str, Any] = {
+            "configuration": {**base.configuration, **self.configuration},
+            "parameters": {**base.parameters, **self.parameters},
+            "import_roots": tuple(dict.fromkeys(roots)),
+            "paths": merged_paths(base.paths, self.paths),
+            "tables": _merged_tables(base.tables, self.tables),
+            "alerts": self.alerts if self.alerts.rules or self.alerts.targets else base.alerts,
+        }
+        for name in ("dependencies", "notes", "targets", "lint_ignore"):
+            merged[name] = tuple(dict.fromkeys([*getattr(base, name), *getattr(self, name)]))
+        return replace(base, **own | merged)
 
 
 def merged_paths(base: Mapping[str, str], over: Mapping[str, str]) -> dict[str, str]:
@@ -112,7 +93,3 @@ def _merged_tables(
 def table_key(name: str) -> tuple[str, ...]:
     """Return the form of a table name in which equal names are equal, or raise `ValueError`."""
     return tuple(part.lower() for part in split_name(name))
-
-
-def _first(first: bool | None, other: bool | None) -> bool | None:
-    return other if first is None else first
