@@ -4,8 +4,9 @@ It is ours, so it is read strictly: an unknown key is an error that names the ne
 Keys that only Databricks' files have may stand in it too; they become notes.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -20,19 +21,16 @@ from pydantic import (
 from penstock._api.arguments import nearest
 from penstock._model.origin import SourceLocation
 from penstock._model.paths import PathMap
-from penstock._project.alert_spec import AlertRuleSpec, AlertsSpec, AlertTargetSpec, MailSpec
+from penstock._project.alert_spec import AlertsSpec
 from penstock._project.databricks.lakeflow import FOREIGN_KEYS, refuse_ingestion
 from penstock._project.documents import Node, read_document
 from penstock._project.export_spec import (
     EventsSpec,
     Lineage,
-    LineageSpec,
     Maintenance,
-    MaintenanceSpec,
     MetricsSpec,
     SpecPart,
     Telemetry,
-    TelemetrySpec,
 )
 from penstock._project.file_settings import table_key
 from penstock._project.yaml_text import KeyPath
@@ -336,50 +334,23 @@ def _invalid(error: ValidationError, document: Node) -> SpecError:
     return SpecError("SPEC_INVALID", message, origin=SourceLocation(shown, problems[0][0]))
 
 
-_INNER: dict[str, type[BaseModel]] = {
-    "file": FileLibrary,
-    "glob": GlobLibrary,
-    "notebook": FileLibrary,
-}
-
-
 def _suggestion(path: KeyPath) -> str:
     model: type[BaseModel] = PipelineSpec
-    if path[0] == "targets":
-        model, path = TargetSpec, path[2:]
-    match path:
-        case ("libraries", _, _):
-            model = Library
-        case ("libraries", _, str(kind), *_):
-            model = _INNER.get(kind, Library)
-        case ("tables", _, _, *_):
-            model = TableSpec
-        case ("catalog", _, *_):
-            model = CatalogSpec
-        case ("environment", _, *_):
-            model = EnvironmentSpec
-        case ("extends", _, *_):
-            model = Extends
-        case ("alerts", "rules", _, _, *_):
-            model = AlertRuleSpec
-        case ("alerts", "to", _, "email", _, *_):
-            model = MailSpec
-        case ("alerts", "to", _, _, *_):
-            model = AlertTargetSpec
-        case ("alerts", _, *_):
-            model = AlertsSpec
-        case ("lint", _, *_):
-            model = LintSpec
-        case ("metrics", _, *_):
-            model = MetricsSpec
-        case ("lineage", _, *_):
-            model = LineageSpec
-        case ("events", _, *_):
-            model = EventsSpec
-        case ("maintenance", _, *_):
-            model = MaintenanceSpec
-        case ("opentelemetry", _, *_):
-            model = TelemetrySpec
+    parts = iter(path[:-1])
+    for part in parts:
+        fields = {field.alias or name: field for name, field in model.model_fields.items()}
+        if part in fields:
+            annotation = fields[part].annotation
+            model = next(_models_in(annotation), model)
+            if get_origin(annotation) is dict:
+                next(parts, None)  # the name of an entry, which may be that of a field
     known = keys_of(model)
     close = nearest(str(path[-1]), known)
     return f"; did you mean `{close}`?" if close else f"; the keys are {', '.join(known)}"
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models_in(inner)
