@@ -38,6 +38,12 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return by_lower[matches[0]] if matches else None
 
 
+def suggested(word: str, known: Iterable[str], otherwise: str | None = None) -> str | None:
+    """The nearest of the known names as a hint; `otherwise` if there is none."""
+    close = nearest(word, known)
+    return f"did you mean `{close}`?" if close else otherwise
+
+
 def checked_call(function: Callable[P, R]) -> Callable[P, R]:
     """Make a call with wrong parameters a recorded `DefinitionError` instead of a `TypeError`.
 
@@ -55,14 +61,13 @@ def checked_call(function: Callable[P, R]) -> Callable[P, R]:
         registry = active_registry(name)
         unknown = [key for key in kwargs if key not in signature.parameters]
         for key in unknown:
-            close = nearest(key, signature.parameters)
             listed = ", ".join(f"`{known}`" for known in signature.parameters)
             registry.record(
                 DefinitionError(
                     "UNKNOWN_PARAMETER",
                     f"`{name}` has no parameter `{key}`",
                     origin=capture_origin(),
-                    hint=f"did you mean `{close}`?" if close else f"it has {listed}",
+                    hint=suggested(key, signature.parameters, f"it has {listed}"),
                 )
             )
         known_only = {key: value for key, value in kwargs.items() if key not in unknown}

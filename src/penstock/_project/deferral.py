@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from penstock._api.arguments import nearest
+from penstock._api.arguments import suggested
 from penstock._model.pipeline import Deferral, PipelineSettings
 from penstock._project.file_settings import FileSettings
 from penstock._project.locations import storage_uri
@@ -34,13 +34,11 @@ def with_deferral(
     if defer_to in read.targets:
         production = of_target(defer_to)
     elif read.targets and not set("/\\:") & set(defer_to):
-        close = nearest(defer_to, read.targets)
+        listed = f"the targets are {', '.join(read.targets)}; a storage is a URI or has a slash"
         raise SpecError(
             "UNKNOWN_TARGET",
             f"`defer_to` is `{defer_to}`, which is neither a target nor the path of a storage",
-            hint=f"did you mean `{close}`?"
-            if close
-            else f"the targets are {', '.join(read.targets)}; a storage is a URI or has a slash",
+            hint=suggested(defer_to, read.targets, listed),
         )
     else:
         production = replace(settings, storage=storage_uri(defer_to, folder))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock._api.arguments import nearest
+from penstock._api.arguments import suggested
 from penstock._model.missing import assumed_value
 from penstock._project.documents import Node, text_of
 from penstock.errors import SpecError
@@ -110,13 +110,10 @@ class Substitution:
         if variable is not None:
             return Node(variable, part.file, part.line)
         if name not in names:
-            close = nearest(name, names)
             raise _variable_error(
                 part,
                 f"the bundle has no variable `{name}`",
-                hint=f"did you mean `{close}`?"
-                if close
-                else f"it has {', '.join(names) or 'none'}",
+                hint=suggested(name, names, f"it has {', '.join(names) or 'none'}"),
             )
         is_looked_up = False
         for source in _sources(self.overrides, self.variables, declared, name=name):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from penstock._api.arguments import nearest
+from penstock._api.arguments import suggested
 from penstock._observe.masking import shown
 from penstock._sql.source import SqlSource
 from penstock._sql.tokens import Token, TokenKind, text_value
@@ -94,8 +94,7 @@ class Cursor:
             return "a quote inside of a string is written twice, or as \\'"
         if token.kind is not TokenKind.WORD or token.word in known:
             return None
-        close = nearest(token.text, known)
-        return f"did you mean `{close}`?" if close else None
+        return suggested(token.text, known)
 
     # -- parts --------------------------------------------------------------------------------
 

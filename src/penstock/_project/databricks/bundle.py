@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from penstock._api.arguments import nearest
+from penstock._api.arguments import suggested
 from penstock._model.missing import assumed_value
 from penstock._project.databricks.lakeflow import is_ingestion, read_lakeflow
 from penstock._project.documents import Node, list_of, read_document, text_of, truth_of
@@ -228,14 +228,11 @@ def with_target(
         else:
             return tree, "default", nothing
     if wanted not in names:
-        close = nearest(wanted, names)
         raise SpecError(
             "UNKNOWN_TARGET",
             f"{tree.origin.file} has no target `{wanted}`",
             origin=declared.origin if names else None,
-            hint=f"did you mean `{close}`?"
-            if close
-            else f"its targets are {', '.join(names) or 'none'}",
+            hint=suggested(wanted, names, f"its targets are {', '.join(names) or 'none'}"),
         )
     target = declared.get(wanted) or nothing
     over = {key: part for key, part in target.items() if overridable is None or key in overridable}
@@ -303,13 +300,10 @@ class _Bundle:
         if wanted is not None:
             if wanted in self.pipelines:
                 return wanted
-            close = nearest(wanted, keys)
             raise SpecError(
                 "UNKNOWN_PIPELINE",
                 f"{self.main.origin.file} has no pipeline `{wanted}`",
-                hint=f"did you mean `{close}`?"
-                if close
-                else f"its pipelines are {', '.join(keys) or 'none'}",
+                hint=suggested(wanted, keys, f"its pipelines are {', '.join(keys) or 'none'}"),
             )
         for narrowed in self._narrowed(choice, only):
             if len(narrowed) == 1:

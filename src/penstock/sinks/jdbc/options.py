@@ -4,13 +4,13 @@ An unknown option is an error: Spark would pass it to the driver, and some param
 make it load foreign classes. Errors never contain values, because they may be secrets.
 """
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from urllib.parse import unquote, urlsplit
 
+from penstock._api.arguments import suggested
 from penstock.errors import ConnectorError
 from penstock.sources.jdbc.options import count, invalid
 
@@ -203,16 +203,14 @@ def _system(url: str) -> DatabaseSystem:
 
 
 def _refuse_unknown(options: Mapping[str, str], system: DatabaseSystem) -> None:
-    known = {name.lower(): name for name in (*_OWN, *system.parameters)}
+    known = (*_OWN, *system.parameters)
     for name in options:
-        if name.lower() in known:
-            continue
-        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
-        raise ConnectorError(
-            "JDBC_OPTION_UNKNOWN",
-            f"the JDBC sink has no option `{name}` for {system.name}",
-            hint=f"did you mean `{known[near[0]]}`?" if near else f"options: {', '.join(_OWN)}",
-        )
+        if name.lower() not in map(str.lower, known):
+            raise ConnectorError(
+                "JDBC_OPTION_UNKNOWN",
+                f"the JDBC sink has no option `{name}` for {system.name}",
+                hint=suggested(name, known, f"options: {', '.join(_OWN)}"),
+            )
 
 
 def _split_url(url: str, system: DatabaseSystem) -> tuple[str, dict[str, str]]:
