@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -123,34 +124,24 @@ class _Message(Enum):
     END = auto()
 
 
+@dataclass(eq=False)
 class Job:
     """A running job. Its program is on the main thread, its stop on one of its own.
 
     Several programs have a thread each.
     """
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        settings: PipelineSettings,
-        programs: tuple[Program, ...],
-        queries: JobQueries,
-        bus: EventBus,
-        origin: EventOrigin,
-        *,
-        arguments: tuple[str, ...],
-        stop_timeout_seconds: float,
-        on_interrupt: Callable[[], None],
-    ) -> None:
-        self._spark = spark
-        self._settings = settings
-        self._programs = programs
-        self._queries = queries
-        self._bus = bus
-        self._origin = origin
-        self._arguments = arguments
-        self._stop_timeout_seconds = stop_timeout_seconds
-        self._on_interrupt = on_interrupt
+    spark: SparkSession
+    settings: PipelineSettings
+    programs: tuple[Program, ...]
+    queries: JobQueries
+    bus: EventBus
+    origin: EventOrigin
+    arguments: tuple[str, ...]
+    stop_timeout_seconds: float
+    on_interrupt: Callable[[], None]
+
+    def __post_init__(self) -> None:
         # Put by signal handlers: SimpleQueue.put is reentrant.
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._main = threading.get_ident()
@@ -165,8 +156,8 @@ class Job:
 
     def lease_lost(self, failure: str) -> None:
         """End now: another driver has taken over."""
-        self._queries.abandon(failure)
-        self._queries.interrupt()
+        self.queries.abandon(failure)
+        self.queries.interrupt()
         for _ in range(2):
             self.request_stop()
 
@@ -174,21 +165,21 @@ class Job:
         """Run the programs, wait for their queries, and report how both have ended."""
         stopper = threading.Thread(target=self._stop_on_request, name="stop job", daemon=True)
         stopper.start()
-        files = ", ".join(program.source.name for program in self._programs)
+        files = ", ".join(program.source.name for program in self.programs)
         self._report(UpdateState.RUNNING, f"running {files}")
         try:
             with (
                 user_columns(),
                 job_programs(
-                    self._settings,
-                    [program.source for program in self._programs],
-                    self._spark,
-                    arguments=self._arguments,
+                    self.settings,
+                    [program.source for program in self.programs],
+                    self.spark,
+                    arguments=self.arguments,
                     on_configure=self._configured,
                     on_stop=self._spark_stopped,
                 ),
             ):
-                if len(self._programs) == 1:
+                if len(self.programs) == 1:
                     self._run_here()
                 else:
                     self._run_on_threads()
@@ -196,14 +187,14 @@ class Job:
         except KeyboardInterrupt:
             if not self._was_stopped:
                 raise
-            self._queries.wait(_INTERRUPT_SECONDS)
+            self.queries.wait(_INTERRUPT_SECONDS)
         finally:
             self._inbox.put(_Message.END)
             stopper.join(_INTERRUPT_SECONDS)
         return self._conclude()
 
     def _run_here(self) -> None:
-        (program,) = self._programs
+        (program,) = self.programs
         self._main_runs_program = True
         try:
             self._run_program(program)
@@ -215,7 +206,7 @@ class Job:
             threading.Thread(
                 target=self._run_program, args=[program], name=program.source.name, daemon=True
             )
-            for program in self._programs
+            for program in self.programs
         ]
         for thread in threads:
             thread.start()
@@ -228,19 +219,19 @@ class Job:
 
     def _run_program(self, program: Program) -> None:
         self._here.program = program
-        context = read_context(self._settings, program.spark)
-        names = notebook_globals(program.spark, self._settings, map_path=context.map_path)
+        context = read_context(self.settings, program.spark)
+        names = notebook_globals(program.spark, self.settings, map_path=context.map_path)
         try:
-            run_job_file(self._settings, program.source, namespace=names)
+            run_job_file(self.settings, program.source, namespace=names)
         except PenstockError as error:
             program.failure = error
             error.hint = error.hint or job_hint(error.message)
-            code = jvm_exit_code(self._spark, error.__cause__)
+            code = jvm_exit_code(self.spark, error.__cause__)
             if code is not None:
-                self._queries.jvm_died(code)
-                program.failure = jvm_died(code, log=log_tail(self._spark))
-        waiting = self._queries.running_of(program)
-        if program.failure is not None and len(self._programs) > 1:
+                self.queries.jvm_died(code)
+                program.failure = jvm_died(code, log=log_tail(self.spark))
+        waiting = self.queries.running_of(program)
+        if program.failure is not None and len(self.programs) > 1:
             text = f"{program.source.name} has failed: {program.failure.message}"
             self._report(UpdateState.RUNNING, text)
         if not waiting or self._was_stopped:
@@ -248,7 +239,7 @@ class Job:
         flows = ", ".join(query.flow for query in waiting)
         if program.failure is None:
             text = f"{program.source.name} has ended; waiting for {flows}"
-        elif len(self._programs) == 1:
+        elif len(self.programs) == 1:
             self.request_stop()
             return
         else:
@@ -259,29 +250,29 @@ class Job:
 
     def _configured(self, options: Mapping[str, Any]) -> SparkSession | None:
         """Warn of settings of `SparkSession.builder` that the running session cannot take."""
-        ignored = ignored_settings(self._spark, options)
+        ignored = ignored_settings(self.spark, options)
         if ignored:
             text = (
                 f"{', '.join(ignored)}: set by the program after Spark has started, and ignored; "
                 "set them below `configuration` in penstock.yaml"
             )
-            self._bus.emit(Event(self._origin, PlanWarning(text), text))
+            self.bus.emit(Event(self.origin, PlanWarning(text), text))
         program: Program | None = getattr(self._here, "program", None)
-        if program is None or len(self._programs) == 1:
+        if program is None or len(self.programs) == 1:
             return None
         return program.activate(options)
 
     def _spark_stopped(self) -> None:
         """A program stops Spark: its queries end as they would; the session ends with the run."""
         program: Program | None = getattr(self._here, "program", None)
-        running = self._queries.running
-        for query in running if program is None else self._queries.running_of(program):
+        running = self.queries.running
+        for query in running if program is None else self.queries.running_of(program):
             query.interrupt()
 
     def _wait(self) -> None:
-        while not self._queries.wait(1.0):
+        while not self.queries.wait(1.0):
             if self._was_interrupted.is_set():
-                self._queries.wait(_INTERRUPT_SECONDS)
+                self.queries.wait(_INTERRUPT_SECONDS)
                 return
 
     # -- the stop, on its own thread -----------------------------------------------------------
@@ -291,26 +282,26 @@ class Job:
             return
         self._was_stopped = True
         self._report(UpdateState.STOPPING, "stopping: running queries finish their micro-batch")
-        self._queries.request_stop()
+        self.queries.request_stop()
         reason = "stop was requested a second time"
         try:
-            if self._inbox.get(timeout=self._stop_timeout_seconds) is _Message.END:
+            if self._inbox.get(timeout=self.stop_timeout_seconds) is _Message.END:
                 return
         except Empty:
-            reason = f"not stopped within {self._stop_timeout_seconds:g} s"
+            reason = f"not stopped within {self.stop_timeout_seconds:g} s"
         self._report(UpdateState.STOPPING, f"interrupting: {reason}")
         self._was_interrupted.set()
-        self._queries.interrupt()
+        self.queries.interrupt()
         if self._main_runs_program and self._main == threading.main_thread().ident:
-            self._on_interrupt()
+            self.on_interrupt()
             is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
             signal.pthread_kill(self._main, signal.SIGTERM if is_ignored else signal.SIGINT)
 
     # -- the end -------------------------------------------------------------------------------
 
     def _conclude(self) -> UpdateResult:
-        failures = self._queries.failures
-        for program in self._programs:
+        failures = self.queries.failures
+        for program in self.programs:
             error = program.failure
             # The query's own error says more.
             is_reported = failures and isinstance(
@@ -320,7 +311,7 @@ class Job:
                 failures += (error,)
         if failures:
             state, message = UpdateState.FAILED, f"job failed: {failures[0].message}"
-            error = UpdateFailedError(failures) if self._queries.failures else failures[0]
+            error = UpdateFailedError(failures) if self.queries.failures else failures[0]
             self._report(state, message, error=error)
         elif self._was_stopped:
             state = UpdateState.CANCELED
@@ -329,11 +320,11 @@ class Job:
             state = UpdateState.COMPLETED
             self._report(state, "job completed")
         return UpdateResult(
-            update_id=self._origin.update_id,
+            update_id=self.origin.update_id,
             state=state,
             failures=failures,
-            completed=self._queries.named(FlowStatus.COMPLETED),
-            stopped=self._queries.named(FlowStatus.STOPPED),
+            completed=self.queries.named(FlowStatus.COMPLETED),
+            stopped=self.queries.named(FlowStatus.STOPPED),
             interrupted=self._was_interrupted.is_set(),
         )
 
@@ -341,4 +332,4 @@ class Job:
         self, state: UpdateState, message: str, *, error: PenstockError | None = None
     ) -> None:
         info = None if error is None else error_info(error)
-        self._bus.emit(Event(self._origin, UpdateProgress(state), message, error=info))
+        self.bus.emit(Event(self.origin, UpdateProgress(state), message, error=info))

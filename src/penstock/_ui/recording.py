@@ -141,6 +141,7 @@ class UpdateSummary:
     message: str
 
 
+@dataclass(eq=False)
 class Recording:
     """The event log of one pipeline. Any thread may call; one at a time is served.
 
@@ -148,22 +149,14 @@ class Recording:
     exist yet.
     """
 
-    def __init__(
-        self,
-        key: str,
-        label: str,
-        directory: Path,
-        *,
-        tables: Tables | None = None,
-        code_of: CodeOf | None = None,
-        control: Control | None = None,
-    ) -> None:
-        self.code_of = code_of
-        self.key = key
-        self.label = label
-        self.directory = directory
-        self.tables = tables
-        self.control = control
+    key: str
+    label: str
+    directory: Path
+    tables: Tables | None = None
+    code_of: CodeOf | None = None
+    control: Control | None = None
+
+    def __post_init__(self) -> None:
         self.lock = threading.RLock()
         self._logs: list[UpdateLog] = []
         self._by_id: dict[str, UpdateLog] = {}
