@@ -25,10 +25,11 @@ import typer
 from penstock._api.modules import installed_modules
 from penstock._cli.main import app, main
 from penstock._cli.scaffold import write_project
+from penstock._project.documents import read_document
 from penstock._project.loader import load_definitions
 from penstock._project.sources import imports_api
 from penstock._project.spec import load_settings
-from penstock._project.spec_file import read_spec
+from penstock._project.spec_file import spec_of
 from penstock._spark.session_defaults import session_defaults
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -284,7 +285,7 @@ def test_every_option_of_run_is_on_the_page_of_commands():
 def test_a_spec_file_is_valid_when_it_is_shown(block, tmp_path):
     file = tmp_path / "pipeline.yaml"
     file.write_text(block.text, encoding="utf-8")
-    assert read_spec(file).model_fields_set
+    assert spec_of(read_document(file)).model_fields_set
 
 
 @pytest.mark.parametrize("block", _of("json"), ids=str)

@@ -5,7 +5,6 @@ Keys that only Databricks' files have may stand in it too; they become notes.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import (
@@ -23,7 +22,7 @@ from penstock._model.origin import SourceLocation
 from penstock._model.paths import PathMap
 from penstock._project.alert_spec import AlertsSpec
 from penstock._project.databricks.lakeflow import FOREIGN_KEYS, refuse_ingestion
-from penstock._project.documents import Node, read_document
+from penstock._project.documents import Node
 from penstock._project.export_spec import (
     EventsSpec,
     Lineage,
@@ -282,13 +281,11 @@ class PipelineSpec(_Settings):
     )
 
 
-def read_spec(path: Path) -> PipelineSpec:
-    """Read and check a spec file; errors have the line, and the nearest key or allowed values."""
-    return spec_of(read_document(path))
-
-
 def spec_of(document: Node) -> PipelineSpec:
-    """Check the content of a spec file; keys that only Databricks' files have are left out."""
+    """Check the content of a spec file; keys that only Databricks' files have are left out.
+
+    Errors have the line, and the nearest key or allowed values.
+    """
     refuse_ingestion(document)
     content = document.plain()
     assert isinstance(content, dict)

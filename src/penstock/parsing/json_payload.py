@@ -86,10 +86,6 @@ def parse_json(
     )
 
 
-def _without_corrupt(parsed: Column, struct: StructType) -> Column:
-    return F.struct(*[parsed.getField(f.name).alias(f.name) for f in struct])
-
-
 def _error(
     text: Column, parsed: Column, struct: StructType, extra_fields: str, huge: Column | None
 ) -> Column:

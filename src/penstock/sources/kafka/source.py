@@ -47,7 +47,6 @@ _STARTS = (
     "startingoffsetsbytimestampstrategy",
 )
 _MOST_OFFSETS, _LEAST_OFFSETS = 1_000_000, 10_000
-_SHOWN_RANGES = 5
 _EMPTY: Mapping[str, int] = {}
 
 
