@@ -49,7 +49,8 @@ def table_maintenance(
     """
     declared, origin = node.declared, node.declared.origin
     properties = {k.lower(): str(v) for k, v in {**stored, **declared.table_properties}.items()}
-    managed = _truth(properties, MANAGED, origin)
+    text = properties.get(MANAGED.lower())
+    managed = None if text is None else boolean(MANAGED, text, origin)
     auto = properties.get(AUTO_COMPACT.lower(), properties.get(_AUTO_OPTIMIZE))
     auto = None if auto is None else auto.strip().lower()
     flows = [graph.flows[name] for name in node.flows]
@@ -77,14 +78,13 @@ def table_maintenance(
     )
 
 
-def _truth(properties: Mapping[str, str], key: str, origin: SourceLocation) -> bool | None:
-    text = properties.get(key.lower())
-    if text is None:
-        return None
-    if text.strip().lower() not in ("true", "false"):
-        message = f"{key} is {text!r}"
+def boolean(what: str, text: str, origin: SourceLocation | None = None) -> bool:
+    """The value of a setting that is true or false."""
+    value = text.strip().lower()
+    if value not in ("true", "false"):
+        message = f"{what} is {text!r}"
         raise SpecError("SETTING_INVALID", message, origin=origin, hint="set it to true or false")
-    return text.strip().lower() == "true"
+    return value == "true"
 
 
 def _columns(text: str) -> tuple[str, ...]:

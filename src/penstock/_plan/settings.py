@@ -8,8 +8,7 @@ anything starts, so that a wrong value fails `check` and `dry-run` rather than a
 from collections.abc import Mapping
 
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
-from penstock._model.origin import SourceLocation
-from penstock._plan.maintenance import table_maintenance
+from penstock._plan.maintenance import boolean, table_maintenance
 from penstock.errors import SpecError
 
 RESET_ALLOWED = "pipelines.reset.allowed"
@@ -66,14 +65,14 @@ def reset_allowed(node: DatasetNode, configuration: Mapping[str, str]) -> bool:
     declared = node.declared
     text = declared.table_properties.get(RESET_ALLOWED)
     if text is not None:
-        return _boolean(f"{RESET_ALLOWED} of {node.display!r}", text, declared.origin)
-    return _boolean(RESET_ALLOWED, configuration.get(RESET_ALLOWED, "true"))
+        return boolean(f"{RESET_ALLOWED} of {node.display!r}", text, declared.origin)
+    return boolean(RESET_ALLOWED, configuration.get(RESET_ALLOWED, "true"))
 
 
 def widening(configuration: Mapping[str, str]) -> bool | None:
     """Whether new tables accept wider types of their columns; `None` without a setting."""
     text = configuration.get(WIDENING)
-    return None if text is None else _boolean(WIDENING, text)
+    return None if text is None else boolean(WIDENING, text)
 
 
 def update_retries(configuration: Mapping[str, str]) -> int | None:
@@ -126,14 +125,6 @@ def tombstone_seconds(
             hint="set it to a number of seconds",
         )
     return seconds
-
-
-def _boolean(what: str, text: str, origin: SourceLocation | None = None) -> bool:
-    value = text.strip().lower()
-    if value not in ("true", "false"):
-        message = f"{what} is {text!r}"
-        raise SpecError("SETTING_INVALID", message, origin=origin, hint="set it to true or false")
-    return value == "true"
 
 
 def _retries(key: str, text: str) -> int:
