@@ -1,7 +1,6 @@
 """The streaming queries of a job: each is a flow, observed from its start to its end."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -190,14 +189,10 @@ class JobQueries:
 
     def wait(self, seconds: float | None = None) -> bool:
         """Whether all queries have ended, and their events are out, within some seconds."""
-        deadline = None if seconds is None else time.monotonic() + seconds
         with self._changed:
-            while any(name not in self._ends for name in self._queries):
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    return False
-                self._changed.wait(left)
-        return True
+            return self._changed.wait_for(
+                lambda: all(name in self._ends for name in self._queries), seconds
+            )
 
     def request_stop(self) -> None:
         """End all queries after the micro-batch in flight, also those that start later."""
