@@ -9,7 +9,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, distribution, requires
+from importlib.metadata import requires
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _NOT_PACKED = ("pyspark", "py4j")
 _NO_EXTRAS = {"dev", "bench"}
 _EXTRA = re.compile(r"extra == ['\"](?P<name>[^'\"]+)['\"]")
-_NAME = re.compile(r"[\w.-]+")
+_OTHER = re.compile(r"[^\w.-]")  # than the letters of names
 _SHOWN_LINES = 15
 
 
@@ -182,10 +182,13 @@ def _ignored(not_packed: Sequence[Path]) -> Callable[[str, list[str]], list[str]
 
 def _requirements(settings: "PipelineSettings", files: Sequence[Path] | None) -> Iterator[str]:
     """Requirements for pex: of Penstock, of its installed extras, and of the project."""
+    from penstock._project.packages import is_installed
+
     for requirement in requires("penstock") or []:
         extra = _EXTRA.search(requirement)
         text = requirement.partition(";")[0].strip()
-        if extra is None or (extra["name"] not in _NO_EXTRAS and _is_installed(text)):
+        name = _OTHER.split(text)[0]
+        if extra is None or (extra["name"] not in _NO_EXTRAS and is_installed(name)):
             yield text
     yield from settings.dependencies
     of_project = Path(settings.root) / "requirements.txt"
@@ -193,14 +196,6 @@ def _requirements(settings: "PipelineSettings", files: Sequence[Path] | None) ->
         yield from ("-r", str(file.absolute()))
     for name in _NOT_PACKED:
         yield from ("--exclude", name)
-
-
-def _is_installed(requirement: str) -> bool:
-    match = _NAME.match(requirement)
-    try:
-        return match is not None and distribution(match[0]) is not None
-    except PackageNotFoundError:
-        return False
 
 
 def _pex(*arguments: str, cwd: Path) -> None:
