@@ -295,18 +295,13 @@ def sums():
     return incoming().groupBy((F.col("id") % 3).alias("k")).agg(F.count("*").alias("n"))
 """
 RESET = """
-import os
 from pathlib import Path
 
 from penstock._project.spec import load_settings
 from penstock._repair.reset import reset_flow
 from penstock.sources.base import EARLIEST
 
-def die(step):
-    if step == "marked":
-        os.kill(os.getpid(), 9)
-
-reset_flow(load_settings(Path.cwd()), "bronze", EARLIEST, truncate=True, execute=True, on_step=die)
+reset_flow(load_settings(Path.cwd()), "bronze", EARLIEST, truncate=True, execute=True)
 """
 
 
@@ -339,7 +334,7 @@ def test_repairs_are_resumed_where_they_were_killed(
     done = subprocess.run(
         [sys.executable, "-c", RESET],
         cwd=tmp_path,
-        env={**os.environ, **CREDENTIALS},
+        env={**os.environ, **CREDENTIALS, "PENSTOCK_KILL_AT": "reset_marked:bronze:None"},
         timeout=900,
         check=False,
     )

@@ -1,7 +1,7 @@
 """Crashes at kill points without a process: what comes after a point does not happen."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from penstock._tables.kill_points import step_callback
 from penstock.errors import FlowError
@@ -23,3 +23,15 @@ def crashing(point: str, *flows: str) -> Iterator[set[str]]:
 
     with step_callback(crash):
         yield crashed
+
+
+@contextlib.contextmanager
+def after_steps(of: str, do: Callable[[str, str], None]) -> Iterator[None]:
+    """Call with each step of a command, without its prefix, and with what the step is about."""
+
+    def call(here: str, name: str, _: int | None) -> None:
+        if here.startswith(of):
+            do(here.removeprefix(of), name)
+
+    with step_callback(call):
+        yield

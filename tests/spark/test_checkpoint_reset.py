@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crashes import after_steps
 from update_project import Project
 
 from penstock._cli.main import main
@@ -80,18 +81,17 @@ def _refused(project: Project, flow: str, start: str, **more: Any) -> str:
 
 def _fill_once_whenever_it_dies(project: Project) -> None:
     def dies_at(step: str) -> None:
-        def on_step(now: str) -> None:
+        def kill(now: str, _: str) -> None:
             if now == step:
                 raise _Killed
 
-        with pytest.raises(_Killed):
+        with pytest.raises(_Killed), after_steps("", kill):
             _reset(
                 project,
                 "silver",
                 f"version={project.version('bronze')}",
                 truncate=True,
                 execute=True,
-                on_step=on_step,
             )
 
     for step in (MARKED, EMPTIED):

@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from crashes import after_steps
 from update_project import Project
 
 from penstock._cli.main import main
@@ -139,14 +140,14 @@ def _dies(project: Project, at: str, *command: str) -> None:
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-3000:]
 
 
-def _raises_at(*steps: str) -> Callable[[str], None]:
+def _raising_at(*steps: str) -> contextlib.AbstractContextManager[None]:
     """End the command after a step was stored, as a kill there does."""
 
-    def on_step(step: str) -> None:
+    def end(step: str, _: str) -> None:
         if step in steps:
             raise KeyboardInterrupt(step)
 
-    return on_step
+    return after_steps("migration_", end)
 
 
 def _says(capsys: pytest.CaptureFixture[str], *command: str, code: int = 0) -> Any:
@@ -184,12 +185,11 @@ def test_table_of_a_changed_window_is_replaced_and_comes_back(
     assert project.run(refresh=flows).state is UpdateState.COMPLETED
     quarantined = project.table("windows_quarantine").count()
     project.source(CHANGED)
-    with pytest.raises(KeyboardInterrupt, match=REPLACED):
+    with pytest.raises(KeyboardInterrupt, match=REPLACED), _raising_at(REPLACED):
         migrate_flow(
             load_settings(project.root),
             "windows",
             MigrationOptions(execute=True),
-            on_step=_raises_at(REPLACED),
         )
     assert _found(project, 5) == _expected(1, 5)
     done = _says(capsys, "windows", "--resume")
@@ -228,12 +228,11 @@ def test_a_changed_window_replaces_the_table_once_and_goes_on(
     assert (project.version("windows"), _found(project, 10)) == (old, _expected(2, 10))
     assert "MIGRATION_UNFINISHED" in _says(capsys, "windows", "--yes", code=2)
     # Ended between the table and the state of the flow: readers have the new one, no update runs.
-    with pytest.raises(KeyboardInterrupt, match=REPLACED):
+    with pytest.raises(KeyboardInterrupt, match=REPLACED), _raising_at(REPLACED):
         migrate_flow(
             load_settings(project.root),
             "windows",
             MigrationOptions(resume=True),
-            on_step=_raises_at(REPLACED),
         )
     assert (project.version("windows"), _found(project, 5)) == (old + 1, _expected(2, 5))
     result = project.run(refresh=("windows",))
@@ -284,10 +283,8 @@ def test_a_changed_window_replaces_the_table_once_and_goes_on(
     quarantined = project.table("windows_quarantine").count()
 
     for asked in (MigrationOptions(accept_less=True, execute=True), MigrationOptions(abandon=True)):
-        with pytest.raises(KeyboardInterrupt):
-            migrate_flow(
-                load_settings(project.root), "windows", asked, on_step=_raises_at(QUARANTINED, LEFT)
-            )
+        with pytest.raises(KeyboardInterrupt), _raising_at(QUARANTINED, LEFT):
+            migrate_flow(load_settings(project.root), "windows", asked)
         assert state.read_text() != before
     # The quarantine is the old one again, so the new table must not come any more.
     assert "--abandon ends it" in _says(capsys, "windows", "--resume", code=2)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crashes import after_steps
 from update_project import Project
 
 from penstock._cli.main import main
@@ -161,10 +162,10 @@ def _update(project: Project) -> Callable[[Sequence[str], Sequence[str]], bool]:
     return update
 
 
-def _apply(project: Project, on_step: Callable[[str], None] = lambda _: None) -> ApplyResult:
+def _apply(project: Project) -> ApplyResult:
     options = ApplyOptions(accept_duplicates=True, execute=True)
     settings = load_settings(project.root)
-    return apply_deployment(settings, options, _update(project), on_step=on_step)
+    return apply_deployment(settings, options, _update(project))
 
 
 def _plan(project: Project) -> DeploymentPlan:
@@ -224,9 +225,10 @@ def test_plan_says_what_apply_does(
     assert changes["totals"].reads.rows == 9
 
     epochs, gone = _epochs(project), project.version("gone")
-    steps: list[str] = []
-    assert _apply(project, steps.append).succeeded
-    assert "updated before totals" in steps
+    steps: list[tuple[str, str]] = []
+    with after_steps("apply_", lambda step, name: steps.append((step, name))):
+        assert _apply(project).succeeded
+    assert ("updated_before", "totals") in steps
     assert _needs(_plan(project)) == {"gone": "nothing"}
 
     now = _epochs(project)
@@ -284,33 +286,33 @@ def _check_reasons(changes: dict[str, Change]) -> None:
 def test_apply_that_is_killed_at_each_step_ends_in_the_same_state(
     tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
-    whole = _applied(tmp_path / "whole", spark, monkeypatch, lambda _: None)
+    whole = _applied(tmp_path / "whole", spark, monkeypatch, lambda _, __: None)
     refused = capsys.readouterr()
     assert "refused: its sink refuses rows of a new checkpoint" in refused.out
     assert "refused: its target is append-only" in refused.out
     assert "[DEPLOYMENT_NOT_POSSIBLE]" in refused.err
-    seen: list[str] = []
+    seen: list[tuple[str, str]] = []
 
-    def kill(step: str) -> None:
-        if step not in seen:
-            seen.append(step)
+    def kill(step: str, name: str) -> None:
+        if step.startswith(("apply_", "migration_")) and (step, name) not in seen:
+            seen.append((step, name))
             raise _Killed
 
     killed = _applied(tmp_path / "killed", spark, monkeypatch, kill)
     migrated = ("planned", "built", "marked", "quarantined", "replaced", "switched")
     assert seen == [
-        "new checkpoint for second",
-        "new checkpoint for away",
-        "marked people",
-        "updated before totals",
-        *(f"{step} {table}" for table in ("totals", "parts") for step in migrated),
-        "updated",
+        ("apply_new_checkpoint", "second"),
+        ("apply_new_checkpoint", "away"),
+        ("apply_marked", "people"),
+        ("apply_updated_before", "totals"),
+        *((f"migration_{step}", table) for table in ("totals", "parts") for step in migrated),
+        ("apply_updated", ""),
     ]
     assert killed == whole
 
 
 def _applied(
-    root: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, on_step: Callable[[str], None]
+    root: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, on_step: Callable[[str, str], None]
 ) -> dict[str, Any]:
     """The content of a project that is applied until it is complete."""
     root.mkdir()
@@ -321,8 +323,8 @@ def _applied(
     assert {file: file.read_bytes() for file in _files(project)} == before
     result = None
     while result is None:
-        with contextlib.suppress(_Killed):
-            result = _apply(project, on_step)
+        with contextlib.suppress(_Killed), after_steps("", on_step):
+            result = _apply(project)
     assert result.succeeded
     assert _needs(_plan(project)) == {"gone": "nothing"}
     return _content(project)

@@ -15,6 +15,7 @@ from penstock._model.pipeline import PipelineSettings
 from penstock._repair.deployment import compare
 from penstock._repair.deployment_plan import Change, DeploymentPlan
 from penstock._repair.migrate import MigrationOptions, check_migration, migrate_flow
+from penstock._tables.kill_points import kill_point
 from penstock.errors import PlanError
 
 Update = Callable[[Sequence[str], Sequence[str]], bool]
@@ -41,12 +42,11 @@ def apply_deployment(
     update: Update,
     *,
     on_plan: Callable[[DeploymentPlan], None] = lambda _: None,
-    on_step: Callable[[str], None] = lambda _: None,
 ) -> ApplyResult:
     """Plan a deployment and carry it out; called again after an interruption, it continues.
 
     Called on the main thread. Each step holds the leases of an update. `on_plan` is called before
-    anything changes, `on_step` after each step.
+    anything changes.
 
     Raises:
         PlanError: `DEPLOYMENT_NOT_POSSIBLE`, or an error of a migration. Nothing was changed if it
@@ -67,7 +67,7 @@ def apply_deployment(
                 check_migration(
                     pipeline, change.flows[0], MigrationOptions(accept_less=options.accept_less)
                 )
-        _mark(pipeline, plan, on_step)
+        _mark(pipeline, plan)
     updated: set[str] = set()
     for change in plan.with_need(Need.MIGRATION):
         # Columns and tables that the new query reads must exist.
@@ -80,20 +80,16 @@ def apply_deployment(
             if not update([each.name for each in before], _views(before)):
                 return ApplyResult(plan=plan, succeeded=False)
             updated |= {each.key for each in before}
-            on_step(f"updated before {change.name}")
+            kill_point("apply_updated_before", change.name, None)
         migration = MigrationOptions(
             accept_less=options.accept_less, resume=change.resumes, execute=True
         )
-
-        def on_migration(step: str, name: str = change.name) -> None:
-            on_step(f"{step} {name}")
-
-        migrate_flow(settings, change.flows[0], migration, on_step=on_migration)
+        migrate_flow(settings, change.flows[0], migration)
     views = _views([change for change in plan.pending if change.key not in updated])
     if views and not update((), views):
         return ApplyResult(plan=plan, succeeded=False)
     succeeded = update((), ())
-    on_step("updated")
+    kill_point("apply_updated", "", None)
     return ApplyResult(plan=plan, succeeded=succeeded)
 
 
@@ -115,12 +111,12 @@ def _check(plan: DeploymentPlan, options: ApplyOptions) -> None:
         )
 
 
-def _mark(pipeline: OpenPipeline, plan: DeploymentPlan, on_step: Callable[[str], None]) -> None:
+def _mark(pipeline: OpenPipeline, plan: DeploymentPlan) -> None:
     """Start flows over: with an update, which empties their tables first for a full refresh."""
     for change in plan.with_need(Need.CHECKPOINT):
         for flow in change.flows:
             pipeline.state.new_flow(flow, {})
-            on_step(f"new checkpoint for {flow}")
+            kill_point("apply_new_checkpoint", flow, None)
     for change in reversed(plan.with_need(Need.FULL_REFRESH)):
         if change.kind == "materialized view":
             continue
@@ -129,7 +125,7 @@ def _mark(pipeline: OpenPipeline, plan: DeploymentPlan, on_step: Callable[[str],
             state = pipeline.state.flow(flow)
             if state is None or not state.reset_pending:  # one with a position keeps it
                 pipeline.state.mark_reset(flow)
-        on_step(f"marked {change.name}")
+        kill_point("apply_marked", change.name, None)
 
 
 def _views(changes: Sequence[Change]) -> list[str]:

@@ -8,7 +8,7 @@ steps; an interrupted cut-over resumes with the next one.
 
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -51,7 +51,7 @@ from penstock.sources.flow import source_history
 PLANNED, BUILT = "planned", "built"
 MARKED, QUARANTINED, REPLACED, SWITCHED = "marked", "quarantined", "replaced", "switched"
 LEFT = "left"
-"""Steps after which a migration can be resumed: arguments of `on_step`, and kill points."""
+"""Steps after which a migration can be resumed; with `migration_` before them, kill points."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +68,10 @@ def migrate_flow(
     settings: PipelineSettings,
     flow: str,
     options: MigrationOptions,
-    *,
-    on_step: Callable[[str], None] = lambda _: None,
 ) -> MigrationReport:
     """Plan the migration of a flow and carry it out, or undo one.
 
-    Called on the main thread. Holds the leases of an update. `on_step` is called after each step
-    that was stored.
+    Called on the main thread. Holds the leases of an update.
     """
     update_id = str(uuid.uuid4())
     with (
@@ -82,13 +79,8 @@ def migrate_flow(
         pipeline_storage(pipeline, flow) as stored,
     ):
         node = pipeline.flow(flow)
-
-        def after(step: str) -> None:
-            kill_point(f"migration_{step}", node.flow.name, None)
-            on_step(step)
-
         dataset = check_flow(pipeline.graph, settings, node)
-        run = _Run(pipeline, node, dataset, stored.settings, after)
+        run = _Run(pipeline, node, dataset, stored.settings)
         if options.abandon:
             return run.abandon()
         if run.is_leaving:
@@ -121,7 +113,7 @@ def check_migration(pipeline: OpenPipeline, flow: str, options: MigrationOptions
     node = pipeline.flow(flow)
     dataset = check_flow(pipeline.graph, pipeline.settings, node)
     with pipeline_storage(pipeline, flow) as stored:
-        run = _Run(pipeline, node, dataset, stored.settings, lambda _: None)
+        run = _Run(pipeline, node, dataset, stored.settings)
         _check_refused(node, run.plan(options))
 
 
@@ -143,14 +135,12 @@ class _Run:
         node: FlowNode,
         dataset: DatasetNode,
         stored: PipelineSettings,  # with the checkpoints of the flow on this machine
-        on_step: Callable[[str], None],
     ) -> None:
         self.dataset = dataset
         self._stored = stored
         self.new_id = uuid.uuid4().hex
         self._pipeline = pipeline
         self._node = node
-        self._on_step = on_step
         self._facts = MigrationFacts(pipeline, node, dataset)
         self._files = StorageFiles(pipeline.spark)
         folder = pipeline.tables.layout.migration_folder(node.flow.name)
@@ -158,6 +148,9 @@ class _Run:
         self.known = self._journal.load()
         if self.known is not None and self.known.stage != DONE:
             self._check_overtaken(self.known)
+
+    def _after(self, step: str) -> None:
+        kill_point(f"migration_{step}", self._node.flow.name, None)
 
     @property
     def is_open(self) -> bool:
@@ -294,7 +287,7 @@ class _Run:
             self._journal.delete()  # and the files of an earlier migration
             self._save(migration)
             emit("planned", report.start)
-            self._on_step(PLANNED)
+            self._after(PLANNED)
         if migration.stage == BUILDING:
 
             def on_batch(batches: int, rows: int) -> None:
@@ -303,7 +296,7 @@ class _Run:
             position = dict(migration.position)
             shadow.build(position, origin=record.flow, emit=record.emit, on_batch=on_batch)
             emit("built", "the new table has all rows of its sources")
-            self._on_step(BUILT)
+            self._after(BUILT)
             migration = self._mark(migration)
         self._cut(migration, shadow, record)
         emit("done", "the new table has replaced the old one")
@@ -338,7 +331,7 @@ class _Run:
         # The mark first: an update between the two would make the recorded versions wrong.
         state.save_flow(name, replace(old, migration=migration.migration_id))
         self._save(migration)
-        self._on_step(MARKED)
+        self._after(MARKED)
         return migration
 
     def _cut(self, migration: Migration, shadow: Shadow, record: Record) -> None:
@@ -349,13 +342,13 @@ class _Run:
             new = shadow.flow_state()
             assert new is not None
             state.save_flow(name, replace(old, migration=migration.migration_id))
-            result = shadow.replace_tables(lambda: self._on_step(QUARANTINED))
+            result = shadow.replace_tables(lambda: self._after(QUARANTINED))
             if not result.replayed:
                 flow = replace(record.flow, batch_id=result.batch_id)
                 record.emit(Commit(result, self.dataset.key).event(flow, "the migrated table"))
-            self._on_step(REPLACED)
+            self._after(REPLACED)
             state.save_flow(name, replace(new, target_id=migration.table_id))
-            self._on_step(SWITCHED)
+            self._after(SWITCHED)
         self._save(replace(migration, stage=DONE))
         self._files.delete_tree(shadow.folder)
 
@@ -371,10 +364,10 @@ class _Run:
                 known = replace(known, stage=UNDOING, new_quarantine=version)
                 self._save(known)
             state.save_flow(name, replace(now, migration=known.migration_id))
-            self._on_step(MARKED)
+            self._after(MARKED)
             self._restore(known, now)
             state.save_flow(name, state_of(known.old))
-            self._on_step(SWITCHED)
+            self._after(SWITCHED)
         self._journal.clear()
         body = MigrationProgress(migration_id=known.migration_id, step="undone")
         record.emit(Event(record.flow, body, "the old table is restored"))
@@ -391,7 +384,7 @@ class _Run:
         try:
             if has_quarantine:
                 restore_rows(spark, self._quarantine, known.old_quarantine)
-            self._on_step(QUARANTINED)
+            self._after(QUARANTINED)
             restore_rows(spark, target, known.old_version)
         except PenstockError:
             if has_quarantine and self._facts.quarantine_version() != known.new_quarantine:
@@ -399,7 +392,7 @@ class _Run:
             self._pipeline.state.save_flow(known.flow, replace(now, migration=None))
             self._save(replace(known, stage=DONE))
             raise
-        self._on_step(REPLACED)
+        self._after(REPLACED)
 
     @property
     def _quarantine(self) -> TableRef:
@@ -437,7 +430,7 @@ class _Run:
         version = self._facts.quarantine_version()
         if version >= 0 and version != known.old_quarantine:
             restore_rows(self._pipeline.spark, self._quarantine, known.old_quarantine)
-        self._on_step(LEFT)
+        self._after(LEFT)
         self._pipeline.state.save_flow(known.flow, state_of(known.old))
 
     def _report(self, migration: Migration, state: str, *, resumed: bool) -> MigrationReport:

@@ -8,7 +8,6 @@ in the same file, and finished by the next update.
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from penstock._graph.cdc import is_cdc
@@ -18,13 +17,14 @@ from penstock._model.flow import OutputMode
 from penstock._model.pipeline import PipelineSettings
 from penstock._plan.settings import reset_allowed
 from penstock._repair.reading import pipeline_storage
+from penstock._tables.kill_points import kill_point
 from penstock._tables.read.checkpoint_files import Checkpoint, checkpoints, flow_records
 from penstock.errors import PlanError, SpecError
 from penstock.sources.base import StartPosition, StartReport
 from penstock.sources.flow import start_position
 
-MARKED, EMPTIED = "marked", "emptied"
-"""Steps of a reset that empties the table, after which it can be resumed; for `on_step`."""
+MARKED, EMPTIED = "reset_marked", "reset_emptied"
+"""Kill points of a reset that empties the table; it can be resumed after each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +50,10 @@ def reset_flow(
     truncate: bool = False,
     accept_duplicates: bool = False,
     execute: bool = False,  # otherwise the plan is only reported
-    on_step: Callable[[str], None] = lambda _: None,
 ) -> ResetPlan:
     """Plan a new checkpoint for a flow, and create it.
 
-    `accept_duplicates` also allows results of a part of the source. `on_step` is called after each
-    step of a reset that empties the table.
+    `accept_duplicates` also allows results of a part of the source.
     """
     with (
         open_for_command(settings, "checkpoint reset") as pipeline,
@@ -101,9 +99,9 @@ def reset_flow(
             target = pipeline.graph.datasets[node.target]
             pipeline.lease(target)
             pipeline.state.mark_reset(name, position)
-            on_step(MARKED)
+            kill_point(MARKED, name, None)
             pipeline.tables.reset(target)
-            on_step(EMPTIED)
+            kill_point(EMPTIED, name, None)
         return replace(plan, new_epoch=pipeline.state.new_flow(name, position).epoch)
 
 
