@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crashes import after_steps
 from update_project import Project
 
 from penstock import monitoring
@@ -77,9 +78,12 @@ def project(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Proj
 
 
 def _backfill(project: Project, flow: str, **asked: Any) -> BackfillReport:
-    on_step = asked.pop("on_step", lambda _: None)
     options = BackfillOptions(**{"execute": True, **asked})
-    return backfill_flow(load_settings(project.root), flow, options, on_step=on_step)
+    return backfill_flow(load_settings(project.root), flow, options)
+
+
+def _ends(step: str, _: str) -> None:
+    raise KeyboardInterrupt(step)
 
 
 def _refused(project: Project, flow: str, **asked: Any) -> str:
@@ -126,11 +130,8 @@ def test_missing_files_come_back_once_when_a_backfill_ended_half_way(project: Pr
 
     _delete(project, "bronze", "id IN (1, 3)")
 
-    def ends(step: str) -> None:
-        raise KeyboardInterrupt(step)
-
-    with pytest.raises(KeyboardInterrupt, match=PLANNED):
-        _backfill(project, "bronze", files="[bc].json", by=("id",), on_step=ends)
+    with pytest.raises(KeyboardInterrupt, match=PLANNED), after_steps("", _ends):
+        _backfill(project, "bronze", files="[bc].json", by=("id",))
     assert _refused(project, "bronze", files="*", by=("id",)) == "BACKFILL_UNFINISHED"
     done = _backfill(project, "bronze", resume=True)
     assert (done.state, done.resumed) == ("done", True)
@@ -192,11 +193,8 @@ def test_what_is_missing_comes_back_and_what_is_there_does_not_come_twice(
     assert _refused(project, "bronze", by=("id",), files="x*") == "BACKFILL_RANGE_INVALID"
 
     # Begun, and overtaken by a reset: rows of the range may come by themselves now.
-    def planned(step: str) -> None:
-        raise KeyboardInterrupt(step)
-
-    with pytest.raises(KeyboardInterrupt, match=PLANNED):
-        _backfill(project, "bronze", files="[bc].json", by=("id",), on_step=planned)
+    with pytest.raises(KeyboardInterrupt, match=PLANNED), after_steps("", _ends):
+        _backfill(project, "bronze", files="[bc].json", by=("id",))
     store = StateStore(StorageFiles(spark), str(project.root / ".penstock" / "state"))
     known = store.flow("bronze")
     assert known is not None
@@ -247,13 +245,13 @@ def test_versions_of_a_table_go_in_by_key_or_in_place_of_a_condition(project: Pr
     assert rows() == whole
 
     def dies_at(step: str) -> None:
-        def on_step(now: str) -> None:
+        def end(now: str, _: str) -> None:
             if now == step:
                 raise KeyboardInterrupt
 
         asked: dict[str, Any] = {"where": "id >= 3"} if step == STAGED else {"resume": True}
-        with pytest.raises(KeyboardInterrupt):
-            _backfill(project, "daily", on_step=on_step, **asked)
+        with pytest.raises(KeyboardInterrupt), after_steps("", end):
+            _backfill(project, "daily", **asked)
 
     dies_at(STAGED)
     assert rows() == whole

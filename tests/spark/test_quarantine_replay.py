@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crashes import after_steps
 from update_project import Project
 
 from penstock import monitoring
@@ -72,13 +73,14 @@ def project(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Proj
 
 
 def _replay(project: Project, die_at: str = "", **chosen: Any) -> Replayed | None:
-    def on_step(step: str) -> None:
+    def die(step: str, _: str) -> None:
         if step == die_at:
             raise _Killed
 
     try:
         settings, selection = load_settings(project.root), RowSelection(**chosen)
-        return replay_quarantine(settings, "silver", selection=selection, on_step=on_step)
+        with after_steps("", die):
+            return replay_quarantine(settings, "silver", selection=selection)
     except _Killed:
         return None
 

@@ -7,7 +7,7 @@ flow gets no other.
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -22,6 +22,7 @@ from penstock._repair.journal import Journal, recording
 from penstock._repair.reading import pipeline_storage
 from penstock._spark.plans import has_state
 from penstock._tables.files import StorageFiles
+from penstock._tables.kill_points import kill_point
 from penstock._tables.layout import StorageLayout
 from penstock._tables.read.checkpoint_files import checkpoints
 from penstock._tables.write.schema import with_types
@@ -68,13 +69,10 @@ def backfill_flow(
     settings: PipelineSettings,
     flow: str,
     options: BackfillOptions,
-    *,
-    on_step: Callable[[str], None] = lambda _: None,
 ) -> BackfillReport:
     """Plan a backfill of a flow, and carry it out.
 
-    Called on the main thread. Holds the leases of an update. `on_step` is called after each step
-    that was stored.
+    Called on the main thread. Holds the leases of an update.
     """
     update_id = str(uuid.uuid4())
     with (
@@ -83,7 +81,7 @@ def backfill_flow(
     ):
         node = pipeline.flow(flow)
         pipeline.check_migration(node)
-        run = _Backfill(pipeline, node, on_step)
+        run = _Backfill(pipeline, node)
         plan = run.journal.load()
         if options.abandon or options.resume:
             if plan is None:
@@ -113,7 +111,7 @@ def backfill_flow(
         if is_new:
             run.journal.delete()  # files of one that was interrupted before its journal
             run.journal.save(asdict(plan))
-            on_step(PLANNED)
+            kill_point(PLANNED, node.flow.name, None)
         with _recording(settings, update_id, node, plan, not is_new) as emit:
             counts = run.execute(dataset, plan, emit, stored.settings)
         if plan.epoch:
@@ -256,12 +254,9 @@ def _check_table(
 
 
 class _Backfill:
-    def __init__(
-        self, pipeline: OpenPipeline, node: FlowNode, on_step: Callable[[str], None]
-    ) -> None:
+    def __init__(self, pipeline: OpenPipeline, node: FlowNode) -> None:
         self._pipeline = pipeline
         self._node = node
-        self._on_step = on_step
         self._files = StorageFiles(pipeline.spark)
         self._layout = pipeline.tables.layout
         self.journal = backfill_journal(self._files, self._layout, node.flow.name)
@@ -287,7 +282,6 @@ class _Backfill:
             sources=sources,
             own=own,
             emit=emit,
-            on_step=self._on_step,
         )
         try:
             return run.run(with_types(df, pipeline.tables.declared_columns(node.target)))

@@ -28,6 +28,7 @@ from penstock._model.sql_text import quoted
 from penstock._repair.journal import Journal
 from penstock._spark.failures import flow_error
 from penstock._spark.plans import fingerprint
+from penstock._tables.kill_points import kill_point
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock._tables.write.kept import keep
 from penstock.errors import PlanError
@@ -35,8 +36,9 @@ from penstock.quality.split import ROW
 from penstock.sources.base import OpenedSource
 from penstock.sources.flow import is_past_end
 
-PLANNED, BATCH, STAGED, COMMITTED = "planned", "batch", "staged", "committed"
-"""Steps after which a backfill can be resumed; arguments of `on_step`."""
+PLANNED, BATCH = "backfill_planned", "backfill_batch"
+STAGED, COMMITTED = "backfill_staged", "backfill_committed"
+"""Kill points of a backfill; it can be resumed after each."""
 Emit = Callable[[str, str, Mapping[str, Any]], None]
 """Gets a step, a message and its figures."""
 
@@ -97,7 +99,6 @@ class BackfillRun:
     sources: Sequence[OpenedSource]  # of the query, opened for the range
     own: Checkpoint  # of the flow: a batch with rows that it has not read is refused
     emit: Emit
-    on_step: Callable[[str], None]
     counts: Counts = field(default_factory=Counts)
 
     @property
@@ -114,7 +115,7 @@ class BackfillRun:
                 self._stream(df, self._stage)
                 self.journal.save(asdict(replace(self.plan, is_staged=True)))
                 self.emit("staged", "all rows of the range are staged", self.counts.as_json())
-                self.on_step(STAGED)
+                kill_point(STAGED, self.plan.flow, None)
             self._replace()
             return self.counts
         writer = TableWriters(self.tables).stream_writer(
@@ -134,7 +135,7 @@ class BackfillRun:
                 self.counts.batches += 1
                 message = f"{self.counts.batches} batches of the range are committed"
                 self.emit("batch", message, self.counts.as_json())
-                self.on_step(BATCH)
+                kill_point(BATCH, self.plan.flow, number)
             except BaseException as error:
                 failed.append(error)
                 raise
@@ -211,7 +212,7 @@ class BackfillRun:
             self.counts.added += result.result.rows_written
             self.counts.quarantined += result.result.rows_quarantined
             self.emit("commit", "", {"commit": result})
-        self.on_step(COMMITTED)
+        kill_point(COMMITTED, self.plan.flow, None)
 
     def _stage(self, batch: DataFrame, number: int) -> None:
         # A repeated batch replaces its own rows.

@@ -19,7 +19,7 @@ commit, so the next one may use the same version as its fence.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,6 +39,7 @@ from penstock._tables.commit_note import QUARANTINE, TARGET
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import StorageFiles
+from penstock._tables.kill_points import kill_point
 from penstock._tables.read.log_scan import file_identity
 from penstock._tables.read.row_selection import RowSelection
 from penstock._tables.write.fenced import FencedTable, TableTransaction
@@ -53,8 +54,9 @@ from penstock.quality.split import (
     split_rows,
 )
 
-STAGED, IN_TABLE, OUT_OF_QUARANTINE = "staged", "in table", "out of quarantine"
-"""Steps after which a replay can be resumed; arguments of `on_step`."""
+STAGED, IN_TABLE = "replay_staged", "replay_in_table"
+OUT_OF_QUARANTINE = "replay_out_of_quarantine"
+"""Kill points of a replay; it can be resumed after each."""
 _ALL = RowSelection()
 
 
@@ -110,9 +112,7 @@ class _Staged:
 class QuarantineReplay:
     """Replays the quarantine of one table. The caller holds the leases of pipeline and table."""
 
-    def __init__(
-        self, pipeline: OpenPipeline, node: DatasetNode, on_step: Callable[[str], None]
-    ) -> None:
+    def __init__(self, pipeline: OpenPipeline, node: DatasetNode) -> None:
         self._spark = spark = pipeline.spark
         self._delta = DeltaJvm(spark)
         tables = pipeline.tables.by_role(node)
@@ -124,7 +124,6 @@ class QuarantineReplay:
         self._rows, self._read = f"{staging}/rows", f"{staging}/read"
         self._quarantine_path = quarantine.path
         self._expectations = node.declared.expectations  # the present ones
-        self._on_step = on_step
         self._exists = self._delta.version(quarantine.path) >= 0
         table_id = ""
         if self._exists:
@@ -201,7 +200,7 @@ class QuarantineReplay:
             rows = self._spark.read.parquet(self._read).where(SELECTED).drop(SELECTED)
         self._split(rows).write.parquet(self._rows)
         self._journal.save(staged.to_json())
-        self._on_step(STAGED)
+        kill_point(STAGED, self._name, None)
         try:
             return self._finish(staged)
         except Exception:
@@ -244,9 +243,9 @@ class QuarantineReplay:
             moved, kept = counts.get(TO_TABLE, 0), counts.get(TO_QUARANTINE, 0)
             if moved:
                 self._add_to_table(staged, version, moved)
-                self._on_step(IN_TABLE)
+                kill_point(IN_TABLE, self._name, None)
                 self._remove_from_quarantine(staged, pending, kept)
-                self._on_step(OUT_OF_QUARANTINE)
+                kill_point(OUT_OF_QUARANTINE, self._name, None)
         self._journal.delete()
         return Replayed(
             table=self._name, version=version, chosen=moved + kept, moved=moved, kept=kept
@@ -314,11 +313,7 @@ class QuarantineReplay:
 
 
 def replay_quarantine(
-    settings: PipelineSettings,
-    table: str,
-    *,
-    selection: RowSelection = _ALL,
-    on_step: Callable[[str], None] = lambda _: None,
+    settings: PipelineSettings, table: str, *, selection: RowSelection = _ALL
 ) -> Replayed:
     """Apply the rules of a table to rows in quarantine, and move those that pass to the table.
 
@@ -326,21 +321,19 @@ def replay_quarantine(
     row is in exactly one table, even if the command is killed; called again, it completes the
     interrupted replay before it evaluates the selection.
     """
-    with _open_replay(settings, table, on_step) as replay:
+    with _open_replay(settings, table) as replay:
         return replay.run(selection)
 
 
 def preview_replay(
     settings: PipelineSettings, table: str, *, selection: RowSelection = _ALL
 ) -> ReplayPreview:
-    with _open_replay(settings, table, lambda _: None) as replay:
+    with _open_replay(settings, table) as replay:
         return replay.preview(selection)
 
 
 @contextmanager
-def _open_replay(
-    settings: PipelineSettings, table: str, on_step: Callable[[str], None]
-) -> Iterator[QuarantineReplay]:
+def _open_replay(settings: PipelineSettings, table: str) -> Iterator[QuarantineReplay]:
     with open_for_command(settings, "quarantine replay") as pipeline:
         node = pipeline.graph.find(table)
         if node is not None and node.read_from is not None:
@@ -356,4 +349,4 @@ def _open_replay(
             pipeline.check_migration(flow)
         pipeline.lease(node)
         check_replay(node, flows)
-        yield QuarantineReplay(pipeline, node, on_step)
+        yield QuarantineReplay(pipeline, node)
