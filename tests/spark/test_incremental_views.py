@@ -169,33 +169,30 @@ MAPPED = "TBLPROPERTIES (delta.columnMapping.mode = '{}')"
 
 
 @pytest.mark.parametrize(
-    ("clause", "rows"),
+    ("clause", "length"),
     [
-        ("", 24_000),
-        ("PARTITIONED BY (n)", 2_000),
-        pytest.param(MAPPED.format("id"), 2_000, marks=pytest.mark.long),
-        pytest.param(MAPPED.format("name"), 2_000, marks=pytest.mark.long),
+        ("PARTITIONED BY (n)", 8),
+        pytest.param("", LARGE_BYTES // 16, marks=pytest.mark.long),
+        pytest.param(MAPPED.format("id"), 8, marks=pytest.mark.long),
+        pytest.param(MAPPED.format("name"), 8, marks=pytest.mark.long),
     ],
 )
 @pytest.mark.usefixtures("small_queries")
-def test_changes_are_the_same_however_the_files_are_read(spark, tmp_path, clause, rows):
-    table, persistent = (
-        f"delta.`{tmp_path}/t`",
-        "spark.databricks.delta.update.deletionVectors.persistent",
-    )
+def test_changes_are_the_same_however_the_files_are_read(spark, tmp_path, clause, length):
+    table = f"delta.`{tmp_path}/t`"
+    persistent = "spark.databricks.delta.update.deletionVectors.persistent"
     kind = "CHAR(3)" if clause.startswith("PARTITIONED") else "STRING"
     columns = f"id BIGINT, n BIGINT, text STRING, ch {kind}, `a.b` MAP<STRING, BIGINT>"
     spark.sql(f"CREATE TABLE {table} ({columns}) USING delta {clause}")
     spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES (delta.enableDeletionVectors = true)")
-    text = "array_join(transform(sequence(1, 8), i -> sha2(string(8 * id + i), 512)), '')"
-    values = f"id, id % 3, {text}, 'x', map('k', id)"
-    spark.sql(f"INSERT INTO {table} SELECT /*+ COALESCE(2) */ {values} FROM range({rows})")
+    values = f"id, id % 3, randstr({length}, 1), 'x', map('k', id)"
+    spark.sql(f"INSERT INTO {table} SELECT /*+ COALESCE(2) */ {values} FROM range(24)")
     view = View(
         spark,
-        f"SELECT id, n, length(text) AS l, ch, `a.b`['k'] AS k FROM {table} WHERE id % 1000 < 4",
+        f"SELECT id, n, length(text) AS l, ch, `a.b`['k'] AS k FROM {table} WHERE id < 8",
     )
-    spark.sql(f"UPDATE {table} SET n = n + 1 WHERE id % 1000 = 0")
-    spark.sql(f"DELETE FROM {table} WHERE id % 1000 = 2")
+    spark.sql(f"UPDATE {table} SET n = n + 1 WHERE id % 12 = 0")
+    spark.sql(f"DELETE FROM {table} WHERE id % 12 = 2")
     spark.conf.set(persistent, "false")
     spark.sql(f"UPDATE {table} SET n = n + 1 WHERE id = 3")
     spark.conf.unset(persistent)

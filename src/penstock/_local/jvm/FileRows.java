@@ -20,6 +20,7 @@ import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
 import org.apache.spark.sql.catalyst.util.CharVarcharUtils;
 import org.apache.spark.sql.delta.DeltaColumnMapping;
 import org.apache.spark.sql.delta.DeltaLog;
+import org.apache.spark.sql.delta.DeltaTableUtils;
 import org.apache.spark.sql.delta.Snapshot;
 import org.apache.spark.sql.delta.actions.AddFile;
 import org.apache.spark.sql.delta.actions.DeletionVectorDescriptor;
@@ -59,7 +60,10 @@ final class FileRows {
     this.session = session;
     this.log = snapshot.deltaLog();
     this.store = DeletionVectorStore$.MODULE$.createInstance(log.newDeltaHadoopConf());
-    this.columns = columns;
+    // As in Delta's own reads: ids of columns must not become those of the view.
+    this.columns =
+        DeltaTableUtils.removeInternalDeltaMetadata(
+            session, DeltaTableUtils.removeInternalWriterMetadata(session, columns));
     Metadata metadata = snapshot.metadata();
     this.physical =
         DeltaColumnMapping.createPhysicalSchema(
