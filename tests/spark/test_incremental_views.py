@@ -164,7 +164,7 @@ def test_changes_of_a_result_equal_its_query_after_random_changes(spark, tmp_pat
     assert techniques["ROW_BASED"] >= 500
 
 
-LARGE_BYTES = 16 << 20  # more than so much of whole files is read by Delta
+LARGE_BYTES = 16 << 20  # from this size on, Delta reads whole files
 MAPPED = "TBLPROPERTIES (delta.columnMapping.mode = '{}')"
 
 

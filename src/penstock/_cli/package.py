@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _NOT_PACKED = ("pyspark", "py4j")
 _NO_EXTRAS = {"dev", "bench"}
 _EXTRA = re.compile(r"extra == ['\"](?P<name>[^'\"]+)['\"]")
-_OTHER = re.compile(r"[^\w.-]")  # than the letters of names
+_NAME_END = re.compile(r"[^\w.-]")
 _SHOWN_LINES = 15
 
 
@@ -187,7 +187,7 @@ def _requirements(settings: "PipelineSettings", files: Sequence[Path] | None) ->
     for requirement in requires("penstock") or []:
         extra = _EXTRA.search(requirement)
         text = requirement.partition(";")[0].strip()
-        name = _OTHER.split(text)[0]
+        name = _NAME_END.split(text)[0]
         if extra is None or (extra["name"] not in _NO_EXTRAS and is_installed(name)):
             yield text
     yield from settings.dependencies

@@ -12,7 +12,7 @@ from penstock._project.mapped_files import mapped_files
 def test_plain_python_follows_the_mapping_of_paths_while_a_project_is_open(tmp_path: Path):
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw/a.json").write_text("1", encoding="utf-8")
-    # A folder that the machine cannot have.
+    # A folder that does not exist on the machine.
     where = f"/Volumes/{tmp_path.name}/{tmp_path.parent.name}"
     paths = PathMap({where: str(tmp_path / "raw"), "/mnt/far": "s3a://bucket/far"})
     before = (open, os.stat, os.scandir)
