@@ -118,14 +118,18 @@ def test_views_are_updated_by_the_changes_of_their_sources(pipeline, monkeypatch
     src, other = (f"delta.`{pipeline.paths[name]}`" for name in ("src", "other"))
     pipeline.add("src", [(2, 100, 11), (2, 500, 12)])
     pipeline.refresh()
-    for change, reason in (
-        (f"UPDATE {src} SET v = 501 WHERE v = 500", "1 row(s) removed and 1 added"),
-        (f"DELETE FROM {src} WHERE v = 100 AND ts = 11", "1 row(s) removed and 0 added"),
-        (f"UPDATE {other} SET ts = 1 WHERE k = 1", "5 row(s) removed and 5 added"),
+    for change, rows, groups in (
+        (f"UPDATE {src} SET v = 501 WHERE v = 500", "1 row(s) removed and 1 added", 1),
+        (f"DELETE FROM {src} WHERE ts = 11 OR k = 77", "2 row(s) removed and 0 added", 2),
+        (f"UPDATE {other} SET ts = 1 WHERE k = 1", "5 row(s) removed and 5 added", None),
     ):
         pipeline.spark.sql(change)
-        assert pipeline.refresh()["pairs"] == "ROW_BASED"
-        assert pipeline.reasons["pairs"] == reason
+        techniques = pipeline.refresh()
+        assert techniques["pairs"] == "ROW_BASED"
+        assert pipeline.reasons["pairs"] == rows
+        assert techniques["totals"] == ("GROUP_AGGREGATE" if groups else "NO_OP")
+        if groups:
+            assert pipeline.reasons["totals"] == f"changed rows in {groups} group(s)"
         pipeline.check()
 
 

@@ -39,6 +39,12 @@ SHAPES = {
     " ON t.c = d.c AND t.k = d.k GROUP BY t.c, t.v + d.w",
     "union_groups": "SELECT c, k, max(v) AS m FROM (SELECT c, k, v FROM {t} UNION ALL"
     " SELECT c, k, w FROM {d}) GROUP BY c, k",
+    "totals": "SELECT c, name, count(*) AS n, count(k) AS m, sum(w) AS s, count_if(w > 2) AS y"
+    " FROM {d} GROUP BY c, name",
+    "totals_with_null": "SELECT c, k, count(*) AS n, sum(v) AS s FROM {t} GROUP BY c, k",
+    "totals_of_join": "SELECT n, s, g, c FROM (SELECT t.c, t.g, count(*) AS n, sum(d.w * 2) AS s,"
+    " sum(CAST(d.w AS DECIMAL(22,2))) AS e FROM {t} t JOIN {d} d ON t.c = d.c AND t.k = d.k"
+    " GROUP BY t.c, t.g)",
     "ranked": "SELECT * FROM (SELECT c, k, v, rank() OVER (PARTITION BY c, k ORDER BY v) AS r"
     " FROM {t}) WHERE r <= 2",
     "two_windows": "SELECT c, k, g, v, sum(v) OVER (PARTITION BY c, k) AS a,"

@@ -134,12 +134,13 @@ class IncrementalViews:
 
 
 def _groups(writer: ViewWriter, df: DataFrame, changes: Any) -> tuple[DataFrame, str]:
-    """The aggregates of the new rows of the sources."""
-    rows = DataFrame(changes.collectedRows(), df.sparkSession)
+    """The aggregates of the changed rows of the sources."""
+    rows = DataFrame(changes.collectedRows(MOST_KEYS + 1), df.sparkSession)
     merges = dict(zip(rows.columns, map(str, changes.merges()), strict=True))
     keys = rows.select(*[quoted(name) for name in changes.keyColumns()])
-    count, _ = writer.collect(keys, merges)
-    return rows, f"new rows in {count} group(s)"
+    row_count = changes.rowCount()
+    count, _ = writer.collect(keys, merges, row_count)
+    return rows, f"{'new' if row_count is None else 'changed'} rows in {count} group(s)"
 
 
 def _rows(
@@ -212,9 +213,9 @@ def _check_cost(before: ViewState, technique: str, changes: Any) -> None:
         raise NotIncrementalError(
             f"the last incremental refresh took {last:.1f} s, the last complete one {full:.1f} s"
         )
-    if technique == GROUP_AGGREGATE:
-        return
     if changes.readsRewrittenTable():
         raise NotIncrementalError("most of the files of a source were replaced")
+    if technique == GROUP_AGGREGATE:
+        return
     if not changes.isLinear() and not changes.selectsRows():
         raise NotIncrementalError("its keys do not select rows of its sources")

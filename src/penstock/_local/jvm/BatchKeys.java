@@ -39,6 +39,7 @@ public final class BatchKeys {
   final InternalRow[] rows;
   final StructType schema;
   final List<String> columns;
+  private Set<UnsafeRow> distinct;
 
   /**
    * Runs the query of {@code rows}; a key may be there several times.
@@ -68,6 +69,9 @@ public final class BatchKeys {
   }
 
   private Set<UnsafeRow> distinctRows() {
+    if (distinct != null) {
+      return distinct;
+    }
     int[] all = new int[columns.size()];
     Arrays.setAll(all, column -> column);
     UnsafeProjection project = projection(schema, all);
@@ -75,6 +79,7 @@ public final class BatchKeys {
     for (InternalRow row : rows) {
       keys.add(project.apply(row).copy());
     }
+    distinct = keys;
     return keys;
   }
 

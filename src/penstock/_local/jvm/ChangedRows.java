@@ -3,12 +3,15 @@ package penstock.delta;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashSet;
+import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.Set;
 import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
 import org.apache.spark.sql.classic.SparkSession;
 import org.apache.spark.sql.types.BinaryType;
 import org.apache.spark.sql.types.StructField;
@@ -25,15 +28,38 @@ public final class ChangedRows {
   private long removed;
   private long added;
 
-  ChangedRows(Dataset<Row> changes) {
-    this.session = (SparkSession) changes.sparkSession();
+  /**
+   * @param changes rows with the number of their copies as last column; a row may be there often
+   */
+  ChangedRows(SparkSession session, Dataset<Row> changes) {
+    this.session = session;
     this.schema = changes.schema();
-    this.rows = changes.queryExecution().executedPlan().executeCollect();
+    int width = schema.size() - 1;
+    UnsafeProjection values = projection(width);
+    Map<UnsafeRow, UnsafeRow> different = new LinkedHashMap<>();
+    for (InternalRow row : changes.queryExecution().executedPlan().executeCollect()) {
+      UnsafeRow key = values.apply(row);
+      UnsafeRow before = different.get(key);
+      if (before == null) {
+        different.put(key.copy(), (UnsafeRow) row);
+      } else {
+        before.setLong(width, before.getLong(width) + row.getLong(width));
+      }
+    }
+    different.values().removeIf(row -> row.getLong(width) == 0);
+    this.rows = different.values().toArray(new InternalRow[0]);
     for (InternalRow row : rows) {
-      long copies = row.getLong(schema.size() - 1);
+      long copies = row.getLong(width);
       removed -= Math.min(copies, 0);
       added += Math.max(copies, 0);
     }
+  }
+
+  /** The first columns of the rows. */
+  private UnsafeProjection projection(int width) {
+    int[] columns = new int[width];
+    Arrays.setAll(columns, column -> column);
+    return BatchKeys.projection(schema, columns);
   }
 
   public Dataset<Row> rows() {
@@ -43,9 +69,7 @@ public final class ChangedRows {
   /** The added rows, each as often as it has copies, without their number. */
   public Dataset<Row> addedRows() {
     int width = schema.size() - 1;
-    int[] columns = new int[width];
-    Arrays.setAll(columns, column -> column);
-    UnsafeProjection project = BatchKeys.projection(schema, columns);
+    UnsafeProjection project = projection(width);
     List<InternalRow> all = new ArrayList<>();
     for (InternalRow row : rows) {
       InternalRow result = row.getLong(width) > 0 ? project.apply(row).copy() : null;

@@ -32,6 +32,7 @@ import org.apache.spark.sql.delta.deletionvectors.StoredBitmap;
 import org.apache.spark.sql.delta.storage.dv.DeletionVectorStore;
 import org.apache.spark.sql.delta.storage.dv.DeletionVectorStore$;
 import org.apache.spark.sql.execution.datasources.PartitionedFile;
+import org.apache.spark.sql.functions;
 import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructType;
 import scala.Function1;
@@ -44,6 +45,9 @@ import scala.jdk.javaapi.CollectionConverters;
  * rows that are there again.
  */
 final class FileRows {
+  /** Parquet files are about so much smaller than their rows. */
+  private static final int FACTOR = 4;
+
   private final SparkSession session;
   private final DeltaLog log;
   private final DeletionVectorStore store;
@@ -51,6 +55,7 @@ final class FileRows {
   private final StructType physical;
   private final ParquetParts parts = new ParquetParts();
   private final List<Rows> files = new ArrayList<>();
+  private long bytes;
 
   /** Rows of a file: those at some positions, or all others; positions are a serialized bitmap. */
   private record Rows(byte[] positions, boolean isExcept, long copies) implements Serializable {}
@@ -104,9 +109,10 @@ final class FileRows {
     if (positions.isEmpty() && !isExcept) {
       return;
     }
-    byte[] bytes = positions.serializeAsByteArray(RoaringBitmapArrayFormat.Portable());
+    byte[] bitmap = positions.serializeAsByteArray(RoaringBitmapArrayFormat.Portable());
     parts.add(files.size(), file, log);
-    files.add(new Rows(bytes, isExcept, copies));
+    files.add(new Rows(bitmap, isExcept, copies));
+    bytes += isExcept ? FACTOR * file.getFileSize() : positions.cardinality() * columns.defaultSize();
   }
 
   /** The rows as a query of one job with up to so many tasks. */
@@ -114,11 +120,16 @@ final class FileRows {
     ReadTask task = new ReadTask(ParquetParts.reader(session, log, physical, List.of()), files, physical);
     List<List<ParquetParts.Part>> each = parts.tasks(tasks);
     JavaSparkContext context = new JavaSparkContext(session.sparkContext());
-    return ((org.apache.spark.sql.classic.SparkSession) session)
-        .internalCreateDataFrame(
+    org.apache.spark.sql.classic.SparkSession classic =
+        (org.apache.spark.sql.classic.SparkSession) session;
+    Dataset<Row> rows =
+        classic.internalCreateDataFrame(
             context.parallelize(each, Math.max(1, each.size())).flatMap(task).rdd(),
             columns.add(copies, DataTypes.LongType, false),
             false);
+    // Spark does not know the size of an RDD, and would shuffle both sides of a join.
+    long most = classic.sessionState().conf().autoBroadcastJoinThreshold();
+    return bytes <= most ? functions.broadcast(rows) : rows;
   }
 
   private static final class ReadTask

@@ -10,19 +10,25 @@ import java.util.Objects;
 import java.util.function.Predicate;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.Abs;
 import org.apache.spark.sql.catalyst.expressions.Alias;
 import org.apache.spark.sql.catalyst.expressions.And;
+import org.apache.spark.sql.catalyst.expressions.ArrayRepeat;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.catalyst.expressions.Cast;
 import org.apache.spark.sql.catalyst.expressions.EqualNullSafe;
 import org.apache.spark.sql.catalyst.expressions.EqualTo;
 import org.apache.spark.sql.catalyst.expressions.ExprId;
+import org.apache.spark.sql.catalyst.expressions.Explode;
 import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.Literal;
 import org.apache.spark.sql.catalyst.expressions.NamedExpression;
 import org.apache.spark.sql.catalyst.plans.Cross$;
 import org.apache.spark.sql.catalyst.plans.Inner$;
 import org.apache.spark.sql.catalyst.plans.JoinType;
 import org.apache.spark.sql.catalyst.plans.LeftSemi$;
 import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
+import org.apache.spark.sql.catalyst.plans.logical.Generate;
 import org.apache.spark.sql.catalyst.plans.logical.Join;
 import org.apache.spark.sql.catalyst.plans.logical.JoinHint;
 import org.apache.spark.sql.catalyst.plans.logical.LocalRelation;
@@ -45,6 +51,7 @@ import org.apache.spark.sql.types.LongType;
 import org.apache.spark.sql.types.MapType;
 import org.apache.spark.sql.types.ShortType;
 import org.apache.spark.sql.types.StringType;
+import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.types.TimestampNTZType;
 import org.apache.spark.sql.types.TimestampType;
@@ -176,11 +183,16 @@ final class PlanParts {
 
   /** The values of some expressions, as columns with new identities. */
   static LogicalPlan project(List<? extends Expression> expressions, LogicalPlan plan) {
+    return new Project(named(expressions), plan);
+  }
+
+  /** Expressions as columns {@code k0}, {@code k1} and so on, with new identities. */
+  static Seq<NamedExpression> named(List<? extends Expression> expressions) {
     List<NamedExpression> columns = new ArrayList<>();
     for (Expression expression : expressions) {
       columns.add(alias(expression, "k" + columns.size(), NamedExpression.newExprId()));
     }
-    return new Project(seq(columns), plan);
+    return seq(columns);
   }
 
   /** Some columns of a plan, by position, with new identities. */
@@ -224,6 +236,17 @@ final class PlanParts {
   }
 
   // -- rows ---------------------------------------------------------------------------------
+
+  /** Each row as often as its last column says, which may be negative; and one more column. */
+  static LogicalPlan copies(LogicalPlan plan) {
+    List<Attribute> columns = output(plan);
+    Expression copies = new Abs(columns.get(columns.size() - 1), false);
+    Expression times = new Cast(copies, DataTypes.IntegerType, Option.empty());
+    Expression each = new ArrayRepeat(Literal.create(0, DataTypes.IntegerType), times);
+    StructField copy = DataTypes.createStructField("copy", DataTypes.IntegerType, false);
+    Seq<Attribute> added = seq(List.of(DataTypeUtils.toAttribute(copy)));
+    return new Generate(new Explode(each), seq(List.of()), false, Option.empty(), added, plan);
+  }
 
   /** The rows of all plans that are not null; null if all are. */
   static LogicalPlan union(List<LogicalPlan> plans) {

@@ -7,12 +7,12 @@ import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
-import org.apache.spark.sql.Column;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.analysis.EliminateSubqueryAliases;
 import org.apache.spark.sql.catalyst.analysis.EliminateView;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.catalyst.expressions.AttributeReference;
 import org.apache.spark.sql.catalyst.expressions.ExprId;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.Literal;
@@ -52,7 +52,6 @@ import org.apache.spark.sql.delta.Snapshot;
 import org.apache.spark.sql.delta.files.TahoeLogFileIndex;
 import org.apache.spark.sql.execution.datasources.HadoopFsRelation;
 import org.apache.spark.sql.execution.datasources.LogicalRelation;
-import org.apache.spark.sql.functions;
 import org.apache.spark.sql.types.DataTypes;
 import scala.Option;
 import scala.runtime.AbstractPartialFunction;
@@ -86,6 +85,7 @@ public final class QueryChanges {
   private LogicalPlan rows;
   private List<String> merges = List.of();
   private List<Attribute> keys = List.of();
+  private Attribute rowCount;
 
   /**
    * Chooses how the result is updated.
@@ -138,9 +138,13 @@ public final class QueryChanges {
     return frame(rows, names);
   }
 
-  /** The aggregates of the new rows of the sources, collected to the driver. */
-  public Dataset<Row> collectedRows() {
-    Dataset<Row> each = rows();
+  /**
+   * The aggregates of the changed rows of the sources, collected to the driver.
+   *
+   * @param most so many groups per task are collected at most
+   */
+  public Dataset<Row> collectedRows(int most) {
+    Dataset<Row> each = frame(limited(rows, most), names);
     InternalRow[] collected = each.queryExecution().executedPlan().executeCollect();
     return PlanParts.local(session, each.schema(), Arrays.asList(collected));
   }
@@ -148,6 +152,11 @@ public final class QueryChanges {
   /** How columns of aggregates are merged: by sum, min or max; empty for those of the groups. */
   public List<String> merges() {
     return merges;
+  }
+
+  /** If rows of the sources were removed: the column with the number of rows of a group. */
+  public String rowCount() {
+    return rowCount == null ? null : names(List.of(rowCount)).get(0);
   }
 
   /** Whether the changes of a row-based result are known, and its rows need not be computed. */
@@ -163,13 +172,11 @@ public final class QueryChanges {
   public ChangedRows changedRows(int most) {
     List<String> columns = new ArrayList<>(names);
     columns.add(COPIES);
-    Dataset<Row> each = frame(rows, columns);
-    Column[] all = new Column[names.size()];
-    Arrays.setAll(all, column -> functions.col("`" + names.get(column).replace("`", "``") + "`"));
-    Column copies = functions.col(COPIES);
-    Dataset<Row> net =
-        each.groupBy(all).agg(functions.sum(copies).as(COPIES)).where(copies.notEqual(0L));
-    return new ChangedRows(limited(net, most));
+    // Changed rows are broadcast; adaptive execution would list files and plan the query again.
+    SparkSession other = session.cloneSession();
+    other.conf().set("spark.sql.adaptive.enabled", false);
+    Dataset<Row> changed = Dataset$.MODULE$.ofRows(other, limited(rows, most));
+    return new ChangedRows(session, changed.toDF(PlanParts.seq(columns)));
   }
 
   /** Whether the changed keys select few rows of a source; else most of the query is computed. */
@@ -193,13 +200,12 @@ public final class QueryChanges {
   /** The keys of all rows that may have changed; at most so many per task. */
   public Dataset<Row> changedKeys(int most) {
     LogicalPlan touched = new AffectedKeys(this).touched(plan, new ArrayList<>(keys));
-    return limited(frame(touched, keyColumns()).distinct(), most);
+    LogicalPlan distinct = frame(touched, keyColumns()).distinct().logicalPlan();
+    return frame(limited(distinct, most), keyColumns());
   }
 
-  private Dataset<Row> limited(Dataset<Row> rows, int most) {
-    LogicalPlan limit =
-        new LocalLimit(Literal.create(most, DataTypes.IntegerType), rows.logicalPlan());
-    return Dataset$.MODULE$.ofRows(session, limit);
+  private static LogicalPlan limited(LogicalPlan rows, int most) {
+    return new LocalLimit(Literal.create(most, DataTypes.IntegerType), rows);
   }
 
   /** The new rows of some keys. */
@@ -237,17 +243,9 @@ public final class QueryChanges {
     } catch (UnsupportedException error) {
       // Rows of the result change, too.
     }
-    PartialAggregates partial = PartialAggregates.of(plan);
-    if (partial != null) {
-      try {
-        rows = partial.over(new LinearChanges(this, false));
-        merges = partial.merges;
-        keys = partial.keys;
-        technique = "GROUP_AGGREGATE";
-        return;
-      } catch (UnsupportedException error) {
-        // Rows of a source were changed, or its rows are not simply added.
-      }
+    if (groups(PartialAggregates.of(plan))) {
+      technique = "GROUP_AGGREGATE";
+      return;
     }
     technique = "ROW_BASED";
     if (PlanParts.output(plan).stream().allMatch(c -> PlanParts.canGroup(c.dataType()))) {
@@ -259,6 +257,29 @@ public final class QueryChanges {
       }
     }
     keys = new KeyColumns(this).of(plan);
+  }
+
+  /** Whether the aggregates of changed rows of the sources are known, and can be merged. */
+  private boolean groups(PartialAggregates partial) {
+    if (partial == null) {
+      return false;
+    }
+    try {
+      try {
+        rows = partial.over(new LinearChanges(this, false));
+      } catch (UnsupportedException error) {
+        if (!partial.canSubtract(this)) {
+          return false;
+        }
+        rows = partial.difference(session, new LinearChanges(this, true));
+        rowCount = partial.rowCount;
+      }
+    } catch (UnsupportedException error) {
+      return false; // Other rows change, too.
+    }
+    merges = partial.merges;
+    keys = partial.keys;
+    return true;
   }
 
   // -- the plan -----------------------------------------------------------------------------
@@ -423,6 +444,27 @@ public final class QueryChanges {
     return result;
   }
 
+  /** A part of the query; columns of tables that have no NULL now are not nullable. */
+  LogicalPlan withKnownNulls(LogicalPlan node) {
+    if (node instanceof LogicalRelation leaf) {
+      Set<String> complete = changes(leaf).columnsWithoutNull();
+      List<AttributeReference> columns = new ArrayList<>();
+      for (AttributeReference column : PlanParts.list(leaf.output())) {
+        boolean isNullable = column.nullable() && !complete.contains(column.name());
+        columns.add(column.withNullability(isNullable));
+      }
+      return leaf.copy(
+          leaf.relation(),
+          PlanParts.seq(columns),
+          leaf.catalogTable(),
+          leaf.isStreaming(),
+          leaf.stream());
+    }
+    List<LogicalPlan> children = new ArrayList<>();
+    PlanParts.list(node.children()).forEach(child -> children.add(withKnownNulls(child)));
+    return node.withNewChildren(PlanParts.seq(children));
+  }
+
   /** The rows that were added to a table, if none was removed. */
   LogicalPlan appended(LogicalRelation leaf) {
     if (!changes(leaf).isAppend()) {
@@ -433,12 +475,12 @@ public final class QueryChanges {
 
   /** The rows of a table that were added, removed or changed, as they were and as they are. */
   LogicalPlan changed(LogicalRelation leaf) {
-    return PlanParts.as(changes(leaf).changed(used(leaf)), PlanParts.output(leaf));
+    return PlanParts.as(changes(leaf).changed(used(leaf), false), PlanParts.output(leaf));
   }
 
   /** The same rows with the number of their copies as last column, negative if removed. */
   LogicalPlan signed(LogicalRelation leaf) {
-    LogicalPlan rows = changes(leaf).changed(used(leaf));
+    LogicalPlan rows = changes(leaf).changed(used(leaf), true);
     List<Attribute> columns = new ArrayList<>(PlanParts.output(leaf));
     columns.add(PlanParts.output(rows).get(columns.size()).newInstance());
     return PlanParts.as(rows, columns);

@@ -1,5 +1,9 @@
 package penstock.delta;
 
+import com.fasterxml.jackson.core.JsonProcessingException;
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import com.fasterxml.jackson.databind.node.MissingNode;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Collection;
@@ -14,6 +18,7 @@ import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.delta.DeltaColumnMapping;
 import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.Snapshot;
 import org.apache.spark.sql.delta.actions.Action;
@@ -37,6 +42,7 @@ final class TableChanges {
   // Longer logs are read more slowly than most tables are computed again.
   private static final long MOST_COMMITS = 1000;
   private static final long SMALL_BYTES = 16L << 20;
+  private static final ObjectMapper JSON = new ObjectMapper();
   private static final String SIGN = "__penstock_sign";
 
   private final SparkSession session;
@@ -149,6 +155,25 @@ final class TableChanges {
     return !isAppend() && changed > snapshot.sizeInBytes();
   }
 
+  /** Columns without NULL, by the statistics of all files. */
+  Set<String> columnsWithoutNull() {
+    Map<String, String> names = new HashMap<>();
+    for (StructField field : snapshot.schema().fields()) {
+      names.put(DeltaColumnMapping.getPhysicalName(field), field.name());
+    }
+    for (AddFile file : new LiveFiles(log).at(snapshot)) {
+      JsonNode nulls = MissingNode.getInstance();
+      try {
+        nulls = file.stats() == null ? nulls : JSON.readTree(file.stats()).path("nullCount");
+      } catch (JsonProcessingException error) {
+        // As without statistics.
+      }
+      JsonNode counts = nulls;
+      names.keySet().removeIf(name -> counts.path(name).asLong(1) != 0);
+    }
+    return Set.copyOf(names.values());
+  }
+
   private boolean hasOtherVector(FileAction file) {
     return addedPaths.contains(file.path()) && removed.containsKey(file.path());
   }
@@ -176,8 +201,9 @@ final class TableChanges {
    * is the number of their copies, negative if these were removed.
    *
    * @param used whether a column is used; others may be NULL
+   * @param isNet whether rows that only differ in other columns are left out
    */
-  LogicalPlan changed(boolean[] used) {
+  LogicalPlan changed(boolean[] used, boolean isNet) {
     boolean isWhole = isRepeated || files.values().stream().anyMatch(this::isGone);
     Dataset<Row> rows;
     if (isRepeated) {
@@ -186,7 +212,7 @@ final class TableChanges {
       rows = FileRows.canRead(snapshot) ? ofPositions(used) : signed(ofFiles(files.values()));
     }
     StructField[] fields = columns(used).fields();
-    if (isWhole && Arrays.stream(fields).allMatch(f -> PlanParts.canGroup(f.dataType()))) {
+    if ((isWhole || isNet) && Arrays.stream(fields).allMatch(f -> PlanParts.canGroup(f.dataType()))) {
       // All rows of rewritten files were deleted and inserted; those that are in both are left out.
       rows =
           rows.groupBy(names(fields))

@@ -21,8 +21,7 @@ from penstock._tables.write.writer import Batch, FlowWriter, WriterOptions
 # One task rewrites a table of this size in less time than a search takes.
 REWRITE_BYTES = 2 * 1024 * 1024
 _MERGES = {"sum": F.sum, "min": F.min, "max": F.max}
-
-
+_OTHER_ROWS = "the table does not have the rows of the last refresh"
 COPIES = "__penstock_copies"
 
 
@@ -55,6 +54,7 @@ class ViewWriter(FlowWriter):
         self._count = 0
         self._touched: DataFrame | None = None
         self._merges: Mapping[str, str] = {}
+        self._row_count: str | None = None
         self._changes: DataFrame | None = None
         self._removed = self._added = 0
 
@@ -74,9 +74,14 @@ class ViewWriter(FlowWriter):
         self._removed, self._added = int(changed.removed()), int(changed.added())
 
     def collect(
-        self, keys: DataFrame, merges: Mapping[str, str] | None = None
+        self,
+        keys: DataFrame,
+        merges: Mapping[str, str] | None = None,
+        row_count: str | None = None,
     ) -> tuple[int, DataFrame]:
         """Collect the keys whose rows `write_batch` replaces; their number, and each key once.
+
+        Merged rows are left out if they are 0 in the column `row_count`.
 
         Raises:
             ViewChangedError: the rows of these keys cannot be replaced.
@@ -85,7 +90,7 @@ class ViewWriter(FlowWriter):
         txn = self._begin()
         if not self._keyed.can_collect(touched):
             raise ViewChangedError("the types of its keys cannot be searched")
-        self._merges = merges or {}
+        self._merges, self._row_count = merges or {}, row_count
         distinct = self._collect(txn, self._keyed.collected(txn, touched))
         return self._count, distinct
 
@@ -137,9 +142,11 @@ class ViewWriter(FlowWriter):
             for name, merge in self._merges.items()
             if merge
         ]
-        return (merged.agg(*values) if values else merged.count()).select(
-            *[F.col(quoted(name)) for name in df.columns]
-        )
+        rows = merged.agg(*values) if values else merged.count()
+        if self._row_count is not None:
+            count = F.col(quoted(self._row_count))
+            rows = rows.where(F.when(count < 0, F.raise_error(_OTHER_ROWS)).otherwise(count) != 0)
+        return rows.select(*[F.col(quoted(name)) for name in df.columns])
 
     def _commit_target(self, batch: Batch) -> CommitResult:
         if self._touched is None:
@@ -182,7 +189,6 @@ def _with_copies(old: DataFrame, changes: DataFrame) -> DataFrame:
     rows = old.select(*columns, F.lit(1).cast("long").alias(COPIES))
     both = rows.unionByName(changes).coalesce(1)
     sums = both.groupBy(*columns).agg(F.sum(COPIES).alias(COPIES))
-    text = F.lit("the table does not have the rows of the last refresh")
-    copies = F.when(F.col(COPIES) < 0, F.raise_error(text)).otherwise(F.col(COPIES))
+    copies = F.when(F.col(COPIES) < 0, F.raise_error(_OTHER_ROWS)).otherwise(F.col(COPIES))
     times = F.explode(F.array_repeat(F.lit(1), copies.cast("int"))).alias(COPIES)
     return sums.select(*columns, times).drop(COPIES)
