@@ -29,6 +29,9 @@ CREATE OR REFRESH MATERIALIZED VIEW known {policy} AS
 SELECT k, v FROM clean WHERE k IN (SELECT k FROM delta.`{other}`);
 CREATE OR REFRESH MATERIALIZED VIEW pairs {policy} AS
 SELECT s.k, s.v, o.ts FROM delta.`{src}` s JOIN delta.`{other}` o ON s.k = o.k;
+CREATE OR REFRESH MATERIALIZED VIEW overall {policy} AS
+SELECT max(ts) AS newest, count(*) AS n, sum(v) AS total, min(v) FILTER (WHERE k = 99) AS least
+FROM clean;
 CREATE OR REFRESH MATERIALIZED VIEW whole {policy} AS SELECT count(*) AS n FROM totals
 """
 
@@ -72,6 +75,8 @@ class Pipeline:
             f"ts DESC, v) AS r FROM {clean}) WHERE r = 1",
             "known": f"SELECT k, v FROM {clean} WHERE k IN {known}",
             "pairs": f"SELECT s.k, s.v, o.ts FROM {src} s JOIN {other} o ON s.k = o.k",
+            "overall": "SELECT max(ts), count(*), sum(v), min(v) FILTER (WHERE k = 99) "
+            f"FROM {clean}",
             "whole": f"SELECT count(*) FROM {totals}",
         }
         for name, query in queries.items():
@@ -102,12 +107,14 @@ def test_views_are_updated_by_the_changes_of_their_sources(pipeline, monkeypatch
         "latest": "ROW_BASED",
         "known": "APPEND_ONLY",
         "pairs": "APPEND_ONLY",
+        "overall": "COMPLETE_RECOMPUTE",
         "whole": "COMPLETE_RECOMPUTE",
     }
     pipeline.check()
     assert pipeline.reasons["totals"] == "new rows in 3 group(s)"
     assert pipeline.reasons["latest"] == "rows of 3 key(s) may have changed: k"
     assert "over all rows" in pipeline.reasons["whole"]
+    assert "the row of its table cannot be replaced" in pipeline.reasons["overall"]
 
     # A table that is read in a subquery alone.
     pipeline.add("other", [(77, None, 0)])
@@ -136,8 +143,11 @@ def test_views_are_updated_by_the_changes_of_their_sources(pipeline, monkeypatch
 def test_a_view_is_computed_completely_where_its_changes_are_not_known(spark, pipeline):
     totals = f"delta.`{pipeline.project.path('totals')}`"
     spark.sql(f"OPTIMIZE {totals}")
-    pipeline.add("src", [(1, 5, 5)])
-    assert pipeline.refresh()["totals"] == "GROUP_AGGREGATE"
+    pipeline.add("src", [(1, 5, 5), (99, 7, 5)])
+    techniques = pipeline.refresh()
+    assert techniques["totals"] == techniques["overall"] == "GROUP_AGGREGATE"
+    assert pipeline.reasons["overall"] == "new rows in 1 group(s)"
+    pipeline.check()
 
     spark.sql(f"DELETE FROM {totals} WHERE k = 1")
     assert pipeline.refresh()["totals"] == "COMPLETE_RECOMPUTE"

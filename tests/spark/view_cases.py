@@ -59,6 +59,9 @@ SHAPES = {
     " SELECT a.c, a.k, a.m, b.m AS next FROM x a JOIN x b ON a.c = b.c AND a.k = b.k + 1",
     "against_average": "SELECT t.c, t.k, t.v FROM {t} t JOIN (SELECT c, avg(v) AS a FROM {t}"
     " GROUP BY c) m ON t.c = m.c WHERE t.v > m.a",
+    "conditions_in_where": "SELECT e.name, t.c, count(*) AS n FROM {d} d, {d} e, {t} t"
+    " WHERE t.c = d.c AND t.k = d.k AND t.c = e.c AND t.v = e.w AND d.w > 1 GROUP BY t.c, e.name",
+    "greatest": "SELECT c, k, v FROM {t} t WHERE v >= (SELECT max(w) FROM {d} d WHERE d.c = t.c)",
     "within": "SELECT c, k, v FROM {t} t WHERE k IN (SELECT d.k FROM {d} d WHERE d.c = t.c)",
     "without": "SELECT c, k, v FROM {t} t WHERE NOT EXISTS"
     " (SELECT 1 FROM {d} d WHERE d.c = t.c AND d.k = t.k)",

@@ -66,7 +66,7 @@ final class PartialAggregates {
     while (QueryChanges.isOrder(node) || node instanceof Project) {
       node = PlanParts.list(node.children()).get(0);
     }
-    if (!(node instanceof Aggregate aggregate) || aggregate.groupingExpressions().isEmpty()) {
+    if (!(node instanceof Aggregate aggregate)) {
       return null;
     }
     PartialAggregates partial = new PartialAggregates(plan, aggregate);
@@ -148,7 +148,8 @@ final class PartialAggregates {
    * of rows of a group must be known, and a sum must not become NULL without it.
    */
   boolean canSubtract(QueryChanges query) {
-    if (rowCount == null || merges.stream().anyMatch(m -> !m.isEmpty() && !m.equals("sum"))) {
+    // Sums over no rows are NULL.
+    if (rowCount == null || keys.isEmpty() || merges.stream().anyMatch(m -> !m.isEmpty() && !m.equals("sum"))) {
       return false;
     }
     LogicalPlan known = UpdateAttributeNullability.apply(query.withKnownNulls(aggregate));

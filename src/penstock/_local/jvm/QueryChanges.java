@@ -20,9 +20,12 @@ import org.apache.spark.sql.catalyst.expressions.PlanExpression;
 import org.apache.spark.sql.catalyst.optimizer.EliminateResolvedHint;
 import org.apache.spark.sql.catalyst.optimizer.InlineCTE;
 import org.apache.spark.sql.catalyst.optimizer.PullupCorrelatedPredicates;
+import org.apache.spark.sql.catalyst.optimizer.PushDownPredicates;
+import org.apache.spark.sql.catalyst.optimizer.ReorderJoin;
 import org.apache.spark.sql.catalyst.optimizer.ReplaceDistinctWithAggregate;
 import org.apache.spark.sql.catalyst.optimizer.ReplaceExceptWithAntiJoin;
 import org.apache.spark.sql.catalyst.optimizer.ReplaceIntersectWithSemiJoin;
+import org.apache.spark.sql.catalyst.optimizer.RewriteCorrelatedScalarSubquery;
 import org.apache.spark.sql.catalyst.optimizer.RewritePredicateSubquery;
 import org.apache.spark.sql.catalyst.plans.JoinType;
 import org.apache.spark.sql.catalyst.plans.LeftAnti$;
@@ -289,6 +292,9 @@ public final class QueryChanges {
     plan = PullupCorrelatedPredicates.apply(clean(plan));
     // Only now are the plans of subqueries part of the plan.
     plan = clean(RewritePredicateSubquery.apply(plan));
+    plan = clean(RewriteCorrelatedScalarSubquery.apply(plan));
+    // Conditions of WHERE are those of joins in FROM a, b.
+    plan = PushDownPredicates.apply(ReorderJoin.apply(plan));
     plan = ReplaceIntersectWithSemiJoin.apply(plan);
     plan = ReplaceExceptWithAntiJoin.apply(plan);
     return leftOuter(ReplaceDistinctWithAggregate.apply(plan));

@@ -88,9 +88,14 @@ class ViewWriter(FlowWriter):
         """
         touched = keys.select(_as_struct(keys).alias("k"))
         txn = self._begin()
+        self._merges, self._row_count = merges or {}, row_count
+        if not keys.columns:  # the aggregates of all rows, in one row
+            self._touched, self._count = touched, 1
+            if self._keyed.way_for(txn, touched, 1) is not Way.TABLE:
+                raise ViewChangedError("the row of its table cannot be replaced")
+            return self._count, keys
         if not self._keyed.can_collect(touched):
             raise ViewChangedError("the types of its keys cannot be searched")
-        self._merges, self._row_count = merges or {}, row_count
         distinct = self._collect(txn, self._keyed.collected(txn, touched))
         return self._count, distinct
 
