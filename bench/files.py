@@ -9,16 +9,17 @@ data that has no column, so there is a rescued data column. The first rounds do 
 import argparse
 import json
 import random
-import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import results
 from writer import make_session
 
 FILES = 4
 WARM_UP = 2
+TITLES = {"json": "JSON", "csv": "CSV with a header"}
 SCHEMA = (
     "id BIGINT, customer STRING, amount DOUBLE, quantity BIGINT, at STRING, city STRING, "
     "zip STRING, note STRING"
@@ -102,16 +103,10 @@ def main() -> None:
                 )
                 if number >= WARM_UP:
                     pairs.append(pair)
+            group = f"Auto Loader, {arguments.rows:,} rows, all columns and rescued data"
             for what, name in enumerate(("elapsed", "processor time")):
-                ours = [pair[0][what] for pair in pairs]
-                theirs = [pair[1][what] for pair in pairs]
-                ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
-                print(
-                    f"{kind}, {name}: Auto Loader {statistics.median(ours):.2f} s, Spark's reader "
-                    f"{statistics.median(theirs):.2f} s, ratio {statistics.median(ratios):.2f} "
-                    f"({ratios[0]:.2f} to {ratios[-1]:.2f})",
-                    flush=True,
-                )
+                ours, theirs = ([pair[side][what] for pair in pairs] for side in (0, 1))
+                results.compare(group, f"{TITLES[kind]}, {name}", ours, "Spark's reader", theirs)
         spark.stop()
 
 

@@ -1,13 +1,20 @@
-"""All benchmarks, one after the other; each prints both sides and their ratios.
+"""All benchmarks, one after the other; at the end, one table of both sides and their ratios.
 
-python bench/run.py [--quick | --smoke]
+The figures are written to `bench/last.json`; with `--keep`, also to `bench/results.json` and to
+docs/performance.md, instead of those of the same measurement.
+
+    python bench/run.py [--quick | --smoke] [--only views.py,files.py] [--keep]
 """
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import results
+
+LAST = Path(__file__).with_name("last.json")
 FULL: dict[str, list[str]] = {
     "writer.py": [],
     "writer.py --s3": [],
@@ -17,6 +24,7 @@ FULL: dict[str, list[str]] = {
     "watching.py": [],
     "tables.py": [],
     "files.py": [],
+    "scaling.py": [],
 }
 QUICK = {
     "writer.py": ["--blocks", "3", "--rounds", "3"],
@@ -27,6 +35,7 @@ QUICK = {
     "watching.py": ["--seconds", "60"],
     "tables.py": ["--seconds", "60", "--warm-up", "40"],
     "files.py": ["--rounds", "3"],
+    "scaling.py": ["--rounds", "3", "--most", "1000000"],
 }
 SMOKE = {
     "writer.py": ["--blocks", "1", "--rounds", "1"],
@@ -37,6 +46,7 @@ SMOKE = {
     "watching.py": ["--seconds", "5", "--warm-up", "5", "--rows", "20"],
     "tables.py": ["--tables", "6", "--seconds", "20", "--warm-up", "20"],
     "files.py": ["--rounds", "1", "--rows", "4000"],
+    "scaling.py": ["--rounds", "1", "--most", "10000"],
 }
 
 
@@ -46,14 +56,34 @@ def main() -> None:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="fewer repetitions")
     size.add_argument("--smoke", action="store_true", help="whether they run; figures mean nothing")
+    parser.add_argument("--only", help="scripts, separated by commas")
+    parser.add_argument("--keep", action="store_true", help="show the figures in the docs")
     arguments = parser.parse_args()
+    only = arguments.only.split(",") if arguments.only else None
+    LAST.write_text("[]\n", encoding="utf-8")
     sizes = SMOKE if arguments.smoke else QUICK if arguments.quick else FULL
     for command, options in sizes.items():
-        print(f"== bench/{command}", flush=True)
-        script, *mode = command.split()
-        subprocess.run(
-            [sys.executable, str(Path(__file__).with_name(script)), *mode, *options], check=True
-        )
+        if only is None or command in only:
+            print(f"== bench/{command}", flush=True)
+            run(command.split(), options)
+    print(results.table(results.load(LAST)))
+    if arguments.keep:
+        results.merge(results.load(LAST))
+        results.write_page()
+
+
+def run(command: list[str], options: list[str]) -> None:
+    """Run one script, and add its figures to the last ones."""
+    script, *mode = command
+    lines = LAST.with_suffix(".jsonl")
+    lines.unlink(missing_ok=True)
+    subprocess.run(
+        [sys.executable, str(Path(__file__).with_name(script)), *mode, *options],
+        env={**os.environ, results.VARIABLE: str(lines)},
+        check=True,
+    )
+    results.merge(results.read_lines(lines), LAST)
+    lines.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

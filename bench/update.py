@@ -13,12 +13,13 @@ Needs the `bench` extra (Spark's engine speaks gRPC even to itself).
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+import results
 
 PIPELINE = """
 from pyspark import pipelines as dp
@@ -128,14 +129,10 @@ def main() -> None:
                     print(
                         f"round {round_number + 1} {side:9s} {step:13s} {took:6.1f} s", flush=True
                     )
-    print(f"\n{'':14s}{'penstock':>10s}{'spark':>10s}{'ratio':>8s}   per round")
+    group = f"whole updates, {arguments.rows:,} rows, three datasets"
     for step in STEPS:
         ours, theirs = seconds["penstock", step], seconds["spark", step]
-        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-        print(
-            f"{step:14s}{statistics.median(ours):9.1f}s{statistics.median(theirs):9.1f}s"
-            f"{statistics.median(ratios):8.2f}   {', '.join(f'{r:.2f}' for r in ratios)}"
-        )
+        results.compare(group, step, ours, "`spark-pipelines run`", theirs)
 
 
 if __name__ == "__main__":

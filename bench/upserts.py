@@ -25,11 +25,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import results
 from writer import KEYS, make_session
 
 WARM_UP = 6
 FILES = 8
 SIDES = ("merge", "update", "cdc 1", "cdc 2")
+TITLES = {"update": "update mode", "cdc 1": "auto CDC type 1", "cdc 2": "auto CDC type 2"}
 COLUMNS = "id BIGINT, seq BIGINT, name STRING, amount DOUBLE"
 
 
@@ -148,16 +150,11 @@ def timed(tables: Tables, side: str, df: Any, number: int) -> float:
     query = tables.query(side, df)
     started = time.perf_counter()
     tables.write[side](query, number)
-    return (time.perf_counter() - started) * 1000
-
-
-def spread(values: list[float], digits: int = 0) -> str:
-    low, middle, high = min(values), statistics.median(values), max(values)
-    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+    return time.perf_counter() - started
 
 
 def compare(tables: Tables, rounds: int) -> int:
-    """Print milliseconds and ratios; returns the number of the last batch."""
+    """Print seconds and ratios; returns the number of the last batch."""
     times: dict[str, list[float]] = {side: [] for side in SIDES}
     for number in range(1, WARM_UP + rounds + 1):
         df = tables.batch()
@@ -167,9 +164,9 @@ def compare(tables: Tables, rounds: int) -> int:
             spent = timed(tables, side, df, number)
             if number > WARM_UP:
                 times[side].append(spent)
-    for side in SIDES:
-        ratios = [ours / merge for ours, merge in zip(times[side], times["merge"], strict=True)]
-        print(f"{side:7} {spread(times[side])} ms, {spread(ratios, 2)} of MERGE", flush=True)
+    group = f"{tables.keys:,} random keys of {tables.rows:,} rows"
+    for side in SIDES[1:]:
+        results.compare(group, TITLES[side], times[side], "MERGE", times["merge"])
     return WARM_UP + rounds
 
 
@@ -180,14 +177,14 @@ def go_on(tables: Tables, last: int, batches: int) -> None:
         for side, spent in times.items():
             spent.append(timed(tables, side, df, number))
         if number % 100 == 0:
-            shown = ", ".join(f"{s} {statistics.median(t[-50:]):.0f} ms" for s, t in times.items())
+            shown = ", ".join(f"{s} {statistics.median(t[-50:]):.3f} s" for s, t in times.items())
             print(f"batch {number}: {shown}", flush=True)
     size = min(50, batches // 2)
     for side, spent in times.items():
         first, end = statistics.median(spent[:size]), statistics.median(spent[-size:])
         print(
-            f"{side:7} first {size}: {first:.0f} ms, last {size}: {end:.0f} ms, "
-            f"{end / first:.2f}; the slowest {max(spent):.0f} ms"
+            f"{side:7} first {size}: {first:.3f} s, last {size}: {end:.3f} s, "
+            f"{end / first:.2f}; the slowest {max(spent):.3f} s"
         )
 
 

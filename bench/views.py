@@ -9,14 +9,13 @@ the event log has them; the tables of both must be equal at the end.
 
 import argparse
 import contextlib
-import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from upserts import spread
+import results
 from writer import make_session
 
 VIEWS = {
@@ -51,6 +50,21 @@ VIEWS = {
     "dimension": ("dimension", "SELECT s.id, s.d, s.v, d.label FROM {s} s JOIN {d} d ON s.d = d.d"),
     "updated rows": ("update", "SELECT id, k, v, name FROM {s} WHERE v % 4 <> 0"),
     "updated groups": ("update", "SELECT k, count(*) AS n, sum(v) AS s FROM {s} GROUP BY k"),
+}
+TITLES = {
+    "filter": "rows added: filter",
+    "join": "rows added: join",
+    "union": "rows added: union",
+    "10k groups": "rows added: 10,000 groups",
+    "1M groups": "rows added: groups of five rows",
+    "window": "rows added: window",
+    "distinct count": "rows added: distinct count",
+    "two levels": "rows added: aggregate of an aggregate",
+    "histogram": "rows added: number of groups by size",
+    "average": "rows added: average by group",
+    "dimension": "1 % of the rows of a joined table updated",
+    "updated rows": "rows updated and deleted: filter",
+    "updated groups": "rows updated and deleted: groups of five rows",
 }
 POLICIES = ("incremental", "full")
 FILES = 8
@@ -115,7 +129,7 @@ class ViewProject:
         self.technique = ""
 
     def refresh(self) -> float:
-        """Milliseconds of the refresh."""
+        """Seconds of the refresh."""
         from penstock._observe.bus import EventBus
         from penstock._project.spec import load_settings
         from penstock._update import UpdateOptions, run_update
@@ -133,7 +147,7 @@ class ViewProject:
             metrics = getattr(event.body, "metrics", None)
             if metrics is not None and metrics.batch_duration_ms is not None:
                 spent = metrics.batch_duration_ms
-        return float(spent)
+        return spent / 1000
 
     def rows(self) -> Any:
         path = self.root / ".penstock/tables/spark_catalog/default/result"
@@ -160,13 +174,10 @@ def compare(spark: Any, root: Path, source: Source, name: str, rounds: int) -> N
     ours, full = (projects[policy].rows() for policy in POLICIES)
     if ours.exceptAll(full).count() or full.exceptAll(ours).count():
         sys.exit(f"the results of {name} differ")
-    ratios = [a / b for a, b in zip(*(times[p] for p in POLICIES), strict=True)]
-    print(
-        f"{name:16} {projects['incremental'].technique:16} "
-        f"full {statistics.median(times['full']):6.0f} ms, incremental "
-        f"{spread(times['incremental'])} ms, {spread(ratios, 2)} of full",
-        flush=True,
-    )
+    print(projects["incremental"].technique, end=" ")
+    group = f"views over {source.rows:,} rows, {source.share:.1%} changed: incremental refresh"
+    incremental, full = (times[policy] for policy in POLICIES)
+    results.compare(group, TITLES[name], incremental, "complete refresh", full)
 
 
 def main() -> None:

@@ -30,6 +30,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import results
+
 DOUBLES = Path(__file__).resolve().parents[1] / "tests" / "s3"
 sys.path.append(str(DOUBLES))
 KEYS = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "not-a-secret-at-all"}
@@ -40,6 +42,8 @@ BATCH_ROWS = 1_000
 RULE_ROWS = 200_000
 RULES = 20
 SIDES = ("penstock", "native tuned", "native")
+RIVALS = ("Delta sink in Penstock's session", "Delta sink in a default session")
+PLACES = {"disk": "disk", "s3": "a local S3 server"}
 COLUMNS = (
     "id",
     "id % 97 AS customer",
@@ -117,7 +121,7 @@ class Side:
         self._writer: Any = None
 
     def block(self) -> list[float]:
-        """Milliseconds of the batches of one block."""
+        """Seconds of the batches of one block."""
         for number in range(BATCHES):
             first = (self.block_number * BATCHES + number) * BATCH_ROWS
             lines = (
@@ -142,7 +146,7 @@ class Side:
         query.awaitTermination()
         done = [p for p in query.recentProgress if p["numInputRows"] == BATCH_ROWS]
         assert len(done) == BATCHES, f"{len(done)} batches"
-        return [float(p["durationMs"]["triggerExecution"]) for p in done[1:]]
+        return [p["durationMs"]["triggerExecution"] / 1000 for p in done[1:]]
 
     def _write(self, rows: Any) -> Any:
         from penstock._tables.layout import TableRef
@@ -276,8 +280,8 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def compare_batches(processes: dict[str, Process], blocks: int) -> None:
-    """Run the blocks in turns and print the table."""
+def compare_batches(processes: dict[str, Process], blocks: int, place: str) -> None:
+    """Run the blocks in turns and print the comparisons."""
     times: dict[str, list[list[float]]] = {side: [] for side in SIDES}
     for number in range(WARM_UP_BLOCKS + blocks):
         order = SIDES if number % 2 else SIDES[::-1]
@@ -285,36 +289,27 @@ def compare_batches(processes: dict[str, Process], blocks: int) -> None:
             block = processes[side].ask("block")
             if number >= WARM_UP_BLOCKS:
                 times[side].append(block)
-                print(f"block {number} {side:14s} {statistics.median(block):6.0f} ms", flush=True)
-    medians = {side: [statistics.median(block) for block in times[side]] for side in SIDES}
-    print(f"\n{BATCH_ROWS}-row batches, warm, {blocks} blocks of {BATCHES - 1}, milliseconds")
-    print(f"{'':14s}{'median':>9s}{'p99':>9s}{'ratio':>9s}   penstock / this, per block")
+                print(f"block {number} {side:14s} {statistics.median(block):.3f} s", flush=True)
+    print(f"\nwarm batches, {blocks} blocks of {BATCHES - 1}")
     for side in SIDES:
         every = [value for block in times[side] for value in block]
-        ratios = [a / b for a, b in zip(medians["penstock"], medians[side], strict=True)]
-        shown = "" if side == "penstock" else ", ".join(f"{ratio:.2f}" for ratio in ratios)
-        ratio = "" if side == "penstock" else f"{statistics.median(ratios):.2f}"
         print(
-            f"{side:14s}{statistics.median(every):9.0f}{percentile(every, 0.99):9.0f}{ratio:>9s}"
-            f"   {shown}",
-            flush=True,
+            f"{side}: median {statistics.median(every):.3f} s, p99 {percentile(every, 0.99):.3f} s"
         )
+    medians = {side: [statistics.median(block) for block in times[side]] for side in SIDES}
+    for side, rival in zip(SIDES[1:], RIVALS, strict=True):
+        group = f"batch of {BATCH_ROWS:,} rows, tables on {place}"
+        results.compare(group, "append", medians["penstock"], rival, medians[side])
 
 
 def compare_rules(process: Process, rounds: int) -> None:
     """Print what rules cost."""
     seconds = process.ask(f"rules {rounds}")
-    print(f"\n{RULE_ROWS} rows, {RULES} rules with quarantine v no rules, seconds")
     for place in dict.fromkeys(name.split()[0] for name in seconds):
         rules, plain = seconds[f"{place} rules"], seconds[f"{place} plain"]
-        ratios = [a / b for a, b in zip(rules, plain, strict=True)]
-        print(
-            f"{place}: rules {statistics.median(rules):.2f}   "
-            f"plain {statistics.median(plain):.2f}   "
-            f"ratio {statistics.median(ratios):.2f}   "
-            f"per round {', '.join(f'{ratio:.2f}' for ratio in ratios)}",
-            flush=True,
-        )
+        group = f"{RULE_ROWS:,} rows of 300 bytes, tables on {PLACES[place]}"
+        name = f"{RULES} rules and quarantine"
+        results.compare(group, name, rules, "without rules", plain)
 
 
 def main() -> None:
@@ -342,7 +337,8 @@ def main() -> None:
         roots = {side: scratch / side.replace(" ", "-") for side in SIDES}
         processes = {side: Process(side, root, port) for side, root in roots.items()}
         try:
-            compare_batches(processes, arguments.blocks)
+            place = PLACES["s3" if arguments.s3 else "disk"]
+            compare_batches(processes, arguments.blocks, place)
             for side in SIDES[1:]:
                 processes.pop(side).end()
             compare_rules(processes["penstock"], arguments.rounds)

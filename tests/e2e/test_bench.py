@@ -23,11 +23,13 @@ def test_every_benchmark_runs_and_prints_its_ratios(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout
     titles = "writer.py", "writer.py --s3", "upserts.py", "update.py", "watching.py", "tables.py"
-    for title in titles:
+    for title in (*titles, "views.py", "files.py", "scaling.py"):
         assert f"== bench/{title}\n" in done.stdout
-    assert "\ns3: rules " in done.stdout
-    assert "rows, 20 rules with quarantine" in done.stdout
-    assert "of MERGE" in done.stdout
-    assert "dry run" in done.stdout or "dry-run" in done.stdout
     assert "rows per second, watched / not" in done.stdout
     assert "longest time without a commit since data" in done.stdout
+    for name in ("rows", "keys", "age", "tables"):
+        assert f"\n{name}: slope " in done.stdout
+    assert done.stdout.count("| 20 rules and quarantine | ") == 2  # on disk and on S3
+    assert "| auto CDC type 2 | " in done.stdout
+    assert "| rows added: window | " in done.stdout
+    assert "| dry run | " in done.stdout
