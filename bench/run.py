@@ -46,7 +46,7 @@ SMOKE = {
     "watching.py": ["--seconds", "5", "--warm-up", "5", "--rows", "20"],
     "tables.py": ["--tables", "6", "--seconds", "20", "--warm-up", "20"],
     "files.py": ["--rounds", "1", "--rows", "4000"],
-    "scaling.py": ["--rounds", "1", "--most", "10000"],
+    "scaling.py": ["--rounds", "1", "--most", "10"],
 }
 
 
