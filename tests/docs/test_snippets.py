@@ -260,6 +260,8 @@ def test_every_command_is_on_the_page_of_commands():
 
 def test_every_option_that_is_named_exists():
     known = {"--debug", "--version", "--help", *FOREIGN_OPTIONS}
+    benchmarks = (ROOT / "bench" / "run.py").read_text(encoding="utf-8")
+    known.update(re.findall(r'add_argument\("(--[a-z-]+)"', benchmarks))
     for _, command in _all_commands(typer.main.get_command(app), "penstock"):
         for parameter in command.params:
             known.update((*parameter.opts, *parameter.secondary_opts))
