@@ -1,7 +1,7 @@
 """Figures of the benchmarks: printed, kept in `results.json`, and shown in docs/performance.md.
 
 `compare` prints one comparison. If `run.py` started the benchmark, it also adds the figures to a
-file; `run.py` then replaces those of the same name in `results.json`.
+file, which `run.py` reads.
 
     python bench/results.py    # writes the table of docs/performance.md again
 """

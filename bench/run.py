@@ -59,6 +59,8 @@ def main() -> None:
     parser.add_argument("--only", help="scripts, separated by commas")
     parser.add_argument("--keep", action="store_true", help="show the figures in the docs")
     arguments = parser.parse_args()
+    if arguments.smoke and arguments.keep:
+        parser.error("--keep is not allowed with --smoke: its figures mean nothing")
     only = arguments.only.split(",") if arguments.only else None
     LAST.write_text("[]\n", encoding="utf-8")
     sizes = SMOKE if arguments.smoke else QUICK if arguments.quick else FULL
