@@ -111,7 +111,8 @@ def read_commits(table: Path) -> list[Commit]:
     for log in sorted((table / "_delta_log").glob("*.json")):
         due, ids = [], []
         for line in log.read_text(encoding="utf-8").splitlines():
-            if file := json.loads(line).get("add"):
+            file = json.loads(line).get("add")
+            if file and file["dataChange"]:  # else compacted
                 rows = pq.ParquetFile(table / unquote(file["path"])).read(columns=["id", "due"])
                 ids += rows.column("id").to_pylist()
                 due += rows.column("due").to_pylist()
@@ -204,9 +205,14 @@ def report_phases(events: Path, since: float, until: float) -> None:
 
 def check_rows(tables: dict[str, list[Commit]]) -> None:
     """Every table has the rows of bronze that are its own, none twice, up to some point."""
-    bronze = [number for commit in tables["bronze"] for number in commit.ids]
-    if sorted(bronze) != list(range(len(bronze))):
-        raise SystemExit("bronze does not hold every message once")
+    bronze = sorted(number for commit in tables["bronze"] for number in commit.ids)
+    if bronze != list(range(len(bronze))):
+        missing = sorted(set(range(bronze[-1])) - set(bronze))
+        duplicates = sorted({a for a, b in itertools.pairwise(bronze) if a == b})
+        raise SystemExit(
+            f"bronze does not hold every message once: {len(missing)} of {len(bronze)} are missing "
+            f"{missing[:20]}, and {len(duplicates)} are duplicates {duplicates[:20]}"
+        )
     for name, commits in tables.items():
         if name != "bronze":
             ids = sorted(number for commit in commits for number in commit.ids)

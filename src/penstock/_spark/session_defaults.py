@@ -66,7 +66,9 @@ def session_defaults(
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.ansi.enabled": "true",
         # Delta everywhere, without Hive.
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.extensions": (
+            "io.delta.sql.DeltaSparkSessionExtension,penstock.delta.BatchFiles"
+        ),
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.sources.default": "delta",
@@ -97,6 +99,9 @@ def session_defaults(
         "spark.redaction.regex": _SECRETS,
         "spark.sql.redaction.options.regex": _SECRETS + "|url",
     }
+    if user_conf.get("spark.ui.enabled", "false").lower() != "true":
+        # The plan of each query is printed for the UI; the other form takes longer.
+        conf["spark.sql.ui.explainMode"] = "simple"
     if warehouse is not None:
         conf["spark.sql.warehouse.dir"] = warehouse
     cores = available_cores(master, user_conf)

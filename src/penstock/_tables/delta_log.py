@@ -89,6 +89,7 @@ class DeltaJvm:
         self._own = jvm.penstock.delta
         self.has_own_classes = not isinstance(self._own.SplitTransaction, JavaPackage)
         """False in a borrowed session without Penstock's Java classes."""
+        self._statistics = getattr(self._own, "WriteTransaction$Statistics")
 
     def log(self, path: str) -> Any:
         """Delta's `DeltaLog` of a table, cached by Delta."""
@@ -101,9 +102,15 @@ class DeltaJvm:
     def version(self, path: str) -> int:
         return int(self.snapshot(path).version())
 
-    def split_transaction(self, target: Any, snapshot: Any, folder: str, other: str) -> Any:
+    def split_transaction(
+        self, target: Any, snapshot: Any, folder: str, other: str, statistics: Any
+    ) -> Any:
         """A transaction that writes the files of a partition folder below another table."""
-        return self._own.SplitTransaction(target, snapshot, folder, other)
+        return self._own.SplitTransaction(target, snapshot, folder, other, statistics)
+
+    def statistics(self) -> Any:
+        """What `begin` keeps from one write for the next one; for one thread."""
+        return self._statistics() if self.has_own_classes else None
 
     def live_files(self, path: str) -> Any:
         """Penstock's `LiveFiles` of a table."""
@@ -147,14 +154,16 @@ class DeltaJvm:
         )
         return DataFrame(frame, session)
 
-    def begin(self, path: str) -> Any:
+    def begin(self, path: str, statistics: Any = None) -> Any:
         """A transaction on the newest version, to be committed on this thread."""
         # Delta reads the checkpoint of a version when it is needed first, which may be in the
         # commit, and fails on threads without an active session (DELTA_SPARK_SESSION_NOT_SET).
         sessions = self.jvm.org.apache.spark.sql.classic.SparkSession
         if not sessions.getActiveSession().isDefined():
             sessions.setActiveSession(self.spark._jsparkSession)
-        return self.log(path).startTransaction(self.none, self.none)
+        if statistics is None:
+            return self.log(path).startTransaction(self.none, self.none)
+        return self._own.WriteTransaction(self.log(path), statistics)
 
     def commit(self, transaction: Any, actions: Sequence[Any], operation: Any) -> int:
         """Commit, and compact the table if it has `delta.autoOptimize.autoCompact`; the version.

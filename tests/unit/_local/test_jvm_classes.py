@@ -31,6 +31,7 @@ def test_jar_names_the_sources_that_it_was_built_from() -> None:
     assert names[0] == "META-INF/MANIFEST.MF"
     assert {name.partition("$")[0].removesuffix(".class") for name in names[1:]} == {
         "penstock/delta/AffectedKeys",
+        "penstock/delta/BatchFiles",
         "penstock/delta/BatchKeys",
         "penstock/delta/ChangedRows",
         "penstock/delta/Checkpoints",
@@ -42,6 +43,7 @@ def test_jar_names_the_sources_that_it_was_built_from() -> None:
         "penstock/delta/LinearChanges",
         "penstock/delta/LinkLogStore",
         "penstock/delta/LiveFiles",
+        "penstock/delta/NormalPlan",
         "penstock/delta/ParquetParts",
         "penstock/delta/PartialAggregates",
         "penstock/delta/PlanParts",
@@ -49,6 +51,7 @@ def test_jar_names_the_sources_that_it_was_built_from() -> None:
         "penstock/delta/RowOrder",
         "penstock/delta/SplitTransaction",
         "penstock/delta/TableChanges",
+        "penstock/delta/WriteTransaction",
         "penstock/formats/CsvRecords",
         "penstock/formats/JsonRecords",
         "penstock/formats/RowFunction",

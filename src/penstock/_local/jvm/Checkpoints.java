@@ -23,6 +23,7 @@ import scala.Option;
  */
 public final class Checkpoints implements PostCommitHook {
   private static final Logger LOG = LoggerFactory.getLogger(Checkpoints.class);
+  private static final int SHIFTED_INTERVAL = 50; // Penstock's default
   private static final ExecutorService THREAD =
       Executors.newSingleThreadExecutor(
           task -> {
@@ -54,11 +55,25 @@ public final class Checkpoints implements PostCommitHook {
 
   @Override
   public void run(SparkSession session, CommittedTransaction committed) {
-    if (committed.maintenanceOperation().shouldCheckpoint()) {
-      DeltaLog log = committed.deltaLog();
-      Snapshot snapshot = committed.postCommitSnapshot();
+    DeltaLog log = committed.deltaLog();
+    Snapshot snapshot = committed.postCommitSnapshot();
+    int interval = log.checkpointInterval(snapshot.metadata());
+    int shift = shift(snapshot.metadata().id(), interval);
+    boolean isDue =
+        shift == 0
+            ? committed.maintenanceOperation().shouldCheckpoint()
+            : (committed.committedVersion() + shift) % interval == 0;
+    if (isDue) {
       THREAD.submit(() -> write(session, log, snapshot));
     }
+  }
+
+  /**
+   * The tables of a continuous pipeline have about as many commits each: without different shifts,
+   * all need their checkpoints at the same time. Short intervals were chosen by the user.
+   */
+  public static int shift(String table, int interval) {
+    return interval < SHIFTED_INTERVAL ? 0 : Math.floorMod(table.hashCode(), interval);
   }
 
   private static void write(SparkSession session, DeltaLog log, Snapshot snapshot) {

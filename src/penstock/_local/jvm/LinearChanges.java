@@ -56,7 +56,7 @@ final class LinearChanges {
       return ofJoin(join);
     } else if (node instanceof Project
         || node instanceof Generate
-        || QueryChanges.isTransparent(node)) {
+        || NormalPlan.isTransparent(node)) {
       return with(node, orNull(PlanParts.list(node.children()).get(0)));
     }
     throw new QueryChanges.UnsupportedException("rows of the result change");

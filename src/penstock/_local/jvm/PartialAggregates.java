@@ -63,7 +63,7 @@ final class PartialAggregates {
   /** The partial aggregates of a query; null if they cannot be merged. */
   static PartialAggregates of(LogicalPlan plan) {
     LogicalPlan node = plan;
-    while (QueryChanges.isOrder(node) || node instanceof Project) {
+    while (NormalPlan.isOrder(node) || node instanceof Project) {
       node = PlanParts.list(node.children()).get(0);
     }
     if (!(node instanceof Aggregate aggregate)) {

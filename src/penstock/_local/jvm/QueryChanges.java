@@ -9,45 +9,14 @@ import java.util.Map;
 import java.util.Set;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.InternalRow;
-import org.apache.spark.sql.catalyst.analysis.EliminateSubqueryAliases;
-import org.apache.spark.sql.catalyst.analysis.EliminateView;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
 import org.apache.spark.sql.catalyst.expressions.AttributeReference;
 import org.apache.spark.sql.catalyst.expressions.ExprId;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.Literal;
-import org.apache.spark.sql.catalyst.expressions.PlanExpression;
-import org.apache.spark.sql.catalyst.optimizer.EliminateResolvedHint;
-import org.apache.spark.sql.catalyst.optimizer.InlineCTE;
-import org.apache.spark.sql.catalyst.optimizer.PullupCorrelatedPredicates;
-import org.apache.spark.sql.catalyst.optimizer.PushDownPredicates;
-import org.apache.spark.sql.catalyst.optimizer.ReorderJoin;
-import org.apache.spark.sql.catalyst.optimizer.ReplaceDistinctWithAggregate;
-import org.apache.spark.sql.catalyst.optimizer.ReplaceExceptWithAntiJoin;
-import org.apache.spark.sql.catalyst.optimizer.ReplaceIntersectWithSemiJoin;
-import org.apache.spark.sql.catalyst.optimizer.RewriteCorrelatedScalarSubquery;
-import org.apache.spark.sql.catalyst.optimizer.RewritePredicateSubquery;
-import org.apache.spark.sql.catalyst.plans.JoinType;
-import org.apache.spark.sql.catalyst.plans.LeftAnti$;
-import org.apache.spark.sql.catalyst.plans.LeftOuter$;
-import org.apache.spark.sql.catalyst.plans.LeftSemi$;
-import org.apache.spark.sql.catalyst.plans.RightOuter$;
-import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
-import org.apache.spark.sql.catalyst.plans.logical.Deduplicate;
-import org.apache.spark.sql.catalyst.plans.logical.Filter;
-import org.apache.spark.sql.catalyst.plans.logical.Generate;
-import org.apache.spark.sql.catalyst.plans.logical.Join;
 import org.apache.spark.sql.catalyst.plans.logical.LocalLimit;
-import org.apache.spark.sql.catalyst.plans.logical.LocalRelation;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
-import org.apache.spark.sql.catalyst.plans.logical.OneRowRelation;
-import org.apache.spark.sql.catalyst.plans.logical.Project;
-import org.apache.spark.sql.catalyst.plans.logical.Range;
-import org.apache.spark.sql.catalyst.plans.logical.RebalancePartitions;
-import org.apache.spark.sql.catalyst.plans.logical.RepartitionOperation;
-import org.apache.spark.sql.catalyst.plans.logical.Sort;
 import org.apache.spark.sql.catalyst.plans.logical.Union;
-import org.apache.spark.sql.catalyst.plans.logical.Window;
 import org.apache.spark.sql.classic.Dataset;
 import org.apache.spark.sql.classic.Dataset$;
 import org.apache.spark.sql.classic.SparkSession;
@@ -101,8 +70,8 @@ public final class QueryChanges {
     this.session = query.sparkSession();
     this.since = since;
     this.names = List.of(query.columns());
-    this.plan = normal(query.queryExecution().analyzed());
-    check(plan);
+    this.plan = NormalPlan.of(query.queryExecution().analyzed());
+    NormalPlan.check(plan);
     use(PlanParts.output(plan));
     useColumnsOf(plan);
     if (!isChanged(plan)) {
@@ -287,48 +256,6 @@ public final class QueryChanges {
 
   // -- the plan -----------------------------------------------------------------------------
 
-  private static LogicalPlan normal(LogicalPlan plan) {
-    plan = new InlineCTE(true, true).apply(clean(plan));
-    plan = PullupCorrelatedPredicates.apply(clean(plan));
-    // Only now are the plans of subqueries part of the plan.
-    plan = clean(RewritePredicateSubquery.apply(plan));
-    plan = clean(RewriteCorrelatedScalarSubquery.apply(plan));
-    // Conditions of WHERE are those of joins in FROM a, b.
-    plan = PushDownPredicates.apply(ReorderJoin.apply(plan));
-    plan = ReplaceIntersectWithSemiJoin.apply(plan);
-    plan = ReplaceExceptWithAntiJoin.apply(plan);
-    return leftOuter(ReplaceDistinctWithAggregate.apply(plan));
-  }
-
-  private static LogicalPlan clean(LogicalPlan plan) {
-    return EliminateResolvedHint.apply(EliminateView.apply(EliminateSubqueryAliases.apply(plan)));
-  }
-
-  private static LogicalPlan leftOuter(LogicalPlan plan) {
-    List<LogicalPlan> children = new ArrayList<>();
-    PlanParts.list(plan.children()).forEach(child -> children.add(leftOuter(child)));
-    LogicalPlan node = plan.withNewChildren(PlanParts.seq(children));
-    if (node instanceof Join join && join.joinType() == RightOuter$.MODULE$) {
-      Join swapped =
-          PlanParts.join(join.right(), join.left(), LeftOuter$.MODULE$, join.condition());
-      return new Project(PlanParts.seq(PlanParts.output(join)), swapped);
-    }
-    return node;
-  }
-
-  private static void check(LogicalPlan node) {
-    if (!isSupported(node)) {
-      String kind = node instanceof Join join ? join.joinType().sql() + " JOIN" : node.nodeName();
-      throw new UnsupportedException("a query with " + kind + " is not updated incrementally");
-    }
-    for (Expression expression : PlanParts.list(node.expressions())) {
-      if (PlanParts.has(expression, part -> part instanceof PlanExpression)) {
-        throw new UnsupportedException("a query with a scalar subquery is not updated incrementally");
-      }
-    }
-    PlanParts.list(node.children()).forEach(QueryChanges::check);
-  }
-
   private void useColumnsOf(LogicalPlan node) {
     List<LogicalPlan> children = PlanParts.list(node.children());
     if (!children.isEmpty()) {
@@ -348,50 +275,9 @@ public final class QueryChanges {
     columns.forEach(column -> used.add(column.exprId()));
   }
 
-  private static boolean isSupported(LogicalPlan node) {
-    if (node instanceof LogicalRelation relation) {
-      // Further columns are those of `_metadata`.
-      return index(node) != null
-          && relation.output().size() == relation.relation().schema().size();
-    } else if (node instanceof Join join) {
-      JoinType type = join.joinType();
-      return PlanParts.isInner(type)
-          || type == LeftOuter$.MODULE$
-          || type == LeftSemi$.MODULE$
-          || type == LeftAnti$.MODULE$;
-    } else if (node instanceof Union union) {
-      return !union.byName();
-    }
-    return isConstant(node)
-        || isTransparent(node)
-        || node instanceof Project
-        || node instanceof Aggregate
-        || node instanceof Window
-        || node instanceof Deduplicate
-        || node instanceof Generate;
-  }
-
-  static boolean isConstant(LogicalPlan node) {
-    return node instanceof LocalRelation
-        || node instanceof OneRowRelation
-        || node instanceof Range;
-  }
-
-  /** Whether a node passes all rows of its child, in another order. */
-  static boolean isOrder(LogicalPlan node) {
-    return node instanceof Sort
-        || node instanceof RepartitionOperation
-        || node instanceof RebalancePartitions;
-  }
-
-  /** Whether a node passes rows of its child as they are. */
-  static boolean isTransparent(LogicalPlan node) {
-    return node instanceof Filter || isOrder(node);
-  }
-
   // -- the tables ---------------------------------------------------------------------------
 
-  private static TahoeLogFileIndex index(LogicalPlan node) {
+  static TahoeLogFileIndex index(LogicalPlan node) {
     return node instanceof LogicalRelation relation
             && relation.relation() instanceof HadoopFsRelation files
             && files.location() instanceof TahoeLogFileIndex index

@@ -6,7 +6,6 @@ import org.apache.hadoop.fs.Path;
 import org.apache.hadoop.mapreduce.TaskAttemptContext;
 import org.apache.spark.sql.delta.DeltaConfigs;
 import org.apache.spark.sql.delta.DeltaLog;
-import org.apache.spark.sql.delta.OptimisticTransaction;
 import org.apache.spark.sql.delta.Snapshot;
 import org.apache.spark.sql.delta.actions.FileAction;
 import org.apache.spark.sql.delta.files.DelayedCommitProtocol;
@@ -21,16 +20,18 @@ import scala.collection.immutable.Map;
  * has the path that it needs in the log of that table. All other files are below the table of the
  * transaction.
  */
-public final class SplitTransaction extends OptimisticTransaction {
+public final class SplitTransaction extends WriteTransaction {
   private final String partition;
   private final String other;
 
   /**
    * @param partition the folder of the first partition column, such as {@code kind=other}
    * @param other the path of the table that its files are for
+   * @param statistics kept for the next batch
    */
-  public SplitTransaction(DeltaLog log, Snapshot snapshot, String partition, String other) {
-    super(log, Option.empty(), snapshot);
+  public SplitTransaction(
+      DeltaLog log, Snapshot snapshot, String partition, String other, Statistics statistics) {
+    super(log, snapshot, statistics);
     this.partition = partition;
     this.other = other;
   }

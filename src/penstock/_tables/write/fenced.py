@@ -48,6 +48,7 @@ class FencedTable:
         self.ref = ref
         self._delta = delta
         self._app_id = app_id
+        self._statistics = delta.statistics()
         self.live_files = LiveFiles(delta, ref.path)
         self._version = _UNKNOWN
         self._metadata: TableMetadata | None = None
@@ -65,7 +66,7 @@ class FencedTable:
         at all while every version of the table was committed by this process. The first call checks
         the log.
         """
-        transaction = self._delta.begin(self.ref.path)
+        transaction = self._delta.begin(self.ref.path, self._statistics)
         version = int(transaction.snapshot().version())
         if version < 0:
             raise InternalError("TABLE_NOT_PREPARED", f"{self.ref.name} does not exist")

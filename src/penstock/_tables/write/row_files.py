@@ -89,6 +89,7 @@ class RowFiles:
         self._quarantine = quarantine
         self._split = split
         self._replaces = replaces
+        self._statistics = delta.statistics()
         self._staging: Any = None
         self._staging_generation = -1
 
@@ -124,7 +125,7 @@ class RowFiles:
         target = self._target.ref.path
         quarantine = self._quarantine.ref.path if keeps and self._quarantine else None
         staging = staging_transaction(
-            self._delta, self._delta.log(target), txn.jvm.snapshot(), quarantine
+            self._delta, self._delta.log(target), txn.jvm.snapshot(), quarantine, self._statistics
         )
         staging.updateMetadata(self._staging, False)
         good, bad, counts = sort_files(

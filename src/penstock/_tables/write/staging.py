@@ -70,12 +70,17 @@ def can_stage(delta: DeltaJvm, metadata: TableMetadata) -> bool:
     return not has_invariants and not has_identity(schema)
 
 
-def staging_transaction(delta: DeltaJvm, target: Any, snapshot: Any, quarantine: str | None) -> Any:
-    """A transaction on the target that writes bad rows below the quarantine, if there is one."""
+def staging_transaction(
+    delta: DeltaJvm, target: Any, snapshot: Any, quarantine: str | None, statistics: Any
+) -> Any:
+    """A transaction on the target that writes bad rows below the quarantine, if there is one.
+
+    `statistics` is from `DeltaJvm.statistics`.
+    """
     if quarantine is None:
         return target.startTransaction(delta.none, delta.option(snapshot))
     folder = f"{DESTINATION}={TO_QUARANTINE}"
-    return delta.split_transaction(target, snapshot, folder, quarantine)
+    return delta.split_transaction(target, snapshot, folder, quarantine, statistics)
 
 
 def staging_metadata(

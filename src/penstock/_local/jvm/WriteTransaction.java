@@ -1,0 +1,58 @@
+package penstock.delta;
+
+import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.types.DataTypeUtils;
+import org.apache.spark.sql.delta.DeltaLog;
+import org.apache.spark.sql.delta.OptimisticTransaction;
+import org.apache.spark.sql.delta.Snapshot;
+import org.apache.spark.sql.delta.actions.Metadata;
+import org.apache.spark.sql.delta.actions.Protocol;
+import org.apache.spark.sql.delta.stats.StatisticsCollection;
+import org.apache.spark.sql.types.StructType;
+import scala.Option;
+import scala.Tuple2;
+import scala.collection.immutable.Seq;
+
+/**
+ * A transaction of a flow that writes often.
+ *
+ * <p>Delta analyzes the expression of the statistics of files for every write: a twelfth of the
+ * processor time of a small batch. Here it is kept for the next write of the same columns.
+ */
+public class WriteTransaction extends OptimisticTransaction {
+  /** The expression of the last write. Used by one thread at a time. */
+  public static final class Statistics {
+    private Key key;
+    private Tuple2<Expression, Seq<Attribute>> expression;
+  }
+
+  private record Key(Metadata metadata, Protocol protocol, StructType columns, String timeZone) {}
+
+  private final Statistics statistics;
+
+  /** On a given version of the table. */
+  public WriteTransaction(DeltaLog log, Snapshot snapshot, Statistics statistics) {
+    super(log, Option.empty(), snapshot);
+    this.statistics = statistics;
+  }
+
+  /** On the newest version of the table. */
+  public WriteTransaction(DeltaLog log, Statistics statistics) {
+    super(log, Option.empty(), Option.<Snapshot>empty());
+    this.statistics = statistics;
+  }
+
+  @Override
+  public Tuple2<Expression, Seq<Attribute>> getStatsColExpr(
+      Seq<Attribute> columns, StatisticsCollection collection) {
+    String timeZone = spark().conf().get("spark.sql.session.timeZone");
+    StructType schema = DataTypeUtils.fromAttributes(columns);
+    Key key = new Key(metadata(), protocol(), schema, timeZone);
+    if (!key.equals(statistics.key)) {
+      statistics.expression = super.getStatsColExpr(columns, collection);
+      statistics.key = key;
+    }
+    return statistics.expression;
+  }
+}

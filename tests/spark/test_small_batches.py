@@ -1,0 +1,97 @@
+"""What makes small batches fast changes neither their rows nor the statistics of their files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from writer_harness import Harness, rule
+
+from penstock._tables.delta_log import DeltaJvm
+
+TIME_ZONE = "spark.sql.session.timeZone"
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("id < 4", {0, 1, 2, 3}),
+        ("part = 2 and id > 5", {8, 11, 14, 17}),
+    ],
+)
+def test_files_of_a_batch_are_listed_without_a_query(
+    spark: SparkSession, tmp_path: Path, condition: str, expected: set[int]
+) -> None:
+    source = str(tmp_path / "source")
+    for start in (0, 10):
+        rows = spark.range(start, start + 10).withColumn("part", F.col("id") % 3)
+        rows.write.format("delta").mode("append").partitionBy("part").save(source)
+    seen: list[int] = []
+    stream = spark.readStream.format("delta").load(source).where(condition).writeStream
+    stream = stream.foreachBatch(lambda df, _: seen.extend(row.id for row in df.collect()))
+    stream = stream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query: Any = stream.trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert sorted(seen) == sorted(expected)
+    plan = query._jsq.streamingQuery().lastExecution().optimizedPlan()
+    files = plan.collectLeaves().head().relation().location()
+    assert files.getClass().getName() == "penstock.delta.BatchFiles$Index"
+
+
+@pytest.mark.parametrize("rules", [False, True], ids=["one table", "quarantine"])
+def test_statistics_are_those_of_the_batch_that_was_written(
+    spark: SparkSession, harness: Harness, rules: bool
+) -> None:
+    def batch(number: int) -> DataFrame:
+        moment = F.lit("2026-11-01T00:00:00Z").cast("timestamp")
+        return spark.range(number, number + 3).select("id", moment.alias("at")).coalesce(1)
+
+    applied = [rule("small", "id < 100")] if rules else []
+    writer_of = harness.prepare(batch(0), applied)
+    writer = harness.writer()
+    writer.write(writer_of, 0)
+    writer.write(harness.prepare(batch(10), applied), 1)
+    before = spark.conf.get(TIME_ZONE)
+    spark.conf.set(TIME_ZONE, "Asia/Tokyo")
+    try:
+        writer.write(harness.prepare(batch(20), applied), 2)
+    finally:
+        spark.conf.set(TIME_ZONE, before)
+    grown = harness.prepare(batch(30).withColumn("text", F.lit("x")), applied)
+    wider = harness.writer()
+    wider.write(grown, 3)
+    log = Path(harness.target.path) / "_delta_log"
+    lines = [line for file in sorted(log.glob("*.json")) for line in file.read_text().splitlines()]
+    added = [json.loads(line)["add"] for line in lines if '"add"' in line]
+    stats = [json.loads(file["stats"]) for file in added]
+    assert [(s["minValues"]["id"], s["maxValues"]["id"]) for s in stats] == [
+        (0, 2),
+        (10, 12),
+        (20, 22),
+        (30, 32),
+    ]
+    assert ["text" in s["minValues"] for s in stats] == [False, False, False, True]
+    at = F.col("at") == F.lit("2026-11-01T00:00:00Z").cast("timestamp")
+    assert harness.rows().where(at).count() == 12
+
+
+def test_checkpoints_of_many_tables_are_not_due_at_the_same_time(
+    spark: SparkSession, harness: Harness
+) -> None:
+    jvm: Any = spark._jvm
+    shift = jvm.penstock.delta.Checkpoints.shift
+    assert len({shift(f"table {number}", 50) for number in range(200)}) > 40
+    assert {shift(f"table {number}", 49) for number in range(200)} == {0}
+    harness.prepare(spark.range(1), properties={"delta.checkpointInterval": "50"})
+    delta, path = DeltaJvm(spark), harness.target.path
+    for _ in range(51):
+        transaction = delta.begin(path)
+        delta.commit(transaction, [], delta.properties_operation({}))
+    delta.await_checkpoints(60)
+    table = delta.metadata(delta.begin(path)).id
+    files = Path(path, "_delta_log").glob("0*.checkpoint.parquet")
+    written = sorted(int(file.name[:20]) for file in files)
+    due = [version for version in range(1, 52) if (version + shift(table, 50)) % 50 == 0]
+    assert written == due
