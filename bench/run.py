@@ -21,8 +21,10 @@ FULL: dict[str, list[str]] = {
     "upserts.py": ["--rounds", "9", "--batches", "300"],
     "views.py": [],
     "update.py": [],
+    "update.py --tables 50": [],
     "watching.py": [],
     "tables.py": [],
+    "latency.py": [],
     "files.py": [],
     "scaling.py": [],
 }
@@ -32,8 +34,10 @@ QUICK = {
     "upserts.py": ["--rounds", "5"],
     "views.py": ["--rounds", "3", "--rows", "1000000"],
     "update.py": ["--rounds", "1"],
+    "update.py --tables 50": ["--rounds", "1"],
     "watching.py": ["--seconds", "60"],
     "tables.py": ["--seconds", "60", "--warm-up", "40"],
+    "latency.py": ["--seconds", "60", "--warm-up", "40"],
     "files.py": ["--rounds", "3"],
     "scaling.py": ["--rounds", "3", "--most", "1000000"],
 }
@@ -43,8 +47,10 @@ SMOKE = {
     "upserts.py": ["--rounds", "1", "--rows", "20000", "--batches", "2"],
     "views.py": ["--rounds", "1", "--rows", "2000", "--only", "filter,10k groups,window"],
     "update.py": ["--rounds", "1", "--rows", "200"],
+    "update.py --tables 5": ["--rounds", "1", "--rows", "200"],
     "watching.py": ["--seconds", "5", "--warm-up", "5", "--rows", "20"],
     "tables.py": ["--tables", "6", "--seconds", "20", "--warm-up", "20"],
+    "latency.py": ["--rate", "50", "--seconds", "10", "--warm-up", "10"],
     "files.py": ["--rounds", "1", "--rows", "4000"],
     "scaling.py": ["--rounds", "1", "--most", "10"],
 }

@@ -9,34 +9,19 @@ After the end the logs and files of all tables are read: nothing is measured whi
 
 Printed for the whole run, first batches included, and for the time after `--warm-up`.
 
-    python bench/tables.py [--tables 50] [--rate 50] [--seconds 180] [--warm-up 60]
+    python bench/tables.py [--tables 50] [--rate 50] [--seconds 180] [--warm-up 120]
 """
 
 import argparse
 import itertools
-import json
 import os
-import shutil
-import signal
 import statistics
-import subprocess
-import sys
-import tempfile
-import threading
-import time
 from collections import defaultdict
-from dataclasses import dataclass
-from datetime import datetime
-from pathlib import Path
-from typing import Any
-from urllib.parse import unquote
 
-import pyarrow.parquet as pq
+from continuous import Commit, Measured, add_options, folder, measure
 
-TOPIC = "rows"
 PARTS = 7
 """Every table takes the messages of one of so many parts."""
-SETTINGS = "name: tables\nstorage: {storage}\nmaster: local[{cores}]\n"
 PIPELINE = """
 import penstock as dp
 from pyspark.sql import functions as F
@@ -51,9 +36,9 @@ def bronze():
 
 
 def silver(number):
-    @dp.table(name=f"silver_{{number:02d}}")
+    @dp.table(name=f"silver_{number:02d}")
     def table():
-        return spark.readStream.table("bronze").where(f"id % {parts} = {{number % {parts}}}")
+        return spark.readStream.table("bronze").where(f"id % 7 = {number % 7}")
 
 
 for number in range({silver}):
@@ -61,64 +46,9 @@ for number in range({silver}):
 """
 
 
-class Sender:
-    """Sends messages at a fixed rate, on a thread of its own."""
-
-    def __init__(self, servers: str, rate: float) -> None:
-        from confluent_kafka import Producer
-
-        self._producer = Producer({"bootstrap.servers": servers, "linger.ms": 5})
-        self._rate = rate
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._send, daemon=True)
-        self._thread.start()
-
-    def _send(self) -> None:
-        began, number = time.time(), 0
-        while not self._ended.is_set():
-            due = began + number / self._rate
-            self._ended.wait(max(0.0, due - time.time()))
-            row = {"id": number, "due": due, "amount": number % 1000 / 10}
-            self._producer.produce(TOPIC, json.dumps(row).encode())
-            self._producer.poll(0)
-            number += 1
-
-    def end(self) -> None:
-        """Stop sending."""
-        self._ended.set()
-        self._thread.join()
-        self._producer.flush(10)
-
-
-@dataclass(frozen=True)
-class Commit:
-    """A commit that added rows.
-
-    Attributes:
-        at: When it was written.
-        due: When each of its rows was due to be sent.
-        ids: Their numbers.
-    """
-
-    at: float
-    due: list[float]
-    ids: list[int]
-
-
-def read_commits(table: Path) -> list[Commit]:
-    """The commits of a table, oldest first."""
-    commits = []
-    for log in sorted((table / "_delta_log").glob("*.json")):
-        due, ids = [], []
-        for line in log.read_text(encoding="utf-8").splitlines():
-            file = json.loads(line).get("add")
-            if file and file["dataChange"]:  # else compacted
-                rows = pq.ParquetFile(table / unquote(file["path"])).read(columns=["id", "due"])
-                ids += rows.column("id").to_pylist()
-                due += rows.column("due").to_pylist()
-        if ids:
-            commits.append(Commit(log.stat().st_mtime, due, ids))
-    return commits
+def row(number: int) -> dict[str, float]:
+    """A message."""
+    return {"id": number, "amount": number % 1000 / 10}
 
 
 def waits(commits: list[Commit], available: float, until: float) -> list[tuple[float, float]]:
@@ -131,23 +61,6 @@ def waits(commits: list[Commit], available: float, until: float) -> list[tuple[f
     """
     times = [available, *(c.at for c in commits if available < c.at < until), until]
     return [(after, after - before) for before, after in itertools.pairwise(times)]
-
-
-def cpu_seconds(pid: int) -> dict[str, float]:
-    """CPU time of a process and of its Java process."""
-    found = {"driver": 0.0, "java": 0.0}
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            head, _, rest = (place / "stat").read_text().partition("(")[2].rpartition(")")
-        except OSError:
-            continue
-        fields = rest.split()
-        spent = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        if int(place.name) == pid:
-            found["driver"] = spent
-        elif head == "java" and int(fields[1]) == pid:
-            found["java"] = spent
-    return found
 
 
 def report(
@@ -187,22 +100,6 @@ def report(
         )
 
 
-def report_phases(events: Path, since: float, until: float) -> None:
-    """Print where the time of a batch goes, as Spark reports it."""
-    spent: dict[str, list[float]] = defaultdict(list)
-    for log in events.glob("**/*.jsonl"):
-        for line in log.read_text(encoding="utf-8").splitlines():
-            event = json.loads(line)
-            if event["event_type"] != "stream_progress":
-                continue
-            progress = event["details"]["stream_progress"]["progress_json"]
-            if since < datetime.fromisoformat(progress["timestamp"]).timestamp() < until:
-                for phase, milliseconds in progress["durationMs"].items():
-                    spent[phase].append(milliseconds)
-    shown = [f"{phase} {statistics.median(times):.0f}" for phase, times in sorted(spent.items())]
-    print(f"    milliseconds of a batch, medians: {', '.join(shown)}")
-
-
 def check_rows(tables: dict[str, list[Commit]]) -> None:
     """Every table has the rows of bronze that are its own, none twice, up to some point."""
     bronze = sorted(number for commit in tables["bronze"] for number in commit.ids)
@@ -221,118 +118,40 @@ def check_rows(tables: dict[str, list[Commit]]) -> None:
                 raise SystemExit(f"{name} does not hold every row once")
 
 
-def run(root: Path, options: argparse.Namespace) -> None:
-    """Start broker, sender and pipeline; stop the pipeline; read the tables."""
-    from penstock._local.broker import ensure_topic, start_broker, stop_broker
-
-    broker = start_broker(root / "broker")
-    try:
-        ensure_topic(broker.bootstrap_servers, TOPIC)
-        project = root / "project"
-        project.mkdir()
-        storage = root / "storage"
-        (project / "pipeline.yaml").write_text(
-            SETTINGS.format(storage=storage.as_uri(), cores=options.cores), encoding="utf-8"
-        )
-        source = PIPELINE.format(
-            servers=broker.bootstrap_servers, topic=TOPIC, parts=PARTS, silver=options.tables - 1
-        )
-        (project / "pipeline.py").write_text(source, encoding="utf-8")
-        command = [str(Path(sys.executable).with_name("penstock")), "run", "--continuous"]
-        with (root / "output.log").open("w+") as output:
-            update = subprocess.Popen(
-                command,
-                cwd=project,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "NO_COLOR": "1"},
-            )
-            sender = None
-            try:
-                await_tables(update, storage, options.tables, output)
-                sender, began = Sender(broker.bootstrap_servers, options.rate), time.time()
-                before = cpu_seconds(update.pid)
-                wait_for_end(update, options.warm_up, output)
-                middle, at_middle = cpu_seconds(update.pid), time.time()
-                wait_for_end(update, options.seconds, output)
-                after, until = cpu_seconds(update.pid), time.time()
-            finally:
-                if sender is not None:
-                    sender.end()
-                stopping = time.time()
-                update.send_signal(signal.SIGTERM)
-                try:
-                    update.wait(120)
-                finally:
-                    update.kill()
-            if update.returncode not in (0, 130, 143):
-                raise SystemExit(f"exit code {update.returncode}:\n{tail(output)}")
-        stop_seconds = time.time() - stopping
-    finally:
-        stop_broker(root / "broker")
-    tables = {
-        folder.parent.name: read_commits(folder.parent) for folder in storage.glob("**/_delta_log")
-    }
-    if len(tables) != options.tables:
-        raise SystemExit(f"{len(tables)} tables: {sorted(tables)}")
-    check_rows(tables)
-    print(
-        f"\n{options.tables} tables, {options.rate:g} rows per second, {options.cores} cores; "
-        f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()}; stopped in {stop_seconds:.1f} s"
-    )
-    spent = {name: after[name] - middle[name] for name in after}
-    whole = sum(after.values()) - sum(before.values())
-    report("from the first message on", tables, began, until, whole)
-    report("after the warm-up", tables, at_middle, until, sum(spent.values()))
-    seconds = until - at_middle
-    shares = ", ".join(f"{name} {value / seconds:.0%}" for name, value in spent.items())
-    print(f"    of a core: {shares}")
-    report_phases(storage / "events", at_middle, until)
-
-
-def await_tables(update: "subprocess.Popen[Any]", storage: Path, count: int, output: Any) -> None:
-    """Return when all tables are there and bronze has started."""
-    deadline = time.monotonic() + 240
-    pause = threading.Event()
-    while len(list(storage.glob("**/_delta_log"))) < count or not list(
-        storage.glob("checkpoints/**/metadata")
-    ):
-        if update.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit(f"the tables were not made:\n{tail(output)}")
-        pause.wait(0.2)
-
-
-def wait_for_end(update: "subprocess.Popen[Any]", seconds: float, output: Any) -> None:
-    """Let the update run for some time."""
-    try:
-        code = update.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return
-    raise SystemExit(f"the update ended with {code}:\n{tail(output)}")
-
-
-def tail(output: Any) -> str:
-    """The end of what the pipeline printed."""
-    output.seek(0)
-    return str(output.read()[-4000:])
+def report_phases(measured: Measured) -> None:
+    """Print where the time of a batch goes, as Spark reports it."""
+    spent: dict[str, list[float]] = defaultdict(list)
+    for progress in measured.progress():
+        for phase, milliseconds in progress["durationMs"].items():
+            spent[phase].append(milliseconds)
+    shown = [f"{phase} {statistics.median(times):.0f}" for phase, times in sorted(spent.items())]
+    print(f"    milliseconds of a batch, medians: {', '.join(shown)}")
 
 
 def main() -> None:
+    """Run the pipeline, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tables", type=int, default=50)
-    parser.add_argument("--rate", type=float, default=50, help="rows per second")
-    parser.add_argument("--seconds", type=float, default=180, help="after the warm-up")
-    parser.add_argument("--warm-up", type=float, default=60, help="from the first message on")
-    parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--keep", type=Path, help="keep tables and logs in this folder")
+    add_options(parser, rate=50)
     options = parser.parse_args()
-    root = options.keep or Path(tempfile.mkdtemp(prefix="penstock-bench-"))
-    root.mkdir(exist_ok=True)
-    try:
-        run(root.resolve(), options)
-    finally:
-        if not options.keep:
-            shutil.rmtree(root, ignore_errors=True)
+    with folder(options) as root:
+        pipeline = PIPELINE.replace("{silver}", str(options.tables - 1))
+        measured = measure(root, options, pipeline, options.tables, row)
+        tables, until = measured.commits(), measured.until
+        check_rows(tables)
+        print(
+            f"\n{options.tables} tables, {options.rate:g} rows per second, {options.cores} cores; "
+            f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()}; "
+            f"stopped in {measured.stop_seconds:.1f} s"
+        )
+        first, then = measured.spent
+        whole = sum(first.values()) + sum(then.values())
+        report("from the first message on", tables, measured.began, until, whole)
+        report("after the warm-up", tables, measured.since, until, sum(then.values()))
+        seconds = until - measured.since
+        shares = ", ".join(f"{name} {value / seconds:.0%}" for name, value in then.items())
+        print(f"    of a core: {shares}")
+        report_phases(measured)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ folders: a first update, an update with nothing new, a dry run. Printed are wall
 and the ratio of each round. Spark's engine writes Parquet (its default, the cheaper format),
 Penstock writes Delta.
 
-    python bench/update.py [--rounds 3] [--rows 20000]
+    python bench/update.py [--rounds 3] [--rows 20000] [--tables 3]
 
 Needs the `bench` extra (Spark's engine speaks gRPC even to itself).
 """
@@ -44,6 +44,16 @@ def silver():
 @dp.materialized_view
 def gold():
     return spark.read.table("silver").groupBy("product").agg(F.sum("amount").alias("revenue"))
+
+
+def more(number):
+    @dp.table(name=f"silver_{{number:02d}}")
+    def table():
+        return spark.readStream.table("bronze").where(f"id % 7 = {{number % 7}}")
+
+
+for number in range({more}):
+    more(number)
 """
 STEPS = ("first update", "nothing new", "dry run")
 
@@ -66,10 +76,10 @@ def make_data(folder: Path, rows: int) -> None:
         (folder / f"part-{part}.json").write_text("\n".join(lines), encoding="utf-8")
 
 
-def make_project(root: Path, data: Path) -> None:
+def make_project(root: Path, data: Path, tables: int) -> None:
     """A project that both tools accept."""
     (root / "transformations").mkdir(parents=True)
-    source = PIPELINE.format(data=data.as_uri())
+    source = PIPELINE.format(data=data.as_uri(), more=tables - 3)
     # Spark injects the session since 4.2; the import keeps linters and both engines content.
     (root / "transformations" / "tables.py").write_text(
         "from pyspark.sql import SparkSession\n\nspark = SparkSession.active()\n" + source,
@@ -112,6 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--tables", type=int, default=3, help="three, or more that read the first")
     arguments = parser.parse_args()
     env = {**os.environ, "PYSPARK_PYTHON": sys.executable, "NO_COLOR": "1"}
     env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
@@ -122,14 +133,14 @@ def main() -> None:
             order = ("spark", "penstock") if round_number % 2 else ("penstock", "spark")
             for side in order:
                 root = Path(scratch) / f"{side}-{round_number}"
-                make_project(root, Path(scratch) / "data")
+                make_project(root, Path(scratch) / "data", arguments.tables)
                 for step, command in zip(STEPS, commands(side), strict=True):
                     took = timed(command, root, env)
                     seconds.setdefault((side, step), []).append(took)
                     print(
                         f"round {round_number + 1} {side:9s} {step:13s} {took:6.1f} s", flush=True
                     )
-    group = f"whole updates, {arguments.rows:,} rows, three datasets"
+    group = f"whole updates, {arguments.rows:,} rows, {arguments.tables} tables"
     for step in STEPS:
         ours, theirs = seconds["penstock", step], seconds["spark", step]
         results.compare(group, step, ours, "`spark-pipelines run`", theirs)

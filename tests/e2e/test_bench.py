@@ -23,9 +23,12 @@ def test_every_benchmark_runs_and_prints_its_ratios(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout
     titles = "writer.py", "writer.py --s3", "upserts.py", "update.py", "watching.py", "tables.py"
-    for title in (*titles, "views.py", "files.py", "scaling.py"):
+    more = "views.py", "files.py", "scaling.py", "latency.py", "update.py --tables 5"
+    for title in (*titles, *more):
         assert f"== bench/{title}\n" in done.stdout
     assert "rows per second, watched / not" in done.stdout
+    assert "age of rows in orders_quarantine: " in done.stdout
+    assert "a batch of windows in update mode: " in done.stdout
     assert "longest time without a commit since data" in done.stdout
     for name in ("rows", "keys", "age", "tables"):
         assert f"\n{name}: slope " in done.stdout

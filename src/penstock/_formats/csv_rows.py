@@ -18,7 +18,7 @@ from pyspark.sql.types import DecimalType, StringType, StructField, StructType
 
 from penstock._formats.options import Evolution, FileOptions
 from penstock._formats.rescue import FLAW, typed_columns
-from penstock._formats.rows import LEFT, TYPED, Rows, decoded, left_sql, own_class
+from penstock._formats.rows import LEFT, TYPED, Rows, decoded, interpreted, left_sql, own_class
 from penstock._formats.sqltext import (
     FILE,
     NO_TEXTS,
@@ -71,11 +71,14 @@ def csv_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
         df = df.selectExpr(FILE, _HEADER, _LINE, f"{csv.typed(_FITTED)} AS {TYPED}")
     else:
         df = csv.lines_with_headers(df)
-        fitted = f"CASE WHEN {_PARSED} IS NULL THEN {fitted} END"
-        df = df.selectExpr(FILE, _HEADER, _LINE, _PARSED, f"{fitted} AS {_FITTED}")
-        typed = f"CASE WHEN {_PARSED} IS NULL THEN {csv.typed(_FITTED)} ELSE {_PARSED} END"
-        df = df.selectExpr(FILE, _HEADER, _LINE, f"{typed} AS {TYPED}")
-    df = df.selectExpr(FILE, _LINE, TYPED, f"{csv.left()} AS {LEFT}")
+        parsed = F.col(_PARSED)
+        line = F.when(parsed.isNull(), interpreted(df, fitted, _HEADER, _LINE))
+        df = df.withColumn(_FITTED, line)
+        typed = F.when(parsed.isNull(), interpreted(df, csv.typed(_FITTED), _FITTED))
+        df = df.select(FILE, _HEADER, _LINE, typed.otherwise(parsed).alias(TYPED))
+    fits, left = csv.left()
+    left_column = F.when(~F.expr(fits), interpreted(df, left, _HEADER, _LINE, TYPED))
+    df = df.select(FILE, _LINE, TYPED, left_column.alias(LEFT))
     return Rows(df, schema, _LINE)
 
 
@@ -253,7 +256,8 @@ class _Csv:
         line = f"concat_ws({literal(self._separator)}, {cells})" if cells else "''"
         return with_value("tk", self._tokens(_LINE), line)
 
-    def left(self) -> str:
+    def left(self) -> tuple[str, str]:
+        """SQL: whether a line fits into the columns, and a value of `LEFT` if it does not."""
         corrupt = f"array({text_fragment('_corrupt_record', _LINE)})"
         broken = left_sql(fragments=corrupt, bad="true", broken=True)
         names = f"coalesce({_HEADER}, {literals(self._names)})"
@@ -290,7 +294,7 @@ class _Csv:
             fits += f" AND NOT ({opened})"
         if any(isinstance(f.dataType, DecimalType) for f in self._schema) and wide != NO_TEXTS:
             fits += f" AND size({with_value('tk', tokens, with_value('tn', names, wide))}) = 0"
-        return f"CASE WHEN NOT ({fits}) THEN {slow} END"
+        return fits, slow
 
     def _wider(self) -> str:
         entries = []

@@ -12,7 +12,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock._formats.options import Evolution, FileOptions
 from penstock._formats.rescue import FLAW, Comparison
-from penstock._formats.rows import LEFT, TYPED, Rows, decoded, left_sql, own_class
+from penstock._formats.rows import LEFT, TYPED, Rows, decoded, interpreted, left_sql, own_class
 from penstock._formats.sqltext import (
     FILE,
     NO_TEXTS,
@@ -45,8 +45,9 @@ def json_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
         df = df.selectExpr(FILE, f"coalesce({_TEXT}, 'null') AS {_TEXT}")
     else:
         # Most lines are objects, which need no array. The array of a blank line is empty.
-        items = f"CASE WHEN NOT startswith(value, '{{') THEN {records} END AS {_ITEMS}"
-        df = df.selectExpr(FILE, "value", items).filter(f"{_ITEMS} IS NULL OR size({_ITEMS}) > 0")
+        items = F.when(F.expr("NOT startswith(value, '{')"), interpreted(df, records, "value"))
+        df = df.select(FILE, "value", items.alias(_ITEMS))
+        df = df.filter(f"{_ITEMS} IS NULL OR size({_ITEMS}) > 0")
         df = df.selectExpr(FILE, "value", _ITEMS, f"explode_outer({_ITEMS}) AS {_TEXT}")
         text = f"CASE WHEN {_ITEMS} IS NULL THEN value ELSE coalesce({_TEXT}, 'null') END"
         df = df.selectExpr(FILE, f"{text} AS {_TEXT}")
@@ -69,9 +70,9 @@ def json_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
         parse, reserved=options.reserved, has_exact_strings=java_class is not None
     )
     slow = _slow(schema, options, comparison, parser_options)
-    is_complete = f"coalesce({_PARSED}.is_complete, false)"
-    left = f"CASE WHEN NOT {is_complete} THEN {slow} END AS {LEFT}"
-    df = df.selectExpr(FILE, _TEXT, TYPED, left)
+    is_complete = F.coalesce(F.col(_PARSED).getField("is_complete"), F.lit(False))
+    left = F.when(~is_complete, interpreted(df, slow, _TEXT, TYPED, _PARSED))
+    df = df.select(FILE, _TEXT, TYPED, left.alias(LEFT))
     return Rows(df, schema, _TEXT)
 
 

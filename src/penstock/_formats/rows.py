@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from py4j.java_gateway import JavaPackage
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -30,6 +30,18 @@ def own_class(spark: SparkSession, name: str) -> Any:
     jvm: Any = spark._jvm
     java_class = getattr(jvm.penstock.formats, name)
     return None if isinstance(java_class, JavaPackage) else java_class
+
+
+def interpreted(df: DataFrame, sql: str, *columns: str) -> Column:
+    """SQL that few rows need, over some columns: it does not keep its step from being compiled."""
+    java_class: Any = own_class(df.sparkSession, "Interpreted")
+    if java_class is None:
+        return F.expr(sql)
+    gateway: Any = df.sparkSession.sparkContext._gateway
+    names = gateway.new_array(gateway.jvm.String, len(columns))
+    for place, name in enumerate(columns):
+        names[place] = name
+    return Column(java_class.column(df._jdf, sql, names))
 
 
 def left_sql(

@@ -53,6 +53,7 @@ def test_jar_names_the_sources_that_it_was_built_from() -> None:
         "penstock/delta/TableChanges",
         "penstock/delta/WriteTransaction",
         "penstock/formats/CsvRecords",
+        "penstock/formats/Interpreted",
         "penstock/formats/JsonRecords",
         "penstock/formats/RowFunction",
         "penstock/spark/BatchAdmission",

@@ -11,6 +11,7 @@ import org.apache.spark.sql.catalyst.expressions.Literal;
 import org.apache.spark.sql.catalyst.expressions.objects.Invoke;
 import org.apache.spark.sql.catalyst.util.BadRecordException;
 import org.apache.spark.sql.classic.ExpressionUtils;
+import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.ObjectType;
 import org.apache.spark.sql.types.StructType;
@@ -23,7 +24,7 @@ final class RowFunction {
 
   /** A column of the results; each task has a copy of the object. */
   static Column column(
-      Object function, StructType result, boolean isDeterministic, Column... arguments) {
+      Object function, DataType result, boolean isDeterministic, Column... arguments) {
     List<Expression> values = Arrays.stream(arguments).map(ExpressionUtils::expression).toList();
     Expression target = Literal.create(function, new ObjectType(function.getClass()));
     return ExpressionUtils.column(

@@ -1,0 +1,107 @@
+"""How old are rows from Kafka in Delta tables, and how long does a windowed aggregate take?
+
+One table with an expectation and a quarantine; then windows of ten seconds over a hundred keys, in
+update mode. Both get 500 messages per second.
+
+    python bench/latency.py [--rate 500] [--seconds 180] [--warm-up 120]
+"""
+
+import argparse
+import statistics
+from pathlib import Path
+
+from continuous import add_options, folder, measure
+
+KEYS = 100
+READ = """
+import penstock as dp
+from pyspark.sql import functions as F
+
+
+def rows():
+    reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", "{servers}")
+    read = reader.option("subscribe", "{topic}").option("startingOffsets", "earliest").load()
+    fields = F.from_json(
+        F.col("value").cast("string"), "id BIGINT, key INT, due DOUBLE, amount DOUBLE"
+    )
+    return read.select(fields.alias("row")).select("row.*")
+
+"""
+QUARANTINE = (
+    READ
+    + """
+@dp.table(quarantine=True)
+@dp.expect_or_drop("positive", "amount > 0")
+def orders():
+    return rows()
+"""
+)
+WINDOWS = (
+    READ
+    + """
+@dp.table(output_mode="update")
+def totals():
+    at = F.timestamp_seconds("due")
+    grouped = rows().withColumn("at", at).withWatermark("at", "10 seconds").groupBy(
+        F.window("at", "10 seconds"), "key"
+    )
+    total = grouped.agg(F.sum("amount").alias("amount"))
+    return total.select("window", "key", "amount")
+"""
+)
+
+
+def message(number: int) -> dict[str, float]:
+    """A row; every tenth breaks the rule."""
+    return {"id": number, "key": number % KEYS, "amount": number % 10}
+
+
+def shown(name: str, seconds: list[float], limits: tuple[float, float]) -> None:
+    """Print the mean, the median and the 99th percentile."""
+    cuts = statistics.quantiles(seconds, n=100)
+    print(
+        f"{name}: {len(seconds)} values, mean {statistics.fmean(seconds):.3f} s, "
+        f"median {cuts[49]:.3f} s, 99th percentile {cuts[98]:.3f} s, "
+        f"longest {max(seconds):.3f} s; aim {limits[0]} and {limits[1]} s",
+        flush=True,
+    )
+
+
+def age_of_rows(root: Path, options: argparse.Namespace) -> None:
+    """From the time at which a message is due to the commit of its row."""
+    measured = measure(root, options, QUARANTINE, 2, message)
+    tables = measured.commits()
+    ids = sorted(i for commits in tables.values() for c in commits for i in c.ids)
+    if ids != list(range(len(ids))):
+        raise SystemExit("table and quarantine do not hold every message once")
+    for name, commits in sorted(tables.items()):
+        within = [c for c in commits if measured.since < c.at < measured.until]
+        ages = [c.at - due for c in within for due in c.due]
+        shown(f"age of rows in {name}", ages, (0.35, 0.8))
+
+
+def time_of_windows(root: Path, options: argparse.Namespace) -> None:
+    """The time of a batch that merges its windows into a table."""
+    measured = measure(root, options, WINDOWS, 1, message)
+    times = [
+        report["durationMs"]["triggerExecution"] / 1000
+        for report in measured.progress()
+        if report["numInputRows"]
+    ]
+    shown("a batch of windows in update mode", times, (0.25, 0.5))
+
+
+def main() -> None:
+    """Run both pipelines, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_options(parser, rate=500)
+    parser.add_argument("--only", choices=["age", "windows"])
+    options = parser.parse_args()
+    for name, run in (("age", age_of_rows), ("windows", time_of_windows)):
+        if options.only in (None, name):
+            with folder(options) as root:
+                run(root, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+package penstock.formats;
+
+import java.io.Serializable;
+import java.util.Arrays;
+import org.apache.spark.sql.Column;
+import org.apache.spark.sql.Dataset;
+import org.apache.spark.sql.Row;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.BindReferences;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.package$;
+import org.apache.spark.sql.catalyst.optimizer.ReplaceExpressions;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.functions;
+
+/**
+ * An expression that few rows need, such as the search for what does not fit into the columns.
+ *
+ * <p>Spark generates no code for functions with lambdas, nor for a step of a query that contains one:
+ * every row would be copied before and after it. As a call of this object, the expression is
+ * evaluated where it is needed, and the step is compiled together with its neighbours.
+ */
+public final class Interpreted implements Serializable {
+  private static final long serialVersionUID = 1;
+
+  private final Expression expression;
+
+  private Interpreted(Expression expression) {
+    this.expression = expression;
+  }
+
+  /**
+   * A column with the values of an expression.
+   *
+   * @param rows has the columns that the expression uses
+   * @param sql deterministic
+   * @param columns those columns
+   */
+  public static Column column(Dataset<Row> rows, String sql, String... columns) {
+    Dataset<Row> value = rows.selectExpr(columns).selectExpr(sql);
+    LogicalPlan plan = ReplaceExpressions.apply(value.queryExecution().analyzed());
+    Expression expression = plan.expressions().head();
+    var input = package$.MODULE$.AttributeSeq(plan.children().head().output());
+    Interpreted bound = new Interpreted(BindReferences.bindReference(expression, input, false));
+    Column[] arguments = Arrays.stream(columns).map(functions::col).toArray(Column[]::new);
+    Column row = functions.struct(arguments);
+    return RowFunction.column(bound, expression.dataType(), true, row);
+  }
+
+  /** The value for one row. */
+  public Object evaluate(InternalRow row) {
+    return expression.eval(row);
+  }
+}
