@@ -58,7 +58,7 @@ def message(number: int) -> dict[str, float]:
 
 def shown(name: str, seconds: list[float], limits: tuple[float, float]) -> None:
     """Print the mean, the median and the 99th percentile."""
-    cuts = statistics.quantiles(seconds, n=100)
+    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
     print(
         f"{name}: {len(seconds)} values, mean {statistics.fmean(seconds):.3f} s, "
         f"median {cuts[49]:.3f} s, 99th percentile {cuts[98]:.3f} s, "

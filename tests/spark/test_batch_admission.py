@@ -124,7 +124,12 @@ class Queries:
         self.changed = threading.Condition()
 
     def start(
-        self, name: str, *, interval: str = "20 milliseconds", work: Callable[[], Any] = bool
+        self,
+        name: str,
+        *,
+        interval: str = "20 milliseconds",
+        work: Callable[[], Any] = bool,
+        is_eager: bool = False,
     ) -> Any:
         def on_batch(_: DataFrame, __: int) -> None:
             with self.changed:
@@ -136,7 +141,7 @@ class Queries:
         writer = writer.option("checkpointLocation", str(self.folder / name))
         query: Any = writer.trigger(processingTime=interval).start()
         self.running.append(query)
-        self.admission.attach(query._jsq.streamingQuery(), 0)
+        self.admission.attach(query._jsq.streamingQuery(), 0, is_eager)
         return query
 
     def await_batches(self, holds: Callable[[list[str]], bool]) -> list[str]:
@@ -187,6 +192,16 @@ def test_queries_with_data_work_in_turn(queries: Callable[[int], Queries], inter
     rounds = {"".join(sorted(done[at : at + 4])) for at in range(0, 20, 4)}
     assert rounds == {"abcd"}
     assert overlaps == []
+
+
+def test_an_eager_query_waits_for_its_interval_only_without_rows(
+    queries: Callable[[int], Queries],
+) -> None:
+    flows = queries(2)
+    flows.start("eager", interval="3 seconds", is_eager=True)
+    flows.start("patient", interval="3 seconds")
+    done = flows.await_batches(lambda done: done.count("patient") >= 3)
+    assert done.count("eager") > 2 * done.count("patient")
 
 
 def test_a_query_that_fails_or_is_stopped_gives_its_turn_away(

@@ -32,9 +32,13 @@ class BatchAdmission:
                 permits = spark.sparkContext.defaultParallelism + 1
             self._java = java_class(permits, int(TURN_SECONDS * 1000))
 
-    def attach(self, query: StreamingQuery, *, is_read: bool) -> None:
-        """Let a query with a processing time trigger take turns; ignore others."""
+    def attach(self, query: StreamingQuery, *, is_read: bool, is_eager: bool = False) -> None:
+        """Let a query with a processing time trigger take turns; ignore others.
+
+        With `is_eager`, its trigger interval applies only while there are no new rows; a batch
+        begins 0.2 s after the last one at the earliest.
+        """
         if self._java is not None:
             java_query: Any = query
             patience = 0 if is_read else int(PATIENCE_SECONDS * 1000)
-            self._java.attach(java_query._jsq.streamingQuery(), patience)
+            self._java.attach(java_query._jsq.streamingQuery(), patience, is_eager)

@@ -255,7 +255,7 @@ class StreamingFlows:
             is_read = any(
                 node.target in flow.upstream for flow in self._queries.graph.flows.values()
             )
-            self._admission.attach(query, is_read=is_read)
+            self._admission.attach(query, is_read=is_read, is_eager=step.is_eager)
             running.attach(query)
             self.running.append(running)
             self._listener.watch(str(query.runId), running)

@@ -90,7 +90,7 @@ def _step_text(graph: DataflowGraph, step: RunStep, name: str) -> str:
         case StartFlow(trigger=Trigger() as trigger):
             return f"flow {name}: {step.output_mode.value}, {trigger}"
         case StartFlow():
-            return f"flow {name}: {step.output_mode.value}, every {step.interval_seconds:g} s"
+            return f"flow {name}: {step.output_mode.value}, {_when(flow, step)}"
         case RunOnceFlow():
             return f"flow {name}: once"
         case RefreshView(interval_seconds=None):
@@ -110,6 +110,8 @@ def _looking(step: RunStep) -> str:
 def _when(flow: Flow, step: RunStep) -> str:
     if flow.once or isinstance(step, RunOnceFlow):
         return "once"
+    if isinstance(step, StartFlow) and step.is_eager:
+        return "as rows arrive"
     if step.interval_seconds is not None:
         return f"every {step.interval_seconds:g} s"
     return "everything available" if flow.snapshot is None else "what is new"

@@ -32,7 +32,7 @@ from penstock._plan.triggers import check_trigger, declared_trigger
 from penstock.errors import PlanError, SpecError
 
 STREAM_INTERVAL_SECONDS = 1.0
-"""Default trigger interval of a flow in a continuous update."""
+"""How often a flow in a continuous update looks for new rows by default, while there are none."""
 VIEW_INTERVAL_SECONDS = 10.0
 """Default pause between two looks at a materialized view's sources in a continuous update."""
 
@@ -315,6 +315,7 @@ def _run_step(
         target=flow.target,
         output_mode=flow.analysis.output_mode or OutputMode.APPEND,
         interval_seconds=interval,
+        is_eager=continuous and declared_trigger(graph, flow, conf) is None,
         trigger=_special(trigger),
         upstream=upstream,
         max_retries=retries,

@@ -41,6 +41,7 @@ class StartFlow:
         target: Key of the table, or name of the sink, that it writes to.
         output_mode: Spark's output mode.
         interval_seconds: Trigger interval; `None` = everything available, then end.
+        is_eager: The interval applies only while there are no new rows.
         trigger: Continuous processing or real-time mode instead of micro-batches at the interval.
         upstream: Datasets (keys) of this plan that must be done first when `interval_seconds` is
             `None`.
@@ -51,6 +52,7 @@ class StartFlow:
     target: str
     output_mode: OutputMode
     interval_seconds: float | None = None
+    is_eager: bool = False
     trigger: Trigger | None = None
     upstream: tuple[str, ...] = ()
     max_retries: int | None = None

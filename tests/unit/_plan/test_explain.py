@@ -84,7 +84,7 @@ def test_the_tree_says_what_stays_out_when_there_is_a_selection(shop):
 def test_the_tree_says_how_often_when_the_update_is_continuous(shop):
     lines = text_of(shop, continuous=True)
     assert lines[0] == "Plan: continuous update of 4 table(s)"
-    assert "  | flow bronze: append, every 1 s from kafka: orders" in lines
+    assert "  | flow bronze: append, as rows arrive from kafka: orders" in lines
     assert "        | refresh: if a source changed, checked every 10 s" in lines
 
 

@@ -27,6 +27,11 @@ import org.apache.spark.util.Clock;
  */
 public final class BatchAdmission {
   private static final int MUCH_LONGER = 12;
+  /** From the beginning of a batch to that of the next one: more would only make smaller files. */
+  private static final long LEAST_MILLIS = 200;
+
+  private static final long FIRST_PAUSE_MILLIS = 50;
+  private static final long MOST_MILLIS = 60_000;
   private static final long CHECK_NANOS = TimeUnit.MILLISECONDS.toNanos(200);
 
   private final int permits;
@@ -62,17 +67,19 @@ public final class BatchAdmission {
    * query has opened its sources, which it asks before each trigger.
    *
    * @param patienceMillis see {@link #turn}
+   * @param isEager while there are rows, the next batch does not wait for the interval
    */
-  public void attach(StreamExecution query, long patienceMillis) {
+  public void attach(StreamExecution query, long patienceMillis, boolean isEager) {
     if (query instanceof MicroBatchExecution) {
       MicroBatchExecution batches = (MicroBatchExecution) query;
-      Thread thread = new Thread(() -> replaceClock(batches, turn(patienceMillis)), "admission");
+      Turn turn = turn(patienceMillis);
+      Thread thread = new Thread(() -> replaceClock(batches, turn, isEager), "admission");
       thread.setDaemon(true);
       thread.start();
     }
   }
 
-  private static void replaceClock(MicroBatchExecution query, Turn turn) {
+  private static void replaceClock(MicroBatchExecution query, Turn turn, boolean isEager) {
     while (query.triggerExecutor() == null && query.isActive()) {
       LockSupport.parkNanos(200_000);
     }
@@ -82,7 +89,7 @@ public final class BatchAdmission {
       try {
         Field field = ProcessingTimeExecutor.class.getDeclaredField("clock");
         field.setAccessible(true);
-        field.set(executor, new TurnClock(turn, pauses));
+        field.set(executor, new TurnClock(turn, pauses, isEager ? query : null));
       } catch (ReflectiveOperationException e) {
         throw new IllegalStateException(e);
       }
@@ -185,10 +192,15 @@ public final class BatchAdmission {
   private static final class TurnClock implements Clock {
     private final Turn turn;
     private final boolean pauses;
+    private final MicroBatchExecution eager;
+    private Object lastBatch;
+    private long began;
+    private long idleMillis;
 
-    TurnClock(Turn turn, boolean pauses) {
+    TurnClock(Turn turn, boolean pauses, MicroBatchExecution eager) {
       this.turn = turn;
       this.pauses = pauses;
+      this.eager = eager;
     }
 
     /** Asked before each trigger; with pauses between them, after it as well. */
@@ -197,12 +209,15 @@ public final class BatchAdmission {
       if (!pauses) {
         turn.leave();
       }
+      boolean isFirst = !turn.isTaken;
       try {
         turn.enter();
       } catch (InterruptedException e) {
         throw unchecked(e);
       }
-      return System.currentTimeMillis();
+      long now = System.currentTimeMillis();
+      began = isFirst ? now : began;
+      return now;
     }
 
     @Override
@@ -215,15 +230,25 @@ public final class BatchAdmission {
     public long waitTillTime(long target) {
       turn.leave();
       long now = System.currentTimeMillis();
-      while (now < target) {
+      long end = eager == null ? target : Math.min(target, next(now));
+      while (now < end) {
         try {
-          Thread.sleep(target - now);
+          Thread.sleep(end - now);
         } catch (InterruptedException e) {
           throw unchecked(e);
         }
         now = System.currentTimeMillis();
       }
       return now;
+    }
+
+    /** After a batch, soon; then less and less often. */
+    private long next(long now) {
+      Object batch = eager.lastExecution();
+      boolean isIdle = batch == lastBatch;
+      lastBatch = batch;
+      idleMillis = isIdle ? Math.min(2 * idleMillis, MOST_MILLIS) : FIRST_PAUSE_MILLIS;
+      return isIdle ? now + idleMillis : began + LEAST_MILLIS;
     }
 
     /** As it is: Spark knows an interrupted query by this exception. */
