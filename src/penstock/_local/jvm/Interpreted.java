@@ -2,16 +2,23 @@ package penstock.formats;
 
 import java.io.Serializable;
 import java.util.Arrays;
+import java.util.List;
+import java.util.function.UnaryOperator;
 import org.apache.spark.sql.Column;
 import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.BindReferences;
+import org.apache.spark.sql.catalyst.expressions.CommonExpressionDef;
+import org.apache.spark.sql.catalyst.expressions.CommonExpressionRef;
 import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.With;
 import org.apache.spark.sql.catalyst.expressions.package$;
 import org.apache.spark.sql.catalyst.optimizer.ReplaceExpressions;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.functions;
+import scala.collection.immutable.Seq;
+import scala.jdk.javaapi.CollectionConverters;
 
 /**
  * An expression that few rows need, such as the search for what does not fit into the columns.
@@ -39,12 +46,34 @@ public final class Interpreted implements Serializable {
   public static Column column(Dataset<Row> rows, String sql, String... columns) {
     Dataset<Row> value = rows.selectExpr(columns).selectExpr(sql);
     LogicalPlan plan = ReplaceExpressions.apply(value.queryExecution().analyzed());
-    Expression expression = plan.expressions().head();
+    Expression expression = inlined(plan.expressions().head());
     var input = package$.MODULE$.AttributeSeq(plan.children().head().output());
     Interpreted bound = new Interpreted(BindReferences.bindReference(expression, input, false));
     Column[] arguments = Arrays.stream(columns).map(functions::col).toArray(Column[]::new);
     Column row = functions.struct(arguments);
     return RowFunction.column(bound, expression.dataType(), true, row);
+  }
+
+  /** Spark's rule for values that are used twice adds steps to the query; here, they are repeated. */
+  private static Expression inlined(Expression expression) {
+    Expression node = withChildren(expression, Interpreted::inlined);
+    return node instanceof With with ? withValues(with.child(), with.defs()) : node;
+  }
+
+  private static Expression withValues(Expression node, Seq<CommonExpressionDef> values) {
+    if (node instanceof CommonExpressionRef use) {
+      for (CommonExpressionDef value : CollectionConverters.asJava(values)) {
+        if (value.id().equals(use.id())) {
+          return value.child();
+        }
+      }
+    }
+    return withChildren(node, child -> withValues(child, values));
+  }
+
+  private static Expression withChildren(Expression node, UnaryOperator<Expression> change) {
+    List<Expression> children = CollectionConverters.asJava(node.children());
+    return node.withNewChildren(RowFunction.seq(children.stream().map(change).toList()));
   }
 
   /** The value for one row. */
