@@ -116,7 +116,7 @@ class Measured:
         """The commits of all tables, which have the columns `id` and `due`."""
         return {name: read_commits(table) for name, table in self.tables.items()}
 
-    def progress(self, flow: str | None = None) -> list[dict[str, Any]]:
+    def progress(self) -> list[dict[str, Any]]:
         """Spark's reports about the batches after the warm-up."""
         reports = []
         for log in (self.storage / "events").glob("**/*.jsonl"):
@@ -126,7 +126,7 @@ class Measured:
                     continue
                 report = event["details"]["stream_progress"]["progress_json"]
                 at = datetime.fromisoformat(report["timestamp"]).timestamp()
-                if self.since < at < self.until and flow in (None, report["name"]):
+                if self.since < at < self.until:
                     reports.append(report)
         return reports
 

@@ -204,6 +204,29 @@ def test_an_eager_query_waits_for_its_interval_only_without_rows(
     assert done.count("eager") > 2 * done.count("patient")
 
 
+def test_an_eager_query_without_rows_looks_less_and_less_often(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    jvm: Any = spark._jvm
+    admission = jvm.penstock.spark.BatchAdmission(1, HOUR_MS)
+    arrivals = jvm.java.lang.Class.forName("penstock.spark.BatchAdmission").getDeclaredField(
+        "arrivals"
+    )
+    arrivals.setAccessible(True)
+    (tmp_path / "empty").mkdir()
+    rows = spark.readStream.text(str(tmp_path / "empty")).writeStream.format("noop")
+    rows = rows.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query: Any = rows.trigger(processingTime="10 seconds").start()
+    try:
+        admission.attach(query._jsq.streamingQuery(), 0, True)
+        await_that(lambda: arrivals.getLong(admission) > 0)
+        threading.Event().wait(3)
+        # After 0.1, 0.3, 0.7, 1.5 s and so on; without pauses there would be hundreds.
+        assert arrivals.getLong(admission) < 12
+    finally:
+        query.stop()
+
+
 def test_a_query_that_fails_or_is_stopped_gives_its_turn_away(
     queries: Callable[[int], Queries],
 ) -> None:

@@ -37,11 +37,7 @@ def interpreted(df: DataFrame, sql: str, *columns: str) -> Column:
     java_class: Any = own_class(df.sparkSession, "Interpreted")
     if java_class is None:
         return F.expr(sql)
-    gateway: Any = df.sparkSession.sparkContext._gateway
-    names = gateway.new_array(gateway.jvm.String, len(columns))
-    for place, name in enumerate(columns):
-        names[place] = name
-    return Column(java_class.column(df._jdf, sql, names))
+    return Column(java_class.column(df._jdf, sql, list(columns)))
 
 
 def left_sql(

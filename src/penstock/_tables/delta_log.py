@@ -102,6 +102,10 @@ class DeltaJvm:
     def version(self, path: str) -> int:
         return int(self.snapshot(path).version())
 
+    def write_transaction(self, target: Any, snapshot: Any, statistics: Any) -> Any:
+        """A transaction on a version; needs Penstock's Java classes."""
+        return self._own.WriteTransaction(target, snapshot, statistics)
+
     def split_transaction(
         self, target: Any, snapshot: Any, folder: str, other: str, statistics: Any
     ) -> Any:

@@ -195,7 +195,7 @@ public final class BatchAdmission {
     private final MicroBatchExecution eager;
     private Object lastBatch;
     private long began;
-    private long idleMillis;
+    private long idleMillis = FIRST_PAUSE_MILLIS; // never zero: it is doubled
 
     TurnClock(Turn turn, boolean pauses, MicroBatchExecution eager) {
       this.turn = turn;

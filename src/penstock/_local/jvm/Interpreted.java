@@ -1,7 +1,6 @@
 package penstock.formats;
 
 import java.io.Serializable;
-import java.util.Arrays;
 import java.util.List;
 import java.util.function.UnaryOperator;
 import org.apache.spark.sql.Column;
@@ -43,13 +42,13 @@ public final class Interpreted implements Serializable {
    * @param sql deterministic
    * @param columns those columns
    */
-  public static Column column(Dataset<Row> rows, String sql, String... columns) {
-    Dataset<Row> value = rows.selectExpr(columns).selectExpr(sql);
+  public static Column column(Dataset<Row> rows, String sql, List<String> columns) {
+    Dataset<Row> value = rows.selectExpr(columns.toArray(String[]::new)).selectExpr(sql);
     LogicalPlan plan = ReplaceExpressions.apply(value.queryExecution().analyzed());
     Expression expression = inlined(plan.expressions().head());
     var input = package$.MODULE$.AttributeSeq(plan.children().head().output());
     Interpreted bound = new Interpreted(BindReferences.bindReference(expression, input, false));
-    Column[] arguments = Arrays.stream(columns).map(functions::col).toArray(Column[]::new);
+    Column[] arguments = columns.stream().map(functions::col).toArray(Column[]::new);
     Column row = functions.struct(arguments);
     return RowFunction.column(bound, expression.dataType(), true, row);
   }

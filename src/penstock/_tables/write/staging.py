@@ -78,7 +78,7 @@ def staging_transaction(
     `statistics` is from `DeltaJvm.statistics`.
     """
     if quarantine is None:
-        return target.startTransaction(delta.none, delta.option(snapshot))
+        return delta.write_transaction(target, snapshot, statistics)
     folder = f"{DESTINATION}={TO_QUARANTINE}"
     return delta.split_transaction(target, snapshot, folder, quarantine, statistics)
 
