@@ -86,12 +86,19 @@ def test_checkpoints_of_many_tables_are_not_due_at_the_same_time(
     assert {shift(f"table {number}", 49) for number in range(200)} == {0}
     harness.prepare(spark.range(1), properties={"delta.checkpointInterval": "50"})
     delta, path = DeltaJvm(spark), harness.target.path
-    for _ in range(51):
-        transaction = delta.begin(path)
-        delta.commit(transaction, [], delta.properties_operation({}))
+    statistics = delta.statistics()
+    spark.sparkContext.setJobGroup("commits", "commits of this test")
+    try:
+        for _ in range(51):
+            transaction = delta.begin(path, statistics)
+            delta.commit(transaction, [], delta.properties_operation({}))
+    finally:
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
     delta.await_checkpoints(60)
     table = delta.metadata(delta.begin(path)).id
     files = Path(path, "_delta_log").glob("0*.checkpoint.parquet")
     written = sorted(int(file.name[:20]) for file in files)
     due = [version for version in range(1, 52) if (version + shift(table, 50)) % 50 == 0]
     assert written == due
+    # Delta computes the state of the table in the commit for which a checkpoint is due.
+    assert list(spark.sparkContext.statusTracker().getJobIdsForGroup("commits")) == []

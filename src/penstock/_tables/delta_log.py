@@ -124,6 +124,10 @@ class DeltaJvm:
         """Penstock's `BatchKeys`: collects the keys of a batch."""
         return self._own.BatchKeys(keys._jdf, list(columns))
 
+    def small_batch(self, df: DataFrame, most_bytes: int) -> Any:
+        """Penstock's `SmallBatch`: runs a query, and collects its rows if they are few."""
+        return self._own.SmallBatch(df._jdf, most_bytes)
+
     def frame_of_keys(self, keys: Any, session: SparkSession) -> DataFrame:
         """Each of some `BatchKeys` once, without a job."""
         return DataFrame(keys.frame(session._jsparkSession), session)
@@ -157,6 +161,18 @@ class DeltaJvm:
             self.spark._jsparkSession, snapshot, live_files, keys, types.fromJson(columns.json())
         )
         return DataFrame(frame, session)
+
+    def other_rows(
+        self, snapshot: Any, live_files: Any, keys: Any, most: int, session: SparkSession
+    ) -> DataFrame | None:
+        """The rows of a table without partitions that have none of some `BatchKeys`.
+
+        They are on the driver. `None` if the table may have more than `most` rows.
+        """
+        frame = self._own.KeySearch.otherRows(
+            session._jsparkSession, snapshot, live_files, keys, most
+        )
+        return None if frame is None else DataFrame(frame, session)
 
     def begin(self, path: str, statistics: Any = None) -> Any:
         """A transaction on the newest version, to be committed on this thread."""
@@ -192,7 +208,10 @@ class DeltaJvm:
         return self._convert.asScala(list(items)).toSeq()
 
     def items(self, seq: Any) -> Iterator[Any]:
-        yield from self._convert.asJava(seq)
+        # py4j ends its own iteration by an exception of Java, which takes PySpark 5 ms to examine.
+        iterator = self._convert.asJava(seq).iterator()
+        while iterator.hasNext():
+            yield iterator.next()
 
     def action(self, content: Mapping[str, Any]) -> Any:
         """One action of the log, such as `{"metaData": {...}}`."""

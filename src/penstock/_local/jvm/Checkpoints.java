@@ -58,11 +58,9 @@ public final class Checkpoints implements PostCommitHook {
     DeltaLog log = committed.deltaLog();
     Snapshot snapshot = committed.postCommitSnapshot();
     int interval = log.checkpointInterval(snapshot.metadata());
-    int shift = shift(snapshot.metadata().id(), interval);
+    long version = committed.committedVersion();
     boolean isDue =
-        shift == 0
-            ? committed.maintenanceOperation().shouldCheckpoint()
-            : (committed.committedVersion() + shift) % interval == 0;
+        version > 0 && (version + shift(snapshot.metadata().id(), interval)) % interval == 0;
     if (isDue) {
       THREAD.submit(() -> write(session, log, snapshot));
     }

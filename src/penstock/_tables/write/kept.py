@@ -4,6 +4,11 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from penstock._tables.delta_log import DeltaJvm
+
+# Rows of this size are sent to the driver, and back with each task that reads them.
+_DRIVER_BYTES = 4 * 1024 * 1024
+
 
 def keep(df: DataFrame) -> DataFrame:
     """The rows of a batch, computed once, for several reads; `unpersist` it at the end.
@@ -16,3 +21,23 @@ def keep(df: DataFrame) -> DataFrame:
     if context._jsc.sc().isLocal():
         return df.persist()
     return df.localCheckpoint(eager=False)
+
+
+def keep_and_count(delta: DeltaJvm, df: DataFrame) -> tuple[DataFrame, int]:
+    """As `keep`, but computes the rows now, in one job; also returns their number.
+
+    Few rows are moved to the driver: later reads of them start no job, and cannot lose them.
+    """
+    kept = keep(df)
+    if not delta.has_own_classes:
+        return kept, kept.count()
+    try:
+        batch = delta.small_batch(kept, _DRIVER_BYTES)
+        rows = batch.rows(df.sparkSession._jsparkSession)
+    except BaseException:
+        kept.unpersist()
+        raise
+    if rows is None:
+        return kept, int(batch.count())
+    kept.unpersist()
+    return DataFrame(rows, df.sparkSession), int(batch.count())

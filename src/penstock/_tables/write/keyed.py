@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import reduce
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.types import StructType
@@ -27,9 +27,10 @@ from penstock._tables.write.schema import is_computed
 
 # The cost of a rewrite grows with the table.
 REWRITE_BYTES = 8 * 1024 * 1024
+_DRIVER_BYTES = 2 * 1024 * 1024
 # Keys are collected to the driver, and sent to the tasks that search them.
 MOST_KEYS = 500_000
-# Up to so many rows are written by one task.
+# Up to so many rows are written by one task, or read to the driver to be rewritten.
 _SMALL_ROWS = 50_000
 _ACTION = "penstock_action"
 _KEY = "penstock_key"
@@ -113,7 +114,7 @@ class KeyedTable:
         """
         way = self.way_for(txn, touched, count)
         if way is Way.TABLE:
-            return self._rewrite(txn, touched, rows, result)
+            return self._rewrite(txn, touched, rows, result, keys)
         if way is Way.MERGE:
             return self._merge(txn, touched, rows, result, deletes=deletes)
         if way is Way.VECTORS:
@@ -218,8 +219,8 @@ class KeyedTable:
         if txn.metadata.configuration.get("delta.columnMapping.mode", "none").lower() == "id":
             return False
         fields = _key_type(touched).fields
-        types = {field.name.lower(): field.dataType for field in txn.metadata.schema}
-        if any(types.get(field.name.lower()) != field.dataType for field in fields):
+        types = {field.name.lower(): _nullable(field.dataType) for field in txn.metadata.schema}
+        if any(types.get(field.name.lower()) != _nullable(field.dataType) for field in fields):
             return False  # Values of another type have other bytes.
         partitioned = {name.lower() for name in txn.metadata.partition_columns}
         keys = [(f.name.lower() in partitioned, f.dataType) for f in fields]
@@ -267,13 +268,31 @@ class KeyedTable:
         return self.table.commit(txn, actions, result.batch_id, result, complete=False)
 
     def _rewrite(
-        self, txn: TableTransaction, touched: DataFrame, rows: DataFrame, result: CommitResult
+        self,
+        txn: TableTransaction,
+        touched: DataFrame,
+        rows: DataFrame,
+        result: CommitResult,
+        keys: Any,
     ) -> int:
         removed = self.table.removals(txn)
-        other = without_keys(in_one_task(self.rows(txn, rows)), in_one_task(touched))
+        other = self._other_rows(txn, keys, rows.sparkSession)
+        if other is None:
+            other = without_keys(in_one_task(self.rows(txn, rows)), in_one_task(touched))
         written = other.unionByName(rows, allowMissingColumns=True).coalesce(1)
         added = self.delta.write_files(txn.jvm, written)
         return self.table.commit(txn, [*removed, *added], result.batch_id, result, complete=False)
+
+    def _other_rows(
+        self, txn: TableTransaction, keys: Any, session: SparkSession
+    ) -> DataFrame | None:
+        """The rows without some of `keys`, without planning a join; `None` if they may be many."""
+        table, snapshot = self.table.live_files, txn.jvm.snapshot()
+        is_small = table.size(snapshot) <= _DRIVER_BYTES
+        if keys is None or txn.metadata.partition_columns or not is_small:
+            return None
+        txn.jvm.readWholeTable()
+        return self.delta.other_rows(snapshot, table.jvm, keys, _SMALL_ROWS, session)
 
     def _merge(
         self,
@@ -347,10 +366,17 @@ def _merge_conf(app_id: str, result: CommitResult) -> dict[str, str]:
 
 def has_exact_keys(delta: DeltaJvm, keys: StructType) -> bool:
     """Whether the JVM can search keys of these types."""
-    return delta.has_own_classes and all(
-        isinstance(field.dataType, _EXACT_TYPES) and not _has_collation(field.dataType)
-        for field in keys
-    )
+    return delta.has_own_classes and _is_exact(keys)
+
+
+def _is_exact(kind: T.DataType) -> bool:
+    if isinstance(kind, StructType):
+        return all(_is_exact(field.dataType) for field in kind)
+    return isinstance(kind, _EXACT_TYPES) and not _has_collation(kind)
+
+
+def _nullable(kind: T.DataType) -> T.DataType:
+    return kind.toNullable() if isinstance(kind, StructType) else kind
 
 
 def _key_type(touched: DataFrame) -> StructType:

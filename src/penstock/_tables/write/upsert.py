@@ -13,7 +13,7 @@ from penstock._model.sql_text import quoted
 from penstock._tables.commits import CommitResult
 from penstock._tables.write.decision import BatchDecision, DecisionFile
 from penstock._tables.write.fenced import TableTransaction
-from penstock._tables.write.kept import keep
+from penstock._tables.write.kept import keep_and_count
 from penstock._tables.write.keyed import MOST_KEYS, KeyedTable, Way, count_keys
 from penstock._tables.write.row_files import Written
 from penstock._tables.write.staging import RowCounts, count_rows, valid_rows
@@ -54,11 +54,11 @@ class UpsertWriter(FlowWriter):
         )
 
     def _write_files(self, df: DataFrame, txn: TableTransaction, schema: StructType) -> Written:
-        # Read three times: counted, written, and joined with the table.
-        self._kept = kept = keep(df)
+        kept, count = keep_and_count(self._delta, df)
+        self._kept = kept
         rows = valid_rows(kept, self._split)
         if self._split is None:
-            counts = RowCounts(kept.count(), 0, {})
+            counts = RowCounts(count, 0, {})
         else:
             counts, _ = count_rows(kept, self._split)
         self._check_keys(txn, rows, counts.clean_rows)
@@ -151,11 +151,10 @@ class UniqueWriter(FlowWriter):
         raise AssertionError("unreachable")
 
     def _write_files(self, df: DataFrame, txn: TableTransaction, schema: StructType) -> Written:
-        # Read three times: counted, compared with the table, and written.
-        self._kept = kept = keep(df)
-        split, bad = self._split, []
+        kept, count = keep_and_count(self._delta, df)
+        self._kept, split, bad = kept, self._split, []
         if split is None:
-            counts = RowCounts(kept.count(), 0, {})
+            counts = RowCounts(count, 0, {})
         else:
             counts, _ = count_rows(kept, split)
             bad = self._files.write_bad(kept, counts, split)

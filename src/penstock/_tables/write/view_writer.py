@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 from penstock._model.sql_text import quoted
 from penstock._tables.commits import CommitResult
 from penstock._tables.write.fenced import TableTransaction
-from penstock._tables.write.kept import keep
+from penstock._tables.write.kept import keep_and_count
 from penstock._tables.write.keyed import MOST_KEYS, KeyedTable, Way
 from penstock._tables.write.row_files import Written
 from penstock._tables.write.staging import RowCounts
@@ -134,9 +134,8 @@ class ViewWriter(FlowWriter):
         if self._merges or self._changes is not None:
             count = self._count if self._changes is None else self._added
             return Written(RowCounts(count, 0, {}), rows=df)
-        # Read twice: counted, and written.
-        self._kept = kept = keep(df)
-        return Written(RowCounts(kept.count(), 0, {}), rows=kept)
+        self._kept, count = keep_and_count(self._delta, df)
+        return Written(RowCounts(count, 0, {}), rows=self._kept)
 
     def _merged(self, old: DataFrame, df: DataFrame) -> DataFrame:
         names = [name for name, merge in self._merges.items() if not merge]
