@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 from writer_harness import Harness, rule
 
 from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.write import kept
 
 TIME_ZONE = "spark.sql.session.timeZone"
 
@@ -102,3 +103,57 @@ def test_checkpoints_of_many_tables_are_not_due_at_the_same_time(
     assert written == due
     # Delta computes the state of the table in the commit for which a checkpoint is due.
     assert list(spark.sparkContext.statusTracker().getJobIdsForGroup("commits")) == []
+
+
+@pytest.mark.parametrize("rows", [0, 7])
+def test_few_rows_are_computed_once_and_kept_on_the_driver(spark: SparkSession, rows: int) -> None:
+    columns = {
+        "w": "IF(id = 3, NULL, named_struct('start', timestamp_seconds(id), 'id', id))",
+        "a": "IF(id = 2, NULL, array(id, NULL))",
+        "m": "map('k', rand())",
+        "d": "CAST(id AS DECIMAL(30, 2))",
+        "t": "IF(id = 1, NULL, repeat('é', CAST(id AS INT)))",
+    }
+    batch = spark.range(rows).selectExpr(*[f"{sql} AS `{name}`" for name, sql in columns.items()])
+    frame, count = kept.keep_and_count(DeltaJvm(spark), batch)
+    assert count == rows
+    assert frame.schema == batch.schema
+    assert not frame.storageLevel.useMemory
+    first = frame.collect()
+    assert first == frame.collect(), "random values were computed again"
+    expected = batch.drop("m").collect()
+    assert [tuple(row)[:2] + tuple(row)[3:] for row in first] == [tuple(row) for row in expected]
+
+
+def test_many_rows_stay_with_the_tasks(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "_DRIVER_BYTES", 4_000)
+    batch = spark.range(0, 1_000, 1, 4).selectExpr("id", "rand() AS r")
+    frame, count = kept.keep_and_count(DeltaJvm(spark), batch)
+    try:
+        assert count == 1_000
+        assert frame.storageLevel.useMemory
+        assert sorted(frame.collect()) == sorted(frame.collect())
+    finally:
+        frame.unpersist()
+
+
+def test_a_batch_that_fails_is_not_kept(spark: SparkSession) -> None:
+    before = spark.sparkContext._jsc.getPersistentRDDs().size()
+    batch = spark.range(3).selectExpr("raise_error('broken') AS x")
+    with pytest.raises(Exception, match="broken"):
+        kept.keep_and_count(DeltaJvm(spark), batch)
+    assert spark.sparkContext._jsc.getPersistentRDDs().size() == before
+
+
+def test_an_update_without_rows_leaves_the_table_as_it_is(
+    spark: SparkSession, harness: Harness
+) -> None:
+    rows = spark.createDataFrame([(1, "a"), (2, "b")], "id BIGINT, name STRING")
+    harness.prepare(rows)
+    writer = harness.upserter(["id"])
+    writer.write(rows, 0)
+    writer.write(rows.where("id > 5"), 1)
+    writer.write(rows.selectExpr("id", "'c' AS name").where("id = 2"), 2)
+    assert sorted(tuple(row) for row in harness.rows().collect()) == [(1, "a"), (2, "c")]

@@ -20,7 +20,8 @@ from penstock._tables.layout import TableRef
 from penstock._tables.write.cdc_events import END_AT, START_AT, RowShape, comparable
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.kept import keep
-from penstock._tables.write.keyed import KeyedTable, count_keys, in_one_task, of_keys
+from penstock._tables.write.key_joins import count_keys, in_one_task, of_keys
+from penstock._tables.write.keyed import KeyedTable
 from penstock.errors import FlowError
 
 _SMALL_ROWS = 50_000

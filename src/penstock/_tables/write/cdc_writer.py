@@ -28,7 +28,8 @@ from penstock._tables.write.cdc_state import CdcState
 from penstock._tables.write.decision import BatchDecision, DecisionFile
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.kept import keep
-from penstock._tables.write.keyed import REWRITE_BYTES, KeyedTable, Way, in_one_task
+from penstock._tables.write.key_joins import in_one_task
+from penstock._tables.write.keyed import REWRITE_BYTES, KeyedTable, Way
 from penstock._tables.write.prepare import prepare_table
 from penstock._tables.write.row_files import Written
 from penstock._tables.write.staging import QUARANTINE_FIELDS, RowCounts, count_rows, valid_rows

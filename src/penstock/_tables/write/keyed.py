@@ -6,7 +6,7 @@ not have vectors. Delta's MERGE, which runs a dozen jobs, is for tables that onl
 are fenced.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import reduce
@@ -23,6 +23,14 @@ from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.session_conf import session_conf
 from penstock._tables.write.cdc_events import START_AT, comparable
 from penstock._tables.write.fenced import FencedTable, TableTransaction
+from penstock._tables.write.key_joins import (
+    anti_join,
+    in_one_task,
+    key_names,
+    key_type,
+    of_keys,
+    without_keys,
+)
 from penstock._tables.write.schema import is_computed
 
 # The cost of a rewrite grows with the table.
@@ -167,13 +175,13 @@ class KeyedTable:
         return self._replace_rows(txn, touched, search, merged(old), result, way, count=count)
 
     def can_collect(self, touched: DataFrame) -> bool:
-        return has_exact_keys(self.delta, _key_type(touched))
+        return has_exact_keys(self.delta, key_type(touched))
 
     def collected(self, txn: TableTransaction, touched: DataFrame) -> Any:
         """The keys of a batch on the driver, as `BatchKeys`; they may be there several times."""
         by_name = {name.lower(): name for name in txn.metadata.schema.names}
         partitioned = {name.lower() for name in txn.metadata.partition_columns}
-        fields = _key_type(touched).fields
+        fields = key_type(touched).fields
         key = F.col("k")
         texts = [
             key.getField(field.name).cast("string").alias(f"{_KEY}_{field.name}")
@@ -218,7 +226,7 @@ class KeyedTable:
             return False
         if txn.metadata.configuration.get("delta.columnMapping.mode", "none").lower() == "id":
             return False
-        fields = _key_type(touched).fields
+        fields = key_type(touched).fields
         types = {field.name.lower(): _nullable(field.dataType) for field in txn.metadata.schema}
         if any(types.get(field.name.lower()) != _nullable(field.dataType) for field in fields):
             return False  # Values of another type have other bytes.
@@ -308,7 +316,7 @@ class KeyedTable:
         # MERGE starts its own transaction.
         self.table.commit_evolution(txn, None)
         session = rows.sparkSession
-        keys = _field_names(touched)
+        keys = key_names(touched)
         has_history = deletes and START_AT in rows.columns
         identity = [*keys, START_AT] if has_history else keys
         changes = rows.withColumn(_ACTION, F.lit(1))
@@ -320,7 +328,7 @@ class KeyedTable:
                 # A key that the table does not have matches no row.
                 have = touched.select(*[F.col("k").getField(key).alias(key) for key in keys])
             have = have.select(*[F.col(quoted(name)) for name in identity])
-            gone = _anti_join(have, rows.select(*[F.col(quoted(n)) for n in identity]))
+            gone = anti_join(have, rows.select(*[F.col(quoted(n)) for n in identity]))
             deletions = gone.withColumn(_ACTION, F.lit(0))
             changes = changes.unionByName(deletions, allowMissingColumns=True)
         stays = F.col(f"s.{_ACTION}") == 1
@@ -379,59 +387,5 @@ def _nullable(kind: T.DataType) -> T.DataType:
     return kind.toNullable() if isinstance(kind, StructType) else kind
 
 
-def _key_type(touched: DataFrame) -> StructType:
-    kind = touched.schema["k"].dataType
-    assert isinstance(kind, StructType)
-    return kind
-
-
 def _has_collation(kind: T.DataType) -> bool:
     return isinstance(kind, T.StringType) and "collate" in kind.simpleString()
-
-
-def _field_names(touched: DataFrame) -> list[str]:
-    return list(_key_type(touched).fieldNames())
-
-
-def count_keys(rows: DataFrame, key: Column) -> tuple[int, int]:
-    """The number of rows, and of those that share their key with another."""
-    keys = F.countDistinct(key).alias("keys")
-    row: Any = rows.agg(F.count(F.lit(1)).alias("rows"), keys).first()
-    return int(row["rows"]), int(row["rows"] - row["keys"])
-
-
-def in_one_task(rows: DataFrame) -> DataFrame:
-    """Few rows as one partition: they are joined and grouped without a shuffle, in one job."""
-    return rows.coalesce(1).hint("shuffle_hash")
-
-
-# Spark pushes semi and anti joins below a coalesce, where they need a shuffle again; so the keys,
-# which are unique, are joined by inner and outer joins.
-
-
-def of_keys(rows: DataFrame, keys: DataFrame) -> DataFrame:
-    """The rows with one of some keys; NULL equals NULL, as within structs."""
-    renamed = keys.withColumnRenamed("k", _KEY)
-    return rows.join(renamed, _key_of_row(keys) == F.col(_KEY)).select(*_columns(rows))
-
-
-def without_keys(rows: DataFrame, keys: DataFrame) -> DataFrame:
-    """The rows with none of some keys."""
-    marked = keys.withColumnRenamed("k", _KEY).withColumn(_ACTION, F.lit(0))
-    joined = rows.join(marked, _key_of_row(keys) == F.col(_KEY), "left_outer")
-    return joined.where(F.col(_ACTION).isNull()).select(*_columns(rows))
-
-
-def _key_of_row(keys: DataFrame) -> Column:
-    return F.struct(*[F.col(quoted(name)).alias(name) for name in _field_names(keys)])
-
-
-def _columns(rows: DataFrame) -> list[Column]:
-    return [F.col(quoted(name)) for name in rows.columns]
-
-
-def _anti_join(rows: DataFrame, other: DataFrame) -> DataFrame:
-    names: Sequence[str] = rows.columns
-    renamed = other.select(*[F.col(quoted(n)).alias(f"penstock_{i}") for i, n in enumerate(names)])
-    same = [F.col(quoted(n)).eqNullSafe(F.col(f"penstock_{i}")) for i, n in enumerate(names)]
-    return rows.join(renamed, reduce(Column.__and__, same), "left_anti")

@@ -14,7 +14,8 @@ from penstock._tables.commits import CommitResult
 from penstock._tables.write.decision import BatchDecision, DecisionFile
 from penstock._tables.write.fenced import TableTransaction
 from penstock._tables.write.kept import keep_and_count
-from penstock._tables.write.keyed import MOST_KEYS, KeyedTable, Way, count_keys
+from penstock._tables.write.key_joins import count_keys
+from penstock._tables.write.keyed import MOST_KEYS, KeyedTable, Way
 from penstock._tables.write.row_files import Written
 from penstock._tables.write.staging import RowCounts, count_rows, valid_rows
 from penstock._tables.write.writer import Batch, FlowWriter, WriterOptions

@@ -1,0 +1,68 @@
+"""Joins of rows with keys, which are structs in a column `k`."""
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from penstock._model.sql_text import quoted
+
+_KEY = "penstock_key"
+_MARK = "penstock_mark"
+
+
+def key_type(touched: DataFrame) -> StructType:
+    kind = touched.schema["k"].dataType
+    assert isinstance(kind, StructType)
+    return kind
+
+
+def key_names(touched: DataFrame) -> list[str]:
+    return list(key_type(touched).fieldNames())
+
+
+def count_keys(rows: DataFrame, key: Column) -> tuple[int, int]:
+    """The number of rows, and of those that share their key with another."""
+    keys = F.countDistinct(key).alias("keys")
+    row: Any = rows.agg(F.count(F.lit(1)).alias("rows"), keys).first()
+    return int(row["rows"]), int(row["rows"] - row["keys"])
+
+
+def in_one_task(rows: DataFrame) -> DataFrame:
+    """Few rows as one partition: they are joined and grouped without a shuffle, in one job."""
+    return rows.coalesce(1).hint("shuffle_hash")
+
+
+# Spark pushes semi and anti joins below a coalesce, where they need a shuffle again; so the keys,
+# which are unique, are joined by inner and outer joins.
+
+
+def of_keys(rows: DataFrame, keys: DataFrame) -> DataFrame:
+    """The rows with one of some keys; NULL equals NULL, as within structs."""
+    renamed = keys.withColumnRenamed("k", _KEY)
+    return rows.join(renamed, _key_of_row(keys) == F.col(_KEY)).select(*_columns(rows))
+
+
+def without_keys(rows: DataFrame, keys: DataFrame) -> DataFrame:
+    """The rows with none of some keys."""
+    marked = keys.withColumnRenamed("k", _KEY).withColumn(_MARK, F.lit(0))
+    joined = rows.join(marked, _key_of_row(keys) == F.col(_KEY), "left_outer")
+    return joined.where(F.col(_MARK).isNull()).select(*_columns(rows))
+
+
+def _key_of_row(keys: DataFrame) -> Column:
+    return F.struct(*[F.col(quoted(name)).alias(name) for name in key_names(keys)])
+
+
+def _columns(rows: DataFrame) -> list[Column]:
+    return [F.col(quoted(name)) for name in rows.columns]
+
+
+def anti_join(rows: DataFrame, other: DataFrame) -> DataFrame:
+    names: Sequence[str] = rows.columns
+    renamed = other.select(*[F.col(quoted(n)).alias(f"penstock_{i}") for i, n in enumerate(names)])
+    same = [F.col(quoted(n)).eqNullSafe(F.col(f"penstock_{i}")) for i, n in enumerate(names)]
+    return rows.join(renamed, reduce(Column.__and__, same), "left_anti")
