@@ -23,6 +23,11 @@ def bronze():
     return spark.readStream.schema("id BIGINT").json("in")
 
 
+@dp.table(output_mode="update")
+def counts():
+    return dp.read_stream("bronze").groupBy((F.col("id") % 2).alias("k")).count()
+
+
 @F.udf(returnType="BIGINT", useArrow=False)
 def tenfold(number):
     # Only executors of a cluster have it.
@@ -36,16 +41,31 @@ def gold():
 """
 
 
-def test_update_completes_when_the_master_is_local_cluster(tmp_path: Path) -> None:
+@pytest.mark.parametrize("serializer", ["JavaSerializer", "KryoSerializer"])
+def test_updates_complete_when_the_master_is_local_cluster(tmp_path: Path, serializer: str) -> None:
     (tmp_path / "shop.py").write_text(SOURCE, encoding="utf-8")
     (tmp_path / "in").mkdir()
-    rows = "\n".join(json.dumps({"id": number}) for number in (0, 1, 2, 3))
-    (tmp_path / "in" / "a.json").write_text(rows)
-    conf = ("spark.master=local-cluster[2,1,1024]", "spark.executor.memory=512m")
+    update(tmp_path, serializer, (0, 1, 2, 3))
+    update(tmp_path, serializer, (4, 6))
+    tables = tmp_path / ".penstock/tables/spark_catalog/default"
+    gold = DeltaTable(str(tables / "gold")).to_pyarrow_table().to_pylist()
+    assert sorted((row["k"], row["s"]) for row in gold) == [(0, 120), (1, 40)]
+    counts = DeltaTable(str(tables / "counts")).to_pyarrow_table().to_pylist()
+    assert sorted((row["k"], row["count"]) for row in counts) == [(0, 3), (1, 2)]
+
+
+def update(project: Path, serializer: str, ids: tuple[int, ...]) -> None:
+    rows = "\n".join(json.dumps({"id": number}) for number in ids)
+    (project / "in" / f"{ids[0]}.json").write_text(rows)
+    conf = (
+        "spark.master=local-cluster[2,1,1024]",
+        "spark.executor.memory=512m",
+        f"spark.serializer=org.apache.spark.serializer.{serializer}",
+    )
     options = [argument for setting in conf for argument in ("--conf", setting)]
     answer = subprocess.run(
         [sys.executable, "-m", "penstock", "run", *options],
-        cwd=tmp_path,
+        cwd=project,
         capture_output=True,
         text=True,
         timeout=300,
@@ -53,6 +73,3 @@ def test_update_completes_when_the_master_is_local_cluster(tmp_path: Path) -> No
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "COMPLETED" in answer.stdout
-    tables = tmp_path / ".penstock/tables/spark_catalog/default"
-    gold = DeltaTable(str(tables / "gold")).to_pyarrow_table().to_pylist()
-    assert sorted((row["k"], row["s"]) for row in gold) == [(0, 20), (1, 40)]

@@ -73,3 +73,17 @@ def test_jar_is_what_the_compiler_makes_of_the_sources(tmp_path: Path) -> None:
     built = tmp_path / "built.jar"
     subprocess.run([sys.executable, BUILD, built], check=True)
     assert built.read_bytes() == JAR.read_bytes()
+
+
+def test_records_that_are_sent_to_executors_can_be_serialized_by_kryo() -> None:
+    # `spark.serializer` of a cluster is often Kryo, which cannot serialize records by itself.
+    records = [
+        match
+        for source in SOURCES
+        for match in re.findall(
+            r"(.*)\n *(?:private )?record \w+\([^)]*\)\s+implements Serializable",
+            source.read_text(encoding="utf-8"),
+        )
+    ]
+    assert len(records) == 3
+    assert {line.strip() for line in records} == {"@DefaultSerializer(JavaSerializer.class)"}

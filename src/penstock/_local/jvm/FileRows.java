@@ -1,5 +1,7 @@
 package penstock.delta;
 
+import com.esotericsoftware.kryo.DefaultSerializer;
+import com.esotericsoftware.kryo.serializers.JavaSerializer;
 import java.io.Serializable;
 import java.util.ArrayList;
 import java.util.HashMap;
@@ -58,6 +60,7 @@ final class FileRows {
   private long bytes;
 
   /** Rows of a file: those at some positions, or all others; positions are a serialized bitmap. */
+  @DefaultSerializer(JavaSerializer.class)
   private record Rows(byte[] positions, boolean isExcept, long copies) implements Serializable {}
 
   /** @param columns the columns to read, as in the schema of the table */

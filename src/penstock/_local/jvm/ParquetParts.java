@@ -1,5 +1,7 @@
 package penstock.delta;
 
+import com.esotericsoftware.kryo.DefaultSerializer;
+import com.esotericsoftware.kryo.serializers.JavaSerializer;
 import java.io.Serializable;
 import java.util.ArrayList;
 import java.util.List;
@@ -29,7 +31,8 @@ final class ParquetParts {
 
   private final List<Part> parts = new ArrayList<>();
 
-  /** A part of a file; {@code file} is its number. */
+  /** A part of a file; {@code file} is its number. Kryo cannot serialize records. */
+  @DefaultSerializer(JavaSerializer.class)
   record Part(int file, String uri, long start, long length, long size) implements Serializable {
     scala.collection.Iterator<InternalRow> read(
         Function1<PartitionedFile, scala.collection.Iterator<InternalRow>> reader) {

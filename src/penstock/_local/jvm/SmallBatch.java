@@ -1,5 +1,7 @@
 package penstock.delta;
 
+import com.esotericsoftware.kryo.DefaultSerializer;
+import com.esotericsoftware.kryo.serializers.JavaSerializer;
 import java.io.Serializable;
 import java.util.ArrayList;
 import java.util.Iterator;
@@ -48,7 +50,8 @@ public final class SmallBatch {
     return isComplete ? PlanParts.local(session, schema, rows) : null;
   }
 
-  /** The rows of a task; null if they have too many bytes. */
+  /** The rows of a task; null if they have too many bytes. Kryo cannot serialize records. */
+  @DefaultSerializer(JavaSerializer.class)
   private record Part(long count, List<UnsafeRow> rows) implements Serializable {}
 
   private static final class Collect implements FlatMapFunction<Iterator<InternalRow>, Part> {
