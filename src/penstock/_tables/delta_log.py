@@ -163,15 +163,13 @@ class DeltaJvm:
         return DataFrame(frame, session)
 
     def other_rows(
-        self, snapshot: Any, live_files: Any, keys: Any, most: int, session: SparkSession
+        self, snapshot: Any, live_files: Any, keys: Any, session: SparkSession
     ) -> DataFrame | None:
-        """The rows of a table without partitions that have none of some `BatchKeys`.
+        """The rows of a table that have none of some `BatchKeys`, read by one task.
 
-        They are on the driver. `None` if the table may have more than `most` rows.
+        `None` if a query would not return the rows of the files as they are.
         """
-        frame = self._own.KeySearch.otherRows(
-            session._jsparkSession, snapshot, live_files, keys, most
-        )
+        frame = self._own.FileRows.otherRows(session._jsparkSession, snapshot, live_files, keys)
         return None if frame is None else DataFrame(frame, session)
 
     def begin(self, path: str, statistics: Any = None) -> Any:

@@ -85,5 +85,5 @@ def test_records_that_are_sent_to_executors_can_be_serialized_by_kryo() -> None:
             source.read_text(encoding="utf-8"),
         )
     ]
-    assert len(records) == 3
+    assert len(records) == 4
     assert {line.strip() for line in records} == {"@DefaultSerializer(JavaSerializer.class)"}

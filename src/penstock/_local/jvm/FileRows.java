@@ -4,11 +4,13 @@ import com.esotericsoftware.kryo.DefaultSerializer;
 import com.esotericsoftware.kryo.serializers.JavaSerializer;
 import java.io.Serializable;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.HashMap;
 import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
 import java.util.NoSuchElementException;
+import java.util.function.Predicate;
 import org.apache.spark.api.java.JavaSparkContext;
 import org.apache.spark.api.java.function.FlatMapFunction;
 import org.apache.spark.sql.Dataset;
@@ -46,9 +48,10 @@ import scala.jdk.javaapi.CollectionConverters;
  * <p>Delta would read a file with another deletion vector twice, for rows that are deleted and for
  * rows that are there again.
  */
-final class FileRows {
+public final class FileRows {
   /** Parquet files are about so much smaller than their rows. */
   private static final int FACTOR = 4;
+  private static final String COPIES = "penstock_copies";
 
   private final SparkSession session;
   private final DeltaLog log;
@@ -58,10 +61,35 @@ final class FileRows {
   private final ParquetParts parts = new ParquetParts();
   private final List<Rows> files = new ArrayList<>();
   private long bytes;
+  private Keys without = new Keys(null, new int[0]);
 
   /** Rows of a file: those at some positions, or all others; positions are a serialized bitmap. */
   @DefaultSerializer(JavaSerializer.class)
   private record Rows(byte[] positions, boolean isExcept, long copies) implements Serializable {}
+
+  /** Keys, and their columns. */
+  @DefaultSerializer(JavaSerializer.class)
+  private record Keys(BatchKeys.Group group, int[] columns) implements Serializable {}
+
+  /**
+   * The rows of a table that have none of some keys, read by one task.
+   *
+   * @return null if the query of a table does not return the rows of its files as they are
+   */
+  public static Dataset<Row> otherRows(
+      SparkSession session, Snapshot snapshot, LiveFiles live, BatchKeys keys) {
+    if (!canRead(snapshot)) {
+      return null;
+    }
+    StructType columns = snapshot.schema();
+    FileRows rows = new FileRows(session, snapshot, columns);
+    live.at(snapshot).forEach(file -> rows.add(file, 1));
+    int[] all = new int[keys.columns.size()];
+    Arrays.setAll(all, key -> key);
+    int[] positions = keys.columns.stream().mapToInt(columns::fieldIndex).toArray();
+    rows.without = new Keys(keys.groups(all, new int[0]).get(List.of()), positions);
+    return rows.frame(COPIES, 1).drop(COPIES);
+  }
 
   /** @param columns the columns to read, as in the schema of the table */
   FileRows(SparkSession session, Snapshot snapshot, StructType columns) {
@@ -120,7 +148,9 @@ final class FileRows {
 
   /** The rows as a query of one job with up to so many tasks. */
   Dataset<Row> frame(String copies, int tasks) {
-    ReadTask task = new ReadTask(ParquetParts.reader(session, log, physical, List.of()), files, physical);
+    ReadTask task =
+        new ReadTask(
+            ParquetParts.reader(session, log, physical, List.of()), files, physical, without);
     List<List<ParquetParts.Part>> each = parts.tasks(tasks);
     JavaSparkContext context = new JavaSparkContext(session.sparkContext());
     org.apache.spark.sql.classic.SparkSession classic =
@@ -142,19 +172,23 @@ final class FileRows {
     private final Function1<PartitionedFile, scala.collection.Iterator<InternalRow>> reader;
     private final List<Rows> files;
     private final StructType columns;
+    private final Keys without;
 
     ReadTask(
         Function1<PartitionedFile, scala.collection.Iterator<InternalRow>> reader,
         List<Rows> files,
-        StructType columns) {
+        StructType columns,
+        Keys without) {
       this.reader = reader;
       this.files = files;
       this.columns = columns;
+      this.without = without;
     }
 
     @Override
     public Iterator<InternalRow> call(List<ParquetParts.Part> parts) {
       Map<Long, UnsafeProjection> projections = new HashMap<>();
+      Predicate<InternalRow> isLeftOut = isLeftOut();
       Iterator<ParquetParts.Part> rest = parts.iterator();
       return new Iterator<>() {
         private Iterator<InternalRow> rows = List.<InternalRow>of().iterator();
@@ -169,6 +203,7 @@ final class FileRows {
                     part.read(reader),
                     chosen,
                     columns.size(),
+                    isLeftOut,
                     projections.computeIfAbsent(chosen.copies(), copies -> projection(copies)));
           }
           return rows.hasNext();
@@ -182,6 +217,16 @@ final class FileRows {
           return rows.next();
         }
       };
+    }
+
+    private Predicate<InternalRow> isLeftOut() {
+      BatchKeys.Group group = without.group();
+      if (group == null) {
+        return row -> false;
+      }
+      UnsafeProjection key = BatchKeys.projection(columns, without.columns());
+      int first = without.columns()[0];
+      return row -> group.mayHave(row, first) && group.keys.contains(key.apply(row));
     }
 
     private UnsafeProjection projection(long copies) {
@@ -200,6 +245,7 @@ final class FileRows {
     private final long[] positions;
     private final boolean isExcept;
     private final int index;
+    private final Predicate<InternalRow> isLeftOut;
     private final UnsafeProjection projection;
     private int at;
     private InternalRow row;
@@ -208,11 +254,13 @@ final class FileRows {
         scala.collection.Iterator<InternalRow> all,
         Rows chosen,
         int index,
+        Predicate<InternalRow> isLeftOut,
         UnsafeProjection projection) {
       this.all = all;
       this.positions = RoaringBitmapArray.readFrom(chosen.positions()).toArray();
       this.isExcept = chosen.isExcept();
       this.index = index;
+      this.isLeftOut = isLeftOut;
       this.projection = projection;
     }
 
@@ -225,7 +273,7 @@ final class FileRows {
           at++;
         }
         boolean isListed = at < positions.length && positions[at] == position;
-        row = isListed == isExcept ? null : projection.apply(next);
+        row = isListed == isExcept || isLeftOut.test(next) ? null : projection.apply(next);
       }
       return row != null;
     }

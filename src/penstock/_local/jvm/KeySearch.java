@@ -62,20 +62,13 @@ public final class KeySearch {
   private final StructType columns;
   private final int struct;
   private final int[] keys;
-  private final Wanted wanted;
-
-  /** What a search returns. */
-  enum Wanted {
-    POSITIONS,
-    ROWS,
-    /** The rows that have none of the keys. */
-    OTHER_ROWS
-  }
+  private final boolean returnsRows;
 
   /**
    * @param columns the columns to read, as in the schema of the table; nested ones may be fewer
    * @param struct the position of the column that has the keys as fields; -1 if keys are columns
    * @param keys the positions of the keys within the columns, or within that struct
+   * @param returnsRows whether the columns of the rows are returned
    */
   KeySearch(
       SparkSession session,
@@ -84,7 +77,7 @@ public final class KeySearch {
       StructType columns,
       int struct,
       int[] keys,
-      Wanted wanted) {
+      boolean returnsRows) {
     this.session = session;
     this.log = log;
     this.metadata = snapshot.metadata();
@@ -93,7 +86,7 @@ public final class KeySearch {
             columns, metadata.schema(), metadata.columnMappingMode(), true);
     this.struct = struct;
     this.keys = keys;
-    this.wanted = wanted;
+    this.returnsRows = returnsRows;
   }
 
   /**
@@ -113,54 +106,16 @@ public final class KeySearch {
       files.at(snapshot).forEach(file -> candidates.add(new Candidate(file, group)));
     }
     int struct = columns.fieldIndex("k");
-    KeySearch search = new KeySearch(session, log, snapshot, columns, struct, all, Wanted.ROWS);
-    List<InternalRow> rows = search.liveRows(candidates);
-    JavaSparkContext context = new JavaSparkContext(session.sparkContext());
-    return ((org.apache.spark.sql.classic.SparkSession) session)
-        .internalCreateDataFrame(context.parallelize(rows, 1).rdd(), columns, false);
-  }
-
-  /**
-   * The rows of a table without partitions that have none of some keys, on the driver.
-   *
-   * @return null if the table has more rows than {@code most}, or the log does not say how many
-   */
-  public static Dataset<Row> otherRows(
-      SparkSession session, Snapshot snapshot, LiveFiles files, BatchKeys keys, long most)
-      throws IOException {
-    long count = 0;
-    List<AddFile> live = files.at(snapshot);
-    for (AddFile file : live) {
-      Option<Object> rows = file.numPhysicalRecords();
-      count += rows.isDefined() ? (Long) rows.get() : most + 1;
-    }
-    if (count > most) {
-      return null;
-    }
-    StructType columns = snapshot.schema();
-    int[] all = new int[keys.columns.size()];
-    Arrays.setAll(all, key -> key);
-    int[] positions = keys.columns.stream().mapToInt(columns::fieldIndex).toArray();
-    BatchKeys.Group group = keys.groups(all, new int[0]).get(List.of());
-    List<Candidate> candidates = new ArrayList<>();
-    live.forEach(file -> candidates.add(new Candidate(file, group)));
-    KeySearch search =
-        new KeySearch(
-            session, snapshot.deltaLog(), snapshot, columns, -1, positions, Wanted.OTHER_ROWS);
-    return PlanParts.local(
-        (org.apache.spark.sql.classic.SparkSession) session,
-        columns,
-        search.liveRows(candidates));
-  }
-
-  private List<InternalRow> liveRows(List<Candidate> candidates) throws IOException {
+    KeySearch search = new KeySearch(session, log, snapshot, columns, struct, all, true);
     DeletionVectorStore store =
         DeletionVectorStore$.MODULE$.createInstance(log.newDeltaHadoopConf());
     List<InternalRow> rows = new ArrayList<>();
-    for (Hits hits : search(candidates)) {
+    for (Hits hits : search.search(candidates)) {
       rows.addAll(hits.liveRows(candidates.get(hits.file).file(), log, store));
     }
-    return rows;
+    JavaSparkContext context = new JavaSparkContext(session.sparkContext());
+    return ((org.apache.spark.sql.classic.SparkSession) session)
+        .internalCreateDataFrame(context.parallelize(rows, 1).rdd(), columns, false);
   }
 
   /** A file, and the keys that it may have. */
@@ -238,7 +193,7 @@ public final class KeySearch {
               struct,
               keys,
               ParquetParts.withPosition(columns),
-              wanted);
+              returnsRows);
       List<List<ParquetParts.Part>> tasks =
           parts.tasks(session.sparkContext().defaultParallelism());
       return context.parallelize(tasks, tasks.size()).flatMap(task).collect();
@@ -255,8 +210,7 @@ public final class KeySearch {
 
   /** Whether a file may have one of the keys, from its statistics; deletions leave them valid. */
   private boolean overlaps(AddFile file, BatchKeys.Group group, StructField first) {
-    boolean isPruned = struct < 0 && wanted != Wanted.OTHER_ROWS;
-    if (!isPruned || group.bounds() == null || file.stats() == null) {
+    if (struct >= 0 || group.bounds() == null || file.stats() == null) {
       return true;
     }
     try {
@@ -272,7 +226,7 @@ public final class KeySearch {
 
   /** Row groups without any of the keys are not read. */
   private List<Filter> filters(List<BatchKeys.Group> groups, StructField first) {
-    if (struct >= 0 || wanted == Wanted.OTHER_ROWS || first.name().matches(".*[.`].*")) {
+    if (struct >= 0 || first.name().matches(".*[.`].*")) {
       return List.of();
     }
     long min = Long.MAX_VALUE;
@@ -313,7 +267,7 @@ public final class KeySearch {
     private final int struct;
     private final int[] keys;
     private final StructType shape;
-    private final Wanted wanted;
+    private final boolean returnsRows;
 
     SearchTask(
         Function1<PartitionedFile, scala.collection.Iterator<InternalRow>> reader,
@@ -322,14 +276,14 @@ public final class KeySearch {
         int struct,
         int[] keys,
         StructType shape,
-        Wanted wanted) {
+        boolean returnsRows) {
       this.reader = reader;
       this.groups = groups;
       this.groupOfFile = groupOfFile;
       this.struct = struct;
       this.keys = keys;
       this.shape = shape;
-      this.wanted = wanted;
+      this.returnsRows = returnsRows;
     }
 
     @Override
@@ -337,8 +291,7 @@ public final class KeySearch {
       UnsafeProjection key = key();
       int[] all = new int[shape.size() - 1];
       Arrays.setAll(all, column -> column);
-      UnsafeProjection row =
-          wanted == Wanted.POSITIONS ? null : BatchKeys.projection(shape, all);
+      UnsafeProjection row = returnsRows ? BatchKeys.projection(shape, all) : null;
       List<Hits> hits = new ArrayList<>();
       for (ParquetParts.Part part : parts) {
         Hits file = search(part, key, row);
@@ -364,8 +317,7 @@ public final class KeySearch {
           }
           holder = next.getStruct(struct, width);
         }
-        boolean has = group.mayHave(holder, keys[0]) && group.keys.contains(key.apply(next));
-        if (has != (wanted == Wanted.OTHER_ROWS)) {
+        if (group.mayHave(holder, keys[0]) && group.keys.contains(key.apply(next))) {
           hits.add(next.getLong(index));
           if (row != null) {
             hits.rows.add(row.apply(next).copy());

@@ -108,9 +108,7 @@ public final class KeyedRows {
     }
     int[] all = new int[data.size()];
     Arrays.setAll(all, column -> column);
-    KeySearch.Wanted wanted =
-        returnsRows ? KeySearch.Wanted.ROWS : KeySearch.Wanted.POSITIONS;
-    KeySearch search = new KeySearch(session, log, snapshot, schema, -1, all, wanted);
+    KeySearch search = new KeySearch(session, log, snapshot, schema, -1, all, returnsRows);
     DeletionVectorStore store =
         DeletionVectorStore$.MODULE$.createInstance(log.newDeltaHadoopConf());
     for (KeySearch.Hits hits : search.search(candidates)) {

@@ -6,8 +6,9 @@ from pyspark.sql import DataFrame
 
 from penstock._tables.delta_log import DeltaJvm
 
-# Rows of this size are sent to the driver, and back with each task that reads them.
-_DRIVER_BYTES = 4 * 1024 * 1024
+# Rows of this size are sent to the driver, and back with each task that reads them. Spark warns
+# about tasks that are larger.
+_DRIVER_BYTES = 1_000_000
 
 
 def keep(df: DataFrame) -> DataFrame:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import reduce
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.types import StructType
@@ -35,10 +35,9 @@ from penstock._tables.write.schema import is_computed
 
 # The cost of a rewrite grows with the table.
 REWRITE_BYTES = 8 * 1024 * 1024
-_DRIVER_BYTES = 2 * 1024 * 1024
 # Keys are collected to the driver, and sent to the tasks that search them.
 MOST_KEYS = 500_000
-# Up to so many rows are written by one task, or read to the driver to be rewritten.
+# Up to so many rows are written by one task.
 _SMALL_ROWS = 50_000
 _ACTION = "penstock_action"
 _KEY = "penstock_key"
@@ -284,23 +283,16 @@ class KeyedTable:
         keys: Any,
     ) -> int:
         removed = self.table.removals(txn)
-        other = self._other_rows(txn, keys, rows.sparkSession)
+        other = None
+        if keys is not None and self._can_search(txn, touched):
+            # Without planning a join.
+            snapshot, live = txn.jvm.snapshot(), self.table.live_files.jvm
+            other = self.delta.other_rows(snapshot, live, keys, rows.sparkSession)
         if other is None:
             other = without_keys(in_one_task(self.rows(txn, rows)), in_one_task(touched))
         written = other.unionByName(rows, allowMissingColumns=True).coalesce(1)
         added = self.delta.write_files(txn.jvm, written)
         return self.table.commit(txn, [*removed, *added], result.batch_id, result, complete=False)
-
-    def _other_rows(
-        self, txn: TableTransaction, keys: Any, session: SparkSession
-    ) -> DataFrame | None:
-        """The rows without some of `keys`, without planning a join; `None` if they may be many."""
-        table, snapshot = self.table.live_files, txn.jvm.snapshot()
-        is_small = table.size(snapshot) <= _DRIVER_BYTES
-        if keys is None or txn.metadata.partition_columns or not is_small:
-            return None
-        txn.jvm.readWholeTable()
-        return self.delta.other_rows(snapshot, table.jvm, keys, _SMALL_ROWS, session)
 
     def _merge(
         self,
