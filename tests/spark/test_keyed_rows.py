@@ -119,7 +119,7 @@ LONG = pytest.mark.long
 def test_table_equals_a_dictionary_after_random_batches(
     spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch, name: str, way: Way
 ) -> None:
-    if not SHAPES[name].partitions:  # a small table is read to the driver, without a join
+    if not SHAPES[name].partitions:  # the task that writes a small table reads it, without a join
         monkeypatch.setattr(KeyedTable, "rows", None)
     draw = random.Random(f"{name} {way}")
     keyed, expected = Keyed(spark, harness, SHAPES[name], way), {}

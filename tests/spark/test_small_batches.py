@@ -115,8 +115,8 @@ def test_few_rows_are_computed_once_and_kept_on_the_driver(spark: SparkSession, 
         "t": "IF(id = 1, NULL, repeat('é', CAST(id AS INT)))",
     }
     batch = spark.range(rows).selectExpr(*[f"{sql} AS `{name}`" for name, sql in columns.items()])
-    frame, count = kept.keep_and_count(DeltaJvm(spark), batch)
-    assert count == rows
+    frame, counts = kept.keep_and_count(DeltaJvm(spark), batch, None)
+    assert counts.clean_rows == rows
     assert frame.schema == batch.schema
     assert not frame.storageLevel.useMemory
     first = frame.collect()
@@ -130,9 +130,9 @@ def test_many_rows_stay_with_the_tasks(
 ) -> None:
     monkeypatch.setattr(kept, "_DRIVER_BYTES", 4_000)
     batch = spark.range(0, 1_000, 1, 4).selectExpr("id", "rand() AS r")
-    frame, count = kept.keep_and_count(DeltaJvm(spark), batch)
+    frame, counts = kept.keep_and_count(DeltaJvm(spark), batch, None)
     try:
-        assert count == 1_000
+        assert counts.clean_rows == 1_000
         assert frame.storageLevel.useMemory
         assert sorted(frame.collect()) == sorted(frame.collect())
     finally:
@@ -143,7 +143,7 @@ def test_a_batch_that_fails_is_not_kept(spark: SparkSession) -> None:
     before = spark.sparkContext._jsc.getPersistentRDDs().size()
     batch = spark.range(3).selectExpr("raise_error('broken') AS x")
     with pytest.raises(Exception, match="broken"):
-        kept.keep_and_count(DeltaJvm(spark), batch)
+        kept.keep_and_count(DeltaJvm(spark), batch, None)
     assert spark.sparkContext._jsc.getPersistentRDDs().size() == before
 
 

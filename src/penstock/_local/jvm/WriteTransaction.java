@@ -44,9 +44,9 @@ public class WriteTransaction extends OptimisticTransaction {
   }
 
   /**
-   * Delta calls it within the commit, and if a checkpoint is due, it first computes the state of
-   * the table for an event that open-source Delta does not record ({@code CommitStats}): a second
-   * of every 50th batch.
+   * If a checkpoint is due, Delta computes the state of the table within the commit, for an event
+   * that open-source Delta does not record ({@code CommitStats}, delta-io/delta#2718): a second of
+   * every 50th batch.
    */
   @Override
   public boolean isCheckpointNeeded(long version, Snapshot committed) {

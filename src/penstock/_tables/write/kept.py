@@ -5,6 +5,8 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.write.staging import RowCounts, count_rows
+from penstock.quality.split import RowSplit
 
 # Rows of this size are sent to the driver, and back with each task that reads them. Spark warns
 # about tasks that are larger.
@@ -24,21 +26,27 @@ def keep(df: DataFrame) -> DataFrame:
     return df.localCheckpoint(eager=False)
 
 
-def keep_and_count(delta: DeltaJvm, df: DataFrame) -> tuple[DataFrame, int]:
-    """As `keep`, but computes the rows now, in one job; also returns their number.
+def keep_and_count(
+    delta: DeltaJvm, df: DataFrame, split: RowSplit | None
+) -> tuple[DataFrame, RowCounts]:
+    """As `keep`, but computes the rows now, and counts them in the same job.
 
-    Few rows are moved to the driver: later reads of them start no job, and cannot lose them.
+    Without expectations, few rows are moved to the driver: later reads of them start no job, and
+    cannot lose them.
     """
     kept = keep(df)
-    if not delta.has_own_classes:
-        return kept, kept.count()
     try:
+        if split is not None:
+            return kept, count_rows(kept, split)[0]
+        if not delta.has_own_classes:
+            return kept, RowCounts(kept.count(), 0, {})
         batch = delta.small_batch(kept, _DRIVER_BYTES)
+        counts = RowCounts(int(batch.count()), 0, {})
         rows = batch.rows(df.sparkSession._jsparkSession)
     except BaseException:
         kept.unpersist()
         raise
     if rows is None:
-        return kept, int(batch.count())
+        return kept, counts
     kept.unpersist()
-    return DataFrame(rows, df.sparkSession), int(batch.count())
+    return DataFrame(rows, df.sparkSession), counts

@@ -17,7 +17,7 @@ from penstock._tables.write.kept import keep_and_count
 from penstock._tables.write.key_joins import count_keys
 from penstock._tables.write.keyed import MOST_KEYS, KeyedTable, Way
 from penstock._tables.write.row_files import Written
-from penstock._tables.write.staging import RowCounts, count_rows, valid_rows
+from penstock._tables.write.staging import valid_rows
 from penstock._tables.write.writer import Batch, FlowWriter, WriterOptions
 from penstock.errors import FlowError, InternalError
 from penstock.quality.split import row_json
@@ -55,13 +55,8 @@ class UpsertWriter(FlowWriter):
         )
 
     def _write_files(self, df: DataFrame, txn: TableTransaction, schema: StructType) -> Written:
-        kept, count = keep_and_count(self._delta, df)
-        self._kept = kept
-        rows = valid_rows(kept, self._split)
-        if self._split is None:
-            counts = RowCounts(count, 0, {})
-        else:
-            counts, _ = count_rows(kept, self._split)
+        kept, counts = keep_and_count(self._delta, df, self._split)
+        self._kept, rows = kept, valid_rows(kept, self._split)
         self._check_keys(txn, rows, counts.clean_rows)
         if self._split is None:
             return Written(counts, rows=rows)
@@ -152,13 +147,9 @@ class UniqueWriter(FlowWriter):
         raise AssertionError("unreachable")
 
     def _write_files(self, df: DataFrame, txn: TableTransaction, schema: StructType) -> Written:
-        kept, count = keep_and_count(self._delta, df)
-        self._kept, split, bad = kept, self._split, []
-        if split is None:
-            counts = RowCounts(count, 0, {})
-        else:
-            counts, _ = count_rows(kept, split)
-            bad = self._files.write_bad(kept, counts, split)
+        kept, counts = keep_and_count(self._delta, df, self._split)
+        self._kept, split = kept, self._split
+        bad = [] if split is None else self._files.write_bad(kept, counts, split)
         if not counts.clean_rows:
             return Written(counts, bad=bad)
         return self._write_new(txn, Written(counts, bad=bad), self._unique(valid_rows(kept, split)))

@@ -134,8 +134,8 @@ class ViewWriter(FlowWriter):
         if self._merges or self._changes is not None:
             count = self._count if self._changes is None else self._added
             return Written(RowCounts(count, 0, {}), rows=df)
-        self._kept, count = keep_and_count(self._delta, df)
-        return Written(RowCounts(count, 0, {}), rows=self._kept)
+        self._kept, counts = keep_and_count(self._delta, df, None)
+        return Written(counts, rows=self._kept)
 
     def _merged(self, old: DataFrame, df: DataFrame) -> DataFrame:
         names = [name for name, merge in self._merges.items() if not merge]
