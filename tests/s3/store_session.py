@@ -7,6 +7,7 @@ Each line of standard input is a list in JSON: a call and its arguments.
     race STORE FOLDER           writers race for versions of a log
     read STORAGE                rows of all tables below a storage
     sql STATEMENT               rows of a statement
+    after ROOT PATH...          files of a root that come after each path
     lease PLAN                  one of two drivers that race for a lease
     penstock FOLDER ARGUMENT... exit code and output of a command, which uses this session
 
@@ -31,10 +32,13 @@ from pyspark.sql import SparkSession
 from penstock._cli.main import main
 from penstock._execution import storage_lease
 from penstock._execution.storage_lease import StorageLease
+from penstock._formats.options import file_options
 from penstock._local.cds import java_options
 from penstock._local.jars import SPARK_JAR_SETS, class_path
 from penstock._spark.session import SessionOptions, build_session, stop_session
 from penstock.errors import SetupError
+from penstock.sources.files.key_inbox import files_after
+from penstock.sources.files.listing import FileRoots
 
 VERSIONS = 40
 
@@ -124,6 +128,13 @@ def sql(spark: SparkSession, statement: str) -> list[list[Any]]:
     return [list(row) for row in spark.sql(statement).collect()]
 
 
+def after(spark: SparkSession, root: str, *paths: str) -> list[list[str]]:
+    options = file_options({"format": "text"}, has_schema=True, streaming=True)
+    roots = FileRoots(spark, [root], options)
+    (folder,) = roots.first_folders()
+    return [[file.path for file in files_after(spark, roots, folder, path)] for path in paths]
+
+
 def penstock(spark: SparkSession, folder: str, *arguments: str) -> tuple[int, str]:
     """As on a machine of its own: its locks are in the folder of the project."""
     output = io.StringIO()
@@ -142,7 +153,14 @@ def penstock(spark: SparkSession, folder: str, *arguments: str) -> tuple[int, st
     return code, output.getvalue()
 
 
-CALLS = {"race": race, "read": read, "sql": sql, "lease": lease, "penstock": penstock}
+CALLS = {
+    "race": race,
+    "read": read,
+    "sql": sql,
+    "lease": lease,
+    "after": after,
+    "penstock": penstock,
+}
 
 
 def serve(jar_set: str, settings: str, storage: str, log: str) -> None:

@@ -204,6 +204,45 @@ def test_files_that_the_bucket_announces_are_read_once(
     assert run(fetchParallelism="3") == expected
 
 
+def test_a_listing_by_key_has_the_files_that_come_after(
+    server: S3Double, session: StoreSession
+) -> None:
+    landing = Landing(server, "ordered")
+    names = ["a", "a b+ü%41#", "a-1", "a.json", "b", "c=2026", "ü", "üb", "日", "z~"]
+    keys = {f"in/{first}/{second}.txt" for first in names for second in names[::3]}
+    keys |= {f"in/{name}.txt" for name in names} | {"in/c=2026/ü/x/1.txt", "in/c=2026/ü-/2.txt"}
+    for key in keys | {"in/_x/1", "in/b/.x/1", "in/b/_y", "out/1", "in2", "in-1/x"}:
+        landing.put(key)
+    expected = sorted(f"s3a://ordered/{key}" for key in keys)
+    beyond = ["", "s3a://ordered/in/c=2026/", "s3a://ordered/in/c=2027/x", "s3a://ordered/in/~"]
+    lasts = [*expected[::4], *beyond, expected[-1]]
+    for last, files in zip(lasts, session("after", "s3a://ordered/in", *lasts), strict=True):
+        assert sorted(files) == [path for path in expected if path > last], last
+    (some,) = session("after", "s3a://ordered/in/{a,c=*}", "s3a://ordered/in/c")
+    assert set(some) == {path for path in expected if "/c=2026" in path}
+    assert session("after", "s3a://ordered/none", "") == [[]]
+
+
+@pytest.mark.long  # four updates
+def test_objects_are_found_by_the_order_of_keys(
+    server: S3Double, session: StoreSession, tmp_path: Path
+) -> None:
+    landing = Landing(server, "incremental")
+    run = NotifiedProject(landing, session, tmp_path, server.port)
+    incremental = {"useNotifications": "false", "useIncrementalListing": "true"}
+    expected = [landing.put(key) for key in ("in/day=2/b.json", "in/day=1/a.json")]
+    assert run(**incremental) == expected
+    # The first of these comes before others in the order of keys, but not much later.
+    for key in ("in/day=1/b.json", "in/day=2/ü.json", "in/day=3/a.json", "elsewhere/x", "in/_x"):
+        expected.append(landing.put(key))
+    expected = expected[:-2]
+    assert run(**incremental) == expected
+    expected.append(landing.put("in/day=3/b.json"))
+    assert run(useNotifications="false") == expected
+    expected.append(landing.put("in/day=0/b.json"))
+    assert run(**incremental) == expected
+
+
 @pytest.mark.long  # ten updates
 def test_a_switch_and_a_backfill_read_what_was_not_announced_and_files_are_cleaned_up(
     server: S3Double, session: StoreSession, tmp_path: Path

@@ -19,6 +19,7 @@ from penstock._spark.failures import full_text
 from penstock._tables.files import StorageFiles
 from penstock.errors import FlowError
 from penstock.sources.files.batch_log import batch_files
+from penstock.sources.files.inboxes import open_inbox
 from penstock.sources.files.opening import OpenedFiles, open_source, read_source
 from penstock.sources.files.recovery import check_files, recover
 from penstock.sources.memory import FolderMemory
@@ -60,6 +61,7 @@ class FileStream:
         while True:
             rows: dict[int, list[Row]] = {}
             source = self._open()
+            self._announce(source)
             df = read_source(source, streaming=True)
             self.columns, self.types = df.columns, dict(df.dtypes)
             df = df.selectExpr(*select) if select else df
@@ -121,6 +123,11 @@ class FileStream:
             state=self.state,
             analysis=False,
         )
+
+    def _announce(self, source: OpenedFiles) -> None:
+        inbox = open_inbox(source, self._checkpoint, [source.roots], "f")
+        if inbox is not None:
+            inbox.prepare()
 
     def _files(self) -> list[Path]:
         return sorted(path for path in self.folder.rglob("*") if path.is_file())

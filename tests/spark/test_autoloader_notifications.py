@@ -17,10 +17,11 @@ from penstock._tables.kill_points import step_callback
 from penstock.errors import FlowError
 from penstock.sources.files.announced import AnnouncedFiles
 from penstock.sources.files.batch_log import SourceLogs
-from penstock.sources.files.inbox import FileInbox
+from penstock.sources.files.discovery import Discovery
 from penstock.sources.files.listing import file_uri
 from penstock.sources.files.opening import OpenedFiles
 from penstock.sources.files.queue import FileQueue, Message, QueueUnreachable
+from penstock.sources.files.queue_inbox import QueueInbox
 
 pytestmark = pytest.mark.spark
 
@@ -33,8 +34,11 @@ class AnnouncedStream(FileStream):
     announces = True
 
     def _open(self, *, streaming: bool = True) -> OpenedFiles:
-        opened = super()._open(streaming=streaming)
-        return replace(opened, announced=self.announced) if self.announces else opened
+        discovery = Discovery.QUEUE if self.announces else Discovery.SPARK
+        return replace(super()._open(streaming=streaming), discovery=discovery)
+
+    def _announce(self, source: OpenedFiles) -> None:
+        """The test does it."""
 
     @property
     def announced(self) -> str:
@@ -147,8 +151,8 @@ def test_messages_are_deleted_only_after_their_files_are_in_the_log(
     roots = replace_paths(opened, "s3a://b/in")
     queue_options = QueueOptions(url="http://localhost/1/q", receivers=1)
     options = replace(opened.options, queue=queue_options, backfill_seconds=60.0)
-    source = replace(opened, options=options, announced=str(tmp_path / "announced"), roots=roots)
-    log = AnnouncedFiles(spark, str(tmp_path / "announced"))
+    source = replace(opened, options=options, discovery=Discovery.QUEUE, roots=roots)
+    log = AnnouncedFiles(spark, str(tmp_path / "state" / "announced"))
     log.create()
     listings: list[float] = []
     monkeypatch.setattr(roots, "list", lambda: listings.append(clock[0]) or [])
@@ -156,10 +160,10 @@ def test_messages_are_deleted_only_after_their_files_are_in_the_log(
     bodies += [event("in/0"), event("out/x"), event("in/d/"), event("in//d"), event("in/_x"), "{"]
     queue, clock = ListQueue(bodies), [1000.0]
 
-    def inbox() -> FileInbox:
+    def inbox() -> QueueInbox:
         queue.seen.clear()
-        monkeypatch.setattr("penstock.sources.files.inbox.FileQueue", lambda _: queue)
-        return FileInbox(source, stream._checkpoint, [roots], "f", lambda: clock[0])
+        monkeypatch.setattr("penstock.sources.files.queue_inbox.FileQueue", lambda _: queue)
+        return QueueInbox(source, stream._checkpoint, [roots], "f", lambda: clock[0])
 
     queue.fails = "receive"
     with pytest.raises(FlowError) as unreachable:

@@ -29,11 +29,11 @@ _OWN = (
     "cleanSource.moveDestination partitionColumns ignoreCorruptFiles ignoreMissingFiles "
     "pathGlobFilter recursiveFileLookup modifiedAfter modifiedBefore useNotifications queueUrl "
     "region fetchParallelism backfillInterval awsAccessKey awsSecretKey awsSessionToken roleArn "
-    "roleExternalId roleSessionName stsEndpoint"
+    "roleExternalId roleSessionName stsEndpoint useIncrementalListing"
 )
-# Options of queues that are not Amazon's, of their setup, and of listing in parts change nothing.
+# Options of queues that are not Amazon's, and of their setup, change nothing.
 _WITHOUT_EFFECT = (
-    "listOnStart pathRewrites resourceTag useIncrementalListing useManagedFileEvents "
+    "listOnStart pathRewrites resourceTag useManagedFileEvents "
     "useStrictGlobber validateOptions clientEmail clientId clientSecret "
     "connectionString databricks.serviceCredential privateKey privateKeyId projectId queueName "
     "resourceGroup subscription subscriptionId tenantId"
@@ -55,6 +55,14 @@ class Evolution(StrEnum):
     def adds_columns(self) -> bool:
         """Whether new columns become part of the schema."""
         return self in (Evolution.ADD, Evolution.WIDEN)
+
+
+class IncrementalListing(StrEnum):
+    """Whether new files are searched without a complete listing."""
+
+    AUTO = "auto"
+    ON = "true"
+    OFF = "false"
 
 
 class ParseMode(StrEnum):
@@ -116,6 +124,7 @@ class FileOptions:
     use_notifications: bool
     queue: QueueOptions | None
     backfill_seconds: float | None
+    incremental_listing: IncrementalListing
     source: Mapping[str, str]
     parse: Mapping[str, str]
 
@@ -176,6 +185,7 @@ def file_options(options: Mapping[str, str], *, has_schema: bool, streaming: boo
         use_notifications=_flag(own, "useNotifications") and streaming,
         queue=_queue(own),
         backfill_seconds=_seconds(own, "backfillInterval", "") or None,
+        incremental_listing=_incremental_listing(own),
         source=_source_options(own, streaming=streaming),
         parse=parse,
     )
@@ -255,6 +265,14 @@ def _seconds(own: Mapping[str, str], name: str, default: str) -> float:
     if seconds is None:
         raise _invalid(name, text, "a number and a unit, such as '30 days'")
     return seconds
+
+
+def _incremental_listing(own: Mapping[str, str]) -> IncrementalListing:
+    text = own.get("useincrementallisting", IncrementalListing.AUTO)
+    try:
+        return IncrementalListing(text.strip().lower())
+    except ValueError:
+        raise _invalid("useIncrementalListing", text, "auto, true or false") from None
 
 
 def _evolution(own: Mapping[str, str], *, has_schema: bool, streaming: bool) -> Evolution:

@@ -40,7 +40,7 @@ from penstock._tables.layout import DECISION_FILE, NOTE_FILE, TableRef
 from penstock._tables.write.create import reset_table
 from penstock._tables.write.fenced import FencedTable, last_number
 from penstock.errors import PlanError
-from penstock.sources.files.opening import LISTED
+from penstock.sources.files.opening import LISTED, LISTED_KEYS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,7 +316,8 @@ class _Run:
             self._files.copy_tree(f"{folder}/files", files)
             for source in self._files.names(files):
                 # Messages about files that are read again were deleted: the next start lists.
-                self._files.delete_tree(f"{files}/{source}/{LISTED}.json")
+                for note in (LISTED, LISTED_KEYS):
+                    self._files.delete_tree(f"{files}/{source}/{note}.json")
             self._on_step(f"copied {flow.flow}")
         saved = state_of(flow.state)
         # `starts` are for a first batch, which would be planned with the versions of the past.

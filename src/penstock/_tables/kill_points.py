@@ -24,7 +24,7 @@ def kill_point(point: str, flow: str, batch_id: int | None) -> None:
     Steps: `before_write`, `after_decision` (batches with two commits), `after_quarantine_commit`,
     `after_state_commit` (CDC flows), `after_staging` and `before_target_commit` (JDBC sinks),
     `after_target_commit`; `after_event_table` (of a table of events, whose name is the flow);
-    `after_announcement` (of files by a queue); of commands `migration_...`,
+    `after_announcement` (of new files of Auto Loader); of commands `migration_...`,
     `backfill_...`, `replay_...`, `reset_...` and `apply_...`.
     """
     if _on_step is not None:

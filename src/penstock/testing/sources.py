@@ -178,8 +178,9 @@ class SourceSuite:
     def test_what_waits_is_measured(self, spark: SparkSession, tmp_path: Path) -> None:
         """Nothing waits when everything is read."""
         self.add_rows(spark, tmp_path, FIRST)
-        opened = self._open(spark, tmp_path)
-        finished = self._run(opened, {}, tmp_path / "checkpoint")
+        opened, checkpoint = self._open(spark, tmp_path), tmp_path / "checkpoint"
+        opened.prepare_start(str(checkpoint), [opened])
+        finished = self._run(opened, {}, checkpoint)
         lag = self._lag(opened, finished)
         assert (lag is not None) == self.has_lag
         if lag is None:
@@ -187,6 +188,7 @@ class SourceSuite:
         assert lag["kind"]
         assert not lag.get("seconds_behind")
         self.add_rows(spark, tmp_path, SECOND)
+        opened.prepare_start(str(checkpoint), [opened])
         waiting = self._lag(opened, finished)
         assert waiting is not None
         assert waiting != lag, "rows that wait are not seen"

@@ -1,6 +1,13 @@
 import pytest
 
-from penstock._formats.options import Cleaning, Evolution, FileOptions, ParseMode, file_options
+from penstock._formats.options import (
+    Cleaning,
+    Evolution,
+    FileOptions,
+    IncrementalListing,
+    ParseMode,
+    file_options,
+)
 from penstock.errors import ConnectorError
 
 
@@ -64,7 +71,6 @@ def test_unknown_names_go_to_the_format_when_they_have_no_prefix():
     "name",
     [
         "useManagedFileEvents",
-        "useIncrementalListing",
         "resourceTag.team",
         "validateOptions",
         "connectionString",
@@ -74,6 +80,12 @@ def test_options_of_other_platforms_are_taken_without_effect_when_given(name):
     assert options({"cloudFiles.format": "json", f"cloudFiles.{name}": "true"}) == options(
         {"cloudFiles.format": "json"}
     )
+
+
+def test_incremental_listing_is_automatic_when_it_is_not_set():
+    assert options({"format": "json"}).incremental_listing is IncrementalListing.AUTO
+    chosen = options({"format": "json", "cloudFiles.useIncrementalListing": " TRUE "})
+    assert chosen.incremental_listing is IncrementalListing.ON
 
 
 def test_evolution_follows_the_schema_when_no_mode_is_given():
@@ -107,6 +119,7 @@ def test_new_columns_are_refused_when_the_schema_is_given():
         {"format": "json", "maxFilesPerTrigger": "many"},
         {"format": "json", "maxBytesPerTrigger": "10 potatoes"},
         {"format": "json", "allowOverwrites": "perhaps"},
+        {"format": "json", "useIncrementalListing": "perhaps"},
         {"format": "json", "cleanSource": "BURN"},
         {"format": "json", "cleanSource": "MOVE"},
         {"cleanSource": "DELETE", "cleanSource.retentionDuration": "1 fortnight"},

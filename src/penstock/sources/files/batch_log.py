@@ -117,9 +117,8 @@ def _forget_notes(source: OpenedFiles, changed: set[str]) -> None:
     kept = [entry for entry in listed if entry["file"] not in changed]
     if len(kept) < len(listed):
         source.state.save_note(QUARANTINED, kept)
-    existing = source.state.note(EXISTING) or []
-    still = [name for name in existing if name not in changed]
-    if len(still) < len(existing):
+    still = [name for name in source.existing if name not in changed]
+    if len(still) < len(source.existing):
         source.state.save_note(EXISTING, still)
 
 

@@ -20,7 +20,7 @@ from penstock._tables.files import hadoop_path
 from penstock.errors import ConnectorError
 from penstock.sources.files.batch_log import SourceLogs
 from penstock.sources.files.listing import file_name_of_uri, folder_of
-from penstock.sources.files.opening import EXISTING, QUARANTINED, OpenedFiles
+from penstock.sources.files.opening import QUARANTINED, OpenedFiles
 
 _logger = logging.getLogger(__name__)
 _NOTE = "clean_source"
@@ -93,7 +93,7 @@ class Cleaner:
     ) -> None:
         state = self._source.state
         kept = {entry["file"] for entry in state.note(QUARANTINED) or ()}
-        kept |= set(state.note(EXISTING) or ())
+        kept |= set(self._source.existing)
         earliest, latest = self._times()
         for uri, read, batch in entries:
             if stop.is_set():

@@ -1,6 +1,5 @@
 """How many files wait for a stream of files."""
 
-import re
 import time
 from collections.abc import Callable, Collection
 from typing import Any
@@ -9,12 +8,8 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from penstock.sources.base import age_of_oldest
-from penstock.sources.files.listing import PLAIN_PATH, file_uri
+from penstock.sources.files.listing import FILE_STATUS, PLAIN_PATH, file_uri
 
-_STATUS = re.compile(
-    r"\w*FileStatus\{path=(.*?); isDirectory=false; length=(\d+);"
-    r"(?:[^{}\n]*?; modification_time=(\d+))?"
-)
 _MOST_SPECIAL = 1000
 
 UNKNOWN_FILES = {"kind": "files", "files": None, "bytes": None, "seconds_behind": None}
@@ -66,7 +61,8 @@ class PendingFiles:
         text = str(method.invoke(source, nothing).mkString("\n"))
         return {
             path: (int(length), int(changed) if changed else None)
-            for path, length, changed in _STATUS.findall(text)
+            for path, length, changed in FILE_STATUS.findall(text)
+            if length
         }
 
     def _seen(self, source: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
-from os.path import commonprefix
+from os.path import commonprefix, normpath
 from typing import Any
 from urllib.parse import unquote
 
@@ -24,13 +24,19 @@ from pyspark.sql.types import (
 from penstock._formats.options import FileOptions
 from penstock._formats.sqltext import PATH, literals, type_sql
 from penstock._model.sql_text import literal
-from penstock._tables.files import StorageFiles, local_path
+from penstock._tables.files import StorageFiles, hadoop_path, local_path
 from penstock.errors import ConnectorError
 
 PLAIN_PATH = re.compile(r"[A-Za-z0-9/:._=,+@-]+")
 _GLOB = re.compile(r"[*?\[{]")
 _NAME_FILTER = "pathGlobFilter"
 _MOST_LOOKED_AT = 1000
+FILE_STATUS = re.compile(
+    r"\w*FileStatus\{path=(.*?); isDirectory=(?:true|false; length=(\d+));"
+    r"(?:[^{}\n]*?; modification_time=(\d+))?",
+    re.DOTALL,
+)
+"""Hadoop's text of a status: path, bytes (empty for a folder) and milliseconds since 1970."""
 _PART = re.compile(r"(?<=/)([^/=]+)=([^/]*)(?=/)")
 _NONE = "__HIVE_DEFAULT_PARTITION__"
 
@@ -57,6 +63,12 @@ class FileRoots:
         self.paths = tuple(path.strip() for path in paths)
         self._spark = spark
         self._options = options
+        self._compiled: dict[str, re.Pattern[str]] = {}
+
+    @property
+    def are_local(self) -> bool:
+        """Whether all roots are absolute paths on a local disk."""
+        return all(local_path(path) and file_name(path).startswith("/") for path in self.paths)
 
     def existing(self) -> list[str]:
         """The roots that are there; one with wildcards counts."""
@@ -113,7 +125,7 @@ class FileRoots:
 
     def list(self) -> list[FoundFile]:
         """All files, the oldest first. Folders and files named `_x` and `.x` are left out."""
-        present = self.existing()
+        present = [path for path in self.existing() if self._matches_any(path)]
         if not present:
             return []
         reader = self._spark.read.format("binaryFile").option("recursiveFileLookup", "true")
@@ -123,13 +135,20 @@ class FileRoots:
             reader = reader.option("modifiedAfter", self._options.modified_after)
         if self._options.modified_before:
             reader = reader.option("modifiedBefore", self._options.modified_before)
-        rows = (
-            reader.load(present)
-            .selectExpr("path", "length", "unix_millis(modificationTime) AS modified")
-            .collect()
-        )
-        files = [FoundFile(row["path"], row["length"], row["modified"]) for row in rows]
+        relation: Any = reader.load(present)._jdf.queryExecution().analyzed()
+        text = str(relation.relation().location().allFiles().mkString("\n"))
+        files = [
+            FoundFile(path, int(size), int(modified or 0))
+            for path, size, modified in FILE_STATUS.findall(text)
+            if size
+        ]
         return sorted(files, key=lambda file: (file.modified, file.path))
+
+    def _matches_any(self, path: str) -> bool:
+        if not _GLOB.search(path):
+            return True
+        system, pattern = hadoop_path(self._spark, path)
+        return bool(system.globStatus(pattern))
 
     def below(self, path: str) -> str:
         """The part of a file's path that is below the root that it was found under."""
@@ -148,7 +167,23 @@ class FileRoots:
     def includes(self, path: str) -> bool:
         """Whether a listing of the roots would have a file, by its path without escapes."""
         parts = file_name(path).split("/")
-        return any(self._matches(root, parts) for root in self._patterns)
+        name_filter = self._options.source.get(_NAME_FILTER)
+        if _is_hidden(parts[-1]) or (name_filter and not self._accepts(name_filter, parts[-1])):
+            return False
+        return any(len(parts) >= len(r) and self._is_below(r, parts) for r in self._patterns)
+
+    def may_contain(self, folder: str) -> bool:
+        """Whether a listing of the roots would look into a folder."""
+        parts = file_name(folder).split("/")
+        return any(self._is_below(root[: len(parts)], parts) for root in self._patterns)
+
+    def first_folders(self) -> Sequence[str]:
+        """The folders, or single files, that a search of local roots begins with."""
+        folders = set()
+        for root in self._patterns:
+            plain = list(itertools.takewhile(lambda part: not _GLOB.search(part), root))
+            folders.add("/".join(plain) or "/")
+        return sorted(folders)
 
     @cached_property
     def _patterns(self) -> Sequence[Sequence[str]]:
@@ -156,15 +191,12 @@ class FileRoots:
         if any(_GLOB.search(root) for root in roots):
             expand: Any = self._spark._jvm.org.apache.hadoop.fs.GlobExpander.expand  # type: ignore[union-attr]
             roots = [str(each) for root in roots for each in expand(root)]
-        return [root.split("/") for root in roots]
+        # As Hadoop writes local paths.
+        roots = [re.sub("/+", "/", normpath(r)) if r.startswith("/") else r for r in roots]
+        return [root.rstrip("/").split("/") for root in roots]
 
-    def _matches(self, root: Sequence[str], parts: Sequence[str]) -> bool:
-        if len(parts) < len(root):
-            return False
+    def _is_below(self, root: Sequence[str], parts: Sequence[str]) -> bool:
         if any(_is_hidden(part) for part in parts[len(root) :]):
-            return False
-        name_filter = self._options.source.get(_NAME_FILTER)
-        if name_filter and not self._accepts(name_filter, parts[-1]):
             return False
         return all(
             self._accepts(wanted, part) if _GLOB.search(wanted) else wanted == part
@@ -172,8 +204,11 @@ class FileRoots:
         )
 
     def _accepts(self, pattern: str, name: str) -> bool:
-        hadoop: Any = self._spark._jvm.org.apache.hadoop.fs  # type: ignore[union-attr]
-        return bool(hadoop.GlobPattern(pattern).matches(name))
+        if pattern not in self._compiled:
+            hadoop: Any = self._spark._jvm.org.apache.hadoop.fs  # type: ignore[union-attr]
+            text = str(hadoop.GlobPattern(pattern).compiled().pattern())
+            self._compiled[pattern] = re.compile(text, re.DOTALL)
+        return self._compiled[pattern].fullmatch(name) is not None
 
 
 def _is_hidden(name: str) -> bool:

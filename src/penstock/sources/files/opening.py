@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,14 +20,20 @@ from penstock._formats.columnar_rows import (
 from penstock._formats.csv_rows import csv_rows, needs_whole_files
 from penstock._formats.json_rows import json_rows
 from penstock._formats.merging import apply_hints, mark_rescued, parse_ddl, unmarked, without_void
-from penstock._formats.options import COLUMNAR, Evolution, FileOptions, file_options
+from penstock._formats.options import (
+    COLUMNAR,
+    Evolution,
+    FileOptions,
+    file_options,
+)
 from penstock._formats.rows import Rows, finished
 from penstock._formats.widening import keep_wider
 from penstock._formats.xml_rows import xml_rows
 from penstock._model.exception_text import first_line
 from penstock._model.sql_text import literal, quoted
-from penstock.errors import ConnectorError, DefinitionError
+from penstock.errors import DefinitionError
 from penstock.sources.files.announced import FOLDER, AnnouncedFiles
+from penstock.sources.files.discovery import Discovery, choose_discovery
 from penstock.sources.files.inference import detect_format, infer, sample
 from penstock.sources.files.listing import (
     FileRoots,
@@ -45,8 +50,9 @@ from penstock.sources.memory import SourceMemory
 QUARANTINED = "quarantined_files"
 EXISTING = "existing_files"
 LISTED = "listed_at"
+LISTED_KEYS = "listed_keys"
+"""Of listings by key, where the next one starts: only for the flow's own checkpoint."""
 _PARTITIONS = "partition_columns"
-_S3 = re.compile(r"(?i)s3[an]?://")
 _SPARKS_CORRUPT = "_corrupt_record"
 
 
@@ -55,8 +61,7 @@ class OpenedFiles:
     """One source of files that a query reads, with what `recovery` needs.
 
     The schema is without partition columns, and may have fields that are marked as rescued;
-    `columns` are those of the user's own schema. `announced` is the folder that the stream reads
-    instead of the roots, with notifications.
+    `columns` are those of the user's own schema.
     """
 
     spark: SparkSession
@@ -67,7 +72,24 @@ class OpenedFiles:
     partitions: StructType
     columns: tuple[str, ...]
     state: SourceMemory
-    announced: str | None = None
+    discovery: Discovery = Discovery.SPARK
+
+    @property
+    def announced(self) -> str | None:
+        """The folder of the log that the stream reads instead of the roots."""
+        return None if self.discovery is Discovery.SPARK else f"{self.state.folder}/{FOLDER}"
+
+    @property
+    def existing(self) -> list[str]:
+        """Names of files that were there before the first start, and are never read."""
+        names: list[str] = self.state.note(EXISTING) or []
+        return names
+
+    @property
+    def skips_existing(self) -> bool:
+        """Whether files that were there before the first start are not announced."""
+        is_incremental = self.discovery in (Discovery.NAMES, Discovery.KEYS)
+        return is_incremental and not self.options.allow_overwrites
 
     @property
     def shows_columns_by_file(self) -> bool:
@@ -111,37 +133,21 @@ def open_source(
     else:
         data, partitions, chosen = _given(declared, sample, chosen, state)
     columns = () if declared is None else tuple(declared.fieldNames())
-    announced = _announced(spark, chosen, roots, state)
+    discovery = Discovery.SPARK
+    if streaming and state.folder is not None:
+        discovery = choose_discovery(spark, chosen, roots)
+        if discovery is not Discovery.QUEUE and state.note(LISTED) is not None:
+            state.save_note(LISTED, None)  # a listing begins the next start with notifications
     opened = OpenedFiles(
-        spark, source_key(path, options), chosen, roots, data, partitions, columns, state, announced
+        spark, source_key(path, options), chosen, roots, data, partitions, columns, state, discovery
     )
+    if opened.announced is not None:
+        AnnouncedFiles(spark, opened.announced).create()
     if streaming and not chosen.include_existing and not analysis and state.note(EXISTING) is None:
         state.save_note(EXISTING, [file_name(file.path) for file in sample.files])
     if not streaming and opened.shows_columns_by_file:
         opened = _compared(opened, sample)
     return opened
-
-
-def _announced(
-    spark: SparkSession, options: FileOptions, roots: FileRoots, state: SourceMemory
-) -> str | None:
-    by_queue = options.use_notifications and all(_S3.match(path) for path in roots.paths)
-    if by_queue and options.queue is None:
-        raise ConnectorError(
-            "AUTOLOADER_OPTION_INVALID",
-            "cloudFiles.useNotifications is true and cloudFiles.queueUrl is not set: no queue is "
-            "created automatically",
-            hint="docs/autoloader.md#notifications has the commands that create a queue and send "
-            "the bucket's events to it; without it, leave useNotifications out",
-        )
-    # A range that ends is listed: the files may have been announced long ago.
-    if not by_queue or options.modified_before is not None or state.folder is None:
-        if state.folder is not None and state.note(LISTED) is not None:
-            state.save_note(LISTED, None)  # a listing begins the next start with notifications
-        return None
-    folder = f"{state.folder}/{FOLDER}"
-    AnnouncedFiles(spark, folder).create()
-    return folder
 
 
 def read_source(source: OpenedFiles, *, streaming: bool) -> DataFrame:
@@ -362,8 +368,9 @@ def _raw(
 def _conditions(opened: OpenedFiles, *, streaming: bool) -> Iterator[str]:
     options, state = opened.options, opened.state
     left_out = [entry["file"] for entry in state.note(QUARANTINED) or ()]
-    if streaming and not options.include_existing:
-        left_out += state.note(EXISTING) or ()
+    # Files that are searched by name are left out before a batch has them.
+    if streaming and not options.include_existing and not opened.skips_existing:
+        left_out += opened.existing
     if left_out:
         yield without_files(left_out)
     changed = "_metadata.file_modification_time"

@@ -34,6 +34,7 @@ from penstock.sources.base import (
 from penstock.sources.files.batch_log import batch_entries, batch_files, forget_overwritten
 from penstock.sources.files.cleaning import Cleaner, refuse_shared
 from penstock.sources.files.inbox import FileInbox
+from penstock.sources.files.inboxes import open_inbox
 from penstock.sources.files.lag import UNKNOWN_FILES, PendingFiles
 from penstock.sources.files.opening import OpenedFiles, open_source, read_source, source_key
 from penstock.sources.files.recovery import check_files, recover
@@ -143,8 +144,9 @@ class FileStream(OpenedSource):
             others = [path for other in streams if other is not self for path in other.paths]
             refuse_shared(self.opened, others)
         again = forget_overwritten(self._spark, sources, checkpoint)
-        if (inbox := self._inbox_of(checkpoint, siblings)) is not None:
-            inbox.prepare()
+        self._inbox = self._inbox_of(checkpoint, siblings)
+        if self._inbox is not None:
+            self._inbox.prepare()
         if not again:
             return None
         shown = ", ".join(again[:3]) + (" ..." if len(again) > 3 else "")
@@ -153,16 +155,17 @@ class FileStream(OpenedSource):
     def started(self, checkpoint: str, siblings: Sequence[OpenedSource]) -> None:
         if self.opened is not None and self.opened.options.cleaning is not None:
             self._run_beside("clean", Cleaner(self.opened, checkpoint).run)
-        self._inbox = self._inbox_of(checkpoint, siblings)
+        if self._inbox is None:  # the query was evaluated again after `prepare_start`
+            self._inbox = self._inbox_of(checkpoint, siblings)
         if self._inbox is not None:
             self._run_beside("receive", self._inbox.run)
 
     def _inbox_of(self, checkpoint: str, siblings: Sequence[OpenedSource]) -> FileInbox | None:
-        if self.opened is None or self.opened.announced is None:
+        if self.opened is None:
             return None
         streams = [source for source in siblings if isinstance(source, FileStream)]
         roots = [None if stream.opened is None else stream.opened.roots for stream in streams]
-        return FileInbox(self.opened, checkpoint, roots, self._flow)
+        return open_inbox(self.opened, checkpoint, roots, self._flow)
 
     def _run_beside(self, what: str, run: Callable[[threading.Event], None]) -> None:
         name = f"{what} {self.name}"

@@ -1,0 +1,57 @@
+"""How a stream of files learns of new ones."""
+
+import re
+from enum import Enum, auto
+
+from pyspark.sql import SparkSession
+
+from penstock._formats.options import FileOptions, IncrementalListing
+from penstock._tables.files import hadoop_path
+from penstock.errors import ConnectorError
+from penstock.sources.files.listing import FileRoots
+
+_S3 = re.compile(r"(?i)s3[an]?://")
+
+
+class Discovery(Enum):
+    """All but the first have a log of announced files."""
+
+    SPARK = auto()
+    """Spark lists the roots for each micro-batch."""
+    QUEUE = auto()
+    """A queue has notifications."""
+    NAMES = auto()
+    """The names in local folders are compared with those of the last look."""
+    KEYS = auto()
+    """Objects of S3 are listed that come after those of earlier listings."""
+
+
+def choose_discovery(spark: SparkSession, options: FileOptions, roots: FileRoots) -> Discovery:
+    """For a stream that may keep a log of announced files."""
+    on_s3 = all(_S3.match(path) for path in roots.paths)
+    by_queue = options.use_notifications and on_s3
+    if by_queue and options.queue is None:
+        raise ConnectorError(
+            "AUTOLOADER_OPTION_INVALID",
+            "cloudFiles.useNotifications is true and cloudFiles.queueUrl is not set: no queue is "
+            "created automatically",
+            hint="docs/autoloader.md#notifications has the commands that create a queue and send "
+            "the bucket's events to it; without it, leave useNotifications out",
+        )
+    incremental = options.incremental_listing
+    # A range that ends is listed: the files may have been announced long ago.
+    if options.modified_before is not None:
+        return Discovery.SPARK
+    if by_queue:
+        return Discovery.QUEUE
+    if incremental is not IncrementalListing.OFF and roots.are_local:
+        return Discovery.NAMES
+    if incremental is IncrementalListing.ON and on_s3 and _is_s3a(spark, roots.paths[0]):
+        return Discovery.KEYS
+    return Discovery.SPARK
+
+
+def _is_s3a(spark: SparkSession, path: str) -> bool:
+    """Whether Hadoop's own client of S3 reads a path."""
+    system, _ = hadoop_path(spark, path)
+    return str(system.getClass().getName()).startswith("org.apache.hadoop.fs.s3a.")

@@ -1,0 +1,133 @@
+"""Finds new files in local folders by their names, without a look at the known ones."""
+
+import errno
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from penstock._tables.kill_points import kill_point
+from penstock.sources.files.inbox import FileInbox, pause_after
+from penstock.sources.files.listing import FileRoots, file_uri
+
+
+class NameInbox(FileInbox):
+    """Announces the files whose names were not in their folders at the last look."""
+
+    _names: "LocalNames | None" = None
+
+    def prepare(self) -> None:
+        is_read = self._read_before()
+        names = LocalNames(self._source.spark, self._source.roots, self._left_out)
+        try:
+            files = names.new(is_read)
+        except OSError as error:
+            raise self._not_readable(error) from None
+        self._log.update(files, is_read)
+        kill_point("after_announcement", self._flow, None)
+        names.confirm()
+        self._names = names
+
+    def _is_due(self) -> bool:
+        return False  # each look has all names
+
+    def _look(self, stop: threading.Event) -> float:
+        started, pause = time.monotonic(), 0.0
+        if self._names is None:
+            self.prepare()
+        elif files := self._names.new():
+            pause = self._announce(files)
+            self._names.confirm()
+        else:
+            self._names.confirm()
+        return max(pause, pause_after(time.monotonic() - started))
+
+
+class LocalNames:
+    """The names in the folders of local roots; `left_out` are paths that are never new."""
+
+    def __init__(
+        self, spark: SparkSession, roots: FileRoots, left_out: Collection[str] = ()
+    ) -> None:
+        self._spark = spark
+        self._roots = roots
+        self._left_out = left_out
+        self._known: dict[str, set[str]] = {}
+        self._next: dict[str, set[str]] = {}
+
+    def new(self, is_read: Callable[[str], bool] = lambda uri: False) -> dict[str, tuple[int, int]]:
+        """URIs of the files that are new since `confirm`, with bytes and time in milliseconds.
+
+        Files of which `is_read` is true are known from then on, like those that are left out.
+
+        Raises:
+            OSError: A folder cannot be read.
+        """
+        files: dict[str, tuple[int, int]] = {}
+        names: dict[str, set[str]] = {}
+        todo = [*self._roots.first_folders()]
+        while todo:
+            folder = todo.pop()
+            if folder in names:
+                continue
+            names[folder], subfolders = _entries(folder)
+            for name in names[folder] - self._known.get(folder, set()):
+                path = f"{folder.rstrip('/')}/{name}" if name else folder
+                if path in self._left_out or not self._roots.includes(path):
+                    continue
+                uri = f"file://{file_uri(self._spark, path)}"
+                if is_read(uri):
+                    continue
+                status = _status(path)
+                if status is None:
+                    names[folder].discard(name)
+                elif stat.S_ISREG(status.st_mode):
+                    files[uri] = (status.st_size, status.st_mtime_ns // 1_000_000)
+            todo += [path for path in subfolders if self._roots.may_contain(path)]
+        self._next = names
+        return files
+
+    def confirm(self) -> None:
+        """What the last call of `new` returned is known."""
+        self._known = self._next
+
+
+def _entries(folder: str) -> tuple[set[str], list[str]]:
+    """The names of files in a folder, and the paths of those in it; none if it does not exist."""
+    try:
+        with os.scandir(folder) as entries:
+            names: set[str] = set()
+            subfolders: list[str] = []
+            for entry in entries:
+                if _is_folder(entry):
+                    subfolders.append(entry.path)
+                else:
+                    names.add(entry.name)
+            return names, subfolders
+    except FileNotFoundError:
+        return set(), []
+    except NotADirectoryError:  # a root may be one file
+        return {""}, []
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False
+        raise
+
+
+def _status(path: str) -> os.stat_result | None:
+    """The status of what a path leads to; `None` if that is nothing."""
+    try:
+        return Path(path).stat()
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return None
+        raise

@@ -1,0 +1,237 @@
+"""New files that are found by name, without a listing of those that were read."""
+
+import json
+import os
+import random
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from file_stream import FileStream
+
+from penstock._formats.options import file_options
+from penstock._tables.kill_points import step_callback
+from penstock.errors import FlowError
+from penstock.sources.files.announced import AnnouncedFiles
+from penstock.sources.files.batch_log import SourceLogs
+from penstock.sources.files.discovery import Discovery
+from penstock.sources.files.key_inbox import KeyInbox
+from penstock.sources.files.listing import FileRoots, FoundFile, file_name, file_name_of_uri
+from penstock.sources.files.name_inbox import LocalNames, NameInbox
+
+pytestmark = pytest.mark.spark
+
+TEXT = {"cloudFiles.format": "text", "cloudFiles.maxFilesPerTrigger": "2"}
+NAMES = ("a.json", "b", "c d+%41é#.json", "_x", "_k=1", ".x", "x._COPYING_", "k=1", "[1]", "a;b,c")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_names_show_the_files_that_a_listing_has(spark, tmp_path: Path, seed: int):
+    choose = random.Random(seed)
+    paths = [f"{tmp_path}/in", f"{tmp_path}//in/{{a.json,k=1}}/", f"{tmp_path}/in/k=1/../*[!d]"]
+    paths += [f"file://{tmp_path}/in/b", f"{tmp_path}/in/*/_k=1", f"{tmp_path}/none"]
+    options = {"format": "text"} | ({"pathGlobFilter": "{a,c d}*.json"} if seed % 2 else {})
+    chosen = file_options(options, has_schema=True, streaming=True)
+    roots = FileRoots(spark, choose.sample(paths, 3), chosen)
+    names, known = LocalNames(spark, roots), set[Path]()
+    (tmp_path / "in").mkdir()
+    for _ in range(5):
+        for _ in range(8):
+            _change(tmp_path / "in", choose)
+        new = names.new()
+        assert new == names.new()
+        names.confirm()
+        assert not names.new()
+        # A file that was removed and written again in between is not new.
+        known = {path for path in known if path.is_file()} | {_path(uri) for uri in new}
+        listed = {Path(file_name(file.path)): (file.size, file.modified) for file in roots.list()}
+        assert known == set(listed)
+        assert all(listed[_path(uri)] == entry for uri, entry in new.items())
+
+
+def _path(uri: str) -> Path:
+    return Path(file_name_of_uri(uri))
+
+
+def _change(folder: Path, choose: random.Random) -> None:
+    for _ in range(choose.randrange(3)):
+        folder = folder / choose.choice(NAMES)
+        if folder.is_symlink() or folder.is_file():
+            folder.unlink()
+            return
+        folder.mkdir(exist_ok=True)
+    path = folder / choose.choice(NAMES)
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif not path.exists() and choose.randrange(8) == 0:
+        path.symlink_to(folder / "nothing")
+    elif not path.exists():
+        path.write_text("x" * choose.randrange(3), encoding="utf-8")
+
+
+def test_a_switch_of_the_listing_reads_nothing_again_and_misses_nothing(spark, tmp_path: Path):
+    files = FileStream(spark, tmp_path, TEXT, "value STRING")
+    for number in range(6):
+        incremental = ("auto", "false", "true")[number % 3]
+        files.options = {**TEXT, "cloudFiles.useIncrementalListing": incremental}
+        for name in ("a b+é%41#", "d/k=1"):
+            files.put(f"{name}{number}.txt", f"{name}{number}")
+        rows = [row["value"] for row in files.run()]
+        assert sorted(rows) == [f"a b+é%41#{number}", f"d/k=1{number}"]
+        assert files.run() == []
+
+
+def test_files_before_the_first_start_cost_no_batch_and_stay_left_out(spark, tmp_path: Path):
+    options = {**TEXT, "cloudFiles.includeExistingFiles": "false"}
+    files = FileStream(spark, tmp_path, options, "value STRING")
+    for number in range(9):
+        files.put(f"{number} old.txt", "old")
+    assert files.run() == []
+    files.put("new.txt", "new")
+    assert [row["value"] for row in files.run()] == ["new"]
+    (logged,) = SourceLogs(spark, files._checkpoint).entries(0)
+    assert logged[0].endswith("/new.txt")
+    files.options = TEXT
+    files.put("later.txt", "later")
+    assert [row["value"] for row in files.run()] == ["later"]
+
+
+def test_a_process_that_ends_after_the_log_was_written_loses_and_repeats_nothing(
+    spark, tmp_path: Path
+):
+    files = FileStream(spark, tmp_path, TEXT, "value STRING")
+    files.put("1.txt", "1")
+
+    def end(step: str, flow: str, batch: int | None) -> None:
+        assert step == "after_announcement"
+        raise KeyboardInterrupt
+
+    with step_callback(end), pytest.raises(KeyboardInterrupt):
+        files.run()
+    files.put("2.txt", "2")
+    assert sorted(row["value"] for row in files.run()) == ["1", "2"]
+    assert files.run() == []
+
+
+def test_what_could_not_be_announced_is_found_by_the_next_look(spark, tmp_path: Path, monkeypatch):
+    files = FileStream(spark, tmp_path, TEXT, "value STRING")
+    source = files._open()
+    inbox = NameInbox(source, files._checkpoint, [source.roots], "f")
+    inbox.prepare()
+    log, update, stop = inbox._log, AnnouncedFiles.update, threading.Event()
+    files.put("1.txt", "1")
+    files.put("2.txt", "2").unlink()
+
+    def fail(*arguments: object) -> int:
+        monkeypatch.setattr(AnnouncedFiles, "update", update)
+        raise OSError("disk full")
+
+    monkeypatch.setattr(AnnouncedFiles, "update", fail)
+    with pytest.raises(OSError, match="disk full"):
+        inbox._look(stop)
+    assert inbox._look(stop) >= 0.1
+    assert log.update({}) == 1
+    files.put("2.txt", "2")
+    inbox._look(stop)
+    assert log.update({}) == 2
+
+
+def test_a_folder_that_cannot_be_read_is_an_error_and_then_a_problem(
+    spark, tmp_path: Path, monkeypatch
+):
+    files = FileStream(spark, tmp_path, TEXT, "value STRING")
+    files.put("d/1.txt", "1")
+    source = files._open()
+    inbox = NameInbox(source, files._checkpoint, [source.roots], "f")
+    scan, stop = os.scandir, threading.Event()
+
+    # Tests may run as root, who may read everything.
+    def refuse(folder: str):
+        if folder.endswith("/d"):
+            raise PermissionError(13, "Permission denied", folder)
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(FlowError, match="Permission denied") as refused:
+        inbox.prepare()
+    assert refused.value.condition == "FOLDER_NOT_READABLE"
+    assert refused.value.retryable
+    thread = threading.Thread(target=inbox.run, args=(stop,))
+    thread.start()
+    waiting = threading.Event()
+    for _ in range(200):
+        if inbox.problem is not None:
+            break
+        waiting.wait(0.05)
+    assert "Permission denied" in (inbox.problem or "")
+    stop.set()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_listing_by_key_starts_after_objects_that_are_ten_minutes_old(
+    spark, tmp_path: Path, monkeypatch
+):
+    files = FileStream(spark, tmp_path, TEXT, "value STRING")
+    opened = files._open()
+    roots = FileRoots(spark, ["s3a://b/in"], opened.options)
+    source = replace(opened, discovery=Discovery.KEYS, roots=roots)
+    objects, starts, listings, clock = dict[str, float](), list[str](), list[float](), [10_000.0]
+
+    def stored(last: str) -> list[FoundFile]:
+        some = sorted((path, at) for path, at in objects.items() if path > last)
+        return [FoundFile(path, 1, int(at * 1000)) for path, at in some]
+
+    def after(_spark, _roots, folder: str, last: str) -> list[FoundFile]:
+        assert folder == "s3a://b/in"
+        starts.append(last.rpartition("/")[2])
+        return stored(last)
+
+    def everything() -> list[FoundFile]:
+        listings.append(clock[0])
+        return stored("")
+
+    def put(name: str, age: float = 0.0) -> None:
+        objects[f"s3a://b/in/{name}"] = clock[0] - age
+
+    def inbox() -> KeyInbox:
+        return KeyInbox(source, files._checkpoint, [roots], "f", lambda: clock[0])
+
+    def names() -> list[str]:
+        folder = Path(str(source.announced)) / "_spark_metadata"
+        newest = max(folder.glob("*.compact"), key=lambda path: int(path.stem))
+        lines = newest.read_text(encoding="utf-8").splitlines()[1:]
+        return sorted(json.loads(line)["path"].rpartition("/")[2] for line in lines)
+
+    monkeypatch.setattr("penstock.sources.files.key_inbox.files_after", after)
+    monkeypatch.setattr(roots, "list", everything)
+    stop = threading.Event()
+    put("2", 700)
+    put("3", 500)
+    first = inbox()
+    first.prepare()
+    assert (names(), listings, starts) == (["2", "3"], [10_000.0], [])
+    put("25")
+    first._look(stop)
+    assert (names(), starts) == (["2", "25", "3"], ["2"])
+    first._log.update({}, lambda uri: True)  # Spark has read them
+    first._look(stop)
+    assert names() == []
+    clock[0] += 650
+    put("1")
+    put("4")
+    first._look(stop)
+    assert names() == ["4"]
+    first._look(stop)
+    assert starts == ["2"] * 3 + ["3"]
+    # The next process starts where the first one did, and a complete listing finds the rest.
+    again = inbox()
+    again.prepare()
+    assert (starts[-1], listings) == ("2", [10_000.0])
+    inbox().prepare()
+    assert starts[-1] == "3"
+    clock[0] += 86_400
+    inbox().prepare()
+    assert len(listings) == 2
+    assert "1" in names()
