@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from update_project import ContinuousRun, Project
 
+from penstock import monitoring
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
 from penstock._update import UpdateOptions, plan_update
@@ -199,6 +200,14 @@ def test_a_running_update_takes_up_new_fields_and_so_do_its_readers_when_continu
     run.wait_until(lambda: len(project.rows("silver", "id")) == 2)
     run.stop()
     assert some(project, "silver", "id", "city") == [(1, None), (2, "Bonn")]
+    # Not the folder of the log that Spark reads.
+    events = [e for e in project.log("stream_progress") if e["origin"]["flow_name"] == "bronze"]
+    (source,) = events[-1]["details"]["stream_progress"]["progress_json"]["sources"]
+    assert source["description"] == f"FileStreamSource[{project.root}/landing]"
+    status = monitoring.status(project.root)
+    assert status is not None
+    (lag,) = [flow["lag"] for flow in status["flows"] if flow["flow"] == "bronze"]
+    assert (lag["sources"][0]["source"], lag["sources"][0]["files"]) == (source["description"], 0)
 
 
 def test_a_view_reads_files_and_leaves_broken_ones_out_when_it_is_a_batch(project):

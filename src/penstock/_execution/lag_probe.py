@@ -21,6 +21,13 @@ _PAUSE_PER_PARTITION = 0.1
 _CLOSE_SECONDS = 8.0
 
 
+def described(sources: Sequence[OpenedSource], text: str) -> str:
+    """How reports describe a source of a query, by Spark's text."""
+    for source in sources:
+        text = source.description(text)
+    return text
+
+
 class FlowLag:
     """The sources of one running flow.
 
@@ -125,7 +132,8 @@ class FlowLag:
             return next((java for java in sources if str(java.toString()) == name), None)
 
         bodies = (source.lag(progress, java_source) for source in self._sources)
-        return {"source": name, **next((b for b in bodies if b is not None), {"kind": "other"})}
+        body = next((b for b in bodies if b is not None), {"kind": "other"})
+        return {"source": described(self._sources, name), **body}
 
 
 class LagProbe:

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock._analysis.late_rows import dropped_by_watermark
-from penstock._execution.lag_probe import FlowLag
+from penstock._execution.lag_probe import FlowLag, described
 from penstock._execution.listener import backlog_records, written_records
 from penstock._model.flow import Flow
 from penstock._observe.events import (
@@ -141,7 +141,7 @@ class RunningQuery:
         origin = replace(self._origin, batch_id=batch_id)
         if "addBatch" in progress.get("durationMs", {}):
             self._succeeded()
-            self._emit(Event(origin, StreamProgress(dict(progress))))
+            self._emit(Event(origin, StreamProgress(self._described(progress))))
             metrics = FlowMetrics(
                 num_input_rows=rows,
                 num_output_rows=written_records(progress),
@@ -159,6 +159,13 @@ class RunningQuery:
         if self._lag is not None:
             self._lag.progressed(progress)
         self._report_losses(origin, progress)
+
+    def _described(self, progress: Mapping[str, Any]) -> dict[str, Any]:
+        entries = []
+        for entry in progress.get("sources") or ():
+            text = described(self._sources, str(entry.get("description", "")))
+            entries.append({**entry, "description": text})
+        return {**progress, "sources": entries}
 
     def _report_losses(self, origin: EventOrigin, progress: Mapping[str, Any]) -> None:
         for entry in progress.get("sources", ()):

@@ -296,6 +296,10 @@ class OpenedSource:
         """What a batch was to read and did not get, by a source's entry in Spark's report."""
         return ()
 
+    def description(self, text: str) -> str:
+        """How reports describe a source of the query, by Spark's text; others as they are."""
+        return text
+
     def lag(
         self, progress: Mapping[str, Any], java_source: Callable[[], Any]
     ) -> dict[str, Any] | None:

@@ -36,6 +36,7 @@ from penstock.sources.files.cleaning import Cleaner, refuse_shared
 from penstock.sources.files.inbox import FileInbox
 from penstock.sources.files.inboxes import open_inbox
 from penstock.sources.files.lag import UNKNOWN_FILES, PendingFiles
+from penstock.sources.files.listing import file_name
 from penstock.sources.files.opening import OpenedFiles, open_source, read_source, source_key
 from penstock.sources.files.recovery import check_files, recover
 
@@ -181,10 +182,21 @@ class FileStream(OpenedSource):
     def explain(self, text: str, flow: Flow) -> PenstockError | None:
         return None if self.opened is None else recover(text, [self.opened], flow)
 
+    def description(self, text: str) -> str:
+        """Spark knows only the folder of the announced files."""
+        return f"{_DESCRIPTION}{', '.join(self.paths)}]" if self._is_announced(text) else text
+
+    def _is_announced(self, text: str) -> bool:
+        announced = None if self.opened is None else self.opened.announced
+        path = text.removeprefix(_DESCRIPTION).removesuffix("]")
+        return announced is not None and file_name(path) == file_name(announced)
+
     def lag(
         self, progress: Mapping[str, Any], java_source: Callable[[], Any]
     ) -> dict[str, Any] | None:
-        if not str(progress.get("description", "")).startswith(_DESCRIPTION):
+        text = str(progress.get("description", ""))
+        is_other = self._inbox is not None and not self._is_announced(text)
+        if is_other or not text.startswith(_DESCRIPTION):
             return None
         java = java_source()
         body = dict(UNKNOWN_FILES) if java is None else self._lag.measure(java)
