@@ -3,7 +3,10 @@
 Both read the same files in one process, in turns, and drop the rows. Auto Loader also looks for
 data that has no column, so there is a rescued data column. The first rounds do not count.
 
-    python bench/files.py [--rounds 7] [--rows 800000]
+Then, in a folder with many files that are known, the look of a stream for new ones v a listing of
+the folder by Spark, which its own stream of files makes for each micro-batch.
+
+    python bench/files.py [--rounds 7] [--rows 800000] [--known 100000]
 """
 
 import argparse
@@ -82,11 +85,42 @@ def measure(rows: Any) -> tuple[float, float]:
     return end - start, (info().totalCpuDuration().get().toMillis() - begin) / 1000
 
 
+def look(spark: Any, folder: Path, known: int, rounds: int) -> None:
+    """Print the times of finding one new file."""
+    from penstock._formats.options import file_options
+    from penstock.sources.files.listing import FileRoots
+    from penstock.sources.files.name_inbox import LocalNames
+
+    folder.mkdir()
+    for number in range(known):
+        (folder / f"{number:07}.json").write_text('{"id": 1}\n')
+    options = file_options({"format": "json"}, has_schema=True, streaming=True)
+    roots = FileRoots(spark, [str(folder)], options)
+    names = LocalNames(spark, roots)
+    ours, theirs = [], []
+    for number in range(WARM_UP + rounds):
+        begin = time.perf_counter()
+        new = len(names.new())
+        names.confirm()
+        middle = time.perf_counter()
+        listed = len(roots.list())
+        end = time.perf_counter()
+        if (new, listed) != (1 if number else known, known + number):
+            raise SystemExit(f"{new} new files of {listed}")
+        if number >= WARM_UP:
+            ours.append(middle - begin)
+            theirs.append(end - middle)
+        (folder / f"new-{number}.json").write_text('{"id": 2}\n')
+    group = f"Auto Loader, a new file beside {known:,} that were read"
+    results.compare(group, "time to find it", ours, "Spark's listing", theirs)
+
+
 def main() -> None:
     """Print medians, their ratio and the range of the ratios of single rounds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--rows", type=int, default=800_000)
+    parser.add_argument("--known", type=int, default=100_000)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -107,6 +141,7 @@ def main() -> None:
             for what, name in enumerate(("elapsed", "processor time")):
                 ours, theirs = ([pair[side][what] for pair in pairs] for side in (0, 1))
                 results.compare(group, f"{TITLES[kind]}, {name}", ours, "Spark's reader", theirs)
+        look(spark, root / "many", arguments.known, arguments.rounds)
         spark.stop()
 
 

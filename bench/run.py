@@ -51,7 +51,7 @@ SMOKE = {
     "watching.py": ["--seconds", "5", "--warm-up", "5", "--rows", "20"],
     "tables.py": ["--tables", "6", "--seconds", "20", "--warm-up", "20"],
     "latency.py": ["--rate", "50", "--seconds", "10", "--warm-up", "10"],
-    "files.py": ["--rounds", "1", "--rows", "4000"],
+    "files.py": ["--rounds", "1", "--rows", "4000", "--known", "100"],
     "scaling.py": ["--rounds", "1", "--most", "10"],
 }
 

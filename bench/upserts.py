@@ -9,6 +9,7 @@ with the same random keys, in random order: one file, which each side reads. Wit
 sides go on alone, and the first and last 50 batches of each are compared.
 
     python bench/upserts.py [--rows 1000000] [--keys 1000] [--rounds 7] [--batches 1000] [--s3]
+                            [--cluster]
 """
 
 import argparse
@@ -26,7 +27,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import results
-from writer import KEYS, make_session
+from writer import KEYS, make_session, small_cluster
 
 WARM_UP = 6
 FILES = 8
@@ -195,6 +196,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--batches", type=int, default=0)
     parser.add_argument("--s3", action="store_true", help="tables on a server with the API of S3")
+    parser.add_argument("--cluster", action="store_true", help="two workers with one core each")
     arguments = parser.parse_args()
     from penstock._spark.call_sites import own_columns
 
@@ -208,7 +210,9 @@ def main() -> None:
             server = S3Double(root / "moto.log")
             stack.callback(server.stop)
             place, port = "s3a://lake/upserts", server.port
-        spark = make_session("penstock", root, place if port else root.as_uri(), port)
+        master = stack.enter_context(small_cluster(root / "cluster")) if arguments.cluster else None
+        uri = place if port else root.as_uri()
+        spark = make_session("penstock", root, uri, port, master=master)
         stack.callback(spark.stop)
         spark.sparkContext.setLogLevel("ERROR")
         stack.enter_context(own_columns())

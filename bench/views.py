@@ -1,10 +1,12 @@
 """Incremental v complete refreshes of materialized views over one source table.
 
-For each view there are two projects, with the refresh policies `incremental` and `full`. In each
+For each view there are two projects, with the refresh policies `incremental` (or `auto`, which
+also shows what its cost rule is worth) and `full`. In each
 round the source changes, and both are updated, in turns. The times are those of the refreshes as
 the event log has them; the tables of both must be equal at the end.
 
     python bench/views.py [--rows 5000000] [--share 0.001] [--rounds 5] [--only NAME,NAME]
+                          [--policy auto] [--cluster]
 """
 
 import argparse
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import results
-from writer import make_session
+from writer import make_session, small_cluster
 
 VIEWS = {
     "filter": ("append", "SELECT id, k, v * 2 AS v, name FROM {s} WHERE v % 4 <> 0"),
@@ -66,7 +68,6 @@ TITLES = {
     "updated rows": "rows updated and deleted: filter",
     "updated groups": "rows updated and deleted: groups of five rows",
 }
-POLICIES = ("incremental", "full")
 FILES = 8
 
 
@@ -126,7 +127,7 @@ class ViewProject:
         (root / "penstock.yaml").write_text(settings, encoding="utf-8")
         sql = f"CREATE MATERIALIZED VIEW result REFRESH POLICY {policy} AS {query}"
         (root / "view.sql").write_text(sql, encoding="utf-8")
-        self.technique = ""
+        self.techniques: list[str] = []
 
     def refresh(self) -> float:
         """Seconds of the refresh."""
@@ -143,7 +144,7 @@ class ViewProject:
         spent = 0.0
         for event in events:
             if event.event_type == "planning_information":
-                self.technique, self.reason = event.body.technique, event.body.reason
+                self.techniques.append(event.body.technique)
             metrics = getattr(event.body, "metrics", None)
             if metrics is not None and metrics.batch_duration_ms is not None:
                 spent = metrics.batch_duration_ms
@@ -154,30 +155,31 @@ class ViewProject:
         return self.spark.read.format("delta").load(str(path))
 
 
-def compare(spark: Any, root: Path, source: Source, name: str, rounds: int) -> None:
+def compare(spark: Any, root: Path, source: Source, name: str, *, rounds: int, policy: str) -> None:
     kind, query = VIEWS[name]
-    folder = name.replace(" ", "_")
+    folder, policies = name.replace(" ", "_"), (policy, "full")
     projects = {
-        policy: ViewProject(spark, root / folder / policy, query.format(**source.paths), policy)
-        for policy in POLICIES
+        each: ViewProject(spark, root / folder / each, query.format(**source.paths), each)
+        for each in policies
     }
     for project in projects.values():
         project.refresh()
-    times: dict[str, list[float]] = {policy: [] for policy in POLICIES}
+    times: dict[str, list[float]] = {each: [] for each in policies}
     for number in range(rounds + 1):
         source.change(kind)
-        order = POLICIES if number % 2 else POLICIES[::-1]
-        for policy in order:
-            spent = projects[policy].refresh()
+        order = policies if number % 2 else policies[::-1]
+        for each in order:
+            spent = projects[each].refresh()
             if number > 0:  # the first warms up
-                times[policy].append(spent)
-    ours, full = (projects[policy].rows() for policy in POLICIES)
+                times[each].append(spent)
+    ours, full = (projects[each].rows() for each in policies)
     if ours.exceptAll(full).count() or full.exceptAll(ours).count():
         sys.exit(f"the results of {name} differ")
-    print(projects["incremental"].technique, end=" ")
-    group = f"views over {source.rows:,} rows, {source.share:.1%} changed: incremental refresh"
-    incremental, full = (times[policy] for policy in POLICIES)
-    results.compare(group, TITLES[name], incremental, "complete refresh", full)
+    techniques = projects[policy].techniques[-rounds:]
+    print(", ".join(sorted(f"{techniques.count(t)} {t}" for t in set(techniques))), end=" ")
+    group = f"views over {source.rows:,} rows, {source.share:.1%} changed: {policy} refresh"
+    ours, full = (times[each] for each in policies)
+    results.compare(group, TITLES[name], ours, "complete refresh", full)
 
 
 def main() -> None:
@@ -188,17 +190,20 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default=",".join(VIEWS))
+    parser.add_argument("--policy", choices=("incremental", "auto"), default="incremental")
+    parser.add_argument("--cluster", action="store_true", help="two workers with one core each")
     arguments = parser.parse_args()
     with contextlib.ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-views-")))
-        spark = make_session("penstock", root, root.as_uri(), 0)
+        master = stack.enter_context(small_cluster(root / "cluster")) if arguments.cluster else None
+        spark = make_session("penstock", root, root.as_uri(), 0, master=master)
         stack.callback(spark.stop)
         spark.sparkContext.setLogLevel("ERROR")
         started = time.monotonic()
         source = Source(spark, root / "source", arguments.rows, arguments.share)
         print(f"{arguments.rows:,} rows, {arguments.share:.1%} changed", flush=True)
         for name in arguments.only.split(","):
-            compare(spark, root, source, name, arguments.rounds)
+            compare(spark, root, source, name, rounds=arguments.rounds, policy=arguments.policy)
         print(f"{time.monotonic() - started:.0f} s")
 
 

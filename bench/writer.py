@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ COLUMNS = (
 # -- one process per side -----------------------------------------------------------------------
 
 
-def make_session(side: str, root: Path, place: str, port: int) -> Any:
+def make_session(side: str, root: Path, place: str, port: int, *, master: str | None = None) -> Any:
     """Penstock's session, or the one of a user who follows Delta's quickstart."""
     from penstock._local.jars import SPARK_JAR_SETS, class_path
 
@@ -80,6 +81,7 @@ def make_session(side: str, root: Path, place: str, port: int) -> Any:
             SessionOptions(
                 app_name="bench",
                 storage_root=place,
+                master=master,
                 configuration=conf,
                 jars=tuple(jars),
                 log_file=str(root / f"{side}.log"),
@@ -100,6 +102,17 @@ def make_session(side: str, root: Path, place: str, port: int) -> Any:
         .config("spark.sql.warehouse.dir", str(root / "warehouse"))
         .getOrCreate()
     )
+
+
+@contextlib.contextmanager
+def small_cluster(folder: Path) -> Iterator[str]:
+    """The URL of the master of a standalone cluster with two workers of one core each."""
+    from penstock._local.cluster import start_cluster, stop_cluster
+
+    try:
+        yield start_cluster(folder, workers=2, cores=1, memory="1g").master
+    finally:
+        stop_cluster(folder)
 
 
 class Side:

@@ -29,18 +29,14 @@ from penstock.sources.files.queue import QueueUnreachable
 
 _logger = logging.getLogger(__name__)
 _RETRY_SECONDS = 10.0
-# A long log of announced files is rewritten and shortened less often.
+# Spark reads the whole log whenever it looks for new files: those that were read leave it soon.
+_SHORT_LOG = 100
+# A long log is rewritten and shortened less often.
 _LONG_LOG = 10_000
 _LONGEST_PAUSE = 600.0
 _PRUNE_FACTOR = 20.0
-_SHORTEST_PAUSE = 0.1
 # Looks take at most a tenth of the time of a processor.
-_PAUSE_FACTOR = 9.0
-
-
-def pause_after(spent: float) -> float:
-    """How long to wait after a listing that took so long, in seconds."""
-    return max(_SHORTEST_PAUSE, _PAUSE_FACTOR * spent)
+PAUSE_FACTOR = 9.0
 
 
 class FileInbox(ABC):
@@ -65,6 +61,7 @@ class FileInbox(ABC):
         self._now = now
         self._logs = SourceLogs(source.spark, checkpoint)
         self._log = AnnouncedFiles(source.spark, source.announced)
+        self._count = 0
         self._prune_after = 0.0
         self._left_out = frozenset(source.existing if source.skips_existing else ())
         self.problem: str | None = None
@@ -116,10 +113,11 @@ class FileInbox(ABC):
 
     def _announce(self, files: Mapping[str, tuple[int, int]]) -> float:
         """Add files to the log; returns how long to wait at least before the next ones."""
-        count = self._log.update(files)
-        if count > _LONG_LOG and time.monotonic() > self._prune_after:
-            count = self._prune()
-        return min(count // _LONG_LOG, _LONGEST_PAUSE)
+        if files:
+            self._count = self._log.update(files)
+        if self._count > _SHORT_LOG and time.monotonic() > self._prune_after:
+            self._prune()
+        return min(self._count // _LONG_LOG, _LONGEST_PAUSE)
 
     def _not_readable(self, error: Exception) -> FlowError:
         return FlowError(
@@ -130,13 +128,12 @@ class FileInbox(ABC):
             hint="check that the user that runs the update may list the folder",
         )
 
-    def _prune(self, new: Mapping[str, tuple[int, int]] | None = None) -> int:
+    def _prune(self, new: Mapping[str, tuple[int, int]] | None = None) -> None:
         """Add files that Spark has not read, and forget those that it has."""
         started = time.monotonic()
-        count = self._log.update(new or {}, self._read_before())
+        self._count = self._log.update(new or {}, self._read_before())
         spent = time.monotonic() - started
-        self._prune_after = time.monotonic() + max(count / 1000, _PRUNE_FACTOR * spent)
-        return count
+        self._prune_after = time.monotonic() + max(self._count / 1000, _PRUNE_FACTOR * spent)
 
     def _read_before(self) -> Callable[[str], bool]:
         numbers = [int(name) for name in self._logs.names("sources") if name.isdecimal()]

@@ -12,12 +12,14 @@ from pyspark.sql import SparkSession
 
 from penstock._tables.files import hadoop_path
 from penstock._tables.kill_points import kill_point
-from penstock.sources.files.inbox import FileInbox, pause_after
+from penstock.sources.files.inbox import PAUSE_FACTOR, FileInbox
 from penstock.sources.files.listing import FileRoots, FoundFile, file_uri
 from penstock.sources.files.opening import LISTED_KEYS
 
 _DAY = 86_400.0
 _LATE_SECONDS = 600.0
+# Requests cost money.
+_SHORTEST_PAUSE = 1.0
 _OBJECT = re.compile(
     r"S3Object\(Key=(.*?), LastModified=(\d{4}-[\dT:.-]+Z), .*?\bSize=(\d+)", re.DOTALL
 )
@@ -36,6 +38,7 @@ class KeyInbox(FileInbox):
         # For each folder, the path after which the next listing starts.
         self._after: dict[str, str] = {}
         self._recent: frozenset[str] = frozenset()
+        self._listed_at: float | None = None
 
     def prepare(self) -> None:
         if self._is_due() or self._source.options.allow_overwrites:
@@ -47,23 +50,26 @@ class KeyInbox(FileInbox):
             files, after = self._search()
         except Py4JError as error:
             raise self._not_readable(error) from None
-        self._log.update(files, self._read_before())
+        self._count = self._log.update(files, self._read_before())
         kill_point("after_announcement", self._flow, None)
         self._confirm(files, after)
         self._source.state.save_note(LISTED_KEYS, {**note, "after": after})
 
     def _is_due(self) -> bool:
-        note = self._source.state.note(LISTED_KEYS)
+        if self._listed_at is None:
+            note = self._source.state.note(LISTED_KEYS)
+            self._listed_at = float("-inf") if note is None else note["at"]
         every = self._source.options.backfill_seconds or _DAY
-        return note is None or self._now() - note["at"] >= every
+        return self._now() - self._listed_at >= every
 
     def _list(self) -> None:
         started = self._now()
         files = self._list_all()
         self._after = dict.fromkeys(self._source.roots.first_folders(), "")
         after = self._next(files, started)
-        self._confirm({}, after)
         self._source.state.save_note(LISTED_KEYS, {"at": started, "after": after})
+        self._listed_at = started
+        self._confirm((file_uri(self._source.spark, file.path) for file in files), after)
 
     def _look(self, stop: threading.Event) -> float:
         if not self._after:
@@ -71,9 +77,9 @@ class KeyInbox(FileInbox):
         started = time.monotonic()
         files, after = self._search()
         new = {uri: entry for uri, entry in files.items() if uri not in self._recent}
-        pause = self._announce(new) if new else 0.0
+        pause = max(_SHORTEST_PAUSE, self._announce(new))
         self._confirm(files, after)
-        return max(pause, pause_after(time.monotonic() - started))
+        return max(pause, PAUSE_FACTOR * (time.monotonic() - started))
 
     def _search(self) -> tuple[dict[str, tuple[int, int]], dict[str, str]]:
         """The files after those of earlier listings, and where the next listing starts."""

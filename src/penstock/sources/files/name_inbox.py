@@ -11,8 +11,10 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from penstock._tables.kill_points import kill_point
-from penstock.sources.files.inbox import FileInbox, pause_after
+from penstock.sources.files.inbox import PAUSE_FACTOR, FileInbox
 from penstock.sources.files.listing import FileRoots, file_uri
+
+_SHORTEST_PAUSE = 0.1
 
 
 class NameInbox(FileInbox):
@@ -27,7 +29,7 @@ class NameInbox(FileInbox):
             files = names.new(is_read)
         except OSError as error:
             raise self._not_readable(error) from None
-        self._log.update(files, is_read)
+        self._count = self._log.update(files, is_read)
         kill_point("after_announcement", self._flow, None)
         names.confirm()
         self._names = names
@@ -36,15 +38,13 @@ class NameInbox(FileInbox):
         return False  # each look has all names
 
     def _look(self, stop: threading.Event) -> float:
-        started, pause = time.monotonic(), 0.0
+        started, pause = time.monotonic(), _SHORTEST_PAUSE
         if self._names is None:
             self.prepare()
-        elif files := self._names.new():
-            pause = self._announce(files)
-            self._names.confirm()
         else:
+            pause = max(pause, self._announce(self._names.new()))
             self._names.confirm()
-        return max(pause, pause_after(time.monotonic() - started))
+        return max(pause, PAUSE_FACTOR * (time.monotonic() - started))
 
 
 class LocalNames:
