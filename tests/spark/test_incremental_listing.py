@@ -235,3 +235,20 @@ def test_a_listing_by_key_starts_after_objects_that_are_ten_minutes_old(
     inbox().prepare()
     assert len(listings) == 2
     assert "1" in names()
+
+
+def test_files_that_were_read_leave_the_log_without_new_ones(spark, tmp_path: Path, monkeypatch):
+    files = FileStream(spark, tmp_path, TEXT, "value STRING")
+    source, stop = files._open(), threading.Event()
+    inbox = NameInbox(source, files._checkpoint, [source.roots], "f")
+    inbox.prepare()
+    for number in range(101):
+        files.put(f"{number}.txt", "x")
+    inbox._look(stop)
+    assert inbox._log.update({}) == 101
+    monkeypatch.setattr(inbox, "_read_before", lambda: lambda uri: not uri.endswith("/7.txt"))
+    inbox._look(stop)
+    assert inbox._log.update({}) == 101
+    inbox._prune_after = 0.0
+    inbox._look(stop)
+    assert inbox._log.update({}) == 1
