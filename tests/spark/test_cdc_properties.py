@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window, WindowSpec
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from penstock._tables.write import cdc_history, cdc_writer
+from penstock._tables.write import cdc_compaction, cdc_history, cdc_writer
 from penstock._tables.write.cdc_events import DELETE, TRUNCATE, TargetShape
 from penstock._tables.write.keyed import Way
 
@@ -58,6 +58,7 @@ def test_table_is_what_the_oracle_says_after_every_batch(
     case = CASES[name]
     if case.way in (Way.VECTORS, Way.FILES):  # as in a large table: its state is searched, too
         monkeypatch.setattr(cdc_writer, "REWRITE_BYTES", -1)
+    monkeypatch.setattr(cdc_compaction, "_EVERY", 2)  # beside most batches
     histories = make(case, KEYS, BATCHES, SEED)
     target = DeltaTarget(spark, tmp_path, case)
     faults = ["crash", "replay", "crash"] if "merge" in name else ["replay", "crash", "none"]

@@ -1,3 +1,4 @@
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,8 @@ from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
 from penstock._model.origin import SourceLocation
 from penstock._tables.commits import CommitResult
 from penstock._tables.layout import TableRef
-from penstock._tables.write import cdc_writer
+from penstock._tables.write import cdc_compaction, cdc_writer
+from penstock._tables.write.cdc_compaction import StateCompaction
 from penstock._tables.write.cdc_events import TargetShape, resolve
 from penstock._tables.write.cdc_writer import CdcWriter, split_events
 from penstock._tables.write.keyed import Way
@@ -295,7 +297,7 @@ def test_deleted_keys_are_forgotten_after_their_time_only(
     target.write(plain(spark, (1, 4, "U", "late")), 1, options={"tombstone_seconds": 60})
     state = target.writer._state
     like = spark.range(1)
-    state.compact(like)
+    target.writer._compaction.compact(spark)
     assert table_state(spark, target.state.path) is not None
     assert state.rows(like).count() == 3
     target.write(plain(spark, (2, 3, "U", "late")), 2, options={"tombstone_seconds": 60})
@@ -303,7 +305,7 @@ def test_deleted_keys_are_forgotten_after_their_time_only(
     later = time.time() + 3600
     monkeypatch.setattr(time, "time", lambda: later)
     state = target.writer._state
-    state.compact(like)
+    target.writer._compaction.compact(spark)
     assert [row["id"] for row in state.rows(like).select("k.id").collect()] == [3]
     target.write(plain(spark, (2, 4, "U", "revived")), 3)
     assert target.rows("id", "a") == [(2, "revived"), (3, "x")]
@@ -316,10 +318,51 @@ def test_result_is_the_same_when_the_state_was_compacted(
     kept = {"scd_type": ScdType(str(scd_type))}
     for batch, seq in enumerate((3, 5, 3)):
         target.write(plain(spark, (1, seq, "U", f"v{seq}")), batch, **kept)
-    target.writer._state.compact(spark.range(1))
+    target.writer._compaction.compact(spark)
     assert len(list(Path(target.state.path).glob("*.parquet"))) >= 4
     rows = target.writer._state.rows(spark.range(1))
     assert rows.count() == (1 if scd_type == 1 else 2)
     target.write(plain(spark, (1, 4, "D", None)), 3, **kept)
     wanted = [(1, "v5")] if scd_type == 1 else [(1, "v3", 3, 4), (1, "v5", 5, None)]
     assert target.rows() == wanted
+
+
+def test_a_batch_does_not_wait_for_the_compaction_of_the_state(
+    spark: SparkSession, target: Target, monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    compact, threads = StateCompaction._merge, set[str]()
+
+    def merge(self: StateCompaction, session: SparkSession, *, drops: bool) -> bool:
+        threads.add(threading.current_thread().name)
+        begun.set()
+        assert may_end.wait(60)
+        return compact(self, session, drops=drops)
+
+    monkeypatch.setattr(cdc_compaction, "_EVERY", 2)
+    monkeypatch.setattr(StateCompaction, "_merge", merge)
+    target.write(plain(spark, (1, 1, "U", "x")), 0)
+    target.write(plain(spark, (2, 2, "U", "y")), 1)
+    assert begun.wait(60)
+    for batch in range(2, 5):
+        target.write(plain(spark, (batch + 1, batch + 1, "U", "z")), batch)
+    assert threads == {f"compact {target.state.name}"}
+    may_end.set()
+    target.writer.close()
+    state, like = target.writer._state, spark.range(1)
+    assert state.rows(like).count() == 5
+    assert len(state.rows(like).inputFiles()) <= 5
+    target.write(plain(spark, (1, 6, "D", None)), 5)
+    target.writer.close()
+    assert target.rows("id") == [(2,), (3,), (4,), (5,)]
+
+    def fail(self: StateCompaction, session: SparkSession, *, drops: bool) -> bool:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(StateCompaction, "_merge", fail)
+    caplog.set_level("INFO")
+    for batch in (6, 7):
+        target.write(plain(spark, (9, batch, "U", "w")), batch)
+    target.writer.close()
+    assert "was not compacted: disk full" in caplog.text
+    assert target.rows("id")[-1] == (9,)

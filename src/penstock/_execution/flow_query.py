@@ -282,7 +282,7 @@ class StreamingFlows:
         writer = self._queries.writers.stream_writer(
             dataset, node, df, epoch=state.epoch, mode=step.output_mode, late=late
         )
-        running.writes_batches(writer.write)
+        running.writes_batches(writer.write, writer.close)
         # In update mode, `foreachBatch` gets the changed rows, and the writer merges them.
         return writer.df.writeStream.outputMode(step.output_mode.value).foreachBatch(
             running.on_batch

@@ -105,6 +105,7 @@ class BatchWriter:
 
     df: DataFrame
     write: Callable[[DataFrame, int], Commit]
+    close: Callable[[], None] | None = None  # when the query has ended
 
 
 class TableWriters:
@@ -224,7 +225,7 @@ class TableWriters:
             with self._tables.turns[dataset.key]:
                 return Commit(writer.write(batch, batch_id), dataset.key, True, True)
 
-        return BatchWriter(split.df if judge is None else df, write)
+        return BatchWriter(split.df if judge is None else df, write, writer.close)
 
     def last_batch(self, dataset: DatasetNode, node: FlowNode, epoch: str) -> int:
         """Number of the last batch of a flow in its table; -1 before the first."""

@@ -2,7 +2,7 @@
 
 Rows are only appended, one commit per batch; reading merges them. So the write of a batch costs one
 small job however large the state is, and appends of two flows cannot conflict. From time to time
-the files are compacted.
+the files are compacted (`cdc_compaction`).
 """
 
 import json
@@ -22,11 +22,9 @@ from penstock._tables.write.cdc_events import EventShape, TargetShape
 from penstock._tables.write.cdc_history import (
     StateColumns,
     merged,
-    outlives_truncate,
     state_rows,
     state_schema,
     stored_values,
-    with_truncate,
 )
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.keyed import has_exact_keys
@@ -36,8 +34,6 @@ from penstock._tables.write.table_spec import TableSpec, table_state
 from penstock.errors import CheckpointError
 
 _PROPERTY = "penstock.cdc"
-_COMPACT_EVERY = 16
-_SMALL_FILE = 32 * 1024 * 1024
 
 
 class CdcState:
@@ -49,14 +45,10 @@ class CdcState:
         ref: TableRef,
         app_id: str,
         events: EventShape,
-        *,
-        tombstone_seconds: float | None = None,  # how long deletes are remembered; None = forever
     ) -> None:
         self._delta = delta
         self._table = FencedTable(delta, ref, app_id)
-        self._app_id = app_id
         self._events = events
-        self._tombstone_seconds = tombstone_seconds
         self._columns: StateColumns | None = None
         self._event_columns: tuple[list[Column], list[Column]] = [], []
 
@@ -186,53 +178,6 @@ class CdcState:
 
     def _read(self, snapshot: Any, files: Any, session: SparkSession) -> DataFrame:
         return self._delta.read_files(self._table.ref.path, snapshot, files, session)
-
-    def compact_if_due(self, version: int | None, like: DataFrame) -> None:
-        if version is not None and version % _COMPACT_EVERY == 0:
-            self.compact(like)
-
-    def compact(self, like: DataFrame) -> None:
-        """Merge the smallest files, up to those larger than all smaller ones together.
-
-        So each row is rewritten a few times only, however many batches there are. Rows are dropped
-        only if all files are merged: some of the files may have the delete of a key, and others its
-        upserts.
-        """
-        txn = self._table.begin(None)
-        files = list(self._delta.items(txn.jvm.filterFiles()))
-        chosen: list[Any] = []
-        total = 0
-        for file in sorted(files, key=lambda file: int(file.size())):
-            if len(chosen) >= _COMPACT_EVERY // 2 and int(file.size()) > total:
-                break
-            chosen.append(file)
-            total += int(file.size())
-        whole = len(chosen) == len(files)
-        if len(chosen) < 2:
-            return
-        rows = self._read(txn.jvm.snapshot(), self._delta.seq(chosen), like.sparkSession)
-        rows = merged(rows, self.columns)
-        if whole and "kind" in self.schema.fieldNames():
-            rows = self._without_dead(rows)
-        if total < _SMALL_FILE:
-            rows = rows.coalesce(1)
-        added = self._delta.write_files(txn.jvm, rows)
-        removed = [file.remove() for file in chosen]
-        record = CommitResult(
-            flow="compaction", app_id=f"{self._app_id}/compaction", batch_id=None, version=None
-        )
-        self._table.commit(txn, [*removed, *added], None, record, complete=whole)
-
-    def _without_dead(self, rows: DataFrame) -> DataFrame:
-        known = with_truncate(rows).withColumn("alive", self.columns.truncated.is_alive)
-        expired = ~F.col("alive") & ~F.coalesce(
-            outlives_truncate(F.col("del"), F.col("truncated")), F.lit(False)
-        )
-        if self._tombstone_seconds is not None:
-            oldest = int((time.time() - self._tombstone_seconds) * 1000)
-            expired = expired | (~F.col("alive") & (F.col("at") < oldest))
-        keyed = known.where(~F.coalesce(expired, F.lit(False)))
-        return keyed.select(*rows.columns).unionByName(rows.where(F.col("kind") == 1))
 
 
 def fingerprint(shape: TargetShape, events: EventShape) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from penstock._tables.commits import CommitResult, RuleCounts
 from penstock._tables.delta_log import file_count
 from penstock._tables.kill_points import kill_point
 from penstock._tables.layout import TableRef
+from penstock._tables.write.cdc_compaction import StateCompaction
 from penstock._tables.write.cdc_events import DELETE, TRUNCATE, UPSERT, EventShape
 from penstock._tables.write.cdc_history import current_rows, history_rows, merged
 from penstock._tables.write.cdc_state import CdcState
@@ -116,14 +117,19 @@ class CdcWriter(FlowWriter):
         self._keyed = KeyedTable(
             self._delta, self._target, self._app_id, way, is_streamed, on_vectors
         )
-        self._state = CdcState(
-            self._delta, state, self._app_id, events, tombstone_seconds=tombstone_seconds
+        self._state = CdcState(self._delta, state, self._app_id, events)
+        self._compaction = StateCompaction(
+            self._delta, state, self._app_id, self._lock, tombstone_seconds=tombstone_seconds
         )
         with self._lock:
             has_rows = file_count(self._delta.snapshot(self.target.path)) > 0
             self._state.prepare(target_has_rows=has_rows, flow=self._flow)
         self._events_of_batch: _Events | None = None
         self._counts: Mapping[str, int] = {}
+
+    def close(self) -> None:
+        """End what runs beside the batches, after the last one."""
+        self._compaction.close()
 
     def _run(self, df: DataFrame, batch_id: int | None, fingerprint: str | None) -> CommitResult:
         with self._lock:
@@ -261,7 +267,7 @@ class CdcWriter(FlowWriter):
         else:
             touched, rows = self._derive(touched.distinct(), count)
         version = self._keyed.replace(batch.txn, touched, rows, result, count=count, keys=keys)
-        self._state.compact_if_due(appended, events.rows)
+        self._compaction.start_if_due(appended, events.rows.sparkSession)
         return replace(result, version=version)
 
     def _searches(self, txn: TableTransaction, touched: DataFrame, count: int) -> bool:

@@ -1,0 +1,124 @@
+"""Compaction of the state of a CDC target, on a thread of its own: batches do not wait for it."""
+
+import logging
+import threading
+import time
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from penstock._model.exception_text import first_line
+from penstock._tables.commits import CommitResult
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.layout import TableRef
+from penstock._tables.write.cdc_history import (
+    StateColumns,
+    merged,
+    outlives_truncate,
+    with_truncate,
+)
+from penstock._tables.write.fenced import FencedTable
+
+_logger = logging.getLogger(__name__)
+_EVERY = 16
+_SMALL_FILE = 32 * 1024 * 1024
+_CLOSE_SECONDS = 10.0
+
+
+class StateCompaction:
+    """Merges the smallest files of a state, up to those larger than all smaller ones together.
+
+    So each row is rewritten a few times only, however many batches there are. Batches only append:
+    their commits and those of a compaction do not conflict. If two compactions do, one has no
+    effect.
+
+    Keys that are dead for good are dropped only if all files are merged: some of the files may have
+    the delete of a key, and others its upserts. `lock` keeps batches away meanwhile: the rows of
+    the target would otherwise follow from a delete that the state no longer has.
+    """
+
+    def __init__(
+        self,
+        delta: DeltaJvm,
+        ref: TableRef,
+        app_id: str,
+        lock: threading.RLock,
+        *,
+        tombstone_seconds: float | None,  # how long deletes are remembered; None = forever
+    ) -> None:
+        self._delta = delta
+        self._app_id = f"{app_id}/compaction"
+        self._table = FencedTable(delta, ref, self._app_id)
+        self._lock = lock
+        self._tombstone_seconds = tombstone_seconds
+        self._thread: threading.Thread | None = None
+
+    def start_if_due(self, version: int | None, session: SparkSession) -> None:
+        """Start after every 16th version of the state, unless the last one is still running."""
+        is_running = self._thread is not None and self._thread.is_alive()
+        if version is None or version % _EVERY or is_running:
+            return
+        name = f"compact {self._table.ref.name}"
+        self._thread = threading.Thread(target=self._run, args=(session,), name=name, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Wait for a running compaction, but not long: without its commit, it has no effect."""
+        if self._thread is not None:
+            self._thread.join(_CLOSE_SECONDS)
+
+    def compact(self, session: SparkSession) -> None:
+        if not self._merge(session, drops=False):
+            with self._lock:
+                self._merge(session, drops=True)
+
+    def _run(self, session: SparkSession) -> None:
+        try:
+            self.compact(session)
+        except Exception as error:
+            # The files stay as they are until the next compaction.
+            _logger.info("%s was not compacted: %s", self._table.ref.name, first_line(error))
+
+    def _merge(self, session: SparkSession, *, drops: bool) -> bool:
+        """Whether it is done; not if there are keys to drop, and `drops` is false."""
+        txn = self._table.begin(None)
+        files = list(self._delta.items(txn.jvm.filterFiles()))
+        chosen: list[Any] = []
+        total = 0
+        for file in sorted(files, key=lambda file: int(file.size())):
+            if len(chosen) >= _EVERY // 2 and int(file.size()) > total:
+                break
+            chosen.append(file)
+            total += int(file.size())
+        whole = len(chosen) == len(files)
+        if len(chosen) < 2:
+            return True
+        columns, path = StateColumns(txn.metadata.schema), self._table.ref.path
+        known = self._delta.seq(chosen)
+        rows = self._delta.read_files(path, txn.jvm.snapshot(), known, session)
+        rows = merged(rows, columns)
+        if whole and "kind" in columns.schema.fieldNames():
+            keys = with_truncate(rows).withColumn("dead", self._is_dead(columns))
+            if drops:
+                kept = keys.where("NOT dead").select(*rows.columns)
+                rows = kept.unionByName(rows.where(F.col("kind") == 1))
+            elif not keys.where("dead").isEmpty():
+                return False
+        if total < _SMALL_FILE:
+            rows = rows.coalesce(1)
+        added = self._delta.write_files(txn.jvm, rows)
+        removed = [file.remove() for file in chosen]
+        record = CommitResult(flow="compaction", app_id=self._app_id, batch_id=None, version=None)
+        self._table.commit(txn, [*removed, *added], None, record, complete=whole)
+        return True
+
+    def _is_dead(self, columns: StateColumns) -> Any:
+        is_dead = ~columns.truncated.is_alive
+        dead = is_dead & ~F.coalesce(
+            outlives_truncate(F.col("del"), F.col("truncated")), F.lit(False)
+        )
+        if self._tombstone_seconds is not None:
+            oldest = int((time.time() - self._tombstone_seconds) * 1000)
+            dead = dead | (is_dead & (F.col("at") < oldest))
+        return F.coalesce(dead, F.lit(False))
