@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from penstock._tables.write import cdc_compaction, cdc_history, cdc_writer
+from penstock._tables.write.cdc_compaction import StateCompaction
 from penstock._tables.write.cdc_events import DELETE, TRUNCATE, TargetShape
 from penstock._tables.write.keyed import Way
 
@@ -58,7 +59,14 @@ def test_table_is_what_the_oracle_says_after_every_batch(
     case = CASES[name]
     if case.way in (Way.VECTORS, Way.FILES):  # as in a large table: its state is searched, too
         monkeypatch.setattr(cdc_writer, "REWRITE_BYTES", -1)
-    monkeypatch.setattr(cdc_compaction, "_EVERY", 2)  # beside most batches
+    monkeypatch.setattr(cdc_compaction, "_EVERY", 1)  # beside most batches
+    compacted, merge = [], StateCompaction._merge
+
+    def counted(self: StateCompaction, session: SparkSession, *, drops: bool) -> bool:
+        compacted.append(merge(self, session, drops=drops))
+        return compacted[-1]
+
+    monkeypatch.setattr(StateCompaction, "_merge", counted)
     histories = make(case, KEYS, BATCHES, SEED)
     target = DeltaTarget(spark, tmp_path, case)
     faults = ["crash", "replay", "crash"] if "merge" in name else ["replay", "crash", "none"]
@@ -75,6 +83,8 @@ def test_table_is_what_the_oracle_says_after_every_batch(
             target.apply(events, batch_id)
 
     assert play(spark, case, histories, target, apply) == 0
+    target.writer.close()
+    assert any(compacted)
 
 
 # -- ten deliberate bugs ------------------------------------------------------------------------

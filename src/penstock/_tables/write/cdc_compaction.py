@@ -19,9 +19,11 @@ from penstock._tables.write.cdc_history import (
     with_truncate,
 )
 from penstock._tables.write.fenced import FencedTable
+from penstock._tables.write.key_joins import in_one_task
 
 _logger = logging.getLogger(__name__)
 _EVERY = 16
+_AT_LEAST = 8
 _SMALL_FILE = 32 * 1024 * 1024
 _CLOSE_SECONDS = 10.0
 
@@ -78,16 +80,18 @@ class StateCompaction:
             self.compact(session)
         except Exception as error:
             # The files stay as they are until the next compaction.
-            _logger.info("%s was not compacted: %s", self._table.ref.name, first_line(error))
+            name = self._table.ref.name
+            _logger.warning("the state %s was not compacted: %s", name, first_line(error))
 
     def _merge(self, session: SparkSession, *, drops: bool) -> bool:
         """Whether it is done; not if there are keys to drop, and `drops` is false."""
         txn = self._table.begin(None)
-        files = list(self._delta.items(txn.jvm.filterFiles()))
+        # Not the transaction's own list, which would make it conflict with every append.
+        files = list(self._delta.items(self._table.live_files.all(txn.jvm.snapshot())))
         chosen: list[Any] = []
         total = 0
         for file in sorted(files, key=lambda file: int(file.size())):
-            if len(chosen) >= _EVERY // 2 and int(file.size()) > total:
+            if len(chosen) >= _AT_LEAST and int(file.size()) > total:
                 break
             chosen.append(file)
             total += int(file.size())
@@ -97,6 +101,8 @@ class StateCompaction:
         columns, path = StateColumns(txn.metadata.schema), self._table.ref.path
         known = self._delta.seq(chosen)
         rows = self._delta.read_files(path, txn.jvm.snapshot(), known, session)
+        if total < _SMALL_FILE:
+            rows = in_one_task(rows)
         rows = merged(rows, columns)
         if whole and "kind" in columns.schema.fieldNames():
             keys = with_truncate(rows).withColumn("dead", self._is_dead(columns))
