@@ -15,7 +15,6 @@ from penstock._model.origin import SourceLocation
 from penstock._tables.commits import CommitResult
 from penstock._tables.layout import TableRef
 from penstock._tables.write import cdc_compaction, cdc_writer
-from penstock._tables.write.cdc_compaction import StateCompaction
 from penstock._tables.write.cdc_events import TargetShape, resolve
 from penstock._tables.write.cdc_writer import CdcWriter, split_events
 from penstock._tables.write.keyed import Way
@@ -331,38 +330,36 @@ def test_a_batch_does_not_wait_for_the_compaction_of_the_state(
     spark: SparkSession, target: Target, monkeypatch: pytest.MonkeyPatch, caplog
 ) -> None:
     begun, may_end = threading.Event(), threading.Event()
-    compact, threads = StateCompaction._merge, set[str]()
+    merged, threads = cdc_compaction.merged, set[str]()
 
-    def merge(self: StateCompaction, session: SparkSession, *, drops: bool) -> bool:
+    def slowly(*arguments: Any) -> DataFrame:
         threads.add(threading.current_thread().name)
         begun.set()
         assert may_end.wait(60)
-        return compact(self, session, drops=drops)
+        return merged(*arguments)
 
     monkeypatch.setattr(cdc_compaction, "_EVERY", 2)
-    monkeypatch.setattr(StateCompaction, "_merge", merge)
+    monkeypatch.setattr(cdc_compaction, "merged", slowly)
     target.write(plain(spark, (1, 1, "U", "x")), 0)
     target.write(plain(spark, (2, 2, "U", "y")), 1)
     assert begun.wait(60)
-    for batch in range(2, 5):
-        target.write(plain(spark, (batch + 1, batch + 1, "U", "z")), batch)
+    target.write(plain(spark, (3, 3, "U", "z")), 2)
     assert threads == {f"compact {target.state.name}"}
     may_end.set()
     _wait_for_compactions()
     state, like = target.writer._state, spark.range(1)
-    assert state.rows(like).count() == 5
-    assert len(state.rows(like).inputFiles()) == 1
-    target.write(plain(spark, (1, 6, "D", None)), 5)
+    assert state.rows(like).count() == 3
+    assert len(state.rows(like).inputFiles()) == 2  # the first two are one
+    target.write(plain(spark, (1, 6, "D", None)), 3)
     _wait_for_compactions()
-    assert target.rows("id") == [(2,), (3,), (4,), (5,)]
+    assert target.rows("id") == [(2,), (3,)]
 
-    def fail(self: StateCompaction, session: SparkSession, *, drops: bool) -> bool:
+    def fail(*arguments: Any) -> DataFrame:
         raise OSError("disk full")
 
-    monkeypatch.setattr(StateCompaction, "_merge", fail)
-    caplog.set_level("INFO")
-    for batch in (6, 7):
-        target.write(plain(spark, (9, batch, "U", "w")), batch)
+    monkeypatch.setattr(cdc_compaction, "merged", fail)
+    for batch in (4, 5):
+        target.write(plain(spark, (9, batch + 3, "U", "w")), batch)
     _wait_for_compactions()
     assert "was not compacted: disk full" in caplog.text
     assert target.rows("id")[-1] == (9,)

@@ -86,8 +86,7 @@ class StateCompaction:
     def _merge(self, session: SparkSession, *, drops: bool) -> bool:
         """Whether it is done; not if there are keys to drop, and `drops` is false."""
         txn = self._table.begin(None)
-        # Not the transaction's own list, which would make it conflict with every append.
-        files = list(self._delta.items(self._table.live_files.all(txn.jvm.snapshot())))
+        files = list(self._delta.items(txn.jvm.filterFiles()))
         chosen: list[Any] = []
         total = 0
         for file in sorted(files, key=lambda file: int(file.size())):
@@ -113,8 +112,11 @@ class StateCompaction:
                 return False
         if total < _SMALL_FILE:
             rows = rows.coalesce(1)
-        added = self._delta.write_files(txn.jvm, rows)
-        removed = [file.remove() for file in chosen]
+        # No data changes: so the commit does not conflict with appends that were made meanwhile.
+        written = self._delta.file_contents(txn.jvm.writeFiles(rows._jdf))
+        added = self._delta.add_files([{**file, "dataChange": False} for file in written])
+        now = int(time.time() * 1000)
+        removed = [file.removeWithTimestamp(now, False) for file in chosen]
         record = CommitResult(flow="compaction", app_id=self._app_id, batch_id=None, version=None)
         self._table.commit(txn, [*removed, *added], None, record, complete=whole)
         return True
