@@ -27,7 +27,7 @@ class Discovery(Enum):
 
 
 def choose_discovery(spark: SparkSession, options: FileOptions, roots: FileRoots) -> Discovery:
-    """For a stream that may keep a log of announced files."""
+    """How a stream would learn of new files if it can have a log of announced files."""
     on_s3 = all(_S3.match(path) for path in roots.paths)
     by_queue = options.use_notifications and on_s3
     if by_queue and options.queue is None:

@@ -92,12 +92,8 @@ class FileInbox(ABC):
     def _look(self, stop: threading.Event) -> float:
         """Announce what is new; returns how long to wait before the next look, in seconds."""
 
-    @property
-    def _backfill_seconds(self) -> float | None:
-        return self._source.options.backfill_seconds
-
     def _is_due(self) -> bool:
-        listed, every = self._source.state.note(LISTED), self._backfill_seconds
+        listed, every = self._source.state.note(LISTED), self._source.options.backfill_seconds
         return listed is None or (every is not None and self._now() - listed >= every)
 
     def _list(self) -> None:

@@ -133,11 +133,11 @@ def open_source(
     else:
         data, partitions, chosen = _given(declared, sample, chosen, state)
     columns = () if declared is None else tuple(declared.fieldNames())
-    discovery = Discovery.SPARK
-    if streaming and state.folder is not None:
-        discovery = choose_discovery(spark, chosen, roots)
-        if discovery is not Discovery.QUEUE and state.note(LISTED) is not None:
-            state.save_note(LISTED, None)  # a listing begins the next start with notifications
+    discovery = choose_discovery(spark, chosen, roots) if streaming else Discovery.SPARK
+    if state.folder is None:
+        discovery = Discovery.SPARK
+    elif streaming and discovery is not Discovery.QUEUE and state.note(LISTED) is not None:
+        state.save_note(LISTED, None)  # a listing begins the next start with notifications
     opened = OpenedFiles(
         spark, source_key(path, options), chosen, roots, data, partitions, columns, state, discovery
     )
