@@ -262,3 +262,30 @@ def test_changes_of_a_result_equal_its_query_in_20_000_cases(spark, tmp_path):
     for seed in range(2, 14):
         techniques += check_rounds(spark, tmp_path, seed, 4)
     assert techniques.total() >= 20_000
+
+
+def test_the_number_of_changed_rows_is_known_from_the_log(spark, tmp_path):
+    name = f"delta.`{tmp_path / 'rows'}`"
+    spark.range(1000).coalesce(1).write.format("delta").save(str(tmp_path / "rows"))
+    spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'false')")
+    query = f"SELECT id FROM {name}"
+    delta = DeltaJvm(spark)
+
+    def changed(statement: str) -> list[tuple[float, float]]:
+        versions = batch_sources(spark.sql(query)).versions
+        spark.sql(statement)
+        sizes = delta.query_changes(spark.sql(query), versions).sizes()
+        return [(float(size.rows()), float(size.share())) for size in sizes]
+
+    ((rows, share),) = changed(f"INSERT INTO {name} SELECT /*+ COALESCE(1) */ * FROM RANGE(100)")
+    assert rows == 100
+    assert 0.05 < share < 0.4
+    # The row is in one of the files, which is written again.
+    ((rows, share),) = changed(f"UPDATE {name} SET id = -1 WHERE id = 500")
+    assert rows == 2000
+    assert share == 1
+    spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+    for number in (7, 8):
+        ((rows, share),) = changed(f"DELETE FROM {name} WHERE id = 9{number}7")
+        assert rows == 1
+        assert 0 < share < 0.002

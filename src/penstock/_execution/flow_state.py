@@ -66,7 +66,9 @@ class ViewState:
         quarantine_version: -1 without a quarantine.
         rows: Of the last complete refresh.
         full_seconds: Duration of the last complete refresh.
-        incremental_seconds: Duration of the last incremental refresh since then.
+        incremental_seconds: Duration of the last refresh that was incremental, or tried to be;
+            shortened by each complete one, so that it is tried again.
+        incremental_share: Share of the sources that had changed then.
         deployed: As of `FlowState`, at the last refresh.
     """
 
@@ -77,6 +79,7 @@ class ViewState:
     rows: int | None = None
     full_seconds: float | None = None
     incremental_seconds: float | None = None
+    incremental_share: float | None = None
     deployed: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -33,11 +33,25 @@ _SHORT_GROUPS = 0.8
 # Reading and replacing more keys takes longer than computing all.
 _MOST_SHARE = 0.2
 _MOST_ROWS = 200_000  # collected on the driver with all their columns
+# Up to this share, rows are assumed to have changed next to each other. To find out that they did
+# not costs little.
+_FEW = 0.02
+# Seconds per row in relation to those of a row that is read and aggregated, on two cores: to write
+# a row, and to replace one.
+_WRITING = 2.5
+_REPLACING = 35
 _UNSUPPORTED = re.compile(r"QueryChanges\$UnsupportedException: (.+)")
 
 
 class NotIncrementalError(Exception):
-    """The view must be computed completely; the message is the reason."""
+    """The view must be computed completely; the message is the reason.
+
+    `share` is that of the sources that changed, if an incremental refresh was tried.
+    """
+
+    def __init__(self, reason: str, share: float | None = None) -> None:
+        super().__init__(reason)
+        self.share = share
 
 
 @dataclass(frozen=True)
@@ -47,6 +61,15 @@ class IncrementalRefresh:
     technique: str
     reason: str
     commit: Callable[[], Commit]
+    share: float | None  # of the sources that changed
+
+
+@dataclass
+class _Attempt:
+    """`share` is set when an incremental refresh is tried: that of the sources that changed."""
+
+    is_strict: bool
+    share: float | None = None
 
 
 class IncrementalViews:
@@ -69,18 +92,24 @@ class IncrementalViews:
             NotIncrementalError: it must be computed completely.
             PlanError: `REFRESH_NOT_INCREMENTAL` with the policy `incremental_strict`.
         """
-        strict = dataset.declared.refresh_policy == "incremental_strict"
-        with _reasons(strict, dataset):
-            update = self._plan(node, dataset, df, before, version)
+        attempt = _Attempt(dataset.declared.refresh_policy == "incremental_strict")
+        with _reasons(attempt, dataset):
+            update = self._plan(node, dataset, df, before, version, attempt)
 
         def commit() -> Commit:
-            with _reasons(strict, dataset):
+            with _reasons(attempt, dataset):
                 return update.commit()
 
         return replace(update, commit=commit)
 
     def _plan(
-        self, node: FlowNode, dataset: DatasetNode, df: DataFrame, before: ViewState, version: int
+        self,
+        node: FlowNode,
+        dataset: DatasetNode,
+        df: DataFrame,
+        before: ViewState,
+        version: int,
+        attempt: _Attempt,
     ) -> IncrementalRefresh:
         policy = dataset.declared.refresh_policy or "auto"
         if policy == "full":
@@ -101,7 +130,7 @@ class IncrementalViews:
                 raise NotIncrementalError("its expectations apply to rows that change")
             most = None
             if policy == "auto":
-                _check_cost(before, technique, changes)
+                attempt.share = _check_cost(before, technique, changes)
                 most = before.rows
             if technique == GROUP_AGGREGATE:
                 rows, reason = _groups(writer, df, changes)
@@ -114,7 +143,7 @@ class IncrementalViews:
             result = writer.write_batch(rows, fingerprint=before.fingerprint)
             return Commit(result, dataset.key, is_upsert=technique != APPEND_ONLY)
 
-        return IncrementalRefresh(technique, reason, commit)
+        return IncrementalRefresh(technique, reason, commit, attempt.share)
 
     def _check_rules(self, dataset: DatasetNode, before: ViewState) -> None:
         for rule in dataset.declared.expectations:
@@ -178,7 +207,7 @@ def _keys(
 
 
 @contextmanager
-def _reasons(strict: bool, dataset: DatasetNode) -> Iterator[None]:
+def _reasons(attempt: _Attempt, dataset: DatasetNode) -> Iterator[None]:
     """Turn what prevents an incremental refresh into the reason of a complete one."""
     try:
         yield
@@ -193,8 +222,8 @@ def _reasons(strict: bool, dataset: DatasetNode) -> Iterator[None]:
         reason = known[1] if known else f"the incremental refresh failed: {first_line(error)}"
     else:
         return
-    if not strict:
-        raise NotIncrementalError(reason)
+    if not attempt.is_strict:
+        raise NotIncrementalError(reason, attempt.share)
     raise PlanError(
         "REFRESH_NOT_INCREMENTAL",
         f"{dataset.display} has the refresh policy incremental_strict, but {reason}",
@@ -204,18 +233,67 @@ def _reasons(strict: bool, dataset: DatasetNode) -> Iterator[None]:
     )
 
 
-def _check_cost(before: ViewState, technique: str, changes: Any) -> None:
+def _check_cost(before: ViewState, technique: str, changes: Any) -> float:
+    """Whether an incremental refresh is likely to be faster; returns the changed share of sources.
+
+    Raises:
+        NotIncrementalError: it is not.
+    """
     full, last = before.full_seconds, before.incremental_seconds
     short = _SHORT_GROUPS if technique == GROUP_AGGREGATE else _SHORT_SECONDS
     if full is not None and full < short:
         raise NotIncrementalError(f"a complete refresh takes {full:.1f} s")
-    if full is not None and last is not None and last > full:
+    view_rows = max(before.rows or 0, 1)
+    size = _sizes(changes, view_rows)
+    share = size.changed / max(size.rows, 1)
+    is_slower = full is not None and last is not None and last > full
+    if is_slower and share > 0.8 * (before.incremental_share or 0):
         raise NotIncrementalError(
             f"the last incremental refresh took {last:.1f} s, the last complete one {full:.1f} s"
         )
-    if changes.readsRewrittenTable():
-        raise NotIncrementalError("most of the files of a source were replaced")
     if technique == GROUP_AGGREGATE:
-        return
+        count = size.groups * view_rows
+        if size.changed + _REPLACING * count > 0.8 * (size.rows + _WRITING * view_rows):
+            raise NotIncrementalError(f"about {count:.0f} of {view_rows} groups changed")
+        return share
+    touched = size.share if changes.isLinear() else size.groups
+    most = _MOST_ROWS if changes.isLinear() else MOST_KEYS
+    if touched > min(_MOST_SHARE, most / view_rows):
+        raise NotIncrementalError(f"about {touched:.0%} of its rows may have changed")
     if not changes.isLinear() and not changes.selectsRows():
         raise NotIncrementalError("its keys do not select rows of its sources")
+    return share
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """What changed in the tables of a view of which rows changed.
+
+    Attributes:
+        changed: Rows that were added or removed.
+        rows: Of these tables.
+        share: The rows of the view that changed, if each depends on one row of each table.
+        groups: The same, if all rows of a table that has more rows than the view were grouped.
+    """
+
+    changed: float
+    rows: float
+    share: float
+    groups: float
+
+
+def _sizes(changes: Any, view_rows: int) -> _Sizes:
+    changed = rows = 0.0
+    same = same_groups = 1.0
+    for size in changes.sizes():
+        share = float(size.share())
+        changed_here = float(size.rows())
+        if changed_here < 0:
+            changed_here = share * view_rows
+        rows_here = changed_here / share if share else 0.0
+        changed += changed_here
+        rows += rows_here
+        same *= 1 - share
+        group_size = max(1.0, rows_here / view_rows)
+        same_groups *= 1 - share if share <= _FEW else (1 - share) ** group_size
+    return _Sizes(changed, rows, 1 - same, 1 - same_groups)

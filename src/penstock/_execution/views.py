@@ -22,6 +22,9 @@ from penstock.sources.base import OpenedSource
 
 _QUERY_CHANGED = "the query changed"
 _SOURCE_CHANGED = "a source changed"
+# Complete refreshes shorten the remembered time of an incremental one, so that it is tried again:
+# if it took 1.3 times as long as a complete one, after six of them.
+_AGING = 0.95
 
 
 class ViewRefresh:
@@ -72,14 +75,17 @@ class ViewRefresh:
             self._queries.context.emit(_refresh(origin, "NO_OP", "no source changed"))
             return RunOutcome(changed=False, reason="no source changed")
         result: Commit | None = None
+        tried: float | None = None
+        share: float | None = None
         if reason == _SOURCE_CHANGED and where is None:
             assert before is not None and version is not None
             try:
                 update = self._incremental.plan(node, dataset, df, before, version)
                 self._queries.context.emit(_refresh(origin, update.technique, update.reason))
-                result, reason = update.commit(), update.reason
+                result, reason, share = update.commit(), update.reason, update.share
             except NotIncrementalError as error:
-                reason = f"{_SOURCE_CHANGED}; {error}"
+                reason, share = f"{_SOURCE_CHANGED}; {error}", error.share
+            tried = time.monotonic() - started
         is_incremental = result is not None
         if result is None:
             self._queries.context.emit(_refresh(origin, "COMPLETE_RECOMPUTE", reason))
@@ -94,14 +100,17 @@ class ViewRefresh:
             quarantine_version=self._incremental.quarantine_version(dataset),
             deployed=declared,
         )
-        if not is_incremental or before is None:
-            state = replace(state, rows=result.rows_written, full_seconds=spent)
+        if is_incremental and before is not None:
+            state = replace(state, rows=before.rows, full_seconds=before.full_seconds)
         else:
+            state = replace(state, rows=result.rows_written, full_seconds=spent - (tried or 0))
+        if share is not None:
+            state = replace(state, incremental_seconds=spent, incremental_share=share)
+        elif before is not None and before.fingerprint == fingerprint:
             state = replace(
                 state,
-                rows=before.rows,
-                full_seconds=before.full_seconds,
-                incremental_seconds=spent,
+                incremental_seconds=(before.incremental_seconds or 0) * _AGING or None,
+                incremental_share=before.incremental_share,
             )
         self._queries.state.save_view(step.dataset, state)
         self._queries.state.forget_declaration(step.flow)

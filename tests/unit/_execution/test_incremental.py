@@ -1,10 +1,16 @@
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from penstock._execution.flow_state import ViewState
-from penstock._execution.incremental import NotIncrementalError, _check_cost, _reasons
+from penstock._execution.incremental import (
+    NotIncrementalError,
+    _Attempt,
+    _check_cost,
+    _reasons,
+)
 from penstock.errors import FlowError, PlanError
 
 VIEW: Any = SimpleNamespace(display="gold", declared=SimpleNamespace(origin=None))
@@ -21,7 +27,7 @@ REFUSED = "An error occurred.\n: penstock.delta.QueryChanges$UnsupportedExceptio
     ],
 )
 def test_whatever_fails_is_the_reason_of_a_complete_refresh(error, reason):
-    with pytest.raises(NotIncrementalError) as raised, _reasons(False, VIEW):
+    with pytest.raises(NotIncrementalError) as raised, _reasons(_Attempt(is_strict=False), VIEW):
         raise error
     assert str(raised.value) == reason
 
@@ -30,29 +36,79 @@ def test_whatever_fails_is_the_reason_of_a_complete_refresh(error, reason):
     "error", [FlowError("X", "y", flow="gold"), RuntimeError("Job 3 cancelled as part of ...")]
 )
 def test_an_error_of_the_pipeline_and_a_stop_are_not_followed_by_a_complete_refresh(error):
-    with pytest.raises(type(error)) as raised, _reasons(False, VIEW):
+    with pytest.raises(type(error)) as raised, _reasons(_Attempt(is_strict=False), VIEW):
         raise error
     assert raised.value is error
 
 
 def test_a_strict_view_fails_with_the_reason():
     message = r"REFRESH_NOT_INCREMENTAL.*but no key"
-    with pytest.raises(PlanError, match=message), _reasons(True, VIEW):
+    with pytest.raises(PlanError, match=message), _reasons(_Attempt(is_strict=True), VIEW):
         raise RuntimeError(REFUSED)
 
 
-def test_a_complete_refresh_follows_one_that_took_longer_than_the_last_complete_one():
-    def state(full: float | None, last: float | None) -> ViewState:
-        return ViewState(
-            fingerprint="",
-            sources={},
-            table_version=1,
-            full_seconds=full,
-            incremental_seconds=last,
-        )
+def _state(full: float | None, last: float | None, *, share: float | None = None) -> ViewState:
+    return ViewState(
+        fingerprint="",
+        sources={},
+        table_version=1,
+        rows=1_000_000,
+        full_seconds=full,
+        incremental_seconds=last,
+        incremental_share=share,
+    )
 
-    changes = SimpleNamespace(readsRewrittenTable=lambda: False)
+
+def _changes(rows: float, share: float, *, linear: bool = False) -> Any:
+    size = SimpleNamespace(rows=lambda: rows, share=lambda: share)
+    return SimpleNamespace(sizes=lambda: [size], isLinear=lambda: linear, selectsRows=lambda: True)
+
+
+def test_a_complete_refresh_follows_one_that_took_longer_than_the_last_complete_one():
+    few = _changes(1000, 0.001)
     for full, last in ((None, None), (3.0, None), (3.0, 2.9)):
-        _check_cost(state(full, last), "GROUP_AGGREGATE", changes)
+        assert _check_cost(_state(full, last), "GROUP_AGGREGATE", few) == pytest.approx(0.001)
     with pytest.raises(NotIncrementalError, match=r"took 3\.1 s"):
-        _check_cost(state(3.0, 3.1), "GROUP_AGGREGATE", changes)
+        _check_cost(_state(3.0, 3.1), "GROUP_AGGREGATE", few)
+
+
+def test_a_slow_refresh_of_many_changes_does_not_prevent_one_of_few():
+    slow = _state(3.0, 4.0, share=0.01)
+    _check_cost(slow, "GROUP_AGGREGATE", _changes(1000, 0.001))
+    with pytest.raises(NotIncrementalError, match=r"took 4\.0 s"):
+        _check_cost(slow, "GROUP_AGGREGATE", _changes(9000, 0.009))
+
+
+@pytest.mark.parametrize(
+    ("technique", "rows", "share", "linear", "reason"),
+    [
+        # A tenth of the rows, five for each group, and for a hundredth as many groups.
+        ("GROUP_AGGREGATE", 500_000, 0.1, False, "about 409510 of 1000000 groups changed"),
+        ("GROUP_AGGREGATE", 100_000, 0.02, False, None),
+        ("GROUP_AGGREGATE", 100_000_000, 1.0, False, "about 1000000 of 1000000 groups changed"),
+        ("ROW_BASED", 500_000, 0.1, False, "about 41% of its rows may have changed"),
+        ("ROW_BASED", 100_000, 0.02, False, None),
+        ("ROW_BASED", 150_000, 0.15, True, None),
+        ("ROW_BASED", 250_000, 0.25, True, "about 25% of its rows may have changed"),
+        # A joined table with fewer rows than the view.
+        ("ROW_BASED", 100, 0.01, True, None),
+        ("ROW_BASED", 3000, 0.3, True, "about 30% of its rows may have changed"),
+        # Without statistics.
+        ("ROW_BASED", -1, 0.3, True, "about 30% of its rows may have changed"),
+        ("ROW_BASED", -1, 0.001, True, None),
+    ],
+)
+def test_the_number_of_changed_rows_decides_before_they_are_read(
+    technique, rows, share, linear, reason
+):
+    changes = _changes(rows, share, linear=linear)
+    if reason is None:
+        assert _check_cost(_state(3.0, None), technique, changes) == pytest.approx(share)
+        return
+    with pytest.raises(NotIncrementalError, match=f"^{reason}$"):
+        _check_cost(_state(3.0, None), technique, changes)
+
+
+def test_few_groups_are_merged_however_many_rows_were_added():
+    view = replace(_state(3.0, None), rows=10_000)
+    _check_cost(view, "GROUP_AGGREGATE", _changes(500_000, 0.1))

@@ -44,6 +44,14 @@ public final class QueryChanges {
     }
   }
 
+  /**
+   * How much of a table changed.
+   *
+   * @param rows added and removed rows; -1 if it is not known
+   * @param share of the bytes of the table, at most 1
+   */
+  public record Size(double rows, double share) {}
+
   /** The column with the number of copies of a changed row. */
   public static final String COPIES = "__penstock_copies";
 
@@ -159,9 +167,9 @@ public final class QueryChanges {
     return affected.selectsRows();
   }
 
-  /** Whether most of the files of a source were replaced. */
-  public boolean readsRewrittenTable() {
-    return tables.values().stream().anyMatch(TableChanges::isRewritten);
+  /** How much of each source that changed. */
+  public List<Size> sizes() {
+    return tables.values().stream().filter(t -> !t.isEmpty()).map(TableChanges::size).toList();
   }
 
   /** Columns whose values identify the rows to be replaced together. */

@@ -21,6 +21,7 @@ import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.delta.DeltaColumnMapping;
 import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.Snapshot;
+import org.apache.spark.sql.delta.VersionChecksum;
 import org.apache.spark.sql.delta.actions.Action;
 import org.apache.spark.sql.delta.actions.AddFile;
 import org.apache.spark.sql.delta.actions.DeletionVectorDescriptor;
@@ -145,14 +146,45 @@ final class TableChanges {
     return removed.isEmpty() && !isRepeated;
   }
 
-  /** Whether the files that were removed and added are about as large as the whole table. */
-  boolean isRewritten() {
-    long changed = 0;
+  /**
+   * The rows that were added or removed, by the statistics of their files.
+   *
+   * <p>All rows of a file count if it was rewritten, also those that are the same as before.
+   */
+  QueryChanges.Size size() {
+    Option<VersionChecksum> checksum = snapshot.checksumOpt();
+    double all = checksum.isDefined() ? checksum.get().tableSizeBytes() : snapshot.sizeInBytes();
+    double bytes = 0;
+    double bytesOfKnown = 0;
+    double rows = 0;
     for (FileAction file : files.values()) {
-      // Of a file whose deletion vector changed, few rows changed.
-      changed += hasOtherVector(file) ? 0 : Math.max(1, file.getFileSize());
+      Option<Object> known = file.numLogicalRecords();
+      double size = Math.max(1, file.getFileSize());
+      if (hasOtherVector(file)) {
+        // Rows of this file are only removed, or restored; it is counted once.
+        if (known.isDefined() && file instanceof AddFile add) {
+          long deleted = deletedRows(add.deletionVector());
+          long before = deletedRows(removed.get(add.path()).deletionVector());
+          double changed = Math.abs(deleted - before);
+          rows += changed;
+          size *= changed / Math.max(1.0, (Long) known.get() + deleted);
+        } else if (file instanceof AddFile) {
+          known = Option.empty();
+        } else {
+          continue;
+        }
+      } else if (known.isDefined()) {
+        rows += (Long) known.get();
+      }
+      bytes += size;
+      bytesOfKnown += known.isDefined() ? size : 0;
     }
-    return !isAppend() && changed > snapshot.sizeInBytes();
+    double share = Math.min(1, bytes / Math.max(bytes, all));
+    return new QueryChanges.Size(bytesOfKnown == 0 ? -1 : rows * bytes / bytesOfKnown, share);
+  }
+
+  private static long deletedRows(DeletionVectorDescriptor vector) {
+    return vector == null ? 0 : vector.cardinality();
   }
 
   /** Columns without NULL, by the statistics of all files. */
