@@ -37,6 +37,7 @@ def test_jar_names_the_sources_that_it_was_built_from() -> None:
         "penstock/delta/Checkpoints",
         "penstock/delta/EquiKeys",
         "penstock/delta/FileRows",
+        "penstock/delta/KeptStatistics",
         "penstock/delta/KeyColumns",
         "penstock/delta/KeySearch",
         "penstock/delta/KeyedRows",

@@ -1,5 +1,9 @@
 package penstock.delta;
 
+import java.util.UUID;
+import org.apache.hadoop.fs.Path;
+import org.apache.spark.sql.Dataset;
+import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.types.DataTypeUtils;
@@ -8,6 +12,7 @@ import org.apache.spark.sql.delta.OptimisticTransaction;
 import org.apache.spark.sql.delta.Snapshot;
 import org.apache.spark.sql.delta.actions.Metadata;
 import org.apache.spark.sql.delta.actions.Protocol;
+import org.apache.spark.sql.delta.stats.DeltaJobStatisticsTracker;
 import org.apache.spark.sql.delta.stats.StatisticsCollection;
 import org.apache.spark.sql.types.StructType;
 import scala.Option;
@@ -18,13 +23,15 @@ import scala.collection.immutable.Seq;
  * A transaction of a flow that writes often; {@link Checkpoints} writes its checkpoints.
  *
  * <p>Delta analyzes the expression of the statistics of files for every write: a twelfth of the
- * processor time of a small batch. Here it is kept for the next write of the same columns.
+ * processor time of a small batch. Here it is kept for the next write of the same columns, and with
+ * it what {@link KeptStatistics} compiles.
  */
 public class WriteTransaction extends OptimisticTransaction {
   /** The expression of the last write. Used by one thread at a time. */
   public static final class Statistics {
     private Key key;
     private Tuple2<Expression, Seq<Attribute>> expression;
+    private String id;
   }
 
   private record Key(Metadata metadata, Protocol protocol, StructType columns, String timeZone) {}
@@ -62,7 +69,23 @@ public class WriteTransaction extends OptimisticTransaction {
     if (!key.equals(statistics.key)) {
       statistics.expression = super.getStatsColExpr(columns, collection);
       statistics.key = key;
+      statistics.id = UUID.randomUUID().toString();
     }
     return statistics.expression;
+  }
+
+  @Override
+  public Tuple2<Option<DeltaJobStatisticsTracker>, Option<StatisticsCollection>>
+      getOptionalStatsTrackerAndStatsCollection(
+          Seq<Attribute> output, Path path, StructType partition, Dataset<Row> data) {
+    var both = super.getOptionalStatsTrackerAndStatsCollection(output, path, partition, data);
+    if (both._1().isEmpty()) {
+      return both;
+    }
+    DeltaJobStatisticsTracker tracker = both._1().get();
+    return new Tuple2<>(
+        Option.apply(
+            new KeptStatistics(statistics.id, tracker.dataCols(), tracker.statsColExpr())),
+        both._2());
   }
 }
