@@ -41,6 +41,86 @@ def test_files_of_a_batch_are_listed_without_a_query(
     assert files.getClass().getName() == "penstock.delta.BatchFiles$Index"
 
 
+def _read(spark: SparkSession, source: str, folder: Path, *columns: str) -> tuple[list[Any], Any]:
+    """The rows of a stream with its columns, and Spark's query after its last batch."""
+    seen: list[Any] = []
+    stream = spark.readStream.format("delta").load(source)
+    if columns:
+        stream = stream.selectExpr(*columns)
+    writer = stream.writeStream.foreachBatch(lambda df, _: seen.extend(map(tuple, df.collect())))
+    writer = writer.option("checkpointLocation", str(folder))
+    query: Any = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    return seen, query
+
+
+def _leaf(query: Any) -> str:
+    plan = query._jsq.streamingQuery().lastExecution().optimizedPlan()
+    return str(plan.collectLeaves().head().getClass().getSimpleName())
+
+
+def test_streams_share_the_rows_of_small_files(spark: SparkSession, tmp_path: Path) -> None:
+    source = str(tmp_path / "source")
+    table = f"delta.`{source}`"
+    moment = "TIMESTAMP'1899-12-31 23:59:59' AS at"
+    values = "id", "named_struct('a', id, 'b', array('x', NULL)) AS s", moment, "1.50BD AS d"
+    spark.range(3).selectExpr(*values, "CAST(NULL AS STRING) AS text").coalesce(1).write.format(
+        "delta"
+    ).save(source)
+    expected = sorted(map(tuple, spark.table(table).collect()))
+    first, query = _read(spark, source, tmp_path / "first")
+    assert (sorted(first), _leaf(query)) == (expected, "LogicalRDD")
+    assert query.lastProgress["numInputRows"] == 3
+    # The second stream does not read the file.
+    (file,) = Path(source).glob("*.parquet")
+    file.write_bytes(b"")
+    second, query = _read(spark, source, tmp_path / "second", "d", "id + 1 AS n")
+    assert sorted(second) == [(row[3], row[0] + 1) for row in expected]
+    assert query.lastProgress["numInputRows"] == 3
+
+
+def test_new_columns_and_other_time_zones_are_not_those_of_shared_rows(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source = str(tmp_path / "source")
+    spark.range(2).coalesce(1).write.format("delta").save(source)
+    assert sorted(_read(spark, source, tmp_path / "first")[0]) == [(0,), (1,)]
+    spark.sql(f"ALTER TABLE delta.`{source}` ADD COLUMN name STRING")
+    spark.sql(f"INSERT INTO delta.`{source}` VALUES (2, 'x')")
+    rows, _ = _read(spark, source, tmp_path / "second")
+    assert sorted(rows) == [(0, None), (1, None), (2, "x")]
+
+
+def test_rows_that_need_little_space_in_their_file_are_scanned(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source = str(tmp_path / "source")
+    alike = spark.range(200).selectExpr("0 AS id", "repeat('x', 10000) AS text")
+    alike.coalesce(1).write.format("delta").save(source)
+    (file,) = Path(source).glob("*.parquet")
+    assert file.stat().st_size < 200_000
+    rows, query = _read(spark, source, tmp_path / "first")
+    assert (len(rows), _leaf(query)) == (200, "LogicalRelation")
+
+
+def test_queries_that_need_the_file_of_a_row_scan_it(spark: SparkSession, tmp_path: Path) -> None:
+    source = str(tmp_path / "source")
+    spark.range(2).coalesce(1).write.format("delta").save(source)
+    (file,) = (path.name for path in Path(source).glob("*.parquet"))
+    rows, query = _read(spark, source, tmp_path / "first", "input_file_name() AS f")
+    assert [row[0].endswith(file) for row in rows] == [True, True]
+    assert _leaf(query) == "LogicalRelation"
+
+
+def test_a_missing_small_file_fails_as_any_other(spark: SparkSession, tmp_path: Path) -> None:
+    source = str(tmp_path / "source")
+    spark.range(2).coalesce(1).write.format("delta").save(source)
+    (file,) = Path(source).glob("*.parquet")
+    file.unlink()
+    with pytest.raises(Exception, match=r"FILE_NOT_EXIST|does not exist"):
+        _read(spark, source, tmp_path / "first")
+
+
 @pytest.mark.parametrize("rules", [False, True], ids=["one table", "quarantine"])
 def test_statistics_are_those_of_the_batch_that_was_written(
     spark: SparkSession, harness: Harness, rules: bool

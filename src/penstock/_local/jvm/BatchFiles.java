@@ -4,6 +4,7 @@ import org.apache.spark.sql.SparkSessionExtensions;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.rules.Rule;
+import org.apache.spark.sql.classic.SparkSession;
 import org.apache.spark.sql.delta.actions.AddFile;
 import org.apache.spark.sql.delta.files.TahoeBatchFileIndex;
 import org.apache.spark.sql.execution.datasources.HadoopFsRelation;
@@ -22,13 +23,23 @@ import scala.runtime.BoxedUnit;
 public final class BatchFiles extends AbstractFunction1<SparkSessionExtensions, BoxedUnit> {
   @Override
   public BoxedUnit apply(SparkSessionExtensions extensions) {
-    extensions.injectOptimizerRule(session -> new ListFiles());
+    extensions.injectOptimizerRule(session -> new ListFiles((SparkSession) session));
     return BoxedUnit.UNIT;
   }
 
   private static final class ListFiles extends Rule<LogicalPlan> {
+    private final SparkSession session;
+
+    ListFiles(SparkSession session) {
+      this.session = session;
+    }
+
     @Override
     public LogicalPlan apply(LogicalPlan plan) {
+      if (PlanParts.list(plan.collectLeaves()).stream().allMatch(leaf -> files(leaf) == null)) {
+        return plan;
+      }
+      boolean namesFiles = SharedRows.namesFiles(plan);
       return plan.transform(
           new AbstractPartialFunction<LogicalPlan, LogicalPlan>() {
             @Override
@@ -39,6 +50,10 @@ public final class BatchFiles extends AbstractFunction1<SparkSessionExtensions, 
             @Override
             public LogicalPlan apply(LogicalPlan node) {
               LogicalRelation leaf = (LogicalRelation) node;
+              LogicalPlan rows = namesFiles ? null : SharedRows.of(session, leaf, files(node));
+              if (rows != null) {
+                return rows;
+              }
               HadoopFsRelation relation = (HadoopFsRelation) leaf.relation();
               return leaf.copy(
                   relation.copy(

@@ -4,9 +4,12 @@ import java.util.Properties;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
+import java.util.stream.Stream;
+import org.apache.hadoop.fs.FileStatus;
 import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.delta.CommittedTransaction;
 import org.apache.spark.sql.delta.DeltaLog;
+import org.apache.spark.sql.delta.LogSegment;
 import org.apache.spark.sql.delta.OptimisticTransaction;
 import org.apache.spark.sql.delta.Snapshot;
 import org.apache.spark.sql.delta.hooks.CheckpointHook$;
@@ -14,6 +17,7 @@ import org.apache.spark.sql.delta.hooks.PostCommitHook;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 import scala.Option;
+import scala.jdk.javaapi.CollectionConverters;
 
 /**
  * Writes checkpoints of tables on a thread of its own, where Delta lets the commit wait for them.
@@ -24,6 +28,7 @@ import scala.Option;
 public final class Checkpoints implements PostCommitHook {
   private static final Logger LOG = LoggerFactory.getLogger(Checkpoints.class);
   private static final int SHIFTED_INTERVAL = 50; // Penstock's default
+  private static final long SMALL_BYTES = 4L << 20;
   private static final ExecutorService THREAD =
       Executors.newSingleThreadExecutor(
           task -> {
@@ -74,11 +79,33 @@ public final class Checkpoints implements PostCommitHook {
     return interval < SHIFTED_INTERVAL ? 0 : Math.floorMod(table.hashCode(), interval);
   }
 
+  private static boolean isSmall(Snapshot snapshot) {
+    LogSegment log = snapshot.logSegment();
+    return Stream.of(log.deltas(), log.checkpointProvider().topLevelFiles())
+            .flatMap(files -> CollectionConverters.asJava(files).stream())
+            .mapToLong(FileStatus::getLen)
+            .sum()
+        <= SMALL_BYTES;
+  }
+
+  /**
+   * Generating code for the wide rows of a log takes longer than to interpret a few thousand of them:
+   * it was most of the time of a checkpoint.
+   */
+  private static SparkSession interpreting(SparkSession session) {
+    SparkSession other = ((org.apache.spark.sql.classic.SparkSession) session).cloneSession();
+    other.conf().set("spark.sql.codegen.factoryMode", "NO_CODEGEN");
+    other.conf().set("spark.sql.codegen.wholeStage", false);
+    other.conf().set("spark.sql.adaptive.enabled", false);
+    other.conf().set("spark.databricks.delta.snapshotPartitions", 1);
+    return other;
+  }
+
   private static void write(SparkSession session, DeltaLog log, Snapshot snapshot) {
     try {
       // The thread has inherited the properties of a query, with which its jobs would be cancelled.
       session.sparkContext().setLocalProperties(new Properties());
-      SparkSession.setActiveSession(session);
+      SparkSession.setActiveSession(isSmall(snapshot) ? interpreting(session) : session);
       log.doLogCleanup(snapshot, Option.empty());
       log.writeLastCheckpointFile(log, log.writeCheckpointFiles(snapshot, Option.empty()), true);
     } catch (Exception error) {

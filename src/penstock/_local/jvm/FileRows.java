@@ -78,7 +78,7 @@ public final class FileRows {
    */
   public static Dataset<Row> otherRows(
       SparkSession session, Snapshot snapshot, LiveFiles live, BatchKeys keys) {
-    if (!canRead(snapshot)) {
+    if (!canRead(snapshot.metadata())) {
       return null;
     }
     StructType columns = snapshot.schema();
@@ -107,8 +107,7 @@ public final class FileRows {
   }
 
   /** Whether the columns of a table are read from its files as they are. */
-  static boolean canRead(Snapshot snapshot) {
-    Metadata metadata = snapshot.metadata();
+  static boolean canRead(Metadata metadata) {
     // CHAR values are padded by the query.
     return metadata.partitionColumns().isEmpty()
         && !metadata.columnMappingMode().name().equals("id")

@@ -218,7 +218,7 @@ final class TableChanges {
   LogicalPlan appended(boolean[] used) {
     // Rows of one task are grouped without a shuffle.
     boolean isSmall = added.stream().mapToLong(AddFile::size).sum() <= SMALL_BYTES;
-    if (!isSmall || !FileRows.canRead(snapshot)) {
+    if (!isSmall || !FileRows.canRead(snapshot.metadata())) {
       Seq<AddFile> files = CollectionConverters.asScala(added).toSeq();
       Dataset<Row> rows = log.createDataFrame(snapshot, files, false, Option.empty());
       return plan(isSmall ? rows.coalesce(1) : rows);
@@ -241,7 +241,7 @@ final class TableChanges {
     if (isRepeated) {
       rows = signed(ofEachCommit());
     } else {
-      rows = FileRows.canRead(snapshot) ? ofPositions(used) : signed(ofFiles(files.values()));
+      rows = FileRows.canRead(snapshot.metadata()) ? ofPositions(used) : signed(ofFiles(files.values()));
     }
     StructField[] fields = columns(used).fields();
     if ((isWhole || isNet) && Arrays.stream(fields).allMatch(f -> PlanParts.canGroup(f.dataType()))) {

@@ -3,14 +3,15 @@
 `LinkLogStore` and `ObjectLogStore` publish versions of Delta tables on a disk and on S3,
 `ObjectCheckpointFiles` those of Spark's logs; `StorageLease` is the lease of an object store;
 `WriteTransaction` keeps what writes have in common, and `SplitTransaction` writes the files of two
-tables in one job; `BatchFiles` lists the files of a batch, and `BatchAdmission` lets streaming
-queries take turns. `LiveFiles` keeps the files of a table between batches; `KeyedRows` finds and
-deletes the rows of `BatchKeys` among them, by a `KeySearch`. `QueryChanges` computes how the
-result of a query changes with its tables, by a `NormalPlan`: `TableChanges` of each table,
-`LinearChanges` as `ChangedRows`, `PartialAggregates`, and `AffectedKeys` of `KeyColumns`.
-`Checkpoints` writes checkpoints of tables beside the batches. `JsonRecords` and `CsvRecords` parse
-lines of files, each a `RowFunction`, and know whether the columns hold all of a line; what is
-missing is found by an `Interpreted` expression.
+tables in one job; `KeptStatistics` computes the statistics of files. `BatchFiles` lists the files
+of a batch, or returns their `SharedRows`, and `BatchAdmission` lets streaming queries take turns.
+`LiveFiles` keeps the files of a table between batches; `KeyedRows` finds and deletes the rows of
+`BatchKeys` among them, by a `KeySearch`. `QueryChanges` computes how the result of a query changes
+with its tables, by a `NormalPlan`: `TableChanges` of each table, `LinearChanges` as `ChangedRows`,
+`PartialAggregates`, and `AffectedKeys` of `KeyColumns`. `Checkpoints` writes checkpoints of tables
+beside the batches. `JsonRecords` and `CsvRecords` parse lines of files, each a `RowFunction`, and
+know whether the columns hold all of a line; what is missing is found by an `Interpreted`
+expression.
 """
 
 from pathlib import Path

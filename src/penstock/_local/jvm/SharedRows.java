@@ -1,0 +1,169 @@
+package penstock.delta;
+
+import com.google.common.cache.Cache;
+import com.google.common.cache.CacheBuilder;
+import com.google.common.util.concurrent.UncheckedExecutionException;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.concurrent.ExecutionException;
+import org.apache.spark.api.java.JavaSparkContext;
+import org.apache.spark.rdd.RDD;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.catalyst.expressions.AttributeMap$;
+import org.apache.spark.sql.catalyst.expressions.InputFileBlockLength;
+import org.apache.spark.sql.catalyst.expressions.InputFileBlockStart;
+import org.apache.spark.sql.catalyst.expressions.InputFileName;
+import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.logical.Statistics;
+import org.apache.spark.sql.catalyst.plans.physical.UnknownPartitioning;
+import org.apache.spark.sql.classic.SparkSession;
+import org.apache.spark.sql.delta.DeltaColumnMapping;
+import org.apache.spark.sql.delta.DeltaLog;
+import org.apache.spark.sql.delta.actions.AddFile;
+import org.apache.spark.sql.delta.actions.Metadata;
+import org.apache.spark.sql.delta.files.TahoeBatchFileIndex;
+import org.apache.spark.sql.execution.LogicalRDD;
+import org.apache.spark.sql.execution.datasources.LogicalRelation;
+import org.apache.spark.sql.types.StructType;
+import scala.Option;
+import scala.math.BigInt;
+
+/**
+ * The rows of small files of a table that several flows read: read and decoded once, on the driver.
+ *
+ * <p>To plan the scan of a file, to send the configuration to its task, and to open it takes longer
+ * than to read a few rows.
+ */
+final class SharedRows {
+  // Of a micro-batch. Its files are read one after the other; Spark warns about larger tasks.
+  private static final int MOST_FILES = 8;
+  private static final long MOST_FILE_BYTES = 256L << 10;
+  private static final long MOST_ROWS = 20_000;
+  private static final long MOST_BYTES = 900L << 10;
+  private static final long KEPT_BYTES = 32L << 20;
+  private static final List<UnsafeRow> TOO_MANY = List.of();
+
+  /** A file, whose name is unique, and how it is read. */
+  private record Key(String file, String schema, String timeZone) {}
+
+  private static final Cache<Key, List<UnsafeRow>> KEPT =
+      CacheBuilder.newBuilder()
+          .maximumWeight(KEPT_BYTES)
+          .<Key, List<UnsafeRow>>weigher((key, rows) -> (int) (1000 + bytes(rows)))
+          .build();
+
+  private SharedRows() {}
+
+  /** The rows of a micro-batch instead of a scan of its files; null if it must be scanned. */
+  static LogicalPlan of(SparkSession session, LogicalRelation leaf, TahoeBatchFileIndex index) {
+    List<AddFile> files = PlanParts.list(index.addFiles());
+    Metadata metadata = index.snapshot().metadata();
+    boolean isSmall =
+        files.size() <= MOST_FILES
+            && files.stream().mapToLong(AddFile::size).sum() <= MOST_FILE_BYTES
+            && files.stream().allMatch(SharedRows::isSmall);
+    if (!leaf.isStreaming() || !isSmall || !FileRows.canRead(metadata) || !hasAll(leaf, metadata)) {
+      return null;
+    }
+    List<UnsafeRow> rows = new ArrayList<>();
+    try {
+      for (AddFile file : files) {
+        List<UnsafeRow> ofFile = rows(session, index.deltaLog(), metadata, file);
+        if (ofFile == TOO_MANY) {
+          return null;
+        }
+        rows.addAll(ofFile);
+      }
+    } catch (ExecutionException | UncheckedExecutionException error) {
+      return null; // The scan fails with Spark's message.
+    }
+    long bytes = bytes(rows);
+    if (bytes > MOST_BYTES) {
+      return null;
+    }
+    return new LogicalRDD(
+        PlanParts.seq(new ArrayList<Attribute>(PlanParts.list(leaf.output()))),
+        rdd(session, rows),
+        new UnknownPartitioning(1),
+        PlanParts.seq(List.of()),
+        true,
+        leaf.stream(),
+        session,
+        Option.apply(
+            new Statistics(
+                BigInt.apply(Math.max(1, bytes)),
+                Option.apply(BigInt.apply(rows.size())),
+                AttributeMap$.MODULE$.empty(),
+                false)),
+        Option.empty());
+  }
+
+  private static boolean isSmall(AddFile file) {
+    Option<Object> rows = file.numLogicalRecords();
+    return file.deletionVector() == null && rows.isDefined() && (Long) rows.get() <= MOST_ROWS;
+  }
+
+  /** Whether a query asks for the file of a row. */
+  static boolean namesFiles(LogicalPlan plan) {
+    return PlanParts.list(plan.expressions()).stream()
+            .anyMatch(
+                e ->
+                    e.exists(
+                        part ->
+                            part instanceof InputFileName
+                                || part instanceof InputFileBlockStart
+                                || part instanceof InputFileBlockLength))
+        || PlanParts.list(plan.children()).stream().anyMatch(SharedRows::namesFiles);
+  }
+
+  private static boolean hasAll(LogicalRelation leaf, Metadata metadata) {
+    List<String> names = PlanParts.list(leaf.output()).stream().map(Attribute::name).toList();
+    return names.equals(Arrays.asList(metadata.schema().fieldNames()));
+  }
+
+  @SuppressWarnings("unchecked")
+  private static RDD<InternalRow> rdd(SparkSession session, List<UnsafeRow> rows) {
+    RDD<?> rdd = new JavaSparkContext(session.sparkContext()).parallelize(rows, 1).rdd();
+    return (RDD<InternalRow>) rdd;
+  }
+
+  private static long bytes(List<UnsafeRow> rows) {
+    return rows.stream().mapToLong(UnsafeRow::getSizeInBytes).sum();
+  }
+
+  private static List<UnsafeRow> rows(
+      SparkSession session, DeltaLog log, Metadata metadata, AddFile file)
+      throws ExecutionException {
+    ParquetParts parts = new ParquetParts();
+    parts.add(0, file, log);
+    ParquetParts.Part part = parts.tasks(1).get(0).get(0);
+    String timeZone = session.sessionState().conf().sessionLocalTimeZone();
+    return KEPT.get(
+        new Key(part.uri(), metadata.schemaString(), timeZone),
+        () -> {
+          StructType columns = metadata.schema();
+          StructType physical =
+              DeltaColumnMapping.createPhysicalSchema(
+                  columns, columns, metadata.columnMappingMode(), true);
+          int[] all = new int[physical.size()];
+          Arrays.setAll(all, column -> column);
+          UnsafeProjection projection = BatchKeys.projection(physical, all);
+          List<UnsafeRow> rows = new ArrayList<>();
+          long bytes = 0;
+          var read = part.read(ParquetParts.reader(session, log, physical, List.of()));
+          while (read.hasNext()) {
+            UnsafeRow row = projection.apply(read.next());
+            bytes += row.getSizeInBytes();
+            // Rows of a file that are alike need little space in it.
+            if (bytes <= MOST_BYTES) {
+              rows.add(row.copy());
+            }
+          }
+          return bytes <= MOST_BYTES ? rows : TOO_MANY;
+        });
+  }
+}
