@@ -3,6 +3,7 @@ package penstock.delta;
 import com.google.common.cache.Cache;
 import com.google.common.cache.CacheBuilder;
 import com.google.common.util.concurrent.UncheckedExecutionException;
+import java.io.Closeable;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
@@ -65,7 +66,7 @@ final class SharedRows {
     boolean isSmall =
         files.size() <= MOST_FILES
             && files.stream().mapToLong(AddFile::size).sum() <= MOST_FILE_BYTES
-            && files.stream().allMatch(SharedRows::isSmall);
+            && files.stream().allMatch(file -> file.deletionVector() == null);
     if (!leaf.isStreaming() || !isSmall || !FileRows.canRead(metadata) || !hasAll(leaf, metadata)) {
       return null;
     }
@@ -100,11 +101,6 @@ final class SharedRows {
                 AttributeMap$.MODULE$.empty(),
                 false)),
         Option.empty());
-  }
-
-  private static boolean isSmall(AddFile file) {
-    Option<Object> rows = file.numLogicalRecords();
-    return file.deletionVector() == null && rows.isDefined() && (Long) rows.get() <= MOST_ROWS;
   }
 
   /** Whether a query asks for the file of a row. */
@@ -158,12 +154,16 @@ final class SharedRows {
           while (read.hasNext()) {
             UnsafeRow row = projection.apply(read.next());
             bytes += row.getSizeInBytes();
-            // Rows of a file that are alike need little space in it.
-            if (bytes <= MOST_BYTES) {
-              rows.add(row.copy());
+            // Rows that are alike need little space in a file.
+            if (bytes > MOST_BYTES || rows.size() == MOST_ROWS) {
+              if (read instanceof Closeable reader) {
+                reader.close();
+              }
+              return TOO_MANY;
             }
+            rows.add(row.copy());
           }
-          return bytes <= MOST_BYTES ? rows : TOO_MANY;
+          return rows;
         });
   }
 }
