@@ -65,7 +65,8 @@ public final class Checkpoints implements PostCommitHook {
     int interval = log.checkpointInterval(snapshot.metadata());
     long version = committed.committedVersion();
     boolean isDue =
-        version > 0 && (version + shift(snapshot.metadata().id(), interval)) % interval == 0;
+        version > interval / 2
+            && (version + shift(snapshot.metadata().id(), interval)) % interval == 0;
     if (isDue) {
       THREAD.submit(() -> write(session, log, snapshot));
     }
