@@ -41,7 +41,7 @@ import scala.math.BigInt;
  */
 final class SharedRows {
   // Of a micro-batch. Its files are read one after the other; Spark warns about larger tasks.
-  private static final int MOST_FILES = 8;
+  private static final int MOST_FILES = 32;
   private static final long MOST_FILE_BYTES = 256L << 10;
   private static final long MOST_ROWS = 20_000;
   private static final long MOST_BYTES = 900L << 10;
