@@ -79,16 +79,21 @@ def test_streams_share_the_rows_of_small_files(spark: SparkSession, tmp_path: Pa
     assert query.lastProgress["numInputRows"] == 3
 
 
-def test_new_columns_and_other_time_zones_are_not_those_of_shared_rows(
+def test_shared_rows_have_the_columns_and_types_of_the_table(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     source = str(tmp_path / "source")
-    spark.range(2).coalesce(1).write.format("delta").save(source)
-    assert sorted(_read(spark, source, tmp_path / "first")[0]) == [(0,), (1,)]
-    spark.sql(f"ALTER TABLE delta.`{source}` ADD COLUMN name STRING")
-    spark.sql(f"INSERT INTO delta.`{source}` VALUES (2, 'x')")
-    rows, _ = _read(spark, source, tmp_path / "second")
-    assert sorted(rows) == [(0, None), (1, None), (2, "x")]
+    table = f"delta.`{source}`"
+    properties = "'delta.columnMapping.mode' = 'name', 'delta.enableTypeWidening' = 'true'"
+    spark.sql(f"CREATE TABLE {table} (id INT) USING delta TBLPROPERTIES ({properties})")
+    spark.sql(f"INSERT INTO {table} VALUES (1)")
+    assert _read(spark, source, tmp_path / "first")[0] == [(1,)]
+    spark.sql(f"ALTER TABLE {table} ALTER COLUMN id TYPE BIGINT")
+    spark.sql(f"ALTER TABLE {table} ADD COLUMN name STRING")
+    spark.sql(f"INSERT INTO {table} VALUES (5000000000, 'x')")
+    rows, query = _read(spark, source, tmp_path / "second")
+    assert sorted(rows) == [(1, None), (5_000_000_000, "x")]
+    assert _leaf(query) == "LogicalRDD"
 
 
 def test_rows_that_need_little_space_in_their_file_are_scanned(
@@ -101,6 +106,10 @@ def test_rows_that_need_little_space_in_their_file_are_scanned(
     assert file.stat().st_size < 200_000
     rows, query = _read(spark, source, tmp_path / "first")
     assert (len(rows), _leaf(query)) == (200, "LogicalRelation")
+    jvm: Any = spark._jvm
+    descriptors = Path(f"/proc/{jvm.java.lang.ProcessHandle.current().pid()}/fd")
+    if descriptors.exists():  # on Linux
+        assert file.resolve() not in {entry.resolve() for entry in descriptors.iterdir()}
 
 
 def test_queries_that_need_the_file_of_a_row_scan_it(spark: SparkSession, tmp_path: Path) -> None:
@@ -184,6 +193,23 @@ def test_checkpoints_of_many_tables_are_not_due_at_the_same_time(
     assert written == [version for version in (due, due + 50) if version <= 76]
     # Delta computes the state of the table in the commit for which a checkpoint is due.
     assert list(spark.sparkContext.statusTracker().getJobIdsForGroup("commits")) == []
+
+
+def test_checkpoints_have_the_files_of_their_version(spark: SparkSession, harness: Harness) -> None:
+    harness.prepare(spark.range(1), properties={"delta.checkpointInterval": "4"})
+    delta, path = DeltaJvm(spark), harness.target.path
+    writer = harness.writer()
+    for number in range(9):
+        writer.write(spark.range(number, number + 1).coalesce(1), number)
+    delta.await_checkpoints(60)
+    log = Path(path, "_delta_log")
+    for version in (4, 8):  # the second one is computed from the first
+        checkpoint = spark.read.parquet(str(log / f"{version:020d}.checkpoint.parquet"))
+        actions = [checkpoint.where(f"{a} IS NOT NULL") for a in ("add", "metaData", "protocol")]
+        assert [rows.count() for rows in actions] == [version, 1, 1]
+        expected = spark.read.format("delta").option("versionAsOf", version).load(path)
+        stored = {row[0] for row in actions[0].select("add.path").collect()}
+        assert stored == {file.rpartition("/")[2] for file in expected.inputFiles()}
 
 
 @pytest.mark.parametrize("rows", [0, 7])

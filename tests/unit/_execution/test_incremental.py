@@ -82,7 +82,7 @@ def test_a_slow_refresh_of_many_changes_does_not_prevent_one_of_few():
 @pytest.mark.parametrize(
     ("technique", "rows", "share", "linear", "reason"),
     [
-        # A tenth of the rows, five for each group, and for a hundredth as many groups.
+        # The view has 1,000,000 rows; the table of the first case five for each of them.
         ("GROUP_AGGREGATE", 500_000, 0.1, False, "about 409510 of 1000000 groups changed"),
         ("GROUP_AGGREGATE", 100_000, 0.02, False, None),
         ("GROUP_AGGREGATE", 100_000_000, 1.0, False, "about 1000000 of 1000000 groups changed"),
