@@ -44,14 +44,7 @@ _UNSUPPORTED = re.compile(r"QueryChanges\$UnsupportedException: (.+)")
 
 
 class NotIncrementalError(Exception):
-    """The view must be computed completely; the message is the reason.
-
-    `share` is that of the sources that changed, if an incremental refresh was tried.
-    """
-
-    def __init__(self, reason: str, share: float | None = None) -> None:
-        super().__init__(reason)
-        self.share = share
+    """The view must be computed completely; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +54,12 @@ class IncrementalRefresh:
     technique: str
     reason: str
     commit: Callable[[], Commit]
-    share: float | None  # of the sources that changed
 
 
 @dataclass
-class _Attempt:
-    """`share` is set when an incremental refresh is tried: that of the sources that changed."""
+class Attempt:
+    """`share` of the sources that changed; set when an incremental refresh is worth trying."""
 
-    is_strict: bool
     share: float | None = None
 
 
@@ -84,7 +75,13 @@ class IncrementalViews:
         self._delta = DeltaJvm(queries.spark)
 
     def plan(
-        self, node: FlowNode, dataset: DatasetNode, df: DataFrame, before: ViewState, version: int
+        self,
+        node: FlowNode,
+        dataset: DatasetNode,
+        df: DataFrame,
+        before: ViewState,
+        version: int,
+        attempt: Attempt,
     ) -> IncrementalRefresh:
         """Choose how the view is brought from its last refresh, at `version`, to its sources.
 
@@ -92,12 +89,11 @@ class IncrementalViews:
             NotIncrementalError: it must be computed completely.
             PlanError: `REFRESH_NOT_INCREMENTAL` with the policy `incremental_strict`.
         """
-        attempt = _Attempt(dataset.declared.refresh_policy == "incremental_strict")
-        with _reasons(attempt, dataset):
+        with _reasons(dataset):
             update = self._plan(node, dataset, df, before, version, attempt)
 
         def commit() -> Commit:
-            with _reasons(attempt, dataset):
+            with _reasons(dataset):
                 return update.commit()
 
         return replace(update, commit=commit)
@@ -109,7 +105,7 @@ class IncrementalViews:
         df: DataFrame,
         before: ViewState,
         version: int,
-        attempt: _Attempt,
+        attempt: Attempt,
     ) -> IncrementalRefresh:
         policy = dataset.declared.refresh_policy or "auto"
         if policy == "full":
@@ -143,7 +139,7 @@ class IncrementalViews:
             result = writer.write_batch(rows, fingerprint=before.fingerprint)
             return Commit(result, dataset.key, is_upsert=technique != APPEND_ONLY)
 
-        return IncrementalRefresh(technique, reason, commit, attempt.share)
+        return IncrementalRefresh(technique, reason, commit)
 
     def _check_rules(self, dataset: DatasetNode, before: ViewState) -> None:
         for rule in dataset.declared.expectations:
@@ -207,7 +203,7 @@ def _keys(
 
 
 @contextmanager
-def _reasons(attempt: _Attempt, dataset: DatasetNode) -> Iterator[None]:
+def _reasons(dataset: DatasetNode) -> Iterator[None]:
     """Turn what prevents an incremental refresh into the reason of a complete one."""
     try:
         yield
@@ -222,8 +218,8 @@ def _reasons(attempt: _Attempt, dataset: DatasetNode) -> Iterator[None]:
         reason = known[1] if known else f"the incremental refresh failed: {first_line(error)}"
     else:
         return
-    if not attempt.is_strict:
-        raise NotIncrementalError(reason, attempt.share)
+    if dataset.declared.refresh_policy != "incremental_strict":
+        raise NotIncrementalError(reason)
     raise PlanError(
         "REFRESH_NOT_INCREMENTAL",
         f"{dataset.display} has the refresh policy incremental_strict, but {reason}",

@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame
 
 from penstock._execution.flow_query import FlowQueries
 from penstock._execution.flow_state import ViewState
-from penstock._execution.incremental import IncrementalViews, NotIncrementalError
+from penstock._execution.incremental import Attempt, IncrementalViews, NotIncrementalError
 from penstock._execution.snapshots import SnapshotProgress
 from penstock._execution.writers import Commit
 from penstock._graph.dataflow import DatasetNode, FlowNode
@@ -75,17 +75,16 @@ class ViewRefresh:
             self._queries.context.emit(_refresh(origin, "NO_OP", "no source changed"))
             return RunOutcome(changed=False, reason="no source changed")
         result: Commit | None = None
-        tried: float | None = None
-        share: float | None = None
+        attempt, attempt_seconds = Attempt(), 0.0
         if reason == _SOURCE_CHANGED and where is None:
             assert before is not None and version is not None
             try:
-                update = self._incremental.plan(node, dataset, df, before, version)
+                update = self._incremental.plan(node, dataset, df, before, version, attempt)
                 self._queries.context.emit(_refresh(origin, update.technique, update.reason))
-                result, reason, share = update.commit(), update.reason, update.share
+                result, reason = update.commit(), update.reason
             except NotIncrementalError as error:
-                reason, share = f"{_SOURCE_CHANGED}; {error}", error.share
-            tried = time.monotonic() - started
+                reason = f"{_SOURCE_CHANGED}; {error}"
+            attempt_seconds = time.monotonic() - started
         is_incremental = result is not None
         if result is None:
             self._queries.context.emit(_refresh(origin, "COMPLETE_RECOMPUTE", reason))
@@ -103,13 +102,15 @@ class ViewRefresh:
         if is_incremental and before is not None:
             state = replace(state, rows=before.rows, full_seconds=before.full_seconds)
         else:
-            state = replace(state, rows=result.rows_written, full_seconds=spent - (tried or 0))
-        if share is not None:
-            state = replace(state, incremental_seconds=spent, incremental_share=share)
+            seconds = spent - attempt_seconds
+            state = replace(state, rows=result.rows_written, full_seconds=seconds)
+        if attempt.share is not None:
+            state = replace(state, incremental_seconds=spent, incremental_share=attempt.share)
         elif before is not None and before.fingerprint == fingerprint:
+            last = before.incremental_seconds
             state = replace(
                 state,
-                incremental_seconds=(before.incremental_seconds or 0) * _AGING or None,
+                incremental_seconds=last if last is None or is_incremental else last * _AGING,
                 incremental_share=before.incremental_share,
             )
         self._queries.state.save_view(step.dataset, state)

@@ -1,8 +1,8 @@
 package penstock.delta;
 
-import java.util.Collections;
-import java.util.LinkedHashMap;
-import java.util.Map;
+import com.google.common.cache.CacheBuilder;
+import com.google.common.cache.CacheLoader;
+import com.google.common.cache.LoadingCache;
 import java.util.Queue;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import org.apache.hadoop.conf.Configuration;
@@ -26,16 +26,10 @@ final class KeptStatistics extends DeltaJobStatisticsTracker {
   private static final int MOST = 500;
 
   /** The idle trackers of each writer, in this process. */
-  private static final Map<String, Queue<Task>> IDLE =
-      Collections.synchronizedMap(
-          new LinkedHashMap<>(16, 0.75f, true) {
-            private static final long serialVersionUID = 1L;
-
-            @Override
-            protected boolean removeEldestEntry(Map.Entry<String, Queue<Task>> eldest) {
-              return size() > MOST;
-            }
-          });
+  private static final LoadingCache<String, Queue<Task>> IDLE =
+      CacheBuilder.newBuilder()
+          .maximumSize(MOST)
+          .build(CacheLoader.from(id -> new ConcurrentLinkedQueue<>()));
 
   private final String id;
 
@@ -48,7 +42,7 @@ final class KeptStatistics extends DeltaJobStatisticsTracker {
 
   @Override
   public WriteTaskStatsTracker newTaskInstance() {
-    Queue<Task> idle = IDLE.computeIfAbsent(id, i -> new ConcurrentLinkedQueue<>());
+    Queue<Task> idle = IDLE.getUnchecked(id);
     Task task = idle.poll();
     return task == null ? new Task(idle, dataCols(), prepareForEval(statsColExpr())) : task;
   }
@@ -61,7 +55,8 @@ final class KeptStatistics extends DeltaJobStatisticsTracker {
       super(columns, expression, new Path("file:///"), new Configuration(false));
       this.idle = idle;
       // Expressions of VARIANT columns have a state of their own.
-      this.isReusable = minVariantStatsExpressions().isEmpty() && maxVariantStatsExpressions().isEmpty();
+      this.isReusable =
+          minVariantStatsExpressions().isEmpty() && maxVariantStatsExpressions().isEmpty();
     }
 
     /** Called once, at the end of a task that succeeds. */

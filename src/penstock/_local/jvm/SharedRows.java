@@ -40,11 +40,13 @@ import scala.math.BigInt;
  * than to read a few rows.
  */
 final class SharedRows {
-  // Of a micro-batch. Its files are read one after the other; Spark warns about larger tasks.
+  // Of a micro-batch. Its files are read one after the other.
   private static final int MOST_FILES = 32;
   private static final long MOST_FILE_BYTES = 256L << 10;
-  private static final long MOST_ROWS = 20_000;
+  // Of its rows, which are sent to one task: Spark warns about larger ones.
   private static final long MOST_BYTES = 900L << 10;
+  // Of a file.
+  private static final long MOST_ROWS = 20_000;
   private static final long KEPT_BYTES = 32L << 20;
   private static final List<UnsafeRow> TOO_MANY = List.of();
 

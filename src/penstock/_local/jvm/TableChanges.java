@@ -158,24 +158,19 @@ final class TableChanges {
     double bytesOfKnown = 0;
     double rows = 0;
     for (FileAction file : files.values()) {
+      if (hasOtherVector(file) && file instanceof RemoveFile) {
+        continue; // Counted with its new deletion vector.
+      }
       Option<Object> known = file.numLogicalRecords();
       double size = Math.max(1, file.getFileSize());
-      if (hasOtherVector(file)) {
-        // Rows of this file are only removed, or restored; it is counted once.
-        if (known.isDefined() && file instanceof AddFile add) {
-          long deleted = deletedRows(add.deletionVector());
-          long before = deletedRows(removed.get(add.path()).deletionVector());
-          double changed = Math.abs(deleted - before);
-          rows += changed;
-          size *= changed / Math.max(1.0, (Long) known.get() + deleted);
-        } else if (file instanceof AddFile) {
-          known = Option.empty();
-        } else {
-          continue;
-        }
-      } else if (known.isDefined()) {
-        rows += (Long) known.get();
+      double changed = known.isDefined() ? (Long) known.get() : 0;
+      if (hasOtherVector(file) && known.isDefined()) {
+        long deleted = deletedRows(file);
+        double stored = changed + deleted;
+        changed = Math.abs(deleted - deletedRows(removed.get(file.path())));
+        size *= changed / Math.max(1, stored);
       }
+      rows += changed;
       bytes += size;
       bytesOfKnown += known.isDefined() ? size : 0;
     }
@@ -183,8 +178,8 @@ final class TableChanges {
     return new QueryChanges.Size(bytesOfKnown == 0 ? -1 : rows * bytes / bytesOfKnown, share);
   }
 
-  private static long deletedRows(DeletionVectorDescriptor vector) {
-    return vector == null ? 0 : vector.cardinality();
+  private static long deletedRows(FileAction file) {
+    return file.deletionVector() == null ? 0 : file.deletionVector().cardinality();
   }
 
   /** Columns without NULL, by the statistics of all files. */
@@ -241,7 +236,8 @@ final class TableChanges {
     if (isRepeated) {
       rows = signed(ofEachCommit());
     } else {
-      rows = FileRows.canRead(snapshot.metadata()) ? ofPositions(used) : signed(ofFiles(files.values()));
+      boolean canRead = FileRows.canRead(snapshot.metadata());
+      rows = canRead ? ofPositions(used) : signed(ofFiles(files.values()));
     }
     StructField[] fields = columns(used).fields();
     if ((isWhole || isNet) && Arrays.stream(fields).allMatch(f -> PlanParts.canGroup(f.dataType()))) {
