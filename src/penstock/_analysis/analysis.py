@@ -321,6 +321,7 @@ class Analysis:
             check_rules(rows, dataset.declared.expectations, assuming=self._assumptions is not None)
         if replaces_rows(flow) and not df.isStreaming:
             window_of(df, flow)
+        operators = () if mode is None else plans.stateful_operators(df)
         return FlowAnalysis(
             inputs=frozenset(evaluation.inputs) | self.index.depends_on(flow),
             external_inputs=tuple(dict.fromkeys(evaluation.external)),
@@ -328,8 +329,8 @@ class Analysis:
             schema_json=df.schema.json(),
             output_mode=mode,
             merge_keys=keys,
-            stateful_operators=() if mode is None else plans.stateful_operators(df),
-            growing_state=() if mode is None else growing_state(df, mode),
+            stateful_operators=operators,
+            growing_state=growing_state(df, mode) if plans.has_state(operators) else (),
             lineage=column_lineage(df, self._source.dataset_at),
             taken_for=tuple(evaluation.taken_for.items()),
             missing_folders=self._missing_folders(evaluation),

@@ -16,7 +16,15 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock._spark.generated_names import without_generated_names
-from penstock._spark.plans import analyzed, dataframe, iterate, kind_of, shown_expression, walk
+from penstock._spark.plans import (
+    analyzed,
+    dataframe,
+    iterate,
+    kind_of,
+    shown_expression,
+    walk,
+    whole_text,
+)
 
 _Session = contextlib.AbstractContextManager[Callable[[DataFrame], DataFrame]]
 ANSI = "spark.sql.ansi.enabled"
@@ -105,10 +113,14 @@ def text_numbers(df: DataFrame) -> tuple[str, ...]:
 
 
 def _implicit(df: DataFrame) -> Iterator[str]:
+    plan = analyzed(df)
+    # Most queries have no cast, and one call tells.
+    if _CAST not in whole_text(plan).upper():
+        return
     jvm: Any = df.sparkSession._jvm
     pretty = jvm.org.apache.spark.sql.catalyst.util.__getattr__("package$").__getattr__("MODULE$")
     by_user = jvm.org.apache.spark.sql.catalyst.expressions.Cast.USER_SPECIFIED_CAST()
-    for node in walk(analyzed(df)):
+    for node in walk(plan):
         for named in iterate(node.expressions()):
             expression = named.child() if kind_of(named) == "Alias" else named
             # Only the pretty form omits implicit casts. Comparing both forms takes two calls of the

@@ -15,6 +15,7 @@ from penstock._analysis.evaluation import Evaluator
 from penstock._analysis.late_rows import LateRowFinder
 from penstock._analysis.table_sources import DeltaSource, StreamStarts
 from penstock._execution.admission import BatchAdmission
+from penstock._execution.caught_up import is_caught_up
 from penstock._execution.damage_check import DamageCheck
 from penstock._execution.declaration import declaration_of
 from penstock._execution.flow_conf import FlowConfs
@@ -36,6 +37,7 @@ from penstock._runtime.ports import FlowEnded
 from penstock._spark import plans
 from penstock._spark.failures import flow_error, full_text, java_causes
 from penstock._spark.session import jvm_died, jvm_exit_code
+from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock._tables.write.schema import with_types
 from penstock.errors import PenstockError
 from penstock.sinks.registry import sink_of
@@ -157,15 +159,18 @@ class FlowQueries:
     def record(self, node: FlowNode) -> bool:
         """Record the declaration of a flow that has run; whether it differs from the last one."""
         state = self.state.flow(node.flow.name)
-        if state is None:
-            return False
-        declared = self.declaration(node)
-        # Stored rows belong to the keys that the first rows of the checkpoint were made with.
-        declared["history"] = state.deployed.get("history") or declared["history"]
-        if declared == state.deployed:
+        declared = None if state is None else self.changed_declaration(node, state)
+        if state is None or declared is None:
             return False
         self.state.save_flow(node.flow.name, replace(state, deployed=declared))
         return True
+
+    def changed_declaration(self, node: FlowNode, state: FlowState) -> dict[str, Any] | None:
+        """The declaration of a flow; `None` if it is that of the last run."""
+        declared = self.declaration(node)
+        # Stored rows belong to the keys that the first rows of the checkpoint were made with.
+        declared["history"] = state.deployed.get("history") or declared["history"]
+        return None if declared == state.deployed else declared
 
     def warn(self, node: FlowNode, text: str) -> None:
         self.context.emit(Event(self.origin(node), PlanWarning(text), text))
@@ -218,7 +223,9 @@ class StreamingFlows:
             if before is None and sink is not None and not is_transient:
                 self._damage.check_state(node, None)
             elif before is not None and before.stateful_operators is not None:
-                self._damage.check_checkpoint(node, before.epoch)
+                newest = self._damage.check_checkpoint(node, before.epoch)
+                if newest is not None and self._is_caught_up(node, step, before, newest):
+                    return self._ended(node, before, on_end)
             state = before or self._queries.state.new_flow(step.flow)
             starts = StreamStarts(dict(state.starts), is_open=state.stateful_operators is None)
             checkpoint = self._queries.tables.layout.checkpoint_path(step.flow, state.epoch)
@@ -260,6 +267,30 @@ class StreamingFlows:
             self.running.append(running)
             self._listener.watch(str(query.runId), running)
             return running
+
+    def _is_caught_up(
+        self, node: FlowNode, step: StartFlow, state: FlowState, newest: Checkpoint
+    ) -> bool:
+        """Whether a triggered flow into a table would read nothing, and change nothing else."""
+        return (
+            step.interval_seconds is None
+            and step.target in self._queries.graph.datasets
+            and state.output_mode == step.output_mode.value
+            and is_caught_up(self._queries.tables, node, state, newest)
+            and self._queries.changed_declaration(node, state) is None
+        )
+
+    def _ended(
+        self, node: FlowNode, state: FlowState, on_end: Callable[[FlowEnded], None]
+    ) -> RunningQuery:
+        """A flow whose query is not started because there are no new rows."""
+        self._queries.tables.check_ownership(node, state)
+        self._reconcile(node, self._queries.graph.datasets[node.target], state)
+        running = RunningQuery(
+            node.flow, self._queries.origin(node), self._queries.context.emit, on_end
+        )
+        running.terminated(None)
+        return running
 
     def _record(self, node: FlowNode) -> None:
         if self._queries.record(node):

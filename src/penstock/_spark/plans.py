@@ -209,12 +209,12 @@ def query_text(df: DataFrame) -> str:
 
     Canonical plans number attributes by position and forget names, so the schema is part of it.
     """
-    text = stable_plan(_whole_text(analyzed(df).canonicalized()))
+    text = stable_plan(whole_text(analyzed(df).canonicalized()))
     # A Delta relation has the version of its analysis; versions are compared separately.
     return re.sub(r"version=\d+", "version", text) + df.schema.json()
 
 
-def _whole_text(plan: Any) -> str:
+def whole_text(plan: Any) -> str:
     """`toString` of a plan with all columns: Spark's has 25 of each list."""
     arguments = (True, False, 2**31 - 1, False)
     try:
@@ -228,7 +228,7 @@ def runs_python(df: DataFrame) -> bool:
     jvm: Any = df.sparkSession._jvm
     plan = analyzed(df)
     udf = jvm.org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF()
-    text = _whole_text(plan)
+    text = whole_text(plan)
     return bool(plan.containsPattern(udf)) or "Python" in text or "UDF" in text
 
 
