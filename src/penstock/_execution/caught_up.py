@@ -9,13 +9,12 @@ from penstock._execution.tables import PipelineTables
 from penstock._graph.dataflow import FlowNode
 from penstock._spark import plans
 from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.read.checkpoint_files import Checkpoint
+from penstock._tables.files import StorageFiles
+from penstock._tables.read.checkpoint_files import newest_if_finished
 from penstock._tables.read.log_scan import keeps_rows
 
 
-def is_caught_up(
-    tables: PipelineTables, node: FlowNode, state: FlowState, checkpoint: Checkpoint
-) -> bool:
+def is_caught_up(tables: PipelineTables, node: FlowNode, state: FlowState) -> bool:
     """Whether a flow has finished all versions of the only table that it reads as a stream.
 
     False where it is not known: for queries with state, which may have a batch without rows, and
@@ -23,10 +22,11 @@ def is_caught_up(
     """
     if state.stateful_operators is None or plans.has_state(state.stateful_operators):
         return False
-    if node.analysis.external_inputs or checkpoint.damaged or not checkpoint.planned:
+    if node.analysis.external_inputs:
         return False
-    last = checkpoint.planned[-1]
-    if last.batch_id != checkpoint.last_finished or len(last.offsets) != 1:
+    checkpoint = tables.layout.checkpoint_path(node.flow.name, state.epoch)
+    last = newest_if_finished(StorageFiles(tables.spark), checkpoint)
+    if last is None or len(last.offsets) != 1:
         return False
     offset = last.offsets[0]
     if not isinstance(offset, dict) or offset.get("isStartingVersion", True):

@@ -140,15 +140,12 @@ class DamageCheck:
                     state_lost(name, node.flow.target, str(checkpoint), file),
                 )
 
-    def check_checkpoint(self, node: FlowNode, epoch: str) -> Checkpoint | None:
-        """Refuse a checkpoint with files that Spark cannot read: `CHECKPOINT_DAMAGED`.
-
-        Returns its newest batches; `None` if it is not local, or not there.
-        """
+    def check_checkpoint(self, node: FlowNode, epoch: str) -> None:
+        """Refuse a checkpoint with files that Spark cannot read: `CHECKPOINT_DAMAGED`."""
         name = node.flow.name
         folder = local_path(self._tables.layout.checkpoint_path(name, epoch))
         if folder is None or not folder.is_dir():
-            return None
+            return
         checkpoint = newest_of_checkpoint(name, epoch, folder)
         files = unreadable_files(checkpoint)
         if files:
@@ -165,7 +162,6 @@ class DamageCheck:
             )
             damage = unreadable(checkpoint, node.flow.target, files, is_unwritten=is_new)
             raise _error("CHECKPOINT_DAMAGED", node, damage)
-        return checkpoint
 
     def _has_finished(self, checkpoint: Checkpoint, batch_id: int) -> bool:
         if checkpoint.exists:

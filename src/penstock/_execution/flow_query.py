@@ -37,7 +37,6 @@ from penstock._runtime.ports import FlowEnded
 from penstock._spark import plans
 from penstock._spark.failures import flow_error, full_text, java_causes
 from penstock._spark.session import jvm_died, jvm_exit_code
-from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock._tables.write.schema import with_types
 from penstock.errors import PenstockError
 from penstock.sinks.registry import sink_of
@@ -223,8 +222,8 @@ class StreamingFlows:
             if before is None and sink is not None and not is_transient:
                 self._damage.check_state(node, None)
             elif before is not None and before.stateful_operators is not None:
-                newest = self._damage.check_checkpoint(node, before.epoch)
-                if newest is not None and self._is_caught_up(node, step, before, newest):
+                self._damage.check_checkpoint(node, before.epoch)
+                if self._is_caught_up(node, step, before):
                     return self._ended(node, before, on_end)
             state = before or self._queries.state.new_flow(step.flow)
             starts = StreamStarts(dict(state.starts), is_open=state.stateful_operators is None)
@@ -268,15 +267,13 @@ class StreamingFlows:
             self._listener.watch(str(query.runId), running)
             return running
 
-    def _is_caught_up(
-        self, node: FlowNode, step: StartFlow, state: FlowState, newest: Checkpoint
-    ) -> bool:
+    def _is_caught_up(self, node: FlowNode, step: StartFlow, state: FlowState) -> bool:
         """Whether a triggered flow into a table would read nothing, and change nothing else."""
         return (
             step.interval_seconds is None
             and step.target in self._queries.graph.datasets
             and state.output_mode == step.output_mode.value
-            and is_caught_up(self._queries.tables, node, state, newest)
+            and is_caught_up(self._queries.tables, node, state)
             and self._queries.changed_declaration(node, state) is None
         )
 

@@ -1,7 +1,8 @@
-"""Resets and prepares tables: sequentially, each retried according to the policy."""
+"""Resets and prepares tables: several at a time, each retried according to the policy."""
 
 import logging
 from collections import deque
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -13,6 +14,9 @@ from penstock.errors import PenstockError
 _logger = logging.getLogger(__name__)
 
 SetupStep = ResetTable | PrepareTable
+
+_AT_ONCE = 8
+"""Tables at a time: most of the time of a step is spent waiting for the storage."""
 
 
 class SetupOwner(Protocol):
@@ -31,6 +35,12 @@ class SetupOwner(Protocol):
         """A step failed and is tried again after some seconds."""
 
 
+@dataclass(eq=False)
+class _Task:
+    step: SetupStep
+    history: RunHistory
+
+
 class TableSetup:
     """Executes the resets, then the preparations of a plan.
 
@@ -38,51 +48,59 @@ class TableSetup:
     """
 
     def __init__(self, plan: Plan, owner: SetupOwner, services: Services) -> None:
-        self._left: deque[SetupStep] = deque((*plan.resets, *plan.tables))
+        steps: list[SetupStep] = [*plan.resets, *plan.tables]
+        self._left = deque(_Task(step, RunHistory(started_at=0.0)) for step in steps)
+        self._busy: list[_Task] = []
+        self._paused: list[_Task] = []
         self._max_retries = plan.setup_retries
         self._owner = owner
         self._services = services
         self._broken: set[str] = set()
-        self._history = RunHistory(started_at=0.0)
-        self._busy = False
-        self._paused = False
         self._stopped = False
         self.was_cut = False
 
     @property
     def has_ended(self) -> bool:
         """Whether nothing is running or left."""
-        return not self._busy and not self._left
+        return not (self._busy or self._paused or self._left)
 
     def advance(self) -> bool:
-        """Start the next step that is of use unless one is on its way; whether all is over."""
-        while self._left and not self._busy and not self._paused:
-            step = self._left.popleft()
+        """Start the next steps that are of use; whether all is over."""
+        while self._left and len(self._busy) < _AT_ONCE:
+            step = self._left[0].step
+            if isinstance(step, PrepareTable) and self._is_resetting:
+                break
+            task = self._left.popleft()
             if step.dataset in self._broken or not self._owner.needs_table(step.dataset):
                 continue
-            self._busy = True
-            self._history = RunHistory(
-                started_at=self._services.clock.monotonic(), retries=self._history.retries
-            )
+            self._busy.append(task)
+            task.history = replace(task.history, started_at=self._services.clock.monotonic())
             self._owner.setup_started(step)
-            self._services.calls.set_up(step, partial(self._on_end, step))
+            self._services.calls.set_up(step, partial(self._on_end, task))
         return self.has_ended
 
+    @property
+    def _is_resetting(self) -> bool:
+        return any(isinstance(task.step, ResetTable) for task in (*self._busy, *self._paused))
+
     def stop(self) -> None:
-        """Start nothing more; a step on its way continues."""
+        """Start nothing more; steps on their way continue."""
         self._stopped = True
-        self.was_cut = bool(self._left)
+        self.was_cut = bool(self._left or self._paused)
         self._left.clear()
+        self._paused.clear()
 
     def abandon(self) -> None:
-        """Wait no longer for a step on its way."""
-        self.was_cut = self.was_cut or self._busy
-        self._busy = False
+        """Wait no longer for steps on their way."""
+        self.was_cut = self.was_cut or bool(self._busy)
+        self._busy.clear()
 
-    def _on_end(self, step: SetupStep, error: PenstockError | None) -> None:
-        self._busy = False
+    def _on_end(self, task: _Task, error: PenstockError | None) -> None:
+        if task not in self._busy:
+            return  # abandoned
+        self._busy.remove(task)
+        step = task.step
         if error is None:
-            self._history = RunHistory(started_at=0.0)
             return
         if self._stopped:
             self.was_cut = True
@@ -91,19 +109,23 @@ class TableSetup:
         services = self._services
         now = services.clock.monotonic()
         policy = services.policy.allowing(self._max_retries)
-        decision = policy.decide(error, self._history, now, services.jitter)
+        decision = policy.decide(error, task.history, now, services.jitter)
         if isinstance(decision, RestartAfter):
-            self._left.appendleft(step)
-            self._paused = True
-            self._history = RunHistory(started_at=now, retries=decision.retry)
-            services.timers.add(now + decision.seconds, self.end_pause)
+            task.history = replace(task.history, retries=decision.retry)
+            self._paused.append(task)
+            services.timers.add(now + decision.seconds, partial(self._end_pause, task))
             self._owner.setup_retries(step, error, decision.seconds)
         else:
-            self._history = RunHistory(started_at=0.0)
             self.was_cut = self.was_cut or error.condition == JVM_DIED
             self._broken.add(step.dataset)
             self._owner.setup_failed(step, error)
 
-    def end_pause(self) -> None:
-        """Try the failed step again now."""
-        self._paused = False
+    def end_pauses(self) -> None:
+        """Try the failed steps again now."""
+        for task in tuple(self._paused):
+            self._end_pause(task)
+
+    def _end_pause(self, task: _Task) -> None:
+        if task in self._paused:
+            self._paused.remove(task)
+            self._left.appendleft(task)

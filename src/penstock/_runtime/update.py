@@ -142,7 +142,7 @@ class Update:
 
     def engine_died(self) -> None:
         """End all pauses, so that what waits for a timer fails now. Any thread."""
-        self._inbox.put(self._setup.end_pause)
+        self._inbox.put(self._setup.end_pauses)
         self._inbox.put(self._supervisor.end_pauses)
 
     def run(self) -> UpdateResult:

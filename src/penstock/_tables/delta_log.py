@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock._tables.commits import CommitResult, result_from_commit
-from penstock._tables.files import commit_file, commit_lines, local_path
+from penstock._tables.files import commit_file, commit_lines, if_exists, local_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -388,9 +388,8 @@ class DeltaJvm:
         log = self.log(path)
         file = self.jvm.org.apache.hadoop.fs.Path(log.logPath(), commit_file(version))
         conf = log.newDeltaHadoopConf()
-        if not file.getFileSystem(conf).exists(file):
-            return None
-        return [str(line) for line in self.items(log.store().read(file, conf))]
+        lines = if_exists(lambda: log.store().read(file, conf))
+        return None if lines is None else [str(line) for line in self.items(lines)]
 
     def commit_info(self, path: str, version: int) -> dict[str, Any] | None:
         """The `commitInfo` of one commit; empty if it has none, `None` without a file."""

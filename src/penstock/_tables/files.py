@@ -3,12 +3,16 @@
 import os
 import shutil
 import uuid
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from py4j.java_gateway import JavaPackage
+from py4j.protocol import Py4JJavaError
 
 from penstock._model.paths import local_path as local_path
+
+T = TypeVar("T")
 
 
 def commit_file(version: int) -> str:
@@ -30,6 +34,19 @@ def hadoop_path(spark: Any, uri: str) -> tuple[Any, Any]:
     return path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()), path
 
 
+def if_exists(read: Callable[[], T]) -> T | None:
+    """The result of a read through Hadoop; `None` if the file or the folder does not exist.
+
+    Asking first would take one to three more requests to an object store.
+    """
+    try:
+        return read()
+    except Py4JJavaError as error:
+        if str(error.java_exception.getClass().getName()) == "java.io.FileNotFoundException":
+            return None
+        raise
+
+
 class StorageFiles:
     """Reads and replaces small files, on a local disk or through Hadoop's FileSystem.
 
@@ -48,13 +65,15 @@ class StorageFiles:
             except FileNotFoundError:
                 return None
         system, remote = hadoop_path(self._spark, uri)
-        if not system.exists(remote):
-            return None
-        stream = system.open(remote)
-        try:
-            return str(self._spark._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-        finally:
-            stream.close()
+
+        def read() -> str:
+            stream = system.open(remote)
+            try:
+                return str(self._spark._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+            finally:
+                stream.close()
+
+        return if_exists(read)
 
     def exists(self, uri: str) -> bool:
         path = local_path(uri)
@@ -68,9 +87,8 @@ class StorageFiles:
         if path is not None:
             return [entry.name for entry in path.iterdir()] if path.is_dir() else []
         system, remote = hadoop_path(self._spark, folder)
-        if not system.exists(remote):
-            return []
-        return [str(status.getPath().getName()) for status in system.listStatus(remote)]
+        entries = if_exists(lambda: system.listStatus(remote))
+        return [str(status.getPath().getName()) for status in entries or ()]
 
     def write(self, uri: str, text: str, *, sync: bool = True) -> None:
         """Create or replace a file and its parent folders; `sync` calls fsync for a local file."""

@@ -196,16 +196,18 @@ def test_waiting_for_a_retry_takes_no_slot_when_another_flow_is_ready():
     assert harness.engine.times("start", "b") == [1.0]
 
 
-def test_tables_are_reset_then_prepared_in_order_when_a_full_refresh_is_planned():
-    harness = Harness(DIAMOND, tables="abcd", resets="ba", setup_seconds=1.0)
+def test_tables_are_reset_then_prepared_when_a_full_refresh_is_planned():
+    harness = Harness(DIAMOND, tables="abcdefghij", resets="ba", setup_seconds=1.0)
     harness.run()
-    done = [(what, name) for _, what, name in harness.engine.log][:6]
-    assert done == [
-        ("reset", "b"),
-        ("reset", "a"),
-        *(("prepare", name) for name in "abcd"),
+    done = [(at, what, name) for at, what, name in harness.engine.log][:12]
+    assert sorted(done) == [
+        (0.0, "reset", "a"),
+        (0.0, "reset", "b"),
+        *((1.0, "prepare", name) for name in "abcdefgh"),
+        (2.0, "prepare", "i"),
+        (2.0, "prepare", "j"),
     ]
-    assert harness.engine.times("start", "a") == [6.0]
+    assert harness.engine.times("start", "a") == [3.0]
     assert harness.states() == ["RESETTING", "SETTING_UP_TABLES", "RUNNING", "COMPLETED"]
     assert "MainThread" not in harness.engine.setup_threads
 
@@ -224,7 +226,7 @@ def test_table_that_cannot_be_prepared_fails_its_flows_and_skips_below():
     assert harness.statuses("x") == harness.statuses("y") == ["QUEUED", "FAILED"]
     assert result.skipped == ("v",)
     assert result.completed == ("other",)
-    assert harness.engine.times("prepare", "v") == []
+    assert harness.engine.times("start", "v") == []
 
 
 def test_table_is_not_prepared_when_its_reset_failed():
@@ -238,7 +240,8 @@ def test_setup_is_retried_when_its_error_is_transient():
     harness = Harness([stream("a")], tables="ab", setups={"a": [transient(), None]})
     assert harness.run().state is UpdateState.COMPLETED
     assert harness.engine.times("prepare", "a") == [0.0, 5.0]
-    assert harness.engine.times("prepare", "b") == [5.0]
+    assert harness.engine.times("prepare", "b") == [0.0]
+    assert harness.engine.times("start", "a") == [5.0]
 
 
 def test_setup_is_given_up_after_three_tries_when_its_error_stays():
@@ -246,10 +249,18 @@ def test_setup_is_given_up_after_three_tries_when_its_error_stays():
     result = harness.run()
     assert harness.engine.times("prepare", "a") == [0.0, 5.0, 15.0]
     assert len(result.failures) == 1
-    assert harness.engine.times("prepare", "b") == [15.0]
+    assert harness.engine.times("prepare", "b") == [0.0]
     harness = Harness([stream("a")], tables="a", setups={"a": [transient()]}, setup_retries=1)
     assert len(harness.run().failures) == 1
     assert harness.engine.times("prepare", "a") == [0.0, 5.0]
+
+
+def test_nothing_is_prepared_while_a_reset_is_retried():
+    harness = Harness([stream("a")], tables="ab", resets="ab", setups={"a": [transient(), None]})
+    assert harness.run().state is UpdateState.COMPLETED
+    assert harness.engine.times("reset", "a") == [0.0, 5.0]
+    assert harness.engine.times("reset", "b") == [0.0]
+    assert harness.engine.times("prepare", "b") == [5.0]
 
 
 def test_skipped_flow_stays_skipped_when_the_setup_of_its_table_is_retried():

@@ -1,7 +1,7 @@
 """Reads the files of Spark's checkpoints, without Spark or a lease, also while a flow runs.
 
 A checkpoint has a log of planned batches (`offsets`), a log of finished batches (`commits`), the id
-of its query (`metadata`) and the files of the state stores. Only local storage is read.
+of its query (`metadata`) and the files of the state stores. Most functions read local storage only.
 """
 
 import json
@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from penstock._model.name import path_segment, segment_name
 from penstock._model.pipeline import PipelineSettings
-from penstock._tables.files import local_path
+from penstock._tables.files import StorageFiles, local_path
 from penstock._tables.layout import DECISION_FILE, NOTE_FILE, layout_of
 from penstock.errors import SpecError
 
@@ -151,6 +151,18 @@ def newest_of_checkpoint(flow: str, epoch: str, path: Path) -> Checkpoint:
     return read_checkpoint(flow, epoch, path, last=2)
 
 
+def newest_if_finished(files: StorageFiles, path: str) -> LoggedBatch | None:
+    """The newest batch of a checkpoint on any storage; `None` if it is not finished, or damaged."""
+    numbers = [int(name) for name in files.names(f"{path}/offsets") if name.isdecimal()]
+    if not numbers or not files.exists(f"{path}/commits/{max(numbers)}"):
+        return None
+    text = files.read(f"{path}/offsets/{max(numbers)}") or ""
+    try:
+        return _logged_batch(max(numbers), [line for line in text.split("\n")[1:] if line])
+    except (ValueError, AttributeError, IndexError):
+        return None
+
+
 def read_checkpoint(
     flow: str, epoch: str, path: Path, *, is_current: bool = True, last: int = 0
 ) -> Checkpoint:
@@ -199,16 +211,20 @@ def _planned(path: Path, damaged: dict[str, str], last: int) -> Iterator[LoggedB
             damaged[name] = "is truncated: it has no offsets"
             continue
         try:
-            head = json.loads(lines[0])
-            yield LoggedBatch(
-                batch_id=number,
-                offsets=tuple(_offset(line) for line in lines[1:]),
-                watermark_ms=head.get("batchWatermarkMs"),
-                timestamp_ms=head.get("batchTimestampMs"),
-                conf={str(key): str(value) for key, value in head.get("conf", {}).items()},
-            )
+            yield _logged_batch(number, lines)
         except (ValueError, AttributeError):
             damaged[name] = "is not in Spark's format"
+
+
+def _logged_batch(number: int, lines: list[str]) -> LoggedBatch:
+    head = json.loads(lines[0])
+    return LoggedBatch(
+        batch_id=number,
+        offsets=tuple(_offset(line) for line in lines[1:]),
+        watermark_ms=head.get("batchWatermarkMs"),
+        timestamp_ms=head.get("batchTimestampMs"),
+        conf={str(key): str(value) for key, value in head.get("conf", {}).items()},
+    )
 
 
 def _finished(path: Path, damaged: dict[str, str], last: int) -> Iterator[int]:
