@@ -10,7 +10,7 @@ from penstock._graph.dataflow import FlowNode
 from penstock._spark import plans
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import StorageFiles
-from penstock._tables.read.checkpoint_files import newest_if_finished
+from penstock._tables.read.checkpoint_files import batches, table_offsets
 from penstock._tables.read.log_scan import keeps_rows
 
 
@@ -24,18 +24,19 @@ def is_caught_up(tables: PipelineTables, node: FlowNode, state: FlowState) -> bo
         return False
     if node.analysis.external_inputs:
         return False
+    files = StorageFiles(tables.spark)
     checkpoint = tables.layout.checkpoint_path(node.flow.name, state.epoch)
-    last = newest_if_finished(StorageFiles(tables.spark), checkpoint)
-    if last is None or len(last.offsets) != 1:
-        return False
-    offset = last.offsets[0]
-    if not isinstance(offset, dict) or offset.get("isStartingVersion", True):
+    last = batches(files, checkpoint, "offsets")[-1:]
+    if not last or not files.exists(f"{checkpoint}/commits/{last[0]}"):
         return False
     delta = DeltaJvm(tables.spark)
-    for path in map(tables.paths.__getitem__, node.upstream):
-        snapshot = delta.snapshot(path)
-        if delta.metadata(snapshot).id == offset["reservoirId"]:
-            # The end of a version is the beginning of the next one.
-            finished = int(offset["reservoirVersion"]) - 1
-            return keeps_rows(delta, path, finished, int(snapshot.version()))
+    for offset in table_offsets(files.read(f"{checkpoint}/offsets/{last[0]}") or ""):
+        for path in map(tables.paths.__getitem__, node.upstream):
+            snapshot = delta.snapshot(path)
+            if delta.metadata(snapshot).id == offset["reservoirId"]:
+                # The end of a version is the beginning of the next one.
+                finished = int(offset["reservoirVersion"]) - 1
+                return not offset["isStartingVersion"] and keeps_rows(
+                    delta, path, finished, int(snapshot.version())
+                )
     return False

@@ -1,7 +1,6 @@
 """The tables of a pipeline that are maintained, and which of their old files are still needed."""
 
 import contextlib
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -19,6 +18,7 @@ from penstock._plan.maintenance import TableMaintenance, table_maintenance
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import StorageFiles
 from penstock._tables.layout import QUARANTINE_SUFFIX, event_table
+from penstock._tables.read.checkpoint_files import batches, table_offsets
 from penstock._tables.read.log_scan import keeps_rows
 from penstock._tables.write.fenced import last_number
 from penstock._tables.write.maintain import TableFiles, maintenance_session
@@ -158,17 +158,13 @@ class NeededFiles:
         if state is None:
             return
         checkpoint = self._tables.layout.checkpoint_path(flow, state.epoch)
-        names = self._files.names(f"{checkpoint}/offsets")
-        batches = sorted(int(name) for name in names if name.isdecimal())[-2:]
-        if batches and self._files.exists(f"{checkpoint}/commits/{batches[-1]}"):
-            batches = batches[-1:]
-        for batch in batches:
-            for line in (self._files.read(f"{checkpoint}/offsets/{batch}") or "").splitlines():
-                try:
-                    offset = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(offset, dict) and offset.get("reservoirId") == table_id:
+        newest = batches(self._files, checkpoint, "offsets")[-2:]
+        if newest and self._files.exists(f"{checkpoint}/commits/{newest[-1]}"):
+            newest = newest[-1:]
+        for batch in newest:
+            text = self._files.read(f"{checkpoint}/offsets/{batch}") or ""
+            for offset in table_offsets(text):
+                if offset["reservoirId"] == table_id:
                     yield int(offset["reservoirVersion"])
 
     def _is_older(self, path: str, version: int, before_ms: int) -> bool:

@@ -5,7 +5,7 @@ state of each flow; `_repair` takes and restores it.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -91,18 +91,6 @@ class Savepoints:
     def flow_folder(self, name: str, flow: str) -> str:
         """Folder of the copies of a flow: `checkpoint` and `files`."""
         return f"{self._layout.savepoint_folder(name)}/flows/{path_segment(flow)}"
-
-
-def batches(files: StorageFiles, folder: str, kind: str) -> list[int]:
-    """The micro-batches in `offsets` or `commits` of a checkpoint, ascending."""
-    return sorted(int(name) for name in files.names(f"{folder}/{kind}") if name.isdecimal())
-
-
-def table_offsets(text: str) -> Iterator[dict[str, Any]]:
-    """The offsets of Delta tables in a file of `offsets`."""
-    for line in text.splitlines():
-        if line.startswith("{") and "reservoirId" in (offset := json.loads(line)):
-            yield offset
 
 
 def unfinished_restore(files: StorageFiles, layout: StorageLayout) -> str | None:

@@ -22,9 +22,7 @@ from penstock._execution.savepoints import (
     SavedFlow,
     SavedTable,
     Savepoints,
-    batches,
     restore_unfinished,
-    table_offsets,
 )
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline, open_for_command
@@ -37,6 +35,7 @@ from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import StorageFiles, local_path
 from penstock._tables.layout import DECISION_FILE, NOTE_FILE, TableRef
+from penstock._tables.read.checkpoint_files import batches, table_offsets
 from penstock._tables.write.create import reset_table
 from penstock._tables.write.fenced import FencedTable, last_number
 from penstock.errors import PlanError

@@ -18,9 +18,7 @@ from penstock._execution.savepoints import (
     SavedTable,
     Savepoint,
     Savepoints,
-    batches,
     restore_unfinished,
-    table_offsets,
     unfinished_restore,
 )
 from penstock._graph.dataflow import DatasetNode, FlowNode
@@ -33,6 +31,7 @@ from penstock._session import open_session, spark_log
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import StorageFiles, local_path
 from penstock._tables.layout import layout_of
+from penstock._tables.read.checkpoint_files import batches, table_offsets
 from penstock._tables.write.fenced import last_number
 from penstock.errors import PlanError, SpecError
 from penstock.sources.delta.source import PendingVersions

@@ -151,16 +151,17 @@ def newest_of_checkpoint(flow: str, epoch: str, path: Path) -> Checkpoint:
     return read_checkpoint(flow, epoch, path, last=2)
 
 
-def newest_if_finished(files: StorageFiles, path: str) -> LoggedBatch | None:
-    """The newest batch of a checkpoint on any storage; `None` if it is not finished, or damaged."""
-    numbers = [int(name) for name in files.names(f"{path}/offsets") if name.isdecimal()]
-    if not numbers or not files.exists(f"{path}/commits/{max(numbers)}"):
-        return None
-    text = files.read(f"{path}/offsets/{max(numbers)}") or ""
-    try:
-        return _logged_batch(max(numbers), [line for line in text.split("\n")[1:] if line])
-    except (ValueError, AttributeError, IndexError):
-        return None
+def batches(files: StorageFiles, checkpoint: str, kind: str) -> list[int]:
+    """The micro-batches in `offsets` or `commits` of a checkpoint on any storage, ascending."""
+    return sorted(int(name) for name in files.names(f"{checkpoint}/{kind}") if name.isdecimal())
+
+
+def table_offsets(text: str) -> Iterator[dict[str, Any]]:
+    """The offsets of Delta tables in a file of `offsets`."""
+    for line in text.splitlines():
+        offset = _offset(line)
+        if isinstance(offset, dict) and "reservoirId" in offset:
+            yield offset
 
 
 def read_checkpoint(
@@ -211,20 +212,16 @@ def _planned(path: Path, damaged: dict[str, str], last: int) -> Iterator[LoggedB
             damaged[name] = "is truncated: it has no offsets"
             continue
         try:
-            yield _logged_batch(number, lines)
+            head = json.loads(lines[0])
+            yield LoggedBatch(
+                batch_id=number,
+                offsets=tuple(_offset(line) for line in lines[1:]),
+                watermark_ms=head.get("batchWatermarkMs"),
+                timestamp_ms=head.get("batchTimestampMs"),
+                conf={str(key): str(value) for key, value in head.get("conf", {}).items()},
+            )
         except (ValueError, AttributeError):
             damaged[name] = "is not in Spark's format"
-
-
-def _logged_batch(number: int, lines: list[str]) -> LoggedBatch:
-    head = json.loads(lines[0])
-    return LoggedBatch(
-        batch_id=number,
-        offsets=tuple(_offset(line) for line in lines[1:]),
-        watermark_ms=head.get("batchWatermarkMs"),
-        timestamp_ms=head.get("batchTimestampMs"),
-        conf={str(key): str(value) for key, value in head.get("conf", {}).items()},
-    )
 
 
 def _finished(path: Path, damaged: dict[str, str], last: int) -> Iterator[int]:
