@@ -1,6 +1,6 @@
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -31,3 +31,23 @@ def two_partitions(spark: "SparkSession") -> Iterator[None]:
     spark.conf.set(name, "2")
     yield
     spark.conf.set(name, before)
+
+
+@pytest.fixture(scope="module")
+def small_queries(spark: Any) -> Iterator[None]:
+    """Queries over a few rows: their compilation would take most of the time."""
+    confs = {
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.shuffle.partitions": "1",
+    }
+    before = {key: spark.conf.getAll.get(key) for key in confs}
+    for key, value in confs.items():
+        spark.conf.set(key, value)
+    yield
+    for key, value in before.items():
+        if value is None:
+            spark.conf.unset(key)
+        else:
+            spark.conf.set(key, value)

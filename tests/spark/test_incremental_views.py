@@ -3,14 +3,14 @@
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import DataFrame
 from view_cases import SHAPES, D, Tables
+from view_results import View
 
 from penstock._spark.plans import batch_sources
 from penstock._tables.delta_log import DeltaJvm
@@ -29,7 +29,6 @@ GROUPED = {
 }
 # All summed columns have values, and the number of rows is known.
 SUBTRACTED = {"totals", "totals_of_join"}
-MERGES = {"sum": sum, "min": min, "max": max}
 # Shapes whose parts others have, too; they are checked in the long test.
 LONG = {
     "all_rows",
@@ -45,103 +44,6 @@ LONG = {
     "within",
     "other",
 }
-
-
-class View:
-    """A result in memory, changed by what `QueryChanges` computes."""
-
-    def __init__(self, spark: Any, query: str) -> None:
-        self.spark, self.query = spark, query
-        self.delta = DeltaJvm(spark)
-        self.rows = self.computed()
-        self.versions = batch_sources(spark.sql(query)).versions
-
-    def computed(self) -> Counter[Any]:
-        return Counter(map(tuple, self.spark.sql(self.query).collect()))
-
-    def refresh(self) -> str:
-        """Apply the changes since the last call; the technique."""
-        df = self.spark.sql(self.query)
-        versions = batch_sources(df).versions
-        if versions == self.versions:
-            return "NO_OP"
-        try:
-            changes = self.delta.query_changes(df, self.versions)
-        except Py4JJavaError as error:
-            assert "no source changed" in str(error)  # OPTIMIZE, or MERGE without a match
-            return "NO_OP"
-        finally:
-            self.versions = versions
-        technique = str(changes.technique())
-        if technique == "APPEND_ONLY":
-            self.rows += self._rows(changes.rows())
-        elif technique == "GROUP_AGGREGATE":
-            self._merge(list(map(str, changes.merges())), self._rows(changes.rows()))
-            if changes.rowCount() is not None:
-                place = df.columns.index(changes.rowCount())
-                self.rows = Counter({row: n for row, n in self.rows.items() if row[place] != 0})
-        elif changes.isLinear():
-            for *row, copies in DataFrame(changes.changedRows(1000).rows(), self.spark).collect():
-                self.rows[tuple(row)] += copies
-            assert min(self.rows.values(), default=0) >= 0
-            self.rows = +self.rows
-        else:
-            self._replace(df.columns, changes)
-        return technique
-
-    def _rows(self, frame: Any) -> Counter[Any]:
-        return Counter(map(tuple, DataFrame(frame, self.spark).collect()))
-
-    def _merge(self, merges: list[str], new: Counter[Any]) -> None:
-        def key(row: Any) -> Any:
-            return tuple(v for v, merge in zip(row, merges, strict=True) if not merge)
-
-        old = {key(row): row for row in self.rows}
-        for row in new:
-            before = old.get(key(row))
-            if before is not None:
-                self.rows[before] -= 1
-                row = tuple(
-                    _merged(merge, pair) for merge, *pair in zip(merges, before, row, strict=True)
-                )
-            self.rows[row] += 1
-        self.rows = +self.rows
-
-    def _replace(self, columns: list[str], changes: Any) -> None:
-        names = list(map(str, changes.keyColumns()))
-        touched = DataFrame(changes.changedKeys(1000), self.spark)
-        keys = self.delta.frame_of_keys(self.delta.batch_keys(touched, names), self.spark)
-        places = [columns.index(name) for name in names]
-        gone = {tuple(row) for row in keys.collect()}
-        kept = {row: n for row, n in self.rows.items() if tuple(row[i] for i in places) not in gone}
-        self.rows = Counter(kept) + self._rows(changes.rowsOf(keys._jdf))
-
-
-def _merged(merge: str, pair: list[Any]) -> Any:
-    values = [value for value in pair if value is not None]
-    if not merge:
-        return pair[0]
-    return MERGES[merge](values) if values else None
-
-
-@pytest.fixture(scope="module")
-def small_queries(spark: Any) -> Iterator[None]:
-    """Queries over a few rows: their compilation would take most of the time."""
-    confs = {
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.sql.adaptive.enabled": "false",
-        "spark.sql.shuffle.partitions": "1",
-    }
-    before = {key: spark.conf.getAll.get(key) for key in confs}
-    for key, value in confs.items():
-        spark.conf.set(key, value)
-    yield
-    for key, value in before.items():
-        if value is None:
-            spark.conf.unset(key)
-        else:
-            spark.conf.set(key, value)
 
 
 def check_rounds(
@@ -192,9 +94,9 @@ MAPPED = "TBLPROPERTIES (delta.columnMapping.mode = '{}')"
     ("clause", "length"),
     [
         ("PARTITIONED BY (n)", 8),
-        pytest.param("", LARGE_BYTES // 16, marks=pytest.mark.long),
+        (MAPPED.format("name"), 8),
         pytest.param(MAPPED.format("id"), 8, marks=pytest.mark.long),
-        pytest.param(MAPPED.format("name"), 8, marks=pytest.mark.long),
+        pytest.param("", LARGE_BYTES // 16, marks=pytest.mark.long),
     ],
 )
 @pytest.mark.usefixtures("small_queries")
@@ -222,6 +124,13 @@ def test_changes_are_the_same_however_the_files_are_read(spark, tmp_path, clause
     assert view.rows == view.computed()
     spark.sql(f"INSERT INTO {table} SELECT {values} FROM range(4)")
     spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF 3")
+    assert view.refresh() == "ROW_BASED"
+    assert view.rows == view.computed()
+    # The same files are added twice. Only RESTORE is a change of rows in the log.
+    version = view.delta.version(str(tmp_path / "t"))
+    for _ in range(2):
+        spark.sql(f"OPTIMIZE {table}")
+        spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF {version}")
     assert view.refresh() == "ROW_BASED"
     assert view.rows == view.computed()
 

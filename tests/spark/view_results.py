@@ -1,0 +1,90 @@
+"""A materialized view in memory, brought up to date by what `QueryChanges` computes."""
+
+from collections import Counter
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import DataFrame
+
+from penstock._spark.plans import batch_sources
+from penstock._tables.delta_log import DeltaJvm
+
+MERGES = {"sum": sum, "min": min, "max": max}
+
+
+class View:
+    """A result in memory, changed by what `QueryChanges` computes."""
+
+    def __init__(self, spark: Any, query: str) -> None:
+        self.spark, self.query = spark, query
+        self.delta = DeltaJvm(spark)
+        self.rows = self.computed()
+        self.versions = batch_sources(spark.sql(query)).versions
+
+    def computed(self) -> Counter[Any]:
+        return Counter(map(tuple, self.spark.sql(self.query).collect()))
+
+    def refresh(self) -> str:
+        """Apply the changes since the last call; the technique."""
+        df = self.spark.sql(self.query)
+        versions = batch_sources(df).versions
+        if versions == self.versions:
+            return "NO_OP"
+        try:
+            changes = self.delta.query_changes(df, self.versions)
+        except Py4JJavaError as error:
+            if "no source changed" not in str(error):
+                raise
+            return "NO_OP"  # OPTIMIZE, or MERGE without a match
+        finally:
+            self.versions = versions
+        technique = str(changes.technique())
+        if technique == "APPEND_ONLY":
+            self.rows += self._rows(changes.rows())
+        elif technique == "GROUP_AGGREGATE":
+            self._merge(list(map(str, changes.merges())), self._rows(changes.rows()))
+            if changes.rowCount() is not None:
+                place = df.columns.index(changes.rowCount())
+                self.rows = Counter({row: n for row, n in self.rows.items() if row[place] != 0})
+        elif changes.isLinear():
+            for *row, copies in DataFrame(changes.changedRows(1000).rows(), self.spark).collect():
+                self.rows[tuple(row)] += copies
+            assert min(self.rows.values(), default=0) >= 0
+            self.rows = +self.rows
+        else:
+            self._replace(df.columns, changes)
+        return technique
+
+    def _rows(self, frame: Any) -> Counter[Any]:
+        return Counter(map(tuple, DataFrame(frame, self.spark).collect()))
+
+    def _merge(self, merges: list[str], new: Counter[Any]) -> None:
+        def key(row: Any) -> Any:
+            return tuple(v for v, merge in zip(row, merges, strict=True) if not merge)
+
+        old = {key(row): row for row in self.rows}
+        for row in new:
+            before = old.get(key(row))
+            if before is not None:
+                self.rows[before] -= 1
+                row = tuple(
+                    _merged(merge, pair) for merge, *pair in zip(merges, before, row, strict=True)
+                )
+            self.rows[row] += 1
+        self.rows = +self.rows
+
+    def _replace(self, columns: list[str], changes: Any) -> None:
+        names = list(map(str, changes.keyColumns()))
+        touched = DataFrame(changes.changedKeys(1000), self.spark)
+        keys = self.delta.frame_of_keys(self.delta.batch_keys(touched, names), self.spark)
+        places = [columns.index(name) for name in names]
+        gone = {tuple(row) for row in keys.collect()}
+        kept = {row: n for row, n in self.rows.items() if tuple(row[i] for i in places) not in gone}
+        self.rows = Counter(kept) + self._rows(changes.rowsOf(keys._jdf))
+
+
+def _merged(merge: str, pair: list[Any]) -> Any:
+    values = [value for value in pair if value is not None]
+    if not merge:
+        return pair[0]
+    return MERGES[merge](values) if values else None
