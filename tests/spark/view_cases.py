@@ -39,8 +39,8 @@ SHAPES = {
     " ON t.c = d.c AND t.k = d.k GROUP BY t.c, t.v + d.w",
     "union_groups": "SELECT c, k, max(v) AS m FROM (SELECT c, k, v FROM {t} UNION ALL"
     " SELECT c, k, w FROM {d}) GROUP BY c, k",
-    "totals": "SELECT c, name, count(*) AS n, count(k) AS m, sum(w) AS s, count_if(w > 2) AS y"
-    " FROM {d} GROUP BY c, name",
+    "totals": "SELECT c, name, count(*) AS n, count(k) AS m, sum(w) AS s, count_if(w > 2) AS y,"
+    " count(*) FILTER (WHERE w > 1) AS z FROM {d} GROUP BY c, name",
     "totals_with_null": "SELECT c, k, count(*) AS n, sum(v) AS s FROM {t} GROUP BY c, k",
     "totals_of_join": "SELECT n, s, g, c FROM (SELECT t.c, t.g, count(*) AS n, sum(d.w * 2) AS s,"
     " sum(CAST(d.w AS DECIMAL(22,2))) AS e FROM {t} t JOIN {d} d ON t.c = d.c AND t.k = d.k"
