@@ -37,7 +37,6 @@ LONG = {
     "distinct_rows",
     "left_join_by_right",
     "mixed_key",
-    "different",
     "totals_of_join",
     "two_windows",
     "two_levels",
