@@ -110,13 +110,23 @@ def statuses_of(project: Project, flow: str) -> list[FlowStatus]:
     return [event.body.status for event in events if isinstance(event.body, FlowProgress)]
 
 
-def test_a_dropped_table_is_an_error_without_new_rows_as_well(
+def test_commits_are_reported_and_tables_are_checked_without_new_rows_as_well(
     spark, tmp_path: Path, monkeypatch, started
 ):
     monkeypatch.chdir(tmp_path)
     project = Project(tmp_path, spark).source(SOURCE.format(condition="id > 0"))
     project.add("1.json", [row(1)])
     assert project.run().state is UpdateState.COMPLETED
+    shutil.rmtree(tmp_path / ".penstock" / "events")
+    started.clear()
+    assert project.run().state is UpdateState.COMPLETED
+    (reported,) = [
+        event
+        for event in project.events
+        if event.origin.flow_name == "silver" and event.origin.batch_id is not None
+    ]
+    assert reported.message.endswith("recorded by the table, reported after a restart")
     shutil.rmtree(project.path("silver"))
     (failure,) = project.run().failures
-    assert failure.condition in ("TABLE_REPLACED", "TABLE_BEHIND_CHECKPOINT")
+    assert failure.condition == "TABLE_REPLACED"
+    assert "silver" not in started

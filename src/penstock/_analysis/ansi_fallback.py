@@ -114,7 +114,7 @@ def text_numbers(df: DataFrame) -> tuple[str, ...]:
 
 def _implicit(df: DataFrame) -> Iterator[str]:
     plan = analyzed(df)
-    # Most queries have no cast, and one call tells.
+    # One call of the JVM instead of a walk, for queries without a cast.
     if _CAST not in whole_text(plan).upper():
         return
     jvm: Any = df.sparkSession._jvm

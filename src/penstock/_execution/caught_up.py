@@ -29,14 +29,14 @@ def is_caught_up(tables: PipelineTables, node: FlowNode, state: FlowState) -> bo
     last = batches(files, checkpoint, "offsets")[-1:]
     if not last or not files.exists(f"{checkpoint}/commits/{last[0]}"):
         return False
+    offset = next(table_offsets(files.read(f"{checkpoint}/offsets/{last[0]}") or ""), None)
+    if offset is None or offset["isStartingVersion"]:
+        return False
+    # Delta stores the end of a version as the start of the next one.
+    finished = int(offset["reservoirVersion"]) - 1
     delta = DeltaJvm(tables.spark)
-    for offset in table_offsets(files.read(f"{checkpoint}/offsets/{last[0]}") or ""):
-        for path in map(tables.paths.__getitem__, node.upstream):
-            snapshot = delta.snapshot(path)
-            if delta.metadata(snapshot).id == offset["reservoirId"]:
-                # The end of a version is the beginning of the next one.
-                finished = int(offset["reservoirVersion"]) - 1
-                return not offset["isStartingVersion"] and keeps_rows(
-                    delta, path, finished, int(snapshot.version())
-                )
+    for key in node.upstream:
+        snapshot = delta.snapshot(tables.paths[key])
+        if delta.metadata(snapshot).id == offset["reservoirId"]:
+            return keeps_rows(delta, tables.paths[key], finished, int(snapshot.version()))
     return False

@@ -273,8 +273,8 @@ class StreamingFlows:
             step.interval_seconds is None
             and step.target in self._queries.graph.datasets
             and state.output_mode == step.output_mode.value
-            and is_caught_up(self._queries.tables, node, state)
             and self._queries.changed_declaration(node, state) is None
+            and is_caught_up(self._queries.tables, node, state)
         )
 
     def _ended(
