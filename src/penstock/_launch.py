@@ -39,6 +39,7 @@ from penstock._project.sources import find_sources
 from penstock._runtime.leases import PipelineLeases
 from penstock._session import open_session, spark_log
 from penstock._spark.call_sites import user_columns
+from penstock._spark.executors import starting_executors
 from penstock._tables.files import StorageFiles
 from penstock._tables.layout import QUARANTINE_SUFFIX, layout_of
 from penstock._tables.metastore import HiveMetastore
@@ -163,7 +164,10 @@ def open_pipeline(
         SpecError: A selected name does not exist.
         SetupError: No Java, no jars, no Spark.
     """
-    with project_session(settings, leases, update_id=update_id) as spark:
+    with (
+        project_session(settings, leases, update_id=update_id) as spark,
+        starting_executors(spark) as executors_ready,
+    ):
         layout = layout_of(settings)
         if leases is not None and not restores:
             savepoint = unfinished_restore(StorageFiles(spark), layout)
@@ -192,6 +196,7 @@ def open_pipeline(
             context.external_tables.located.update(_located(graph, tables))
         deferred = {n.key: n.read_from for n in graph.datasets.values() if n.read_from is not None}
         source = DeltaSource(tables.paths, tables.append_only_start, deferred)
+        executors_ready()
         yield OpenPipeline(
             settings=settings,
             spark=spark,

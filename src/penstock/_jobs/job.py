@@ -37,7 +37,7 @@ from penstock._project.loader import job_programs, run_job_file
 from penstock._runtime.reporter import error_info
 from penstock._runtime.update import UpdateResult
 from penstock._spark.call_sites import user_columns
-from penstock._spark.executors import executor_watch
+from penstock._spark.executors import executor_watch, starting_executors
 from penstock._spark.session import jvm_died, jvm_exit_code, jvm_watch, log_tail, spark_defaults
 from penstock._update import UpdateOptions, observed_update
 from penstock.errors import PenstockError, PlanError, UpdateFailedError
@@ -72,6 +72,7 @@ def run_job(
     with (
         observed_update(settings, options, bus) as observed,
         project_session(settings, observed.leases, update_id=observed.origin.update_id) as spark,
+        starting_executors(spark) as executors_ready,
         _defaults_of_spark(spark, settings),
     ):
         observed.retention.start()
@@ -96,6 +97,7 @@ def run_job(
         if observed.leases.remote is not None:
             observed.leases.remote.on_lost(job.lease_lost)
         on_running(job)
+        executors_ready()
         with (
             jvm_watch(spark, queries.jvm_died),
             executor_watch(spark, executors_changed),

@@ -27,18 +27,50 @@ _ON_PURPOSE = re.compile(r"killed by driver|decommission", re.IGNORECASE)
 _WAIT = "spark.scheduler.maxRegisteredResourcesWaitingTime"
 
 
-def prepare_executors(spark: SparkSession, conf: Mapping[str, str]) -> None:
-    """Ship Penstock's package, wait for executors, and size the session by their cores.
+@contextlib.contextmanager
+def starting_executors(spark: SparkSession) -> Iterator[Callable[[], None]]:
+    """Wait for the executors of a cluster on a separate thread, while the pipeline is analysed.
 
-    Functions of the project are pickled by value; those of Penstock are imported by the executors'
-    Python, which need not have it installed, in the driver's version. Waits for the first executor
-    as long as `spark.scheduler.maxRegisteredResourcesWaitingTime` (30 s), unless dynamic allocation
-    requests executors only for waiting tasks. Raises `NO_EXECUTORS`.
+    The yielded function returns when they have registered and the session is sized by their cores.
+    It waits for the first executor as long as `spark.scheduler.maxRegisteredResourcesWaitingTime`
+    (30 s), and raises `NO_EXECUTORS`, as does the block, if a job in it would wait forever. Nothing
+    waits in a borrowed session, nor with dynamic allocation, which requests executors only for
+    waiting tasks.
     """
-    _ship_package(spark)
-    if conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true":
-        return
     context: Any = spark.sparkContext
+    dynamic = context.getConf().get("spark.dynamicAllocation.enabled", "false").lower() == "true"
+    is_borrowed = getattr(context._gateway, "spark_log", None) is None
+    if dynamic or is_borrowed or is_local(context.master):
+        yield lambda: None
+        return
+    failures: list[SetupError] = []
+
+    def wait() -> None:
+        with contextlib.suppress(Py4JError, ConnectionError):  # the JVM is gone, or going
+            try:
+                _wait_for_executors(spark)
+            except SetupError as error:
+                failures.append(error)
+                context._jsc.sc().stop()  # ends jobs that wait for executors
+
+    def ready() -> None:
+        thread.join()
+        if failures:
+            raise failures[0]
+
+    thread = threading.Thread(target=wait, name="executors", daemon=True)
+    thread.start()
+    try:
+        yield ready
+    except Exception:
+        if failures:
+            raise failures[0] from None
+        raise
+
+
+def _wait_for_executors(spark: SparkSession) -> None:
+    context: Any = spark.sparkContext
+    conf = context.getConf()
     pause, seconds = threading.Event(), context._jsc.sc().conf().getTimeAsMs(_WAIT, "30s") / 1000
     count, since = 0, time.monotonic()
     deadline = since + seconds
@@ -49,14 +81,14 @@ def prepare_executors(spark: SparkSession, conf: Mapping[str, str]) -> None:
         if not count and time.monotonic() > deadline:
             raise SetupError(
                 "NO_EXECUTORS",
-                f"no executor of {conf['spark.master']} registered within {seconds:g} s",
+                f"no executor of {context.master} registered within {seconds:g} s",
                 hint="check that the cluster has free cores and memory for spark.executor.cores "
                 f"and spark.executor.memory; if it only takes longer, raise {_WAIT}",
             )
         pause.wait(_POLL_SECONDS)
-    if available_cores(conf["spark.master"], conf) is None:
-        for key, value in parallelism(spark.sparkContext.defaultParallelism).items():
-            if key not in conf:
+    if available_cores(context.master, dict(conf.getAll())) is None:
+        for key, value in parallelism(context.defaultParallelism).items():
+            if not conf.contains(key):
                 spark.conf.set(key, value)
 
 
@@ -148,7 +180,12 @@ def _message(change: ClusterResources, executors: Mapping[str, _Executor]) -> st
     return f"{'; '.join(parts)}; executors now: {left}"
 
 
-def _ship_package(spark: SparkSession) -> None:
+def ship_package(spark: SparkSession) -> None:
+    """Send Penstock's package to the executors of a cluster.
+
+    Functions of the project are pickled by value; those of Penstock are imported by the executors'
+    Python, which need not have it installed, in the driver's version.
+    """
     package = Path(__file__).parents[1]
     context: Any = spark.sparkContext
     archive = Path(context._temp_dir) / "penstock.zip"  # executors that come later read it, too

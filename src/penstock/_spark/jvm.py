@@ -2,7 +2,8 @@
 
 Penstock starts the JVM rather than the first `SparkSession.builder`: its output goes to a log file,
 it inherits the file descriptors of the table lease, settings that may hold secrets are not in the
-process list, and for a local master Spark's launcher (two more JVM starts) is skipped.
+process list, and for local masters and standalone clusters Spark's launcher (two more JVM starts)
+is skipped.
 """
 
 import contextlib
@@ -74,8 +75,17 @@ _LATE_OPTIMIZING = (
 # Without data, optimized code never pays off.
 _NO_OPTIMIZING = ("-XX:TieredStopAtLevel=1",)
 
-# Settings that require spark-submit.
-_NEEDS_SUBMIT = ("spark.jars", "spark.jars.packages", "spark.files", "spark.archives")
+# Settings of users that require spark-submit.
+_NEEDS_SUBMIT = (
+    "spark.jars",
+    "spark.files",
+    "spark.archives",
+    "spark.submit.",
+    "spark.kerberos.",
+    "spark.driver.userClassPathFirst",
+)
+# Environment variables that only spark-submit and its launcher read.
+_SUBMIT_VARIABLES = ("PYSPARK_SUBMIT_ARGS", "SPARK_SUBMIT_OPTS")
 # Settings that are passed to spark-submit; the others are passed through the gateway.
 _SUBMIT_PREFIXES = (
     "spark.master",
@@ -95,16 +105,33 @@ def conf_folder() -> Path:
     return Path(os.environ.get("SPARK_CONF_DIR") or Path(_find_spark_home()) / "conf")
 
 
+def starts_directly(user_conf: Mapping[str, str]) -> bool:
+    """Whether `start_jvm` needs no spark-submit for the user's settings.
+
+    On a standalone cluster, the driver is a process like that of a local master; only its settings
+    tell it where the tasks run.
+    """
+    master = user_conf.get("spark.master", "local[*]")
+    return (
+        (is_local(master) or master.startswith("spark://"))
+        and not any(key.startswith(_NEEDS_SUBMIT) for key in user_conf)
+        and not any(os.environ.get(name) for name in _SUBMIT_VARIABLES)
+        and not (conf_folder() / "spark-env.sh").exists()
+    )
+
+
 def start_jvm(
     conf: Mapping[str, str],
     log: SparkLog,
     *,
+    directly: bool,
     last_jars: Sequence[str],
     pass_fds: tuple[int, ...],
     analysis_only: bool,
 ) -> JavaGateway:
-    """Start Spark's JVM and connect to it. `last_jars` come behind Spark's own in the class path.
+    """Start Spark's JVM and connect to it.
 
+    `directly`: without spark-submit. `last_jars` come behind Spark's own in the class path.
     Raises `JVM_START_FAILED` with the last lines of the log.
     """
     last = os.pathsep.join(filter(None, (os.environ.get(_LAST_JARS), *last_jars)))
@@ -114,14 +141,8 @@ def start_jvm(
         "stdout": log.writer,
         "stderr": log.writer,
     }
-    direct = (
-        is_local(conf["spark.master"])
-        and not any(key in conf for key in _NEEDS_SUBMIT)
-        and not any(key.startswith("spark.submit.") for key in conf)
-        and not (conf_folder() / "spark-env.sh").exists()
-    )
     try:
-        if direct:
+        if directly:
             compiler = _NO_OPTIMIZING if analysis_only else _LATE_OPTIMIZING
             gateway = _launch(_java_command(conf, compiler, last), popen)
         else:
@@ -157,11 +178,12 @@ def _java_command(conf: Mapping[str, str], compiler: tuple[str, ...], last_jars:
             ),
         )
     )
+    memory = conf.get("spark.driver.memory") or os.environ.get("SPARK_DRIVER_MEMORY", "1g")
     return [
         java,
         "-cp",
         class_path,
-        f"-Xmx{conf['spark.driver.memory']}",
+        f"-Xmx{memory}",
         *_JVM_OPTIONS,
         *compiler,
         *shlex.split(conf.get("spark.driver.defaultJavaOptions", "")),

@@ -21,9 +21,9 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from penstock._model.spark_version import require_supported_pair
-from penstock._spark.executors import prepare_executors
+from penstock._spark.executors import ship_package
 from penstock._spark.hadoop_configuration import shrink_hadoop_configuration
-from penstock._spark.jvm import conf_folder, end_jvm, reason_of, start_jvm
+from penstock._spark.jvm import conf_folder, end_jvm, reason_of, start_jvm, starts_directly
 from penstock._spark.jvm_names import remember_names
 from penstock._spark.session_defaults import is_local, session_defaults
 from penstock._spark.spark_log import SparkLog
@@ -114,7 +114,8 @@ def build_session(options: SessionOptions) -> SparkSession:
         gateway = start_jvm(
             conf,
             log,
-            last_jars=options.store_jars if is_local(conf["spark.master"]) else (),
+            directly=starts_directly(_user_configuration(options)),
+            last_jars=options.store_jars,
             pass_fds=options.pass_fds,
             analysis_only=options.analysis_only,
         )
@@ -127,7 +128,7 @@ def build_session(options: SessionOptions) -> SparkSession:
             spark = SparkSession(context)
             shrink_hadoop_configuration(spark)
             if not is_local(conf["spark.master"]):
-                prepare_executors(spark, conf)
+                ship_package(spark)
         except BaseException as error:
             # The text of Java's exceptions comes from the JVM.
             reason = reason_of(error) if isinstance(error, Exception) else ""
@@ -221,23 +222,17 @@ def jvm_died(exit_code: int, *, flow: str = "", log: str = "") -> FlowError:
 
 def effective_configuration(options: SessionOptions) -> dict[str, str]:
     """All `spark.*` settings of the session: defaults < spark-defaults.conf < the user's."""
-    conf_of_user = spark_defaults()
-    conf_of_user.update({k: v for k, v in options.configuration.items() if k.startswith("spark.")})
-    if options.master is not None:
-        conf_of_user["spark.master"] = options.master
-    master = conf_of_user.get("spark.master", "local[*]")
-    if options.analysis_only and not is_local(master):
-        master = conf_of_user["spark.master"] = "local[*]"
+    conf_of_user = _user_configuration(options)
+    master = conf_of_user["spark.master"]
     root = options.storage_root
     warehouse = options.warehouse or (f"{root.rstrip('/')}/warehouse" if root else None)
     conf = session_defaults(master, conf_of_user, storage_root=root, warehouse=warehouse)
     conf["spark.app.name"] = options.app_name
     conf.update(conf_of_user)
-    if is_local(conf["spark.master"]):
-        # On the class path of the JVM rather than in spark.jars: Hadoop's file system and an
-        # AppCDS archive see only this one.
-        _append(conf, "spark.driver.extraClassPath", os.pathsep.join(options.jars), os.pathsep)
-    else:
+    # Hadoop's file system and an AppCDS archive see only the class path of the JVM; spark.jars are
+    # those of executors.
+    _append(conf, "spark.driver.extraClassPath", os.pathsep.join(options.jars), os.pathsep)
+    if not is_local(master):
         _append(conf, "spark.jars", ",".join((*options.jars, *options.store_jars)), ",")
     if options.python is not None and not is_local(master):
         _add_python(conf, options.python)
@@ -245,6 +240,15 @@ def effective_configuration(options: SessionOptions) -> dict[str, str]:
         _append(conf, "spark.driver.extraJavaOptions", shlex.join(options.java_options), " ")
     _append(conf, "spark.driver.extraJavaOptions", _log4j_option(conf), " ")
     return conf
+
+
+def _user_configuration(options: SessionOptions) -> dict[str, str]:
+    """The user's `spark.*` settings: spark-defaults.conf < the pipeline's; always with a master."""
+    conf = spark_defaults()
+    conf.update({k: v for k, v in options.configuration.items() if k.startswith("spark.")})
+    master = options.master or conf.get("spark.master", "local[*]")
+    needs_no_cluster = options.analysis_only and not is_local(master)
+    return conf | {"spark.master": "local[*]" if needs_no_cluster else master}
 
 
 def _log4j_option(conf: Mapping[str, str]) -> str:

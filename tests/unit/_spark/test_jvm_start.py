@@ -1,10 +1,11 @@
 """How Spark's JVM is started: local or not, which signals it ignores, and why it did not start."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from penstock._spark.jvm import _ignore_stop_signals, _java_command, reason_of
+from penstock._spark.jvm import _ignore_stop_signals, _java_command, reason_of, starts_directly
 from penstock._spark.session import SessionOptions, effective_configuration
 from penstock._spark.session_defaults import is_local, session_defaults
 
@@ -34,10 +35,39 @@ def test_local_cluster_is_a_cluster(master: str, expected: bool) -> None:
     )
     conf = effective_configuration(options)
     assert (conf.get("spark.jars") == "a.jar,b.jar") is not expected
-    assert (conf.get("spark.driver.extraClassPath") == "a.jar") is expected
+    assert conf["spark.driver.extraClassPath"] == "a.jar"
     defaults = session_defaults(master, {}, storage_root="file:/s", warehouse=None)
     assert ("spark.driver.host" in defaults) is expected
     assert ("spark.hadoop.fs.file.impl" in defaults) is expected
+
+
+@pytest.mark.parametrize(
+    ("conf", "expected"),
+    [
+        ({}, True),
+        ({"spark.master": "spark://a:7077,b:7077", "spark.driver.memory": "4g"}, True),
+        ({"spark.master": "local-cluster[2,1,1024]"}, False),
+        ({"spark.master": "yarn"}, False),
+        ({"spark.master": "k8s://https://api:6443"}, False),
+        ({"spark.jars": "own.jar"}, False),
+        ({"spark.jars.packages": "org:own:1.0"}, False),
+        ({"spark.files": "rates.csv"}, False),
+        ({"spark.submit.pyFiles": "own.zip"}, False),
+        ({"spark.kerberos.keytab": "own.keytab"}, False),
+    ],
+)
+def test_spark_submit_is_skipped_where_nothing_needs_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, conf: dict[str, str], expected: bool
+) -> None:
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
+    monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
+    assert starts_directly(conf) is expected
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--jars own.jar pyspark-shell")
+    assert not starts_directly(conf)
+    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS")
+    (tmp_path / "spark-env.sh").touch()
+    assert not starts_directly(conf)
 
 
 @pytest.mark.parametrize("master", ["local[2]", "spark://master:7077", "k8s://https://api:6443"])
