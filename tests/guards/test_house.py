@@ -42,6 +42,13 @@ def test_no_module_is_longer_than_600_lines():
     assert too_long == {}
 
 
+def test_lines_of_logs_and_checkpoints_end_at_line_feeds_only():
+    # JSON may contain characters at which `str.splitlines` also splits: see `lines_of`.
+    rooms = ("_tables", "_execution", "_repair", "_observe", "parsing", "sources")
+    files = [file for room in rooms for file in (ROOT / "src/penstock" / room).rglob("*.py")]
+    assert [file.name for file in files if ".splitlines(" in file.read_text("utf-8")] == []
+
+
 def test_names_of_test_files_are_unique():
     # Otherwise pytest cannot collect them in one process, as `make test-long` does.
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))

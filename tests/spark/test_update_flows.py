@@ -60,6 +60,16 @@ def computed():
 def plain():
     return spark.read.table("streamed").select("zone", F.current_timezone().alias("own"))
 
+# Line separators of Unicode are in the statistics of the log, and end no line of it.
+
+@dp.table(comment="\\u2028")
+def texts():
+    return rows().select("id", F.concat(F.lit("\\u2028\\x85"), F.col("id")).alias("text"))
+
+@dp.table
+def same_texts():
+    return spark.readStream.table("texts")
+
 # Views with rules, and a sink.
 
 @dp.temporary_view
@@ -82,6 +92,8 @@ def to_outside():
     return dp.read_stream("positive").select("id")
 """
 
+TWICE = ("totals", "merged", "windows", "all_rows", "texts", "same_texts")
+
 
 def order(number: int, amount: int | None, at: str = "00:00:00") -> dict[str, Any]:
     return {"id": number, "amount": amount, "ts": f"2026-01-01T{at}Z"}
@@ -99,7 +111,7 @@ def flows(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Project:
         result = project.run()
         assert result.state is UpdateState.COMPLETED, result.failures
         project.add("b.json", [order(1, 7, "00:00:30"), order(2, 1, "00:10:00")])
-        result = project.run(refresh=("totals", "merged", "windows", "all_rows"))
+        result = project.run(refresh=TWICE)
         assert result.state is UpdateState.COMPLETED, result.failures
         return project
 
@@ -123,6 +135,11 @@ def test_confs_of_a_table_hold_while_it_is_computed_and_for_it_alone(flows: Proj
     assert flows.rows("computed") == [("Asia/Tokyo", "Asia/Tokyo")]
     assert flows.rows("plain") == [("Asia/Tokyo", here)]
     assert here != "Asia/Tokyo"
+
+
+@pytest.mark.parametrize("table", ["texts", "same_texts"])
+def test_separators_of_lines_may_be_in_values(flows: Project, table: str):
+    assert flows.rows(table) == [(n, f"\u2028\x85{n}") for n in (1, 1, 2)]
 
 
 @pytest.mark.parametrize("table", ["positive", "from_sql"])

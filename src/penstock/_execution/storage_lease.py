@@ -96,9 +96,10 @@ class StorageLease:
             text = full_text(error)
             if "LEASE_LOST" in text:  # taken over before the first renewal
                 raise lease._held(lease._newest()[1]) from error
+            reason = text.strip().rpartition("\n")[2]
             raise SetupError(
                 "LEASE_UNAVAILABLE",
-                f"cannot take the lease in {lease._folder}: {text.splitlines()[-1]}",
+                f"cannot take the lease in {lease._folder}: {reason}",
                 hint="the pipeline must be able to list, read, write and delete there",
             ) from error
         return lease

@@ -335,7 +335,7 @@ def _line_of(key: str, settings: PipelineSettings) -> SourceLocation:
     root = Path(settings.root)
     for file in sorted(root.iterdir()):
         if file.suffix.lower() in (".yml", ".yaml", ".json") and file.is_file():
-            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
             for number, line in enumerate(lines, start=1):
                 if line.strip().strip("\"'").startswith(key):
                     return source_location(str(file), number)

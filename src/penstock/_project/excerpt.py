@@ -61,7 +61,7 @@ def excerpt(root: Path, declared_at: str) -> dict[str, Any] | None:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError):
         return None
-    lines = text.splitlines()
+    lines = text.split("\n")
     first = int(place["line"])
     if not 1 <= first <= len(lines):
         return None

@@ -17,7 +17,6 @@ step 3 removes these files and adds their other rows again. A selection that mov
 commit, so the next one may use the same version as its fence.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -36,7 +35,7 @@ from penstock._model.sql_text import delta_table, quoted
 from penstock._repair.journal import Journal
 from penstock._repair.selected_rows import SELECTED, SelectedRows, select_rows
 from penstock._tables.commit_note import QUARANTINE, TARGET
-from penstock._tables.commits import CommitResult
+from penstock._tables.commits import CommitResult, actions_of
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import StorageFiles
 from penstock._tables.kill_points import kill_point
@@ -305,10 +304,9 @@ class QuarantineReplay:
 
     def _rewriting(self, version: int, newest: int, paths: set[str]) -> int:
         for number in range(version + 1, newest + 1):
-            for line in self._delta.commit_lines(self._quarantine_path, number) or ():
-                removed = json.loads(line).get("remove")
-                if removed is not None and removed["path"] in paths:
-                    return number
+            lines = self._delta.commit_lines(self._quarantine_path, number) or ()
+            if any(file["path"] in paths for file in actions_of(lines, "remove")):
+                return number
         return version + 1
 
 

@@ -1,7 +1,7 @@
-"""The record of a batch in its Delta commit."""
+"""The lines of Delta commits, and the record of a batch in its commit."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +55,25 @@ class CommitResult:
         if self.fingerprint is not None:
             content["fingerprint"] = self.fingerprint
         return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a text, such as JSON actions or log entries.
+
+    `str.splitlines` would also split at U+0085, U+2028 and U+2029, which strings in JSON may have.
+    """
+    lines = text.split("\n")
+    return lines if lines[-1] else lines[:-1]
+
+
+def actions_of(lines: Iterable[str], kind: str) -> Iterator[dict[str, Any]]:
+    """The actions of one kind, such as `add`, among the lines of a commit.
+
+    Only their lines are parsed. Raises `ValueError` if one of these is damaged.
+    """
+    for line in lines:
+        if line.startswith(f'{{"{kind}"'):
+            yield json.loads(line)[kind]
 
 
 def result_from_commit(version: int, commit_info: Mapping[str, Any]) -> CommitResult | None:

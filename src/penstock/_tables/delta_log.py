@@ -13,7 +13,7 @@ from py4j.java_gateway import JavaPackage
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from penstock._tables.commits import CommitResult, result_from_commit
+from penstock._tables.commits import CommitResult, actions_of, lines_of, result_from_commit
 from penstock._tables.files import commit_file, commit_lines, if_exists, local_path
 
 
@@ -389,18 +389,16 @@ class DeltaJvm:
         file = self.jvm.org.apache.hadoop.fs.Path(log.logPath(), commit_file(version))
         conf = log.newDeltaHadoopConf()
         lines = if_exists(lambda: log.store().read(file, conf))
-        return None if lines is None else [str(line) for line in self.items(lines)]
+        if lines is None:
+            return None
+        return lines_of(str(self.jvm.java.lang.String.join("\n", self._convert.asJava(lines))))
 
     def commit_info(self, path: str, version: int) -> dict[str, Any] | None:
         """The `commitInfo` of one commit; empty if it has none, `None` without a file."""
         lines = self.commit_lines(path, version)
         if lines is None:
             return None
-        for line in lines:
-            if line.startswith('{"commitInfo"'):
-                info: dict[str, Any] = json.loads(line)["commitInfo"]
-                return info
-        return {}
+        return next(actions_of(lines, "commitInfo"), {})
 
 
 def read_commit_counts(

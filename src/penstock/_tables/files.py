@@ -11,6 +11,7 @@ from py4j.java_gateway import JavaPackage
 from py4j.protocol import Py4JJavaError
 
 from penstock._model.paths import local_path as local_path
+from penstock._tables.commits import lines_of
 
 T = TypeVar("T")
 
@@ -23,7 +24,7 @@ def commit_lines(table: Path, version: int) -> list[str] | None:
     """The lines of a commit of a local table; `None` without a file."""
     try:
         file = table / "_delta_log" / commit_file(version)
-        return file.read_text(encoding="utf-8", errors="replace").splitlines()
+        return lines_of(file.read_text(encoding="utf-8", errors="replace"))
     except FileNotFoundError:
         return None
 

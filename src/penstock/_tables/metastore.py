@@ -178,7 +178,7 @@ def _failure(name: str, error: Exception) -> tuple[str, str]:
     cause = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     while cause is not None and cause.getCause() is not None:
         cause = cause.getCause()
-    reason = first_line(error) if cause is None else str(cause.toString()).splitlines()[0]
+    reason = first_line(error) if cause is None else str(cause.toString()).partition("\n")[0]
     hint = "check `catalog.options`, and that the metastore runs"
     if "Another instance of Derby" in reason:
         hint = (

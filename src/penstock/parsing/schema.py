@@ -53,7 +53,7 @@ def schema_from_file(path: str | Path) -> StructType:
         return struct_of_avro(text)
     if file.suffix == ".json":
         return _from_json(text, str(path))
-    lines = (line.split("--")[0] for line in text.splitlines())
+    lines = (line.split("--")[0] for line in text.split("\n"))
     return to_struct("\n".join(lines).strip())
 
 
@@ -72,9 +72,10 @@ def schema_from_sample(sample: str | Sequence[str] | Path) -> StructType:
     """
     if isinstance(sample, Path):
         try:
-            documents = [x for x in sample.read_text(encoding="utf-8").splitlines() if x.strip()]
+            lines = sample.read_text(encoding="utf-8").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise _invalid(str(sample), "it cannot be read as UTF-8 text") from error
+        documents = [line for line in lines if line.strip()]
     else:
         documents = [sample] if isinstance(sample, str) else list(sample)
     for number, document in enumerate(documents, start=1):

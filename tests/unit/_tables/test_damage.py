@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from penstock._tables.commit_note import CommitNote, NotedCommit, commits_of
-from penstock._tables.files import StorageFiles, commit_file
+from penstock._tables.commits import actions_of, lines_of
+from penstock._tables.files import StorageFiles, commit_file, commit_lines
 from penstock._tables.read.checkpoint_files import newest_of_checkpoint, read_checkpoint
 from penstock._tables.read.damage import (
     behind,
     is_lost,
+    last_batch_of,
     local_log,
     log_of,
     restored,
@@ -30,6 +32,24 @@ def line(**action: object) -> str:
 
 def commit(batch: int, app: str = APP) -> list[str]:
     return [line(commitInfo={"operation": "WRITE"}), line(txn={"appId": app, "version": batch})]
+
+
+def test_separators_in_values_end_no_line(tmp_path: Path) -> None:
+    actions = [{"add": {"path": "a\u2028b\u2029\x85c"}}, {"txn": {"appId": APP, "version": 4}}]
+    text = "".join(
+        json.dumps(action, ensure_ascii=False, separators=(",", ":")) + "\n" for action in actions
+    )
+    log = tmp_path / "_delta_log"
+    log.mkdir()
+    (log / commit_file(0)).write_text(text, encoding="utf-8")
+    lines = commit_lines(tmp_path, 0)
+    assert lines is not None
+    assert list(actions_of(lines, "add")) == [actions[0]["add"]]
+    assert last_batch_of(lines, APP) == 4
+    assert torn("\n".join(lines)) == ""
+    intact = local_log(str(tmp_path))
+    assert intact is not None and intact.problem == ""
+    assert lines_of("") == [] and lines_of("a\n\nb") == ["a", "", "b"]
 
 
 @pytest.mark.parametrize(

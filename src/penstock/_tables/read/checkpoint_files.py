@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 from penstock._model.name import path_segment, segment_name
 from penstock._model.pipeline import PipelineSettings
+from penstock._tables.commits import lines_of
 from penstock._tables.files import StorageFiles, local_path
 from penstock._tables.layout import DECISION_FILE, NOTE_FILE, layout_of
 from penstock.errors import SpecError
@@ -158,7 +159,7 @@ def batches(files: StorageFiles, checkpoint: str, kind: str) -> list[int]:
 
 def table_offsets(text: str) -> Iterator[dict[str, Any]]:
     """The offsets of Delta tables in a file of `offsets`."""
-    for line in text.splitlines():
+    for line in lines_of(text):
         offset = _offset(line)
         if isinstance(offset, dict) and "reservoirId" in offset:
             yield offset

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock._observe.masking import shown
+from penstock._tables.commits import lines_of
 
 _MAX_COMMITS = 500
 _SHOWN_VERSIONS = 20
@@ -75,7 +76,7 @@ def read_commit(log: Path, number: int) -> list[dict[str, Any]] | None:
     """The actions of a commit; `None` if it was deleted."""
     try:
         text = (log / f"{number:020}.json").read_text(encoding="utf-8")
-        return [json.loads(line) for line in text.splitlines() if line]
+        return [json.loads(line) for line in lines_of(text) if line]
     except (OSError, ValueError):
         return None
 

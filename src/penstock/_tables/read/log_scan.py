@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from penstock._tables.commits import actions_of
 from penstock._tables.delta_log import DeltaJvm
 
 _NEWEST = 20
@@ -22,11 +23,9 @@ def last_batch(delta: DeltaJvm, path: str, version: int, app_id: str) -> int | N
         lines = delta.commit_lines(path, at)
         if lines is None:
             return None
-        for line in lines:
-            if line.startswith('{"txn"'):
-                transaction = json.loads(line)["txn"]
-                if transaction["appId"] == app_id:
-                    return int(transaction["version"])
+        for transaction in actions_of(lines, "txn"):
+            if transaction["appId"] == app_id:
+                return int(transaction["version"])
     return -1 if version < _NEWEST else None
 
 
@@ -34,10 +33,8 @@ def last_batches(delta: DeltaJvm, path: str, version: int, after: int = -1) -> d
     """The last batch of each app id in the newest commits after a version."""
     last: dict[str, int] = {}
     for at in range(version, max(version - _NEWEST, after), -1):
-        for line in delta.commit_lines(path, at) or ():
-            if line.startswith('{"txn"'):
-                transaction = json.loads(line)["txn"]
-                last.setdefault(transaction["appId"], int(transaction["version"]))
+        for transaction in actions_of(delta.commit_lines(path, at) or (), "txn"):
+            last.setdefault(transaction["appId"], int(transaction["version"]))
     return last
 
 
@@ -88,8 +85,7 @@ def logged_removals(delta: DeltaJvm, path: str, version: int) -> LoggedRemovals:
         lines = delta.commit_lines(path, at)
         if lines is None:
             break
-        removed = (json.loads(line)["remove"] for line in lines if line.startswith('{"remove"'))
-        if any(file.get("dataChange", True) for file in removed):
+        if any(file.get("dataChange", True) for file in actions_of(lines, "remove")):
             info = delta.commit_info(path, at) or {}
             removals[at] = str(info.get("operation", "unknown")), int(info.get("timestamp", 0))
         at -= 1

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from penstock._model.flow import Flow
 from penstock._model.sql_text import delta_table
 from penstock._spark.plans import dataframe
+from penstock._tables.commits import actions_of
 from penstock._tables.delta_log import DeltaJvm, size_in_bytes
 from penstock._tables.files import local_path
 from penstock._tables.read.checkpoint_files import Checkpoint
@@ -130,12 +131,10 @@ class PendingVersions:
             version = None
             if lines is not None:
                 version = _Added()
-                for line in lines:
-                    if line.startswith('{"commitInfo"'):
-                        info = json.loads(line)["commitInfo"]
-                        version.at = info.get("inCommitTimestamp") or info.get("timestamp")
-                    file = json.loads(line).get("add") if line.startswith('{"add"') else None
-                    if file is not None and file.get("dataChange", True):
+                for info in actions_of(lines, "commitInfo"):
+                    version.at = info.get("inCommitTimestamp") or info.get("timestamp")
+                for file in actions_of(lines, "add"):
+                    if file.get("dataChange", True):
                         stats = json.loads(file["stats"]) if file.get("stats") else {}
                         version.files.append((int(file["size"]), stats.get("numRecords")))
             if len(self._commits) > 4 * _MOST_COMMITS:
@@ -388,10 +387,9 @@ def added_files(spark: SparkSession, path: str, first: int, last: int) -> list[s
     delta = DeltaJvm(spark)
     names: list[str] = []
     for version in range(first, last + 1):
-        for line in delta.commit_lines(path, version) or ():
-            if line.startswith('{"add"'):
-                # Delta's names of files are unique, and have no characters that URIs escape.
-                names.append(json.loads(line)["add"]["path"].rpartition("/")[2])
+        for file in actions_of(delta.commit_lines(path, version) or (), "add"):
+            # Delta's names of files are unique, and have no characters that URIs escape.
+            names.append(file["path"].rpartition("/")[2])
         if len(names) > _MOST_FILES:
             raise range_invalid(
                 f"versions {first} to {last} of {path} have more than {_MOST_FILES:,} files",

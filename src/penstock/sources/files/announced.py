@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 from pyspark.sql import SparkSession
 
+from penstock._tables.commits import lines_of
 from penstock.sources.files.log_files import LogFiles
 
 FOLDER = "announced"
@@ -45,7 +46,7 @@ class AnnouncedFiles:
             text = self._log.read(f"{last}{_SUFFIX}") if numbers else ""
             if text is None:
                 continue  # removed by another writer, after a newer one
-            entries = [json.loads(line) for line in text.splitlines()[1:]]
+            entries = [json.loads(line) for line in lines_of(text)[1:]]
             known = {e["path"]: (e["size"], e["modificationTime"]) for e in entries}
             # An event may come after that of a later version.
             newer = {p: e for p, e in new.items() if p not in known or e[1] > known[p][1]}

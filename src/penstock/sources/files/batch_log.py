@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from pyspark.sql import SparkSession
 
+from penstock._tables.commits import lines_of
 from penstock._tables.files import StorageFiles
 from penstock.errors import ConnectorError
 from penstock.sources.files.listing import file_name, file_name_of_uri
@@ -44,7 +45,7 @@ def last_entries(files: StorageFiles, checkpoint: str, batch_id: int) -> list[in
     text = files.read(f"{checkpoint}/offsets/{batch_id}") or ""
     counts: list[int | None] = []
     # Two lines of its own, then one for each source.
-    for line in text.splitlines()[2:]:
+    for line in lines_of(text)[2:]:
         try:
             offset = json.loads(line)
         except json.JSONDecodeError:
@@ -59,7 +60,7 @@ def _logged(files: StorageFiles, log: str, number: int) -> list[tuple[str, int]]
         text = files.read(f"{log}/{name}")
         if text is None:
             continue
-        entries = [json.loads(line) for line in text.splitlines()[1:] if line.strip()]
+        entries = [json.loads(line) for line in lines_of(text)[1:] if line.strip()]
         # A compacted entry repeats all before it.
         return [
             (entry["path"], int(entry["timestamp"]))
@@ -135,7 +136,7 @@ class SourceLogs(LogFiles):
         entries = []
         for name in self._current(f"sources/{source}"):
             text = self.read(f"sources/{source}/{name}") or ""
-            for line in text.splitlines()[1:]:
+            for line in lines_of(text)[1:]:
                 body = json.loads(line)
                 entries.append((body["path"], int(body["timestamp"]), int(body["batchId"])))
         return entries
@@ -146,7 +147,7 @@ class SourceLogs(LogFiles):
         columns: set[str] = set()
         for name in self._current(folder):
             text = self.read(f"{folder}/{name}") or ""
-            version, *lines = text.splitlines()
+            version, *lines = lines_of(text)
             renamed = [_renamed(line, end, modified) for line in lines]
             changed = {entry[0] for entry in renamed if entry is not None}
             if changed:

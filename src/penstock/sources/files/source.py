@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 
 from penstock._model.flow import Flow
 from penstock._model.paths import real_path
+from penstock._tables.commits import lines_of
 from penstock._tables.files import StorageFiles
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock.errors import PenstockError
@@ -319,7 +320,7 @@ def _taken_by(done: Sequence[Checkpoint]) -> dict[str, int]:
         for log in (checkpoint.path / "sources").glob("*/*"):
             if not log.is_file() or not log.name.removesuffix(".compact").isdecimal():
                 continue
-            for line in log.read_text(encoding="utf-8").splitlines()[1:]:
+            for line in lines_of(log.read_text(encoding="utf-8"))[1:]:
                 try:
                     entry = json.loads(line)
                     files[str(entry["path"])] = int(entry["timestamp"])
