@@ -70,6 +70,13 @@ def texts():
 def same_texts():
     return spark.readStream.table("texts")
 
+# Names that Delta allows only with column mapping, in the table and its quarantine.
+
+@dp.table(quarantine=True, table_properties={"delta.columnMapping.mode": "name"})
+@dp.expect_or_drop("positive", "`the amount` > 0")
+def mapped():
+    return rows("signs").select("id", F.col("amount").alias("the amount"))
+
 # Views with rules, and a sink.
 
 @dp.temporary_view
@@ -140,6 +147,11 @@ def test_confs_of_a_table_hold_while_it_is_computed_and_for_it_alone(flows: Proj
 @pytest.mark.parametrize("table", ["texts", "same_texts"])
 def test_separators_of_lines_may_be_in_values(flows: Project, table: str):
     assert flows.rows(table) == [(n, f"\u2028\x85{n}") for n in (1, 1, 2)]
+
+
+def test_any_column_name_may_be_in_a_table_and_its_quarantine(flows: Project):
+    assert flows.rows("mapped", "id", "`the amount`") == [(0, 1)]
+    assert flows.rows("mapped_quarantine", "id", "`the amount`") == [(1, -1), (2, None)]
 
 
 @pytest.mark.parametrize("table", ["positive", "from_sql"])

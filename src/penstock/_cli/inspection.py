@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from penstock._repair.quarantine_replay import Replayed, ReplayPreview
     from penstock._tables.read.preview import TablePreview
 
+_SHOWN_CHARACTERS = 400
 _UNBOUNDED = 1_000_000
 
 _quarantine = typer.Typer(help="Rows that violated a drop expectation, with the reasons.")
@@ -317,7 +318,8 @@ def quality(
             options.print_json(row, indent=None)
         return
     if not batches:
-        print(f"no batch has counts of rules in {directory}", file=sys.stderr)
+        hint = "" if chosen is None else "; --update all prints those of all updates"
+        print(f"no batch has counts of rules{hint}", file=sys.stderr)
         return
     heads = ("timestamp", "flow", "batch_id", "rule", "passed", "failed")
     rows = [
@@ -410,7 +412,7 @@ def _print_rows(table: str, preview: "TablePreview", output: OutputFormat) -> No
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()
 ) -> None:
-    """Print a table that fits the terminal; in a pipe, nothing is truncated.
+    """Print a table that fits the terminal, with shortened cells; in a pipe, all of it.
 
     The columns named in `right` are aligned to the right.
     """
@@ -425,8 +427,11 @@ def print_table(
     drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in columns:
         drawn.add_column(Text(name), justify="right" if name in right else "left", overflow="fold")
+    most = _SHOWN_CHARACTERS if sys.stdout.isatty() else sys.maxsize
     for row in rows:
-        drawn.add_row(*(Text(cell) for cell in row))
+        drawn.add_row(
+            *(Text(cell if len(cell) <= most else f"{cell[: most - 1]}…") for cell in row)
+        )
     if not sys.stdout.isatty():
         drawing.width = _UNBOUNDED
         drawing.width = max(terminal.width, drawing.measure(drawn).maximum)

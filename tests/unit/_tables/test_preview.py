@@ -38,6 +38,20 @@ def test_rows_of_the_newest_file_come_first_when_a_table_is_shown(settings, tabl
     assert read_table(settings, "orders", 0).rows == ()
 
 
+def test_times_are_shown_when_python_has_no_such_year(settings, table):
+    micros = [-62135596800_000_000 - 1, 253402300800_000_000, 0, None]
+    times = pa.array(micros).cast(pa.timestamp("us", "UTC"))
+    days = pa.array([-719163, 2932897, 0, None], pa.int32()).cast(pa.date32())
+    nested = pa.StructArray.from_arrays([days], ["day"])
+    write_deltalake(str(table), pa.table({"at": times, "day": days, "s": nested}))
+    assert read_table(settings, "orders", 4).rows == (
+        ("0000-12-31 23:59:59.999999+00:00", "0000-12-31", "{'day': '0000-12-31'}"),
+        ("+10000-01-01 00:00:00+00:00", "+10000-01-01", "{'day': '+10000-01-01'}"),
+        ("1970-01-01 00:00:00+00:00", "1970-01-01", "{'day': '1970-01-01'}"),
+        ("NULL", "NULL", "{'day': None}"),
+    )
+
+
 def test_deleted_rows_and_other_names_are_understood_when_delta_rs_knows_neither(settings, table):
     write_deltalake(str(table), pa.table({"col-1": [1, 2], "col-2": ["a", "b"]}))
     log = table / "_delta_log" / f"{0:020}.json"

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,9 @@ _KNOWN_FEATURES = frozenset(
 _MOST_ROWS_WITH_VECTORS = 200_000_000
 _BUFFER = 1 << 20
 _REST = 10.0
+_TIMES = ("date", "timestamp", "timestamp_ntz")
+_MICROS_OF_DAY = 86_400_000_000
+_DAYS_OF_400_YEARS = 146_097
 _LISTED = ("path", "num_records", "size_bytes", "modification_time")
 
 
@@ -125,7 +128,7 @@ class Snapshot:
                     kept = (
                         () if flags is None else flags.slice(position, batch.num_rows).to_pylist()
                     )
-                    for number, values in enumerate(batch.to_pylist()):
+                    for number, values in enumerate(_values(batch)):
                         at = position + number
                         if at < skip or (number < len(kept) and not kept[number]):
                             continue
@@ -150,7 +153,44 @@ def _row(
     }
 
 
+def _values(batch: Any) -> list[dict[str, Any]]:
+    """The rows of a batch; if Python has no year of a time, all times are numbers."""
+    import pyarrow as pa
+
+    def numeric(kind: Any) -> Any:
+        if pa.types.is_date(kind):
+            return pa.int32()
+        if pa.types.is_timestamp(kind):
+            return pa.int64()
+        if pa.types.is_map(kind):
+            return pa.map_(numeric(kind.key_type), numeric(kind.item_type))
+        if pa.types.is_list(kind):
+            return pa.list_(kind.value_field.with_type(numeric(kind.value_type)))
+        if pa.types.is_struct(kind):
+            return pa.struct([field.with_type(numeric(field.type)) for field in kind])
+        return kind
+
+    try:
+        return list(batch.to_pylist())
+    except OverflowError:
+        fields = [field.with_type(numeric(field.type)) for field in batch.schema]
+        return list(batch.cast(pa.schema(fields)).to_pylist())
+
+
+def _time_text(value: int, kind: str) -> str:
+    """Days or microseconds since 1970 in ISO 8601, in any year."""
+    days, micros = (value, 0) if kind == "date" else divmod(value, _MICROS_OF_DAY)
+    cycles, rest = divmod(days, _DAYS_OF_400_YEARS)  # after which the calendar repeats itself
+    at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=rest, microseconds=micros)
+    year = at.year + 400 * cycles
+    text = at.date().isoformat() if kind == "date" else at.replace(tzinfo=None).isoformat(" ")
+    zone = "+00:00" if kind == "timestamp" else ""
+    return (f"{year:04}" if 0 <= year <= 9999 else f"{year:+05}") + text[4:] + zone
+
+
 def _renamed(value: Any, kind: Any) -> Any:
+    if isinstance(value, int) and kind in _TIMES:
+        return _time_text(value, kind)
     if kind == "timestamp" and isinstance(value, datetime) and value.tzinfo is None:
         return value.replace(tzinfo=UTC)  # INT96 has no zone
     if value is None or not isinstance(kind, Mapping):

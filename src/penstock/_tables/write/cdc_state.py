@@ -29,7 +29,7 @@ from penstock._tables.write.cdc_history import (
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.keyed import has_exact_keys
 from penstock._tables.write.prepare import prepare_table
-from penstock._tables.write.schema import FORBIDDEN_IN_NAMES, compare, nested_types
+from penstock._tables.write.schema import column_mapping, compare
 from penstock._tables.write.table_spec import TableSpec, table_state
 from penstock.errors import CheckpointError
 
@@ -104,9 +104,7 @@ class CdcState:
                 )
         elif state is not None:
             wanted = self._wanted(None)
-        properties = {_PROPERTY: json.dumps(mark, sort_keys=True)}
-        if _needs_column_mapping(wanted):
-            properties["delta.columnMapping.mode"] = "name"
+        properties = {_PROPERTY: json.dumps(mark, sort_keys=True), **column_mapping(wanted)}
         spec = TableSpec(schema=wanted, comment="state of an auto CDC table", properties=properties)
         self._use(prepare_table(self._delta.spark, ref, spec).schema)
 
@@ -220,8 +218,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         return "; ".join(" ".join(e) if isinstance(e, list) else str(e) for e in value) or "none"
     return "none" if value is None else str(value)
-
-
-def _needs_column_mapping(schema: StructType) -> bool:
-    structs = (kind for kind in nested_types(schema) if isinstance(kind, StructType))
-    return any(FORBIDDEN_IN_NAMES.search(name) for kind in structs for name in kind.names)

@@ -33,6 +33,7 @@ from penstock._tables.write.key_joins import in_one_task
 from penstock._tables.write.keyed import REWRITE_BYTES, KeyedTable, Way
 from penstock._tables.write.prepare import prepare_table
 from penstock._tables.write.row_files import Written
+from penstock._tables.write.schema import column_mapping
 from penstock._tables.write.staging import QUARANTINE_FIELDS, RowCounts, count_rows, valid_rows
 from penstock._tables.write.table_spec import TableSpec
 from penstock._tables.write.writer import Batch, FlowWriter, WriterOptions
@@ -201,9 +202,11 @@ class CdcWriter(FlowWriter):
     ) -> list[dict[str, Any]]:
         if counts.bad_rows and self._quarantine is not None:
             columns = [field for field in kept.schema if field.name in split.data_columns]
+            schema = StructType([*columns, *QUARANTINE_FIELDS])
             spec = TableSpec(
-                schema=StructType([*columns, *QUARANTINE_FIELDS]),
+                schema=schema,
                 comment="events that broke a drop rule or cannot be applied",
+                properties=column_mapping(schema),
             )
             prepare_table(self._delta.spark, self._quarantine.ref, spec)
         return self._files.write_bad(kept, counts, split)

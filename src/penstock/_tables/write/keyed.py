@@ -31,7 +31,7 @@ from penstock._tables.write.key_joins import (
     of_keys,
     without_keys,
 )
-from penstock._tables.write.schema import is_computed
+from penstock._tables.write.schema import COLUMN_MAPPING, is_computed
 
 # The cost of a rewrite grows with the table.
 REWRITE_BYTES = 8 * 1024 * 1024
@@ -223,7 +223,7 @@ class KeyedTable:
     def _can_search(self, txn: TableTransaction, touched: DataFrame) -> bool:
         if not self.can_collect(touched):
             return False
-        if txn.metadata.configuration.get("delta.columnMapping.mode", "none").lower() == "id":
+        if txn.metadata.configuration.get(COLUMN_MAPPING, "none").lower() == "id":
             return False
         fields = key_type(touched).fields
         types = {field.name.lower(): _nullable(field.dataType) for field in txn.metadata.schema}

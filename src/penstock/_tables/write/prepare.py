@@ -9,7 +9,7 @@ from penstock._tables.layout import TableRef
 from penstock._tables.read.damage import check_log
 from penstock._tables.write.alter import alter_table
 from penstock._tables.write.create import create_table
-from penstock._tables.write.schema import plain_schema
+from penstock._tables.write.schema import column_mapping, plain_schema
 from penstock._tables.write.staging import QUARANTINE_FIELDS
 from penstock._tables.write.table_spec import OWNER, TableSpec, TableState, check_spec, state_of
 from penstock.errors import PlanError
@@ -53,13 +53,15 @@ def prepare_quarantine(
 ) -> TableState:
     """Create or alter the quarantine table of a target; it is widened with the target."""
     plain = plain_schema(target.schema, nullable=True, keep_comments=False)
+    schema = StructType([*plain.fields, *QUARANTINE_FIELDS])
     return prepare_table(
         spark,
         quarantine,
         TableSpec(
-            schema=StructType([*plain.fields, *QUARANTINE_FIELDS]),
+            schema=schema,
             partition_cols=target.partition_columns,
             comment="rows that broke a drop rule",
+            properties=column_mapping(schema),
             replace_schema=replace_schema,
             widen=True,
         ),

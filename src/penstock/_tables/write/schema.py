@@ -23,6 +23,7 @@ IDENTITY_STEP = "delta.identity.step"
 IDENTITY_EXPLICIT = "delta.identity.allowExplicitInsert"
 LENGTHS = "__CHAR_VARCHAR_TYPE_STRING"
 """Metadata of a column: its type with the lengths of CHAR and VARCHAR; the table has STRING."""
+COLUMN_MAPPING = "delta.columnMapping.mode"
 FORBIDDEN_IN_NAMES = re.compile(r"[ ,;{}()\n\t=]")
 """Characters that column names can have only with column mapping."""
 _KEPT_METADATA = ("comment", LENGTHS)
@@ -149,6 +150,13 @@ def nested_types(kind: T.DataType) -> Iterator[T.DataType]:
         children = [kind.keyType, kind.valueType]
     for child in children:
         yield from nested_types(child)
+
+
+def column_mapping(schema: T.StructType) -> dict[str, str]:
+    """The property without which Delta refuses the names of a schema; empty if none needs it."""
+    structs = (kind for kind in nested_types(schema) if isinstance(kind, T.StructType))
+    needs_it = any(FORBIDDEN_IN_NAMES.search(name) for kind in structs for name in kind.names)
+    return {COLUMN_MAPPING: "name"} if needs_it else {}
 
 
 Leaf: TypeAlias = Callable[[T.DataType, T.DataType, tuple[str, ...]], T.DataType]

@@ -22,7 +22,7 @@ from penstock._model.sql_text import quoted
 from penstock._tables.commits import RuleCounts
 from penstock._tables.delta_log import DeltaJvm, TableMetadata
 from penstock._tables.files import hadoop_path, local_path
-from penstock._tables.write.schema import has_identity, leaf_count, schema_json
+from penstock._tables.write.schema import COLUMN_MAPPING, has_identity, leaf_count, schema_json
 from penstock.quality.split import (
     DESTINATION,
     FAILED_RULES,
@@ -61,7 +61,7 @@ def can_stage(delta: DeltaJvm, metadata: TableMetadata) -> bool:
     if not delta.has_own_classes:
         return False
     configuration = metadata.configuration
-    if configuration.get("delta.columnMapping.mode", "none").lower() != "none":
+    if configuration.get(COLUMN_MAPPING, "none").lower() != "none":
         return False
     if any(key.startswith("delta.enableIcebergCompat") for key in configuration):
         return False

@@ -14,6 +14,7 @@ from penstock._model.origin import SourceLocation
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.layout import TableRef
 from penstock._tables.write.schema import (
+    COLUMN_MAPPING,
     FORBIDDEN_IN_NAMES,
     GENERATED,
     IDENTITY_EXPLICIT,
@@ -150,7 +151,7 @@ def check_spec(table: TableRef, spec: TableSpec) -> None:
                 f"{table.name} has no column {column!r} to partition or cluster by",
                 origin=spec.origin,
             )
-    if spec.properties.get("delta.columnMapping.mode", "none") == "none":
+    if spec.properties.get(COLUMN_MAPPING, "none") == "none":
         for name in (column.name for column in spec.schema):
             if FORBIDDEN_IN_NAMES.search(name):
                 raise PlanError(
@@ -158,7 +159,7 @@ def check_spec(table: TableRef, spec: TableSpec) -> None:
                     f"column {name!r} of {table.name} has a character that is not allowed in "
                     "column names",
                     origin=spec.origin,
-                    hint="rename it with alias(), or set delta.columnMapping.mode to name",
+                    hint=f"rename it with alias(), or set {COLUMN_MAPPING} to name",
                 )
 
 
