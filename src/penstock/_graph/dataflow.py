@@ -108,11 +108,11 @@ class DataflowGraph:
         return {key: text for key, text in texts.items() if text}
 
     def find(self, display: str) -> DatasetNode | None:
-        """Look up a name as written: one to three parts, `LIVE.`, backticks, any case."""
+        """Look up a name as shown, or as code has it: with `LIVE.`, backticks, in any case."""
         try:
             parts = [part.lower() for part in split_name(display)]
         except ValueError:
-            return None
+            return next((node for node in self.datasets.values() if node.display == display), None)
         if len(parts) > 1 and parts[0] == "live":
             del parts[0]
         wanted = ".".join(parts)

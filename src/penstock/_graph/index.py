@@ -92,7 +92,8 @@ class DefinitionIndex:
         """
         keys = set()
         for name in names:
-            dataset = self.find(name)
+            shown = (item for key, item in self.datasets.items() if self.display(key) == name)
+            dataset = self.find(name) or next(shown, None)
             if dataset is None and name not in self.sinks:
                 return None
             keys.add(name if dataset is None else dataset.name.key)

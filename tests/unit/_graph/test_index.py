@@ -46,6 +46,12 @@ def test_a_dataset_is_found_when_it_is_written_in_another_way(draft, text):
     assert str(found.name) == "main.bronze.Orders"
 
 
+@pytest.mark.parametrize("text", ["order items", "`order items`", "LIVE.`Order Items`"])
+def test_a_selection_names_tables_as_they_are_shown(draft, text):
+    draft.table("`order items`")
+    assert draft.index().select([text]) == {"spark_catalog.default.order items"}
+
+
 @pytest.mark.parametrize("text", ["order", "silver.orders", "other.bronze.orders", "", "a.b.c.d"])
 def test_no_dataset_is_found_when_the_name_means_something_else(draft, text):
     draft.catalog, draft.schema = "main", "bronze"

@@ -109,12 +109,17 @@ def test_a_table_is_refused_with_the_way_out_when_it_cannot_be_read(settings, ta
     assert caught.value.condition == "TABLE_NOT_READABLE"
 
 
-def test_rows_in_quarantine_are_counted_by_rule(settings, table):
+@pytest.mark.parametrize(
+    "name", ["orders", "order items", "`order items`", "order items_quarantine"]
+)
+def test_rows_in_quarantine_are_counted_by_rule(settings, table, name):
+    plain = name.strip("`").removesuffix("_quarantine")
+    table = table.with_name(plain.replace(" ", "=20"))
     rules = pa.array([["a", "b"], ["a"], None], pa.list_(pa.string()))
     body = {"_failed_rules": rules, "_row": ["{}"] * 3, "_source": ["x"] * 3, "id": [1, 2, 3]}
     write_deltalake(f"{table}_quarantine", pa.table(body))
     (found,) = list_quarantines(settings)
-    assert (found.table, found.rows, dict(found.by_rule)) == ("orders", 3, {"a": 2, "b": 1})
-    shown = read_quarantine(settings, "orders", 1)
+    assert (found.table, found.rows, dict(found.by_rule)) == (plain, 3, {"a": 2, "b": 1})
+    shown = read_quarantine(settings, name, 1)
     assert shown.columns == ("_failed_rules", "_source", "_row")
     assert shown.rows == (("a, b", "x", "{}"),)

@@ -76,8 +76,10 @@ def read_quarantine(
 
 
 def quarantine_name(table: str) -> str:
-    is_quarantine = table.lower().endswith(QUARANTINE_SUFFIX)
-    return table if is_quarantine else table + QUARANTINE_SUFFIX
+    quote = "`" if table.endswith("`") else ""
+    name = table.removesuffix(quote)
+    is_quarantine = name.lower().endswith(QUARANTINE_SUFFIX)
+    return table if is_quarantine else f"{name}{QUARANTINE_SUFFIX}{quote}"
 
 
 def list_quarantines(settings: PipelineSettings) -> list[QuarantineSummary]:
@@ -112,6 +114,10 @@ def resolve_table(settings: PipelineSettings, name: str) -> DatasetName:
     try:
         return resolve_name(name, catalog=settings.catalog, schema=settings.schema)
     except ValueError as error:
+        # Names with other characters need no backticks here.
+        for table in _tables(settings):
+            if name in (str(table), shown_name(settings, table)):
+                return table
         raise SpecError("INVALID_DATASET_NAME", str(error)) from None
 
 
