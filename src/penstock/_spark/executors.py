@@ -44,11 +44,12 @@ def starting_executors(spark: SparkSession) -> Iterator[Callable[[], None]]:
         yield lambda: None
         return
     failures: list[SetupError] = []
+    over = threading.Event()
 
     def wait() -> None:
         with contextlib.suppress(Py4JError, ConnectionError):  # the JVM is gone, or going
             try:
-                _wait_for_executors(spark)
+                _wait_for_executors(spark, over)
             except SetupError as error:
                 failures.append(error)
                 context._jsc.sc().stop()  # ends jobs that wait for executors
@@ -66,12 +67,15 @@ def starting_executors(spark: SparkSession) -> Iterator[Callable[[], None]]:
         if failures:
             raise failures[0] from None
         raise
+    finally:
+        over.set()
+        thread.join(_WATCH_SECONDS)
 
 
-def _wait_for_executors(spark: SparkSession) -> None:
+def _wait_for_executors(spark: SparkSession, over: threading.Event) -> None:
     context: Any = spark.sparkContext
     conf = context.getConf()
-    pause, seconds = threading.Event(), context._jsc.sc().conf().getTimeAsMs(_WAIT, "30s") / 1000
+    seconds = context._jsc.sc().conf().getTimeAsMs(_WAIT, "30s") / 1000
     count, since = 0, time.monotonic()
     deadline = since + seconds
     while not count or time.monotonic() < min(since + _STABLE_SECONDS, deadline):
@@ -85,7 +89,8 @@ def _wait_for_executors(spark: SparkSession) -> None:
                 hint="check that the cluster has free cores and memory for spark.executor.cores "
                 f"and spark.executor.memory; if it only takes longer, raise {_WAIT}",
             )
-        pause.wait(_POLL_SECONDS)
+        if over.wait(_POLL_SECONDS):
+            return
     if available_cores(context.master, dict(conf.getAll())) is None:
         for key, value in parallelism(context.defaultParallelism).items():
             if not conf.contains(key):
