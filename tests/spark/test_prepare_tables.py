@@ -11,7 +11,7 @@ from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.layout import TableRef
 from penstock._tables.write.create import reset_table
 from penstock._tables.write.fenced import FencedTable
-from penstock._tables.write.prepare import prepare_table
+from penstock._tables.write.prepare import prepare_quarantine, prepare_table
 from penstock._tables.write.table_spec import TableSpec, parse_schema, read_version, table_state
 from penstock.errors import DefinitionError, PlanError
 
@@ -179,6 +179,18 @@ def test_column_mapped_table_is_written_when_names_have_blanks(
     result = harness.writer().write(df, 0)
     assert (result.rows_written, result.rows_dropped) == (5, 5)
     assert sorted(r[1] for r in harness.rows().collect()) == [0, 2, 4, 6, 8]
+
+
+def test_a_column_of_a_quarantine_is_refused_in_its_table(
+    spark: SparkSession, harness: Harness
+) -> None:
+    harness.prepare(spark.sql("SELECT 1 AS id, 'a' AS _Source"))
+    state = table_state(spark, harness.target.path)
+    assert state is not None
+    with pytest.raises(PlanError) as caught:
+        prepare_quarantine(spark, harness.quarantine, state)
+    assert caught.value.condition == "COLUMN_NAME_RESERVED"
+    assert "'_Source'" in caught.value.message
 
 
 def test_identity_column_counts_on_when_batches_bring_good_and_bad_rows(

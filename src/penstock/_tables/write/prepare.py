@@ -54,6 +54,14 @@ def prepare_quarantine(
     """Create or alter the quarantine table of a target; it is widened with the target."""
     plain = plain_schema(target.schema, nullable=True, keep_comments=False)
     schema = StructType([*plain.fields, *QUARANTINE_FIELDS])
+    reserved = {field.name for field in QUARANTINE_FIELDS}
+    for column in plain.names:
+        if column.lower() in reserved:
+            raise PlanError(
+                "COLUMN_NAME_RESERVED",
+                f"{quarantine.name} cannot have a column {column!r}: the name is reserved there",
+                hint="rename the column, or set quarantine=False for the table",
+            )
     return prepare_table(
         spark,
         quarantine,
