@@ -334,13 +334,13 @@ def _bytes(text: str) -> str:
     folded = text.strip().lower()
     digits = folded.rstrip("bkmgt ")
     unit = folded[len(digits) :].strip()
-    if not digits.isdigit() or unit not in _UNITS or int(digits) == 0:
+    if not digits.isdecimal() or unit not in _UNITS or int(digits) == 0:
         raise _invalid("maxBytesPerTrigger", text, "a number of bytes, such as 10g")
     return str(int(digits) * _UNITS[unit])
 
 
 def _count(text: str, name: str) -> str:
-    if not text.strip().isdigit() or int(text) == 0:
+    if not text.strip().isdecimal() or int(text) == 0:
         raise _invalid(name, text, "a positive whole number")
     return text.strip()
 

@@ -196,7 +196,7 @@ def _walked(part: Node, steps: list[str]) -> Node | None:
             return None
         if isinstance(node.value, list):
             entries = node.value
-            node = entries[int(step)] if step.isdigit() and int(step) < len(entries) else None
+            node = entries[int(step)] if step.isdecimal() and int(step) < len(entries) else None
         else:
             node = node.get(step)
     return node
