@@ -1,5 +1,6 @@
 """Standard output and error with secrets masked."""
 
+import io
 import sys
 import threading
 from collections.abc import Iterator
@@ -57,6 +58,9 @@ class MaskedStream:
 @contextmanager
 def masked_output() -> Iterator[None]:
     before = sys.stdout, sys.stderr
+    for stream in before:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # not every encoding has all characters
     masked = MaskedStream(sys.stdout), MaskedStream(sys.stderr)
     sys.stdout, sys.stderr = masked
     try:

@@ -1,3 +1,4 @@
+import io
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from penstock._cli import exit_codes, options
 from penstock._cli.failure import report
 from penstock._cli.main import app, main
+from penstock._cli.masked_output import masked_output
 from penstock._cli.update import exit_code_of
 from penstock._display.signals import StopSignals
 from penstock._display.terminal import Output
@@ -326,3 +328,11 @@ def test_arguments_are_refused_by_a_pipeline(tmp_path: Path, capsys):
     printed = capsys.readouterr().err
     assert "[SOURCE_IS_NOT_JOB]" in printed
     assert not (tmp_path / ".penstock").exists()
+
+
+def test_characters_that_the_encoding_of_the_output_lacks_are_replaced(monkeypatch):
+    ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", ascii_only)
+    with masked_output():
+        print("Größe 日")
+    assert ascii_only.buffer.getvalue() == b"Gr??e ?\n"
