@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock._repair.quarantine_replay import Replayed, ReplayPreview
     from penstock._tables.read.preview import TablePreview
 
-_SHOWN_CHARACTERS = 400
+_SHOWN_CHARACTERS = 2_000
 _UNBOUNDED = 1_000_000
 
 _quarantine = typer.Typer(help="Rows that violated a drop expectation, with the reasons.")

@@ -38,9 +38,8 @@ def starting_executors(spark: SparkSession) -> Iterator[Callable[[], None]]:
     waiting tasks.
     """
     context: Any = spark.sparkContext
-    dynamic = context.getConf().get("spark.dynamicAllocation.enabled", "false").lower() == "true"
     is_borrowed = getattr(context._gateway, "spark_log", None) is None
-    if dynamic or is_borrowed or is_local(context.master):
+    if is_borrowed or is_local(context.master) or _allocates_dynamically(context):
         yield lambda: None
         return
     failures: list[SetupError] = []
@@ -70,6 +69,11 @@ def starting_executors(spark: SparkSession) -> Iterator[Callable[[], None]]:
     finally:
         over.set()
         thread.join(_WATCH_SECONDS)
+
+
+def _allocates_dynamically(context: Any) -> bool:
+    setting: str = context.getConf().get("spark.dynamicAllocation.enabled", "false")
+    return setting.lower() == "true"
 
 
 def _wait_for_executors(spark: SparkSession, over: threading.Event) -> None:

@@ -128,7 +128,7 @@ class DemoFolders:
         if not committed:
             return None
         text = (checkpoint / "offsets" / str(max(committed))).read_text(encoding="utf-8")
-        offset: dict[str, Any] = json.loads(text.splitlines()[2])
+        offset: dict[str, Any] = json.loads(text.split("\n")[2])
         return offset
 
     @cached_property
