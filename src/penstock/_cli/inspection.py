@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from penstock._repair.quarantine_replay import Replayed, ReplayPreview
     from penstock._tables.read.preview import TablePreview
 
-_SHOWN_CHARACTERS = 2_000
 _UNBOUNDED = 1_000_000
 
 _quarantine = typer.Typer(help="Rows that violated a drop expectation, with the reasons.")
@@ -421,13 +420,14 @@ def print_table(
     from rich.text import Text
 
     from penstock._display.terminal import console, detect
+    from penstock._tables.read.cells import MAX_CELL
 
     terminal = detect(sys.stdout)
     drawing = console(terminal)
     drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in columns:
         drawn.add_column(Text(name), justify="right" if name in right else "left", overflow="fold")
-    most = _SHOWN_CHARACTERS if sys.stdout.isatty() else sys.maxsize
+    most = MAX_CELL if sys.stdout.isatty() else sys.maxsize
     for row in rows:
         drawn.add_row(
             *(Text(cell if len(cell) <= most else f"{cell[: most - 1]}…") for cell in row)
