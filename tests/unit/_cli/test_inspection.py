@@ -1,5 +1,6 @@
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,12 @@ def test_no_cell_is_cut_when_a_table_goes_into_a_pipe(capsys: pytest.CaptureFixt
     assert "[value]" in lines[0]
     assert long in lines[2]
     assert "[red]not markup[/red]" in lines[3]
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_long_cells_are_shortened_in_a_terminal_only(capsys, monkeypatch, is_terminal):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    print_table(["text"], [["x" * 1000]])
+    printed = capsys.readouterr().out
+    assert len(re.findall("x", printed.partition("text")[2])) == (399 if is_terminal else 1000)
+    assert ("…" in printed) is is_terminal
