@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 from deltalake import DeltaTable
 
-_SCALAR = r"u?int\d+|string|bool|double|float|date32.*|decimal.*"
+_SCALAR = r"u?int\d+|string|bool|double|float|date32.*|timestamp.*|decimal.*"
+_READABLE = {"deletionVectors", "columnMapping", "timestampNtz"}
 _PLAIN = re.compile(rf"{_SCALAR}|list<\w+: (?:{_SCALAR})(?: not null)?>")
 
 
@@ -25,9 +27,28 @@ def stored_rows(
         types = {field.name: str(field.type) for field in pyarrow.schema(table.schema())}
         chosen = columns or tuple(types)
         is_plain = all(_PLAIN.fullmatch(types.get(column, "")) for column in chosen)
-        if is_plain and not table.protocol().reader_features:
-            values = table.to_pyarrow_table(columns=list(chosen)).to_pydict()
-            return sorted(zip(*(values[name] for name in chosen), strict=True), key=key)
+        if is_plain and _READABLE.issuperset(table.protocol().reader_features or ()):
+            values = pyarrow.table(table.scan(columns=list(chosen))).to_pydict()
+            columns_of = [list(map(_as_collected, values[name])) for name in chosen]
+            return sorted(zip(*columns_of, strict=True), key=key)
     df = spark.read.format("delta").load(folder)
     df = df.selectExpr(*columns) if columns else df
     return sorted((tuple(row) for row in df.collect()), key=key)
+
+
+def _as_collected(value: Any) -> Any:
+    """As PySpark collects it: a timestamp without time zone, in the local one."""
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value.astimezone().replace(tzinfo=None)
+    return value
+
+
+def copied(spark: Any, folder: str | Path, name: str) -> str:
+    """Make a temporary view of the rows that a table has now; its name.
+
+    Queries of it need none of Delta's jobs.
+    """
+    table = DeltaTable(folder)
+    rows = pyarrow.table(table.scan()).cast(pyarrow.schema(table.schema()))
+    spark.createDataFrame(rows).createOrReplaceTempView(name)
+    return name

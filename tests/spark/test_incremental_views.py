@@ -55,11 +55,16 @@ def check_rounds(
     tables = Tables(spark, f"{root}/t{seed}", f"{root}/d{seed}", CASES, pick)
     tables.create(vectors=pick.random() < 0.5)
     paths = {"t": f"delta.`{tables.t}`", "d": f"delta.`{tables.d}`"}
-    views = {name: View(spark, SHAPES[name].format(**paths)) for name in names}
+    copies = tables.copy()
+    views = {
+        name: View(spark, SHAPES[name].format(**paths), SHAPES[name].format(**copies))
+        for name in names
+    }
     techniques: Counter[str] = Counter()
     for number in range(rounds):
         only_adds = number % 2 == 0
         (tables.add_rows if only_adds else tables.change)()
+        tables.copy()
         for name, view in views.items():
             # The others have the same technique in the next round, with more changes.
             if only_adds and name not in APPENDED | GROUPED | SUBTRACTED | NOT_MERGED:

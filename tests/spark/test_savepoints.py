@@ -305,6 +305,11 @@ def test_what_cannot_be_saved_or_restored_is_refused(small: Project, capsys: Any
     assert gone.condition == "RESTORE_NOT_POSSIBLE"
     assert f"VACUUM has deleted its file {file.as_uri()}" in gone.message
     file.with_suffix(".gone").rename(file)
+    DeltaTable(project.path("totals")).create_checkpoint()
+    commit = project.path("totals") / "_delta_log" / f"{1:020}.json"
+    commit.rename(commit.with_suffix(".gone"))
+    assert "its log was cleaned up" in _refused(_restore, project, "first").message
+    commit.with_suffix(".gone").rename(commit)
     shutil.rmtree(project.path("totals"))
     project.run(full_refresh=("totals",))
     assert "created again" in _refused(_restore, project, "first").message

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from crashes import crashing
+from stored_rows import copied
 from update_project import Project
 
 from penstock._observe.events import UpdateState
@@ -64,7 +65,7 @@ class Pipeline:
 
     def check(self) -> None:
         """Every view has the rows of its query, and the quarantine those that were dropped."""
-        src, other = (f"delta.`{self.paths[name]}`" for name in ("src", "other"))
+        src, other = (copied(self.spark, self.paths[name], name) for name in ("src", "other"))
         clean = f"(SELECT k, v, ts FROM {src} WHERE v IS NOT NULL)"
         totals = f"(SELECT k, count(*) AS n, sum(v) AS total FROM {clean} GROUP BY k)"
         known = f"(SELECT k FROM {other})"
@@ -81,9 +82,9 @@ class Pipeline:
         }
         for name, query in queries.items():
             expected = Counter(map(tuple, self.spark.sql(query).collect()))
-            assert Counter(map(tuple, self.project.table(name).collect())) == expected, name
+            assert Counter(self.project.rows(name, key=repr)) == expected, name
         bad = self.spark.sql(f"SELECT k FROM {src} WHERE v IS NULL").count()
-        assert self.project.table("clean_quarantine").count() == bad
+        assert len(self.project.rows("clean_quarantine", key=repr)) == bad
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ from datetime import date
 from decimal import Decimal
 from typing import Any
 
+from stored_rows import copied
+
 SHAPES = {
     "filtered": "SELECT c, k, upper(g) AS g, v * 2 AS v FROM {t} WHERE v % 3 <> 0",
     "exploded": "SELECT c, k, e FROM {t} LATERAL VIEW explode(sequence(1, v % 3 + 1)) x AS e",
@@ -95,6 +97,10 @@ class Tables:
     def append(self, path: str, schema: str, rows: list[tuple[Any, ...]]) -> None:
         df = self.spark.createDataFrame(rows, schema)
         df.coalesce(1).write.format("delta").mode("append").save(path)
+
+    def copy(self) -> dict[str, str]:
+        """Views of the rows that the tables have now, by the names that queries use."""
+        return {name: copied(self.spark, getattr(self, name), f"{name}_copy") for name in "td"}
 
     def t_rows(self, cases: Any, most: int) -> list[tuple[Any, ...]]:
         pick = self.random

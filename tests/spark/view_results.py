@@ -13,16 +13,19 @@ MERGES = {"sum": sum, "min": min, "max": max}
 
 
 class View:
-    """A result in memory, changed by what `QueryChanges` computes."""
+    """A result in memory, changed by what `QueryChanges` computes.
 
-    def __init__(self, spark: Any, query: str) -> None:
-        self.spark, self.query = spark, query
+    `over_copies` is the same query over copies of its tables.
+    """
+
+    def __init__(self, spark: Any, query: str, over_copies: str | None = None) -> None:
+        self.spark, self.query, self.over_copies = spark, query, over_copies or query
         self.delta = DeltaJvm(spark)
         self.rows = self.computed()
         self.versions = batch_sources(spark.sql(query)).versions
 
     def computed(self) -> Counter[Any]:
-        return Counter(map(tuple, self.spark.sql(self.query).collect()))
+        return Counter(map(tuple, self.spark.sql(self.over_copies).collect()))
 
     def refresh(self) -> str:
         """Apply the changes since the last call; the technique."""

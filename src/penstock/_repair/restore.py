@@ -31,7 +31,7 @@ from penstock._model.pipeline import PipelineSettings
 from penstock._repair.journal import Journal, recording
 from penstock._repair.savepoint import take_savepoint
 from penstock._repair.shadow import restore_rows
-from penstock._tables.commits import CommitResult
+from penstock._tables.commits import CommitResult, actions_of
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import StorageFiles, local_path
 from penstock._tables.layout import DECISION_FILE, NOTE_FILE, TableRef
@@ -168,23 +168,33 @@ class _Run:
         if newest < 0 or self._delta.metadata(snapshot).id != table.table_id:
             raise _impossible(table, "the table was dropped or created again since")
         try:
-            saved = self._delta.files_at(table.path, table.version)
+            self._delta.snapshot_at(table.path, table.version)
         except Exception as error:
             reason = "its log was cleaned up (delta.logRetentionDuration)"
             raise _impossible(table, reason) from error
-        kept = {_identity(file) for file in self._delta.files_at(table.path, newest)}
-        removed = [file for file in saved if _identity(file) not in kept]
+        removed = self._removed_files(table, newest)
         for uri in self._locations(table.path, removed):
             if not self._files.exists(uri):
                 raise _impossible(table, f"VACUUM has deleted its file {uri}")
 
+    def _removed_files(self, table: SavedTable, newest: int) -> list[dict[str, Any]]:
+        """The `remove` actions for files of the saved version: their first actions since."""
+        seen: set[tuple[str, str]] = set()
+        removed = []
+        for version in range(table.version + 1, newest + 1):
+            lines = self._delta.commit_lines(table.path, version) or ()
+            files = list(actions_of(lines, "remove"))
+            removed += [file for file in files if _identity(file) not in seen]
+            seen.update(map(_identity, (*files, *actions_of(lines, "add"))))
+        return removed
+
     def _locations(self, path: str, files: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         """Data files and deletion vectors."""
         folder = self._delta.jvm.org.apache.hadoop.fs.Path(path)
-        for content, file in zip(files, self._delta.add_files(files), strict=True):
+        for content in files:
             uri = unquote(content["path"])
             yield uri if re.match(r"/|\w+:/", uri) else f"{path}/{uri}"
-            vector = file.deletionVector()
+            vector = self._delta.action({"remove": content}).deletionVector()
             if vector is not None and vector.isOnDisk():
                 yield str(vector.absolutePath(folder).toString())
 

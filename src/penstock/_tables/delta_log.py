@@ -99,6 +99,10 @@ class DeltaJvm:
         """The newest snapshot; its version is -1 if there is no table."""
         return self.log(path).update(False, self.none, self.none)
 
+    def snapshot_at(self, path: str, version: int) -> Any:
+        """An older snapshot; raises if the log does not have all commits that it needs."""
+        return self.log(path).getSnapshotAt(version, self.none, self.none, False)
+
     def version(self, path: str) -> int:
         return int(self.snapshot(path).version())
 
@@ -228,8 +232,7 @@ class DeltaJvm:
         return TableMetadata(content=json.loads(metadata.json())["metaData"], jvm=metadata)
 
     def files_at(self, path: str, version: int) -> list[dict[str, Any]]:
-        snapshot = self.log(path).getSnapshotAt(version, self.none, self.none, False)
-        return self.file_contents(snapshot.allFiles().collect())
+        return self.file_contents(self.snapshot_at(path, version).allFiles().collect())
 
     def file_contents(self, files: Any) -> list[dict[str, Any]]:
         content: list[dict[str, Any]] = json.loads(self._json.mapper().writeValueAsString(files))
