@@ -1,6 +1,7 @@
 """What makes small batches fast changes neither their rows nor the statistics of their files."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from writer_harness import Harness, rule
 
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.write import kept
+from penstock.quality.split import MASK_PREFIX, split_rows
 
 TIME_ZONE = "spark.sql.session.timeZone"
 
@@ -242,6 +244,35 @@ def test_many_rows_stay_with_the_tasks(
         assert counts.clean_rows == 1_000
         assert frame.storageLevel.useMemory
         assert sorted(frame.collect()) == sorted(frame.collect())
+    finally:
+        frame.unpersist()
+
+
+@pytest.mark.parametrize("most_bytes", [1_000_000, 4_000])
+def test_rows_are_counted_by_rule_and_destination(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, most_bytes: int
+) -> None:
+    monkeypatch.setattr(kept, "_DRIVER_BYTES", most_bytes)
+    batch = spark.range(0, 1_000, 1, 4).selectExpr("id", "IF(id % 7 = 0, NULL, id) AS n")
+    rules = [
+        rule("known", "n IS NOT NULL"),
+        rule("large", "id >= 10", "warn"),
+        rule("even", "n % 2 = 0", "warn"),
+    ]
+    split = split_rows(batch, rules)
+    assert split is not None
+    rows = split.df.withColumn(f"{MASK_PREFIX}x", F.expr("CAST(id % 3 AS INT)"))
+    frame, counts = kept.keep_and_count(DeltaJvm(spark), rows, split, by=f"{MASK_PREFIX}x")
+    try:
+        assert frame.storageLevel.useMemory == (most_bytes < 1_000_000)
+        bad = [number for number in range(1_000) if number % 7 == 0]
+        assert counts.bad_rows == len(bad)
+        assert counts.clean_rows == 1_000 - len(bad)
+        assert counts.by == Counter(n % 3 for n in range(1_000) if n % 7)
+        odd = [n for n in range(1_000) if n % 2 or n % 7 == 0]
+        failed = {name: count.failed for name, count in counts.rules.items()}
+        assert failed == {"known": len(bad), "large": 10, "even": len(odd)}
+        assert all(count.passed + count.failed == 1_000 for count in counts.rules.values())
     finally:
         frame.unpersist()
 

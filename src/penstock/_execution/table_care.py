@@ -19,6 +19,8 @@ from penstock._tables.write.maintain import TARGET_BYTES, Rewritten, TableFiles
 _HOUR_MS = 3_600_000
 # Compactions of a busy table are frequent: one event has the sums of several.
 _REPORT_SECONDS = 60.0
+# Whether an interval of hours is over; with many tables, each look counts.
+_SCHEDULED_SECONDS = 60.0
 
 OPTIMIZE, VACUUM = "OPTIMIZE", "VACUUM"
 
@@ -95,6 +97,7 @@ class TableCare:
         self._turn = turn
         self._vacuum_problem = vacuum_problem
         self._version = -1
+        self._next_scheduled = 0.0
         self._least_files = 0
         """Number of files after the last look; a look is worth it when there are more."""
         self._sums = _Sums()
@@ -109,11 +112,20 @@ class TableCare:
         if version < 0:
             return []
         events = self._due_events()
-        policy = self._policy(_properties(snapshot))
-        now = int(time.time() * 1000)
-        if version != self._version and policy.compacts and self._has_grown(snapshot):
-            self._compact(policy, self._settings.min_small_files)
+        if version != self._version and self._has_grown(snapshot):
+            policy = self._policy(_properties(snapshot))
+            if policy.compacts:
+                self._compact(policy, self._settings.min_small_files)
         self._version = version
+        if time.monotonic() >= self._next_scheduled:
+            self._next_scheduled = time.monotonic() + _SCHEDULED_SECONDS
+            events += self._scheduled(snapshot)
+        return events
+
+    def _scheduled(self, snapshot: Any) -> list[Event]:
+        """Z-order and VACUUM, if their intervals are over."""
+        policy, now = self._policy(_properties(snapshot)), int(time.time() * 1000)
+        events: list[Event] = []
         hours = self._settings.optimize_interval_hours
         if policy.z_order and self._is_due(OPTIMIZE, hours, now, snapshot):
             events += self._z_order(policy, now)

@@ -5,7 +5,10 @@ import com.esotericsoftware.kryo.serializers.JavaSerializer;
 import java.io.Serializable;
 import java.util.ArrayList;
 import java.util.Iterator;
+import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Map;
+import java.util.stream.Collectors;
 import org.apache.spark.api.java.JavaRDD;
 import org.apache.spark.api.java.function.FlatMapFunction;
 import org.apache.spark.sql.Row;
@@ -14,6 +17,7 @@ import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
 import org.apache.spark.sql.classic.Dataset;
 import org.apache.spark.sql.classic.SparkSession;
 import org.apache.spark.sql.types.StructType;
+import org.apache.spark.unsafe.types.UTF8String;
 
 /** The rows of a query on the driver if they are few, and their number, from one job. */
 public final class SmallBatch {
@@ -48,6 +52,28 @@ public final class SmallBatch {
   /** The rows, as a query without a job; null if they are too many. */
   public Dataset<Row> rows(SparkSession session) {
     return isComplete ? PlanParts.local(session, schema, rows) : null;
+  }
+
+  /**
+   * The number of rows by the values of some columns, if they are few: JSON arrays of the values
+   * and the number.
+   *
+   * @param names columns with integers, or strings without special characters
+   */
+  public String histogram(List<String> names) {
+    Map<String, Integer> counts = new LinkedHashMap<>();
+    for (UnsafeRow row : rows) {
+      StringBuilder values = new StringBuilder();
+      for (String name : names) {
+        int at = schema.fieldIndex(name);
+        Object value = row.isNullAt(at) ? null : row.get(at, schema.fields()[at].dataType());
+        values.append(value instanceof UTF8String ? "\"" + value + "\"" : value).append(',');
+      }
+      counts.merge(values.toString(), 1, Integer::sum);
+    }
+    return counts.entrySet().stream()
+        .map(entry -> "[" + entry.getKey() + entry.getValue() + "]")
+        .collect(Collectors.joining(",", "[", "]"));
   }
 
   /** The rows of a task; null if they have too many bytes. Kryo cannot serialize records. */

@@ -27,6 +27,7 @@ from penstock._tables.write.cdc_history import (
     stored_values,
 )
 from penstock._tables.write.fenced import FencedTable, TableTransaction
+from penstock._tables.write.key_joins import in_one_task
 from penstock._tables.write.keyed import has_exact_keys
 from penstock._tables.write.prepare import prepare_table
 from penstock._tables.write.schema import column_mapping, compare
@@ -135,8 +136,11 @@ class CdcState:
         now_ms = math.ceil(time.time() / 60) * 60_000
         return self._events.events(rows, self._event_columns, now_ms)
 
-    def write(self, txn: TableTransaction, events: DataFrame) -> list[dict[str, Any]]:
+    def write(
+        self, txn: TableTransaction, events: DataFrame, *, small: bool
+    ) -> list[dict[str, Any]]:
         """Write the events of a batch as files; `AddFile` contents for `commit`."""
+        events = in_one_task(events) if small else events
         rows = merged(state_rows(events, self.columns), self.columns)
         return self._delta.file_contents(txn.jvm.writeFiles(rows._jdf))
 

@@ -28,23 +28,24 @@ from penstock._tables.write.cdc_history import current_rows, history_rows, merge
 from penstock._tables.write.cdc_state import CdcState
 from penstock._tables.write.decision import BatchDecision, DecisionFile
 from penstock._tables.write.fenced import FencedTable, TableTransaction
-from penstock._tables.write.kept import keep
+from penstock._tables.write.kept import keep_and_count
 from penstock._tables.write.key_joins import in_one_task
 from penstock._tables.write.keyed import REWRITE_BYTES, KeyedTable, Way
 from penstock._tables.write.prepare import prepare_table
 from penstock._tables.write.row_files import Written
 from penstock._tables.write.schema import column_mapping
-from penstock._tables.write.staging import QUARANTINE_FIELDS, RowCounts, count_rows, valid_rows
+from penstock._tables.write.staging import QUARANTINE_FIELDS, RowCounts, valid_rows
 from penstock._tables.write.table_spec import TableSpec
 from penstock._tables.write.writer import Batch, FlowWriter, WriterOptions
 from penstock.errors import FlowError
 from penstock.quality.rules import condition_column
-from penstock.quality.split import DESTINATION, TO_TABLE, RowSplit, split_rows
+from penstock.quality.split import MASK_PREFIX, RowSplit, split_rows
 
 HAS_SEQUENCE = "sequence_by is not null"
 HAS_KEY = "keys are not null"
 _OWN_RULES = (HAS_SEQUENCE, HAS_KEY)
 _SMALL_ROWS = 50_000
+_OP = f"{MASK_PREFIX}op"  # a reserved name
 
 
 target_locks: dict[str, threading.RLock] = {}
@@ -154,18 +155,11 @@ class CdcWriter(FlowWriter):
 
     def _write_files(self, df: DataFrame, txn: TableTransaction, schema: StructType) -> Written:
         # Read several times: counted, added to the state, and joined with it.
-        self._kept = kept = keep(df)
-        split = self._event_split
-        applied, op = F.col(DESTINATION) == TO_TABLE, self._events.op()
-        operations = {"deletes": DELETE, "truncates": TRUNCATE}
-        counts, self._counts = count_rows(
-            kept,
-            split,
-            {
-                name: F.count(F.when(applied, F.when(op == code, 1)))
-                for name, code in operations.items()
-            },
+        kept, counts = keep_and_count(
+            self._delta, df.withColumn(_OP, self._events.op()), self._event_split, by=_OP
         )
+        self._kept = kept
+        self._counts = {"deletes": counts.by[DELETE], "truncates": counts.by[TRUNCATE]}
         self._refuse_invalid(counts)
         rules = {
             name: rows
@@ -173,7 +167,7 @@ class CdcWriter(FlowWriter):
             if name not in _OWN_RULES or rows.failed
         }
         counts = replace(counts, rules=rules)
-        return Written(counts, bad=self._write_bad(kept, counts, split))
+        return Written(counts, bad=self._write_bad(kept, counts, self._event_split))
 
     def _counted(self, result: CommitResult) -> CommitResult:
         deletes = self._counts["deletes"]
@@ -224,13 +218,14 @@ class CdcWriter(FlowWriter):
         self, decision: BatchDecision, batch: Batch, file: DecisionFile
     ) -> BatchDecision:
         counts = {**decision.counts, **self._counts}
-        if not batch.written.counts.clean_rows:
+        valid = batch.written.counts.clean_rows
+        if not valid:
             return replace(decision, counts=counts)
         assert self._kept is not None
         clean = valid_rows(self._kept, self._event_split)
         state = self._state.begin(batch.result.batch_id)
         events = self._state.events(clean)
-        files = self._state.write(state, events)
+        files = self._state.write(state, events, small=valid <= _SMALL_ROWS)
         self._events_of_batch = _Events(state, files, events)
         return replace(decision, counts=counts, files=files)
 

@@ -1,11 +1,12 @@
 """Batches that are read several times."""
 
+import json
 from typing import Any
 
 from pyspark.sql import DataFrame
 
 from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.write.staging import RowCounts, count_rows
+from penstock._tables.write.staging import RowCounts, count_values, counted_columns
 from penstock.quality.split import RowSplit
 
 # Rows of this size are sent to the driver, and back with each task that reads them. Spark warns
@@ -27,22 +28,28 @@ def keep(df: DataFrame) -> DataFrame:
 
 
 def keep_and_count(
-    delta: DeltaJvm, df: DataFrame, split: RowSplit | None
+    delta: DeltaJvm, df: DataFrame, split: RowSplit | None, by: str | None = None
 ) -> tuple[DataFrame, RowCounts]:
-    """As `keep`, but computes the rows now, and counts them in the same job.
+    """As `keep`, but computes the rows now, and counts them.
 
-    Without expectations, few rows are moved to the driver: later reads of them start no job, and
-    cannot lose them.
+    Few rows are moved to the driver by the same job: later reads of them start no job, and cannot
+    lose them. Valid rows are also counted by the values of an INT column `by`.
     """
     kept = keep(df)
     try:
-        if split is not None:
-            return kept, count_rows(kept, split)[0]
-        if not delta.has_own_classes:
-            return kept, RowCounts(kept.count(), 0, {})
-        batch = delta.small_batch(kept, _DRIVER_BYTES)
-        counts = RowCounts(int(batch.count()), 0, {})
-        rows = batch.rows(df.sparkSession._jsparkSession)
+        batch = delta.small_batch(kept, _DRIVER_BYTES) if delta.has_own_classes else None
+        rows = None if batch is None else batch.rows(df.sparkSession._jsparkSession)
+        if split is None:
+            count = kept.count() if batch is None else batch.count()
+            counts = RowCounts(int(count), 0, {})
+        else:
+            columns = counted_columns(split, by)
+            counted = (
+                json.loads(batch.histogram(columns))
+                if batch is not None and rows is not None
+                else kept.groupBy(*columns).count().collect()
+            )
+            counts = count_values({tuple(row[:-1]): row[-1] for row in counted}, split)
     except BaseException:
         kept.unpersist()
         raise

@@ -16,13 +16,12 @@ from pyspark.sql.types import StructType
 from penstock._model.sql_text import quoted
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.write.fenced import FencedTable, TableTransaction
-from penstock._tables.write.kept import keep
+from penstock._tables.write.kept import keep, keep_and_count
 from penstock._tables.write.schema import plain_schema
 from penstock._tables.write.staging import (
     RowCounts,
     can_stage,
     count_masks,
-    count_rows,
     data_columns,
     delete_files,
     sort_files,
@@ -140,9 +139,8 @@ class RowFiles:
         return Written(counts, self._delta.add_files(good), bad)
 
     def _two_jobs(self, df: DataFrame, txn: TableTransaction, split: RowSplit) -> Written:
-        kept = keep(df)
+        kept, counts = keep_and_count(self._delta, df, split)
         try:
-            counts, _ = count_rows(kept, split)
             bad = self.write_bad(kept, counts, split)
             files = self._delta.write_files(txn.jvm, valid_rows(kept, split))
             return Written(counts, files, bad)

@@ -9,7 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
@@ -32,7 +32,6 @@ from penstock.quality.split import (
     TO_QUARANTINE,
     TO_TABLE,
     RowSplit,
-    is_broken,
 )
 
 _INDEXED = "delta.dataSkippingNumIndexedCols"
@@ -43,6 +42,8 @@ _MASK_STATISTIC = re.compile(rf'"{MASK_PREFIX}\d+":\d+,|,?"{MASK_PREFIX}\d+":\d+
 
 RuleHistogram: TypeAlias = Counter[tuple[int | None, ...]]
 """Rows by the values of the mask columns."""
+ValueHistogram: TypeAlias = Mapping[tuple[Any, ...], int]
+"""Rows by the values of `counted_columns`."""
 
 QUARANTINE_FIELDS = (
     StructField(FAILED_RULES, ArrayType(StringType())),
@@ -134,6 +135,7 @@ class RowCounts:
     clean_rows: int
     bad_rows: int
     rules: dict[str, RuleCounts]
+    by: Counter[int] = field(default_factory=Counter)  # valid rows by the value of a column
 
 
 def sort_files(
@@ -224,26 +226,24 @@ def valid_rows(batch: DataFrame, split: RowSplit | None) -> DataFrame:
     return batch.where(F.col(DESTINATION) == TO_TABLE).select(*data_columns(split))
 
 
-def count_rows(
-    kept: DataFrame, split: RowSplit, more: Mapping[str, Column] | None = None
-) -> tuple[RowCounts, dict[str, int]]:
-    """Count a persisted batch by destination and rule, and `more` by name, in one job."""
-    more = more or {}
-    sums = [
-        F.count(F.when(is_broken(*bit), 1)).alias(f"rule_{number}")
-        for number, bit in enumerate(split.bits.values())
-    ]
-    is_bad = F.when(F.col(DESTINATION) != TO_TABLE, 1)
-    (row,) = kept.agg(
-        F.count(F.lit(1)).alias("total"),
-        F.count(is_bad).alias("bad"),
-        *sums,
-        *[column.alias(f"more_{name}") for name, column in more.items()],
-    ).collect()
-    total, bad = int(row["total"]), int(row["bad"])
-    failed = {rule: int(row[f"rule_{number}"]) for number, rule in enumerate(split.bits)}
-    counts = RowCounts(total - bad, bad, _counts(split, total, failed))
-    return counts, {name: int(row[f"more_{name}"]) for name in more}
+def count_values(histogram: ValueHistogram, split: RowSplit) -> RowCounts:
+    """The counts of a batch, given its rows by the columns of `counted_columns`."""
+    counts, masks = RowCounts(0, 0, {}), RuleHistogram()
+    for (destination, *values), rows in histogram.items():
+        masks[tuple(values[: len(split.masks)])] += rows
+        if destination != TO_TABLE:
+            counts.bad_rows += rows
+        else:
+            counts.clean_rows += rows
+            if len(values) > len(split.masks):
+                counts.by[values[-1]] += rows
+    total = counts.clean_rows + counts.bad_rows
+    counts.rules = _counts(split, total, rule_counts(masks, split))
+    return counts
+
+
+def counted_columns(split: RowSplit, by: str | None) -> list[str]:
+    return [DESTINATION, *split.masks, *([] if by is None else [by])]
 
 
 def delete_files(delta: DeltaJvm, files: Iterable[str], table: str) -> None:
