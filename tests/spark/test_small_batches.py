@@ -1,11 +1,14 @@
 """What makes small batches fast changes neither their rows nor the statistics of their files."""
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from writer_harness import Harness, rule
@@ -295,3 +298,56 @@ def test_an_update_without_rows_leaves_the_table_as_it_is(
     writer.write(rows.where("id > 5"), 1)
     writer.write(rows.selectExpr("id", "'c' AS name").where("id = 2"), 2)
     assert sorted(tuple(row) for row in harness.rows().collect()) == [(1, "a"), (2, "c")]
+
+
+def test_the_newest_version_is_known_whoever_wrote_it(spark: SparkSession, tmp_path: Path) -> None:
+    path, delta = str(tmp_path / "t"), DeltaJvm(spark)
+
+    def create(name: str) -> None:
+        rows = spark.range(3).selectExpr(f"id AS {name}").coalesce(1)
+        for _ in range(3):
+            rows.write.format("delta").mode("append").save(path)
+
+    assert delta.version(path) == -1
+    create("a")
+    known = delta.snapshot(path)
+    assert known.version() == 2
+    assert delta.snapshot(path).equals(known)
+    write_deltalake(path, pa.table({"a": [7]}), mode="append")  # as another process
+    assert delta.version(path) == 3
+    assert delta.begin(path, delta.statistics()).snapshot().version() == 3
+    write_deltalake(path, pa.table({"a": [8]}), mode="append")
+    assert delta.begin(path, delta.statistics()).snapshot().version() == 4
+    # The same number of commits, of another table.
+    shutil.rmtree(path)
+    assert delta.version(path) == -1
+    create("b")
+    for _ in range(2):
+        write_deltalake(path, pa.table({"b": [7]}), mode="append")
+    snapshot = delta.snapshot(path)
+    assert snapshot.version() == 4
+    assert delta.metadata(snapshot).schema.names == ["b"]
+    # The log is listed again from time to time, so that checkpoints are used.
+    for number in range(5, 20):
+        txn = delta.begin(path, delta.statistics())
+        operation = delta.streaming_operation("app", number, "{}", complete=False)
+        delta.commit(txn, [delta.set_transaction("app", number, 0)], operation)
+        if number == 6:
+            DeltaTable(path).create_checkpoint()
+    snapshot = delta.snapshot(path)
+    assert snapshot.version() == 19
+    assert snapshot.logSegment().deltas().size() == 13
+
+
+def test_a_table_that_was_replaced_meanwhile_is_noticed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path, delta = tmp_path / "t", DeltaJvm(spark)
+    for name in ("t", "u"):
+        for number in range(3):
+            rows = pa.table({name: [number]})
+            write_deltalake(tmp_path / name, rows, mode="append")
+    assert delta.metadata(delta.snapshot(str(path))).schema.names == ["t"]
+    shutil.rmtree(path)
+    (tmp_path / "u").rename(path)
+    assert delta.metadata(delta.snapshot(str(path))).schema.names == ["u"]

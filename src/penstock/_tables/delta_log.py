@@ -97,7 +97,10 @@ class DeltaJvm:
 
     def snapshot(self, path: str) -> Any:
         """The newest snapshot; its version is -1 if there is no table."""
-        return self.log(path).update(False, self.none, self.none)
+        log = self.log(path)
+        if self.has_own_classes:
+            return self._own.WriteTransaction.newest(log)
+        return log.update(False, self.none, self.none)
 
     def snapshot_at(self, path: str, version: int) -> Any:
         """An older snapshot; raises if the log does not have all commits that it needs."""

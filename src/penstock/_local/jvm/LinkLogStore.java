@@ -147,7 +147,8 @@ public final class LinkLogStore extends HadoopFileSystemLogStore {
     return names;
   }
 
-  private static String commit(long version) {
+  /** The name of a commit. */
+  static String commit(long version) {
     return String.format("%020d.json", version);
   }
 

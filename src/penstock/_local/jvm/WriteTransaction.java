@@ -1,6 +1,9 @@
 package penstock.delta;
 
+import java.io.File;
+import java.net.URI;
 import java.util.UUID;
+import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.Path;
 import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.Row;
@@ -36,6 +39,8 @@ public class WriteTransaction extends OptimisticTransaction {
 
   private record Key(Metadata metadata, Protocol protocol, StructType columns, String timeZone) {}
 
+  private static final int LISTED_VERSIONS = 8;
+
   private final Statistics statistics;
 
   /** On a given version of the table. */
@@ -46,8 +51,33 @@ public class WriteTransaction extends OptimisticTransaction {
 
   /** On the newest version of the table. */
   public WriteTransaction(DeltaLog log, Statistics statistics) {
-    super(log, Option.empty(), Option.<Snapshot>empty());
+    super(log, Option.empty(), newest(log));
     this.statistics = statistics;
+  }
+
+  /**
+   * The newest snapshot of a table. Delta lists the log for it, a tenth of the time of a small
+   * batch. On a local disk, it is enough that the newest known commit is the same and the next one
+   * does not exist. For every eighth version the log is listed, to use new checkpoints.
+   */
+  public static Snapshot newest(DeltaLog log) {
+    Snapshot known = log.unsafeVolatileSnapshot();
+    boolean isNewest = known.version() % LISTED_VERSIONS != 0 && hasNewestCommit(log, known);
+    return isNewest ? known : log.update(false, Option.empty(), Option.empty());
+  }
+
+  private static boolean hasNewestCommit(DeltaLog log, Snapshot known) {
+    URI folder = log.logPath().toUri();
+    Seq<FileStatus> commits = known.logSegment().deltas();
+    if (!"file".equals(folder.getScheme()) || commits.isEmpty()) {
+      return false;
+    }
+    FileStatus last = commits.last();
+    File commit = new File(folder.getPath(), LinkLogStore.commit(known.version()));
+    return last.getPath().getName().equals(commit.getName())
+        && last.getModificationTime() == commit.lastModified()
+        && last.getLen() == commit.length()
+        && !new File(folder.getPath(), LinkLogStore.commit(known.version() + 1)).exists();
   }
 
   /**
