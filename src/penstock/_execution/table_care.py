@@ -19,7 +19,7 @@ from penstock._tables.write.maintain import TARGET_BYTES, Rewritten, TableFiles
 _HOUR_MS = 3_600_000
 # Compactions of a busy table are frequent: one event has the sums of several.
 _REPORT_SECONDS = 60.0
-# Whether an interval of hours is over; with many tables, each look counts.
+# How often the intervals of Z-order and VACUUM are checked; a check takes several JVM calls.
 _SCHEDULED_SECONDS = 60.0
 
 OPTIMIZE, VACUUM = "OPTIMIZE", "VACUUM"

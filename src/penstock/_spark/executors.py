@@ -22,7 +22,6 @@ from penstock.errors import SetupError
 
 _POLL_SECONDS = 0.1
 _STABLE_SECONDS = 1.0
-_STABLE_PART = 0.5  # of the time that the first executor took: a busy machine starts all slowly
 _WATCH_SECONDS = 1.0
 _ON_PURPOSE = re.compile(r"killed by driver|decommission", re.IGNORECASE)
 _WAIT = "spark.scheduler.maxRegisteredResourcesWaitingTime"
@@ -81,14 +80,12 @@ def _wait_for_executors(spark: SparkSession, over: threading.Event) -> None:
     context: Any = spark.sparkContext
     conf = context.getConf()
     seconds = context._jsc.sc().conf().getTimeAsMs(_WAIT, "30s") / 1000
-    count, start = 0, time.monotonic()
-    deadline = complete = start + seconds
-    while not count or time.monotonic() < complete:
+    count, since = 0, time.monotonic()
+    deadline = since + seconds
+    while not count or time.monotonic() < min(since + _STABLE_SECONDS, deadline):
         registered = sum(1 for _ in _executors(spark))
         if registered != count:
-            now = time.monotonic()
-            complete = min(now + max(_STABLE_SECONDS, (now - start) * _STABLE_PART), deadline)
-            count = registered
+            count, since = registered, time.monotonic()
         if not count and time.monotonic() > deadline:
             raise SetupError(
                 "NO_EXECUTORS",

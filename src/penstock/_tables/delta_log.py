@@ -131,9 +131,9 @@ class DeltaJvm:
         """Penstock's `BatchKeys`: collects the keys of a batch."""
         return self._own.BatchKeys(keys._jdf, list(columns))
 
-    def small_batch(self, df: DataFrame, most_bytes: int) -> Any:
-        """Penstock's `SmallBatch`: runs a query, and collects its rows if they are few."""
-        return self._own.SmallBatch(df._jdf, most_bytes)
+    def small_batch(self, df: DataFrame, most_bytes: int, counted: Sequence[str]) -> Any:
+        """Penstock's `SmallBatch`: runs a query, counts its rows, and collects them if few."""
+        return self._own.SmallBatch(df._jdf, most_bytes, list(counted))
 
     def frame_of_keys(self, keys: Any, session: SparkSession) -> DataFrame:
         """Each of some `BatchKeys` once, without a job."""

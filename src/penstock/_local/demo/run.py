@@ -29,6 +29,7 @@ DEFAULT_RATE_ONCE = 2000.0
 DEFAULT_EVENTS_ONCE = 5000
 STALL_SECONDS = 120.0
 _POLL_SECONDS = 0.5
+_WORKERS = 2
 # Orders are kept for ever: an account over messages that the broker has deleted means nothing.
 _BROKER_PROPERTIES = {"log.retention.ms": "-1"}
 
@@ -165,7 +166,14 @@ def run_demo(
             settings = folders.write_project(servers)
             if on_cluster:
                 say(f"starting a Spark cluster in {folders.cluster}")
-                settings = replace(settings, master=start_cluster(folders.cluster).master)
+                cluster = start_cluster(folders.cluster, workers=_WORKERS)
+                # Spark waits for the executors of all workers, which may start one by one.
+                wait = {
+                    "spark.cores.max": str(_WORKERS),
+                    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+                }
+                configuration = {**settings.configuration, **wait}
+                settings = replace(settings, master=cluster.master, configuration=configuration)
             if once:
                 total, per_second = events or DEFAULT_EVENTS_ONCE, rate or DEFAULT_RATE_ONCE
                 say(f"sending {total:,} orders, {per_second:,g} per second")

@@ -4,8 +4,8 @@ import com.esotericsoftware.kryo.DefaultSerializer;
 import com.esotericsoftware.kryo.serializers.JavaSerializer;
 import java.io.Serializable;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.Iterator;
-import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.stream.Collectors;
@@ -13,9 +13,11 @@ import org.apache.spark.api.java.JavaRDD;
 import org.apache.spark.api.java.function.FlatMapFunction;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
 import org.apache.spark.sql.classic.Dataset;
 import org.apache.spark.sql.classic.SparkSession;
+import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.unsafe.types.UTF8String;
 
@@ -23,20 +25,23 @@ import org.apache.spark.unsafe.types.UTF8String;
 public final class SmallBatch {
   private final StructType schema;
   private final List<UnsafeRow> rows = new ArrayList<>();
+  private final Map<String, Long> counts = new HashMap<>();
   private boolean isComplete = true;
-  private long count;
 
   /**
    * Runs the query.
    *
    * @param most the bytes that the rows may have; each task returns an equal part at most
+   * @param counted columns by whose values the rows are counted: integers, or strings without
+   *     special characters
    */
-  public SmallBatch(Dataset<Row> query, long most) {
+  public SmallBatch(Dataset<Row> query, long most, List<String> counted) {
     this.schema = query.schema();
     JavaRDD<InternalRow> tasks = query.queryExecution().toRdd().toJavaRDD();
     long ofTask = most / Math.max(1, tasks.getNumPartitions());
-    for (Part part : tasks.mapPartitions(new Collect(ofTask)).collect()) {
-      count += part.count;
+    int[] columns = counted.stream().mapToInt(schema::fieldIndex).toArray();
+    for (Part part : tasks.mapPartitions(new Collect(ofTask, schema, columns)).collect()) {
+      part.counts.forEach((values, count) -> counts.merge(values, count, Long::sum));
       isComplete &= part.rows != null;
       if (isComplete) {
         rows.addAll(part.rows);
@@ -44,9 +49,11 @@ public final class SmallBatch {
     }
   }
 
-  /** The number of rows. */
-  public long count() {
-    return count;
+  /** The number of all rows by the values of the counted columns: JSON arrays of both. */
+  public String counts() {
+    return counts.entrySet().stream()
+        .map(entry -> "[" + entry.getKey() + entry.getValue() + "]")
+        .collect(Collectors.joining(",", "[", "]"));
   }
 
   /** The rows, as a query without a job; null if they are too many. */
@@ -55,48 +62,40 @@ public final class SmallBatch {
   }
 
   /**
-   * The number of rows by the values of some columns, if they are few: JSON arrays of the values
-   * and the number.
-   *
-   * @param names columns with integers, or strings without special characters
+   * The rows of a task, null if they have too many bytes, and the number of all its rows by values.
+   * Kryo cannot serialize records.
    */
-  public String histogram(List<String> names) {
-    Map<String, Integer> counts = new LinkedHashMap<>();
-    for (UnsafeRow row : rows) {
-      StringBuilder values = new StringBuilder();
-      for (String name : names) {
-        int at = schema.fieldIndex(name);
-        Object value = row.isNullAt(at) ? null : row.get(at, schema.fields()[at].dataType());
-        values.append(value instanceof UTF8String ? "\"" + value + "\"" : value).append(',');
-      }
-      counts.merge(values.toString(), 1, Integer::sum);
-    }
-    return counts.entrySet().stream()
-        .map(entry -> "[" + entry.getKey() + entry.getValue() + "]")
-        .collect(Collectors.joining(",", "[", "]"));
-  }
-
-  /** The rows of a task; null if they have too many bytes. Kryo cannot serialize records. */
   @DefaultSerializer(JavaSerializer.class)
-  private record Part(long count, List<UnsafeRow> rows) implements Serializable {}
+  private record Part(Map<String, Long> counts, List<UnsafeRow> rows) implements Serializable {}
 
   private static final class Collect implements FlatMapFunction<Iterator<InternalRow>, Part> {
     private static final long serialVersionUID = 1L;
 
     private final long most;
+    private final StructType schema;
+    private final int[] columns;
 
-    Collect(long most) {
+    Collect(long most, StructType schema, int[] columns) {
       this.most = most;
+      this.schema = schema;
+      this.columns = columns;
     }
 
     @Override
     public Iterator<Part> call(Iterator<InternalRow> task) {
+      UnsafeProjection values = BatchKeys.projection(schema, columns);
+      Map<UnsafeRow, long[]> counts = new HashMap<>();
       List<UnsafeRow> rows = new ArrayList<>();
-      long count = 0;
       long bytes = 0;
       while (task.hasNext()) {
         UnsafeRow row = (UnsafeRow) task.next();
-        count++;
+        UnsafeRow key = values.apply(row);
+        long[] count = counts.get(key);
+        if (count == null) {
+          count = new long[1];
+          counts.put(key.copy(), count);
+        }
+        count[0]++;
         bytes += row.getSizeInBytes();
         if (bytes > most) {
           rows = null;
@@ -104,7 +103,20 @@ public final class SmallBatch {
           rows.add(row.copy());
         }
       }
-      return List.of(new Part(count, rows)).iterator();
+      Map<String, Long> texts = new HashMap<>();
+      counts.forEach((key, count) -> texts.put(text(key), count[0]));
+      return List.of(new Part(texts, rows)).iterator();
+    }
+
+    /** The values as JSON, with a comma after each. */
+    private String text(UnsafeRow key) {
+      StringBuilder text = new StringBuilder();
+      for (int at = 0; at < columns.length; at++) {
+        DataType type = schema.fields()[columns[at]].dataType();
+        Object value = key.isNullAt(at) ? null : key.get(at, type);
+        text.append(value instanceof UTF8String ? "\"" + value + "\"" : value).append(',');
+      }
+      return text.toString();
     }
   }
 }

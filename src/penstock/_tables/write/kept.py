@@ -30,26 +30,21 @@ def keep(df: DataFrame) -> DataFrame:
 def keep_and_count(
     delta: DeltaJvm, df: DataFrame, split: RowSplit | None, by: str | None = None
 ) -> tuple[DataFrame, RowCounts]:
-    """As `keep`, but computes the rows now, and counts them.
+    """As `keep`, but computes the rows now, and counts them in the same job.
 
-    Few rows are moved to the driver by the same job: later reads of them start no job, and cannot
-    lose them. Valid rows are also counted by the values of an INT column `by`.
+    Few rows are moved to the driver: later reads of them start no job, and cannot lose them. Valid
+    rows are also counted by the values of an INT column `by`.
     """
-    kept = keep(df)
+    columns = [] if split is None else counted_columns(split, by)
+    kept, rows = keep(df), None
     try:
-        batch = delta.small_batch(kept, _DRIVER_BYTES) if delta.has_own_classes else None
-        rows = None if batch is None else batch.rows(df.sparkSession._jsparkSession)
-        if split is None:
-            count = kept.count() if batch is None else batch.count()
-            counts = RowCounts(int(count), 0, {})
+        if delta.has_own_classes:
+            batch = delta.small_batch(kept, _DRIVER_BYTES, columns)
+            rows = batch.rows(df.sparkSession._jsparkSession)
+            counted = json.loads(batch.counts())
         else:
-            columns = counted_columns(split, by)
-            counted = (
-                json.loads(batch.histogram(columns))
-                if batch is not None and rows is not None
-                else kept.groupBy(*columns).count().collect()
-            )
-            counts = count_values({tuple(row[:-1]): row[-1] for row in counted}, split)
+            counted = kept.groupBy(*columns).count().collect()
+        counts = count_values({tuple(row[:-1]): row[-1] for row in counted}, split)
     except BaseException:
         kept.unpersist()
         raise

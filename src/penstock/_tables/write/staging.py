@@ -226,9 +226,12 @@ def valid_rows(batch: DataFrame, split: RowSplit | None) -> DataFrame:
     return batch.where(F.col(DESTINATION) == TO_TABLE).select(*data_columns(split))
 
 
-def count_values(histogram: ValueHistogram, split: RowSplit) -> RowCounts:
+def count_values(histogram: ValueHistogram, split: RowSplit | None) -> RowCounts:
     """The counts of a batch, given its rows by the columns of `counted_columns`."""
     counts, masks = RowCounts(0, 0, {}), RuleHistogram()
+    if split is None:
+        counts.clean_rows = sum(histogram.values())
+        return counts
     for (destination, *values), rows in histogram.items():
         masks[tuple(values[: len(split.masks)])] += rows
         if destination != TO_TABLE:
