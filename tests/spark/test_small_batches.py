@@ -251,11 +251,15 @@ def test_many_rows_stay_with_the_tasks(
         frame.unpersist()
 
 
-@pytest.mark.parametrize("most_bytes", [1_000_000, 4_000])
+@pytest.mark.parametrize(
+    ("most_bytes", "has_classes"), [(1_000_000, True), (4_000, True), (1_000_000, False)]
+)
 def test_rows_are_counted_by_rule_and_destination(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, most_bytes: int
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, most_bytes: int, has_classes: bool
 ) -> None:
     monkeypatch.setattr(kept, "_DRIVER_BYTES", most_bytes)
+    delta = DeltaJvm(spark)
+    monkeypatch.setattr(delta, "has_own_classes", has_classes)
     batch = spark.range(0, 1_000, 1, 4).selectExpr("id", "IF(id % 7 = 0, NULL, id) AS n")
     rules = [
         rule("known", "n IS NOT NULL"),
@@ -265,9 +269,9 @@ def test_rows_are_counted_by_rule_and_destination(
     split = split_rows(batch, rules)
     assert split is not None
     rows = split.df.withColumn(f"{MASK_PREFIX}x", F.expr("CAST(id % 3 AS INT)"))
-    frame, counts = kept.keep_and_count(DeltaJvm(spark), rows, split, by=f"{MASK_PREFIX}x")
+    frame, counts = kept.keep_and_count(delta, rows, split, by=f"{MASK_PREFIX}x")
     try:
-        assert frame.storageLevel.useMemory == (most_bytes < 1_000_000)
+        assert frame.storageLevel.useMemory == (most_bytes < 1_000_000 or not has_classes)
         bad = [number for number in range(1_000) if number % 7 == 0]
         assert counts.bad_rows == len(bad)
         assert counts.clean_rows == 1_000 - len(bad)
