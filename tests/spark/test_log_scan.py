@@ -1,8 +1,10 @@
 """What the log is asked directly must be what Delta itself would say."""
 
+import json
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from writer_harness import Harness
 
@@ -120,6 +122,52 @@ def test_files_are_deltas_when_old_commits_were_cleaned_up(spark: SparkSession, 
     log.delta.jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
     assert len(log.live()) == 3
     assert log.live() == log.deltas_live()
+
+
+def test_files_of_a_checkpoint_are_those_of_delta(spark: SparkSession, log: Log) -> None:
+    properties = {"delta.enableDeletionVectors": "true"}
+    values = "id", "IF(id = 0, NULL, concat('a b%/', id % 2)) AS part", "id * 2 AS twice"
+    df = log.harness.prepare(
+        spark.range(4).selectExpr(*values), partition_cols=("part",), properties=properties
+    )
+    writer = log.harness.writer()
+    writer.write(df, 0)
+    log.sql("DELETE FROM {t} WHERE id = 1")
+    log.sql("OPTIMIZE {t}")
+    writer.write(df, 1)
+    log.sql("DELETE FROM {t} WHERE id = 3")
+    log.delta.log(log.path).checkpoint()
+    (log.harness.root / "orders" / "_delta_log" / f"{0:020d}.json").unlink()
+    for batch in (2, 3):
+        log.delta.jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+        snapshot = log.delta.snapshot(log.path)
+        files = log.delta.file_contents(LiveFiles(log.delta, log.path).all(snapshot))
+        assert not snapshot.stateReconstructionTriggered()
+        by_path = {json.dumps([file["path"], file.get("deletionVector")]): file for file in files}
+        assert len(by_path) == len(files)
+        for file in log.delta.file_contents(snapshot.allFiles().collect()):
+            own = by_path.pop(json.dumps([file["path"], file.get("deletionVector")]))
+            no_tags = {} if own.get("tags") else {"tags": {}}
+            assert own | {"dataChange": False} | no_tags == file | no_tags
+        assert by_path == {}
+        writer.write(df, batch)
+
+
+def test_delta_reads_checkpoints_that_are_damaged(spark: SparkSession, log: Log) -> None:
+    df = log.harness.prepare(rows(spark))
+    log.harness.writer().write(df, 0)
+    log.delta.log(log.path).checkpoint()
+    folder = log.harness.root / "orders" / "_delta_log"
+    (checkpoint,) = folder.glob("*.checkpoint.parquet")
+    content = checkpoint.read_bytes()
+    checkpoint.write_bytes(b"x" * len(content))
+    (folder / f".{checkpoint.name}.crc").unlink(missing_ok=True)
+    log.delta.jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    # The commits are there.
+    assert len(log.live()) == 1
+    (folder / f"{0:020d}.json").unlink()
+    with pytest.raises(Py4JJavaError, match="checkpoint"):
+        log.live()
 
 
 @pytest.mark.parametrize(

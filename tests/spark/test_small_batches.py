@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from writer_harness import Harness, rule
 
+from penstock._spark import plans
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.write import kept
 from penstock.quality.split import MASK_PREFIX, split_rows
@@ -44,6 +45,56 @@ def test_files_of_a_batch_are_listed_without_a_query(
     plan = query._jsq.streamingQuery().lastExecution().optimizedPlan()
     files = plan.collectLeaves().head().relation().location()
     assert files.getClass().getName() == "penstock.delta.BatchFiles$Index"
+
+
+def test_files_of_a_small_table_are_listed_without_a_query(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    tables = {name: f"delta.`{tmp_path / name}`" for name in ("small", "other", "many")}
+    rows = spark.range(20).selectExpr("id", "IF(id % 3 = 2, NULL, id % 3) AS part", "'a b' AS text")
+    writer = rows.repartition(2, "id").write.format("delta").partitionBy("part", "text")
+    writer.option("delta.enableDeletionVectors", "true").save(str(tmp_path / "small"))
+    spark.sql(f"DELETE FROM {tables['small']} WHERE id IN (3, 4, 5)")
+    spark.range(4).coalesce(1).write.format("delta").save(str(tmp_path / "other"))
+    spark.range(0, 65, 1, 65).write.format("delta").save(str(tmp_path / "many"))
+    DeltaJvm(spark).jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    queries = {
+        "SELECT sum(id), count(part) FROM {small}": [(178, 12)],
+        "SELECT count(*) FROM {small} WHERE part IS NULL AND text = 'a b'": [(5,)],
+        "SELECT count(*) FROM {small} VERSION AS OF 0": [(20,)],
+        "SELECT max(a.id) FROM {small} a JOIN {other} b ON a.part = b.id": [(19,)],
+        "SELECT count(*) FROM {small} WHERE part = (SELECT min(part) + 1 FROM {small})": [(6,)],
+        "SELECT count(*) FROM {small} WHERE id IN (SELECT id FROM {other})": [(3,)],
+        "SELECT DISTINCT input_file_name() LIKE 'file:%/small/%.parquet' FROM {small}": [(True,)],
+        "SELECT count(DISTINCT _metadata.file_path) FROM {small}": [(6,)],
+    }
+    for query, expected in queries.items():
+        df = spark.sql(query.format(**tables))
+        assert list(map(tuple, df.collect())) == expected, query
+        assert _indexes(df) == {"BatchFiles$Index"}, query
+    snapshots: list[Any] = [DeltaJvm(spark).snapshot(str(tmp_path / n)) for n in ("small", "other")]
+    assert not any(snapshot.stateReconstructionTriggered() for snapshot in snapshots)
+
+    both = spark.sql("SELECT count(*) FROM {other} a JOIN {many} b ON a.id = b.id".format(**tables))
+    assert both.first() == (4,)
+    assert _indexes(both) == {"BatchFiles$Index", "PreparedDeltaFileIndex"}
+    # Another writer; the plan reads the version at its start.
+    later = spark.sql(f"SELECT sum(id) FROM {tables['other']}")
+    write_deltalake(tmp_path / "other", pa.table({"id": [7]}), mode="append")
+    assert later.first() == (13,)
+    assert _indexes(later) == {"PreparedDeltaFileIndex"}  # Its writer does not count files.
+    spark.sql("INSERT INTO {other} SELECT id FROM {other}".format(**tables))
+    merge = "MERGE INTO {other} t USING {small} s ON t.id = s.id WHEN MATCHED THEN DELETE"
+    spark.sql("DELETE FROM {other} WHERE id = 0".format(**tables))
+    spark.sql(merge.format(**tables))
+    remaining = spark.sql("SELECT id FROM {other} ORDER BY id".format(**tables))
+    assert [row.id for row in remaining.collect()] == [3, 3]
+
+
+def _indexes(df: DataFrame) -> set[str]:
+    leaves = plans.iterate(df._jdf.queryExecution().optimizedPlan().collectLeaves())
+    names = [leaf.relation().location().getClass().getName() for leaf in leaves]
+    return {name.rpartition(".")[2] for name in names}
 
 
 def _read(spark: SparkSession, source: str, folder: Path, *columns: str) -> tuple[list[Any], Any]:

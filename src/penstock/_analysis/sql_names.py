@@ -155,13 +155,14 @@ def _reference(plan: Any, parts: tuple[str, ...], time_travel: bool) -> tuple[Na
     full_text, start, end = _position(plan.origin(), streaming=streaming)
     streaming = streaming or is_marked(full_text, start)
     name = _NAME.match(full_text, start, end)
+    options = plan.options().asCaseSensitiveMap()
     reference = RelationReference(
         start=start,
         end=name.end() if name else end,
         parts=parts,
         is_streaming=streaming,
         is_time_travel=time_travel,
-        options=dict(plan.options().asCaseSensitiveMap()),
+        options={pair.getKey(): pair.getValue() for pair in iterate(options.entrySet())},
     )
     return reference, full_text
 

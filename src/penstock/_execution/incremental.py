@@ -161,10 +161,10 @@ class IncrementalViews:
 def _groups(writer: ViewWriter, df: DataFrame, changes: Any) -> tuple[DataFrame, str]:
     """The aggregates of the changed rows of the sources."""
     rows = DataFrame(changes.collectedRows(MOST_KEYS + 1), df.sparkSession)
-    merges = dict(zip(rows.columns, map(str, changes.merges()), strict=True))
-    keys = rows.select(*[quoted(name) for name in changes.keyColumns()])
+    merges = dict(zip(rows.columns, plans.iterate(changes.merges()), strict=True))
+    keys = rows.select(*[quoted(name) for name in plans.iterate(changes.keyColumns())])
     row_count = changes.rowCount()
-    count, _ = writer.collect(keys, merges, row_count)
+    count, _ = writer.collect(keys, merges, row_count, int(changes.collected()))
     return rows, f"{'new' if row_count is None else 'changed'} rows in {count} group(s)"
 
 
@@ -197,7 +197,7 @@ def _keys(
     count, keys = writer.collect(DataFrame(changes.changedKeys(MOST_KEYS + 1), df.sparkSession))
     if view_rows is not None and count > _MOST_SHARE * view_rows:
         raise NotIncrementalError(f"{count} keys changed, of {view_rows} rows")
-    names = ", ".join(map(str, changes.keyColumns()))
+    names = ", ".join(plans.iterate(changes.keyColumns()))
     rows = DataFrame(changes.rowsOf(keys._jdf), df.sparkSession)
     return rows, f"rows of {count} key(s) may have changed: {names}"
 
@@ -281,7 +281,7 @@ class _Sizes:
 def _sizes(changes: Any, view_rows: int) -> _Sizes:
     changed = rows = 0.0
     same = same_groups = 1.0
-    for size in changes.sizes():
+    for size in plans.iterate(changes.sizes()):
         share = float(size.share())
         changed_here = float(size.rows())
         if changed_here < 0:

@@ -39,6 +39,11 @@ _CHANGING = re.compile(
 
 
 def iterate(sequence: Any) -> Iterator[Any]:
+    """The items of a collection of Scala or Java.
+
+    Python's own iteration over a collection of Java ends by an exception of Java, which PySpark
+    examines for 5 ms.
+    """
     iterator = sequence.iterator()
     while iterator.hasNext():
         yield iterator.next()

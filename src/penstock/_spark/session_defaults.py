@@ -67,7 +67,8 @@ def session_defaults(
         "spark.sql.ansi.enabled": "true",
         # Delta everywhere, without Hive.
         "spark.sql.extensions": (
-            "io.delta.sql.DeltaSparkSessionExtension,penstock.delta.BatchFiles"
+            # Its rule must come before that of Delta, which lists files by a query.
+            "penstock.delta.BatchFiles,io.delta.sql.DeltaSparkSessionExtension"
         ),
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.catalogImplementation": "in-memory",

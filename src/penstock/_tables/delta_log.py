@@ -169,14 +169,16 @@ class DeltaJvm:
         )
         return DataFrame(frame, session)
 
-    def other_rows(
-        self, snapshot: Any, live_files: Any, keys: Any, session: SparkSession
+    def table_rows(
+        self, snapshot: Any, live_files: Any, session: SparkSession, *, without_keys: Any = None
     ) -> DataFrame | None:
         """The rows of a table that have none of some `BatchKeys`, read by one task.
 
         `None` if a query would not return the rows of the files as they are.
         """
-        frame = self._own.FileRows.otherRows(session._jsparkSession, snapshot, live_files, keys)
+        frame = self._own.FileRows.tableRows(
+            session._jsparkSession, snapshot, live_files, without_keys
+        )
         return None if frame is None else DataFrame(frame, session)
 
     def begin(self, path: str, statistics: Any = None) -> Any:

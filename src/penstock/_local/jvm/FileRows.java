@@ -72,11 +72,12 @@ public final class FileRows {
   private record Keys(BatchKeys.Group group, int[] columns) implements Serializable {}
 
   /**
-   * The rows of a table that have none of some keys, read by one task.
+   * The rows of a table, read by one task.
    *
+   * @param keys whose rows are left out; null for none
    * @return null if the query of a table does not return the rows of its files as they are
    */
-  public static Dataset<Row> otherRows(
+  public static Dataset<Row> tableRows(
       SparkSession session, Snapshot snapshot, LiveFiles live, BatchKeys keys) {
     if (!canRead(snapshot.metadata())) {
       return null;
@@ -84,10 +85,12 @@ public final class FileRows {
     StructType columns = snapshot.schema();
     FileRows rows = new FileRows(session, snapshot, columns);
     live.at(snapshot).forEach(file -> rows.add(file, 1));
-    int[] all = new int[keys.columns.size()];
-    Arrays.setAll(all, key -> key);
-    int[] positions = keys.columns.stream().mapToInt(columns::fieldIndex).toArray();
-    rows.without = new Keys(keys.groups(all, new int[0]).get(List.of()), positions);
+    if (keys != null) {
+      int[] all = new int[keys.columns.size()];
+      Arrays.setAll(all, key -> key);
+      int[] positions = keys.columns.stream().mapToInt(columns::fieldIndex).toArray();
+      rows.without = new Keys(keys.groups(all, new int[0]).get(List.of()), positions);
+    }
     return rows.frame(COPIES, 1).drop(COPIES);
   }
 

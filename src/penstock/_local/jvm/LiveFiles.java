@@ -1,17 +1,37 @@
 package penstock.delta;
 
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.JsonNodeFactory;
+import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.FileNotFoundException;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
+import java.util.regex.Pattern;
 import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FileStatus;
+import org.apache.spark.sql.SparkSession;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.SpecializedGetters;
+import org.apache.spark.sql.catalyst.util.MapData;
 import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.Snapshot;
+import org.apache.spark.sql.delta.UninitializedCheckpointProvider;
 import org.apache.spark.sql.delta.actions.Action;
 import org.apache.spark.sql.delta.actions.AddFile;
 import org.apache.spark.sql.delta.actions.RemoveFile;
 import org.apache.spark.sql.delta.util.FileNames;
+import org.apache.spark.sql.delta.util.JsonUtils;
+import org.apache.spark.sql.types.BooleanType;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.IntegerType;
+import org.apache.spark.sql.types.LongType;
+import org.apache.spark.sql.types.MapType;
+import org.apache.spark.sql.types.StructField;
+import org.apache.spark.sql.types.StructType;
 import scala.Option;
 import scala.collection.immutable.Seq;
 import scala.jdk.javaapi.CollectionConverters;
@@ -20,11 +40,22 @@ import scala.jdk.javaapi.CollectionConverters;
  * The files of a table, kept between the batches of a writer.
  *
  * <p>Delta computes the files of each new version from its log by a Spark job. Here, the commits
- * since the last version are applied to the files of that version, and Delta computes them only if
- * commits are missing or too many.
+ * since the last version, or since a checkpoint, are applied to the files of that version, and Delta
+ * computes them only if commits are missing or too many.
  */
 public final class LiveFiles {
   private static final int MOST_COMMITS = 50;
+  private static final long MOST_CHECKPOINT_BYTES = 16L << 20;
+  private static final Pattern CHECKPOINT =
+      Pattern.compile("\\d+\\.checkpoint(\\.\\d+\\.\\d+)?\\.parquet");
+  private static final StructType ADDED =
+      StructType.fromDDL(
+          "add STRUCT<path STRING, partitionValues MAP<STRING, STRING>, size BIGINT,"
+              + " modificationTime BIGINT, dataChange BOOLEAN, stats STRING,"
+              + " tags MAP<STRING, STRING>, deletionVector STRUCT<storageType STRING,"
+              + " pathOrInlineDv STRING, offset INT, sizeInBytes INT, cardinality BIGINT,"
+              + " maxRowIndex BIGINT>,"
+              + " baseRowId BIGINT, defaultRowCommitVersion BIGINT, clusteringProvider STRING>");
 
   private final DeltaLog log;
   private final Configuration conf;
@@ -48,6 +79,11 @@ public final class LiveFiles {
     return CollectionConverters.asScala(at(snapshot)).toSeq();
   }
 
+  /** The files of a version; empty if Delta must compute them. */
+  public synchronized Optional<List<AddFile>> withoutQuery(Snapshot snapshot) {
+    return read(snapshot) ? Optional.of(new ArrayList<>(files.values())) : Optional.empty();
+  }
+
   /** The size of all files of a version in bytes. */
   public long bytes(Snapshot snapshot) {
     return at(snapshot).stream().mapToLong(AddFile::size).sum();
@@ -60,21 +96,101 @@ public final class LiveFiles {
   }
 
   private void update(Snapshot snapshot) {
+    if (!read(snapshot)) {
+      files.clear();
+      Arrays.stream((AddFile[]) snapshot.allFiles().collect()).forEach(this::add);
+      version = snapshot.version();
+    }
+  }
+
+  private boolean read(Snapshot snapshot) {
     long newest = snapshot.version();
     String id = snapshot.metadata().id();
-    boolean isKnown = id.equals(table) && version <= newest;
+    boolean isKnown = id.equals(table) && version <= newest && newest - version <= MOST_COMMITS;
+    table = id;
     if (!isKnown) {
       files.clear();
-      version = -1;
+      version = readCheckpoint(snapshot);
     }
-    table = id;
     if (newest - version > MOST_COMMITS || !applied(version + 1, newest)) {
       files.clear();
-      for (AddFile file : (AddFile[]) snapshot.allFiles().collect()) {
-        files.put(identity(file.pathAsUri(), file.getDeletionVectorUniqueId()), file);
-      }
+      version = -1;
+      return false;
     }
     version = newest;
+    return true;
+  }
+
+  private void add(AddFile file) {
+    files.put(identity(file.pathAsUri(), file.getDeletionVectorUniqueId()), file);
+  }
+
+  /** Reads the checkpoint before a version, if it is small; its version, -1 if it is not read. */
+  private long readCheckpoint(Snapshot snapshot) {
+    UninitializedCheckpointProvider checkpoint = snapshot.logSegment().checkpointProvider();
+    List<FileStatus> parts = CollectionConverters.asJava(checkpoint.topLevelFiles());
+    boolean isPlain =
+        parts.stream().allMatch(part -> CHECKPOINT.matcher(part.getPath().getName()).matches())
+            && parts.stream().mapToLong(FileStatus::getLen).sum() <= MOST_CHECKPOINT_BYTES
+            && !snapshot.protocol().readerAndWriterFeatureNames().contains("v2Checkpoint")
+            && !snapshot
+                .metadata()
+                .configuration()
+                .getOrElse("delta.checkpoint.writeStatsAsJson", () -> "true")
+                .equalsIgnoreCase("false");
+    if (checkpoint.isEmpty() || !isPlain) {
+      return -1;
+    }
+    try {
+      parts.forEach(this::readPart);
+    } catch (RuntimeException error) {
+      files.clear();
+      return -1; // Delta fails with a better message, or repeats it.
+    }
+    return checkpoint.version();
+  }
+
+  private void readPart(FileStatus part) {
+    var reader = ParquetParts.reader(SparkSession.active(), log, ADDED, List.of());
+    String uri = part.getPath().toUri().toString();
+    var rows = new ParquetParts.Part(0, uri, 0, part.getLen(), part.getLen()).read(reader);
+    while (rows.hasNext()) {
+      InternalRow row = rows.next();
+      if (!row.isNullAt(0)) {
+        JsonNode content = json(row, 0, ADDED.fields()[0].dataType());
+        add(JsonUtils.mapper().convertValue(content, AddFile.class));
+      }
+    }
+  }
+
+  private static JsonNode json(SpecializedGetters from, int at, DataType type) {
+    JsonNodeFactory values = JsonNodeFactory.instance;
+    if (from.isNullAt(at)) {
+      return values.nullNode();
+    }
+    ObjectNode object = values.objectNode();
+    if (type instanceof StructType struct) {
+      InternalRow row = from.getStruct(at, struct.size());
+      for (int field = 0; field < struct.size(); field++) {
+        StructField each = struct.fields()[field];
+        object.set(each.name(), json(row, field, each.dataType()));
+      }
+      return object;
+    } else if (type instanceof MapType map) {
+      MapData pairs = from.getMap(at);
+      for (int pair = 0; pair < pairs.numElements(); pair++) {
+        String key = pairs.keyArray().getUTF8String(pair).toString();
+        object.set(key, json(pairs.valueArray(), pair, map.valueType()));
+      }
+      return object;
+    } else if (type instanceof LongType) {
+      return values.numberNode(from.getLong(at));
+    } else if (type instanceof IntegerType) {
+      return values.numberNode(from.getInt(at));
+    } else if (type instanceof BooleanType) {
+      return values.booleanNode(from.getBoolean(at));
+    }
+    return values.textNode(from.getUTF8String(at).toString());
   }
 
   /** Applies some commits; false if one of them is missing. */
@@ -99,9 +215,7 @@ public final class LiveFiles {
           added.add(file);
         }
       }
-      for (AddFile file : added) {
-        files.put(identity(file.pathAsUri(), file.getDeletionVectorUniqueId()), file);
-      }
+      added.forEach(this::add);
     }
     return true;
   }

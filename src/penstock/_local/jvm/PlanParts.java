@@ -8,6 +8,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Objects;
 import java.util.function.Predicate;
+import org.apache.spark.api.java.JavaRDD;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.Abs;
@@ -233,6 +234,16 @@ final class PlanParts {
             CollectionConverters.asScala(new ArrayList<InternalRow>(rows)).toSeq(),
             false,
             Option.empty()));
+  }
+
+  /** The rows of a query, at most so many of each task. */
+  static Dataset<Row> limited(Dataset<Row> query, int most) {
+    // Spark numbers the variables of limits, so it would compile the code of each query again.
+    JavaRDD<InternalRow> tasks = query.queryExecution().toRdd().toJavaRDD();
+    JavaRDD<InternalRow> first =
+        tasks.mapPartitions(
+            task -> CollectionConverters.asJava(CollectionConverters.asScala(task).take(most)));
+    return query.sparkSession().internalCreateDataFrame(first.rdd(), query.schema(), false);
   }
 
   // -- rows ---------------------------------------------------------------------------------

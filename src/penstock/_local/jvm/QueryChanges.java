@@ -13,8 +13,6 @@ import org.apache.spark.sql.catalyst.expressions.Attribute;
 import org.apache.spark.sql.catalyst.expressions.AttributeReference;
 import org.apache.spark.sql.catalyst.expressions.ExprId;
 import org.apache.spark.sql.catalyst.expressions.Expression;
-import org.apache.spark.sql.catalyst.expressions.Literal;
-import org.apache.spark.sql.catalyst.plans.logical.LocalLimit;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.Union;
 import org.apache.spark.sql.classic.Dataset;
@@ -24,7 +22,6 @@ import org.apache.spark.sql.delta.Snapshot;
 import org.apache.spark.sql.delta.files.TahoeLogFileIndex;
 import org.apache.spark.sql.execution.datasources.HadoopFsRelation;
 import org.apache.spark.sql.execution.datasources.LogicalRelation;
-import org.apache.spark.sql.types.DataTypes;
 import scala.Option;
 import scala.runtime.AbstractPartialFunction;
 
@@ -66,6 +63,7 @@ public final class QueryChanges {
   private List<String> merges = List.of();
   private List<Attribute> keys = List.of();
   private Attribute rowCount;
+  private int collected;
 
   /**
    * Chooses how the result is updated.
@@ -124,9 +122,15 @@ public final class QueryChanges {
    * @param most so many groups per task are collected at most
    */
   public Dataset<Row> collectedRows(int most) {
-    Dataset<Row> each = frame(limited(rows, most), names);
+    Dataset<Row> each = PlanParts.limited(frame(rows, names), most);
     InternalRow[] collected = each.queryExecution().executedPlan().executeCollect();
+    this.collected = collected.length;
     return PlanParts.local(session, each.schema(), Arrays.asList(collected));
+  }
+
+  /** The number of collected rows. */
+  public int collected() {
+    return collected;
   }
 
   /** How columns of aggregates are merged: by sum, min or max; empty for those of the groups. */
@@ -155,8 +159,8 @@ public final class QueryChanges {
     // Changed rows are broadcast; adaptive execution would list files and plan the query again.
     SparkSession other = session.cloneSession();
     other.conf().set("spark.sql.adaptive.enabled", false);
-    Dataset<Row> changed = Dataset$.MODULE$.ofRows(other, limited(rows, most));
-    return new ChangedRows(session, changed.toDF(PlanParts.seq(columns)));
+    Dataset<Row> changed = Dataset$.MODULE$.ofRows(other, rows).toDF(PlanParts.seq(columns));
+    return new ChangedRows(session, PlanParts.limited(changed, most));
   }
 
   /** Whether the changed keys select few rows of a source; else most of the query is computed. */
@@ -180,12 +184,7 @@ public final class QueryChanges {
   /** The keys of all rows that may have changed; at most so many per task. */
   public Dataset<Row> changedKeys(int most) {
     LogicalPlan touched = new AffectedKeys(this).touched(plan, new ArrayList<>(keys));
-    LogicalPlan distinct = frame(touched, keyColumns()).distinct().logicalPlan();
-    return frame(limited(distinct, most), keyColumns());
-  }
-
-  private static LogicalPlan limited(LogicalPlan rows, int most) {
-    return new LocalLimit(Literal.create(most, DataTypes.IntegerType), rows);
+    return PlanParts.limited(frame(touched, keyColumns()).distinct(), most);
   }
 
   /** The new rows of some keys. */

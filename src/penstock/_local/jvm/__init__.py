@@ -4,7 +4,8 @@
 `ObjectCheckpointFiles` those of Spark's logs; `StorageLease` is the lease of an object store;
 `WriteTransaction` keeps what writes have in common, and `SplitTransaction` writes the files of two
 tables in one job; `KeptStatistics` computes the statistics of files. `BatchFiles` lists the files
-of a batch, or returns their `SharedRows`, and `BatchAdmission` lets streaming queries take turns.
+of a batch, or returns their `SharedRows`, and lists those of tables with few files;
+`BatchAdmission` lets streaming queries take turns.
 `LiveFiles` keeps the files of a table between batches; `KeyedRows` finds and deletes the rows of
 `BatchKeys` among them, by a `KeySearch`. `QueryChanges` computes how the result of a query changes
 with its tables, by a `NormalPlan`: `TableChanges` of each table, `LinearChanges` as `ChangedRows`,

@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import reduce
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.types import StructType
@@ -150,7 +150,8 @@ class KeyedTable:
         """
         way, session = self.way_for(txn, touched, count), touched.sparkSession
         if way is Way.TABLE:
-            rows = merged(in_one_task(self.rows(txn, touched)))
+            old = self._rows_as_stored(txn, session)
+            rows = merged(in_one_task(self.rows(txn, touched)) if old is None else old)
             files = self.delta.write_files(txn.jvm, rows.coalesce(1))
             actions = [*self.table.removals(txn), *files]
             return self.table.commit(txn, actions, result.batch_id, result, complete=False)
@@ -172,6 +173,14 @@ class KeyedTable:
             else DataFrame(search.rows(session._jsparkSession), session)
         )
         return self._replace_rows(txn, touched, search, merged(old), result, way, count=count)
+
+    def _rows_as_stored(
+        self, txn: TableTransaction, session: SparkSession, without_keys: Any = None
+    ) -> DataFrame | None:
+        """All rows, without a query of the table; `None` if only a query can return them."""
+        txn.jvm.readWholeTable()
+        snapshot, live = txn.jvm.snapshot(), self.table.live_files.jvm
+        return self.delta.table_rows(snapshot, live, session, without_keys=without_keys)
 
     def can_collect(self, touched: DataFrame) -> bool:
         return has_exact_keys(self.delta, key_type(touched))
@@ -286,8 +295,7 @@ class KeyedTable:
         other = None
         if keys is not None and self._can_search(txn, touched):
             # Without planning a join.
-            snapshot, live = txn.jvm.snapshot(), self.table.live_files.jvm
-            other = self.delta.other_rows(snapshot, live, keys, rows.sparkSession)
+            other = self._rows_as_stored(txn, rows.sparkSession, without_keys=keys)
         if other is None:
             other = without_keys(in_one_task(self.rows(txn, rows)), in_one_task(touched))
         written = other.unionByName(rows, allowMissingColumns=True).coalesce(1)

@@ -78,10 +78,12 @@ class ViewWriter(FlowWriter):
         keys: DataFrame,
         merges: Mapping[str, str] | None = None,
         row_count: str | None = None,
+        count: int | None = None,
     ) -> tuple[int, DataFrame]:
         """Collect the keys whose rows `write_batch` replaces; their number, and each key once.
 
-        Merged rows are left out if they are 0 in the column `row_count`.
+        Merged rows are left out if they are 0 in the column `row_count`. `count` is the number of
+        keys if each is there once.
 
         Raises:
             ViewChangedError: the rows of these keys cannot be replaced.
@@ -89,11 +91,12 @@ class ViewWriter(FlowWriter):
         touched = keys.select(_as_struct(keys).alias("k"))
         txn = self._begin()
         self._merges, self._row_count = merges or {}, row_count
+        if count is not None and count <= MOST_KEYS:
+            self._touched, self._count = touched, count
+            if self._keyed.way_for(txn, touched, count) is Way.TABLE:
+                return count, keys
         if not keys.columns:  # the aggregates of all rows, in one row
-            self._touched, self._count = touched, 1
-            if self._keyed.way_for(txn, touched, 1) is not Way.TABLE:
-                raise ViewChangedError("the row of its table cannot be replaced")
-            return self._count, keys
+            raise ViewChangedError("the row of its table cannot be replaced")
         if not self._keyed.can_collect(touched):
             raise ViewChangedError("the types of its keys cannot be searched")
         distinct = self._collect(txn, self._keyed.collected(txn, touched))
