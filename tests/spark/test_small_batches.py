@@ -51,8 +51,10 @@ def test_files_of_a_small_table_are_listed_without_a_query(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     tables = {name: f"delta.`{tmp_path / name}`" for name in ("small", "other", "many")}
-    rows = spark.range(20).selectExpr("id", "IF(id % 3 = 2, NULL, id % 3) AS part", "'a b' AS text")
-    writer = rows.repartition(2, "id").write.format("delta").partitionBy("part", "text")
+    part = "IF(id % 3 = 2, NULL, id % 3) AS part"
+    day = "DATE'2026-01-01' + CAST(id % 3 AS INT) AS day"
+    rows = spark.range(20).selectExpr("id", part, "'a b' AS text", day)
+    writer = rows.repartition(2, "id").write.format("delta").partitionBy("part", "text", "day")
     writer.option("delta.enableDeletionVectors", "true").save(str(tmp_path / "small"))
     spark.sql(f"DELETE FROM {tables['small']} WHERE id IN (3, 4, 5)")
     spark.range(4).coalesce(1).write.format("delta").save(str(tmp_path / "other"))
@@ -61,6 +63,9 @@ def test_files_of_a_small_table_are_listed_without_a_query(
     queries = {
         "SELECT sum(id), count(part) FROM {small}": [(178, 12)],
         "SELECT count(*) FROM {small} WHERE part IS NULL AND text = 'a b'": [(5,)],
+        "SELECT count(*) FROM {small} WHERE PART + 1 > 1 AND upper(Text) LIKE 'A%'": [(6,)],
+        "SELECT count(*) FROM {small} WHERE day = '2026-01-03' OR part = 1 AND id < 9": [(7,)],
+        "SELECT count(*) FROM {small} WHERE day > DATE'2026-01-01' AND day < '2026-01-03'": [(6,)],
         "SELECT count(*) FROM {small} VERSION AS OF 0": [(20,)],
         "SELECT max(a.id) FROM {small} a JOIN {other} b ON a.part = b.id": [(19,)],
         "SELECT count(*) FROM {small} WHERE part = (SELECT min(part) + 1 FROM {small})": [(6,)],

@@ -281,7 +281,7 @@ class _Sizes:
 def _sizes(changes: Any, view_rows: int) -> _Sizes:
     changed = rows = 0.0
     same = same_groups = 1.0
-    for size in plans.iterate(changes.sizes()):
+    for size in changes.sizes():
         share = float(size.share())
         changed_here = float(size.rows())
         if changed_here < 0:

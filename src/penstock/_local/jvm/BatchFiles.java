@@ -1,12 +1,21 @@
 package penstock.delta;
 
+import com.google.common.cache.CacheBuilder;
+import com.google.common.cache.CacheLoader;
+import com.google.common.cache.LoadingCache;
+import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import org.apache.spark.sql.SparkSessionExtensions;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.catalyst.expressions.BasePredicate;
+import org.apache.spark.sql.catalyst.expressions.BoundReference;
+import org.apache.spark.sql.catalyst.expressions.ExprId;
 import org.apache.spark.sql.catalyst.expressions.Expression;
-import org.apache.spark.sql.catalyst.expressions.Literal;
+import org.apache.spark.sql.catalyst.expressions.Predicate;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.Subquery;
 import org.apache.spark.sql.catalyst.plans.logical.V2WriteCommand;
@@ -23,7 +32,6 @@ import org.apache.spark.sql.execution.datasources.HadoopFsRelation;
 import org.apache.spark.sql.execution.datasources.LogicalRelation;
 import scala.Option;
 import scala.collection.immutable.Seq;
-import scala.jdk.javaapi.CollectionConverters;
 import scala.runtime.AbstractFunction1;
 import scala.runtime.AbstractPartialFunction;
 import scala.runtime.BoxedUnit;
@@ -77,6 +85,12 @@ public final class BatchFiles extends AbstractFunction1<SparkSessionExtensions, 
   /** Must come before Delta's rule of this kind, and leaves to it what it does not list. */
   private static final class ListTables extends Rule<LogicalPlan> {
     private static final int MOST_FILES = 64;
+    // Else each query would read all commits since the last checkpoint.
+    private static final LoadingCache<DeltaLog, LiveFiles> KEPT =
+        CacheBuilder.newBuilder()
+            .maximumSize(100)
+            .weakKeys()
+            .build(CacheLoader.from(log -> new LiveFiles(log)));
 
     @Override
     public LogicalPlan apply(LogicalPlan plan) {
@@ -117,7 +131,7 @@ public final class BatchFiles extends AbstractFunction1<SparkSessionExtensions, 
         return Optional.empty();
       }
       DeltaLog log = table.deltaLog();
-      return new LiveFiles(log)
+      return KEPT.getUnchecked(log)
           .withoutQuery(snapshot)
           .map(
               files ->
@@ -125,7 +139,7 @@ public final class BatchFiles extends AbstractFunction1<SparkSessionExtensions, 
                       new TahoeBatchFileIndex(
                           table.spark(),
                           "batch",
-                          CollectionConverters.asScala(files).toSeq(),
+                          PlanParts.seq(files),
                           log,
                           table.path(),
                           snapshot,
@@ -171,11 +185,30 @@ public final class BatchFiles extends AbstractFunction1<SparkSessionExtensions, 
           other.partitionFiltersGenerated());
     }
 
+    /** Delta filters its files by a query, also if it only asks whether one has deleted rows. */
     @Override
     public Seq<AddFile> matchingFiles(Seq<Expression> partitions, Seq<Expression> rows) {
-      // Delta asks for all files whether one has a deletion vector.
-      boolean isAll = PlanParts.list(partitions).stream().allMatch(Literal.TrueLiteral()::equals);
-      return isAll ? addFiles() : super.matchingFiles(partitions, rows);
+      String[] names = partitionSchema().fieldNames();
+      List<BasePredicate> filters = new ArrayList<>();
+      for (Expression filter : PlanParts.list(partitions)) {
+        Map<ExprId, Expression> values = new HashMap<>();
+        for (Attribute column : PlanParts.references(filter)) {
+          int at = 0;
+          while (!names[at].equalsIgnoreCase(column.name())) {
+            at++;
+          }
+          values.put(column.exprId(), new BoundReference(at, column.dataType(), true));
+        }
+        filters.add(Predicate.createInterpreted(PlanParts.replaced(filter, values)));
+      }
+      List<AddFile> matching = new ArrayList<>();
+      for (AddFile file : PlanParts.list(addFiles())) {
+        InternalRow values = getPartitionValuesRow(file.partitionValues());
+        if (filters.stream().allMatch(filter -> filter.eval(values))) {
+          matching.add(file);
+        }
+      }
+      return PlanParts.seq(matching);
     }
   }
 }

@@ -172,8 +172,11 @@ public final class QueryChanges {
   }
 
   /** How much of each source that changed. */
-  public List<Size> sizes() {
-    return tables.values().stream().filter(t -> !t.isEmpty()).map(TableChanges::size).toList();
+  public Size[] sizes() {
+    return tables.values().stream()
+        .filter(table -> !table.isEmpty())
+        .map(TableChanges::size)
+        .toArray(Size[]::new);
   }
 
   /** Columns whose values identify the rows to be replaced together. */
