@@ -84,7 +84,9 @@ public final class BatchFiles extends AbstractFunction1<SparkSessionExtensions, 
 
   /** Must come before Delta's rule of this kind, and leaves to it what it does not list. */
   private static final class ListTables extends Rule<LogicalPlan> {
+    // In larger tables, Delta's statistics exclude files whose footers need not be read.
     private static final int MOST_FILES = 64;
+    private static final long MOST_BYTES = 1L << 30;
     // Else each query would read all commits since the last checkpoint.
     private static final LoadingCache<DeltaLog, LiveFiles> KEPT =
         CacheBuilder.newBuilder()
@@ -127,7 +129,9 @@ public final class BatchFiles extends AbstractFunction1<SparkSessionExtensions, 
     private static Optional<Index> files(TahoeLogFileIndex table) {
       Snapshot snapshot = table.getSnapshot();
       Option<VersionChecksum> checksum = snapshot.checksumOpt();
-      if (checksum.isEmpty() || checksum.get().numFiles() > MOST_FILES) {
+      if (checksum.isEmpty()
+          || checksum.get().numFiles() > MOST_FILES
+          || checksum.get().tableSizeBytes() > MOST_BYTES) {
         return Optional.empty();
       }
       DeltaLog log = table.deltaLog();

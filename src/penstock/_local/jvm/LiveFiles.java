@@ -44,7 +44,7 @@ import scala.jdk.javaapi.CollectionConverters;
  * computes them only if commits are missing or too many.
  */
 public final class LiveFiles {
-  private static final int MOST_COMMITS = 50;
+  private static final int MOST_COMMITS = 100;
   private static final long MOST_CHECKPOINT_BYTES = 16L << 20;
   private static final Pattern CHECKPOINT =
       Pattern.compile("\\d+\\.checkpoint(\\.\\d+\\.\\d+)?\\.parquet");
@@ -143,7 +143,7 @@ public final class LiveFiles {
     }
     try {
       parts.forEach(this::readPart);
-    } catch (RuntimeException error) {
+    } catch (Exception error) {
       files.clear();
       return -1; // Delta fails with a better message, or repeats it.
     }
