@@ -97,10 +97,12 @@ def _figure(item: dict[str, Any]) -> Figure:
 
 
 def merge(new: Iterable[Figure], path: Path = RESULTS) -> None:
-    """Replace the kept figures of the same comparisons, and add the others at the end."""
+    """Replace the kept figures of the same comparisons, and add the others to their groups."""
     kept = {(figure.group, figure.name, figure.rival): figure for figure in load(path)}
     kept |= {(figure.group, figure.name, figure.rival): figure for figure in new}
-    lines = ",\n".join(json.dumps(asdict(figure)) for figure in kept.values())
+    groups = list(dict.fromkeys(figure.group for figure in kept.values()))
+    figures = sorted(kept.values(), key=lambda figure: groups.index(figure.group))
+    lines = ",\n".join(json.dumps(asdict(figure)) for figure in figures)
     path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 

@@ -62,7 +62,7 @@ TITLES = {
     "window": "rows added: window",
     "distinct count": "rows added: distinct count",
     "two levels": "rows added: aggregate of an aggregate",
-    "histogram": "rows added: number of groups by size",
+    "histogram": "rows added: number of groups by size (`auto` computes it completely)",
     "average": "rows added: average by group",
     "dimension": "1 % of the rows of a joined table updated",
     "updated rows": "rows updated and deleted: filter",

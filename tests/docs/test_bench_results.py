@@ -30,13 +30,17 @@ def test_a_new_figure_replaces_that_of_the_same_comparison(results, tmp_path, mo
     assert results.read_lines(lines) == []
     monkeypatch.setenv(results.VARIABLE, str(lines))
     results.compare("batches", "append", [1.0, 2.0, 6.0], "sink", [2.0, 2.0, 3.0])
+    results.compare("files", "csv", [1.0], "reader", [1.0])
+    results.merge(results.read_lines(lines), kept)
+    lines.unlink()
     results.compare("batches", "append", [1.0], "other sink", [4.0])
     results.merge(results.read_lines(lines), kept)
     lines.unlink()
     results.compare("batches", "append", [0.25], "other sink", [4.0])
     results.merge(results.read_lines(lines), kept)
 
-    first, second = results.load(kept)
+    first, second, third = results.load(kept)
+    assert third.group == "files"
     assert (first.ours, first.theirs, first.ratio, first.rounds) == (2.0, 2.0, (1.0, 0.5, 2.0), 3)
     assert (second.rival, second.ours, second.ratio) == ("other sink", 0.25, (0.062, 0.062, 0.062))
     assert "ratio 1.00 (0.50 to 2.00)" in capsys.readouterr().out
