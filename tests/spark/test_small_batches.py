@@ -89,6 +89,15 @@ def test_files_of_a_small_table_are_listed_without_a_query(
     assert later.first() == (13,)
     assert _indexes(later) == {"PreparedDeltaFileIndex"}  # Its writer does not count files.
     spark.sql("INSERT INTO {other} SELECT id FROM {other}".format(**tables))
+    commit = tmp_path / "small" / "_delta_log" / f"{1:020}.json"
+    content = commit.read_bytes()
+    commit.write_bytes(b"{")
+    (commit.parent / f".{commit.name}.crc").unlink(missing_ok=True)
+    DeltaJvm(spark).jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    with pytest.raises(Exception, match="MALFORMED"):
+        spark.sql("SELECT * FROM {small}".format(**tables)).collect()
+    commit.write_bytes(content)
+    DeltaJvm(spark).jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
     merge = "MERGE INTO {other} t USING {small} s ON t.id = s.id WHEN MATCHED THEN DELETE"
     spark.sql("DELETE FROM {other} WHERE id = 0".format(**tables))
     spark.sql(merge.format(**tables))

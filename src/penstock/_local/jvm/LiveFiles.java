@@ -79,9 +79,14 @@ public final class LiveFiles {
     return CollectionConverters.asScala(at(snapshot)).toSeq();
   }
 
-  /** The files of a version; empty if Delta must compute them. */
-  public synchronized Optional<List<AddFile>> withoutQuery(Snapshot snapshot) {
-    return read(snapshot) ? Optional.of(new ArrayList<>(files.values())) : Optional.empty();
+  /** The files of a version; empty if Delta must compute them, or fail with its own message. */
+  synchronized Optional<List<AddFile>> withoutQuery(Snapshot snapshot) {
+    try {
+      return read(snapshot) ? Optional.of(new ArrayList<>(files.values())) : Optional.empty();
+    } catch (Exception error) {
+      table = "";
+      return Optional.empty();
+    }
   }
 
   /** The size of all files of a version in bytes. */
