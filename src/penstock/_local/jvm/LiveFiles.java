@@ -84,7 +84,6 @@ public final class LiveFiles {
     try {
       return read(snapshot) ? Optional.of(new ArrayList<>(files.values())) : Optional.empty();
     } catch (Exception error) {
-      table = "";
       return Optional.empty();
     }
   }
@@ -104,6 +103,7 @@ public final class LiveFiles {
     if (!read(snapshot)) {
       files.clear();
       Arrays.stream((AddFile[]) snapshot.allFiles().collect()).forEach(this::add);
+      table = snapshot.metadata().id();
       version = snapshot.version();
     }
   }
@@ -111,17 +111,15 @@ public final class LiveFiles {
   private boolean read(Snapshot snapshot) {
     long newest = snapshot.version();
     String id = snapshot.metadata().id();
-    boolean isKnown = id.equals(table) && version <= newest && newest - version <= MOST_COMMITS;
-    table = id;
-    if (!isKnown) {
+    if (!id.equals(table) || version > newest || newest - version > MOST_COMMITS) {
       files.clear();
       version = readCheckpoint(snapshot);
     }
+    table = ""; // What fails here begins with the checkpoint again.
     if (newest - version > MOST_COMMITS || !applied(version + 1, newest)) {
-      files.clear();
-      version = -1;
       return false;
     }
+    table = id;
     version = newest;
     return true;
   }
