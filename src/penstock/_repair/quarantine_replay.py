@@ -286,9 +286,10 @@ class QuarantineReplay:
         """Actions that remove the staged files, if they are unchanged; not those added later."""
         staged = pending.files
         if staged is None:
-            contents = self._delta.files_at(self._quarantine_path, pending.version)
+            old = self._delta.snapshot_at(self._quarantine_path, pending.version)
+            contents = self._delta.file_contents(self._quarantine.live_files.all(old))
             staged = frozenset(map(file_identity, contents))
-        contents = self._delta.file_contents(txn.jvm.filterFiles())
+        contents = self._delta.file_contents(self._quarantine.files(txn))
         live = {file_identity(content): content for content in contents}
         if changed := staged - live.keys():
             number = self._rewriting(pending.version, txn.version, {path for path, _ in changed})

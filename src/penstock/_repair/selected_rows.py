@@ -19,6 +19,7 @@ from pyspark.sql.types import BooleanType, NullType
 from penstock._model.exception_text import first_line
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.layout import TableRef
+from penstock._tables.read.live_files import LiveFiles
 from penstock._tables.read.log_scan import file_identity
 from penstock._tables.read.row_selection import RowSelection, file_key
 from penstock.errors import PlanError, SpecError
@@ -61,11 +62,10 @@ class _Search:
         self._delta = delta
         self._quarantine = quarantine
         self._selection = selection
-        transaction = delta.begin(quarantine.path)
-        self._snapshot = transaction.snapshot()
+        self._snapshot = delta.begin(quarantine.path).snapshot()
         self._version = int(self._snapshot.version())
         self._base = str(delta.log(quarantine.path).dataPath().toUri().getPath())
-        contents = delta.file_contents(transaction.filterFiles())
+        contents = delta.file_contents(LiveFiles(delta, quarantine.path).all(self._snapshot))
         self._files = {self._path(content["path"]): content for content in contents}
 
     def find(self, declared: Sequence[str]) -> SelectedRows:

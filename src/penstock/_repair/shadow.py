@@ -208,6 +208,8 @@ def restore_rows(spark: SparkSession, table: TableRef, version: int) -> None:
         reset_table(spark, table)
         return
     try:
+        if DeltaJvm(spark).restore(table.path, version):
+            return
         spark.sql(f"RESTORE TABLE {delta_table(table.path)} TO VERSION AS OF {version}").collect()
     except Exception as error:
         raise PlanError(

@@ -78,6 +78,7 @@ class DeltaJvm:
         self._create_table = getattr(delta, "DeltaOperations$CreateTable")
         self._set_properties = getattr(delta, "DeltaOperations$SetTableProperties")
         self._update_schema = getattr(delta, "DeltaOperations$UpdateSchema")
+        self._restore = getattr(delta, "DeltaOperations$Restore")
         self._modes = jvm.org.apache.spark.sql.streaming.OutputMode
         self._save_mode = jvm.org.apache.spark.sql.SaveMode
         self._auto_compact = getattr(getattr(delta.hooks, "AutoCompact$"), "MODULE$")
@@ -203,6 +204,18 @@ class DeltaJvm:
             self._own.Checkpoints.writeLater(transaction)
         return int(transaction.commit(self.seq(actions), operation))
 
+    def restore(self, path: str, version: int) -> bool:
+        """Commit an earlier version of a table again; `False` if only Delta's command can."""
+        if not self.has_own_classes:
+            return False
+        transaction = self.begin(path)
+        actions = self._own.Restore.actions(transaction, version)
+        if actions is None:
+            return False
+        operation = self._restore(self._option.apply(version), self.none)
+        self.commit(transaction, list(actions), operation)
+        return True
+
     def await_checkpoints(self, seconds: int) -> None:
         """Wait for the checkpoints of all commits of this process."""
         if self.has_own_classes:
@@ -235,9 +248,6 @@ class DeltaJvm:
     def metadata(self, holder: Any) -> TableMetadata:
         metadata = holder.metadata()
         return TableMetadata(content=json.loads(metadata.json())["metaData"], jvm=metadata)
-
-    def files_at(self, path: str, version: int) -> list[dict[str, Any]]:
-        return self.file_contents(self.snapshot_at(path, version).allFiles().collect())
 
     def file_contents(self, files: Any) -> list[dict[str, Any]]:
         content: list[dict[str, Any]] = json.loads(self._json.mapper().writeValueAsString(files))

@@ -49,6 +49,7 @@ def test_jar_names_the_sources_that_it_was_built_from() -> None:
         "penstock/delta/PartialAggregates",
         "penstock/delta/PlanParts",
         "penstock/delta/QueryChanges",
+        "penstock/delta/Restore",
         "penstock/delta/RowOrder",
         "penstock/delta/SharedRows",
         "penstock/delta/SmallBatch",

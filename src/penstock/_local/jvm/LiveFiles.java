@@ -125,7 +125,7 @@ public final class LiveFiles {
   }
 
   private void add(AddFile file) {
-    files.put(identity(file.pathAsUri(), file.getDeletionVectorUniqueId()), file);
+    files.put(identity(file), file);
   }
 
   /** Reads the checkpoint before a version, if it is small; its version, -1 if it is not read. */
@@ -221,6 +221,11 @@ public final class LiveFiles {
       added.forEach(this::add);
     }
     return true;
+  }
+
+  /** A file of a table, with its deletion vector. */
+  static String identity(AddFile file) {
+    return identity(file.pathAsUri(), file.getDeletionVectorUniqueId());
   }
 
   private static String identity(Object path, Option<String> vector) {

@@ -86,7 +86,7 @@ class StateCompaction:
     def _merge(self, session: SparkSession, *, drops: bool) -> bool:
         """Whether it is done; not if there are keys to drop, and `drops` is false."""
         txn = self._table.begin(None)
-        files = list(self._delta.items(txn.jvm.filterFiles()))
+        files = list(self._delta.items(self._table.files(txn)))
         chosen: list[Any] = []
         total = 0
         for file in sorted(files, key=lambda file: int(file.size())):

@@ -15,6 +15,7 @@ from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import local_path
 from penstock._tables.layout import TableRef
 from penstock._tables.read.damage import check_log
+from penstock._tables.read.live_files import LiveFiles
 from penstock._tables.write.schema import (
     GENERATED,
     IDENTITY_EXPLICIT,
@@ -120,7 +121,8 @@ def reset_table(spark: SparkSession, table: TableRef) -> int | None:
     transaction = delta.begin(table.path)
     if transaction.snapshot().version() < 0:
         return None
-    removed = [file.remove() for file in delta.items(transaction.filterFiles())]
+    transaction.readWholeTable()
+    removed = list(delta.items(LiveFiles(delta, table.path).removals(transaction.snapshot())))
     if not removed:
         return int(transaction.snapshot().version())
     operation = delta.write_operation("", overwrite=True)

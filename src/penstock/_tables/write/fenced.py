@@ -131,6 +131,11 @@ class FencedTable:
         txn.jvm.commit(self._delta.seq([]), self._delta.properties_operation({key: value}))
         return self.begin(batch_id)
 
+    def files(self, txn: TableTransaction) -> Any:
+        """All files, as a Scala `Seq` of `AddFile`; a concurrent change of them fails the commit."""
+        txn.jvm.readWholeTable()
+        return self.live_files.all(txn.jvm.snapshot())
+
     def removals(self, txn: TableTransaction) -> list[Any]:
         # As if all files had been read: a concurrent append must fail our commit.
         txn.jvm.readWholeTable()

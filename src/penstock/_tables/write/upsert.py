@@ -186,7 +186,7 @@ class UniqueWriter(FlowWriter):
         return rows.withColumn(_RANK, rank).where((F.col(_RANK) == 1) | has_null).drop(_RANK)
 
     def _without_known(self, txn: TableTransaction, rows: DataFrame, count: int) -> DataFrame:
-        snapshot, files = txn.jvm.snapshot(), txn.jvm.filterFiles()
+        snapshot, files = txn.jvm.snapshot(), self._target.files(txn)
         path = self._target.ref.path
         table = self._delta.read_files(path, snapshot, files, rows.sparkSession)
         names = [f"{_KEY}{number}" for number in range(len(self._keys))]

@@ -1,0 +1,122 @@
+"""Restoring an earlier version of a table, with Penstock's commit or with Delta's command."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock._repair.shadow import restore_rows
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.layout import TableRef
+from penstock.errors import PlanError
+
+pytestmark = [pytest.mark.spark]
+
+VECTORS = "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
+
+
+class Table:
+    """A table with a partition column, whose versions are known."""
+
+    def __init__(self, spark: Any, path: Path, properties: str = VECTORS) -> None:
+        self.spark = spark
+        self.path = path
+        self.name = f"delta.`{path}`"
+        self.ref = TableRef(str(path), "rows")
+        spark.sql(
+            f"CREATE TABLE {self.name} (id BIGINT, `ä` STRING) USING delta "
+            f"PARTITIONED BY (`ä`) {properties}"
+        )
+        self.add(0)
+
+    def add(self, first: int, more: str = "") -> None:
+        partition = "IF(id % 3 = 0, NULL, concat('a/b ', id % 2))"
+        rows = f"SELECT id, {partition}{more} FROM RANGE({first}, {first + 9})"
+        self.spark.sql(f"INSERT INTO {self.name} {rows}")
+
+    def rows(self, version: int | None = None) -> list[Any]:
+        at = "" if version is None else f" VERSION AS OF {version}"
+        return sorted(self.spark.sql(f"SELECT * FROM {self.name}{at}").collect(), key=str)
+
+    @property
+    def version(self) -> int:
+        return DeltaJvm(self.spark).version(str(self.path))
+
+    def actions(self, kind: str) -> list[dict[str, Any]]:
+        """The actions of the newest commit."""
+        commit = self.path / "_delta_log" / f"{self.version:020}.json"
+        lines = [json.loads(line) for line in commit.read_text().splitlines()]
+        return [line[kind] for line in lines if kind in line]
+
+
+@pytest.fixture
+def table(spark: Any, tmp_path: Path) -> Table:
+    return Table(spark, tmp_path / "rows")
+
+
+def test_any_version_is_restored(table: Table, spark: Any) -> None:
+    delta = DeltaJvm(spark)
+    spark.sql(f"DELETE FROM {table.name} WHERE id = 4")
+    table.add(9)
+    delta.log(str(table.path)).checkpoint()
+    spark.sql(f"DELETE FROM {table.name} WHERE id < 13")
+    versions = {version: table.rows(version) for version in range(table.version)}
+    assert [len(rows) for rows in versions.values()] == [0, 9, 8, 17]
+    for version, rows in versions.items():
+        before = table.version
+        assert delta.restore(str(table.path), version)
+        assert table.version == before + 1
+        assert table.rows() == rows
+        added, removed = table.actions("add"), table.actions("remove")
+        # A stream must see the rows again, also those of files that the checkpoint lists.
+        assert all(action["dataChange"] for action in [*added, *removed])
+        (info,) = table.actions("commitInfo")
+        assert info["operation"] == "RESTORE"
+        assert int(info["operationMetrics"]["numRestoredFiles"]) == len(added)
+        assert int(info["operationMetrics"]["numRemovedFiles"]) == len(removed)
+    assert not delta.restore(str(table.path), table.version)
+
+
+def test_delta_restores_what_more_than_the_files_has_changed(table: Table, spark: Any) -> None:
+    rows, version = table.rows(), table.version
+    delta = DeltaJvm(spark)
+    spark.sql(f"ALTER TABLE {table.name} ADD COLUMN more STRING")
+    table.add(9, ", 'more'")
+    assert not delta.restore(str(table.path), version)
+    restore_rows(spark, table.ref, version)
+    assert table.rows() == rows
+    for name, value in (("appendOnly", "false"), ("enableRowTracking", "true")):
+        version = table.version
+        spark.sql(f"ALTER TABLE {table.name} SET TBLPROPERTIES ('delta.{name}' = '{value}')")
+        assert not delta.restore(str(table.path), version)
+    version = table.version
+    table.add(9)
+    assert not delta.restore(str(table.path), version)  # row tracking
+
+
+def test_a_version_whose_files_are_gone_is_refused(table: Table, spark: Any) -> None:
+    version = table.version
+    spark.sql(f"DELETE FROM {table.name}")
+    next(table.path.rglob("*.parquet")).unlink()
+    newest = table.version
+    with pytest.raises(PlanError, match="RESTORE_NOT_POSSIBLE"):
+        restore_rows(spark, table.ref, version)
+    assert table.version == newest
+
+
+def test_a_commit_of_another_writer_fails_the_restore(
+    table: Table, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = table.version
+    spark.sql(f"DELETE FROM {table.name} WHERE id = 4")
+    commit = DeltaJvm.commit
+
+    def late(self: DeltaJvm, *arguments: Any) -> int:
+        table.add(100)
+        return commit(self, *arguments)
+
+    monkeypatch.setattr(DeltaJvm, "commit", late)
+    with pytest.raises(PlanError, match="oncurrent"):
+        restore_rows(spark, table.ref, version)
+    assert len(table.rows()) == 17
