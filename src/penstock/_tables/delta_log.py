@@ -79,6 +79,7 @@ class DeltaJvm:
         self._set_properties = getattr(delta, "DeltaOperations$SetTableProperties")
         self._update_schema = getattr(delta, "DeltaOperations$UpdateSchema")
         self._restore = getattr(delta, "DeltaOperations$Restore")
+        self._optimize = getattr(delta, "DeltaOperations$Optimize")
         self._modes = jvm.org.apache.spark.sql.streaming.OutputMode
         self._save_mode = jvm.org.apache.spark.sql.SaveMode
         self._auto_compact = getattr(getattr(delta.hooks, "AutoCompact$"), "MODULE$")
@@ -324,6 +325,12 @@ class DeltaJvm:
         mode = self._save_mode.Overwrite if overwrite else self._save_mode.Append
         record, predicate = self._option.apply(user_metadata), self.option(where)
         return self._write(mode, none, predicate, record, none, none, none, none, none)
+
+    def optimize_operation(self, transaction: Any, metrics: Mapping[str, int]) -> Any:
+        """OPTIMIZE, with its metrics in the history; needs Penstock's Java classes."""
+        self._own.WriteTransaction.measure(transaction, dict(metrics))
+        nothing = self.seq([])
+        return self._optimize(nothing, nothing, False, self.none, False)
 
     def create_operation(self, metadata: Any) -> Any:
         return self._create_table(metadata, False, False, self.none)

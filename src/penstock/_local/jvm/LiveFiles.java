@@ -80,7 +80,7 @@ public final class LiveFiles {
   }
 
   /** The files of a version; empty if Delta must compute them, or fail with its own message. */
-  synchronized Optional<List<AddFile>> withoutQuery(Snapshot snapshot) {
+  public synchronized Optional<List<AddFile>> withoutQuery(Snapshot snapshot) {
     try {
       return read(snapshot) ? Optional.of(new ArrayList<>(files.values())) : Optional.empty();
     } catch (Exception error) {

@@ -3,7 +3,6 @@ package penstock.delta;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.IOException;
 import java.util.ArrayList;
-import java.util.HashMap;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
@@ -17,10 +16,7 @@ import org.apache.spark.sql.delta.actions.Action;
 import org.apache.spark.sql.delta.actions.AddFile;
 import org.apache.spark.sql.delta.util.DeltaFileOperations;
 import org.apache.spark.sql.delta.util.JsonUtils;
-import org.apache.spark.sql.execution.metric.SQLMetric;
-import org.apache.spark.sql.execution.metric.SQLMetrics;
 import scala.Option;
-import scala.jdk.javaapi.CollectionConverters;
 
 /**
  * What {@code RESTORE TABLE} commits, without its queries.
@@ -70,7 +66,15 @@ public final class Restore {
       actions.add(changed(file));
     }
     removed.forEach(file -> actions.add(file.remove()));
-    measure(txn, wanted.get(), added, removed);
+    WriteTransaction.measure(
+        txn,
+        Map.of(
+            "numOfFilesAfterRestore", wanted.get().size(),
+            "tableSizeAfterRestore", bytes(wanted.get()),
+            "numRestoredFiles", added.size(),
+            "restoredFilesSize", bytes(added),
+            "numRemovedFiles", removed.size(),
+            "removedFilesSize", bytes(removed)));
     return actions;
   }
 
@@ -84,28 +88,6 @@ public final class Restore {
   private static AddFile changed(AddFile file) {
     ObjectNode content = JsonUtils.mapper().valueToTree(file);
     return JsonUtils.mapper().convertValue(content.put("dataChange", true), AddFile.class);
-  }
-
-  /** The metrics of {@code DESCRIBE HISTORY}. */
-  private static void measure(
-      OptimisticTransaction txn, List<AddFile> all, List<AddFile> added, List<AddFile> removed) {
-    Map<String, SQLMetric> metrics = new HashMap<>();
-    Map.of(
-            "numOfFilesAfterRestore", (long) all.size(),
-            "tableSizeAfterRestore", bytes(all),
-            "numRestoredFiles", (long) added.size(),
-            "restoredFilesSize", bytes(added),
-            "numRemovedFiles", (long) removed.size(),
-            "removedFilesSize", bytes(removed))
-        .forEach(
-            (name, value) -> {
-              SQLMetric metric = SQLMetrics.createMetric(txn.spark().sparkContext(), name);
-              metric.set(value);
-              metrics.put(name, metric);
-            });
-    txn.registerSQLMetrics(
-        txn.spark(),
-        scala.collection.immutable.Map$.MODULE$.from(CollectionConverters.asScala(metrics)));
   }
 
   private static long bytes(List<AddFile> files) {

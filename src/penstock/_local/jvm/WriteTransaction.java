@@ -2,6 +2,8 @@ package penstock.delta;
 
 import java.io.File;
 import java.net.URI;
+import java.util.HashMap;
+import java.util.Map;
 import java.util.UUID;
 import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.Path;
@@ -17,10 +19,13 @@ import org.apache.spark.sql.delta.actions.Metadata;
 import org.apache.spark.sql.delta.actions.Protocol;
 import org.apache.spark.sql.delta.stats.DeltaJobStatisticsTracker;
 import org.apache.spark.sql.delta.stats.StatisticsCollection;
+import org.apache.spark.sql.execution.metric.SQLMetric;
+import org.apache.spark.sql.execution.metric.SQLMetrics;
 import org.apache.spark.sql.types.StructType;
 import scala.Option;
 import scala.Tuple2;
 import scala.collection.immutable.Seq;
+import scala.jdk.javaapi.CollectionConverters;
 
 /**
  * A transaction of a flow that writes often; {@link Checkpoints} writes its checkpoints.
@@ -64,6 +69,20 @@ public class WriteTransaction extends OptimisticTransaction {
     Snapshot known = log.unsafeVolatileSnapshot();
     boolean isNewest = known.version() % LISTED_VERSIONS != 0 && hasNewestCommit(log, known);
     return isNewest ? known : log.update(false, Option.empty(), Option.empty());
+  }
+
+  /** Sets the metrics of an operation in {@code DESCRIBE HISTORY}. */
+  public static void measure(OptimisticTransaction txn, Map<String, Number> values) {
+    Map<String, SQLMetric> metrics = new HashMap<>();
+    values.forEach(
+        (name, value) -> {
+          SQLMetric metric = SQLMetrics.createMetric(txn.spark().sparkContext(), name);
+          metric.set(value.longValue());
+          metrics.put(name, metric);
+        });
+    txn.registerSQLMetrics(
+        txn.spark(),
+        scala.collection.immutable.Map$.MODULE$.from(CollectionConverters.asScala(metrics)));
   }
 
   private static boolean hasNewestCommit(DeltaLog log, Snapshot known) {

@@ -10,9 +10,9 @@ of a batch, or returns their `SharedRows`, and lists those of tables with few fi
 `BatchKeys` among them, by a `KeySearch`. `QueryChanges` computes how the result of a query changes
 with its tables, by a `NormalPlan`: `TableChanges` of each table, `LinearChanges` as `ChangedRows`,
 `PartialAggregates`, and `AffectedKeys` of `KeyColumns`. `Checkpoints` writes checkpoints of tables
-beside the batches, and `Restore` restores an earlier version. `JsonRecords` and `CsvRecords` parse lines of files, each a `RowFunction`, and
-know whether the columns hold all of a line; what is missing is found by an `Interpreted`
-expression.
+beside the batches, and `Restore` restores an earlier version. `JsonRecords` and `CsvRecords` parse
+lines of files, each a `RowFunction`, and know whether the columns hold all of a line; what is
+missing is found by an `Interpreted` expression.
 """
 
 from pathlib import Path

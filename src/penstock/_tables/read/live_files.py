@@ -29,6 +29,13 @@ class LiveFiles:
             return self.jvm.all(snapshot)
         return self._delta.seq(list(snapshot.allFiles().collect()))
 
+    def listed(self, snapshot: Any) -> list[dict[str, Any]] | None:
+        """Contents of all files, if the log tells them without a query; else `None`."""
+        if not self._delta.has_own_classes:
+            return None
+        files = self.jvm.withoutQuery(snapshot)
+        return self._delta.file_contents(files.get()) if files.isPresent() else None
+
     def removals(self, snapshot: Any) -> Any:
         """Removals of all files, as a Scala `Seq` of `RemoveFile`."""
         if self._delta.has_own_classes:

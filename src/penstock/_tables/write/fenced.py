@@ -132,7 +132,7 @@ class FencedTable:
         return self.begin(batch_id)
 
     def files(self, txn: TableTransaction) -> Any:
-        """All files, as a Scala `Seq` of `AddFile`; a concurrent change of them fails the commit."""
+        """All files, as a Scala `Seq`; a concurrent change of them fails the commit."""
         txn.jvm.readWholeTable()
         return self.live_files.all(txn.jvm.snapshot())
 

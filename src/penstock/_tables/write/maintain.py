@@ -1,5 +1,12 @@
-"""Delta's OPTIMIZE and VACUUM of one table, and the decision which files are small."""
+"""OPTIMIZE and VACUUM of one table, and the decision which files are small.
 
+Small files of small tables are merged here. Delta's OPTIMIZE computes the state of the table first,
+which takes five times as long as the rest.
+"""
+
+import json
+import time
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +16,8 @@ from pyspark.sql import functions as F
 
 from penstock._model.sql_text import delta_table, quoted
 from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.read.live_files import LiveFiles
+from penstock._tables.write.schema import has_identity
 
 _MIB = 1024 * 1024
 TARGET_BYTES = 128 * _MIB
@@ -19,7 +28,13 @@ TARGET_BYTES = 128 * _MIB
 _LEVELS = (1 * _MIB, 16 * _MIB, TARGET_BYTES)
 # Share of the minimum number of files at which the files of a higher level are merged.
 _HIGHER_LEVELS = 4
+# Files with a larger share of deleted rows are rewritten, as by Delta.
+_MOST_DELETED = 0.05
+# One commit has at most so many bytes.
+_BATCH_BYTES = 1024 * _MIB
 _PREFIX = "spark.databricks.delta."
+# Delta preserves what these need in rewritten files.
+_FEATURES_OF_DELTA = ("domainMetadata", "rowTracking", "icebergCompat")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +53,7 @@ def maintenance_session(spark: SparkSession) -> SparkSession:
         "optimize.maxFileSize": str(TARGET_BYTES),
         # One file at a time: the batches of flows need the cores. A long run commits in parts.
         "optimize.maxThreads": "1",
-        "optimize.batchSize": str(1024 * _MIB),
+        "optimize.batchSize": str(_BATCH_BYTES),
         # Clustering rewrites every part of the table that is smaller: 100 GB by Delta's default.
         "optimize.clustering.mergeStrategy.minCubeSize.threshold": str(1024 * _MIB),
         "optimize.clustering.mergeStrategy.minCubeSize.targetCubeSize": str(1536 * _MIB),
@@ -59,6 +74,8 @@ class TableFiles:
         self._path = path
         self._delta = delta
         self._sql = delta_table(path)
+        self._live_files = LiveFiles(delta, path)
+        self._statistics = delta.statistics()
 
     def known(self) -> Any:
         """Delta's newest snapshot in memory, without a look at the storage."""
@@ -72,29 +89,40 @@ class TableFiles:
 
         A compaction must be able to remove `at_least` files.
         """
-        level = F.lit(len(_LEVELS))
-        for number, size in reversed(list(enumerate(_LEVELS))):
-            level = F.when(F.col("size") < size, F.lit(number)).otherwise(level)
-        files = DataFrame(snapshot.allFiles().toDF(), self._session)
-        counted = (
-            files.where(F.col("size") < _LEVELS[-1])
-            .groupBy(F.to_json("partitionValues"), level.alias("level"))
-            .agg((F.count(F.lit(1)) - 1).alias("removable"))
-        )
         removable = [0] * len(_LEVELS)
-        for row in counted.collect():
-            removable[row["level"]] += row["removable"]
+        for (_, level), files in self._small_files(snapshot).items():
+            removable[level] += files - 1
         for number in reversed(range(len(_LEVELS))):
             wanted = at_least if number == 0 else max(1, at_least // _HIGHER_LEVELS)
             if removable[number] >= wanted:
                 return _LEVELS[number]
         return None
 
+    def _small_files(self, snapshot: Any) -> Counter[tuple[str, int]]:
+        """Number of small files by partition and level."""
+        listed = self._live_files.listed(snapshot)
+        if listed is not None:
+            sizes = [(_partition(file), int(file["size"])) for file in listed]
+            return Counter((part, _level(size)) for part, size in sizes if size < TARGET_BYTES)
+        level = F.lit(len(_LEVELS))
+        for number, size in reversed(list(enumerate(_LEVELS))):
+            level = F.when(F.col("size") < size, F.lit(number)).otherwise(level)
+        files = DataFrame(snapshot.allFiles().toDF(), self._session)
+        small = files.where(F.col("size") < TARGET_BYTES)
+        grouped = small.groupBy(F.to_json("partitionValues"), level).count()
+        return Counter({(row[0], row[1]): row[2] for row in grouped.collect()})
+
     def compact(self, below: int) -> Rewritten | None:
         """Merge the files below a size; `None` if none can be merged.
 
         Of a table with clustering columns, all files that are not clustered yet are rewritten.
         """
+        txn = self._delta.begin(self._path, self._statistics)
+        listed = self._live_files.listed(txn.snapshot()) if _is_plain(self._delta, txn) else None
+        if listed is not None:
+            groups = _mergeable(listed, below)
+            if sum(int(file["size"]) for group in groups for file in group) <= _BATCH_BYTES:
+                return self._merge(txn, groups) if groups else None
         self._session.conf.set(f"{_PREFIX}optimize.minFileSize", str(below))
         return self._optimize(f"OPTIMIZE {self._sql}")
 
@@ -113,6 +141,36 @@ class TableFiles:
         delta_log = self._delta.jvm.org.apache.spark.sql.delta.DeltaLog
         return int(delta_log.tombstoneRetentionMillis(self.known().metadata()))
 
+    def _merge(self, txn: Any, groups: Sequence[Sequence[dict[str, Any]]]) -> Rewritten:
+        """Rewrite each group of files as one; fails if another commit has removed one of them."""
+        removed: list[Any] = []
+        added: list[dict[str, Any]] = []
+        for group in groups:
+            files = self._delta.add_files(group)
+            rows = self._delta.read_files(self._path, txn.snapshot(), self._delta.seq(files))
+            merged = rows.coalesce(1)._jdf
+            written = txn.writeFiles(merged, self._delta.none, True, self._delta.seq([]))
+            # No data changes: the commit does not conflict with appends, and no stream sees it.
+            added += [{**file, "dataChange": False} for file in self._delta.file_contents(written)]
+            now = int(time.time() * 1000)
+            removed += [file.removeWithTimestamp(now, False) for file in files]
+        before = [int(file["size"]) for group in groups for file in group]
+        metrics = {
+            "numRemovedFiles": len(removed),
+            "numAddedFiles": len(added),
+            "numRemovedBytes": sum(before),
+            "numAddedBytes": sum(int(file["size"]) for file in added),
+        }
+        operation = self._delta.optimize_operation(txn, metrics)
+        actions = [*self._delta.add_files(added), *removed]
+        done = {
+            "files_removed": metrics["numRemovedFiles"],
+            "files_added": metrics["numAddedFiles"],
+            "bytes_removed": metrics["numRemovedBytes"],
+            "bytes_added": metrics["numAddedBytes"],
+        }
+        return Rewritten(metrics=done, version=self._delta.commit(txn, actions, operation))
+
     def _optimize(self, statement: str) -> Rewritten | None:
         (row,) = self._session.sql(statement).collect()
         metrics = row["metrics"]
@@ -125,3 +183,47 @@ class TableFiles:
             "bytes_added": int(metrics["filesAdded"]["totalSize"] or 0),
         }
         return Rewritten(metrics=done, version=int(self.known().version()))
+
+
+def _is_plain(delta: DeltaJvm, txn: Any) -> bool:
+    """Whether merged files need no more than the rows of the old ones."""
+    features = txn.protocol().readerAndWriterFeatureNames().mkString(",")
+    is_special = any(name in features for name in _FEATURES_OF_DELTA)
+    return delta.has_own_classes and not is_special and not has_identity(delta.metadata(txn).schema)
+
+
+def _partition(file: Mapping[str, Any]) -> str:
+    return json.dumps(file["partitionValues"], sort_keys=True)
+
+
+def _level(size: int) -> int:
+    return sum(size >= limit for limit in _LEVELS)
+
+
+def _mergeable(files: Sequence[dict[str, Any]], below: int) -> list[list[dict[str, Any]]]:
+    """Groups of files that become one file each, as Delta's OPTIMIZE makes them.
+
+    Each has at least two files of one partition that are small or have many deleted rows.
+    """
+    partitions: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for file in sorted(files, key=lambda file: int(file["size"])):
+        if int(file["size"]) < below or _has_many_deleted(file):
+            partitions[_partition(file)].append(file)
+    groups: list[list[dict[str, Any]]] = []
+    for small in partitions.values():
+        total = TARGET_BYTES
+        for file in small:
+            if total + int(file["size"]) > TARGET_BYTES:
+                groups.append([])
+                total = 0
+            groups[-1].append(file)
+            total += int(file["size"])
+    return [group for group in groups if len(group) > 1]
+
+
+def _has_many_deleted(file: Mapping[str, Any]) -> bool:
+    vector = file.get("deletionVector")
+    if not vector:
+        return False
+    rows = json.loads(file.get("stats") or "{}").get("numRecords", 0)
+    return int(vector["cardinality"]) > _MOST_DELETED * int(rows)

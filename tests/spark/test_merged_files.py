@@ -1,0 +1,160 @@
+"""Small files are merged without Delta's OPTIMIZE, and by it where files need more."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JJavaError
+
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.write import maintain
+from penstock._tables.write.maintain import TARGET_BYTES, TableFiles, maintenance_session
+
+pytestmark = [pytest.mark.spark]
+
+MIB = 1024 * 1024
+
+
+class Table:
+    def __init__(self, spark: Any, path: Path, properties: str = "") -> None:
+        self.spark = spark
+        self.path = path
+        self.name = f"delta.`{path}`"
+        spark.sql(
+            f"CREATE TABLE {self.name} (id BIGINT, part STRING, v VARCHAR(9) NOT NULL, "
+            "twice BIGINT GENERATED ALWAYS AS (id * 2)) USING delta PARTITIONED BY (part) "
+            f"TBLPROPERTIES ('delta.checkpointInterval' = '4' {properties})"
+        )
+        self.files = TableFiles(DeltaJvm(maintenance_session(spark)), str(path))
+
+    def add(self, first: int, rows: int = 10) -> None:
+        columns = "id, IF(id % 2 = 0, NULL, 'a/ä=1') AS part, concat('v', id) AS v"
+        frame = self.spark.sql(f"SELECT {columns} FROM RANGE({first}, {first + rows})")
+        frame.coalesce(1).write.format("delta").mode("append").save(str(self.path))
+
+    def rows(self) -> list[Any]:
+        return sorted(self.spark.sql(f"SELECT * FROM {self.name}").collect())
+
+    def actions(self, kind: str) -> list[dict[str, Any]]:
+        """The actions of the newest commit."""
+        version = DeltaJvm(self.spark).version(str(self.path))
+        commit = self.path / "_delta_log" / f"{version:020}.json"
+        lines = [json.loads(line) for line in commit.read_text().splitlines()]
+        return [line[kind] for line in lines if kind in line]
+
+
+@pytest.fixture
+def table(spark: Any, tmp_path: Path) -> Table:
+    return Table(spark, tmp_path / "rows")
+
+
+@pytest.fixture
+def no_optimize(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def refuse(files: TableFiles, statement: str) -> None:
+        raise AssertionError(f"{statement} of Delta")
+
+    monkeypatch.setattr(TableFiles, "_optimize", refuse)
+    yield
+
+
+@pytest.mark.usefixtures("no_optimize")
+@pytest.mark.parametrize(
+    "properties",
+    [
+        ", 'delta.columnMapping.mode' = 'name', 'delta.enableChangeDataFeed' = 'true'",
+        ", 'delta.enableDeletionVectors' = 'true', 'delta.autoOptimize.optimizeWrite' = 'true'",
+    ],
+)
+def test_files_of_each_partition_become_one(spark: Any, tmp_path: Path, properties: str) -> None:
+    table = Table(spark, tmp_path / "rows", properties)
+    for number in range(4):
+        table.add(number * 10)
+    spark.sql(f"DELETE FROM {table.name} WHERE id = 3")
+    rows = table.rows()
+    assert len(rows) == 39
+    assert table.files.largest_to_merge(table.files.newest(), at_least=7) is None
+    below = table.files.largest_to_merge(table.files.newest(), at_least=6)
+    assert below == MIB
+    done = table.files.compact(below)
+    assert done is not None
+    assert (done.metrics["files_removed"], done.metrics["files_added"]) == (8, 2)
+    assert table.rows() == rows
+    added, removed = table.actions("add"), table.actions("remove")
+    assert (len(added), len(removed)) == (2, 8)
+    assert not any(action["dataChange"] for action in [*added, *removed])
+    assert sum(json.loads(action["stats"])["numRecords"] for action in added) == 39
+    (info,) = table.actions("commitInfo")
+    assert info["operation"] == "OPTIMIZE"
+    assert info["operationMetrics"]["numRemovedFiles"] == "8"
+    assert table.files.compact(TARGET_BYTES) is None
+    table.add(100)
+    done = table.files.compact(TARGET_BYTES)
+    assert done is not None
+    assert (done.metrics["files_removed"], done.metrics["files_added"]) == (4, 2)
+    assert len(table.rows()) == 49
+
+
+@pytest.mark.usefixtures("no_optimize")
+def test_groups_are_not_larger_than_a_file_should_be(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        table.add(number * 10)
+    sizes = [int(file["size"]) for file in table.actions("add")]
+    monkeypatch.setattr(maintain, "TARGET_BYTES", 2 * max(sizes) + 1)
+    done = table.files.compact(2 * max(sizes))
+    assert done is not None
+    assert (done.metrics["files_removed"], done.metrics["files_added"]) == (8, 4)
+    assert len(table.rows()) == 50
+
+
+def test_deltas_optimize_merges_what_needs_more_or_is_large(
+    table: Table, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statements: list[str] = []
+    optimize = TableFiles._optimize
+
+    def count(files: TableFiles, statement: str) -> Any:
+        statements.append(statement)
+        return optimize(files, statement)
+
+    monkeypatch.setattr(TableFiles, "_optimize", count)
+    table.add(0)
+    table.add(10)
+    monkeypatch.setattr(maintain, "_BATCH_BYTES", 100)
+    done = table.files.compact(MIB)
+    assert done is not None
+    assert done.metrics["files_removed"] == 4
+    monkeypatch.undo()
+    monkeypatch.setattr(TableFiles, "_optimize", count)
+    spark.sql(f"ALTER TABLE {table.name} SET TBLPROPERTIES ('delta.enableRowTracking' = 'true')")
+    table.add(20)
+    assert table.files.compact(MIB) is not None
+    assert len(statements) == 2
+    assert len(table.rows()) == 30
+
+
+def test_other_writers_are_not_overwritten(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    table.add(0)
+    table.add(10)
+    commit = DeltaJvm.commit
+
+    def late(statement: Any) -> None:
+        def patched(delta: DeltaJvm, *arguments: Any) -> int:
+            monkeypatch.setattr(DeltaJvm, "commit", commit)
+            statement()
+            return commit(delta, *arguments)
+
+        monkeypatch.setattr(DeltaJvm, "commit", patched)
+
+    late(lambda: table.add(20))
+    assert table.files.compact(MIB) is not None
+    assert len(table.rows()) == 30
+    late(lambda: table.spark.sql(f"DELETE FROM {table.name} WHERE id = 1"))
+    with pytest.raises(Py4JJavaError, match="oncurrent"):
+        table.files.compact(MIB)
+    assert len(table.rows()) == 29
+    assert table.files.compact(MIB) is not None
+    assert len(table.rows()) == 29
