@@ -9,6 +9,7 @@ import java.util.Map;
 import java.util.Optional;
 import java.util.Set;
 import org.apache.hadoop.fs.FileSystem;
+import org.apache.spark.sql.delta.ColumnWithDefaultExprUtils;
 import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.OptimisticTransaction;
 import org.apache.spark.sql.delta.Snapshot;
@@ -32,8 +33,8 @@ public final class Restore {
   /**
    * The actions that restore a version in a transaction that is not used for anything else.
    *
-   * @return null if Delta must restore it, or fail with its own message: the columns, properties or
-   *     features have changed, a file is missing, or the log is long
+   * @return null if Delta must restore it, or fail with its own message: a table feature was added,
+   *     the next value of an identity column must be kept, a file is missing, or the log is long
    */
   public static List<Action> actions(OptimisticTransaction txn, long version) throws IOException {
     DeltaLog log = txn.deltaLog();
@@ -42,7 +43,8 @@ public final class Restore {
       return null;
     }
     Snapshot old = log.getSnapshotAt(version, Option.empty(), Option.empty(), true);
-    if (!old.metadata().equals(newest.metadata())
+    boolean isSame = old.metadata().equals(newest.metadata());
+    if ((!isSame && ColumnWithDefaultExprUtils.hasIdentityColumn(newest.metadata().schema()))
         || !old.protocol().equals(newest.protocol())
         || OTHER_ACTIONS.stream()
             .anyMatch(newest.protocol().readerAndWriterFeatureNames()::contains)) {
@@ -66,6 +68,9 @@ public final class Restore {
       actions.add(changed(file));
     }
     removed.forEach(file -> actions.add(file.remove()));
+    if (!isSame) {
+      txn.updateMetadata(old.metadata(), false);
+    }
     WriteTransaction.measure(
         txn,
         Map.of(
