@@ -122,13 +122,13 @@ def test_a_commit_of_another_writer_fails_the_restore(
 ) -> None:
     version = table.version
     spark.sql(f"DELETE FROM {table.name} WHERE id = 4")
-    commit = DeltaJvm.commit
+    as_seq = DeltaJvm.seq
 
-    def late(self: DeltaJvm, *arguments: Any) -> int:
+    def late(delta: DeltaJvm, actions: list[Any]) -> Any:
         table.add(100)
-        return commit(self, *arguments)
+        return as_seq(delta, actions)
 
-    monkeypatch.setattr(DeltaJvm, "commit", late)
+    monkeypatch.setattr(DeltaJvm, "seq", late)
     with pytest.raises(PlanError, match="oncurrent"):
         restore_rows(spark, table.ref, version)
     assert len(table.rows()) == 17

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 
 _PREFIX = "spark.databricks.delta."
+_HUGE_METHODS = "-XX:-DontCompileHugeMethods"
 _SECRETS = (
     "(?i)secret|passw|pwd|token|credential|access[.-]?key|api[.-]?key|account[.-]?key|private[.-]?key"
     "|jaas|sasl|keystore|truststore|connection[.-]?string|authorization|signature|fernet"
@@ -87,6 +88,9 @@ def session_defaults(
         "spark.locality.wait": "0s",
         # Every flow has its own generated code; 100 entries are too few for a large pipeline.
         "spark.sql.codegen.cache.maxEntries": "1000",
+        # Java would not compile generated methods of more than 8,000 bytes, such as 40 rules.
+        "spark.driver.defaultJavaOptions": _HUGE_METHODS,
+        "spark.executor.defaultJavaOptions": _HUGE_METHODS,
         # A commit with permanent conflicts should fail, not retry ten million times.
         f"{_PREFIX}maxCommitAttempts": "100",
         # Small commits follow each other closely: a checkpoint every ten of them is a stall.

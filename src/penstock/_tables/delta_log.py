@@ -209,12 +209,13 @@ class DeltaJvm:
         """Commit an earlier version of a table again; `False` if only Delta's command can."""
         if not self.has_own_classes:
             return False
-        transaction = self.begin(path)
+        transaction = self.begin(path, self._statistics())
         actions = self._own.Restore.actions(transaction, version)
         if actions is None:
             return False
+        self._own.Checkpoints.writeLater(transaction)
         operation = self._restore(self._option.apply(version), self.none)
-        self.commit(transaction, list(actions), operation)
+        transaction.commit(self.seq(list(actions)), operation)
         return True
 
     def await_checkpoints(self, seconds: int) -> None:

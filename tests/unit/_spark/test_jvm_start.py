@@ -94,6 +94,15 @@ def test_an_analysis_needs_no_cluster() -> None:
     assert conf["spark.master"] == "local[*]"
 
 
+def test_large_generated_methods_are_compiled() -> None:
+    conf = effective_configuration(
+        SessionOptions(app_name="p", master="spark://master:7077", log_file="spark.log")
+    )
+    option = "-XX:-DontCompileHugeMethods"
+    assert option in _java_command(conf, (), "")
+    assert conf["spark.executor.defaultJavaOptions"] == option
+
+
 def test_jars_of_stores_come_behind_the_class_path_of_the_archive() -> None:
     conf = effective_configuration(
         SessionOptions(app_name="p", master="local[2]", jars=("a.jar",), log_file="spark.log")

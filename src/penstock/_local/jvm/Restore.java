@@ -26,6 +26,8 @@ import scala.Option;
  * with other columns, because the queries are compiled first.
  */
 public final class Restore {
+  // Delta's tasks look for more files at the same time.
+  private static final int MOST_ADDED = 1000;
   private static final Set<String> OTHER_ACTIONS = Set.of("domainMetadata", "rowTracking");
 
   private Restore() {}
@@ -34,7 +36,8 @@ public final class Restore {
    * The actions that restore a version in a transaction that is not used for anything else.
    *
    * @return null if Delta must restore it, or fail with its own message: a table feature was added,
-   *     the next value of an identity column must be kept, a file is missing, or the log is long
+   *     the next value of an identity column must be kept, a file is missing, or there are too many
+   *     files or commits
    */
   public static List<Action> actions(OptimisticTransaction txn, long version) throws IOException {
     DeltaLog log = txn.deltaLog();
@@ -58,6 +61,9 @@ public final class Restore {
     txn.readWholeTable();
     List<AddFile> added = without(wanted.get(), present.get());
     List<AddFile> removed = without(present.get(), wanted.get());
+    if (added.size() > MOST_ADDED) {
+      return null;
+    }
     String table = log.dataPath().toString();
     FileSystem files = log.dataPath().getFileSystem(log.newDeltaHadoopConf());
     List<Action> actions = new ArrayList<>();

@@ -4,6 +4,9 @@ from typing import Any
 
 from penstock._tables.delta_log import DeltaJvm
 
+# Of more files, the contents take too much memory of this process.
+_MOST_LISTED = 10_000
+
 
 class LiveFiles:
     """Files of versions of a table, given Delta's snapshots of them.
@@ -30,11 +33,13 @@ class LiveFiles:
         return self._delta.seq(list(snapshot.allFiles().collect()))
 
     def listed(self, snapshot: Any) -> list[dict[str, Any]] | None:
-        """Contents of all files, if the log tells them without a query; else `None`."""
+        """Contents of all files; `None` if there are many, or only Delta can list them."""
         if not self._delta.has_own_classes:
             return None
         files = self.jvm.withoutQuery(snapshot)
-        return self._delta.file_contents(files.get()) if files.isPresent() else None
+        if not files.isPresent() or files.get().size() > _MOST_LISTED:
+            return None
+        return self._delta.file_contents(files.get())
 
     def removals(self, snapshot: Any) -> Any:
         """Removals of all files, as a Scala `Seq` of `RemoveFile`."""

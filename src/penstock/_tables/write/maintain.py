@@ -33,6 +33,12 @@ _MOST_DELETED = 0.05
 # One commit has at most so many bytes.
 _BATCH_BYTES = 1024 * _MIB
 _PREFIX = "spark.databricks.delta."
+_METRICS = {  # of OPTIMIZE in the history
+    "files_removed": "numRemovedFiles",
+    "files_added": "numAddedFiles",
+    "bytes_removed": "numRemovedBytes",
+    "bytes_added": "numAddedBytes",
+}
 # Delta preserves what these need in rewritten files.
 _FEATURES_OF_DELTA = ("domainMetadata", "rowTracking", "icebergCompat")
 
@@ -74,7 +80,6 @@ class TableFiles:
         self._path = path
         self._delta = delta
         self._sql = delta_table(path)
-        self._live_files = LiveFiles(delta, path)
         self._statistics = delta.statistics()
 
     def known(self) -> Any:
@@ -100,7 +105,7 @@ class TableFiles:
 
     def _small_files(self, snapshot: Any) -> Counter[tuple[str, int]]:
         """Number of small files by partition and level."""
-        listed = self._live_files.listed(snapshot)
+        listed = LiveFiles(self._delta, self._path).listed(snapshot)
         if listed is not None:
             sizes = [(_partition(file), int(file["size"])) for file in listed]
             return Counter((part, _level(size)) for part, size in sizes if size < TARGET_BYTES)
@@ -118,8 +123,8 @@ class TableFiles:
         Of a table with clustering columns, all files that are not clustered yet are rewritten.
         """
         txn = self._delta.begin(self._path, self._statistics)
-        listed = self._live_files.listed(txn.snapshot()) if _is_plain(self._delta, txn) else None
-        if listed is not None:
+        listed = LiveFiles(self._delta, self._path).listed(txn.snapshot())
+        if listed is not None and _is_plain(self._delta, txn):
             groups = _mergeable(listed, below)
             if sum(int(file["size"]) for group in groups for file in group) <= _BATCH_BYTES:
                 return self._merge(txn, groups) if groups else None
@@ -154,21 +159,15 @@ class TableFiles:
             added += [{**file, "dataChange": False} for file in self._delta.file_contents(written)]
             now = int(time.time() * 1000)
             removed += [file.removeWithTimestamp(now, False) for file in files]
-        before = [int(file["size"]) for group in groups for file in group]
-        metrics = {
-            "numRemovedFiles": len(removed),
-            "numAddedFiles": len(added),
-            "numRemovedBytes": sum(before),
-            "numAddedBytes": sum(int(file["size"]) for file in added),
+        done = {
+            "files_removed": len(removed),
+            "files_added": len(added),
+            "bytes_removed": sum(int(file["size"]) for group in groups for file in group),
+            "bytes_added": sum(int(file["size"]) for file in added),
         }
+        metrics = {_METRICS[name]: value for name, value in done.items()}
         operation = self._delta.optimize_operation(txn, metrics)
         actions = [*self._delta.add_files(added), *removed]
-        done = {
-            "files_removed": metrics["numRemovedFiles"],
-            "files_added": metrics["numAddedFiles"],
-            "bytes_removed": metrics["numRemovedBytes"],
-            "bytes_added": metrics["numAddedBytes"],
-        }
         return Rewritten(metrics=done, version=self._delta.commit(txn, actions, operation))
 
     def _optimize(self, statement: str) -> Rewritten | None:
@@ -211,7 +210,7 @@ def _mergeable(files: Sequence[dict[str, Any]], below: int) -> list[list[dict[st
             partitions[_partition(file)].append(file)
     groups: list[list[dict[str, Any]]] = []
     for small in partitions.values():
-        total = TARGET_BYTES
+        total = TARGET_BYTES + 1
         for file in small:
             if total + int(file["size"]) > TARGET_BYTES:
                 groups.append([])
