@@ -100,9 +100,8 @@ class Keyed:
         return content
 
     def files(self) -> list[dict[str, Any]]:
-        return self.delta.files_at(
-            self.harness.target.path, self.delta.version(self.harness.target.path)
-        )
+        snapshot = self.delta.snapshot(self.harness.target.path)
+        return self.delta.file_contents(snapshot.allFiles().collect())
 
 
 LONG = pytest.mark.long
