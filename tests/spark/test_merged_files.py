@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from py4j.protocol import Py4JJavaError
 
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.write import maintain
@@ -153,7 +152,8 @@ def test_other_writers_are_not_overwritten(table: Table, monkeypatch: pytest.Mon
     assert table.files.compact(MIB) is not None
     assert len(table.rows()) == 30
     late(lambda: table.spark.sql(f"DELETE FROM {table.name} WHERE id = 1"))
-    with pytest.raises(Py4JJavaError, match="oncurrent"):
+    # Its type depends on whether Delta's Python package was imported.
+    with pytest.raises(Exception, match="DELTA_CONCURRENT_DELETE_DELETE"):
         table.files.compact(MIB)
     assert len(table.rows()) == 29
     assert table.files.compact(MIB) is not None
