@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from penstock._tables.commits import actions_of
 from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.files import commit_lines
 from penstock._tables.write import maintain
 from penstock._tables.write.maintain import TARGET_BYTES, TableFiles, maintenance_session
 
@@ -38,10 +40,8 @@ class Table:
 
     def actions(self, kind: str) -> list[dict[str, Any]]:
         """The actions of the newest commit."""
-        version = DeltaJvm(self.spark).version(str(self.path))
-        commit = self.path / "_delta_log" / f"{version:020}.json"
-        lines = [json.loads(line) for line in commit.read_text().splitlines()]
-        return [line[kind] for line in lines if kind in line]
+        lines = commit_lines(self.path, DeltaJvm(self.spark).version(str(self.path)))
+        return list(actions_of(lines or [], kind))
 
 
 @pytest.fixture

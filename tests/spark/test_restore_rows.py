@@ -1,13 +1,14 @@
 """Restoring an earlier version of a table, with Penstock's commit or with Delta's command."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock._repair.shadow import restore_rows
+from penstock._tables.commits import actions_of
 from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.files import commit_lines
 from penstock._tables.layout import TableRef
 from penstock.errors import PlanError
 
@@ -45,9 +46,8 @@ class Table:
 
     def actions(self, kind: str) -> list[dict[str, Any]]:
         """The actions of the newest commit."""
-        commit = self.path / "_delta_log" / f"{self.version:020}.json"
-        lines = [json.loads(line) for line in commit.read_text().splitlines()]
-        return [line[kind] for line in lines if kind in line]
+        lines = commit_lines(self.path, self.version)
+        return list(actions_of(lines or [], kind))
 
 
 @pytest.fixture
@@ -98,13 +98,14 @@ def test_columns_and_properties_are_restored(table: Table, spark: Any) -> None:
     assert len(table.rows()) == 18
 
 
-def test_delta_restores_what_has_more_than_files(spark: Any, tmp_path: Path) -> None:
-    tracked = Table(spark, tmp_path / "a", "TBLPROPERTIES ('delta.enableRowTracking' = 'true')")
-    tracked.add(9)
-    assert not DeltaJvm(spark).restore(str(tracked.path), 1)
-    rows = tracked.rows(1)
-    restore_rows(spark, tracked.ref, 1)
-    assert tracked.rows() == rows
+@pytest.mark.parametrize("name", ["enableRowTracking", "appendOnly"])
+def test_delta_restores_what_only_its_command_can(spark: Any, tmp_path: Path, name: str) -> None:
+    table = Table(spark, tmp_path / "rows", f"TBLPROPERTIES ('delta.{name}' = 'true')")
+    table.add(9)
+    assert not DeltaJvm(spark).restore(str(table.path), 1)
+    rows = table.rows(1)
+    restore_rows(spark, table.ref, 1)
+    assert table.rows() == rows
 
 
 def test_a_version_whose_files_are_gone_is_refused(table: Table, spark: Any) -> None:

@@ -15,6 +15,7 @@ import org.apache.spark.sql.delta.OptimisticTransaction;
 import org.apache.spark.sql.delta.Snapshot;
 import org.apache.spark.sql.delta.actions.Action;
 import org.apache.spark.sql.delta.actions.AddFile;
+import org.apache.spark.sql.delta.actions.Metadata;
 import org.apache.spark.sql.delta.util.DeltaFileOperations;
 import org.apache.spark.sql.delta.util.JsonUtils;
 import scala.Option;
@@ -22,11 +23,11 @@ import scala.Option;
 /**
  * What {@code RESTORE TABLE} commits, without its queries.
  *
- * <p>Delta computes the state of both versions, and joins it seven times: 6 to 12 s for each table
- * with other columns, because the queries are compiled first.
+ * <p>Delta computes the state of both versions and joins it seven times: seconds for each
+ * table with other columns, because the queries are compiled first.
  */
 public final class Restore {
-  // Delta's tasks look for more files at the same time.
+  // Delta checks in parallel tasks that more files exist.
   private static final int MOST_ADDED = 1000;
   private static final Set<String> OTHER_ACTIONS = Set.of("domainMetadata", "rowTracking");
 
@@ -36,8 +37,8 @@ public final class Restore {
    * The actions that restore a version in a transaction that is not used for anything else.
    *
    * @return null if Delta must restore it, or fail with its own message: a table feature was added,
-   *     the next value of an identity column must be kept, a file is missing, or there are too many
-   *     files or commits
+   *     the next value of an identity column must be kept, the table is append-only, a file is
+   *     missing, or there are too many files or commits
    */
   public static List<Action> actions(OptimisticTransaction txn, long version) throws IOException {
     DeltaLog log = txn.deltaLog();
@@ -46,15 +47,12 @@ public final class Restore {
       return null;
     }
     Snapshot old = log.getSnapshotAt(version, Option.empty(), Option.empty(), true);
-    boolean isSame = old.metadata().equals(newest.metadata());
-    if ((!isSame && ColumnWithDefaultExprUtils.hasIdentityColumn(newest.metadata().schema()))
-        || !old.protocol().equals(newest.protocol())
-        || OTHER_ACTIONS.stream()
-            .anyMatch(newest.protocol().readerAndWriterFeatureNames()::contains)) {
+    if (needsDelta(old, newest)) {
       return null;
     }
-    Optional<List<AddFile>> wanted = new LiveFiles(log).withoutQuery(old);
-    Optional<List<AddFile>> present = new LiveFiles(log).withoutQuery(newest);
+    LiveFiles live = new LiveFiles(log);
+    Optional<List<AddFile>> wanted = live.withoutQuery(old);
+    Optional<List<AddFile>> present = live.withoutQuery(newest);
     if (wanted.isEmpty() || present.isEmpty()) {
       return null;
     }
@@ -74,7 +72,7 @@ public final class Restore {
       actions.add(changed(file));
     }
     removed.forEach(file -> actions.add(file.remove()));
-    if (!isSame) {
+    if (!old.metadata().equals(newest.metadata())) {
       txn.updateMetadata(old.metadata(), false);
     }
     WriteTransaction.measure(
@@ -87,6 +85,23 @@ public final class Restore {
             "numRemovedFiles", removed.size(),
             "removedFilesSize", bytes(removed)));
     return actions;
+  }
+
+  private static boolean needsDelta(Snapshot old, Snapshot newest) {
+    Metadata before = old.metadata();
+    Metadata now = newest.metadata();
+    return !old.protocol().equals(newest.protocol())
+        || OTHER_ACTIONS.stream()
+            .anyMatch(newest.protocol().readerAndWriterFeatureNames()::contains)
+        || (!before.equals(now) && ColumnWithDefaultExprUtils.hasIdentityColumn(now.schema()))
+        // Only Delta's command may remove files of such a table.
+        || isAppendOnly(before)
+        || isAppendOnly(now);
+  }
+
+  private static boolean isAppendOnly(Metadata metadata) {
+    String value = metadata.configuration().getOrElse("delta.appendOnly", () -> "false");
+    return value.equalsIgnoreCase("true");
   }
 
   private static List<AddFile> without(List<AddFile> files, List<AddFile> others) {

@@ -1,7 +1,7 @@
 """OPTIMIZE and VACUUM of one table, and the decision which files are small.
 
-Small files of small tables are merged here. Delta's OPTIMIZE computes the state of the table first,
-which takes five times as long as the rest.
+Small files of small tables are merged here. Delta's OPTIMIZE computes the state of the table by a
+query, and takes about four times the processor time.
 """
 
 import json
@@ -123,8 +123,9 @@ class TableFiles:
         Of a table with clustering columns, all files that are not clustered yet are rewritten.
         """
         txn = self._delta.begin(self._path, self._statistics)
-        listed = LiveFiles(self._delta, self._path).listed(txn.snapshot())
-        if listed is not None and _is_plain(self._delta, txn):
+        plain = _is_plain(self._delta, txn)
+        listed = LiveFiles(self._delta, self._path).listed(txn.snapshot()) if plain else None
+        if listed is not None:
             groups = _mergeable(listed, below)
             if sum(int(file["size"]) for group in groups for file in group) <= _BATCH_BYTES:
                 return self._merge(txn, groups) if groups else None
@@ -188,7 +189,7 @@ def _is_plain(delta: DeltaJvm, txn: Any) -> bool:
     """Whether merged files need no more than the rows of the old ones."""
     features = txn.protocol().readerAndWriterFeatureNames().mkString(",")
     is_special = any(name in features for name in _FEATURES_OF_DELTA)
-    return delta.has_own_classes and not is_special and not has_identity(delta.metadata(txn).schema)
+    return not is_special and not has_identity(delta.metadata(txn).schema)
 
 
 def _partition(file: Mapping[str, Any]) -> str:
