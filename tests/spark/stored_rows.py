@@ -9,6 +9,8 @@ from typing import Any
 import pyarrow
 from deltalake import DeltaTable
 
+from penstock._tables.delta_log import DeltaJvm
+
 _SCALAR = r"u?int\d+|string|bool|double|float|date32.*|timestamp.*|decimal.*"
 _READABLE = {"deletionVectors", "columnMapping", "timestampNtz"}
 _PLAIN = re.compile(rf"{_SCALAR}|list<\w+: (?:{_SCALAR})(?: not null)?>")
@@ -52,3 +54,12 @@ def copied(spark: Any, folder: str | Path, name: str) -> str:
     rows = pyarrow.table(table.scan()).cast(pyarrow.schema(table.schema()))
     spark.createDataFrame(rows).createOrReplaceTempView(name)
     return name
+
+
+def restore(spark: Any, folder: str | Path, version: int) -> None:
+    """Go back to an earlier version, as RESTORE does, without Delta's jobs.
+
+    `test_restore_rows` compares it with Delta's command.
+    """
+    if not DeltaJvm(spark).restore(str(folder), version):
+        spark.sql(f"RESTORE TABLE delta.`{folder}` TO VERSION AS OF {version}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
+from stored_rows import restore
 from view_cases import SHAPES, D, Tables
 from view_results import View
 
@@ -131,14 +132,14 @@ def test_changes_are_the_same_however_the_files_are_read(spark, tmp_path, clause
     assert view.refresh() == "ROW_BASED"
     assert view.rows == view.computed()
     spark.sql(f"INSERT INTO {table} SELECT {values} FROM range(4)")
-    spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF 3")
+    restore(spark, tmp_path / "t", 3)
     assert view.refresh() == "ROW_BASED"
     assert view.rows == view.computed()
     # The same files are added twice. Only RESTORE is a change of rows in the log.
     version = view.delta.version(str(tmp_path / "t"))
     for _ in range(2):
         spark.sql(f"OPTIMIZE {table}")
-        spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF {version}")
+        restore(spark, tmp_path / "t", version)
     assert view.refresh() == "ROW_BASED"
     assert view.rows == view.computed()
 

@@ -73,10 +73,8 @@ def test_files_of_each_partition_become_one(spark: Any, tmp_path: Path, properti
     spark.sql(f"DELETE FROM {table.name} WHERE id = 3")
     rows = table.rows()
     assert len(rows) == 39
-    assert table.files.largest_to_merge(table.files.newest(), at_least=7) is None
-    below = table.files.largest_to_merge(table.files.newest(), at_least=6)
-    assert below == MIB
-    done = table.files.compact(below)
+    assert table.files.compact(at_least=7) is None
+    done = table.files.compact(at_least=6)
     assert done is not None
     assert (done.metrics["files_removed"], done.metrics["files_added"]) == (8, 2)
     assert table.rows() == rows
@@ -87,9 +85,9 @@ def test_files_of_each_partition_become_one(spark: Any, tmp_path: Path, properti
     (info,) = table.actions("commitInfo")
     assert info["operation"] == "OPTIMIZE"
     assert info["operationMetrics"]["numRemovedFiles"] == "8"
-    assert table.files.compact(TARGET_BYTES) is None
+    assert table.files.compact(below=TARGET_BYTES) is None
     table.add(100)
-    done = table.files.compact(TARGET_BYTES)
+    done = table.files.compact(below=TARGET_BYTES)
     assert done is not None
     assert (done.metrics["files_removed"], done.metrics["files_added"]) == (4, 2)
     assert len(table.rows()) == 49
@@ -103,7 +101,7 @@ def test_groups_are_not_larger_than_a_file_should_be(
         table.add(number * 10)
     sizes = [int(file["size"]) for file in table.actions("add")]
     monkeypatch.setattr(maintain, "TARGET_BYTES", 2 * max(sizes) + 1)
-    done = table.files.compact(2 * max(sizes))
+    done = table.files.compact(below=2 * max(sizes))
     assert done is not None
     assert (done.metrics["files_removed"], done.metrics["files_added"]) == (8, 4)
     assert len(table.rows()) == 50
@@ -123,14 +121,14 @@ def test_deltas_optimize_merges_what_needs_more_or_is_large(
     table.add(0)
     table.add(10)
     monkeypatch.setattr(maintain, "_BATCH_BYTES", 100)
-    done = table.files.compact(MIB)
+    done = table.files.compact(below=MIB)
     assert done is not None
     assert done.metrics["files_removed"] == 4
     monkeypatch.undo()
     monkeypatch.setattr(TableFiles, "_optimize", count)
     spark.sql(f"ALTER TABLE {table.name} SET TBLPROPERTIES ('delta.enableRowTracking' = 'true')")
     table.add(20)
-    assert table.files.compact(MIB) is not None
+    assert table.files.compact(below=MIB) is not None
     assert len(statements) == 2
     assert len(table.rows()) == 30
 
@@ -149,12 +147,12 @@ def test_other_writers_are_not_overwritten(table: Table, monkeypatch: pytest.Mon
         monkeypatch.setattr(DeltaJvm, "commit", patched)
 
     late(lambda: table.add(20))
-    assert table.files.compact(MIB) is not None
+    assert table.files.compact(below=MIB) is not None
     assert len(table.rows()) == 30
     late(lambda: table.spark.sql(f"DELETE FROM {table.name} WHERE id = 1"))
     # Its type depends on whether Delta's Python package was imported.
     with pytest.raises(Exception, match="DELTA_CONCURRENT_DELETE_DELETE"):
-        table.files.compact(MIB)
+        table.files.compact(below=MIB)
     assert len(table.rows()) == 29
-    assert table.files.compact(MIB) is not None
+    assert table.files.compact(below=MIB) is not None
     assert len(table.rows()) == 29

@@ -10,7 +10,8 @@ from datetime import date
 from decimal import Decimal
 from typing import Any
 
-from stored_rows import copied
+from deltalake import DeltaTable
+from stored_rows import copied, restore
 
 SHAPES = {
     "filtered": "SELECT c, k, upper(g) AS g, v * 2 AS v FROM {t} WHERE v % 3 <> 0",
@@ -180,8 +181,5 @@ class Tables:
 
     def _restore(self) -> None:
         """Go back by one version or more; files that were removed are there again."""
-        table = f"delta.`{self.t}`"
-        newest = self.spark.sql(f"DESCRIBE HISTORY {table} LIMIT 1").first()["version"]
-        self.spark.sql(
-            f"RESTORE TABLE {table} TO VERSION AS OF {max(1, newest - self.random.randint(1, 3))}"
-        )
+        newest = DeltaTable(self.t).version()
+        restore(self.spark, self.t, max(1, newest - self.random.randint(1, 3)))

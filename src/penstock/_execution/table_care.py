@@ -195,10 +195,7 @@ class TableCare:
     def _compact(self, policy: TableMaintenance, at_least: int, below: int | None = None) -> None:
         with self._turn if policy.alone else contextlib.nullcontext():
             started = time.monotonic()
-            snapshot = self._files.newest()
-            if below is None:
-                below = self._files.largest_to_merge(snapshot, at_least=at_least)
-            done = None if below is None else self._files.compact(below)
+            done = self._files.compact(at_least=at_least, below=below)
         if done is not None:
             self._sums.add(done, _milliseconds(started))
         self._least_files = file_count(self._files.known())

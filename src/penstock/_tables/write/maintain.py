@@ -89,13 +89,13 @@ class TableFiles:
     def newest(self) -> Any:
         return self._delta.snapshot(self._path)
 
-    def largest_to_merge(self, snapshot: Any, *, at_least: int) -> int | None:
+    def _largest_to_merge(self, live: LiveFiles, at_least: int) -> int | None:
         """The size below which files are to be compacted; `None` if there are not enough of them.
 
         A compaction must be able to remove `at_least` files.
         """
         removable = [0] * len(_LEVELS)
-        for (_, level), files in self._small_files(snapshot).items():
+        for (_, level), files in self._small_files(live, self.newest()).items():
             removable[level] += files - 1
         for number in reversed(range(len(_LEVELS))):
             wanted = at_least if number == 0 else max(1, at_least // _HIGHER_LEVELS)
@@ -103,9 +103,9 @@ class TableFiles:
                 return _LEVELS[number]
         return None
 
-    def _small_files(self, snapshot: Any) -> Counter[tuple[str, int]]:
+    def _small_files(self, live: LiveFiles, snapshot: Any) -> Counter[tuple[str, int]]:
         """Number of small files by partition and level."""
-        listed = LiveFiles(self._delta, self._path).listed(snapshot)
+        listed = live.listed(snapshot)
         if listed is not None:
             sizes = [(_partition(file), int(file["size"])) for file in listed]
             return Counter((part, _level(size)) for part, size in sizes if size < TARGET_BYTES)
@@ -117,14 +117,20 @@ class TableFiles:
         grouped = small.groupBy(F.to_json("partitionValues"), level).count()
         return Counter({(row[0], row[1]): row[2] for row in grouped.collect()})
 
-    def compact(self, below: int) -> Rewritten | None:
-        """Merge the files below a size; `None` if none can be merged.
+    def compact(self, *, at_least: int = 1, below: int | None = None) -> Rewritten | None:
+        """Merge small files; `None` if that cannot remove `at_least` of them.
 
-        Of a table with clustering columns, all files that are not clustered yet are rewritten.
+        Without `below`, their largest size is that of the highest level with enough files. Of a
+        table with clustering columns, all files that are not clustered yet are rewritten.
         """
+        live = LiveFiles(self._delta, self._path)
+        if below is None:
+            below = self._largest_to_merge(live, at_least)
+        if below is None:
+            return None
         txn = self._delta.begin(self._path, self._statistics)
         plain = _is_plain(self._delta, txn)
-        listed = LiveFiles(self._delta, self._path).listed(txn.snapshot()) if plain else None
+        listed = live.listed(txn.snapshot()) if plain else None
         if listed is not None:
             groups = _mergeable(listed, below)
             if sum(int(file["size"]) for group in groups for file in group) <= _BATCH_BYTES:
