@@ -10,6 +10,7 @@ import pyarrow
 from deltalake import DeltaTable
 
 from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.write.maintain import TARGET_BYTES, TableFiles, maintenance_session
 
 _SCALAR = r"u?int\d+|string|bool|double|float|date32.*|timestamp.*|decimal.*"
 _READABLE = {"deletionVectors", "columnMapping", "timestampNtz"}
@@ -63,3 +64,9 @@ def restore(spark: Any, folder: str | Path, version: int) -> None:
     """
     if not DeltaJvm(spark).restore(str(folder), version):
         spark.sql(f"RESTORE TABLE delta.`{folder}` TO VERSION AS OF {version}")
+
+
+def merge_files(spark: Any, folder: str | Path) -> None:
+    """Merge small files, as OPTIMIZE does, without Delta's jobs."""
+    delta = DeltaJvm(maintenance_session(spark))
+    TableFiles(delta, str(folder)).compact(below=TARGET_BYTES)

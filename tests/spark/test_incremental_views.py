@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
-from stored_rows import restore
+from stored_rows import merge_files, restore
 from view_cases import SHAPES, D, Tables
 from view_results import View
 
@@ -138,7 +138,7 @@ def test_changes_are_the_same_however_the_files_are_read(spark, tmp_path, clause
     # The same files are added twice. Only RESTORE is a change of rows in the log.
     version = view.delta.version(str(tmp_path / "t"))
     for _ in range(2):
-        spark.sql(f"OPTIMIZE {table}")
+        merge_files(spark, tmp_path / "t")
         restore(spark, tmp_path / "t", version)
     assert view.refresh() == "ROW_BASED"
     assert view.rows == view.computed()

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 from deltalake import DeltaTable
-from stored_rows import copied, restore
+from stored_rows import copied, merge_files, restore
 
 SHAPES = {
     "filtered": "SELECT c, k, upper(g) AS g, v * 2 AS v FROM {t} WHERE v % 3 <> 0",
@@ -177,7 +177,7 @@ class Tables:
         )
 
     def _optimize(self) -> None:
-        self.spark.sql(f"OPTIMIZE delta.`{self.t}`")
+        merge_files(self.spark, self.t)
 
     def _restore(self) -> None:
         """Go back by one version or more; files that were removed are there again."""
