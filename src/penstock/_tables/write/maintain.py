@@ -118,10 +118,11 @@ class TableFiles:
         return Counter({(row[0], row[1]): row[2] for row in grouped.collect()})
 
     def compact(self, *, at_least: int = 1, below: int | None = None) -> Rewritten | None:
-        """Merge small files; `None` if that cannot remove `at_least` of them.
+        """Merge the files below a size; `None` if there is nothing to merge.
 
-        Without `below`, their largest size is that of the highest level with enough files. Of a
-        table with clustering columns, all files that are not clustered yet are rewritten.
+        Without `below`, it is the size of the highest level of which `at_least` files can be
+        removed. Of a table with clustering columns, all files that are not clustered yet are
+        rewritten.
         """
         live = LiveFiles(self._delta, self._path)
         if below is None:
