@@ -177,9 +177,17 @@ class Tables:
         )
 
     def _optimize(self) -> None:
-        merge_files(self.spark, self.t)
+        """By Penstock, as tables of pipelines are, or by Delta."""
+        if self.random.random() < 0.5:
+            merge_files(self.spark, self.t)
+        else:
+            self.spark.sql(f"OPTIMIZE delta.`{self.t}`")
 
     def _restore(self) -> None:
         """Go back by one version or more; files that were removed are there again."""
         newest = DeltaTable(self.t).version()
-        restore(self.spark, self.t, max(1, newest - self.random.randint(1, 3)))
+        version = max(1, newest - self.random.randint(1, 3))
+        if self.random.random() < 0.5:
+            restore(self.spark, self.t, version)
+        else:
+            self.spark.sql(f"RESTORE TABLE delta.`{self.t}` TO VERSION AS OF {version}")
