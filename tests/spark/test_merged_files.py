@@ -74,6 +74,8 @@ def test_files_of_each_partition_become_one(spark: Any, tmp_path: Path, properti
     rows = table.rows()
     assert len(rows) == 39
     assert table.files.compact(at_least=7) is None
+    snapshot = table.files.newest()
+    assert table.files._largest_to_merge(snapshot, None, 6) == MIB
     done = table.files.compact(at_least=6)
     assert done is not None
     assert (done.metrics["files_removed"], done.metrics["files_added"]) == (8, 2)

@@ -89,13 +89,15 @@ class TableFiles:
     def newest(self) -> Any:
         return self._delta.snapshot(self._path)
 
-    def _largest_to_merge(self, live: LiveFiles, at_least: int) -> int | None:
+    def _largest_to_merge(
+        self, snapshot: Any, listed: Sequence[Mapping[str, Any]] | None, at_least: int
+    ) -> int | None:
         """The size below which files are to be compacted; `None` if there are not enough of them.
 
         A compaction must be able to remove `at_least` files.
         """
         removable = [0] * len(_LEVELS)
-        for (_, level), files in self._small_files(live, self.newest()).items():
+        for (_, level), files in self._small_files(snapshot, listed).items():
             removable[level] += files - 1
         for number in reversed(range(len(_LEVELS))):
             wanted = at_least if number == 0 else max(1, at_least // _HIGHER_LEVELS)
@@ -103,9 +105,10 @@ class TableFiles:
                 return _LEVELS[number]
         return None
 
-    def _small_files(self, live: LiveFiles, snapshot: Any) -> Counter[tuple[str, int]]:
+    def _small_files(
+        self, snapshot: Any, listed: Sequence[Mapping[str, Any]] | None
+    ) -> Counter[tuple[str, int]]:
         """Number of small files by partition and level."""
-        listed = live.listed(snapshot)
         if listed is not None:
             sizes = [(_partition(file), int(file["size"])) for file in listed]
             return Counter((part, _level(size)) for part, size in sizes if size < TARGET_BYTES)
@@ -120,19 +123,18 @@ class TableFiles:
     def compact(self, *, at_least: int = 1, below: int | None = None) -> Rewritten | None:
         """Merge the files below a size; `None` if there is nothing to merge.
 
-        Without `below`, it is the size of the highest level of which `at_least` files can be
-        removed. Of a table with clustering columns, all files that are not clustered yet are
-        rewritten.
+        Without `below`, the largest size with enough small files is chosen: `at_least` of them can
+        be removed, of larger ones a quarter as many. Of a table with clustering columns, all files
+        that are not clustered yet are rewritten.
         """
-        live = LiveFiles(self._delta, self._path)
+        txn = self._delta.begin(self._path, self._statistics)
+        snapshot = txn.snapshot()
+        listed = LiveFiles(self._delta, self._path).listed(snapshot)
         if below is None:
-            below = self._largest_to_merge(live, at_least)
+            below = self._largest_to_merge(snapshot, listed, at_least)
         if below is None:
             return None
-        txn = self._delta.begin(self._path, self._statistics)
-        plain = _is_plain(self._delta, txn)
-        listed = live.listed(txn.snapshot()) if plain else None
-        if listed is not None:
+        if listed is not None and _is_plain(self._delta, txn):
             groups = _mergeable(listed, below)
             if sum(int(file["size"]) for group in groups for file in group) <= _BATCH_BYTES:
                 return self._merge(txn, groups) if groups else None
