@@ -106,14 +106,16 @@ def test_job_resumes_after_kill_and_stops_after_its_batches(tmp_path: Path):
 
 def test_job_ends_by_itself_when_all_is_processed(spark, tmp_path: Path):
     (tmp_path / "job.py").write_text(
-        "import sys\nprint(sys.argv[1:])\n"
+        "import sys\nprint(sys.argv[1:])\nspark = spark.newSession()\n"
         + ONE_QUERY.format(root=tmp_path, function="lambda df, _: df.count()")
+        + "dbutils.notebook.exit('done')\nprint('after the exit')\n"
     )
     add(tmp_path, 1)
     run = penstock(tmp_path, "run", ".", "--", "--topic", "a b", "--refresh=x", "--debug")
     assert run.code == 0, run.text
     assert "['--topic', 'a b', '--refresh=x', '--debug']" in run.out
     assert "after the query" in run.text
+    assert "after the exit" not in run.text
     status = json.loads(penstock(tmp_path, "status", "job.py", "--output", "json").out)
     assert [(f["flow"], f["state"], f["batches"]) for f in status["flows"]] == [
         ("query", "COMPLETED", 1)

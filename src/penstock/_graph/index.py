@@ -175,6 +175,7 @@ def build_index(definition: PipelineDefinition, settings: PipelineSettings) -> D
     errors += _event_table_errors(names, settings)
     sinks = _sinks(definition.sinks, names, settings, errors)
     flows: dict[str, Flow] = {}
+    flow_names: dict[str, Flow] = {}
     targets: dict[str, str] = {}
     by_target: dict[str, list[Flow]] = {}
     attempted: set[str] = set()
@@ -221,8 +222,10 @@ def build_index(definition: PipelineDefinition, settings: PipelineSettings) -> D
             flow = dataclasses.replace(flow, name=shown[target])
         elif is_cdc(flow) and flow.name == flow.target and target in shown:
             flow = dataclasses.replace(flow, name=shown[target])  # not given: the target's
-        if flow.name in flows:
-            errors.append(_duplicate("flow", flow.name, flow.origin, flows[flow.name].origin))
+        # As names of checkpoints, on disks that do not distinguish upper and lower case.
+        other = flow_names.setdefault(flow.name.lower(), flow)
+        if other is not flow:
+            errors.append(_duplicate("flow", flow.name, flow.origin, other.origin))
             continue
         flows[flow.name] = flow
         targets[flow.name] = target

@@ -33,6 +33,7 @@ from penstock._observe.events import (
     UpdateState,
 )
 from penstock._project.databricks.notebook_globals import notebook_globals
+from penstock._project.job_files import refuse_modules_of_one_name
 from penstock._project.loader import job_programs, run_job_file
 from penstock._runtime.reporter import error_info
 from penstock._runtime.update import UpdateResult
@@ -58,9 +59,9 @@ def run_job(
 ) -> UpdateResult:
     """Run the files of a job; return when all and their queries have ended and the JVM is gone.
 
-    As `run_update`: called on the main thread, which runs the file if it is one. `on_interrupt` is
-    called before this file is interrupted by SIGINT, on another thread: it must raise
-    `KeyboardInterrupt` then.
+    As `run_update`: called on the main thread, which runs the program if there is only one file.
+    `on_interrupt` is called on another thread before SIGINT is sent to this process; SIGINT must
+    then raise `KeyboardInterrupt`.
     """
     if options.selection.names or options.full_refresh_all or options.replace_where:
         raise PlanError(
@@ -69,6 +70,7 @@ def run_job(
             hint="run it without a selection; to read a source from its start again, give the "
             "query a new checkpointLocation",
         )
+    refuse_modules_of_one_name(settings, sources)
     with (
         observed_update(settings, options, bus) as observed,
         project_session(settings, observed.leases, update_id=observed.origin.update_id) as spark,
@@ -148,7 +150,6 @@ class Job:
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._main = threading.get_ident()
         self._main_runs_program = False
-        self._here = threading.local()
         self._was_stopped = False
         self._was_interrupted = threading.Event()
 
@@ -220,7 +221,7 @@ class Job:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run_program(self, program: Program) -> None:
-        self._here.program = program
+        program.thread = threading.get_ident()
         context = read_context(self.settings, program.spark)
         names = notebook_globals(program.spark, self.settings, map_path=context.map_path)
         try:
@@ -232,6 +233,8 @@ class Job:
             if code is not None:
                 self.queries.jvm_died(code)
                 program.failure = jvm_died(code, log=log_tail(self.spark))
+        finally:
+            program.thread = 0  # another thread may get this identifier
         waiting = self.queries.running_of(program)
         if program.failure is not None and len(self.programs) > 1:
             text = f"{program.source.name} has failed: {program.failure.message}"
@@ -251,7 +254,7 @@ class Job:
         self._report(UpdateState.RUNNING, text)
 
     def _configured(self, options: Mapping[str, Any]) -> SparkSession | None:
-        """Warn of settings of `SparkSession.builder` that the running session cannot take."""
+        """Warn about settings of `SparkSession.builder` that the running session cannot take."""
         ignored = ignored_settings(self.spark, options)
         if ignored:
             text = (
@@ -259,14 +262,14 @@ class Job:
                 "set them below `configuration` in penstock.yaml"
             )
             self.bus.emit(Event(self.origin, PlanWarning(text), text))
-        program: Program | None = getattr(self._here, "program", None)
+        program = self.queries.program_here()
         if program is None or len(self.programs) == 1:
             return None
         return program.activate(options)
 
     def _spark_stopped(self) -> None:
         """A program stops Spark: its queries end as they would; the session ends with the run."""
-        program: Program | None = getattr(self._here, "program", None)
+        program = self.queries.program_here()
         running = self.queries.running
         for query in running if program is None else self.queries.running_of(program):
             query.interrupt()

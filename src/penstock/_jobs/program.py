@@ -14,10 +14,14 @@ from penstock.errors import PenstockError
 
 @dataclass(eq=False)
 class Program:
-    """A file that is executed, its session, and the flows of the queries that it has started."""
+    """A file that is executed, its session, and the flows of the queries that it has started.
+
+    `thread` is the identifier of the thread that executes the file, 0 before.
+    """
 
     source: Path
     spark: SparkSession
+    thread: int = 0
     flows: set[str] = field(default_factory=set)
     failure: PenstockError | None = None
 

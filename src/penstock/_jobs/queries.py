@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any
 
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -54,12 +55,13 @@ class JobQueries:
         self._ends: dict[str, FlowStatus] = {}
         self._errors: dict[str, PenstockError] = {}
         self._is_stopping = False
+        self._sessions: list[SparkSession] = []
 
     @contextmanager
     def observed(self) -> Iterator[None]:
         """Observe the queries that are started while this is open."""
         for program in self._programs:
-            program.spark.streams.addListener(self._listener)
+            self._listen(program.spark)
         start = self._observing(DataStreamWriter.start, "path")
         to_table = self._observing(DataStreamWriter.toTable, "tableName")
         try:
@@ -74,23 +76,42 @@ class JobQueries:
             thread.start()
             thread.join(_DETACH_SECONDS)
 
+    def _listen(self, spark: SparkSession) -> None:
+        """Get the events of a session: Spark tells a listener of its own session's queries only.
+
+        A program may have made the session.
+        """
+        with self._changed:
+            if not any(_are_same(spark, known) for known in self._sessions):
+                self._sessions.append(spark)
+                spark.streams.addListener(self._listener)
+
     def _detach(self) -> None:
         with suppress(Exception):  # the JVM may be gone
-            for program in self._programs:
-                program.spark.streams.removeListener(self._listener)
+            for session in self._sessions:
+                session.streams.removeListener(self._listener)
 
     def _observing(self, start: Callable[..., StreamingQuery], name: str) -> Callable[..., Any]:
         @wraps(start)
         def observed_start(writer: Any, *arguments: Any, **options: Any) -> StreamingQuery:
             location = capture_origin()
+            spark = writer._spark
+            self._listen(spark)
             query = start(writer, *arguments, **options)
             target = arguments[0] if arguments else options.get(name)
-            spark = writer._spark
-            program = next((each for each in self._programs if each.spark is spark), None)
-            self._add(query, program or self._programs[0], target_of(writer, target), location)
+            self._add(query, self._program_of(spark), target_of(writer, target), location)
             return query
 
         return observed_start
+
+    def program_here(self) -> Program | None:
+        """The program that this thread executes."""
+        here = threading.get_ident()
+        return next((each for each in self._programs if each.thread == here), None)
+
+    def _program_of(self, spark: SparkSession) -> Program:
+        owners = (each for each in self._programs if _are_same(each.spark, spark))
+        return next(owners, None) or self.program_here() or self._programs[0]
 
     def _add(
         self,
@@ -215,3 +236,8 @@ class JobQueries:
         """End all queries with a failure that they have in common."""
         for query in self.running:
             query.abandoned(flow_error(failure, query.declared))
+
+
+def _are_same(first: SparkSession, second: SparkSession) -> bool:
+    """Whether two objects of Python are the same session of Spark."""
+    return first is second or bool(first._jsparkSession == second._jsparkSession)

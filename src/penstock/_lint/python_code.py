@@ -171,7 +171,8 @@ def _call(node: ast.Call, checkpoints: list[tuple[str, int]]) -> Iterator[Hit]:
     elif name in ("option", "options"):
         for key, value in arguments_of(node):
             if key.lower() == _CHECKPOINT:
-                checkpoints.append((ast.unparse(value), value.lineno))
+                if not isinstance(value, ast.Name):  # a name has a value in each function
+                    checkpoints.append((ast.unparse(value), value.lineno))
                 yield Hit("PSL302", value.lineno, "checkpointLocation is set in the code")
     elif name == "set" and chain(function)[-2:-1] == ["conf"] and len(node.args) == 2:
         name_text, value_text = (constant_text(argument) for argument in node.args)

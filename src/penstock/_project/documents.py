@@ -13,6 +13,7 @@ from penstock._project.yaml_text import KeyPath, YamlText, parse_yaml
 from penstock.errors import SpecError
 
 _DEEPEST = 60
+_TRUE, _FALSE = frozenset({"true", "yes", "on"}), frozenset({"false", "no", "off"})
 
 
 @dataclass(frozen=True)
@@ -88,14 +89,14 @@ class Node:
         )
 
 
-def read_document(path: Path) -> Node:
-    """Read a YAML or JSON file; an empty file is an empty mapping."""
+def read_document(path: Path, *, is_bundle: bool = False) -> Node:
+    """Read a YAML or JSON file, which may be part of a bundle; an empty file is an empty mapping."""
     shown = source_location(str(path), 1).file
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError("SPEC_NOT_READABLE", f"{shown} cannot be read: {error}") from error
-    parsed = parse_yaml(text, shown)
+    parsed = parse_yaml(text, shown, is_bundle=is_bundle)
     if parsed.content is None:
         return Node({}, path, 1)
     if not isinstance(parsed.content, dict):
@@ -139,8 +140,8 @@ def truth_of(part: Node | None, key: str) -> bool | None:
         return None
     if isinstance(part.value, bool):
         return part.value
-    if isinstance(part.value, str) and part.value.strip().lower() in ("true", "false"):
-        return part.value.strip().lower() == "true"
+    if isinstance(part.value, str) and (value := part.value.strip().lower()) in _TRUE | _FALSE:
+        return value in _TRUE
     raise part.error(f"`{key}` must be true or false")
 
 

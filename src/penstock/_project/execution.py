@@ -12,7 +12,7 @@ from penstock._api.registry import active_registry, is_collecting
 from penstock._model.origin import SourceLocation, source_location
 from penstock._model.pipeline import PipelineSettings
 from penstock._project.databricks.dbutils import widget_values
-from penstock._project.databricks.dbutils_notebook import NotebookExit
+from penstock._project.databricks.dbutils_notebook import running_notebook
 from penstock._project.databricks.magics import Cell, CellKind
 from penstock._project.databricks.notebook import (
     file_of_cell,
@@ -69,11 +69,9 @@ class SourceExecutor:
                 pipeline_schema=self._settings.schema,
             )
         is_repeated = is_again and is_collecting()
-        try:
-            with active_registry(path.name).repeating() if is_repeated else nullcontext():
-                self._execute_cells(cells, namespace, context, (*running, path))
-        except NotebookExit:
-            pass  # the rest of this notebook is not wanted
+        repeating = active_registry(path.name).repeating() if is_repeated else nullcontext()
+        with running_notebook(), repeating:
+            self._execute_cells(cells, namespace, context, (*running, path))
 
     def forget(self) -> None:
         self.missing_packages.clear()

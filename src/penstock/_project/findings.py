@@ -84,7 +84,7 @@ _SET = re.compile(r"(?:^|;)\s*SET\s+([\w.\-]+)\s*=", re.IGNORECASE)
 
 def sql_findings(text: str) -> Iterator[Finding]:
     """Yield what a SQL string needs, without its comments."""
-    text = _without_comments(text)
+    text = without_sql_comments(text)
     for match in _SET.finditer(text):
         line = 1 + text.count("\n", 0, match.start(1))
         yield Finding(kind=FindingKind.KEY_SET, name=match.group(1), line=line)
@@ -97,7 +97,9 @@ def sql_findings(text: str) -> Iterator[Finding]:
             yield finding
 
 
-def _without_comments(text: str) -> str:
+def without_sql_comments(text: str) -> str:
+    """The text with comments of SQL removed; its lines stay the same."""
+
     def blank(match: re.Match[str]) -> str:
         comment = match.group("comment")
         return match.group() if comment is None else "\n" * comment.count("\n")

@@ -12,8 +12,10 @@ import importlib
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
@@ -90,9 +92,9 @@ class ProjectImports(MetaPathFinder):
         self.folders = list(
             dict.fromkeys([*module_folders(Path(settings.root), sources), *settings.import_roots])
         )
-        self.namespace: Mapping[str, object] = {}
         self.executor = SourceExecutor(settings)
-        self._search = self.folders
+        self._started = _Source({}, self.folders)
+        self._here = threading.local()
         self._modules: dict[str, ModuleType] = {}
         self._failures: dict[str, BaseException] = {}
         self._imported_names: set[str] = set()
@@ -101,6 +103,17 @@ class ProjectImports(MetaPathFinder):
         self._paths = frozenset(sys.path)
         self._executed: list[Path] = []
 
+    @property
+    def namespace(self) -> Mapping[str, object]:
+        """Of the source that is executed."""
+        return self._source.namespace
+
+    @property
+    def _source(self) -> "_Source":
+        """The one of this thread; on a thread of the user's code, the one started last."""
+        source: _Source = getattr(self._here, "source", self._started)
+        return source
+
     def run(self, source: Path, namespace: Mapping[str, object], *, is_main: bool = False) -> None:
         """Execute a source file, unless a sibling has already imported it.
 
@@ -108,10 +121,10 @@ class ProjectImports(MetaPathFinder):
         the same object again if it was imported before and failed.
         """
         path = str(source)
-        self.namespace = namespace
         own = _between(source.parent, Path(self.root))
         package, top = _package_of(source)
-        self._search = list(dict.fromkeys([str(source.parent), *top, *own, *self.folders]))
+        folders = list(dict.fromkeys([str(source.parent), *top, *own, *self.folders]))
+        self._started = self._here.source = _Source(namespace, folders)
         try:
             if path in self._failures:
                 raise self._failures[path]
@@ -127,7 +140,7 @@ class ProjectImports(MetaPathFinder):
                 spec.loader.exec_module(module)
         finally:
             if not is_main:
-                self._search = self.folders
+                self._started = self._here.source = _Source(namespace, self.folders)
                 # Folders may have modules of the same name; each file sees those of its own.
                 self._forget(self._imported_names)
 
@@ -142,7 +155,7 @@ class ProjectImports(MetaPathFinder):
         else:
             if fullname in _PROTECTED:
                 return None
-            search = self._search
+            search = self._source.folders
         return self.find_in(fullname, search, target)
 
     def find_in(
@@ -218,6 +231,14 @@ class ProjectImports(MetaPathFinder):
         while name in sys.modules:
             name, number = f"{stem}_{number}", number + 1
         return name
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Names that a source has without importing them, and where its modules are searched."""
+
+    namespace: Mapping[str, object]
+    folders: Sequence[str]
 
 
 class _AroundProject(MetaPathFinder):

@@ -66,7 +66,7 @@ def _load(
         shared_session(namespace.get("spark")),
     ):
         imports.drop()
-        refuse_job(imports.sources)
+        refuse_job(imports.sources, Path(imports.root))
         _run_all(imports, namespace, registry)
         return registry, imports.sources
 

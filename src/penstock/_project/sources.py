@@ -3,7 +3,7 @@
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from penstock._project.databricks.notebook import (
     find_notebook_of_workspace,
     read_cells,
 )
+from penstock._project.findings import without_sql_comments
 from penstock._project.locations import nearest_file
 from penstock._project.query_starts import starts_queries
 from penstock.errors import PenstockError, SpecError
@@ -30,10 +31,10 @@ _API_IMPORT = re.compile(
 )
 _SQL_DECLARATION = re.compile(
     r"\bCREATE\s+(?:OR\s+(?:REFRESH|REPLACE)\s+)?(?:(?:PRIVATE|TEMPORARY|INCREMENTAL)\s+)*"
-    r"(?:STREAMING|LIVE|MATERIALIZED|FLOW)\b"
-    r"|\bCREATE\s+(?:TEMPORARY\s+)?VIEW\b|\bAPPLY\s+CHANGES\s+INTO\b",
+    r"(?:STREAMING|LIVE|MATERIALIZED|FLOW)\b|\bAPPLY\s+CHANGES\s+INTO\b",
     re.IGNORECASE,
 )
+_SQL_VIEW = re.compile(r"\bCREATE\s+(?:TEMPORARY\s+)?VIEW\b", re.IGNORECASE)
 # Where projects keep their sources, if neither a spec file nor the root tells.
 _CONVENTIONAL = ("transformations", "src", "pipelines", "notebooks", "dlt", "sql")
 _NO_SOURCE = re.compile(r"(?:test_.*|.*_test|conftest|setup)\.py$")
@@ -130,8 +131,8 @@ def _pipeline_files(root: Path) -> tuple[Path, ...]:
     raise SpecError(
         "SOURCE_NOT_FOUND",
         f"{root} has no pipeline: no spec file here or above, no Python file or notebook that "
-        "imports penstock, dlt or pyspark.pipelines or starts streaming queries, and no SQL that "
-        "creates a dataset",
+        "imports penstock, dlt or pyspark.pipelines, no SQL that creates a dataset, and none in "
+        "the folder itself that starts streaming queries",
         hint="name a file (`penstock run my_pipeline.py`), or create a project with "
         "`penstock init NAME`",
     )
@@ -149,7 +150,7 @@ def _is_job(path: Path) -> bool:
 
 def _declares(path: Path) -> bool:
     try:
-        return any(cell_declares(cell) for cell in read_cells(path))
+        return declares(read_cells(path))
     except (PenstockError, SyntaxError, ValueError, OSError):
         if path.suffix.lower() != ".py":
             return False
@@ -159,11 +160,17 @@ def _declares(path: Path) -> bool:
         return False
 
 
-def cell_declares(cell: Cell) -> bool:
-    """Whether a cell imports the declarative API, or is SQL that creates a dataset."""
-    if cell.kind is CellKind.SQL:
-        return _SQL_DECLARATION.search(cell.text) is not None
-    return cell.kind is CellKind.PYTHON and imports_api(cell.text)
+def declares(cells: Sequence[Cell]) -> bool:
+    """Whether cells of a file import the declarative API, or have SQL that creates a dataset.
+
+    A view is a dataset unless the file starts streaming queries: it is then the job's own.
+    """
+    if any(cell.kind is CellKind.PYTHON and imports_api(cell.text) for cell in cells):
+        return True
+    sql = [without_sql_comments(cell.text) for cell in cells if cell.kind is CellKind.SQL]
+    if any(_SQL_DECLARATION.search(text) for text in sql):
+        return True
+    return any(_SQL_VIEW.search(text) for text in sql) and not starts_queries(cells)
 
 
 # -- patterns -----------------------------------------------------------------------------------

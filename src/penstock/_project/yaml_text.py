@@ -1,7 +1,8 @@
 """YAML that remembers its lines: for errors that name the key and the line.
 
 Values are text as it is written, except booleans and null: `0.10`, `08:30` and `2024-01-01` mean
-the same to Spark as to the person who wrote them. JSON is read by the same rules: it is YAML but
+the same to Spark as to the person who wrote them. Of a bundle, only `true` and `false` are booleans,
+as for Databricks' CLI: `country: NO` is a string. JSON is read by the same rules: it is YAML but
 for tabs, and for characters that it escapes in two halves.
 """
 
@@ -33,8 +34,11 @@ class YamlText:
         return self.lines.get(path, 1)
 
 
-def parse_yaml(text: str, file: str) -> YamlText:
-    """Parse the text of `file`, which is JSON if its name says so."""
+def parse_yaml(text: str, file: str, *, is_bundle: bool = False) -> YamlText:
+    """Parse the text of `file`, which is JSON if its name says so.
+
+    It is part of a bundle if `is_bundle` says so or it has one of the keys of bundles.
+    """
     lines: dict[KeyPath, int] = {}
     is_json = file.lower().endswith(".json")
     if is_json:
@@ -43,7 +47,8 @@ def parse_yaml(text: str, file: str) -> YamlText:
         loader = yaml.SafeLoader(text)
         try:
             node = loader.get_single_node()
-            content = None if node is None else _Reader(loader, lines, file).value(node, ())
+            reader = _Reader(loader, lines, file, is_bundle or _has_keys_of_bundles(node))
+            content = None if node is None else reader.value(node, ())
         finally:
             loader.dispose()
     except yaml.YAMLError as error:
@@ -66,10 +71,13 @@ def parse_yaml(text: str, file: str) -> YamlText:
 
 
 class _Reader:
-    def __init__(self, loader: yaml.SafeLoader, lines: dict[KeyPath, int], file: str) -> None:
+    def __init__(
+        self, loader: yaml.SafeLoader, lines: dict[KeyPath, int], file: str, is_bundle: bool
+    ) -> None:
         self._loader = loader
         self._lines = lines
         self._file = file
+        self._is_bundle = is_bundle
         self._parts = 0
 
     def value(self, node: yaml.Node, path: KeyPath) -> object:
@@ -83,7 +91,9 @@ class _Reader:
         if node.tag == f"{_TAG}null":
             return None
         if node.tag == f"{_TAG}bool" and isinstance(node, yaml.ScalarNode):
-            return bool(self._loader.construct_yaml_bool(node))
+            value = bool(self._loader.construct_yaml_bool(node))
+            if not self._is_bundle or node.value.lower() in ("true", "false"):
+                return value
         return _whole(str(node.value))
 
     def _entry(self, parent: yaml.Node, node: yaml.Node, path: KeyPath, at: int) -> object:
@@ -115,6 +125,14 @@ class _Reader:
             self._lines[(*path, name)] = key.start_mark.line + 1
             result[name] = self.value(entry, (*path, name))
         return result
+
+
+def _has_keys_of_bundles(node: yaml.Node | None) -> bool:
+    parts = node.value if isinstance(node, yaml.MappingNode) else []
+    return any(
+        key.value in ("bundle", "resources") and isinstance(part, yaml.MappingNode)
+        for key, part in parts
+    )
 
 
 def _whole(text: str) -> str:

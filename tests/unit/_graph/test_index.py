@@ -119,7 +119,7 @@ def test_a_flow_is_a_duplicate_when_its_name_is_taken(draft):
     draft.empty_table("a")
     draft.empty_table("b")
     draft.append_flow("load", "a")
-    draft.append_flow("load", "b")
+    draft.append_flow("Load", "b")
     # `b` without a flow is the consequence, not a second mistake.
     assert conditions(draft.index()) == ["DUPLICATE_FLOW"]
 

@@ -173,10 +173,12 @@ def test_a_checkpoint_is_shared_when_two_queries_name_it(lint: Lint):
         a = df.writeStream.option("checkpointLocation", BASE + "/a")
         b = df.writeStream.options(checkpointLocation=BASE + "/a")
         c = df.writeStream.option("checkpointLocation", BASE + "/c")
+        def d(checkpoint): return df.writeStream.option("checkpointLocation", checkpoint)
+        def e(checkpoint): return df.writeStream.option("checkpointLocation", checkpoint)
         """
     )
     assert lines_of(report, "PSL301") == [2, 3]
-    assert lines_of(report, "PSL302") == [2, 3, 4]
+    assert lines_of(report, "PSL302") == [2, 3, 4, 5, 6]
 
 
 def test_sql_is_looked_at_by_statement(lint: Lint):

@@ -502,6 +502,21 @@ def test_anchors_are_followed_when_a_bundle_has_some(project):
     assert (settings.catalog, settings.schema) == ("c", "t")
 
 
+def test_only_true_and_false_are_booleans_in_a_bundle(project):
+    project.write(
+        "databricks.yml",
+        "bundle: {name: b}\ninclude: [targets.yml]\nvariables: {area: {default: off}}\n"
+        "resources: {pipelines: {on: {name: on, continuous: yes, development: NO,\n"
+        "  configuration: {country: NO, flag: True, area: '${var.area}', zone: '${var.zone}'}}}}\n",
+    )
+    project.write("targets.yml", "variables: {zone: {default: y}}\ntargets: {t: {default: on}}\n")
+    settings = _load(project.root)
+    assert settings.name == "on"
+    assert (settings.continuous, settings.development) == (True, False)
+    expected = {"country": "NO", "flag": "true", "area": "off", "zone": "y"}
+    assert dict(settings.configuration) == expected
+
+
 @pytest.mark.parametrize("clusters", ["${var.all}", "\n        - ${var.one}"])
 def test_spark_conf_counts_when_a_variable_holds_the_cluster(project, clusters):
     project.write(

@@ -62,7 +62,7 @@ class Choice:
     environ: Mapping[str, str]
 
     def names_sources_in(self, root: Path) -> bool:
-        """Whether the bundle selects other sources than the project settings list."""
+        """Whether a source other than the project's folder was named."""
         return self.source is not None and self.source != root
 
     @property
@@ -153,7 +153,7 @@ def _main_of(document: Node) -> tuple[Node, Node | None]:
         candidate / name for candidate in (folder, *folder.parents) for name in BUNDLE_NAMES
     ):
         if place.is_file() and declares_bundle(place):
-            return read_document(place), document
+            return read_document(place, is_bundle=True), document
     return document, None
 
 
@@ -162,7 +162,7 @@ def _with_includes(main: Node, only: Node | None) -> Node:
     for path in _included(main):
         if path.resolve() not in seen:
             seen.add(path.resolve())
-            tree = read_document(path).over(tree)
+            tree = read_document(path, is_bundle=True).over(tree)
     if only is not None and only.file.resolve() not in seen:
         tree = only.over(tree)
     return Node(tree.value, main.file, main.line)
@@ -248,7 +248,7 @@ def _development(targets: Node) -> list[str]:
 
 def _overrides(root: Path, target: str) -> Node | None:
     path = root / ".databricks" / "bundle" / target / "variable-overrides.json"
-    return read_document(path) if path.is_file() else None
+    return read_document(path, is_bundle=True) if path.is_file() else None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 import getpass
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,21 @@ class NotebookExit(BaseException):
 
     Not an `Exception`, so that `except Exception` in the notebook lets it through.
     """
+
+
+_is_running: ContextVar[bool] = ContextVar("notebook", default=False)
+
+
+@contextmanager
+def running_notebook() -> Iterator[None]:
+    """Let `dbutils.notebook.exit` end what is executed while this is open, on this thread."""
+    token = _is_running.set(True)
+    try:
+        yield
+    except NotebookExit:
+        pass  # the rest of this notebook is not wanted
+    finally:
+        _is_running.reset(token)
 
 
 class Notebook(Part):
@@ -35,7 +52,8 @@ class Notebook(Part):
         Raises:
             DefinitionError: No notebook is running.
         """
-        active_registry("dbutils.notebook.exit")
+        if not _is_running.get():
+            active_registry("dbutils.notebook.exit")  # raises
         raise NotebookExit(value)
 
     def run(self, path: str, *_arguments: Any, **_parameters: Any) -> str:
@@ -81,7 +99,7 @@ class NotebookContext:
     safeToJson = toJson
 
     def apiToken(self) -> "_Answer":
-        """Always `None`."""
+        """Not available: there is no workspace."""
         raise UnavailableError(
             "the token of the notebook's context (`apiToken`)",
             "there is no workspace here; keep tokens in secrets and use `dbutils.secrets.get`",

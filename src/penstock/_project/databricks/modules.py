@@ -75,32 +75,39 @@ class _Modules(MetaPathFinder, Loader):
                 setattr(sys.modules[parent], attribute, module)
 
     def _content(self, name: str) -> dict[str, object]:
-        namespace = self._namespace()
-        spark: Any = namespace.get("spark")
-        dbutils = namespace["dbutils"]
         if name == _DBUTILS:
-            return {"DBUtils": lambda *_arguments, **_parameters: dbutils}
+            return {"DBUtils": lambda *_arguments, **_parameters: self._namespace()["dbutils"]}
         if name == _CONNECT:
-            return {
-                "DatabricksSession": type("DatabricksSession", (), {"builder": _Builder(spark)})
-            }
+            builder = _Builder(lambda: self._namespace().get("spark"))
+            return {"DatabricksSession": type("DatabricksSession", (), {"builder": builder})}
         if name == _RUNTIME:
-            content = {**namespace, "udf": _spark_function("udf")}
-            if hasattr(spark, "table"):
-                content["table"] = lambda name: spark.table(name)
-            content = {key: value for key, value in content.items() if value is not None}
-            return {**content, "__all__": sorted(content)}
+            return {"__getattr__": self._of_runtime, "__all__": sorted(self._runtime())}
         return {}
+
+    def _of_runtime(self, name: str) -> object:
+        """A name of the module: each job has a session and `dbutils` of its own."""
+        try:
+            return self._runtime()[name]
+        except KeyError:
+            raise AttributeError(f"module {_RUNTIME!r} has no attribute {name!r}") from None
+
+    def _runtime(self) -> dict[str, object]:
+        namespace = self._namespace()
+        content = {**namespace, "udf": _spark_function("udf")}
+        spark: Any = namespace.get("spark")
+        if hasattr(spark, "table"):
+            content["table"] = lambda name: spark.table(name)
+        return {key: value for key, value in content.items() if value is not None}
 
 
 class _Builder:
     """A builder that always returns the running session."""
 
-    def __init__(self, spark: object) -> None:
+    def __init__(self, spark: Callable[[], object]) -> None:
         self._spark = spark
 
     def getOrCreate(self) -> object:
-        return self._spark
+        return self._spark()
 
     create = getOrCreate
 
