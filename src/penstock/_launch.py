@@ -215,7 +215,8 @@ def _located(graph: DataflowGraph, tables: PipelineTables) -> Iterator[tuple[str
     for node in graph.datasets.values():
         if node.is_stored or node.read_from is not None:
             yield node.key, tables.table(node).path
-            yield f"{node.key}{QUARANTINE_SUFFIX}", tables.quarantine(node).path
+            if not node.declared.is_quarantine_taken:
+                yield f"{node.key}{QUARANTINE_SUFFIX}", tables.quarantine(node).path
 
 
 @contextlib.contextmanager

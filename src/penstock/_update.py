@@ -156,7 +156,11 @@ def observed_update(
     origin = EventOrigin(pipeline_name=settings.name, update_id=update_id)
     holder = {"pipeline": settings.name, "update": update_id}
     # The lease ends last, when Spark's JVM is gone.
-    with PipelineLeases(settings.home, holder) as leases, contextlib.ExitStack() as stack:
+    with (
+        PipelineLeases(settings.home, holder) as leases,
+        bus.scope(),
+        contextlib.ExitStack() as stack,
+    ):
         hooks, exports, retention = _observe(settings, bus, origin, stack)
         try:
             bus.emit(_create_update(settings, options, origin, exports.metrics_url))
@@ -192,6 +196,8 @@ def _observe(
             end_unfinished(event_directory(settings))
     log = event_log(settings)
     stack.callback(log.close)
+    hooks = EventHooks(bus, origin)
+    stack.callback(hooks.close)
     retention = Retention(log, settings.events, origin.update_id)
     stack.callback(retention.close)
     exports = Exports(
@@ -211,9 +217,7 @@ def _observe(
         )
         bus.subscribe(alerts)
         stack.callback(alerts.close)
-    hooks = EventHooks(bus, origin)
     bus.subscribe(hooks)
-    stack.callback(hooks.close)
     return hooks, exports, retention
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,14 @@ def _ends(step: str, _: str) -> None:
     raise KeyboardInterrupt(step)
 
 
+def _ends_at(step: str) -> Callable[[str, str], None]:
+    def end(now: str, _: str) -> None:
+        if now == step:
+            raise KeyboardInterrupt
+
+    return end
+
+
 def _refused(project: Project, flow: str, **asked: Any) -> str:
     with pytest.raises(PenstockError) as error:
         _backfill(project, flow, **asked)
@@ -119,7 +128,9 @@ def _check_refusals(project: Project) -> None:
         assert _refused(project, flow, **asked) == condition, (flow, asked)
 
 
-def test_missing_files_come_back_once_when_a_backfill_ended_half_way(project: Project):
+def test_missing_files_come_back_once_when_a_backfill_ended_half_way(
+    project: Project, capsys: pytest.CaptureFixture[str]
+):
     """The short form of the two journeys below, in one process."""
     project.run(refresh=("bronze", "keyed", "daily"))
     _check_refusals(project)
@@ -128,6 +139,22 @@ def test_missing_files_come_back_once_when_a_backfill_ended_half_way(project: Pr
     assert (found.way, found.counts["added"]) == ("keys", 1)
     assert _ids(project, "keyed") == [1, 3, 5, None]
 
+    # A row that comes after the rows of the range were staged is not removed with the old ones.
+    project.source(SOURCE.split("@dp.materialized_view")[0])
+    part = {"where": "id >= 3"}
+    with pytest.raises(KeyboardInterrupt), after_steps("", _ends_at(STAGED)):
+        _backfill(project, "daily", **part)
+    project.add("late.json", [_row(4, 4)]).run(refresh=("bronze", "daily"))
+    assert _refused(project, "daily", resume=True) == "BACKFILL_NOT_POSSIBLE"
+    assert _ids(project, "daily") == [1, 3, 4, 5, None]
+    capsys.readouterr()
+    assert main(["history", "--output", "json"]) == 0
+    states = [update["state"] for update in json.loads(capsys.readouterr().out)]
+    assert states[-3:] == ["CANCELED", "COMPLETED", "FAILED"]
+    assert _backfill(project, "daily", abandon=True).state == "abandoned"
+    assert _backfill(project, "daily", **part).counts["removed"] == 3
+    assert _ids(project, "daily") == [1, 3, 4, 5, None]
+
     _delete(project, "bronze", "id IN (1, 3)")
 
     with pytest.raises(KeyboardInterrupt, match=PLANNED), after_steps("", _ends):
@@ -135,7 +162,7 @@ def test_missing_files_come_back_once_when_a_backfill_ended_half_way(project: Pr
     assert _refused(project, "bronze", files="*", by=("id",)) == "BACKFILL_UNFINISHED"
     done = _backfill(project, "bronze", resume=True)
     assert (done.state, done.resumed) == ("done", True)
-    assert _ids(project, "bronze") == [3, 5, None]  # 1 is not of the range
+    assert _ids(project, "bronze") == [3, 4, 5, None]  # 1 is not of the range
 
 
 @pytest.mark.long
@@ -245,12 +272,8 @@ def test_versions_of_a_table_go_in_by_key_or_in_place_of_a_condition(project: Pr
     assert rows() == whole
 
     def dies_at(step: str) -> None:
-        def end(now: str, _: str) -> None:
-            if now == step:
-                raise KeyboardInterrupt
-
         asked: dict[str, Any] = {"where": "id >= 3"} if step == STAGED else {"resume": True}
-        with pytest.raises(KeyboardInterrupt), after_steps("", end):
+        with pytest.raises(KeyboardInterrupt), after_steps("", _ends_at(step)):
             _backfill(project, "daily", **asked)
 
     dies_at(STAGED)

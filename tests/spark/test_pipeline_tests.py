@@ -36,7 +36,7 @@ def totals():
     return dlt.read("orders").groupBy("name").agg(F.sum("amount").alias("amount"))
 
 
-@dlt.table
+@dlt.table(path="/data/of/production/notes")
 def notes():
     return spark.read.schema("id INT, note STRING").json("/Volumes/raw/notes")
 
@@ -94,6 +94,7 @@ def test_rows_flow_through_all_tables_in_two_updates(pipeline: PipelineTest) -> 
     assert_rows(pipeline.quarantine("orders"), [{"id": 2, "_failed_rules": ["positive"]}])
     assert_rows(pipeline.quarantine("raw"), [])
     assert_rows(pipeline.table("notes"), [{"note": "paid"}])
+    assert not Path("/data/of/production").exists()
     assert pipeline.counts("orders") == Counts(written=1, dropped=1, quarantined=1)
 
     pipeline.add_rows("raw", [{"id": 1, "amount": 7}, {"id": 3, "amount": 0}], RAW)

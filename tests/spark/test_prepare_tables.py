@@ -181,6 +181,25 @@ def test_column_mapped_table_is_written_when_names_have_blanks(
     assert sorted(r[1] for r in harness.rows().collect()) == [0, 2, 4, 6, 8]
 
 
+def test_old_rows_keep_their_values_when_column_mapping_comes_with_a_new_column(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    ref = table(tmp_path)
+    before = TableSpec(schema=parse_schema(spark, "id BIGINT, amount DOUBLE"), comment="old")
+    prepare_table(spark, ref, before)
+    spark.range(2).selectExpr("id", "id * 1.5D amount").write.mode("append").save(ref.path)
+    after = replace(
+        before,
+        schema=parse_schema(spark, "id BIGINT, amount DOUBLE, `order id` STRING"),
+        properties={"delta.columnMapping.mode": "name"},
+        comment="new",
+    )
+    state = prepare_table(spark, ref, after)
+    assert state.comment == "new"
+    rows = spark.read.load(ref.path).orderBy("id").collect()
+    assert [tuple(row) for row in rows] == [(0, 0.0, None), (1, 1.5, None)]
+
+
 def test_a_column_of_a_quarantine_is_refused_in_its_table(
     spark: SparkSession, harness: Harness
 ) -> None:

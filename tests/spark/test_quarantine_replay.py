@@ -283,9 +283,16 @@ def test_a_replay_is_refused_when_it_could_do_harm(project: Project):
         replay_quarantine(settings, "view")
     assert view.value.condition == "QUARANTINE_REPLAY_NOT_POSSIBLE"
 
+    place = str(project.path("silver_quarantine"))
+    version = project.version("silver_quarantine")
+    late = "SET _failed_rules = array('late') WHERE id = 4"
+    project.spark.sql(f"UPDATE delta.`{place}` {late}")
+    with pytest.raises(PlanError, match="it has late rows, which are input of a window"):
+        _replay(project)
+    project.spark.sql(f"RESTORE delta.`{place}` TO VERSION AS OF {version}")
+
     project.source(RELAXED)
     assert _replay(project, die_at=IN_TABLE) is None
-    place = str(project.path("silver_quarantine"))
     project.spark.sql(f"DELETE FROM delta.`{place}` WHERE id = 4")
     with pytest.raises(PlanError) as changed:
         _replay(project)

@@ -127,6 +127,8 @@ class PipelineTables:
         """The quarantine of a dataset; it may not exist."""
         location = self._locations.get(node.key, node.read_from or node.declared.path)
         path = self.layout.quarantine_path(node.name, location)
+        if node.declared.is_quarantine_taken:
+            path += "_off"  # never written; the path itself is that of another dataset
         return TableRef(path, f"{node.display}_quarantine")
 
     def wants_quarantine(self, node: DatasetNode) -> bool:

@@ -1,14 +1,14 @@
 """Declarations by canonical name: look-ups by name and integrity checks without queries."""
 
-import dataclasses
 import difflib
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from penstock._graph.cdc import check_target, is_cdc
 from penstock._graph.replacing import check_alone, replaces_rows
 from penstock._model.dataset import Dataset, DatasetKind, Sink
+from penstock._model.expectation import OnViolation
 from penstock._model.flow import Flow
 from penstock._model.name import DatasetName, resolve_name, split_name
 from penstock._model.paths import PathMap, canonical_path, real_path
@@ -117,7 +117,7 @@ class DefinitionIndex:
 
     def without(self, targets: Collection[str]) -> "DefinitionIndex":
         """The declarations without some datasets and sinks, and without the flows into them."""
-        return dataclasses.replace(
+        return replace(
             self,
             datasets={key: dataset for key, dataset in self.datasets.items() if key not in targets},
             sinks={name: sink for name, sink in self.sinks.items() if name not in targets},
@@ -173,6 +173,7 @@ def build_index(definition: PipelineDefinition, settings: PipelineSettings) -> D
     placed = [_placed(dataset, PathMap(settings.paths), notes) for dataset in definition.datasets]
     names = _dataset_names(placed, settings, errors)
     errors += _event_table_errors(names, settings)
+    errors += _own_quarantines(names, notes)
     sinks = _sinks(definition.sinks, names, settings, errors)
     flows: dict[str, Flow] = {}
     flow_names: dict[str, Flow] = {}
@@ -219,9 +220,9 @@ def build_index(definition: PipelineDefinition, settings: PipelineSettings) -> D
             has_one = any(other.implicit for other in by_target.get(target, ()))
             if has_one or names[target][1].origin != flow.origin:
                 continue  # the flow of a duplicate dataset, which is reported already
-            flow = dataclasses.replace(flow, name=shown[target])
+            flow = replace(flow, name=shown[target])
         elif is_cdc(flow) and flow.name == flow.target and target in shown:
-            flow = dataclasses.replace(flow, name=shown[target])  # not given: the target's
+            flow = replace(flow, name=shown[target])  # not given: the target's
         # As names of checkpoints, on disks that do not distinguish upper and lower case.
         other = flow_names.setdefault(flow.name.lower(), flow)
         if other is not flow:
@@ -258,8 +259,8 @@ def _placed(dataset: Dataset, paths: PathMap, notes: list[str]) -> Dataset:
             f"{dataset.name} is kept in the pipeline's storage: {dataset.path} is a path on "
             "Databricks; map it in `paths` of the settings to override this"
         )
-        return dataclasses.replace(dataset, path=None)
-    return dataclasses.replace(dataset, path=real_path(path, str))
+        return replace(dataset, path=None)
+    return replace(dataset, path=real_path(path, str))
 
 
 def _dataset_names(
@@ -285,6 +286,34 @@ def _dataset_names(
             continue
         names[name.key] = (name, dataset)
     return names
+
+
+def _own_quarantines(
+    names: dict[str, tuple[DatasetName, Dataset]], notes: list[str]
+) -> Iterator[PenstockError]:
+    """Turn off the quarantine of datasets where the pipeline declares a dataset of its name.
+
+    Gives errors where the quarantine was asked for.
+    """
+    for key, (name, dataset) in tuple(names.items()):
+        own = names.get(f"{key}_quarantine")
+        if own is None or DatasetKind.TEMPORARY_VIEW in (dataset.kind, own[1].kind):
+            continue
+        actions = {rule.on_violation for rule in dataset.expectations}
+        if dataset.quarantine or OnViolation.QUARANTINE in actions:
+            yield DefinitionError(
+                "QUARANTINE_NAME_TAKEN",
+                f"{own[1].name!r} is declared, but the quarantine of {dataset.name!r} has this "
+                "name",
+                origin=own[1].origin,
+                hint=f"rename it, or turn off the quarantine of {dataset.name!r}",
+            )
+        elif any(action.removes for action in actions):
+            notes.append(
+                f"{dataset.name}: rows that break its rules are dropped and counted, not kept, "
+                f"because the pipeline declares {own[1].name!r} itself"
+            )
+        names[key] = (name, replace(dataset, quarantine=False, is_quarantine_taken=True))
 
 
 def _event_table_errors(

@@ -78,6 +78,7 @@ def run_job(
         _defaults_of_spark(spark, settings),
     ):
         observed.retention.start()
+        observed.hooks.start(())  # a job declares none
         register_tables(spark)
         programs = programs_of(sources, spark)
         queries = JobQueries(programs, observed.origin, bus.emit)

@@ -71,8 +71,11 @@ def start_cluster(
         )
 
     with process.start_lock(directory, time.monotonic() + _START_SECONDS, timeout):
-        running = cluster_status(directory)
-        return running or _start(directory, workers, cores, memory)
+        if (running := cluster_status(directory)) is not None:
+            return running
+        if (old := _read(directory)) is not None:  # its starter was killed, or its master died
+            _end(old)
+        return _start(directory, workers, cores, memory)
 
 
 def _start(directory: Path, workers: int, cores: int, memory: str) -> Cluster:

@@ -59,6 +59,8 @@ class Dataset:
         format: Only `delta` is written.
         quarantine: Whether rows that fail a drop rule are kept in `<table>_quarantine`; `None`
             takes the pipeline's default.
+        is_quarantine_taken: Whether the pipeline declares a dataset with the name of the
+            quarantine, which is then off.
         late_rows: What happens to rows that a stateful operator drops because of the watermark.
         deduplicate_by: Key columns: rows whose key is already in the table are not added.
         expectations: In the order of their declaration.
@@ -80,6 +82,7 @@ class Dataset:
     refresh_policy: str | None = None
     format: str | None = None
     quarantine: bool | None = None
+    is_quarantine_taken: bool = False
     late_rows: LateRows = LateRows.DROP
     deduplicate_by: tuple[str, ...] = ()
     expectations: tuple[Expectation, ...] = ()

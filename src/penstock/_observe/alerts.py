@@ -12,7 +12,6 @@ from datetime import datetime
 from penstock._model.alert import AlertKind, AlertRule
 from penstock._observe.codec import time_text
 from penstock._observe.events import (
-    FINAL_STATUSES,
     AlertProgress,
     DatasetDefinition,
     Event,
@@ -26,6 +25,7 @@ from penstock._observe.events import (
 )
 from penstock._observe.schemas import differences
 from penstock._observe.spark_progress import Progress, event_times
+from penstock._observe.state import ENDED
 
 OBSERVED = (UpdateProgress, FlowProgress, StreamProgress, LagProgress, DatasetDefinition)
 """Bodies of the events that an `AlertBook` evaluates."""
@@ -115,7 +115,7 @@ class AlertBook:
                 self._failed(f"flow {flow}", event)
             if status is FlowStatus.RUNNING:
                 self._running[flow] = event.timestamp
-            elif status in FINAL_STATUSES:
+            elif status in ENDED:
                 self._running.pop(flow, None)
                 self._watermarks.pop(flow, None)
                 self._resolve(AlertKind.WATERMARK, f"flow {flow}", f"flow {flow} has ended")

@@ -2,7 +2,8 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from penstock._observe.events import Event
 from penstock._observe.masking import without_secrets
@@ -29,6 +30,17 @@ class EventBus:
     def subscribe(self, subscriber: Subscriber) -> None:
         with self._lock:
             self._subscribers.append(subscriber)
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Remove the subscribers that are added while this is open at its end."""
+        with self._lock:
+            before = list(self._subscribers)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._subscribers = before
 
     def emit(self, event: Event) -> None:
         """Deliver an event to every subscriber before returning."""

@@ -32,15 +32,19 @@ class Exports:
         self._lineage: Lineage | None = None
         self._client: Any = None
         self._warnings: list[str] = []
-        if is_wanted(settings.lineage, settings.root, os.environ):
-            self._open_lineage(settings, resolve_secrets)
         self._endpoint: MetricsEndpoint | None = None
         self._telemetry: Telemetry | None = None
         metrics = settings.metrics
-        if telemetry.is_wanted(settings.telemetry, os.environ):
-            self._open_telemetry(settings, update, resolve_secrets)
-        if metrics.port is not None:
-            self._endpoint = MetricsEndpoint(update, address=metrics.address, port=metrics.port)
+        try:
+            if is_wanted(settings.lineage, settings.root, os.environ):
+                self._open_lineage(settings, resolve_secrets)
+            if telemetry.is_wanted(settings.telemetry, os.environ):
+                self._open_telemetry(settings, update, resolve_secrets)
+            if metrics.port is not None:
+                self._endpoint = MetricsEndpoint(update, address=metrics.address, port=metrics.port)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def metrics_url(self) -> str | None:
@@ -59,7 +63,7 @@ class Exports:
 
     def close(self) -> None:
         """Send what is queued, within the timeouts, and close the endpoint."""
-        closing = threading.Thread(target=self._close_telemetry, name="traces close")
+        closing = threading.Thread(target=self._close_telemetry, name="telemetry close")
         closing.start()
         if self._lineage is not None:
             self._lineage.close()

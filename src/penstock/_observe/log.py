@@ -220,7 +220,7 @@ def follow(
 ) -> Iterator[dict[str, Any]]:
     """The JSON form of recorded events, then of new events as they are written.
 
-    With an update id it ends after the last event of this update; otherwise it starts with the
+    With an update id it ends after the last events of this update; otherwise it starts with the
     newest update, continues with later ones and ends only when stopped. The folder need not exist
     yet. Set `stop`, on any thread, to end within a quarter of a second.
     """
@@ -243,16 +243,19 @@ def follow(
 
 
 def _tail(update: UpdateLog, stop: threading.Event, *, endless: bool) -> Iterator[dict[str, Any]]:
-    """Events of an update until it has ended, or a newer one began (`endless`)."""
-    is_superseded = False
+    """Events of an update until a newer one began (`endless`), or it has ended.
+
+    Alerts, exports and hooks may report after its end.
+    """
+    has_ended = is_last = False
 
     def wait() -> bool:
-        nonlocal is_superseded
-        if is_superseded or stop.wait(_POLL_SECONDS):
+        nonlocal is_last
+        if is_last or stop.wait(_POLL_SECONDS):
             return False
         # Whatever was written until then is still read.
         newest = updates(update.directory)[-1:]
-        is_superseded = endless and any(each.name > update.name for each in newest)
+        is_last = any(each.name > update.name for each in newest) if endless else has_ended
         return True
 
     for line in update.lines(wait):
@@ -261,8 +264,7 @@ def _tail(update: UpdateLog, stop: threading.Event, *, endless: bool) -> Iterato
             continue
         yield event
         progress = event.get("details", {}).get("update_progress", {})
-        if progress.get("state") in TERMINAL_STATES:
-            return
+        has_ended = has_ended or progress.get("state") in TERMINAL_STATES
 
 
 def last_batch(directory: Path, flow: str) -> RecordedBatch | None:

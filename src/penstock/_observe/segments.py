@@ -109,6 +109,7 @@ class UpdateLog:
                     is_finished = wait is None or segment is not files[-1][0]
                     while True:
                         is_finished = is_finished or self.is_finished(segment)
+                        file = _reopened(file, segment)
                         for line in file:
                             if not is_finished and not line.endswith(b"\n"):
                                 file.seek(-len(line), os.SEEK_CUR)
@@ -128,6 +129,17 @@ class UpdateLog:
             if wait is None or not (files or wait()):
                 return
             update = self.listed()
+
+
+def _reopened(file: BinaryIO, segment: Segment) -> BinaryIO:
+    """The file of a segment, at the same position: a download replaces it by a longer one."""
+    with contextlib.suppress(FileNotFoundError):  # rolled up; the open file can be read to its end
+        if not os.path.samestat(os.fstat(file.fileno()), segment.path.stat()):
+            position = file.tell()
+            file.close()
+            file = segment.path.open("rb")
+            file.seek(position)
+    return file
 
 
 def updates(directory: Path) -> list[UpdateLog]:

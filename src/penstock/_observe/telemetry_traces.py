@@ -52,6 +52,7 @@ class _Flow:
     sums: dict[str, int] = field(default_factory=dict)
     written: tuple[int, Attributes] = (-1, {})
     refresh_began: datetime | None = None
+    is_refreshed: bool = False  # by a query of its own each time, in a continuous update
     minute: int = -1
     in_minute: int = 0
     left_out: int = 0
@@ -71,6 +72,7 @@ class TraceFold:
         self._update: Span | None = None
         self._flows: dict[str, _Flow] = {}
         self._newest: datetime | None = None
+        self._is_continuous = False
 
     def __call__(self, event: Event) -> Iterable[ReadableSpan]:
         self._newest = event.timestamp
@@ -84,6 +86,7 @@ class TraceFold:
                 self._flow_progress(event, body)
             case PlanningInformation() if flow in self._flows:
                 self._flows[flow].refresh_began = event.timestamp
+                self._flows[flow].is_refreshed = self._is_continuous
             case StreamProgress() as body if flow in self._flows:
                 self._batch(event, self._flows[flow], body.progress_json or {})
         return self._taken()
@@ -108,7 +111,8 @@ class TraceFold:
             "penstock.update_id": event.origin.update_id,
         }
         if isinstance(event.body, CreateUpdate) and "continuous" in event.body.properties:
-            mode = "continuous" if event.body.is_continuous else "triggered"
+            self._is_continuous = event.body.is_continuous
+            mode = "continuous" if self._is_continuous else "triggered"
             attributes["penstock.mode"] = mode
         self._update = self._tracer.start_span(
             f"update {pipeline}",
@@ -149,6 +153,8 @@ class TraceFold:
             return
         flow.span.set_attribute("penstock.status", status.value)
         is_end = status in FINAL_STATUSES
+        if flow.is_refreshed and status is FlowStatus.COMPLETED:
+            is_end = False  # of this refresh, not of the flow
         if event.error is not None:
             if is_end and event.error.fatal:
                 _fail(flow.span, event.error, event.timestamp)

@@ -30,8 +30,7 @@ def end_unfinished(directory: Path, own: str = "") -> list[str]:
     """Record updates whose process has died as FAILED; returns their ids, newest first.
 
     The caller must hold the lease of the pipeline, so none of them can still run except its `own`.
-    Updates before
-    the newest finished one were handled by an earlier start.
+    Updates before the newest finished one were handled by an earlier start.
     """
     ended = []
     for update in reversed(updates(directory)):

@@ -90,7 +90,7 @@ class Node:
 
 
 def read_document(path: Path, *, is_bundle: bool = False) -> Node:
-    """Read a YAML or JSON file, which may be part of a bundle; an empty file is an empty mapping."""
+    """Read a YAML or JSON file, which may be of a bundle; an empty file is an empty mapping."""
     shown = source_location(str(path), 1).file
     try:
         text = path.read_text(encoding="utf-8-sig")

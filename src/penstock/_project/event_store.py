@@ -46,7 +46,8 @@ class EventStore:
 
     def pull(self) -> None:
         """Download the files that are longer in the storage than here, or missing here."""
-        for info in self._list(self._path):
+        # A reader takes a segment for complete when the next one exists.
+        for info in sorted(self._list(self._path), key=lambda info: _order(info.base_name)):
             local = self._directory / info.base_name
             if not local.exists() or local.stat().st_size < info.size:
                 self._directory.mkdir(parents=True, exist_ok=True)
@@ -61,11 +62,13 @@ class EventStore:
     def push(self) -> None:
         """Upload the files that changed since the last call, and delete those that are gone."""
         present = {}
-        for path in self._directory.iterdir() if self._directory.is_dir() else ():
+        paths = self._directory.iterdir() if self._directory.is_dir() else ()
+        # The newest first: one that is complete then is not read before its last event.
+        for path in sorted(paths, key=lambda path: _order(path.name), reverse=True):
             if path.name == LAST_BATCHES or path.name[0] != ".":
                 with contextlib.suppress(FileNotFoundError):  # rolled up meanwhile
                     present[path.name] = path.read_bytes() if self._changed(path) else None
-        for name, content in present.items():
+        for name, content in reversed(present.items()):
             if content is not None:
                 with self._files.open_output_stream(f"{self._path}/{name}") as stream:
                     stream.write(content)
@@ -140,6 +143,11 @@ class EventStore:
         finally:
             over.set()
             thread.join(timeout=2 * TIMEOUT_SECONDS)
+
+
+def _order(name: str) -> tuple[int, str]:
+    """Sorts the segments of an update by number: the first one has none in its name."""
+    return len(name), name
 
 
 def event_store(settings: PipelineSettings) -> EventStore | None:

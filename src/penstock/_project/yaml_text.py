@@ -1,9 +1,9 @@
 """YAML that remembers its lines: for errors that name the key and the line.
 
 Values are text as it is written, except booleans and null: `0.10`, `08:30` and `2024-01-01` mean
-the same to Spark as to the person who wrote them. Of a bundle, only `true` and `false` are booleans,
-as for Databricks' CLI: `country: NO` is a string. JSON is read by the same rules: it is YAML but
-for tabs, and for characters that it escapes in two halves.
+the same to Spark as to the person who wrote them. In a bundle, only `true` and `false` are
+booleans, as for Databricks' CLI: `country: NO` is a string. JSON is read by the same rules: it is
+YAML but for tabs, and for characters that it escapes in two halves.
 """
 
 from dataclasses import dataclass, field

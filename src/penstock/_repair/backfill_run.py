@@ -28,6 +28,8 @@ from penstock._model.sql_text import quoted
 from penstock._repair.journal import Journal
 from penstock._spark.failures import flow_error
 from penstock._spark.plans import fingerprint
+from penstock._tables.commits import CommitResult, actions_of
+from penstock._tables.delta_log import DeltaJvm, read_commit_counts
 from penstock._tables.kill_points import kill_point
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock._tables.write.kept import keep
@@ -228,6 +230,10 @@ class BackfillRun:
         new = window.df.count()
         self.counts.outside = self.counts.read - new
         table = self.spark.read.format("delta").load(self.tables.paths[self.dataset.key])
+        mark = fingerprint(self.plan.backfill_id)
+        if (done := self._committed_before(mark)) is not None:
+            self.counts.removed = done.rows_deleted
+            return
         old = table.where(F.expr(window.where)).count()
         if new < old and not self.plan.accept_fewer:
             raise PlanError(
@@ -238,10 +244,35 @@ class BackfillRun:
                 hint="widen the range or narrow the condition so that the range has all of these "
                 "rows; --accept-fewer replaces them anyway",
             )
-        mark = fingerprint(self.plan.backfill_id)
         result = writers.replace(self.dataset, node, window.df, mark, where=window.where)
         self.counts.removed = result.result.rows_deleted
         self._committed(result)
+
+
+    def _committed_before(self, mark: str) -> CommitResult | None:
+        """The commit of this backfill, if it was killed after it.
+
+        Fails if the table was changed in another way since the backfill was started: rows that
+        were added since are not in the range, and would be removed.
+        """
+        path, first = self.tables.paths[self.dataset.key], self.plan.version + 1
+        for done in read_commit_counts(self.spark, path, self.plan.version):
+            if done.fingerprint == mark:
+                return done
+        delta = DeltaJvm(self.spark)
+        for version in range(first, delta.version(path) + 1):
+            lines = delta.commit_lines(path, version)
+            files = [file for kind in ("add", "remove") for file in actions_of(lines or (), kind)]
+            if lines is None or any(file.get("dataChange", True) for file in files):
+                raise PlanError(
+                    "BACKFILL_NOT_POSSIBLE",
+                    f"version {version} of {self.dataset.display} changed rows after the backfill "
+                    f"of {self.plan.flow!r} was started: those that match {self.plan.where} would "
+                    "be removed",
+                    origin=self.node.flow.origin,
+                    hint="--abandon discards the backfill; then start it again",
+                )
+        return None
 
 
 def _any_null(columns: Sequence[str]) -> Column:

@@ -8,7 +8,7 @@ history and event log.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -25,13 +25,14 @@ from penstock._observe.events import (
     UpdateProgress,
     UpdateState,
 )
-from penstock._observe.log import event_log
+from penstock._observe.log import event_directory, event_log
 from penstock._observe.state import ObservedUpdate
 from penstock._observe.status_file import StatusFile, status_path
+from penstock._observe.unfinished import end_unfinished
 from penstock._project.event_store import kept_events
 from penstock._runtime.boundary import as_penstock_error
 from penstock._runtime.reporter import error_info
-from penstock._tables.files import StorageFiles
+from penstock._tables.files import StorageFiles, local_path
 from penstock.errors import SetupError
 
 Entry = TypeVar("Entry")
@@ -104,6 +105,9 @@ def recording(
     """
     bus, state, copy = EventBus(), ObservedUpdate(), ExitStack()
     copy.enter_context(kept_events(settings))
+    if local_path(settings.storage) is not None:
+        with suppress(OSError):  # a full disk is reported by the first event
+            end_unfinished(event_directory(settings))
     log = event_log(settings)
     status = StatusFile(status_path(settings), state)
     for subscriber in (state, log, status):
@@ -133,6 +137,10 @@ def recording(
         yield Record(bus.emit, flow)
         flow_event(FlowStatus.COMPLETED, f"{command} done")
         bus.emit(Event(origin, UpdateProgress(UpdateState.COMPLETED), f"{command} done"))
+    except KeyboardInterrupt:
+        flow_event(FlowStatus.STOPPED, f"{command} was interrupted")
+        bus.emit(Event(origin, UpdateProgress(UpdateState.CANCELED), "interrupted"))
+        raise
     except Exception as error:
         info = error_info(as_penstock_error(error, f"the {command}"))
         flow_event(FlowStatus.FAILED, info.message, info)

@@ -42,6 +42,7 @@ from penstock._tables.kill_points import kill_point
 from penstock._tables.read.log_scan import file_identity
 from penstock._tables.read.row_selection import RowSelection
 from penstock._tables.write.fenced import FencedTable, TableTransaction
+from penstock._tables.write.row_files import LATE, NO_EVENT_TIME
 from penstock._tables.write.schema import conform
 from penstock.errors import PlanError, SpecError
 from penstock.quality.split import (
@@ -214,6 +215,7 @@ class QuarantineReplay:
 
     def _split(self, rows: DataFrame) -> DataFrame:
         """The rows in the columns of the table, with their destination and broken rules."""
+        self._refuse_late(rows)
         have = {name.lower() for name in rows.columns}
         schema = self._target.begin(None).metadata.schema
         columns = [F.col(quoted(name)) for name in schema.names if name.lower() in have]
@@ -231,6 +233,21 @@ class QuarantineReplay:
             nulls = [F.lit(None).cast(kind).alias(name) for name, kind in kinds.items()]
             return data.select("*", *nulls, F.lit(TO_TABLE).alias(DESTINATION))
         return split.df.drop(*split.masks)
+
+    def _refuse_late(self, rows: DataFrame) -> None:
+        """Refuse input of a window or join: it has no columns of the table, so it breaks no rule.
+
+        Such rows stay in the quarantine when `late_rows` is removed from the declaration.
+        """
+        reasons = {LATE, NO_EVENT_TIME} - {rule.name for rule in self._expectations}
+        late = F.arrays_overlap(F.col(FAILED_RULES), F.array(*map(F.lit, sorted(reasons))))
+        if reasons and not rows.where(late).isEmpty():
+            raise PlanError(
+                "QUARANTINE_REPLAY_NOT_POSSIBLE",
+                f"the quarantine of {self._name} cannot be replayed: it has late rows, which are "
+                "input of a window or join",
+                hint="select other rows with --rule or --where",
+            )
 
     def _finish(self, pending: _Staged) -> Replayed:
         moved = kept = 0

@@ -39,6 +39,7 @@ from penstock._tables.read.checkpoint_files import batches, table_offsets
 from penstock._tables.write.create import reset_table
 from penstock._tables.write.fenced import FencedTable, last_number
 from penstock.errors import PlanError
+from penstock.sources.delta.source import PendingVersions
 from penstock.sources.files.opening import LISTED, LISTED_KEYS
 
 
@@ -126,6 +127,8 @@ class _Run:
         savepoint, begun = self._savepoint, self._begun
         for table in savepoint.tables:
             self._check(table)
+        for node, checkpoint in self._sink_flows() if begun is None else ():
+            self._check_sink(node, checkpoint)
         writing = self._sinks()
         if writing and not options.accept_duplicates and options.execute and begun is None:
             raise PlanError(
@@ -176,6 +179,34 @@ class _Run:
         for uri in self._locations(table.path, removed):
             if not self._files.exists(uri):
                 raise _impossible(table, f"VACUUM has deleted its file {uri}")
+
+    def _check_sink(self, node: FlowNode, checkpoint: str) -> None:
+        """Refuse if a sink has not got all rows that the restored tables will have.
+
+        The offsets of its flow are set behind them.
+        """
+        planned, finished = (self._table_offsets(checkpoint, of) for of in ("offsets", "commits"))
+        pending = PendingVersions(self._pipeline.spark)
+        for table in self._savepoint.tables:
+            if table.table_id not in [offset["reservoirId"] for offset in planned]:
+                continue
+            sent = [offset for offset in finished if offset["reservoirId"] == table.table_id]
+            counts = [pending.measure(table.path, at, table.version)["versions"] for at in sent]
+            if not counts or any(count != 0 for count in counts):
+                raise PlanError(
+                    "RESTORE_NOT_POSSIBLE",
+                    f"flow {node.flow.name!r} has not written all rows to the sink {node.target} "
+                    f"that {table.name} had at version {table.version}",
+                    origin=node.flow.origin,
+                    hint="nothing was changed; a triggered update, `penstock run`, writes them",
+                )
+
+    def _table_offsets(self, checkpoint: str, kind: str) -> list[dict[str, Any]]:
+        """The offsets of the last planned (`offsets`) or finished (`commits`) micro-batch."""
+        text = ""
+        for batch in batches(self._files, checkpoint, kind)[-1:]:
+            text = self._files.read(f"{checkpoint}/offsets/{batch}") or ""
+        return list(table_offsets(text))
 
     def _removed_files(self, table: SavedTable, newest: int) -> list[dict[str, Any]]:
         """The `remove` actions for files of the saved version: their first actions since."""
@@ -232,8 +263,7 @@ class _Run:
             {
                 node.target
                 for node, checkpoint in self._sink_flows()
-                for batch in batches(self._files, checkpoint, "offsets")[-1:]
-                for offset in table_offsets(self._files.read(f"{checkpoint}/offsets/{batch}") or "")
+                for offset in self._table_offsets(checkpoint, "offsets")
                 if offset["reservoirId"] in ids
             }
         )

@@ -13,7 +13,9 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import StructType
 from pyspark.testing import assertDataFrameEqual
 
+from penstock._model.alert import AlertSettings
 from penstock._model.dataset import DatasetKind
+from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySettings
 from penstock._model.flow import Flow
 from penstock._model.pipeline import EventLogSettings, ExternalTable, PipelineDefinition
 from penstock._observe.bus import EventBus
@@ -200,14 +202,22 @@ class PipelineTest:
             self._settings,
             tables=MappingProxyType({**self._settings.tables, **tables}),
             paths=MappingProxyType({**self._settings.paths, **self._paths}),
-            metastore=None,  # tests register nothing, and copy no events
+            # Tests register nothing, copy no events and send no messages.
+            metastore=None,
             events=EventLogSettings(),
+            alerts=AlertSettings(),
+            lineage=LineageSettings(),
+            metrics=MetricsSettings(),
+            telemetry=TelemetrySettings(),
         )
         with contextlib.chdir(Path.cwd()):
             return run_update(settings, UpdateOptions(**options), bus=bus, edit=self._edited)
 
     def _edited(self, declared: PipelineDefinition) -> PipelineDefinition:
-        """The datasets that have rows of the test read these, at the time of the test."""
+        """The datasets that have rows of the test read these, at the time of the test.
+
+        All tables are in the storage of the test.
+        """
         kinds = {dataset.name.lower(): dataset.kind for dataset in declared.datasets}
         flows: list[Flow] = []
         for flow in declared.flows:
@@ -223,8 +233,9 @@ class PipelineTest:
                 )
             elif all(known.target.lower() != target for known in flows):
                 flows.append(replace(flow, function=self._reader(folder, kinds.get(target))))
+        datasets = tuple(replace(dataset, path=None) for dataset in declared.datasets)
         if self._time is None:
-            return replace(declared, flows=tuple(flows))
+            return replace(declared, flows=tuple(flows), datasets=datasets)
         frozen = FrozenTime(self._time, self.spark)
         return replace(
             declared,
@@ -232,7 +243,7 @@ class PipelineTest:
                 flow if flow.snapshot else replace(flow, function=frozen.query(flow.function))
                 for flow in flows
             ),
-            datasets=tuple(frozen.dataset(dataset) for dataset in declared.datasets),
+            datasets=tuple(frozen.dataset(dataset) for dataset in datasets),
         )
 
     def _reader(self, folder: Path, kind: DatasetKind | None) -> Any:

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from penstock._model.dataset import DatasetKind
+from penstock._model.expectation import OnViolation
 from penstock._model.origin import SourceLocation
 from penstock._model.pipeline import EventLogSettings
 
@@ -113,6 +114,27 @@ def test_a_duplicate_dataset_is_one_error_when_the_first_has_no_query(draft):
     draft.empty_table("orders")
     draft.table("orders")
     assert conditions(draft.index()) == ["DUPLICATE_DATASET"]
+
+
+@pytest.mark.parametrize("action", [OnViolation.DROP, OnViolation.WARN])
+def test_a_quarantine_is_off_when_the_pipeline_declares_a_table_of_its_name(draft, action):
+    draft.table("orders", rules=(("small", "id < 9", action),))
+    draft.table("orders_quarantine")
+    draft.table("other_quarantine")
+    index = draft.index()
+    assert index.errors == ()
+    taken = {key: each.declared.is_quarantine_taken for key, each in index.datasets.items()}
+    assert [key.rpartition(".")[2] for key, is_taken in taken.items() if is_taken] == ["orders"]
+    (orders, *_) = index.datasets.values()
+    assert orders.declared.quarantine is False
+    is_noted = any("declares 'orders_quarantine' itself" in note for note in index.notes)
+    assert is_noted == (action is OnViolation.DROP)
+
+
+def test_a_table_is_refused_when_it_has_the_name_of_a_quarantine_that_was_asked_for(draft):
+    draft.table("orders", rules=(("small", "id < 9", OnViolation.QUARANTINE),))
+    draft.table("Orders_Quarantine")
+    assert conditions(draft.index()) == ["QUARANTINE_NAME_TAKEN"]
 
 
 def test_a_flow_is_a_duplicate_when_its_name_is_taken(draft):

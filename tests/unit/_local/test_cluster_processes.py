@@ -4,11 +4,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from penstock._local import cluster
+from penstock._local import cluster, process
 from penstock._local.cluster import start_cluster, stop_cluster
 
 # Slow enough for a second caller to arrive before the first one has a master.
@@ -59,4 +60,17 @@ def test_one_master_is_started_when_two_callers_start_a_cluster_at_once(
         thread.join()
     assert spawned == ["Master", "Worker"]
     assert len(masters) == 2 and len(set(masters)) == 1
+    assert stop_cluster(tmp_path)
+
+
+def test_processes_of_an_incomplete_start_are_ended_by_the_next_one(
+    tmp_path: Path, spawned: list[str]
+) -> None:
+    old = start_cluster(tmp_path, workers=1)
+    # Its starter was killed before it knew the master's address.
+    cluster._write(replace(old, master=""))
+    new = start_cluster(tmp_path, workers=1)
+    assert spawned == ["Master", "Worker"] * 2
+    assert not any(process.is_same(*each) for each in old.processes)
+    assert all(process.is_same(*each) for each in new.processes)
     assert stop_cluster(tmp_path)

@@ -177,8 +177,10 @@ def test_no_progress_is_noticed_as_time_passes():
     (notice,) = one.tick(START + timedelta(seconds=31))
     assert (notice.state, notice.about) == ("firing", "flow silver")
     assert told(one, backlog(40, 0)) == [("flow silver", "resolved", None, 0)]
-    assert told(one, at(41, flow_progress(FLOW, FlowStatus.COMPLETED, ""))) == []
-    assert one.tick(START + timedelta(hours=9)) == []
+    for end in (FlowStatus.COMPLETED, FlowStatus.IDLE):
+        assert told(one, at(41, flow_progress(FLOW, FlowStatus.RUNNING, ""))) == []
+        assert told(one, at(42, flow_progress(FLOW, end, ""))) == []
+        assert one.tick(START + timedelta(hours=9)) == []
 
 
 def test_no_progress_is_noticed_while_other_flows_are_busy():

@@ -6,7 +6,7 @@ from made_events import update_progress
 from penstock._model.origin import SourceLocation
 from penstock._model.pipeline import EventHook
 from penstock._observe.bus import EventBus
-from penstock._observe.events import Event, EventOrigin, UpdateState
+from penstock._observe.events import Event, EventOrigin, PlanWarning, UpdateState
 from penstock._observe.hooks import EventHooks
 
 ORIGIN = EventOrigin(pipeline_name="shop", update_id="u1")
@@ -98,6 +98,16 @@ def test_end_is_not_held_up_when_a_hook_hangs():
     finally:
         release.set()
     assert "did not finish in time; 3 events were not delivered" in report.message
+
+
+def test_a_bus_forgets_the_subscribers_of_an_update_that_has_ended():
+    bus, before, inside = EventBus(), list[Event](), list[Event]()
+    bus.subscribe(before.append)
+    with bus.scope():
+        bus.subscribe(inside.append)
+        bus.emit(Event(ORIGIN, PlanWarning("one"), "one"))
+    bus.emit(Event(ORIGIN, PlanWarning("two"), "two"))
+    assert ([e.message for e in before], [e.message for e in inside]) == (["one", "two"], ["one"])
 
 
 def test_memory_is_bounded_when_a_hook_is_slow_or_disabled():

@@ -294,9 +294,10 @@ def test_follow_ends_when_the_update_it_follows_ends(tmp_path: Path) -> None:
     assert first.wait(10)
     log(batch_event("silver", 0, 1))
     log(update_progress(origin(), UpdateState.COMPLETED, "end"))
+    log(update_progress(origin(), UpdateState.COMPLETED, "as of an alert about the end"))
     reader.join(10)
     assert not reader.is_alive()
-    assert seen == ["one", "", "end"]
+    assert seen == ["one", "", "end", "as of an alert about the end"]
 
 
 def test_follow_goes_on_to_the_next_update_when_no_id_is_given(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_C
 from otlp_receiver import OtlpReceiver, Span, points
 from planted_secrets import planted
 
-from penstock._model.export import TelemetrySettings
+from penstock._model.export import MetricsSettings, TelemetrySettings
 from penstock._model.pipeline import PipelineSettings
 from penstock._model.redaction import forget_secrets
 from penstock._observe.bus import EventBus
@@ -48,7 +48,7 @@ from penstock._observe.telemetry import is_wanted
 from penstock._observe.telemetry_metrics import otel_name, otel_unit
 from penstock._observe.telemetry_traces import BATCHES_PER_MINUTE
 from penstock._project.spec import load_settings
-from penstock.errors import MissingExtraError, SpecError
+from penstock.errors import MissingExtraError, SetupError, SpecError
 
 UPDATE_ID = "8c1f0190-5520-43ff-9066-b4b80ace2cb1"
 UPDATE = EventOrigin(pipeline_name="shop", update_id=UPDATE_ID)
@@ -470,6 +470,42 @@ def test_what_is_wrong_is_told_before_the_start(tmp_path: Path, monkeypatch: pyt
         opened()
     (warning,) = opened(asked=None)
     assert "penstock[otel]" in warning.message
+
+
+def test_nothing_stays_open_when_the_start_of_another_export_fails(
+    receiver: OtlpReceiver, tmp_path: Path
+):
+    before = set(threading.enumerate())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        metrics = MetricsSettings(port=taken.getsockname()[1])
+        chosen = replace(settings(tmp_path, receiver.url), metrics=metrics)
+        bus = EventBus()
+        with pytest.raises(SetupError, match="CANNOT_LISTEN"):
+            Exports(chosen, bus, UPDATE, observed(bus), str)
+    names = {thread.name for thread in set(threading.enumerate()) - before}
+    assert not [name for name in names if "Otel" in name or "telemetry" in name or "traces" in name]
+
+
+def test_each_refresh_of_a_view_has_a_span_in_a_continuous_update(
+    receiver: OtlpReceiver, tmp_path: Path
+):
+    view = about("totals")
+    refreshes = [
+        event
+        for second in (2, 4)
+        for event in (
+            at(second, flow_progress(view, FlowStatus.RUNNING, "")),
+            at(second, planning_information(view, "COMPLETE_RECOMPUTE", "new rows")),
+            at(second + 1, flow_progress(
+                view, FlowStatus.RUNNING, "", metrics=FlowMetrics(num_output_rows=4)
+            )),
+            at(second + 1, flow_progress(view, FlowStatus.COMPLETED, "")),
+        )
+    ]  # fmt: skip
+    created = at(0, definition("create_update", UPDATE, "", {"continuous": True}))
+    sent(settings(tmp_path, receiver.url), [created, *update(*refreshes)[1:]])
+    names = [span.name for span in receiver.spans]
+    assert names == ["refresh totals", "refresh totals", "flow totals", "update shop"]
 
 
 def test_settings_are_read(tmp_path: Path):

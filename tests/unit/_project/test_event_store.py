@@ -7,6 +7,7 @@ import pytest
 from pyarrow import ArrowException
 from pyarrow.fs import FileInfo, FileSelector, FileType, LocalFileSystem
 
+from penstock._observe.segments import updates
 from penstock._project.event_store import EventStore
 
 
@@ -57,6 +58,57 @@ def test_the_copy_follows_files_that_grow_appear_and_go(tmp_path: Path) -> None:
     store.push()
     assert names(remote) == ["b.jsonl"]
     assert (remote / "b.jsonl").read_text() == "22"
+
+
+def test_a_reader_of_the_copy_gets_every_event_when_segments_grow(tmp_path: Path) -> None:
+    """As on another machine, whose folder is filled by downloads."""
+    written, remote, read = tmp_path / "written", tmp_path / "remote", tmp_path / "read"
+    writer = EventStore(LocalFileSystem(), str(remote), written)
+    reader = EventStore(LocalFileSystem(), str(remote), read)
+    remote.mkdir()
+    written.mkdir()
+    first, second = (f"20260304T100000000000Z-u1{end}.jsonl" for end in ("", ".0002"))
+
+    class Listed:
+        """Lists the second segment before the first one, and notes what is downloaded."""
+
+        def __init__(self) -> None:
+            self.order: list[str] = []
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(LocalFileSystem(), name)
+
+        def get_file_info(self, selector: FileSelector) -> list[FileInfo]:
+            infos = LocalFileSystem().get_file_info(selector)
+            return sorted(infos, key=lambda info: info.base_name)
+
+        def open_input_stream(self, path: str) -> Any:
+            self.order.append(Path(path).name)
+            return LocalFileSystem().open_input_stream(path)
+
+    (written / first).write_text('{"n":1}\n')
+    writer.push()
+    reader.pull()
+    (update,) = updates(read)
+    assert update.update_id == "u1"
+    steps = iter(range(4))
+
+    def wait() -> bool:
+        step = next(steps)
+        if step == 0:
+            (written / first).write_text('{"n":1}\n{"n":2}\n')
+        elif step == 1:
+            (written / first).write_text('{"n":1}\n{"n":2}\n{"n":3}\n')
+            (written / second).write_text('{"n":4}\n')
+        writer.push()
+        reader.pull()
+        return step < 3
+
+    lines = [line.decode().strip() for line in update.lines(wait)]
+    assert lines == [f'{{"n":{number}}}' for number in (1, 2, 3, 4)]
+    files = Listed()
+    EventStore(files, str(remote), tmp_path / "third").pull()  # type: ignore[arg-type]
+    assert files.order == [first, second]
 
 
 @pytest.mark.parametrize("kind", ["local", "gcs"])

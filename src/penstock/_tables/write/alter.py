@@ -40,9 +40,10 @@ def alter_table(
     changed = _set_properties(delta, table, spec, metadata)
     if changes:
         alter_types(delta, table, changes, origin=spec.origin)
+        changed = True
+    if changed:  # column mapping gives each column an id and a physical name
         metadata = delta.metadata(delta.snapshot(table.path))
         state = replace(state, schema=metadata.schema)
-        changed = True
     if _folded(spec.cluster_by) != _folded(state.cluster_by):
         columns = ", ".join(quoted(*name.split(".")) for name in spec.cluster_by) or "NONE"
         clause = f"({columns})" if spec.cluster_by else columns

@@ -68,19 +68,24 @@ class PendingVersions:
         self._delta = DeltaJvm(spark)
         self._commits: dict[tuple[str, int], _Added | None] = {}
 
-    def measure(self, path: str, offset: Mapping[str, Any]) -> dict[str, Any]:
-        """Versions, bytes, rows and age of the oldest after an offset; `None` where unknown."""
+    def measure(
+        self, path: str, offset: Mapping[str, Any], last: int | None = None
+    ) -> dict[str, Any]:
+        """Versions, bytes, rows and age of the oldest after an offset; `None` where unknown.
+
+        With `last`, only versions up to this one count.
+        """
         unknown: dict[str, Any] = {"kind": "delta", "seconds_behind": None}
         unknown |= dict.fromkeys(("versions", "bytes", "rows"))
         try:
             version, index = int(offset["reservoirVersion"]), int(offset["index"])
-            latest = self._latest(path, version)
+            latest = self._latest(path, version) if last is None else last
         except (Py4JError, KeyError, TypeError, ValueError):
             return {**unknown, "latest_version": None}
         unknown["latest_version"] = latest
         if offset.get("isStartingVersion"):
             # A snapshot is being read, in an order of Delta's own.
-            return {**unknown, "versions": latest - version + 1}
+            return {**unknown, "versions": max(1, latest - version + 1)}
         if latest - version >= _MOST_COMMITS:
             oldest = self._oldest(path, version, index)
             return {**unknown, "versions": latest - version + 1, "seconds_behind": oldest}
