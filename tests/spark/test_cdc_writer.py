@@ -326,6 +326,26 @@ def test_result_is_the_same_when_the_state_was_compacted(
     assert target.rows() == wanted
 
 
+def test_no_row_stays_when_a_truncate_is_repeated_after_a_compaction(
+    spark: SparkSession, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = {"apply_as_truncates": "op = 'T'"}
+    target.write(plain(spark, (1, 1, "U", "x"), (2, 2, "U", "y")), 0, **kept)
+
+    def dies(here: str, *_: Any) -> None:
+        if here == "after_state_commit":
+            raise KeyboardInterrupt
+
+    batch = plain(spark, (1, 3, "T", None), (3, 4, "U", "z"))
+    with monkeypatch.context() as patch:
+        patch.setattr(cdc_writer, "kill_point", dies)
+        with pytest.raises(KeyboardInterrupt):
+            target.write(batch, 1, **kept)
+    target.writer._compaction.compact(spark)
+    target.write(batch, 1, **kept)
+    assert target.rows("id", "a") == [(3, "z")]
+
+
 def test_a_batch_does_not_wait_for_the_compaction_of_the_state(
     spark: SparkSession, target: Target, monkeypatch: pytest.MonkeyPatch, caplog
 ) -> None:

@@ -105,6 +105,43 @@ def _fill_once_whenever_it_dies(project: Project) -> None:
     assert _ids(project, "silver") == [1, 2, 3, 4]
 
 
+FILES = """
+def loader(folder):
+    files = spark.readStream.format("cloudFiles").schema("id LONG")
+    return files.option("cloudFiles.format", "json").option(
+        "cloudFiles.includeExistingFiles", "false"
+    ).load(folder)
+
+
+@dp.table
+def files():
+    return loader("data")
+
+
+@dp.table
+def mixed():
+    rate = spark.readStream.format("rate").load().where("false").selectExpr("value AS id")
+    return loader("data").unionByName(rate)
+"""
+
+
+def test_a_reset_reads_files_from_before_the_first_start(
+    tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    project = Project(tmp_path, spark).source(FILES).add("a b.json", [_row(1)])
+    project.run(refresh=("files", "mixed"))
+    project.add("b.json", [_row(2)])
+    # The log of the other source of `mixed` has no files.
+    assert project.run(refresh=("files", "mixed")).state == "COMPLETED"
+    assert (_ids(project, "files"), _ids(project, "mixed")) == ([2], [2])
+    _reset(project, "files", "earliest", truncate=True, execute=True)
+    project.add("c d.json", [_row(3)]).run(refresh=("files",))
+    assert _ids(project, "files") == [1, 2, 3]
+    project.add("e.json", [_row(4)]).run(refresh=("files",))
+    assert _ids(project, "files") == [1, 2, 3, 4]
+
+
 def test_a_flow_begins_where_it_is_told_to(project: Project, capsys: Any):
     settings = load_settings(project.root)
     newest = project.version("bronze")

@@ -172,7 +172,11 @@ def test_tables_are_found_when_they_are_mapped_or_lie_in_the_storage(
         from delta.tables import DeltaTable
 
         assert DeltaTable.forName(spark, "main.ref.countries").toDF().count() == 2
+        # As Spark: by position, and in the mode of the writer.
+        spark.range(7, 8).toDF("other").write.mode("overwrite").insertInto("main.shop.sibling")
+        assert spark.table("sibling").collect() == [(7,)]
         world.tables["main.ref.gone"] = ExternalTable(path=str(world.root / "gone"))
+        assert not spark.catalog.tableExists("main.ref.gone")
     with world.outside(), pytest.raises(DefinitionError) as error:
         spark.table("main.ref.gone")
     assert error.value.condition == "EXTERNAL_TABLE_NOT_FOUND"
@@ -251,6 +255,11 @@ def test_metadata_of_files_is_there_when_sql_asks_for_it(world: World, spark: Sp
     df, _ = world.evaluate(lambda: spark.sql("SELECT *, _metadata FROM json.`/Volumes/main/raw`"))
     assert df.columns == ["id", "name", "_metadata"]
     assert df.first()["_metadata"].file_name == "a.json"
+    # A table may have a column of this name.
+    rows = spark.sql("SELECT struct('b.json' AS file_name) AS _metadata")
+    rows.write.format("delta").save(f"{world.layout.root}/tables/main/shop/stored")
+    df, _ = world.evaluate(lambda: spark.sql("SELECT _metadata.file_name FROM stored"))
+    assert df.collect() == [("b.json",)]
 
 
 def test_table_functions_become_readers_when_sql_calls_them(world: World, spark: SparkSession):
@@ -406,7 +415,7 @@ def test_json_paths_work_on_text_when_sql_writes_them_with_a_colon(
         return spark.sql("""
             WITH raw AS (SELECT '{"a": {"b c": [5, 6]}, "id": 7, "type": "x"}' AS v)
             SELECT r.v:a['b c'][1], v:id::int AS id, upper(v:type) AS t, v:missing,
-                   (SELECT max(v:id) FROM raw) AS top
+                   (SELECT max(v:id) FROM raw WHERE v:id IN (SELECT v:id FROM raw)) AS top
             FROM raw r WHERE v:type = 'x'
         """)
 

@@ -81,7 +81,7 @@ from penstock.batches import idempotent_delta_write
 @dp.foreach_batch_sink
 def twice(df, batch_id):
     idempotent_delta_write(df, "t")
-    idempotent_delta_write(df, "t")
+    idempotent_delta_write(df, "./t/")
 
 @dp.foreach_batch_sink
 def raises(df, batch_id):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.sources.base import NOWHERE, OpenedSource, Position, Read, parse_start
+from penstock.sources.kafka.event_hubs import as_events
 from penstock.sources.registry import source_of
 
 
@@ -114,6 +115,15 @@ def test_file_source_takes_files_in_order_and_puts_them_away(spark, tmp_path: Pa
     assert {x for batch in deleted for x in batch} >= {3, 7, 8}
     # Those of the last micro-batch go with the next one.
     assert len([file for file in folder.iterdir() if file.suffix == ".json"]) == 1
+
+
+def test_the_last_header_of_a_name_counts_in_events(spark):
+    headers = (
+        "array(struct('a' key, binary('1') value), struct('b', binary('2')), struct('a', null))"
+    )
+    columns = "binary('x') key, binary('y') value, 0 partition, 1L offset, now() timestamp"
+    rows = spark.sql(f"SELECT {columns}, {headers} headers UNION ALL SELECT {columns}, null")
+    assert [row.properties for row in as_events(rows).collect()] == [{"a": None, "b": "2"}, {}]
 
 
 def test_generated_rows_and_sockets_can_be_streamed(spark, tmp_path: Path):

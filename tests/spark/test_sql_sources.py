@@ -254,8 +254,9 @@ BATCH = {
     "json": "SELECT parse_json(body):a::INT AS a, from_json(body, 'a INT').a AS b FROM raw",
     "subquery": "SELECT id FROM raw WHERE id IN (SELECT id FROM LIVE.lookup) AND EXISTS (SELECT 1)",
     "with_shadow": "WITH lookup AS (SELECT 7 AS id) SELECT id FROM lookup",
-    "recursive": "WITH RECURSIVE r AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM r WHERE n < 3) "
-    "SELECT n FROM r",
+    # With the view's own name, which is no cycle.
+    "recursive": "WITH RECURSIVE b_recursive AS (SELECT 1 AS n UNION ALL "
+    "SELECT n + 1 FROM b_recursive WHERE n < 3) SELECT n FROM b_recursive",
     "pipe": "FROM raw |> WHERE id > 1 |> SELECT id",
     "table_function": "SELECT * FROM range(3)",
 }

@@ -152,7 +152,7 @@ def test_a_view_is_computed_completely_where_its_changes_are_not_known(spark, pi
 
     spark.sql(f"DELETE FROM {totals} WHERE k = 1")
     assert pipeline.refresh()["totals"] == "COMPLETE_RECOMPUTE"
-    assert pipeline.reasons["totals"] == "the table was changed by another writer"
+    assert pipeline.reasons["totals"] == "the table was changed since the last refresh"
     pipeline.check()
 
     # The rows of a file that is gone are not known.

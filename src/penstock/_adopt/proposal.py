@@ -182,7 +182,12 @@ class _Writer:
         for method, key in (("partitionBy", "partition_cols"), ("clusterBy", "cluster_by")):
             for step in target.query.steps(method):
                 if step.call is not None:
-                    columns = [self._program.value(node, step.scope) for node in step.call.args]
+                    nodes = [
+                        node
+                        for argument in step.call.args
+                        for node in getattr(argument, "elts", [argument])  # of a list
+                    ]
+                    columns = [self._program.value(node, step.scope) for node in nodes]
                     arguments[key] = f"[{', '.join(columns)}]"
         if "path" not in table:
             adopted.notes.append(

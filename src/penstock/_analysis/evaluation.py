@@ -228,7 +228,8 @@ class Evaluator(ExternalReads, DatasetReader):
         dataset = self._find(name)
         if dataset is None:
             return super().table_exists(name)
-        return self._context.external_tables.find(str(dataset.name)) is not None
+        table = self._context.external_tables.find(str(dataset.name))
+        return table is not None and self._context.external_tables.is_there(table)
 
     def delta_path(self, name: str) -> str | None:
         dataset = self._find(name)

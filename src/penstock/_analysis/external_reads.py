@@ -79,8 +79,19 @@ class ExternalReads:
             return None
         if not file_metadata.named_in(text):
             return rewrite_names(self._spark, text, self._replacement)
-        rewritten = rewrite_names(self._spark, text, self._replacement_with_metadata)
-        return file_metadata.using_shown(rewritten)
+        shows = False
+
+        def replacement(reference: NameReference) -> str | None:
+            nonlocal shows
+            df = self._files_of(reference)
+            if df is None:
+                return self._replacement(reference)
+            shows = True
+            return sql_names.as_view(file_metadata.showing(df))
+
+        rewritten = rewrite_names(self._spark, text, replacement)
+        # Without files, `_metadata` is a column of a table.
+        return file_metadata.using_shown(rewritten) if shows else rewritten
 
     def load(self, reader: Reader, spark_load: Callable[[], DataFrame]) -> DataFrame:
         """The rows of `reader.load()`; `spark_load` loads with the current options of the reader.
@@ -204,7 +215,8 @@ class ExternalReads:
 
     def table_exists(self, name: str) -> bool | None:
         """Whether a table exists; `None` to use Spark's catalog."""
-        return True if self._context.external_tables.find(name) is not None else None
+        tables = self._context.external_tables
+        return None if (table := tables.find(name)) is None else tables.is_there(table)
 
     def delta_path(self, name: str) -> str | None:
         """The path of the Delta table of that name; `None` to use Spark's catalog."""
@@ -222,14 +234,6 @@ class ExternalReads:
         if df is not None:
             return sql_names.as_view(df)
         return None if isinstance(reference, FunctionCall) else self._relation(reference)
-
-    def _replacement_with_metadata(self, reference: NameReference) -> str | None:
-        df = self._files_of(reference)
-        return (
-            self._replacement(reference)
-            if df is None
-            else sql_names.as_view(file_metadata.showing(df))
-        )
 
     def _files_of(self, reference: NameReference) -> DataFrame | None:
         """What a table function or ``json.`/path` `` reads; `None` for a name."""

@@ -130,6 +130,12 @@ class ExternalTables:
             return _with_format(replace(table, path=existing))
         return None
 
+    def is_there(self, table: ExternalTable) -> bool:
+        """Whether the files of a table exist, which may be mapped to a path without any."""
+        if table.path is None:
+            return True
+        return self._exists(f"{table.path}/_delta_log" if table.format == "delta" else table.path)
+
     def _exists(self, path: str) -> bool:
         local = local_path(path)
         if local is not None:

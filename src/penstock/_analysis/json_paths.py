@@ -13,6 +13,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock._analysis.sql_names import SUBQUERIES
 from penstock._model.sql_text import literal, quoted
 from penstock._spark.plans import analyzed, iterate
 
@@ -78,7 +79,7 @@ def _takes_nested(expression: Any) -> bool:
         cast = expression.children().head()
         if cast.getClass().getSimpleName() == "Cast":
             return str(cast.children().head().dataType().typeName()) in _NESTED
-    if hasattr(expression, "plan") and "Subquery" in kind and _reads_nested(expression.plan()):
+    if kind in SUBQUERIES and _reads_nested(expression.plan()):
         return True
     return any(map(_takes_nested, iterate(expression.children())))
 
@@ -99,7 +100,7 @@ def _in_expression(expression: Any, text: str, *, is_column: bool) -> Iterator[_
     if kind == "SemiStructuredExtract":
         yield _extract(expression, text, None)
         return
-    if hasattr(expression, "plan") and "Subquery" in kind:
+    if kind in SUBQUERIES:
         yield from _in_plan(expression.plan(), text)
     for child in iterate(expression.children()):
         if kind == "Alias" and child.getClass().getSimpleName() == "SemiStructuredExtract":

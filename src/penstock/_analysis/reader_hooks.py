@@ -29,6 +29,7 @@ from penstock._analysis.delta_hooks import wrap_delta_tables
 from penstock._analysis.json_paths import with_json_paths
 from penstock._analysis.local_rows import with_floats
 from penstock._model.paths import real_path
+from penstock._model.sql_text import delta_table
 from penstock._sql.query_text import spell_names
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def _wrap_writer() -> None:
             original_insert(self, tableName, overwrite)
             return
         with own_read():
-            self.save(path, "delta", "overwrite" if overwrite else "append")
+            original_insert(self, delta_table(path), overwrite)
 
     DataFrameWriter.saveAsTable = save_as_table  # type: ignore[method-assign]
     DataFrameWriter.insertInto = insert_into  # type: ignore[method-assign]

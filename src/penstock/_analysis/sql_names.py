@@ -20,7 +20,7 @@ from penstock._spark.plans import iterate
 _STREAM = re.compile(r"\s*STREAM\s*\(?\s*", re.IGNORECASE)
 _PART = r"(?:`(?:[^`]|``)+`|[\w$]+)"
 _NAME = re.compile(rf"{_PART}(?:\s*\.\s*{_PART})*")
-_SUBQUERIES = {
+SUBQUERIES = {
     "ScalarSubquery",
     "Exists",
     "ListQuery",
@@ -124,8 +124,10 @@ def _names(
     if kind == "UnresolvedWith":
         names = hidden
         for relation in iterate(plan.cteRelations()):
-            yield from _names(relation._2(), names, streaming=False)
-            names = names | {relation._1().lower()}
+            own = {relation._1().lower()}
+            inside = names | own if plan.allowRecursion() else names
+            yield from _names(relation._2(), inside, streaming=False)
+            names = names | own
         yield from _names(plan.child(), names, streaming=False)
         return
     for child in iterate(plan.children()):
@@ -135,7 +137,7 @@ def _names(
 
 
 def _in_expression(expression: Any, hidden: frozenset[str]) -> Iterator[tuple[NameReference, str]]:
-    if expression.getClass().getSimpleName() in _SUBQUERIES:
+    if expression.getClass().getSimpleName() in SUBQUERIES:
         yield from _names(expression.plan(), hidden, streaming=False)
     for child in iterate(expression.children()):
         yield from _in_expression(child, hidden)

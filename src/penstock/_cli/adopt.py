@@ -1,5 +1,6 @@
 """`adopt`: the declared equivalent of a job, as a proposal."""
 
+import re
 import shlex
 from dataclasses import asdict
 from pathlib import Path
@@ -78,7 +79,7 @@ def _commands(proposal: "Proposal", job: Path, place: Path) -> list[str]:
     for query in proposal.queries:
         if query.checkpoint is None or query.keeps_state:
             continue
-        is_relative = "://" not in query.checkpoint
+        is_relative = re.match(r"[A-Za-z][\w+.-]+:", query.checkpoint) is None
         checkpoint = str(job.parent / query.checkpoint) if is_relative else query.checkpoint
         words = ["penstock", "checkpoint", "reset", query.flow, "--from-checkpoint", checkpoint]
         commands.append(shlex.join([*words, "--project", str(place), "--yes"]))

@@ -36,8 +36,9 @@ def each_pipeline(project: options.UpdateOptions) -> Iterator["PipelineSettings"
             raise typer.BadParameter(
                 f"pipeline {settings.name!r} is continuous; add --triggered", param_hint="--all"
             )
-        other = names.setdefault(settings.home, settings.name)
-        if other != settings.name:
+        other = names.get(settings.home)
+        names[settings.home] = settings.name
+        if other is not None:
             raise SpecError(
                 "PIPELINES_SHARE_STORAGE",
                 f"the pipelines {other!r} and {settings.name!r} have the same storage",

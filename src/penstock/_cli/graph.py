@@ -156,12 +156,17 @@ def _explanation(settings: "PipelineSettings", dataset: str) -> dict[str, Any]:
 
 def _rules(node: "DatasetNode", quarantine: str, settings: "PipelineSettings") -> list[Any]:
     kept = f"the rows go to {quarantine}"
+    wanted = node.declared.quarantine
     acts = {
         "warn": "counted; the rows are written",
-        "drop": kept if settings.quarantine else "the rows are dropped",
+        "drop": kept if (settings.quarantine if wanted is None else wanted) else "dropped, counted",
         "quarantine": kept,
         "fail": "the flow fails before it writes the batch",
     }
+    if not node.is_stored:
+        removed = "filtered, where the view is read"
+        acts = {"warn": "no effect in a view", "drop": removed, "quarantine": removed}
+        acts["fail"] = "flows that read the view fail"
     return [
         {
             "name": rule.name,

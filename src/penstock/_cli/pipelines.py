@@ -72,7 +72,8 @@ def _row(settings: "PipelineSettings") -> dict[str, Any] | None:
         "pipeline": status["pipeline"],
         "folder": settings.home,
         "update_id": status["update_id"],
-        "state": status["state"],
+        # An update whose process was killed has written no other state.
+        "state": status["state"] if status["is_alive"] or status["has_ended"] else "FAILED",
         "since": status["since"],
         "seconds": status["seconds"],
         "rows": sum(flow["rows"] for flow in status["flows"]),
@@ -108,9 +109,13 @@ def wait(
         pause.wait(_POLL_SECONDS)
     keys = ("update_id", "state", "since", "seconds", "is_alive", "error")
     if output is OutputFormat.JSON:
-        options.print_json({key: status[key] for key in keys})
+        is_gone = not (status["is_alive"] or status["has_ended"])
+        shown = {key: status[key] for key in keys}
+        options.print_json(shown | {"state": "FAILED"} if is_gone else shown)
     elif status["is_alive"]:
         print(f"update {status['update_id']} is still running after {timeout:g} s")
+    elif not status["has_ended"]:
+        print(f"update {status['update_id']}: FAILED, its process was killed")
     else:
         print(f"update {status['update_id']}: {status['state']}")
     failed = status["is_alive"] or has_failed(status)

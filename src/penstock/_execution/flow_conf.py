@@ -3,12 +3,11 @@
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock._graph.dataflow import DataflowGraph, FlowNode
-from penstock._tables.session_conf import session_conf
+from penstock._tables.session_conf import in_session, own_session, session_conf
 
 
 class FlowConfs:
@@ -43,14 +42,7 @@ class FlowConfs:
         conf = self.of(node)
         if not conf or df.isStreaming:
             return df
-        session: Any = self._spark._jsparkSession.cloneSession()
-        jvm: Any = self._spark._jvm
-        plan = df._jdf.logicalPlan()
-        copy = jvm.org.apache.spark.sql.classic.Dataset.ofRows(session, plan)
-        own = SparkSession(self._spark.sparkContext, session)
-        for key, value in conf.items():
-            own.conf.set(key, value)
-        return DataFrame(copy, own)
+        return in_session(df, own_session(self._spark, conf))
 
 
 def _spark_keys(conf: Mapping[str, str]) -> dict[str, str]:

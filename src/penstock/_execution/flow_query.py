@@ -41,6 +41,7 @@ from penstock._tables.write.schema import with_types
 from penstock.errors import PenstockError
 from penstock.sinks.registry import sink_of
 from penstock.sources.base import NOWHERE, OpenedSource, Position, explained
+from penstock.sources.flow import distinct
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +94,10 @@ class FlowQueries:
         return with_types(df, declared), evaluation.sources
 
     def evaluate_flow(self, flow: Flow) -> DataFrame:
-        with self.confs.applied(self.graph.flows[flow.name]):
+        node = self.graph.flows[flow.name]
+        with self.confs.applied(node):
             df, _ = self._evaluator.evaluate(flow)
-        return with_types(df)
+        return self.confs.bound(with_types(df), node)
 
     def adopt(self, node: FlowNode, df: DataFrame) -> FlowNode:
         """The flow with the current schema of its query; new columns are added to its table.
@@ -234,7 +236,7 @@ class StreamingFlows:
                     df, sources = self._queries.evaluate(node, state.position)
             node = self._queries.adopt(node, df)
             known = dict(state.topics)
-            for source in sources:
+            for source in distinct(sources):
                 known |= source.check_identity(state.topics, node.flow, self._queries.display(node))
             state = replace(state, starts=starts.chosen, topics=known)
             state = self._flow_state(node, df, step, state)

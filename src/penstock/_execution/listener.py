@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from penstock._execution.running import RunningQuery
 
 
+_MOST_EARLY = 20
+
+
 class ProgressListener(StreamingQueryListener):
     """Routes Spark's streaming events to the watcher of the query's run.
 
@@ -44,7 +47,9 @@ class ProgressListener(StreamingQueryListener):
         with self._lock:
             watcher = self._watchers.get(run_id)
             if watcher is None:
-                self._early.setdefault(run_id, []).append(call)
+                early = self._early.setdefault(run_id, [])
+                if len(early) < _MOST_EARLY:  # more are of a query that is not ours
+                    early.append(call)
                 return
         call(watcher)
 

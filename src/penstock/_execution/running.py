@@ -1,5 +1,6 @@
 """One running streaming query: its micro-batches, its progress, its end."""
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock._analysis.late_rows import dropped_by_watermark
 from penstock._execution.lag_probe import FlowLag, described
 from penstock._execution.listener import backlog_records, written_records
+from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow
 from penstock._observe.events import (
     Event,
@@ -29,6 +31,8 @@ from penstock.sources.base import OpenedSource, explained
 if TYPE_CHECKING:
     from penstock._execution.writers import Commit
     from penstock.sinks.base import SinkCommit
+
+_logger = logging.getLogger(__name__)
 
 _STOP_CHECK_SECONDS = 1.0
 _ATTACH_SECONDS = 60.0
@@ -207,14 +211,24 @@ class RunningQuery:
 
     def _end_recovered(self, error: str | None) -> None:
         try:
-            if self._close is not None:
-                self._close()
+            self._close_sink(error)
             known = self._succeeded() if error is None else self._recovered(error)
         except Exception as failed:
             known = flow_error(failed, self._flow, batch_id=self._batch)
         if known is None:
             known = self._translate(error)
         self._on_end(FlowEnded(flow=self._flow.name, error=known))
+
+    def _close_sink(self, error: str | None) -> None:
+        try:
+            if self._close is not None:
+                self._close()
+        except Exception as failed:
+            if error is None:
+                raise
+            # The failure of the query is the one to report.
+            text = first_line(failed)
+            _logger.warning("the sink of flow %s was not closed: %s", self._flow.name, text)
 
     def _recovered(self, error: str) -> PenstockError | None:
         if self._stopping or isinstance(self._failure, PenstockError):

@@ -185,7 +185,10 @@ class ViewRefresh:
         if before.table_version is None or not (
             keeps_rows(self._delta, path, before.table_version, version)
         ):
-            return "the table was changed by another writer"
+            return "the table was changed since the last refresh"
+        dataset = self._queries.graph.datasets[step.dataset]
+        if before.quarantine_version < 0 <= self._incremental.quarantine_version(dataset):
+            return "its quarantine is new"
         if sources.unversioned is not None:
             return sources.unversioned
         if not self._have_same_rows(before, sources):

@@ -80,7 +80,8 @@ def rescued_json(fragments: str, file: str = FILE) -> str:
 
 def dotted(prefix: str, key: str) -> str:
     """SQL of a field's path: prefix and key, the key quoted where it must be."""
-    quoted = rf"CASE WHEN {key} RLIKE '^\\w+$' THEN {key} ELSE concat('`', {key}, '`') END"
+    in_backticks = f"concat('`', replace({key}, '`', '``'), '`')"
+    quoted = rf"CASE WHEN {key} RLIKE '^\\w+$' THEN {key} ELSE {in_backticks} END"
     return f"concat({literal(prefix)}, {quoted})" if prefix else quoted
 
 
@@ -89,4 +90,4 @@ _PLAIN = re.compile(r"\w+", re.ASCII)
 
 def path_part(key: str) -> str:
     """One part of a field's path, quoted where it must be."""
-    return key if _PLAIN.fullmatch(key) else f"`{key}`"
+    return key if _PLAIN.fullmatch(key) else "`" + key.replace("`", "``") + "`"

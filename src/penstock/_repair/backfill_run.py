@@ -32,7 +32,7 @@ from penstock._tables.commits import CommitResult, actions_of
 from penstock._tables.delta_log import DeltaJvm, read_commit_counts
 from penstock._tables.kill_points import kill_point
 from penstock._tables.read.checkpoint_files import Checkpoint
-from penstock._tables.write.kept import keep
+from penstock._tables.write.kept import keep, release
 from penstock.errors import PlanError
 from penstock.quality.split import ROW
 from penstock.sources.base import OpenedSource
@@ -173,7 +173,7 @@ class BackfillRun:
                 self.counts.known += max(0, total - unidentified - rows - commit.rows_duplicate)
             self._committed(result)
         finally:
-            kept.unpersist()
+            release(kept)
 
     def _without_known(self, batch: DataFrame) -> DataFrame:
         """The rows that neither the table nor its quarantine had at the start of the backfill."""
@@ -247,7 +247,6 @@ class BackfillRun:
         result = writers.replace(self.dataset, node, window.df, mark, where=window.where)
         self.counts.removed = result.result.rows_deleted
         self._committed(result)
-
 
     def _committed_before(self, mark: str) -> CommitResult | None:
         """The commit of this backfill, if it was killed after it.

@@ -90,13 +90,13 @@ class Lease:
                         os.set_inheritable(fd, True)
                         return cls(path, fd, record)
                 else:
-                    holder = _read_record(fd)
+                    current = _read_record(fd)
                     waited = machine.clock.monotonic() - began
-                    if holder_lives(holder, machine.processes):
+                    if holder_lives(current, machine.processes):
                         if waited >= _DYING_SECONDS:
-                            raise _held(path, holder)
+                            raise _held(path, current)
                     elif waited >= machine.leftover_timeout_seconds:
-                        raise _leftover(path, holder, machine.leftover_timeout_seconds)
+                        raise _leftover(path, current, machine.leftover_timeout_seconds)
             except BaseException:
                 os.close(fd)
                 raise

@@ -34,7 +34,10 @@ _RESULT_CONFS = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled")
 # Folder and columns: a new column of an upstream table changes no query that does not read it.
 _FILES = re.compile(r"FileSource\[[^\]]*\](, \[[^\]]*\])?")
 _CHANGING = re.compile(
-    r"current_timestamp|current_date|localtimestamp|\bnow\(|\brand\(|\brandn\(|uuid\(", re.I
+    r"current_timestamp|current_date|current_time\b|localtimestamp|\bnow\(|\brand\(|\brandn\(|uuid\("
+    # Strings that the optimizer replaces by dates and times.
+    r"|\bcast\((now|today|tomorrow|yesterday) as ",
+    re.I,
 )
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -268,15 +269,19 @@ def _append(conf: dict[str, str], key: str, value: str, separator: str) -> None:
         conf[key] = separator.join(filter(None, (conf.get(key), value)))
 
 
+# As Java reads properties: a key ends at the first blank, `=` or `:`.
+_PROPERTY = re.compile(r"([^\s=:#!][^\s=:]*)(?:\s*[=:]\s*|\s+)(\S.*)")
+
+
 def spark_defaults() -> dict[str, str]:
     """The settings of `spark-defaults.conf`."""
     conf: dict[str, str] = {}
     path = conf_folder() / "spark-defaults.conf"
     if path.is_file():
         for line in path.read_text(encoding="utf-8").splitlines():
-            parts = line.strip().replace("=", " ", 1).split(None, 1)
-            if len(parts) == 2 and not parts[0].startswith("#"):
-                conf[parts[0]] = parts[1].strip()
+            match = _PROPERTY.match(line.strip())
+            if match is not None:
+                conf[match[1]] = match[2]
     return conf
 
 

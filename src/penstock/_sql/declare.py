@@ -11,7 +11,7 @@ from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
 from penstock._sql.cursor import Cursor
 from penstock._sql.names import SqlName
-from penstock._sql.parse import parse_statement
+from penstock._sql.parse import check_single, parse_statement
 from penstock._sql.queries import ChangeEvents, SqlQuery
 from penstock._sql.source import SqlSource
 from penstock._sql.statements import Statement, split_statements
@@ -75,9 +75,10 @@ def declare_sql(
     """
     registry = active_registry("SQL")
     for raw in split_statements(SqlSource.of(text, file=file, first_line=first_line)):
-        if raw.error is None and raw.is_display:
-            continue
         try:
+            if raw.error is None and raw.is_display:
+                check_single(Cursor(raw.source, _significant(tokens_of(raw.source.text))))
+                continue
             for declaration in _declarations(raw, context):
                 _Declarer(registry, context, raw.source).declare(declaration)
         except DefinitionError as error:

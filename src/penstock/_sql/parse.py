@@ -36,15 +36,17 @@ def parse_statement(cursor: Cursor) -> Declaration:
         raise cursor.unexpected(
             "a statement: `CREATE`, `APPLY CHANGES INTO`, `SET` or `USE`", (*_PARSERS, "SELECT")
         )
-    _refuse_second_statement(cursor)
+    check_single(cursor)
     declaration = parser(cursor)
     if not cursor.is_done:
         raise cursor.unexpected("the end of the statement")
     return declaration
 
 
-def _refuse_second_statement(cursor: Cursor) -> None:
+def check_single(cursor: Cursor) -> None:
     """Report a missing `;`, which would make the next statement a part of the query."""
+    if cursor.at("SHOW", "CREATE") or cursor.current.word == "EXPLAIN":
+        return
     depth = 0
     while not cursor.is_done:
         depth += {"(": 1, ")": -1}.get(cursor.advance().word, 0)

@@ -1,9 +1,26 @@
-"""Confs of a session that are set for a while."""
+"""Confs of a session that are set for a while, and copies of sessions with other confs."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+
+
+def own_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
+    """A copy of a session, with settings that the other does not get."""
+    java: Any = spark._jsparkSession
+    copy = SparkSession(spark.sparkContext, java.cloneSession())
+    for key, value in conf.items():
+        copy.conf.set(key, value)
+    return copy
+
+
+def in_session(df: DataFrame, session: SparkSession) -> DataFrame:
+    """The rows of a DataFrame, computed with the settings of a session."""
+    jvm: Any = session._jvm
+    datasets = jvm.org.apache.spark.sql.classic.Dataset
+    return DataFrame(datasets.ofRows(session._jsparkSession, df._jdf.logicalPlan()), session)
 
 
 @contextmanager

@@ -190,6 +190,8 @@ def _decode_all(payloads: Iterable[bytes | None], schema: str, decode: Decode) -
                 error = f"values do not fit: {misfit}"
             except PayloadError as problem:
                 error = str(problem)
+            except ArithmeticError:  # of a time or a decimal that Python cannot represent
+                error = "values do not fit: a number or a time is out of range"
         records.append(record)
         errors.append(error)
     arrow_type = to_arrow_type(_nullable(struct), timezone="UTC")

@@ -6,6 +6,8 @@ Used in Spark's Python workers: a value that does not fit is one row's error, ne
 import base64
 import binascii
 import json
+import math
+import struct
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Context, Decimal, InvalidOperation
@@ -85,8 +87,8 @@ def compile_fit(data_type: DataType) -> Fit:
     return simple
 
 
-def _struct(struct: StructType) -> Fit:
-    fields = [(f.name, compile_fit(f.dataType), f.nullable) for f in struct]
+def _struct(kind: StructType) -> Fit:
+    fields = [(f.name, compile_fit(f.dataType), f.nullable) for f in kind]
 
     def fit(value: Any) -> Any:
         record = _is(value, dict, "a record")
@@ -171,22 +173,49 @@ def _double(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)):
         raise misfit(value, "a number")
     try:
-        return float(value)
+        number = float(value)
     except OverflowError:
         raise misfit(value, "a DOUBLE") from None
+    if math.isinf(number) and not isinstance(value, float):
+        raise misfit(value, "a DOUBLE")
+    return number
+
+
+def _float(value: Any) -> float:
+    number = _double(value)
+    try:
+        struct.pack("<f", number)
+    except OverflowError:
+        raise misfit(value, "a FLOAT") from None
+    return number
 
 
 def _string(value: Any) -> str:
-    if isinstance(value, str):
-        return value
     if isinstance(value, (bytes, bytearray)):
         raise misfit(value, "a string")
-    # As Spark's JSON reader does: whatever stands in a field of type STRING is kept as text.
-    return (
-        json.dumps(value, default=str, ensure_ascii=False)
-        if (isinstance(value, (dict, list, bool)))
-        else str(value)
-    )
+    # As Spark's JSON reader does: any value of a field of type STRING is kept as text.
+    text = value if isinstance(value, str) else str(value)
+    if isinstance(value, (dict, list, bool)):
+        text = _json(value)
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # half of a pair of surrogates
+            raise misfit(value, "a string of Unicode characters") from None
+    return text
+
+
+def _json(value: Any) -> str:
+    """A value as JSON; numbers keep their digits."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_json(str(key))}: {_json(v)}" for key, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_json, value)) + "]"
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, (bytes, bytearray)):
+        raise misfit(value, "a part of a string")
+    return json.dumps(value, default=str, ensure_ascii=False)
 
 
 def _binary(value: Any) -> bytes:
@@ -213,12 +242,19 @@ def _date(value: Any) -> date:
 
 def _instant(value: Any) -> datetime:
     instant = _iso(value)
-    return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
+    return instant.replace(tzinfo=UTC) if instant.tzinfo is None else _in_utc(instant)
 
 
 def _local_time(value: Any) -> datetime:
     instant = _iso(value)
-    return instant if instant.tzinfo is None else instant.astimezone(UTC).replace(tzinfo=None)
+    return instant if instant.tzinfo is None else _in_utc(instant).replace(tzinfo=None)
+
+
+def _in_utc(instant: datetime) -> datetime:
+    try:
+        return instant.astimezone(UTC)
+    except OverflowError:  # in UTC, it is before the year 1 or after 9999
+        raise misfit(instant.isoformat(), "a time between the years 1 and 9999") from None
 
 
 def _iso(value: Any) -> datetime:
@@ -238,12 +274,14 @@ def _boolean(value: Any) -> bool:
 
 def _duration(value: Any) -> timedelta:
     duration: timedelta = _is(value, timedelta, "a duration")
+    if abs(duration // timedelta(microseconds=1)) >= 1 << 63:
+        raise misfit(value, "a duration of 64 bits")
     return duration
 
 
 _SIMPLE: dict[type[DataType], Fit] = {
     BooleanType: _boolean,
-    FloatType: _double,
+    FloatType: _float,
     DoubleType: _double,
     StringType: _string,
     BinaryType: _binary,

@@ -197,7 +197,8 @@ def _judge(df: DataFrame, expectations: Sequence[Expectation]) -> _Judged:
 
 
 def _count_name(rule: Expectation) -> str:
-    return f"{MASK_PREFIX}same_{'_'.join(rule.unique).lower()}"
+    # Hexadecimal: two lists of columns must not have the same name, which has no dots.
+    return f"{MASK_PREFIX}same_{'_'.join(name.lower().encode().hex() for name in rule.unique)}"
 
 
 def _same_keys(df: DataFrame, expectations: Sequence[Expectation]) -> dict[str, Column]:

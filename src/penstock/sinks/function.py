@@ -7,7 +7,7 @@ from urllib.parse import quote
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock._api.batches import MicroBatch, writing
-from penstock._model.paths import real_path
+from penstock._model.paths import path_key, real_path
 from penstock._spark.call_sites import user_columns
 from penstock._spark.failures import flow_error, full_text
 from penstock._tables.delta_log import DeltaJvm
@@ -105,7 +105,8 @@ class _Tools:
         options: Mapping[str, str],
     ) -> bool:
         location = real_path(path, self._map_path)
-        if (location, name) in self._written:
+        place = path_key(location) or location  # however it is spelled
+        if (place, name) in self._written:
             raise DefinitionError(
                 "BATCH_WRITE_REPEATED",
                 f"batch {self.batch.batch_id} writes {path} twice"
@@ -113,7 +114,7 @@ class _Tools:
                 hint="the second write would be skipped as a repetition of the first: give each "
                 'one a name, idempotent_delta_write(df, path, name="...")',
             )
-        self._written.add((location, name))
+        self._written.add((place, name))
         app_id = f"{self.batch.app_id}/{name}" if name else self.batch.app_id
         exists = read_version(self._spark, location) is not None
         if exists and last_number(DeltaJvm(self._spark), location, app_id) >= self.batch.batch_id:
@@ -134,7 +135,8 @@ class _Tools:
         files = StorageFiles(self._spark)
         note = f"{self._notes}/{quote(name, safe='')}"
         known = files.read(note)
-        if known is not None and int(known) >= self.batch.batch_id:
+        # A file that was being written when the process died has no number.
+        if known is not None and known.isdecimal() and int(known) >= self.batch.batch_id:
             return False
         action()
         files.write(note, str(self.batch.batch_id))

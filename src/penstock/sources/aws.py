@@ -26,6 +26,7 @@ def session(access: Any, config: Any, condition: str) -> Any:
     if not access.role_arn:
         return session
     from botocore.credentials import DeferredRefreshableCredentials
+    from botocore.exceptions import ClientError
 
     sts = session.create_client(
         "sts", region_name=access.region, endpoint_url=access.sts_endpoint, config=config
@@ -37,7 +38,10 @@ def session(access: Any, config: Any, condition: str) -> Any:
             wanted["ExternalId"] = access.role_external_id
         try:
             credentials = sts.assume_role(**wanted)["Credentials"]
-        except Exception as error:
+        except ClientError as error:
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            if status >= 500 or "Throttl" in str(error.response["Error"].get("Code")):
+                raise  # the caller repeats its request
             raise ConnectorError(
                 condition,
                 f"the role {access.role_arn} could not be assumed: {first_line(error)}",

@@ -239,13 +239,18 @@ class OpenedSource:
     `lag` is called on a thread of its own, `lost` on that of Spark's listener, the others on the
     thread of the command or of the query; never two at the same time for one method.
 
-    `name` is for people, without secrets; `unit` is what positions count.
+    `name` is for people, without secrets; `unit` is what positions count. Two streams of one query
+    may have the same name, if they are at the same `place`.
     """
 
-    def __init__(self, df: DataFrame, *, name: str, unit: str = "rows") -> None:
+    has_names_in_offsets = True
+    """Whether offsets in a checkpoint show which of several such sources they are of."""
+
+    def __init__(self, df: DataFrame, *, name: str, unit: str = "rows", place: str = "") -> None:
         self.df = df
         self.name = name
         self.unit = unit
+        self.place = place
 
     def check_identity(self, known: Mapping[str, str], flow: Flow, display: str) -> dict[str, str]:
         """Compare what is read with what the checkpoint has read; called before each start.

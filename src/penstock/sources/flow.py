@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock._tables.read.checkpoint_files import Checkpoint
+from penstock.errors import PlanError
 from penstock.sources.base import (
     OpenedSource,
     Position,
@@ -21,8 +22,36 @@ from penstock.sources.base import (
 
 
 def distinct(sources: Iterable[OpenedSource]) -> list[OpenedSource]:
-    """Each source of a query once, however often the query reads it."""
-    return list({source.name: source for source in sources}.values())
+    """Each source of a query once, however often the query reads it.
+
+    Raises:
+        PlanError: Two of them have the same name in different places.
+    """
+    known: dict[str, OpenedSource] = {}
+    for source in sources:
+        other = known.setdefault(source.name, source)
+        if other.place != source.place:
+            raise PlanError(
+                "SOURCES_NOT_DISTINCT",
+                f"one query reads {source.name} from {other.place} and from {source.place}: the "
+                "offsets of its checkpoint would not show which is which",
+                hint="read each in a flow of its own; @dp.append_flow adds them to one table",
+            )
+    return list(known.values())
+
+
+def _positioned(sources: Iterable[OpenedSource]) -> list[OpenedSource]:
+    """As `distinct`, for a command that compares positions with the offsets of a checkpoint."""
+    streams = distinct(sources)
+    unnamed = [source.name for source in streams if not source.has_names_in_offsets]
+    if len(unnamed) > 1:
+        raise PlanError(
+            "SOURCES_NOT_DISTINCT",
+            f"the flow reads {' and '.join(unnamed)}: the offsets of its checkpoint do not show "
+            "which is which",
+            hint="--full-refresh of its table reads all of them again",
+        )
+    return streams
 
 
 def start_position(
@@ -47,7 +76,7 @@ def resolve_range(
     sources: Iterable[OpenedSource], wanted: Range, done: Checkpoint
 ) -> tuple[dict[str, Any], tuple[RangeReport, ...]]:
     """Fix both ends of a range; see `OpenedSource.range`."""
-    streams = distinct(sources)
+    streams = _positioned(sources)
     if not streams:
         raise range_invalid("the flow reads no stream", "--full-refresh recomputes it")
     if wanted.end is not None and wanted.end.kind is StartKind.LATEST:
@@ -70,7 +99,7 @@ def is_past_end(
 
 
 def _streams(sources: Iterable[OpenedSource], at: StartPosition) -> list[OpenedSource]:
-    streams = distinct(sources)
+    streams = _positioned(sources)
     if at.kind is StartKind.VERSION and len(streams) > 1:
         raise start_not_available(
             at,

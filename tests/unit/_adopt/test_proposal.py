@@ -67,7 +67,7 @@ def test_a_query_into_a_path_is_a_table_with_its_assignments():
         query = (
             rows.writeStream.format("delta").outputMode("append")
             .option("checkpointLocation", "/checkpoints/orders").option("mergeSchema", "true")
-            .partitionBy("day")
+            .partitionBy(["day", "id"])
             .trigger(processingTime="1 minute")
             .start(PATH)
         )
@@ -87,7 +87,7 @@ def test_a_query_into_a_path_is_a_table_with_its_assignments():
 
         @dp.table(
             path=PATH,
-            partition_cols=["day"],
+            partition_cols=["day", "id"],
             spark_conf={"pipelines.trigger": "processingTime=1 minute"},
         )
         def orders_v2():

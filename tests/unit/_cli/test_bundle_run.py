@@ -48,6 +48,15 @@ def test_pipelines_with_one_folder_for_checkpoints_are_refused(bundle: Path) -> 
     assert caught.value.condition == "PIPELINES_SHARE_STORAGE"
 
 
+def test_pipelines_of_one_name_are_refused(bundle: Path) -> None:
+    text = BUNDLE.replace("name: report,", "name: ingest,")
+    (bundle / "databricks.yml").write_text(text, encoding="utf-8")
+    share(bundle)
+    with pytest.raises(SpecError) as caught:
+        [*bundle_run.each_pipeline(options.UpdateOptions())]
+    assert caught.value.condition == "PIPELINES_SHARE_STORAGE"
+
+
 def test_a_continuous_pipeline_is_refused_because_the_next_one_would_wait(bundle: Path) -> None:
     share(bundle, continuous=True)
     with pytest.raises(typer.BadParameter, match="--triggered"):

@@ -108,8 +108,10 @@ def test_lease_is_taken_after_the_child_ended_when_the_holder_was_killed(tmp_pat
     first = hold("2")
     started = time.monotonic()
     os.kill(first.pid, signal.SIGKILL)
-    with Lease.acquire(tmp_path / "lock", holder=HOLDER):
+    with Lease.acquire(tmp_path / "lock", holder=HOLDER | {"update": "of the new holder"}):
         waited = time.monotonic() - started
+        record = json.loads((tmp_path / "lock").read_text())
+    assert (record["pid"], record["update"]) == (os.getpid(), "of the new holder")
     # Less than the child's 2 s: it had a head start.
     assert 1.0 < waited < 5.0
 

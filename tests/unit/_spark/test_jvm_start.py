@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from penstock._spark.jvm import _ignore_stop_signals, _java_command, reason_of, starts_directly
-from penstock._spark.session import SessionOptions, effective_configuration
+from penstock._spark.plans import is_changing
+from penstock._spark.session import SessionOptions, effective_configuration, spark_defaults
 from penstock._spark.session_defaults import is_local, session_defaults
 
 CAUSED = """An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.
@@ -39,6 +40,36 @@ def test_local_cluster_is_a_cluster(master: str, expected: bool) -> None:
     defaults = session_defaults(master, {}, storage_root="file:/s", warehouse=None)
     assert ("spark.driver.host" in defaults) is expected
     assert ("spark.hadoop.fs.file.impl" in defaults) is expected
+
+
+def test_settings_of_spark_defaults_are_read_as_java_reads_properties(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    (tmp_path / "spark-defaults.conf").write_text(
+        "# spark.a 1\n! spark.b 1\n\nspark.driver.extraJavaOptions  -Dkey=value -Dx=y\n"
+        "spark.hadoop.key=abc==\nspark.app.name : shop \nspark.empty\nspark.path=C:/x\n"
+    )
+    assert spark_defaults() == {
+        "spark.driver.extraJavaOptions": "-Dkey=value -Dx=y",
+        "spark.hadoop.key": "abc==",
+        "spark.app.name": "shop",
+        "spark.path": "C:/x",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("cast(today as date)", True),
+        ("CAST(NOW AS TIMESTAMP)", True),
+        ("current_time(6)", True),
+        ("cast(todays_sales as date)", False),
+        ("current_times", False),
+    ],
+)
+def test_a_query_has_another_result_at_another_time(text: str, expected: bool) -> None:
+    assert is_changing(text) is expected
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,14 @@ def test_a_missing_semicolon_is_named_when_a_statement_follows_a_query(sql, seco
     assert error.message == "expected `;` before this statement"
 
 
+def test_a_missing_semicolon_is_named_when_a_statement_follows_a_shown_result(sql):
+    declared = sql("SHOW CREATE TABLE t; EXPLAIN CREATE TABLE a AS SELECT 1;\n"
+                   "SELECT 1\nCREATE STREAMING TABLE b AS SELECT 1;")  # fmt: skip
+    assert declared.registry.is_empty
+    (error,) = declared.errors
+    assert (error.origin.line, error.message) == (3, "expected `;` before this statement")
+
+
 def test_lines_go_on_when_a_cell_stands_in_the_middle_of_a_file(sql):
     declared = sql().add("\nCREATE VIEW a AS SELECT 1;\nCREATE VIEW b AS SELECT 2", first_line=40)
     assert [dataset.origin.line for dataset in declared.datasets] == [41, 42]

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import fastavro
 import pytest
+from pyspark.sql.types import DoubleType, StructField, StructType
 
 from penstock.errors import DefinitionError
 from penstock.parsing.avro import PayloadError, decode_avro, struct_of_avro
-from penstock.parsing.confluent import read_indexes, struct_of_json_schema
+from penstock.parsing.binary import _decode_all
+from penstock.parsing.confluent import decode_json, read_indexes, struct_of_json_schema
 from penstock.parsing.protobuf import (
     compile_files,
     decode_protobuf,
@@ -198,6 +200,15 @@ def test_protobuf_schema_is_refused_when_it_has_no_such_message_or_recurses():
         compile_files("no proto", {})
     with pytest.raises(DefinitionError, match="outside of its folder"):
         compile_files(PROTO, {"../up.proto": ""})
+
+
+def test_a_number_that_python_cannot_represent_is_an_error_of_its_row():
+    schema = StructType([StructField("x", DoubleType())]).json()
+    rows = _decode_all([b'{"x":1e9999999999999999999}', b'{"x":1.5}'], schema, decode_json)
+    assert rows.to_pylist() == [
+        {"record": None, "error": "values do not fit: a number or a time is out of range"},
+        {"record": {"x": 1.5}, "error": None},
+    ]
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ FITS = [
 ]
 MISFITS = [
     (T.StringType(), "integer", "date", "text[]"),
-    (T.LongType(), "integer", "double precision", "numeric(18,0)", "text"),
+    (T.LongType(), "integer", "double precision", "numeric(18,0)", "numeric(20,-2)", "text"),
     (T.DecimalType(10, 2), "numeric(10,1)", "numeric(9,2)", "bigint", "double precision"),
     (T.DecimalType(10, 0), "integer"),
     (T.DoubleType(), "real", "numeric"),

@@ -11,7 +11,7 @@ from paper_sources import TABLE_ID, PaperFolder, PaperTable, PaperTopics, checkp
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock.errors import PlanError
 from penstock.sources.base import EARLIEST, OpenedSource, Range, RangeReport, parse_start
-from penstock.sources.flow import resolve_range
+from penstock.sources.flow import distinct, resolve_range
 
 Resolved = tuple[Mapping[str, Any], tuple[RangeReport, ...]]
 
@@ -123,3 +123,20 @@ def test_a_flow_without_streams_has_no_ranges(tmp_path: Path):
     with pytest.raises(PlanError) as error:
         resolve_range([], wanted, checkpoint(tmp_path))
     assert error.value.condition == "BACKFILL_RANGE_INVALID"
+
+
+def test_sources_are_refused_when_a_checkpoint_does_not_show_which_is_which(tmp_path: Path):
+    here, there = (OpenedSource(NO_ROWS, name="kafka orders", place=at) for at in ("a:1", "b:1"))
+    assert distinct([here, here]) == [here]
+    with pytest.raises(PlanError, match="reads kafka orders from a:1 and from b:1") as caught:
+        distinct([here, there])
+    assert caught.value.condition == "SOURCES_NOT_DISTINCT"
+
+    class Rows(OpenedSource):
+        has_names_in_offsets = False
+
+    tables = [Rows(NO_ROWS, name=f"jdbc {name}") for name in ("a", "b")]
+    assert distinct(tables) == tables
+    wanted = Range(flow="flow", begin=EARLIEST, end=None, files=None, now_ms=90_000)
+    with pytest.raises(PlanError, match="reads jdbc a and jdbc b"):
+        resolve_range(tables, wanted, checkpoint(tmp_path, ()))

@@ -54,10 +54,10 @@ def test_files_that_are_gone_or_too_old_are_counted(tmp_path: Path):
     position, history = PaperFolder().history(EARLIEST, done, 90_000)
     assert position == {"from_the_start": True}
     assert history.again == 3
-    assert history.missing.startswith("1 files")
+    assert history.missing.startswith("1 file(s)")
     assert "b.json" in history.missing
     later = parse_start("2026-01-01")
-    assert PaperFolder().history(later, done, 90_000)[1].missing.startswith("3 files")
+    assert PaperFolder().history(later, done, 90_000)[1].missing.startswith("3 file(s)")
 
 
 def test_a_checkpoint_has_the_offsets_where_kafka_began(tmp_path: Path):

@@ -17,6 +17,7 @@ from penstock._tables.read.checkpoint_files import (
     Checkpoint,
     checkpoints,
     flow_records,
+    newest_of_checkpoint,
 )
 from penstock._tables.read.damage import (
     behind,
@@ -251,9 +252,11 @@ def _table(
     log = local_log(str(path))
     if log is None or log.problem:
         return
-    yield from _behind(checkpoint, path)
+    yield from _behind(checkpoint, path, settings)
     committed = _opened(path).transaction_version(_app_id(checkpoint, settings))
-    last = checkpoint.last_planned
+    # Read after the table: the flow may run.
+    newest = newest_of_checkpoint(checkpoint.flow, checkpoint.epoch, checkpoint.path)
+    last = newest.last_planned
     if committed is not None and (last is None or committed > last):
         yield finding(
             "behind-table",
@@ -270,7 +273,7 @@ def _app_id(checkpoint: Checkpoint, settings: PipelineSettings) -> str:
     return f"{settings.name}/{checkpoint.flow}/writer/{checkpoint.epoch}"
 
 
-def _behind(checkpoint: Checkpoint, target: Path) -> Iterator[Finding]:
+def _behind(checkpoint: Checkpoint, target: Path, settings: PipelineSettings) -> Iterator[Finding]:
     try:
         note = commits_of((checkpoint.path / NOTE_FILE).read_text(encoding="utf-8"))
     except OSError:
@@ -280,7 +283,7 @@ def _behind(checkpoint: Checkpoint, target: Path) -> Iterator[Finding]:
     paths = {
         TARGET: target,
         QUARANTINE: target.with_name(f"{target.name}{QUARANTINE_SUFFIX}"),
-        CDC_STATE: target.parents[3].joinpath("state", "cdc", *names),
+        CDC_STATE: Path(local_path(layout_of(settings).state_dir) or "", "cdc", *names),
     }
     for role, commit in note.items():
         path = paths.get(role)

@@ -182,8 +182,15 @@ def read_checkpoint(
         finished=tuple(_finished(path, damaged, last)),
         damaged=damaged,
         state=() if last else tuple(_state(path)),
-        size=sum(file.stat().st_size for file in files),
+        size=sum(map(_size, files)),
     )
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:  # Spark has removed it since it was listed
+        return 0
 
 
 def _query_id(path: Path, damaged: dict[str, str]) -> str | None:
@@ -270,5 +277,5 @@ def _state(path: Path) -> Iterator[StatePartition]:
                 operator=operator,
                 partition=partition,
                 versions=tuple(sorted({int(match.group(1)) for match in matches if match})),
-                size=sum(file.stat().st_size for file in files),
+                size=sum(map(_size, files)),
             )

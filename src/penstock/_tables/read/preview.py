@@ -91,6 +91,8 @@ def list_quarantines(settings: PipelineSettings) -> list[QuarantineSummary]:
         rows = 0
         with _readable(settings, str(name)) as snapshot:
             columns = [each for each in snapshot.columns if each.name == FAILED_RULES_COLUMN]
+            if not columns:
+                continue  # a dataset of this name
             for _, _, row in snapshot.scan(columns, at_once=_MOST_AT_ONCE):
                 rows += 1
                 rules.update(row[FAILED_RULES_COLUMN] or ())

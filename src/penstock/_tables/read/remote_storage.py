@@ -63,17 +63,21 @@ class RemoteTables:
         for name in sorted(self._names(), key=str):
             if not name.name.endswith(QUARANTINE_SUFFIX):
                 continue
-            rows = self._rows(str(name)).select(FAILED_RULES_COLUMN)
+            table = self._rows(str(name))
+            if FAILED_RULES_COLUMN not in table.columns:
+                continue  # a dataset of this name
+            rows = table.select(FAILED_RULES_COLUMN)
             rules = rows.select(F.explode(FAILED_RULES_COLUMN).alias("rule"))
             counts = {row["rule"]: row["count"] for row in rules.groupBy("rule").count().collect()}
             by_rule = dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-            table = shown_name(self._settings, name).removesuffix(QUARANTINE_SUFFIX)
-            summaries.append(QuarantineSummary(table=table, rows=rows.count(), by_rule=by_rule))
+            shown = shown_name(self._settings, name).removesuffix(QUARANTINE_SUFFIX)
+            summaries.append(QuarantineSummary(table=shown, rows=rows.count(), by_rule=by_rule))
         return summaries
 
     def _rows(self, name: str) -> DataFrame:
         resolved = resolve_table(self._settings, name)
-        if resolved not in (names := list(self._names())):
+        names = list(self._names())
+        if resolved.key not in {known.key for known in names}:
             raise table_unknown(self._settings, name, names)
         try:
             return self._spark.read.format("delta").load(self._layout.table_path(resolved))

@@ -19,7 +19,7 @@ from penstock._tables.kill_points import kill_point
 from penstock._tables.layout import TableRef
 from penstock._tables.write.cdc_events import END_AT, START_AT, RowShape, comparable
 from penstock._tables.write.fenced import FencedTable, TableTransaction
-from penstock._tables.write.kept import keep
+from penstock._tables.write.kept import keep, release
 from penstock._tables.write.key_joins import count_keys, in_one_task, of_keys
 from penstock._tables.write.keyed import KeyedTable
 from penstock.errors import FlowError
@@ -77,9 +77,9 @@ class SnapshotWriter:
             try:
                 committed = self._commit(txn, differences, version, result, always=always)
             finally:
-                differences.unpersist()
+                release(differences)
         finally:
-            snapshot.unpersist()
+            release(snapshot)
         if committed is not None:
             kill_point("after_target_commit", self._flow, number)
         return committed

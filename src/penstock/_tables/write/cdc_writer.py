@@ -17,6 +17,7 @@ from pyspark.sql.types import StructField, StructType
 from penstock._model.cdc import ScdType
 from penstock._model.expectation import Expectation, OnViolation
 from penstock._model.origin import SourceLocation
+from penstock._model.sql_text import quoted
 from penstock._tables.commit_note import CDC_STATE
 from penstock._tables.commits import CommitResult, RuleCounts
 from penstock._tables.delta_log import file_count
@@ -263,7 +264,7 @@ class CdcWriter(FlowWriter):
             state = in_one_task(self._state.rows_of(keys, events.rows))
             rows = self._rows_of_target(state)
         else:
-            touched, rows = self._derive(touched.distinct(), count)
+            touched, rows = self._derive(batch.txn, touched.distinct(), count)
         version = self._keyed.replace(batch.txn, touched, rows, result, count=count, keys=keys)
         self._compaction.start_if_due(appended, events.rows.sparkSession)
         return replace(result, version=version)
@@ -275,14 +276,20 @@ class CdcWriter(FlowWriter):
             return False
         return self._state.size() > REWRITE_BYTES and self._keyed.searches(txn, touched, count)
 
-    def _derive(self, touched: DataFrame, count: int) -> tuple[DataFrame, DataFrame]:
+    def _derive(
+        self, txn: TableTransaction, touched: DataFrame, count: int
+    ) -> tuple[DataFrame, DataFrame]:
         columns, shape = self._state.columns, self._events.shape
         rows = self._state.rows(touched)
         is_small = self._state.size() <= REWRITE_BYTES and count <= _SMALL_ROWS
         if is_small:
             rows = in_one_task(rows)
         if self._counts["truncates"]:
-            touched = rows.where(F.col("kind") == 0).select("k").distinct()
+            # Of a repeated batch, a compaction may have removed keys from the state only.
+            key: Any = rows.schema["k"].dataType
+            have = F.struct(*[F.col(quoted(name)).alias(name) for name in key.names])
+            keys = self._keyed.rows(txn, rows).select(have.cast(key).alias("k"))
+            touched = rows.where(F.col("kind") == 0).select("k").unionAll(keys).distinct()
             return touched, current_rows(merged(rows, columns), columns, truncates=True)
         nearby = F.broadcast(touched) if count <= _SMALL_ROWS else touched
         if is_small:

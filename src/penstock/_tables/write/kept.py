@@ -15,16 +15,28 @@ _DRIVER_BYTES = 1_000_000
 
 
 def keep(df: DataFrame) -> DataFrame:
-    """The rows of a batch, computed once, for several reads; `unpersist` it at the end.
+    """The rows of a batch, computed once, for several reads; `release` it at the end.
 
     On a cluster, cached rows are lost with their executor. Spark would compute them again, with
     other random values or Python results, so that a row could be written twice or not at all. There
     the rows are a local checkpoint: a read of lost rows fails, and the batch is retried as a whole.
     """
-    context: Any = df.sparkSession.sparkContext
-    if context._jsc.sc().isLocal():
+    if _is_local(df):
         return df.persist()
     return df.localCheckpoint(eager=False)
+
+
+def release(df: DataFrame) -> None:
+    """Free the rows that `keep` has stored; `unpersist` does nothing for a local checkpoint."""
+    df.unpersist()
+    plan: Any = df._jdf.logicalPlan()
+    if not _is_local(df) and str(plan.getClass().getSimpleName()) == "LogicalRDD":
+        plan.rdd().unpersist(False)
+
+
+def _is_local(df: DataFrame) -> bool:
+    context: Any = df.sparkSession.sparkContext
+    return bool(context._jsc.sc().isLocal())
 
 
 def keep_and_count(
@@ -46,9 +58,9 @@ def keep_and_count(
             counted = kept.groupBy(*columns).count().collect()
         counts = count_values({tuple(row[:-1]): row[-1] for row in counted}, split)
     except BaseException:
-        kept.unpersist()
+        release(kept)
         raise
     if rows is None:
         return kept, counts
-    kept.unpersist()
+    release(kept)
     return DataFrame(rows, df.sparkSession), counts

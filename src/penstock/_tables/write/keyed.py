@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from penstock._model.sql_text import quoted
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.session_conf import session_conf
+from penstock._tables.session_conf import in_session, own_session
 from penstock._tables.write.cdc_events import START_AT, comparable
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.key_joins import (
@@ -342,16 +342,17 @@ class KeyedTable:
             for f in rows.schema
         ]
         matches = [F.col(f"t.{quoted(n)}").eqNullSafe(F.col(f"s.{quoted(n)}")) for n in identity]
-        with session_conf(session, _merge_conf(self.app_id, result)):
-            (
-                DeltaTable.forPath(session, self.table.ref.path)
-                .alias("t")
-                .merge(changes.alias("s"), reduce(Column.__and__, matches))
-                .whenMatchedDelete(condition=~stays)
-                .whenMatchedUpdate(condition=stays & ~reduce(Column.__and__, same), set=columns)
-                .whenNotMatchedInsert(condition=stays, values=columns)
-                .execute()
-            )
+        # In a session of its own: other flows and the user's code share this one.
+        own = own_session(session, _merge_conf(self.app_id, result))
+        (
+            DeltaTable.forPath(own, self.table.ref.path)
+            .alias("t")
+            .merge(in_session(changes, own).alias("s"), reduce(Column.__and__, matches))
+            .whenMatchedDelete(condition=~stays)
+            .whenMatchedUpdate(condition=stays & ~reduce(Column.__and__, same), set=columns)
+            .whenNotMatchedInsert(condition=stays, values=columns)
+            .execute()
+        )
         recorded = self.table.recorded(result.batch_id)
         return recorded.version if recorded else None
 
@@ -359,7 +360,7 @@ class KeyedTable:
 def _merge_conf(app_id: str, result: CommitResult) -> dict[str, str]:
     """The confs of one MERGE, with its transaction id and its record.
 
-    MERGE takes both only from the session's configuration, and any later statement of the session
+    MERGE takes both only from the session's configuration, and any later statement of this session
     would inherit them and be skipped without an error.
 
     Constraint propagation of the optimizer is off meanwhile: its time grows with the square of the

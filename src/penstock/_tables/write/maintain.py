@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from penstock._model.sql_text import delta_table, quoted
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.read.live_files import LiveFiles
+from penstock._tables.session_conf import own_session
 from penstock._tables.write.schema import has_identity
 
 _MIB = 1024 * 1024
@@ -53,8 +54,6 @@ class Rewritten:
 
 def maintenance_session(spark: SparkSession) -> SparkSession:
     """A session like `spark`, with the settings of the commands here."""
-    java: Any = spark._jsparkSession
-    session = SparkSession(spark.sparkContext, java.cloneSession())
     conf = {
         "optimize.maxFileSize": str(TARGET_BYTES),
         # One file at a time: the batches of flows need the cores. A long run commits in parts.
@@ -67,9 +66,7 @@ def maintenance_session(spark: SparkSession) -> SparkSession:
         "vacuum.logging.enabled": "false",
         "vacuum.parallelDelete.enabled": "false",
     }
-    for key, value in conf.items():
-        session.conf.set(_PREFIX + key, value)
-    return session
+    return own_session(spark, {_PREFIX + key: value for key, value in conf.items()})
 
 
 class TableFiles:

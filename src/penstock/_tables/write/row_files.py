@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from penstock._model.sql_text import quoted
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.write.fenced import FencedTable, TableTransaction
-from penstock._tables.write.kept import keep, keep_and_count
+from penstock._tables.write.kept import keep, keep_and_count, release
 from penstock._tables.write.schema import plain_schema
 from penstock._tables.write.staging import (
     RowCounts,
@@ -145,7 +145,7 @@ class RowFiles:
             files = self._delta.write_files(txn.jvm, valid_rows(kept, split))
             return Written(counts, files, bad)
         finally:
-            kept.unpersist()
+            release(kept)
 
     def write_bad(
         self, kept: DataFrame, counts: RowCounts, split: RowSplit
@@ -174,7 +174,7 @@ class RowFiles:
             written = replace(written, bad=[*written.bad, *files])
             return written, int(row[0]), int(row[1])
         finally:
-            kept.unpersist()
+            release(kept)
 
     def _write_quarantine(
         self, table: FencedTable, rows: DataFrame, *, replaces: bool

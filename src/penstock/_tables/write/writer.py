@@ -23,6 +23,7 @@ from penstock._tables.kill_points import is_switched_off, kill_point
 from penstock._tables.layout import QUARANTINE_SUFFIX, TableRef
 from penstock._tables.write.decision import BatchDecision, DecisionFile, QuarantineFiles
 from penstock._tables.write.fenced import FencedTable, TableTransaction
+from penstock._tables.write.kept import release
 from penstock._tables.write.row_files import FindLateRows, RowFiles, Written
 from penstock._tables.write.schema import conform, has_identity, is_identity, plain_schema
 from penstock._tables.write.staging import QUARANTINE_FIELDS, RowCounts
@@ -166,7 +167,7 @@ class FlowWriter:
             return self._write(df, batch_id, fingerprint)
         finally:
             if self._kept is not None:
-                self._kept.unpersist()
+                release(self._kept)
                 self._kept = None
 
     def _write(self, df: DataFrame, batch_id: int | None, fingerprint: str | None) -> CommitResult:

@@ -130,7 +130,8 @@ class Dialect(ABC):
             if bare in self.integers:
                 return self.integers[bare] >= whole
             exact = self.floats.get(bare, 0) >= whole
-            return exact or (bare == self.decimal and _digits(wanted) >= (whole, 0))
+            whole_digits, fraction = _digits(wanted)
+            return exact or (bare == self.decimal and whole_digits >= whole and fraction >= 0)
         if isinstance(spark_type, T.DecimalType):
             before, after = spark_type.precision - spark_type.scale, spark_type.scale
             if bare == self.decimal:

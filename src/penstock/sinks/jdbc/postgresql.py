@@ -152,6 +152,11 @@ class PostgreSqlDialect(Dialect):
             )
         return staged if bare_type(wanted) in _TEXTS else f"{staged}::{wanted}"
 
+    def key_value(self, column: SinkColumn) -> str:
+        value, bare = self.value(column), bare_type(column.target_type)
+        # These ignore upper and lower case, or blanks at the end.
+        return f"{value}::{bare}" if bare in ("citext", "character") else value
+
     # -- statements ----------------------------------------------------------------------------
 
     def lock(self, database: Database) -> None:
@@ -209,7 +214,9 @@ class PostgreSqlDialect(Dialect):
         rows = database.query(
             "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n "
             "ON n.oid = c.relnamespace WHERE c.relkind = 'r' AND c.relpersistence = 'u' "
+            "AND n.nspname = coalesce(nullif(?, ''), current_schema()) "
             "AND starts_with(c.relname, ?)",
+            schema or "",
             prefix,
         )
         return [TableName(str(namespace), str(table)) for namespace, table in rows]
@@ -242,10 +249,8 @@ class PostgreSqlDialect(Dialect):
         for part, attempt, count in counts:
             if part >= 0:
                 chosen.setdefault(part, (attempt, count))
-        has_duplicates = len(counts) > len(chosen) + 1
-        attempts = (
-            [(part, attempt) for part, (attempt, _) in chosen.items()] if has_duplicates else []
-        )
+        # Also without repeated tasks: one may end between this statement and the next.
+        attempts = [(part, attempt) for part, (attempt, _) in chosen.items()]
         return sum(count for _, count in chosen.values()), attempts
 
     def move_rows(
@@ -261,14 +266,14 @@ class PostgreSqlDialect(Dialect):
         distinct = order = ""
         keys = [by_name[key.lower()] for key in options.keys]
         if options.sequence_by is not None:
-            key_values = ", ".join(self.value(key) for key in keys)
+            key_values = ", ".join(self.key_value(key) for key in keys)
             newest = self.value(by_name[options.sequence_by.lower()])
             # Rows alike in key and sequence are ordered by their text: the choice is stable.
             distinct = f"DISTINCT ON ({key_values}) "
             text = ", ".join(f"s.{quote(column.staged)}::text" for column in columns)
             order = f" ORDER BY {key_values}, {newest} DESC NULLS LAST, ROW({text})::text DESC"
         where = f"s.{quote(PART)} >= 0"
-        if attempts:
+        if attempts:  # empty without rows
             pairs = ", ".join(f"({part}, {attempt})" for part, attempt in attempts)
             where += f" AND (s.{quote(PART)}, s.{quote(ATTEMPT)}) IN ({pairs})"
         insert = f"INSERT INTO {options.table} AS t ({names}) SELECT {distinct}{values} "

@@ -217,7 +217,12 @@ class JdbcSinkWriter(BatchSink):
     def _drop_leftovers(self, database: Database) -> None:
         schema = self._options.staging_schema
         for table in self._dialect.leftovers(database, schema, self._prefix):
-            database.execute(f"DROP TABLE IF EXISTS {table}")
+            try:
+                database.execute(f"DROP TABLE IF EXISTS {table}")
+            except DatabaseError as error:
+                # Locked by a task of a machine that was lost: a later start drops it.
+                if not error.may_pass:
+                    raise
 
     # -- one batch -----------------------------------------------------------------------------
 

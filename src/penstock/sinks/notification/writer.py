@@ -56,10 +56,14 @@ class NotificationWriter(BatchSink):
         self._masks = [_path(write.schema, name) for name in listed(write.options, "mask")]
         self._files = StorageFiles(write.spark)
         self._note = f"{write.notes}/sent.json"
-        note = self._files.read(self._note)
-        self._sent = _Sent() if note is None else _Sent(**json.loads(note))
+        self._sent = _Sent()
+        # A file that was being written when the process died is no JSON.
+        with contextlib.suppress(ValueError):
+            self._sent = _Sent(**json.loads(self._files.read(self._note) or "{}"))
         self._lock = threading.Lock()
         self._timer = threading.Timer(_WINDOW_SECONDS, self.close)
+        if self._sent.rows:  # counted before a restart
+            self._send_later()
 
     def write(self, df: DataFrame, batch_id: int) -> SinkCommit:
         flow = self._opened.flow.name

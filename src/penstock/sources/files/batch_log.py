@@ -8,6 +8,7 @@ a file can have. Entries of a batch that was not committed stay as they are: it 
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from pyspark.sql import SparkSession
 
@@ -137,8 +138,9 @@ class SourceLogs(LogFiles):
         for name in self._current(f"sources/{source}"):
             text = self.read(f"sources/{source}/{name}") or ""
             for line in lines_of(text)[1:]:
-                body = json.loads(line)
-                entries.append((body["path"], int(body["timestamp"]), int(body["batchId"])))
+                with suppress(ValueError, KeyError, TypeError):  # first offsets of another system
+                    body = json.loads(line)
+                    entries.append((body["path"], int(body["timestamp"]), int(body["batchId"])))
         return entries
 
     def rename(self, source: int, end: int, modified: Mapping[str, int]) -> set[str]:

@@ -156,7 +156,7 @@ class FileRoots:
         for root in self.paths:
             wildcard = _GLOB.search(root)
             start = file_name(root[: wildcard.start()] if wildcard else root).rstrip("/")
-            if plain.startswith(start):
+            if plain.startswith(start if wildcard else f"{start}/") or plain == start:
                 return plain[len(start) :]
         return plain
 

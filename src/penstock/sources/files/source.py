@@ -37,7 +37,7 @@ from penstock.sources.files.cleaning import Cleaner, refuse_shared
 from penstock.sources.files.inbox import FileInbox
 from penstock.sources.files.inboxes import open_inbox
 from penstock.sources.files.lag import UNKNOWN_FILES, PendingFiles
-from penstock.sources.files.listing import file_name
+from penstock.sources.files.listing import file_name, file_name_of_uri
 from penstock.sources.files.opening import OpenedFiles, open_source, read_source, source_key
 from penstock.sources.files.recovery import check_files, recover
 
@@ -51,7 +51,8 @@ _RANGE_OPTIONS = {
 }
 
 _OF_THE_FLOW = ("cleansource", "cloudfiles.cleansource")
-"""Options that a backfill of a range does without; it lists."""
+"""Options that a backfill of a range ignores: it must not delete files."""
+_EXISTING_FILES = ("includeexistingfiles", "cloudfiles.includeexistingfiles")
 
 
 class FileSource(Source):
@@ -98,6 +99,9 @@ class AutoLoaderSource(FileSource):
         options = read.options
         if "modified_before" in read.position:  # a range that the flow has read before
             options = {k: v for k, v in options.items() if k.lower() not in _OF_THE_FLOW}
+        elif read.position.get("from_the_start") or "modified_after" in read.position:
+            # The position says which of the existing files are read.
+            options = {k: v for k, v in options.items() if k.lower() not in _EXISTING_FILES}
         if read.is_stream:
             options = options_at(options, read.position, times=True)
         place = read.paths[0] if len(read.paths) == 1 else list(read.paths)
@@ -234,7 +238,7 @@ class FileStream(OpenedSource):
             for path, changed in read.items()
             if (after is None or changed > after)
             and changed < before
-            and (wanted.files is None or fnmatchcase(path.rpartition("/")[2], wanted.files))
+            and (wanted.files is None or fnmatchcase(_name_of(path), wanted.files))
         ]
         text = f"changed from {'the beginning' if after is None else begin} to {iso(before)}"
         text += f", {wanted.files}" if wanted.files else ""
@@ -270,12 +274,14 @@ class FileStream(OpenedSource):
             path
             for path, changed in _taken_by(done).items()
             if (after is not None and iso(changed) <= after)
-            # A fragment marks a file that was read before it changed.
-            or not StorageFiles(self._spark).exists(path.partition("#")[0])
+            or not StorageFiles(self._spark).exists(_file_of(path))
         ]
         missing = ""
         if gone:
-            missing = f"{len(gone):,} files that the flow has read are not read, such as {gone[0]}"
+            missing = (
+                f"{len(gone):,} file(s) that the flow has read no longer exist, or are before the "
+                f"start, such as {gone[0]}"
+            )
         return position, SourceHistory(
             source=report.source, unit=report.unit, again=report.again, missing=missing
         )
@@ -312,6 +318,15 @@ def _time_of(at: StartPosition, now_ms: int) -> int:
             return at.timestamp_ms - 1
         case _:
             raise start_not_available(at, f"files have no {at.kind.value}s", "use a timestamp")
+
+
+def _file_of(uri: str) -> str:
+    """The file of a log entry; a fragment marks one that was read before it changed."""
+    return file_name_of_uri(uri.partition("#")[0])
+
+
+def _name_of(uri: str) -> str:
+    return _file_of(uri).rpartition("/")[2]
 
 
 def _taken_by(done: Sequence[Checkpoint]) -> dict[str, int]:

@@ -60,6 +60,8 @@ class JdbcSource(Source):
 class JdbcRows(OpenedSource):
     """A stream of one table. Positions are keys; see `OpenedSource`."""
 
+    has_names_in_offsets = False
+
     def __init__(self, rows: Any, stream: JdbcStream, place: str) -> None:
         super().__init__(rows, name=f"jdbc {place}", unit="rows")
         self._stream = stream

@@ -136,7 +136,8 @@ class JdbcStream:
             # The database's own words about a wrong password or name, before Spark's.
             database.query(f"SELECT 1 FROM {options.table} WHERE 1 = 0")
             reader = self._spark.read.format("jdbc").options(**reader_options)
-            self._schema = reader.load().schema
+            with translated():
+                self._schema = reader.load().schema
             field = self._key_field()
             dialect = self._jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(options.url)
             self._key = str(dialect.quoteIdentifier(field.name))
@@ -378,12 +379,13 @@ class JdbcStream:
         conditions = split_range(
             self._key, low, high, self._options.partitions, inclusive=inclusive
         )
-        batch = self._spark.read.jdbc(
-            self._options.url,
-            self._options.table,
-            predicates=conditions,
-            properties=dict(self._options.reader),
-        )
+        with translated():
+            batch = self._spark.read.jdbc(
+                self._options.url,
+                self._options.table,
+                predicates=conditions,
+                properties=dict(self._options.reader),
+            )
         self._check_columns(batch.schema)
         java: Any = batch._jdf.queryExecution().analyzed()
         logical = getattr(self._jvm.org.apache.spark.sql.execution.datasources, "LogicalRelation$")

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,8 +56,10 @@ class KafkaAdmin:
             return [name.strip() for name in names.split(",") if name.strip()]
         if text := self._options.get("assign"):
             return list(json.loads(text))
-        pattern = re.compile(self._options.get("subscribePattern") or "")
-        return [name for name in self._client.listTopics().names().get() if pattern.fullmatch(name)]
+        # In the syntax of Java, as Spark's source.
+        pattern = self._options.get("subscribePattern") or ""
+        matches = self._jvm.java.util.regex.Pattern.matches
+        return [name for name in self._client.listTopics().names().get() if matches(pattern, name)]
 
     def topic_ids(self) -> dict[str, str]:
         """Kafka's ids of the topics that there are, by name."""

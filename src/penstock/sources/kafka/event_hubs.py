@@ -93,7 +93,8 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> dict[str, 
             raise ConnectorError(
                 "EVENTHUBS_OPTION_INVALID",
                 f"the option `{name}` of the eventhubs format is not supported",
-                hint='read with format("kafka") and sources.kafka.event_hubs.kafka_options(...)',
+                hint='read with format("kafka") and the options of '
+                "penstock.sources.kafka.event_hubs.kafka_options(...)",
             )
     if "startingTimestamp" in made:
         del made["startingOffsets"]
@@ -103,12 +104,17 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> dict[str, 
 def as_events(df: DataFrame) -> DataFrame:
     """Rows of Spark's Kafka source with the columns of the `eventhubs` format."""
     text = F.transform_values
-    headers = F.map_from_entries(
-        F.transform(
-            F.coalesce("headers", F.array().cast("array<struct<key:string,value:binary>>")),
-            lambda header: F.struct(header["key"], header["value"]),
-        )
+    every = F.coalesce("headers", F.array().cast("array<struct<key:string,value:binary>>"))
+    # Of headers with the same name, the last one counts: a map has each key once.
+    last = F.filter(
+        every,
+        lambda header, at: (
+            ~F.exists(
+                F.slice(every, at + 2, F.size(every)), lambda later: later["key"] == header["key"]
+            )
+        ),
     )
+    headers = F.map_from_entries(F.transform(last, lambda h: F.struct(h["key"], h["value"])))
     nothing = F.create_map().cast("map<string,string>")
     return df.select(
         F.col("value").alias("body"),

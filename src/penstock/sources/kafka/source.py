@@ -114,7 +114,8 @@ class KafkaStream(OpenedSource):
         if read.schema is not None:
             reader = reader.schema(read.schema)  # Spark refuses it
         rows = reader.load()
-        super().__init__(_before_end(rows, read.position), name=name, unit="offsets")
+        rows = _before_end(rows, read.position)
+        super().__init__(rows, name=name, unit="offsets", place=self._options.servers)
 
     def check_identity(self, known: Mapping[str, str], flow: Flow, display: str) -> dict[str, str]:
         """See `OpenedSource.check_identity`: ids of topics.
