@@ -14,7 +14,8 @@ from penstock._analysis.assumptions import Assumptions
 from penstock._analysis.evaluation import Evaluator
 from penstock._analysis.external_reads import ExternalReads
 from penstock._analysis.survey import Survey, survey
-from penstock._graph.index import DefinitionIndex, build_index
+from penstock._graph.index import DefinitionIndex
+from penstock._graph.indexing import build_index
 from penstock._launch import execute, project_session, read_context
 from penstock._model.dataset import Dataset
 from penstock._model.missing import missing_values_assumed

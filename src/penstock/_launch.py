@@ -26,7 +26,8 @@ from penstock._execution.queries import SparkEngine
 from penstock._execution.savepoints import restore_unfinished, unfinished_restore
 from penstock._execution.tables import PipelineTables
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode, deferred_error
-from penstock._graph.index import DefinitionIndex, build_index
+from penstock._graph.index import DefinitionIndex
+from penstock._graph.indexing import build_index
 from penstock._graph.windows import with_windows
 from penstock._model.pipeline import EventHook, PipelineDefinition, PipelineSettings
 from penstock._observe.log import event_directory

@@ -56,7 +56,8 @@ def _refused(function: Any, parameter: inspect.Parameter) -> bool:
 def _aliases() -> dict[Any, list[str]]:
     names: dict[Any, list[str]] = {}
     for name in surface.__all__:
-        names.setdefault(getattr(surface, name), []).append(name)
+        function = inspect.unwrap(getattr(surface, name))
+        names.setdefault(getattr(surface, function.__name__), []).append(name)
     return names
 
 

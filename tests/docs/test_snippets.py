@@ -148,7 +148,7 @@ class _SparkWithoutJvm:
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_pipeline_is_analysed_when_it_is_shown(name, tmp_path, spark, monkeypatch):
     from penstock._analysis.analysis import analyse
-    from penstock._graph.index import build_index
+    from penstock._graph.indexing import build_index
     from penstock._launch import read_context
     from penstock._plan.explain import explain_text
     from penstock._plan.planner import PlanOptions, make_plan

@@ -25,7 +25,7 @@ TODAY: dict[str, int] = {
     "_lint/plans.py": 9,  # options of sources
     "_local/jars.py": 3,  # sets of jars
     "_observe/lineage_delivery.py": 2,  # transports of OpenLineage
-    "_plan/planner.py": 1,  # tables of the pipeline's own format
+    "_plan/remarks.py": 1,  # tables of the pipeline's own format
     "_plan/triggers.py": 2,  # sources without micro-batches
     "_project/imports.py": 1,  # Python packages
     "_project/module_search.py": 1,  # likewise

@@ -9,7 +9,7 @@ import pytest
 from database_server import PASSWORD, USER, DatabaseServer
 from database_tables import Tables
 
-from penstock.sinks.jdbc.writer import JdbcSink
+from penstock.sinks.jdbc.sink import JdbcSink
 from penstock.sources.jdbc.source import JdbcSource
 from penstock.testing import SinkSuite, SourceSuite
 

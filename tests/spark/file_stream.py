@@ -134,7 +134,7 @@ class FileStream:
 
     def _restart(self, error: Exception, source: OpenedFiles) -> None:
         """Note why the next attempt differs; fail where it would not."""
-        known = recover(full_text(error), [source], FLOW)
+        known = recover(full_text(error), source, FLOW)
         if known is None:
             raise error
         if not isinstance(known, FlowError) or not known.retryable:

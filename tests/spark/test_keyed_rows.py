@@ -76,7 +76,7 @@ class Keyed:
 
     def new_table(self, way: Way | None, **options: Any) -> KeyedTable:
         fenced = FencedTable(self.delta, self.harness.target, APP)
-        return KeyedTable(self.delta, fenced, APP, way, **options)
+        return KeyedTable(fenced, way, **options)
 
     def rows(self, values: list[tuple[int, int]]) -> DataFrame:
         numbers = self.spark.createDataFrame(values, "n BIGINT, value BIGINT").coalesce(1)

@@ -12,7 +12,7 @@ from update_project import Project
 from penstock import monitoring
 from penstock._runtime.update import UpdateResult
 from penstock.sources.delta import source as delta_source
-from penstock.sources.delta.source import PendingVersions
+from penstock.sources.delta.lag import PendingVersions
 from penstock.sources.files.lag import PendingFiles
 
 

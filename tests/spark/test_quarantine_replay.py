@@ -155,7 +155,7 @@ def test_no_row_is_lost_or_doubled_when_a_replay_dies(project: Project):
     assert _places(project) == after
     done = _replay(project)
     assert done is not None
-    assert done.resumed
+    assert (done.resumed, done.moved, done.kept) == (True, 2, 2)
     assert _places(project) == after
     assert project.rows("gold", "id") == [(1,), (2,), (3,)]
     done = _replay(project)

@@ -16,7 +16,7 @@ from penstock._analysis.external_reads import ExternalReads
 from penstock._analysis.external_tables import ExternalTables
 from penstock._analysis.reader_hooks import redirected
 from penstock._analysis.table_sources import SchemaSource
-from penstock._graph.index import build_index
+from penstock._graph.indexing import build_index
 from penstock._model.dataset import Dataset, DatasetKind
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
@@ -176,8 +176,8 @@ def test_tables_are_found_when_they_are_mapped_or_lie_in_the_storage(
         spark.range(7, 8).toDF("other").write.mode("overwrite").insertInto("main.shop.sibling")
         assert spark.table("sibling").collect() == [(7,)]
         world.tables["main.ref.gone"] = ExternalTable(path=str(world.root / "gone"))
-        assert not spark.catalog.tableExists("main.ref.gone")
     with world.outside(), pytest.raises(DefinitionError) as error:
+        assert not spark.catalog.tableExists("main.ref.gone")
         spark.table("main.ref.gone")
     assert error.value.condition == "EXTERNAL_TABLE_NOT_FOUND"
 

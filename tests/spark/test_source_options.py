@@ -118,9 +118,8 @@ def test_file_source_takes_files_in_order_and_puts_them_away(spark, tmp_path: Pa
 
 
 def test_the_last_header_of_a_name_counts_in_events(spark):
-    headers = (
-        "array(struct('a' key, binary('1') value), struct('b', binary('2')), struct('a', null))"
-    )
+    listed = "struct('a', binary('1')), struct('b', binary('2')), struct('a', null)"
+    headers = f"CAST(array({listed}) AS ARRAY<STRUCT<key: STRING, value: BINARY>>)"
     columns = "binary('x') key, binary('y') value, 0 partition, 1L offset, now() timestamp"
     rows = spark.sql(f"SELECT {columns}, {headers} headers UNION ALL SELECT {columns}, null")
     assert [row.properties for row in as_events(rows).collect()] == [{"a": None, "b": "2"}, {}]

@@ -9,7 +9,7 @@ from update_project import Project
 from penstock._analysis.analysis import analyse
 from penstock._api.registry import Registry, registration
 from penstock._graph.dataflow import DataflowGraph
-from penstock._graph.index import build_index
+from penstock._graph.indexing import build_index
 from penstock._launch import read_context
 from penstock._model.dataset import DatasetKind
 from penstock._model.pipeline import PipelineSettings

@@ -15,7 +15,7 @@ from penstock._analysis.context import ReadContext
 from penstock._analysis.external_tables import ExternalTables
 from penstock._analysis.survey import Survey, survey
 from penstock._api.registry import Registry, registration
-from penstock._graph.index import build_index
+from penstock._graph.indexing import build_index
 from penstock._model.pipeline import PipelineSettings
 from penstock._tables.layout import StorageLayout
 

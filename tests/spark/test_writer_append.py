@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 from writer_harness import Harness, rule
 
 from penstock._tables.commits import RuleCounts
-from penstock._tables.delta_log import read_commit_counts
+from penstock._tables.read.log_scan import read_commit_counts
 from penstock._tables.write import row_files
 from penstock._tables.write.schema import conform
 from penstock._tables.write.table_spec import parse_schema

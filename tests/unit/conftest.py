@@ -9,7 +9,8 @@ import pytest
 
 from penstock._graph.build import build_graph
 from penstock._graph.dataflow import DataflowGraph
-from penstock._graph.index import DefinitionIndex, build_index
+from penstock._graph.index import DefinitionIndex
+from penstock._graph.indexing import build_index
 from penstock._model.cdc import CdcSpec, SnapshotSpec
 from penstock._model.dataset import Dataset, DatasetKind, Sink
 from penstock._model.expectation import Expectation, OnViolation

@@ -4,7 +4,6 @@ import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import TracebackType
 
 from pyspark.errors import AnalysisException
@@ -12,13 +11,12 @@ from pyspark.errors import AnalysisException
 from penstock._analysis.missing_sources import MAP_PATH, error_details, lacks_file_system
 from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow
-from penstock._model.origin import SourceLocation
+from penstock._model.origin import SourceLocation, is_ours, source_location
 from penstock._observe.masking import shown
 from penstock._spark.call_sites import user_columns
 from penstock.errors import DefinitionError, PenstockError, UserCodeError
 
 _PLATFORM_FUNCTION = re.compile(r"(?i)(?:^|[`.])(?:ai_\w+|vector_search|http_request)`?$")
-_OURS = str(Path(__file__).parents[1])
 
 
 class DatasetNotReadyError(BaseException):
@@ -45,15 +43,9 @@ def user_origin(trace: TracebackType | None, fallback: SourceLocation) -> Source
     origin = fallback
     for frame, line in traceback.walk_tb(trace):
         file = frame.f_code.co_filename
-        if file.startswith("<") or "site-packages" in file or "/lib/python" in file:
-            continue
-        if file.startswith(_OURS) and "/_local/demo/" not in file:
-            continue
-        path = Path(file)
-        try:
-            origin = SourceLocation(str(path.relative_to(Path.cwd())), line)
-        except ValueError:
-            origin = SourceLocation(str(path), line)
+        is_library = "site-packages" in file or "/lib/python" in file
+        if not (file.startswith("<") or is_library or is_ours(file)):
+            origin = source_location(file, line)
     return origin
 
 

@@ -1,8 +1,7 @@
 """Reads of tables and files that are not datasets of the pipeline."""
 
-import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -33,6 +32,7 @@ from penstock._analysis.sql_names import (
 from penstock._analysis.table_functions import call_function
 from penstock._model.origin import capture_origin
 from penstock._model.paths import real_path
+from penstock._model.similar import nearest
 from penstock.errors import DefinitionError, PenstockError
 from penstock.sources.base import OpenedSource, Read, Source
 from penstock.sources.files.source import FORMATS
@@ -71,7 +71,16 @@ class ExternalReads:
             with own_read():
                 return reader.table(name)
         except (DefinitionError, AnalysisException, Py4JJavaError) as error:
-            return self._assume(reader, f"table {name.replace('`', '')}", error)
+            if self._context.assumptions is None:
+                raise
+            return self._stand_in(
+                f"table {name.replace('`', '')}",
+                error,
+                paths=reader_paths(reader),
+                streaming=isinstance(reader, DataStreamReader),
+                source_format=reader_format(reader),
+                schema=reader_schema(reader),
+            )
 
     def sql(self, text: str) -> str | None:
         """The statement to run instead; `None` for a statement without effect."""
@@ -157,18 +166,6 @@ class ExternalReads:
     def note(self, opened: OpenedSource) -> None:
         """Record a source that was opened; ignored outside of flows."""
 
-    def _assume(self, reader: Reader, what: str, error: Exception) -> DataFrame:
-        if self._context.assumptions is None:
-            raise error
-        return self._stand_in(
-            what,
-            error,
-            paths=reader_paths(reader),
-            streaming=isinstance(reader, DataStreamReader),
-            source_format=reader_format(reader),
-            schema=reader_schema(reader),
-        )
-
     def _stand_in(self, what: str, error: Exception, **reader: Any) -> DataFrame:
         assert self._context.assumptions is not None
         self.assumed(what)
@@ -197,12 +194,12 @@ class ExternalReads:
         """
         if self._context.assumptions is not None:
             return self._context.assumptions.setting(key)
-        near = difflib.get_close_matches(key, self._context.configuration, n=1)
+        near = nearest(key, self._context.configuration)
         raise DefinitionError(
             "CONFIGURATION_MISSING",
             f"the setting {key!r} is read, but not set",
             origin=capture_origin(),
-            hint=(f"did you mean {near[0]!r}? Else " if near else "")
+            hint=(f"did you mean {near!r}? Else " if near else "")
             + f"add it below `configuration` in the settings, or use `--conf {key}=...`",
         )
 
@@ -275,12 +272,6 @@ class ExternalReads:
         self, path: str, options: Mapping[str, str], schema: str | None, streaming: bool
     ) -> DataFrame:
         self.record(f"files {path}")
-        paths = [real_path(part.strip(), self.map_path) for part in path.split(",")]
-        return self._files(paths, options, schema, streaming)
-
-    def _files(
-        self, paths: Sequence[str], options: Mapping[str, str], schema: Any, streaming: bool
-    ) -> DataFrame:
         source = source_of("cloudfiles")
         options = source.map_options(self._context.resolved(options), self.map_path)
         read = Read(
@@ -289,7 +280,7 @@ class ExternalReads:
             options=options,
             load=lambda _: self._spark.createDataFrame([], ""),
             schema=schema,
-            paths=tuple(paths),
+            paths=tuple(real_path(part.strip(), self.map_path) for part in path.split(",")),
             is_stream=streaming,
         )
         return self._opened(source, self._described(read))

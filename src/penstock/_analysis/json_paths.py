@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock._analysis.sql_names import SUBQUERIES
 from penstock._model.sql_text import literal, quoted
-from penstock._spark.plans import analyzed, iterate
+from penstock._spark.plans import analyzed, iterate, kind_of
 
 # Part of Spark's message for the operator on another type than VARIANT.
 _NOT_VARIANT = "COLUMN_IS_NOT_VARIANT_TYPE"
@@ -74,10 +74,10 @@ def _reads_nested(plan: Any) -> bool:
 
 
 def _takes_nested(expression: Any) -> bool:
-    kind = expression.getClass().getSimpleName()
+    kind = kind_of(expression)
     if kind == "GetJsonObject":
         cast = expression.children().head()
-        if cast.getClass().getSimpleName() == "Cast":
+        if kind_of(cast) == "Cast":
             return str(cast.children().head().dataType().typeName()) in _NESTED
     if kind in SUBQUERIES and _reads_nested(expression.plan()):
         return True
@@ -85,25 +85,26 @@ def _takes_nested(expression: Any) -> bool:
 
 
 def _in_plan(plan: Any, text: str) -> Iterator[_Extract]:
-    selected = plan.getClass().getSimpleName() in ("Project", "Aggregate")
+    kind = kind_of(plan)
+    selected = kind in ("Project", "Aggregate")
     for expression in iterate(plan.expressions()):
         yield from _in_expression(expression, text, is_column=selected)
     for child in iterate(plan.children()):
         yield from _in_plan(child, text)
-    if plan.getClass().getSimpleName() == "UnresolvedWith":
+    if kind == "UnresolvedWith":
         for relation in iterate(plan.cteRelations()):
             yield from _in_plan(relation._2(), text)
 
 
 def _in_expression(expression: Any, text: str, *, is_column: bool) -> Iterator[_Extract]:
-    kind = expression.getClass().getSimpleName()
+    kind = kind_of(expression)
     if kind == "SemiStructuredExtract":
         yield _extract(expression, text, None)
         return
     if kind in SUBQUERIES:
         yield from _in_plan(expression.plan(), text)
     for child in iterate(expression.children()):
-        if kind == "Alias" and child.getClass().getSimpleName() == "SemiStructuredExtract":
+        if kind == "Alias" and kind_of(child) == "SemiStructuredExtract":
             # The parser names a selected column after the path.
             is_whole = is_column and _range(expression) == _range(child)
             yield _extract(child, text, str(expression.name()) if is_whole else None)

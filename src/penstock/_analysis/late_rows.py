@@ -266,9 +266,8 @@ def _position(plan: Any, number: int) -> int | None:
 
 
 def is_watermarked(expression: Any) -> bool:
-    return hasattr(expression, "metadata") and bool(
-        kind_of(expression) in ("AttributeReference", "Alias")
-        and expression.metadata().contains(_DELAY)
+    return kind_of(expression) in ("AttributeReference", "Alias") and bool(
+        expression.metadata().contains(_DELAY)
     )
 
 

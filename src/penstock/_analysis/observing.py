@@ -27,7 +27,7 @@ from penstock._model.expectation import Expectation
 from penstock._model.flow import Flow
 from penstock._model.origin import capture_origin
 from penstock._model.query_facts import QueryFacts, ReadFacts, RuleFacts
-from penstock._spark.plans import analyzed, iterate
+from penstock._spark.plans import analyzed, iterate, kind_of
 from penstock.errors import PenstockError
 from penstock.quality.rules import condition_column
 from penstock.sources.base import NOWHERE, Position
@@ -166,16 +166,16 @@ class ObservingEvaluator(Evaluator):
 
 def _is_never_true(rows: DataFrame, condition: Column) -> bool:
     plan = rows.where(condition)._jdf.queryExecution().optimizedPlan()
-    return str(plan.getClass().getSimpleName()) == "LocalRelation"
+    return kind_of(plan) == "LocalRelation"
 
 
 def _folded(selected: DataFrame) -> str:
     plan = selected._jdf.queryExecution().optimizedPlan()
-    if str(plan.getClass().getSimpleName()) != "Project":
+    if kind_of(plan) != "Project":
         return ""
     expression = plan.projectList().head()
-    if str(expression.getClass().getSimpleName()) == "Alias":
+    if kind_of(expression) == "Alias":
         expression = expression.child()
-    if str(expression.getClass().getSimpleName()) != "Literal":
+    if kind_of(expression) != "Literal":
         return ""
     return str(expression.toString()).lower()

@@ -17,7 +17,7 @@ _APPEND, _COMPLETE, _UPDATE = OutputMode.APPEND, OutputMode.COMPLETE, OutputMode
 _NO_WATERMARK = "without watermark"
 _NO_AGGREGATION = "no streaming aggregations"
 # Part of Spark's message -> hint; the first match is used.
-_WAYS_OUT = (
+_HINTS = (
     (
         "Sorting",
         "rows of a table have no order: sort in the query that reads it, or in a materialized view",
@@ -64,7 +64,7 @@ _WAYS_OUT = (
         "replaces it",
     ),
 )
-_DEFAULT_WAY_OUT = (
+_DEFAULT_HINT = (
     "add withWatermark before the stateful operation, or choose another output_mode "
     "(append, complete, update)"
 )
@@ -91,7 +91,7 @@ def choose_output_mode(
     if len(reasons) > 1 and _NO_WATERMARK in reason and _NO_AGGREGATION not in reasons[1]:
         # A watermark alone would not help: complete mode needs none and is refused as well.
         reason = reasons[1]
-    hint = next((way for words, way in _WAYS_OUT if words in reason), _DEFAULT_WAY_OUT)
+    hint = next((hint for words, hint in _HINTS if words in reason), _DEFAULT_HINT)
     if sink is not None and len(takes) == 1:
         hint += f". A {sink.format} sink takes rows in append mode only"
     raise DefinitionError(

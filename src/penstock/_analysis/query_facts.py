@@ -12,7 +12,9 @@ from penstock._analysis.state_growth import growing_sides, join_as_run
 from penstock._model.query_facts import QueryFacts, StateFacts, StateKind
 from penstock._spark.plans import analyzed, iterate, kind_of, shown_expression, walk
 
-_CHANCE = re.compile(r"\b(rand|randn|random|uuid|shuffle|monotonically_increasing_id)\(", re.I)
+_NONDETERMINISTIC = re.compile(
+    r"\b(rand|randn|random|uuid|shuffle|monotonically_increasing_id)\(", re.I
+)
 _CLOCK = re.compile(
     r"\b(current_timestamp|current_date|localtimestamp|now|unix_timestamp)\(\)", re.I
 )
@@ -70,9 +72,9 @@ class _Reader:
 
     def facts(self) -> QueryFacts:
         text = "\n".join([*self._texts, *(derived.text for derived in self._derived.values())])
-        chance = _names(_CHANCE, text)
-        if not chance and not self.plan.deterministic():
-            chance = ("a function that is declared as not deterministic",)
+        nondeterministic = _names(_NONDETERMINISTIC, text)
+        if not nondeterministic and not self.plan.deterministic():
+            nondeterministic = ("a function that is declared as not deterministic",)
         result = set()
         for attribute in iterate(self.plan.output()):
             result |= self._all_parts(attribute.exprId().id())
@@ -82,10 +84,10 @@ class _Reader:
             is_streaming=self._df.isStreaming,
             watermarks=self._watermarks,
             state=tuple(self._stateful()) if self._df.isStreaming else (),
-            chance=chance,
+            nondeterministic=nondeterministic,
             clock=_names(_CLOCK, text),
             functions=frozenset(_names(_NOTED, text)),
-            lost_coordinates=() if is_aggregated else tuple(sorted(lost)),
+            dropped_offset_columns=() if is_aggregated else tuple(sorted(lost)),
             columns={field.name: field.dataType.simpleString() for field in self._df.schema},
         )
 
@@ -109,7 +111,7 @@ class _Reader:
                 waiting += self._derived[part].parts
         return seen
 
-    def _chance_in(self, expressions: list[Any]) -> tuple[str, ...]:
+    def _nondeterministic_in(self, expressions: list[Any]) -> tuple[str, ...]:
         texts = []
         for expression in expressions:
             texts.append(str(expression.sql()))
@@ -117,7 +119,7 @@ class _Reader:
                 parts = self._all_parts(attribute.exprId().id())
                 texts += [self._derived[part].text for part in parts if part in self._derived]
         text = "\n".join(texts)
-        return (*_names(_CHANCE, text), *_names(_CLOCK, text))
+        return (*_names(_NONDETERMINISTIC, text), *_names(_CLOCK, text))
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -148,7 +150,7 @@ class _Reader:
             keys=tuple(shown_expression(key) for key in keys),
             has_watermark=_has_watermark(node),
             is_bounded=any(is_watermarked(key) for key in keys),
-            chance_keys=self._chance_in(keys),
+            nondeterministic_keys=self._nondeterministic_in(keys),
         )
 
     def _join(self, node: Any) -> StateFacts:
@@ -160,7 +162,7 @@ class _Reader:
             keys=tuple(shown_expression(part) for part in conditions),
             has_watermark=_has_watermark(node),
             is_bounded=not growing_sides(self._jvm, node),
-            chance_keys=self._chance_in(conditions),
+            nondeterministic_keys=self._nondeterministic_in(conditions),
         )
 
     def _arbitrary(self, node: Any) -> StateFacts:

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.catalog import Catalog
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.conf import RuntimeConfig
-from pyspark.sql.readwriter import DataFrameReader, DataFrameWriter
+from pyspark.sql.readwriter import DataFrameReader
 from pyspark.sql.sql_formatter import SQLStringFormatter
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
@@ -28,18 +28,14 @@ from penstock._analysis import file_metadata
 from penstock._analysis.delta_hooks import wrap_delta_tables
 from penstock._analysis.json_paths import with_json_paths
 from penstock._analysis.local_rows import with_floats
+from penstock._analysis.writer_hooks import PATH_OPTION, ROW_FORMATS, wrap_writer
 from penstock._model.paths import real_path
-from penstock._model.sql_text import delta_table
 from penstock._sql.query_text import spell_names
 
 if TYPE_CHECKING:
     from penstock._analysis.external_reads import ExternalReads
 
 Reader = DataFrameReader | DataStreamReader
-
-_ROW_READERS = ("json", "csv", "parquet", "orc", "text", "xml")
-_PATH_OPTION = "path"
-
 
 _active: "ContextVar[ExternalReads | None]" = ContextVar("penstock_redirect", default=None)
 _inner_read: ContextVar[bool] = ContextVar("penstock_inner_read", default=False)
@@ -120,7 +116,7 @@ def install_reader_hooks() -> None:
     logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL + 1)
     for reader in (DataFrameReader, DataStreamReader):
         _wrap_reader(reader)
-    _wrap_writer()
+    wrap_writer(_redirect, own_read)
     _wrap_session()
     _wrap_select()
     _wrap_catalog()
@@ -143,74 +139,6 @@ def _wrap_settings() -> None:
         return redirect.setting(missing)
 
     RuntimeConfig.get = get  # type: ignore[method-assign]
-
-
-def _wrap_writer() -> None:
-    """Map paths; a table by name is written to Delta files in the pipeline's storage."""
-    for name in ("save", *_ROW_READERS):
-        if hasattr(DataFrameWriter, name):
-            setattr(DataFrameWriter, name, _path_writer(getattr(DataFrameWriter, name)))
-    original_option = DataFrameWriter.option
-
-    @functools.wraps(original_option)
-    def option(self: DataFrameWriter, key: str, value: Any) -> DataFrameWriter:
-        redirect = _redirect()
-        if redirect is not None and key.lower() == _PATH_OPTION and isinstance(value, str):
-            value = real_path(value, redirect.map_path)
-        return original_option(self, key, value)
-
-    def options(self: DataFrameWriter, **values: Any) -> DataFrameWriter:
-        for key, value in values.items():
-            option(self, key, value)
-        return self
-
-    DataFrameWriter.option = option  # type: ignore[method-assign]
-    DataFrameWriter.options = functools.wraps(DataFrameWriter.options)(options)  # type: ignore[method-assign]
-    original_table = DataFrameWriter.saveAsTable
-
-    @functools.wraps(original_table)
-    def save_as_table(
-        self: DataFrameWriter,
-        name: str,
-        format: str | None = None,
-        mode: str | None = None,
-        partitionBy: Any = None,
-        **options: Any,
-    ) -> None:
-        redirect = _redirect()
-        if redirect is None:
-            original_table(self, name, format, mode, partitionBy, **options)
-            return
-        path = redirect.delta_path(name) or redirect.new_table(name)
-        with own_read():
-            self.save(path, "delta", mode, partitionBy, **options)
-
-    original_insert = DataFrameWriter.insertInto
-
-    @functools.wraps(original_insert)
-    def insert_into(self: DataFrameWriter, tableName: str, overwrite: bool | None = None) -> None:
-        redirect = _redirect()
-        path = redirect.delta_path(tableName) if redirect is not None else None
-        if path is None:
-            original_insert(self, tableName, overwrite)
-            return
-        with own_read():
-            original_insert(self, delta_table(path), overwrite)
-
-    DataFrameWriter.saveAsTable = save_as_table  # type: ignore[method-assign]
-    DataFrameWriter.insertInto = insert_into  # type: ignore[method-assign]
-
-
-def _path_writer(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def write(self: Any, path: Any = None, *args: Any, **kwargs: Any) -> None:
-        redirect = _redirect()
-        if redirect is not None and isinstance(path, str):
-            path = real_path(path, redirect.map_path)
-        with own_read():
-            original(self, path, *args, **kwargs)
-
-    return write
 
 
 def _wrap_session() -> None:
@@ -306,7 +234,7 @@ def _without_effect(original: Callable[[Any, str], None]) -> Callable[[Any, str]
 def _wrap_reader(reader: Any) -> None:
     original = {
         name: getattr(reader, name)
-        for name in ("table", "load", "format", "schema", "option", "options", *_ROW_READERS)
+        for name in ("table", "load", "format", "schema", "option", "options", *ROW_FORMATS)
         if hasattr(reader, name)
     }
 
@@ -362,7 +290,7 @@ def _wrap_reader(reader: Any) -> None:
     wrap("option", option)
     wrap("options", options)
     wrap("load", load)
-    for name in _ROW_READERS:
+    for name in ROW_FORMATS:
         if name in original:
             wrap(name, _row_reader(name, original[name], original["option"]))
 
@@ -373,7 +301,7 @@ def _mapped(
     """Map the paths of a reader, given as an argument or as an option; returns the argument."""
     if path is None:
         for key, value in list(reader_options(reader).items()):
-            if key.lower() == _PATH_OPTION:
+            if key.lower() == PATH_OPTION:
                 mapped = real_path(value, redirect.map_path)
                 reader.__dict__["_penstock_paths"] = (mapped,)
                 reader_options(reader)[key] = mapped

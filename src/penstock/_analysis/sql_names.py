@@ -15,7 +15,8 @@ from typing import Any
 from penstock._model.spark_version import is_marked, mark_streams, require_spark
 from penstock._model.sql_text import quoted
 from penstock._spark.generated_names import VIEW_PREFIX
-from penstock._spark.plans import iterate
+from penstock._spark.plans import iterate, kind_of
+from penstock._sql.tokens import tokens_of
 
 _STREAM = re.compile(r"\s*STREAM\s*\(?\s*", re.IGNORECASE)
 _PART = r"(?:`(?:[^`]|``)+`|[\w$]+)"
@@ -107,7 +108,7 @@ def as_view(df: Any) -> str:
 def _names(
     plan: Any, hidden: frozenset[str], *, streaming: bool, time_travel: bool = False
 ) -> Iterator[tuple[NameReference, str]]:
-    kind = plan.getClass().getSimpleName()
+    kind = kind_of(plan)
     if kind == "UnresolvedRelation":
         parts = tuple(iterate(plan.multipartIdentifier()))
         if not (len(parts) == 1 and parts[0].lower() in hidden and not plan.isStreaming()):
@@ -137,7 +138,7 @@ def _names(
 
 
 def _in_expression(expression: Any, hidden: frozenset[str]) -> Iterator[tuple[NameReference, str]]:
-    if expression.getClass().getSimpleName() in SUBQUERIES:
+    if kind_of(expression) in SUBQUERIES:
         yield from _names(expression.plan(), hidden, streaming=False)
     for child in iterate(expression.children()):
         yield from _in_expression(child, hidden)
@@ -174,7 +175,7 @@ def _call(plan: Any, streaming: bool) -> tuple[NameReference, str]:
     streaming = streaming or is_marked(full_text, start)
     arguments: list[tuple[str | None, Any]] = []
     for expression in iterate(plan.functionArgs()):
-        if expression.getClass().getSimpleName() == "NamedArgumentExpression":
+        if kind_of(expression) == "NamedArgumentExpression":
             arguments.append((str(expression.key()), expression.value()))
         else:
             arguments.append((None, expression))
@@ -189,21 +190,9 @@ def _call(plan: Any, streaming: bool) -> tuple[NameReference, str]:
 
 
 def _closing_parenthesis(text: str, start: int, end: int) -> int:
-    depth, position, quote = 0, start, ""
-    while position < end:
-        letter = text[position]
-        if quote:
-            if letter == "\\" and quote != "`":
-                position += 1
-            elif letter == quote:
-                quote = ""
-        elif letter in "'\"`":
-            quote = letter
-        elif letter == "(":
-            depth += 1
-        elif letter == ")":
-            depth -= 1
-            if depth == 0:
-                return position + 1
-        position += 1
+    depth = 0
+    for token in tokens_of(text[start:end]):
+        depth += {"(": 1, ")": -1}.get(token.word, 0)
+        if token.word == ")" and depth == 0:
+            return start + token.end
     return end

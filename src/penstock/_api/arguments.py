@@ -7,7 +7,7 @@ Values are never quoted unless they come from a closed set: options may hold sec
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
+from contextvars import ContextVar
 from functools import wraps
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast, get_args
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast, get_args
 from penstock._api.registry import Registry, active_registry
 from penstock._model.name import resolve_name, split_name
 from penstock._model.origin import capture_origin
+from penstock._model.similar import nearest, suggested
 from penstock.errors import DefinitionError
 
 if TYPE_CHECKING:
@@ -30,18 +31,7 @@ ConfValues = Mapping[str, str | bool | int | float]
 
 ColumnNames = list[str] | tuple[str, ...]
 
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most like `word`, if any is."""
-    by_lower = {name.lower(): name for name in known}
-    matches = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
-    return by_lower[matches[0]] if matches else None
-
-
-def suggested(word: str, known: Iterable[str], otherwise: str | None = None) -> str | None:
-    """The nearest of the known names as a hint; `otherwise` if there is none."""
-    close = nearest(word, known)
-    return f"did you mean `{close}`?" if close else otherwise
+_alias: ContextVar[str | None] = ContextVar("penstock_alias", default=None)
 
 
 def checked_call(function: Callable[P, R]) -> Callable[P, R]:
@@ -58,14 +48,15 @@ def checked_call(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def guard(*args: P.args, **kwargs: P.kwargs) -> R:
-        registry = active_registry(name)
+        called = _alias.get() or name
+        registry = active_registry(called)
         unknown = [key for key in kwargs if key not in signature.parameters]
         for key in unknown:
             listed = ", ".join(f"`{known}`" for known in signature.parameters)
             registry.record(
                 DefinitionError(
                     "UNKNOWN_PARAMETER",
-                    f"`{name}` has no parameter `{key}`",
+                    f"`{called}` has no parameter `{key}`",
                     origin=capture_origin(),
                     hint=suggested(key, signature.parameters, f"it has {listed}"),
                 )
@@ -76,13 +67,28 @@ def checked_call(function: Callable[P, R]) -> Callable[P, R]:
         except TypeError as error:
             if not unknown:  # else the missing parameter is most likely the misspelt one
                 registry.record(
-                    DefinitionError("INVALID_CALL", f"`{name}`: {error}", origin=capture_origin())
+                    DefinitionError("INVALID_CALL", f"`{called}`: {error}", origin=capture_origin())
                 )
             return cast(R, stand_in(registry, args))
         return cast("Callable[..., R]", function)(*args, **known_only)
 
     guard.__signature__ = signature  # type: ignore[attr-defined]
     return guard
+
+
+def aliased(name: str, function: Callable[P, R]) -> Callable[P, R]:
+    """Return a checked function under another name, which its errors use."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        token = _alias.set(name)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _alias.reset(token)
+
+    call.__name__ = name
+    return call
 
 
 def _with_keywords(signature: inspect.Signature) -> inspect.Signature:
@@ -127,8 +133,8 @@ class Arguments:
     """
 
     def __init__(self, function: str) -> None:
-        self.function = function
-        self.registry = active_registry(function)
+        self.function = _alias.get() or function
+        self.registry = active_registry(self.function)
         self.origin = capture_origin()
 
     def reject(self, parameter: str, problem: str, hint: str | None = None) -> None:
@@ -203,30 +209,31 @@ class Arguments:
         )
         return None
 
-    def columns(self, parameter: str, value: object) -> tuple[str, ...]:
+    def columns(self, parameter: str, value: object, *, kind: str = "column") -> tuple[str, ...]:
+        """A list of names; `kind` is what they are of."""
         if value is None:
             return ()
         if isinstance(value, str):
             self.reject(
-                parameter, "must be a list of column names, not a string", f"write [{value!r}]"
+                parameter, f"must be a list of {kind} names, not a string", f"write [{value!r}]"
             )
             return ()
         if not isinstance(value, list | tuple):
-            self._reject_type(parameter, "a list of column names", value)
+            self._reject_type(parameter, f"a list of {kind} names", value)
             return ()
         for entry in value:
             if not isinstance(entry, str) or not entry.strip():
                 self.reject(parameter, "must contain only strings")
                 return ()
         names = tuple(entry.strip() for entry in value)
-        return () if self.has_duplicates(parameter, names) else names
+        return () if self.has_duplicates(parameter, names, kind=kind) else names
 
-    def has_duplicates(self, parameter: str, names: Iterable[str]) -> bool:
-        """Whether a column is listed more than once, in any case; if so, that is recorded."""
+    def has_duplicates(self, parameter: str, names: Iterable[str], *, kind: str = "column") -> bool:
+        """Whether a name is listed more than once, in any case; if so, that is recorded."""
         counts = Counter(name.lower() for name in names)
         duplicates = sorted(name for name, count in counts.items() if count > 1)
         if duplicates:
-            self.reject(parameter, f"lists column `{duplicates[0]}` more than once")
+            self.reject(parameter, f"lists {kind} `{duplicates[0]}` more than once")
         return bool(duplicates)
 
     def mapping(self, parameter: str, value: object) -> Mapping[str, str]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Union
 
-from penstock._api.arguments import Arguments, ConfValues, checked_call, is_a
+from penstock._api.arguments import Arguments, ConfValues, aliased, checked_call, is_a
 from penstock._api.reading import read, read_stream
 from penstock._model.cdc import CdcSpec, ScdType, SnapshotSpec, TrackHistory
 from penstock._model.flow import Flow
@@ -220,8 +220,10 @@ def create_auto_cdc_from_snapshot_flow(
     )
 
 
-apply_changes = create_auto_cdc_flow
-apply_changes_from_snapshot = create_auto_cdc_from_snapshot_flow
+apply_changes = aliased("apply_changes", create_auto_cdc_flow)
+apply_changes_from_snapshot = aliased(
+    "apply_changes_from_snapshot", create_auto_cdc_from_snapshot_flow
+)
 
 
 # -- query functions ----------------------------------------------------------------------------

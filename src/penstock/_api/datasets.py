@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Unpack, overload
 
-from penstock._api.arguments import Arguments, F, checked_call
+from penstock._api.arguments import Arguments, F, aliased, checked_call
 from penstock._api.expectations import parse_parameters
 from penstock._api.query import decorator
 from penstock._api.template import (
@@ -118,7 +118,7 @@ def temporary_view(
 
 @checked_call
 def create_streaming_table(name: str, **options: Unpack[StreamingTableArguments]) -> None:
-    """Define a streaming table that the flows of `append_flow` write to.
+    """Define a streaming table that append flows or auto CDC flows write to.
 
     Args:
         name: One to three parts.
@@ -198,5 +198,5 @@ def create_table(
 
 view = temporary_view
 create_view = temporary_view
-create_target_table = create_streaming_table
-create_streaming_live_table = create_streaming_table
+create_target_table = aliased("create_target_table", create_streaming_table)
+create_streaming_live_table = aliased("create_streaming_live_table", create_streaming_table)

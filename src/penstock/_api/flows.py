@@ -125,7 +125,7 @@ def _flow(
 
 def _names(arguments: Arguments, value: object) -> tuple[str, ...]:
     names = [value] if isinstance(value, str) else value
-    return arguments.columns("depends_on", names)
+    return arguments.columns("depends_on", names, kind="dataset")
 
 
 @checked_call

@@ -43,8 +43,9 @@ class Registry:
     def repeating(self) -> Iterator[None]:
         """While this is open, leave out what was declared before at the same line, with one name.
 
-        For a notebook that is executed again. A loop that declares a name twice is an error as
-        ever; a notebook that makes other names out of variables of its caller declares those.
+        For a notebook that is executed again. Within one execution, a name that is declared twice
+        is still an error. Names that the notebook builds from variables of its caller are declared
+        if they are new.
         """
         before = self._known
         self._known = frozenset(self._made)

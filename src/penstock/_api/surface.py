@@ -5,7 +5,6 @@ Only names, no definitions: `importlib.reload` of any of the three changes nothi
 
 import sys
 
-from penstock._api.arguments import nearest
 from penstock._api.cdc import (
     apply_changes,
     apply_changes_from_snapshot,
@@ -38,6 +37,7 @@ from penstock._api.expectations import (
 from penstock._api.flows import append_flow, create_sink, foreach_batch_sink, update_flow
 from penstock._api.hooks import on_event_hook
 from penstock._api.reading import read, read_stream, readStream
+from penstock._model.similar import nearest
 
 __all__ = [
     "append_flow",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from penstock._cli import exit_codes, options
-from penstock._cli.inspection import print_table
+from penstock._cli.tables import print_table
 from penstock._display.text import seconds
 from penstock.errors import PenstockError, SpecError
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock._cli import exit_codes, options
-from penstock._cli.inspection import print_table
 from penstock._cli.options import OutputFormat
+from penstock._cli.tables import print_table
 from penstock._display.text import size
 
 if TYPE_CHECKING:
@@ -261,8 +261,7 @@ def reset(
         print(f"  {step}")
     if plan.refused is not None:
         print(f"refused: {plan.refused}")
-        others = "--truncate, another start position" if start else "a finished batch"
-        print(f"  use {others} or --accept-duplicates")
+        print(f"  {plan.hint}")
     print("done" if yes else "nothing was changed; --yes applies the plan")
 
 

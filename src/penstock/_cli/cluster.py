@@ -1,6 +1,5 @@
 """`cluster`: a standalone Spark cluster on this machine, for development."""
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -53,7 +52,7 @@ def stop(directory: Directory = _DIRECTORY, output: options.Output = OutputForma
 
     stopped = stop_cluster(directory)
     if output is OutputFormat.JSON:
-        print(json.dumps({"stopped": stopped}))
+        options.print_json({"stopped": stopped}, indent=None)
         return
     print("cluster stopped" if stopped else "no cluster is running")
 
@@ -65,7 +64,7 @@ def status(directory: Directory = _DIRECTORY, output: options.Output = OutputFor
     cluster = cluster_status(directory)
     if cluster is None:
         if output is OutputFormat.JSON:
-            print(json.dumps({"running": False}))
+            options.print_json({"running": False}, indent=None)
         else:
             print(f"not running ({directory}): penstock cluster start", file=sys.stderr)
         return exit_codes.ENVIRONMENT
@@ -81,7 +80,7 @@ def _print(cluster: "Cluster", output: OutputFormat) -> None:
             "workers": cluster.workers,
             "directory": str(cluster.directory),
         }
-        print(json.dumps(body, indent=2))
+        options.print_json(body)
         return
     print(f"cluster ready at {cluster.master} ({cluster.workers} workers, {cluster.directory})")
     print(f"run on it: penstock run --conf spark.master={cluster.master}")

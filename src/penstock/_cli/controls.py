@@ -35,6 +35,7 @@ class _Job:
     ended: datetime | None = None
 
     def view(self) -> dict[str, Any]:
+        from penstock._observe.codec import millis
         from penstock._observe.masking import shown
 
         code = self.process.poll()
@@ -42,8 +43,8 @@ class _Job:
             self.ended = datetime.now(UTC)
         return {
             "what": self.what,
-            "started": _millis(self.started),
-            "ended": _millis(self.ended) if self.ended is not None else None,
+            "started": millis(self.started),
+            "ended": millis(self.ended) if self.ended is not None else None,
             "exit_code": code,
             "output": shown(_tail(self.log)),
         }
@@ -214,7 +215,3 @@ def _tail(log: Path) -> str:
 
 def _refused(reason: str) -> SetupError:
     return SetupError("CONTROL_REFUSED", reason)
-
-
-def _millis(timestamp: datetime) -> int:
-    return int(timestamp.timestamp() * 1000)

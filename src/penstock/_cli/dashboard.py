@@ -18,7 +18,7 @@ from penstock._cli.masked_output import print_as_is
 
 if TYPE_CHECKING:
     from penstock._model.pipeline import PipelineSettings
-    from penstock._ui.serving import WatchedLog
+    from penstock._ui.recording import WatchedLog
 
 _STOP_SECONDS = 3.0
 _NICENESS = 10
@@ -75,8 +75,9 @@ def ui(
     listening: Annotated[int | None, typer.Option("--listening", hidden=True)] = None,
 ) -> None:
     """Show running and past updates of pipelines in the browser, without Spark or Java."""
+    from penstock._observe.loopback import is_loopback
     from penstock._ui import serving
-    from penstock._ui.guard import is_loopback
+    from penstock._ui.recording import WatchedLog
 
     serving.require_extra()
     if listening is not None:
@@ -84,7 +85,7 @@ def ui(
         from penstock._tables.read.browsing import TableBrowser
 
         logs = [
-            serving.WatchedLog(
+            WatchedLog(
                 label=name,
                 directory=Path(place),
                 tables=TableBrowser(storage, trusts_paths=True) if storage else None,
@@ -131,7 +132,7 @@ def _log_of(
     from penstock._project.event_store import followed_events
     from penstock._project.excerpt import excerpt
     from penstock._tables.read.browsing import TableBrowser
-    from penstock._ui.serving import WatchedLog
+    from penstock._ui.recording import WatchedLog
 
     if path is not None and path.is_dir():
         folder = path.resolve()
@@ -181,9 +182,10 @@ def dashboard_beside(settings: "PipelineSettings", *, enabled: bool) -> Iterator
         return
     from penstock._observe.log import event_directory
     from penstock._ui import serving
+    from penstock._ui.recording import WatchedLog
 
     serving.require_extra()
-    log = serving.WatchedLog(label=settings.name, directory=event_directory(settings))
+    log = WatchedLog(label=settings.name, directory=event_directory(settings))
     with serving.listen(serving.DEFAULT_HOST, serving.DEFAULT_PORT, or_any=True) as listener:
         address = serving.address_of(listener, serving.DEFAULT_HOST, None)
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module

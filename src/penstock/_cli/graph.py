@@ -73,7 +73,6 @@ def _events(
     settings: "PipelineSettings", update: str | None, deferral: dict[str, str]
 ) -> Iterator[Any]:
     """Definitions, or the events of an update; `deferral` takes what is read from elsewhere."""
-    from penstock._cli.inspection import one_update
     from penstock._observe import log
     from penstock._observe.events import EventOrigin
     from penstock._observe.masking import without_secrets
@@ -81,7 +80,7 @@ def _events(
 
     if update is not None:
         directory = read_events_of(settings)
-        for event in log.recorded_events(directory, one_update(directory, update)):
+        for event in log.recorded_events(directory, options.one_update(directory, update)):
             yield without_secrets(event)
         return
     from penstock._runtime.definitions import definitions

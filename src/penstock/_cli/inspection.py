@@ -1,14 +1,14 @@
 """`preview`, `quarantine`, `quality` and `events`: the contents of tables and of the event log."""
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock._cli import options
 from penstock._cli.options import OutputFormat
+from penstock._cli.tables import print_table
 from penstock._display.text import plural, seconds
 
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from penstock._observe.events import Event
     from penstock._repair.quarantine_replay import Replayed, ReplayPreview
     from penstock._tables.read.preview import TablePreview
-
-_UNBOUNDED = 1_000_000
 
 _quarantine = typer.Typer(help="Rows that violated a drop expectation, with the reasons.")
 Table = Annotated[str, typer.Argument(help="Name of the table.", metavar="TABLE")]
@@ -264,7 +262,7 @@ def events(
         )
     settings = project.settings()
     directory = read_events_of(settings)
-    chosen = None if update == "all" else one_update(directory, update)
+    chosen = None if update == "all" else options.one_update(directory, update)
     is_empty, shows_metrics = True, level is not None or event_type is not None
     wanted = {"update": chosen, "event_type": event_type, "dataset": dataset, "level": level}
     for body in _bodies(settings, wanted, follow=follow):
@@ -309,7 +307,7 @@ def quality(
     from penstock._project.event_store import read_events_of
 
     directory = read_events_of(project.settings())
-    chosen = None if update == "all" else one_update(directory, update)
+    chosen = None if update == "all" else options.one_update(directory, update)
     events = log.recorded_events(directory, chosen, event_type="flow_progress", dataset=dataset)
     batches = [row for event in events for row in rule_counts(event) if rule in (None, row["rule"])]
     if output is OutputFormat.JSON:
@@ -326,24 +324,6 @@ def quality(
         for row in batches
     ]
     print_table(heads, rows, right=("batch_id", "passed", "failed"))
-
-
-def one_update(directory: Path, prefix: str) -> str:
-    """The id of the only update that begins with `prefix`; `latest` is returned as is."""
-    from penstock._observe import segments
-    from penstock.errors import SpecError
-
-    if prefix == segments.LATEST:
-        return prefix
-    matches = segments.select_updates(directory, prefix)
-    if len(matches) == 1:
-        return matches[0].update_id
-    recorded = [each.update_id for each in segments.updates(directory)[-5:]]
-    raise SpecError(
-        "UNKNOWN_UPDATE",
-        f"{len(matches)} updates in {directory} begin with {prefix!r}",
-        hint=f"the newest ones are {', '.join(recorded)}" if recorded else "none is recorded yet",
-    )
 
 
 def _event_lines(event: "Event") -> list[str]:
@@ -406,33 +386,3 @@ def _print_rows(table: str, preview: "TablePreview", output: OutputFormat) -> No
         return
     print_table(preview.columns, preview.rows)
     print(f"{len(preview.rows):,} of {plural(preview.total, 'row')} of {table}")
-
-
-def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()
-) -> None:
-    """Print a table that fits the terminal, with shortened cells; in a pipe, all of it.
-
-    The columns named in `right` are aligned to the right.
-    """
-    from rich import box
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    from penstock._display.terminal import console, detect
-    from penstock._tables.read.cells import MAX_CELL
-
-    terminal = detect(sys.stdout)
-    drawing = console(terminal)
-    drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for name in columns:
-        drawn.add_column(Text(name), justify="right" if name in right else "left", overflow="fold")
-    most = MAX_CELL if sys.stdout.isatty() else sys.maxsize
-    for row in rows:
-        drawn.add_row(
-            *(Text(cell if len(cell) <= most else f"{cell[: most - 1]}…") for cell in row)
-        )
-    if not sys.stdout.isatty():
-        drawing.width = _UNBOUNDED
-        drawing.width = max(terminal.width, drawing.measure(drawn).maximum)
-    drawing.print(drawn)

@@ -158,7 +158,7 @@ def _as_json(report: "LintReport") -> dict[str, Any]:
         "findings": [_finding(finding) for finding in report.findings],
         "accepted": [_finding(finding) for finding in report.accepted],
         "refused": [reports.error_body(error) for error in reports.distinct(report.refused)],
-        "not_looked_at": [
+        "not_checked": [
             {"what": name, **reports.error_body(error)} for name, error in report.unsure.items()
         ],
     }

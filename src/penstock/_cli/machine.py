@@ -1,6 +1,5 @@
 """`jars`, `doctor`, `broker` and `demo`: the requirements of the machine, and a demo."""
 
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,9 +11,9 @@ import typer
 
 from penstock._cli import exit_codes, options
 from penstock._cli.dashboard import WithDashboard, dashboard_beside
-from penstock._cli.inspection import print_table
 from penstock._cli.options import OutputFormat
 from penstock._cli.scaffold import write_project
+from penstock._cli.tables import print_table
 from penstock._display.terminal import Output, console, detect
 from penstock._display.text import plural, size
 from penstock.errors import SetupError, SpecError
@@ -105,7 +104,7 @@ def sync(
             "fetched": len(result.fetched),
             "fetched_bytes": result.fetched_bytes,
         }
-        print(json.dumps(body, indent=2))
+        options.print_json(body)
 
 
 @contextmanager
@@ -205,7 +204,7 @@ def verify(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> int
             }
             for item in statuses
         ]
-        print(json.dumps(body, indent=2))
+        options.print_json(body)
         return exit_codes.ENVIRONMENT if bad else exit_codes.OK
     for item in bad:
         print(f"{item.state.value:<8} {item.path}")
@@ -227,7 +226,7 @@ def list_sets(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> 
     body: list[dict[str, Any]] = [
         {
             "set": jar_set.name,
-            "there": sum(jar.path(root).is_file() for jar in jar_set.jars),
+            "cached": sum(jar.path(root).is_file() for jar in jar_set.jars),
             "jars": len(jar_set.jars),
             "bytes": jar_set.size,
             "for": jar_set.description,
@@ -235,13 +234,13 @@ def list_sets(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> 
         for jar_set in load_lock().select(sets)
     ]
     if output is OutputFormat.JSON:
-        print(json.dumps(body, indent=2, ensure_ascii=False))
+        options.print_json(body)
         return
     rows = [
-        (row["set"], f"{row['there']} of {row['jars']}", size(row["bytes"]), row["for"])
+        (row["set"], f"{row['cached']} of {row['jars']}", size(row["bytes"]), row["for"])
         for row in body
     ]
-    print_table(("set", "there", "size", "for"), rows, right=("there", "size"))
+    print_table(("set", "cached", "size", "for"), rows, right=("cached", "size"))
 
 
 def doctor(
@@ -261,7 +260,7 @@ def doctor(
     if output is OutputFormat.JSON:
         names = ("name", "state", "detail", "fix")
         body = [options.attributes(check, *names) for check in checks]
-        print(json.dumps(body, indent=2, ensure_ascii=False))
+        options.print_json(body)
     else:
         for check in checks:
             print(f"{check.state.value.upper():<5} {check.name}: {check.detail}")
@@ -295,7 +294,7 @@ def start(
     if output is OutputFormat.JSON:
         body = options.attributes(handle, "bootstrap_servers", "pid")
         body |= {"directory": str(handle.directory)}
-        print(json.dumps(body, indent=2))
+        options.print_json(body)
         return
     print(f"broker ready at {handle.bootstrap_servers} (pid {handle.pid}, {handle.directory})")
 
@@ -307,7 +306,7 @@ def stop(
     from penstock._local.broker import stop_broker
 
     if output is OutputFormat.JSON:
-        print(json.dumps({"stopped": stop_broker(directory)}))
+        options.print_json({"stopped": stop_broker(directory)}, indent=None)
         return
     print("broker stopped" if stop_broker(directory) else "no broker is running")
 
@@ -325,7 +324,7 @@ def status(
             "directory": str(broker.directory),
             "log_file": str(broker.log_file),
         }
-        print(json.dumps(body, indent=2))
+        options.print_json(body)
     elif broker.running:
         print(f"running at {broker.bootstrap_servers} (pid {broker.pid}, log {broker.log_file})")
     else:
@@ -350,7 +349,7 @@ def topic(
         return exit_codes.ENVIRONMENT
     count = ensure_topic(servers, name, partitions)
     if output is OutputFormat.JSON:
-        print(json.dumps({"topic": name, "partitions": count}, indent=2))
+        options.print_json({"topic": name, "partitions": count})
     else:
         print(f"topic {name} has {count} partition{'' if count == 1 else 's'}")
     return exit_codes.OK
@@ -416,7 +415,7 @@ def demo(
             "was_cut_short": outcome.was_cut_short,
             "lines": list(outcome.lines),
         }
-        print(json.dumps(body, indent=2, ensure_ascii=False))
+        options.print_json(body)
     else:
         for line in outcome.lines:
             print(line)

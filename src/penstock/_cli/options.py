@@ -291,6 +291,24 @@ def assignments(values: list[str] | None, option: str = "--conf") -> dict[str, s
     return pairs
 
 
+def one_update(directory: Path, prefix: str) -> str:
+    """The id of the only update that begins with `prefix`; `latest` is returned as is."""
+    from penstock._observe import segments
+    from penstock.errors import SpecError
+
+    if prefix == segments.LATEST:
+        return prefix
+    matches = segments.select_updates(directory, prefix)
+    if len(matches) == 1:
+        return matches[0].update_id
+    recorded = [each.update_id for each in segments.updates(directory)[-5:]]
+    raise SpecError(
+        "UNKNOWN_UPDATE",
+        f"{len(matches)} updates in {directory} begin with {prefix!r}",
+        hint=f"the newest ones are {', '.join(recorded)}" if recorded else "none is recorded yet",
+    )
+
+
 def settings_of(
     path: Path | None,
     spec: Path | None = None,

@@ -96,7 +96,7 @@ def package(
     packages = _packages(file)
     if output is OutputFormat.JSON:
         body = {"file": str(file), "bytes": file.stat().st_size, "files": files}
-        print(json.dumps({**body, "packages": packages}, indent=2))
+        options.print_json({**body, "packages": packages})
         return
     counts = f"{plural(len(files), 'file')} of the project, {plural(len(packages), 'package')}"
     print(f"{file}: {size(file.stat().st_size)}, {counts}")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock._cli import exit_codes, options
-from penstock._cli.inspection import print_table
 from penstock._cli.options import OutputFormat
 from penstock._cli.status import has_failed, no_update
+from penstock._cli.tables import print_table
 from penstock._display.text import seconds
 
 if TYPE_CHECKING:

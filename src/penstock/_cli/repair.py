@@ -190,7 +190,10 @@ def migrate(
     if output is OutputFormat.JSON:
         options.print_json(_migration_body(report))
         return
-    print(f"migration of flow {report.flow}, table {report.target}, from {report.start}:")
+    if undo:
+        print(f"undo the migration of flow {report.flow}: restore {report.start}")
+    else:
+        print(f"migration of flow {report.flow}, table {report.target}, from {report.start}:")
     for line in (*report.operators, *report.columns):
         print(f"  {line}")
     for step in report.steps:

@@ -1,12 +1,12 @@
-"""`savepoint`: the state of a pipeline under a name, and the way back to it."""
+"""`savepoint`: create, list, restore and delete savepoints."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock._cli import options
-from penstock._cli.inspection import print_table
 from penstock._cli.options import OutputFormat
+from penstock._cli.tables import print_table
 
 if TYPE_CHECKING:
     from penstock._execution.savepoints import Savepoint
@@ -37,8 +37,8 @@ def create(
 ) -> None:
     """Save the versions of all tables, and copy the checkpoints of all flows.
 
-    Each flow must have finished its last micro-batch, and read all rows of the pipeline's own
-    tables, as after a triggered update. Not possible while the pipeline runs.
+    Each flow into a table must have finished its last micro-batch, and read all rows of the
+    pipeline's own tables, as after a triggered update. Not possible while the pipeline runs.
     """
     settings = project.settings()
     from penstock._repair.savepoint import create_savepoint

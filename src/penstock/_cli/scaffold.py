@@ -1,6 +1,5 @@
 """`init`: a small example project that runs, with a rule that some of its rows break; `test`."""
 
-import json
 import re
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -39,7 +38,7 @@ def init(
     written = write_project(Path.cwd(), name)
     if output is OutputFormat.JSON:
         files_written = [str(path.relative_to(Path.cwd())) for path in written]
-        print(json.dumps({"project": name, "files": files_written}, indent=2))
+        options.print_json({"project": name, "files": files_written})
         return
     for path in written:
         print(f"  {path.relative_to(Path.cwd())}")

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from penstock._cli import exit_codes, options
-from penstock._cli.inspection import one_update, print_table
 from penstock._cli.masked_output import print_as_is
 from penstock._cli.options import OutputFormat
+from penstock._cli.tables import print_table
 from penstock._display.text import plural, seconds, size
 
 _WATCH_SECONDS = 1.0
@@ -158,7 +158,7 @@ def metrics(
         require_metrics_extra()
     directory = read_events_of(project.settings())
     state = ObservedUpdate()
-    for event in log.recorded_events(directory, one_update(directory, update)):
+    for event in log.recorded_events(directory, options.one_update(directory, update)):
         state(event)
     if output is OutputFormat.JSON:
         options.print_json(_metrics_body(state))
@@ -254,7 +254,10 @@ def _head(body: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _print_flows(flows: list[dict[str, Any]]) -> None:
-    heads = ("flow", "state", "batch", "rows", "in/s", "done/s", "lag", "state rows", "quarantined")
+    heads = (
+        *("flow", "state", "batch", "rows", "in/s", "processed/s"),
+        *("lag", "state rows", "quarantined"),
+    )
     rows = []
     for flow in flows:
         last, lag = flow["last_progress"] or {}, flow["lag"] or {}
@@ -346,7 +349,7 @@ def _details(flow: Mapping[str, Any]) -> Iterator[str]:
             f"  batch {batch['batch_id']} at {batch['ended']}: "
             f"{plural(batch['input_rows'], 'row')} in {seconds(batch['seconds'])}, "
             f"{_cell(batch['input_rows_per_second'])} rows/s in, "
-            f"{_cell(batch['processed_rows_per_second'])} rows/s done"
+            f"{_cell(batch['processed_rows_per_second'])} rows/s processed"
         )
     lag = flow["lag"]
     if lag is not None:

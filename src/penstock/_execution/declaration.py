@@ -131,7 +131,7 @@ def _event_options(flow: Flow) -> dict[str, str]:
     names = ("apply_as_deletes", "apply_as_truncates", "columns", "except_columns")
     more = ("ignore_null_updates", "ignore_null_columns", "ignore_null_except_columns")
     values = {name: getattr(spec, name) for name in (*names, *more, "columns_to_update")}
-    # A column cannot be compared.
+    # As text: a Column has no equality.
     return {
         name: str(value)
         for name, value in values.items()

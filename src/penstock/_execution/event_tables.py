@@ -1,8 +1,6 @@
 """Copies event logs to Delta tables, on a thread beside the flows of an update."""
 
 import contextlib
-import json
-import os
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,10 +11,10 @@ from pyspark.sql import SparkSession
 from penstock._analysis.table_functions import EVENT_COLUMNS
 from penstock._model.exception_text import first_line
 from penstock._model.pipeline import PipelineSettings
-from penstock._observe.codec import dump, event_of
+from penstock._observe.codec import dump, event_of, object_of_line
 from penstock._observe.events import ErrorInfo, Event, EventOrigin, FlowMetrics, PlanWarning
 from penstock._observe.log import event_directory, last_place, place_of
-from penstock._observe.retention import Retention
+from penstock._observe.retention import Retention, lower_priority
 from penstock._observe.rule_counts import rule_counts
 from penstock._observe.segments import UpdateLog, select_updates, updates
 from penstock._spark.session import jvm_exit_code
@@ -34,7 +32,6 @@ _FINISH_SECONDS = 60.0
 _CANCEL_SECONDS = 5.0
 _CHECKPOINT_SECONDS = 10
 _MOST_LINES = 5_000
-_NICENESS = 19
 _POOL = "maintenance"
 _QUALITY_COLUMNS = (
     "timestamp TIMESTAMP, update_id STRING, flow STRING, dataset STRING, "
@@ -98,9 +95,7 @@ class EventTables:
             self._thread.join(_CANCEL_SECONDS)
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):
-            # On Linux this applies to the current thread only.
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        lower_priority()
         while True:
             try:
                 context = self._spark.sparkContext
@@ -170,7 +165,7 @@ class EventTables:
 
     def _add(self, lines: Iterable[bytes], *, is_new: bool = False) -> None:
         for line in lines:
-            event = _value_of(line)
+            event = object_of_line(line)
             place = place_of(event)
             if place is None:  # truncated
                 continue
@@ -228,13 +223,6 @@ class EventTables:
             fatal=False,
         )
         self._emit(Event(self._origin, PlanWarning(text), text, error=info))
-
-
-def _value_of(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
 
 
 def _event_rows(line: bytes, _: Any) -> list[str]:

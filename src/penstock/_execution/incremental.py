@@ -6,7 +6,7 @@ A refresh is one commit, so whatever fails before it is followed by a complete r
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -85,28 +85,8 @@ class IncrementalViews:
     ) -> IncrementalRefresh:
         """Choose how the view is brought from its last refresh, at `version`, to its sources.
 
-        Raises:
-            NotIncrementalError: it must be computed completely.
-            PlanError: `REFRESH_NOT_INCREMENTAL` with the policy `incremental_strict`.
+        To be called within `reasons`, as the commit.
         """
-        with _reasons(dataset):
-            update = self._plan(node, dataset, df, before, version, attempt)
-
-        def commit() -> Commit:
-            with _reasons(dataset):
-                return update.commit()
-
-        return replace(update, commit=commit)
-
-    def _plan(
-        self,
-        node: FlowNode,
-        dataset: DatasetNode,
-        df: DataFrame,
-        before: ViewState,
-        version: int,
-        attempt: Attempt,
-    ) -> IncrementalRefresh:
         policy = dataset.declared.refresh_policy or "auto"
         if policy == "full":
             raise NotIncrementalError("its refresh policy is full")
@@ -203,8 +183,13 @@ def _keys(
 
 
 @contextmanager
-def _reasons(dataset: DatasetNode) -> Iterator[None]:
-    """Turn what prevents an incremental refresh into the reason of a complete one."""
+def reasons(dataset: DatasetNode) -> Iterator[None]:
+    """Turn what prevents an incremental refresh into the reason of a complete one.
+
+    Raises:
+        NotIncrementalError: the view must be computed completely.
+        PlanError: `REFRESH_NOT_INCREMENTAL` with the policy `incremental_strict`.
+    """
     try:
         yield
     except (NotIncrementalError, ViewChangedError) as error:
@@ -230,7 +215,9 @@ def _reasons(dataset: DatasetNode) -> Iterator[None]:
 
 
 def _check_cost(before: ViewState, technique: str, changes: Any) -> float:
-    """Whether an incremental refresh is likely to be faster; returns the changed share of sources.
+    """Refuse an incremental refresh that is unlikely to be faster.
+
+    Returns the changed share of the sources.
 
     Raises:
         NotIncrementalError: it is not.
@@ -263,7 +250,7 @@ def _check_cost(before: ViewState, technique: str, changes: Any) -> float:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What changed in the tables of a view of which rows changed.
+    """Estimated changes of those tables of a view whose rows changed.
 
     Attributes:
         changed: Rows that were added or removed.

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from penstock._model.exception_text import first_line
+from penstock._observe.codec import time_text
 from penstock._observe.events import Event, EventOrigin, LagProgress, SourceProgress
 from penstock._observe.lag import lag_summary
 from penstock.sources.base import OpenedSource
@@ -47,7 +48,8 @@ class FlowLag:
         self._last: Any = None
         self._due = float("-inf")
         self._has_ended = False
-        self._is_done = False
+        self.is_done = False
+        """Whether it was measured after its end."""
 
     def attach(self, java_sources: Callable[[], Sequence[Any]]) -> None:
         """Set the function that returns Spark's objects of the sources."""
@@ -62,14 +64,9 @@ class FlowLag:
         self._has_ended = True
         self._wake()
 
-    @property
-    def is_done(self) -> bool:
-        """Whether it was measured after its end."""
-        return self._is_done
-
     def due(self, now: float) -> float | None:
         """Seconds until the next measurement; `None` before the first progress."""
-        if self._is_done or (self._progress is None and not self._has_ended):
+        if self.is_done or (self._progress is None and not self._has_ended):
             return None
         return 0.0 if self._has_ended else max(0.0, self._due - now)
 
@@ -88,8 +85,8 @@ class FlowLag:
                 spent = 0.0  # spent waiting
             pause = max(_PAUSE_SECONDS, _PAUSE_FACTOR * spent, _PAUSE_PER_PARTITION * parts)
             self._due = time.monotonic() + pause
-            self._is_done = ending
-        timestamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            self.is_done = ending
+        timestamp = time_text(datetime.now(UTC))
         changes = [] if ending else self._changes(sources, timestamp)
         if not sources or sources == self._last:
             return changes

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from pyspark import SparkContext
 from pyspark.sql.streaming.listener import (
     JStreamingQueryListener,
-    QueryIdleEvent,
     QueryProgressEvent,
     QueryStartedEvent,
     QueryTerminatedEvent,
@@ -71,9 +70,6 @@ class ProgressListener(StreamingQueryListener):
         """Deliver a progress report in Spark's JSON form."""
         progress = json.loads(text)
         self._deliver(progress["runId"], lambda watcher: watcher.progressed(progress))
-
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Ignored."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         error = event.exception

@@ -162,7 +162,7 @@ class SparkEngine:
             self._queries.record(node)
             if not result.replayed:
                 self._context.emit(result.event(self._queries.origin(node), "one-time flow"))
-            return RunOutcome(changed=True, reason="one-time flow", rows=result.rows_written)
+            return RunOutcome(changed=True, reason="one-time flow")
 
     def _stream_once(
         self, step: RunOnceFlow, node: FlowNode, state: FlowState, writer: BatchWriter
@@ -170,12 +170,9 @@ class SparkEngine:
         """Apply the available rows of a streaming view; resumes after a kill."""
         table_id = self._tables.check_ownership(node, state)
         self._state.save_flow(step.flow, replace(state, target_id=table_id))
-        rows = 0
 
         def on_batch(df: DataFrame, batch_id: int) -> None:
-            nonlocal rows
             result = writer.write(df, batch_id)
-            rows += result.rows_written
             if not result.replayed:
                 origin = replace(self._queries.origin(node), batch_id=batch_id)
                 self._context.emit(result.event(origin, "one-time flow"))
@@ -190,7 +187,7 @@ class SparkEngine:
             query.stop()
         self._state.save_flow(step.flow, replace(state, once_done=True, target_id=table_id))
         self._queries.record(node)
-        return RunOutcome(changed=True, reason="one-time flow", rows=rows)
+        return RunOutcome(changed=True, reason="one-time flow")
 
     def cancel(self) -> None:
         self._is_cancelled = True

@@ -79,7 +79,7 @@ class PipelineTables:
                 self.spark, quarantine, state, replace_schema=spec.replace_schema
             )
         else:
-            # Of auto CDC it is created with the first invalid event.
+            # The quarantine of auto CDC is created by the first invalid event.
             kept = None if self._metastore is None else table_state(self.spark, quarantine.path)
         if kept is not None:
             self._register(node, quarantine, kept, QUARANTINE_SUFFIX)

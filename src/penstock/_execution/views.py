@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame
 
 from penstock._execution.flow_query import FlowQueries
 from penstock._execution.flow_state import ViewState
-from penstock._execution.incremental import Attempt, IncrementalViews, NotIncrementalError
+from penstock._execution.incremental import Attempt, IncrementalViews, NotIncrementalError, reasons
 from penstock._execution.snapshots import SnapshotProgress
 from penstock._execution.writers import Commit
 from penstock._graph.dataflow import DatasetNode, FlowNode
@@ -40,7 +40,7 @@ class ViewRefresh:
         if node.flow.snapshot is not None:
             with self._queries.translated(node), self._queries.pool(step.flow):
                 return self._follow_snapshots(step, node)
-        dataset = self._queries.graph.datasets[step.dataset]
+        dataset = self._queries.graph.datasets[step.target]
         sources: list[OpenedSource] = []
         with self._queries.translated(node, sources), self._queries.pool(step.flow):
             df, opened = self._queries.evaluate(node)
@@ -61,7 +61,7 @@ class ViewRefresh:
             window = self._queries.writers.window(dataset, node, df)
             df, where = window.df, window.where
         fingerprint = self._fingerprint(df, dataset, node)
-        before = self._queries.state.view(step.dataset)
+        before = self._queries.state.view(step.target)
         version = self._queries.tables.version(dataset)
         reason = self._why_recompute(step, before, sources, fingerprint, version)
         if where is not None and reason == _QUERY_CHANGED:
@@ -71,7 +71,7 @@ class ViewRefresh:
         if reason is None:
             assert before is not None
             if declared != before.deployed:
-                self._queries.state.save_view(step.dataset, replace(before, deployed=declared))
+                self._queries.state.save_view(step.target, replace(before, deployed=declared))
             self._queries.context.emit(_refresh(origin, "NO_OP", "no source changed"))
             return RunOutcome(changed=False, reason="no source changed")
         result: Commit | None = None
@@ -79,9 +79,11 @@ class ViewRefresh:
         if reason == _SOURCE_CHANGED and where is None:
             assert before is not None and version is not None
             try:
-                update = self._incremental.plan(node, dataset, df, before, version, attempt)
+                with reasons(dataset):
+                    update = self._incremental.plan(node, dataset, df, before, version, attempt)
                 self._queries.context.emit(_refresh(origin, update.technique, update.reason))
-                result, reason = update.commit(), update.reason
+                with reasons(dataset):
+                    result, reason = update.commit(), update.reason
             except NotIncrementalError as error:
                 reason = f"{_SOURCE_CHANGED}; {error}"
             attempt_seconds = time.monotonic() - started
@@ -113,11 +115,11 @@ class ViewRefresh:
                 incremental_seconds=last if last is None or is_incremental else last * _AGING,
                 incremental_share=before.incremental_share,
             )
-        self._queries.state.save_view(step.dataset, state)
+        self._queries.state.save_view(step.target, state)
         self._queries.state.forget_declaration(step.flow)
         duration = round(spent * 1000)
         self._queries.context.emit(result.event(origin, reason, duration_ms=duration))
-        return RunOutcome(changed=True, reason=reason, rows=result.rows_written)
+        return RunOutcome(changed=True, reason=reason)
 
     def _follow_snapshots(self, step: RefreshView, node: FlowNode) -> RunOutcome:
         """Apply the snapshots that are newer than the last one.
@@ -125,7 +127,7 @@ class ViewRefresh:
         The version of a snapshot is recorded before it is applied; after a kill the number of the
         last commit shows whether it was applied.
         """
-        dataset = self._queries.graph.datasets[step.dataset]
+        dataset = self._queries.graph.datasets[step.target]
         state = self._queries.state.flow(step.flow) or self._queries.state.new_flow(step.flow)
         if node.flow.once and state.once_done:
             return RunOutcome(changed=False, reason="it already ran; a full refresh repeats it")
@@ -134,7 +136,7 @@ class ViewRefresh:
         progress = SnapshotProgress(
             node.flow, self._queries.evaluate_flow, last, state, self._queries.state.save_flow
         )
-        rows, applied, latest = 0, 0, self._queries.state.view(step.dataset)
+        applied, latest = 0, self._queries.state.view(step.target)
         for snapshot in progress.newer(
             lambda shape: self._queries.writers.snapshot_writer(dataset, node, shape, state.epoch)
         ):
@@ -142,11 +144,10 @@ class ViewRefresh:
                 continue
             result = snapshot.apply()
             if snapshot.is_named:
-                self._remember(step.dataset, snapshot.df, state.epoch)
+                self._remember(step.target, snapshot.df, state.epoch)
             if result is None:
                 continue
             applied += 1
-            rows += result.rows_written + result.rows_deleted
             if not result.replayed:
                 commit = Commit(result, dataset.key, True, True)
                 self._queries.context.emit(commit.event(self._queries.origin(node), snapshot.text))
@@ -155,7 +156,7 @@ class ViewRefresh:
         self._queries.record(node)
         if not applied:
             return RunOutcome(changed=False, reason="no changes since the last snapshot")
-        return RunOutcome(changed=True, reason=f"{applied} snapshot(s)", rows=rows)
+        return RunOutcome(changed=True, reason=f"{applied} snapshot(s)")
 
     def _is_known(self, df: DataFrame, before: ViewState | None, epoch: str) -> bool:
         """Whether a source still has the versions of the last comparison."""
@@ -181,12 +182,12 @@ class ViewRefresh:
             return "first refresh"
         if before.fingerprint != fingerprint:
             return _QUERY_CHANGED
-        path = self._queries.tables.table(self._queries.graph.datasets[step.dataset]).path
+        path = self._queries.tables.table(self._queries.graph.datasets[step.target]).path
         if before.table_version is None or not (
             keeps_rows(self._delta, path, before.table_version, version)
         ):
             return "the table was changed since the last refresh"
-        dataset = self._queries.graph.datasets[step.dataset]
+        dataset = self._queries.graph.datasets[step.target]
         if before.quarantine_version < 0 <= self._incremental.quarantine_version(dataset):
             return "its quarantine is new"
         if sources.unversioned is not None:

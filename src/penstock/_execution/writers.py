@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from pyspark.sql import DataFrame
 
@@ -27,7 +26,8 @@ from penstock._observe.events import (
 from penstock._plan.settings import tombstone_seconds
 from penstock._spark.plans import has_state
 from penstock._tables.commits import CommitResult
-from penstock._tables.delta_log import DeltaJvm, read_commit_counts
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.read.log_scan import read_commit_counts
 from penstock._tables.write import view_writer
 from penstock._tables.write.assignment import assigned
 from penstock._tables.write.cdc_events import RowShape
@@ -41,6 +41,8 @@ from penstock._tables.write.table_spec import table_state
 from penstock._tables.write.view_writer import ViewWriter
 from penstock._tables.write.writer import FlowWriter, WriteMode, WriterOptions
 from penstock.quality.split import QUARANTINE_COLUMNS, RowSplit, split_rows
+
+_VIEW = "view"  # instead of an epoch
 
 
 @dataclass(frozen=True)
@@ -133,49 +135,29 @@ class TableWriters:
             return self._cdc_writer(dataset, node, df, epoch=epoch)
         df = self.conformed(dataset, df)
         split = self.split(dataset, df)
-        keeps = (split is not None and split.quarantine) or (late is not None and late.keeps)
-        is_stateful = has_state(node.analysis.stateful_operators)
         judge = self._judge(dataset, node, lambda batch: self.split(dataset, batch))
-        common: dict[str, Any] = {
-            "flow": node.flow.name,
-            "app_id": self._tables.app_id(node.flow.name, epoch),
-            "target": self._tables.table(dataset),
-            "split": split,
-            "quarantine": self._tables.quarantine(dataset) if keeps else None,
-            "late": late,
-            "apply_rules": judge,
-            "decisions": self._tables.decisions(node, epoch),
-            "note": self._tables.note(node, epoch),
-        }
-        writer: Any
+        options = self._batch_options(dataset, node, split, epoch, judge)
+        options["late"] = late
+        writer: FlowWriter
         if mode is OutputMode.UPDATE:
             from penstock._tables.write.upsert import UpsertWriter
 
+            options["allow_missing"] = False
             writer = UpsertWriter(
                 self._tables.spark,
                 keys=node.analysis.merge_keys,
                 is_streamed=self._tables.is_streamed(dataset),
                 on_vectors=partial(self._warn_of_vectors, dataset, node),
-                **common,
+                **options,
             )
         elif dataset.declared.deduplicate_by:
             from penstock._tables.write.upsert import UniqueWriter
 
-            writer = UniqueWriter(
-                self._tables.spark,
-                keys=dataset.declared.deduplicate_by,
-                allow_missing=self._allows_missing(dataset),
-                stateful=is_stateful,
-                **common,
-            )
+            keys = dataset.declared.deduplicate_by
+            writer = UniqueWriter(self._tables.spark, keys=keys, **options)
         else:
-            writer = FlowWriter(
-                self._tables.spark,
-                mode=WriteMode.COMPLETE if mode is OutputMode.COMPLETE else WriteMode.APPEND,
-                allow_missing=self._allows_missing(dataset),
-                stateful=is_stateful,
-                **common,
-            )
+            writes = WriteMode.COMPLETE if mode is OutputMode.COMPLETE else WriteMode.APPEND
+            writer = FlowWriter(self._tables.spark, mode=writes, **options)
         is_upsert = mode is OutputMode.UPDATE
         removes = is_upsert or bool(dataset.declared.deduplicate_by)
 
@@ -204,21 +186,12 @@ class TableWriters:
         judge = self._judge(dataset, node, split_batch)
         writer = CdcWriter(
             self._tables.spark,
-            flow=node.flow.name,
-            app_id=self._tables.app_id(node.flow.name, epoch),
-            target=self._tables.table(dataset),
             state=self._tables.layout.cdc_state(dataset.name),
             events=events,
-            split=split,
-            quarantine=self._tables.quarantine(dataset) if keeps else None,
-            allow_missing=self._allows_missing(dataset),
             tombstone_seconds=tombstone_seconds(dataset, node, self._tables.settings.configuration),
             is_streamed=self._tables.is_streamed(dataset),
             on_vectors=partial(self._warn_of_vectors, dataset, node),
-            stateful=has_state(node.analysis.stateful_operators),
-            apply_rules=judge,
-            decisions=self._tables.decisions(node, epoch),
-            note=self._tables.note(node, epoch),
+            **self._batch_options(dataset, node, split, epoch, judge),
         )
 
         def write(batch: DataFrame, batch_id: int) -> Commit:
@@ -264,7 +237,7 @@ class TableWriters:
         """
         df = self.conformed(dataset, df)
         split = self.split(dataset, df)
-        options = self._view_options(dataset, node, split)
+        options = self._options(dataset, node, split, _VIEW)
         options["allow_missing"] = where is not None and self._allows_missing(dataset)
         writer = FlowWriter(
             self._tables.spark,
@@ -288,7 +261,7 @@ class TableWriters:
             version=version,
             is_streamed=self._tables.is_streamed(dataset),
             on_vectors=partial(self._warn_of_vectors, dataset, node, view_writer.REWRITE_BYTES),
-            **self._view_options(dataset, node, self.split(dataset, df)),
+            **self._options(dataset, node, self.split(dataset, df), _VIEW),
         )
 
     def unreported(
@@ -322,16 +295,32 @@ class TableWriters:
 
     # -- parts ---------------------------------------------------------------------------------
 
-    def _view_options(
-        self, dataset: DatasetNode, node: FlowNode, split: RowSplit | None
+    def _options(
+        self, dataset: DatasetNode, node: FlowNode, split: RowSplit | None, epoch: str
     ) -> WriterOptions:
-        keeps = split is not None and split.quarantine
         return {
             "flow": node.flow.name,
-            "app_id": self._tables.app_id(node.flow.name, "view"),
+            "app_id": self._tables.app_id(node.flow.name, epoch),
             "target": self._tables.table(dataset),
             "split": split,
-            "quarantine": self._tables.quarantine(dataset) if keeps else None,
+            "quarantine": self._tables.quarantine(dataset),  # unused if no rows are kept
+        }
+
+    def _batch_options(
+        self,
+        dataset: DatasetNode,
+        node: FlowNode,
+        split: RowSplit | None,
+        epoch: str,
+        judge: Callable[[DataFrame], DataFrame] | None,
+    ) -> WriterOptions:
+        return {
+            **self._options(dataset, node, split, epoch),
+            "allow_missing": self._allows_missing(dataset),
+            "stateful": has_state(node.analysis.stateful_operators),
+            "apply_rules": judge,
+            "decisions": self._tables.decisions(node, epoch),
+            "note": self._tables.note(node, epoch),
         }
 
     def _judge(

@@ -174,4 +174,4 @@ def _fragments(cell: str, schema: StructType) -> list[str]:
 def _value_json(value: str, kind: DataType) -> str:
     if isinstance(kind, StructType | ArrayType):
         return f"to_json({value})"
-    return f"regexp_replace(to_json(array({value})), '^.|.$', '')"
+    return json_text(value)

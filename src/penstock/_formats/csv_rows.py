@@ -17,8 +17,17 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DecimalType, StringType, StructField, StructType
 
 from penstock._formats.options import Evolution, FileOptions
-from penstock._formats.rescue import FLAW, typed_columns
-from penstock._formats.rows import LEFT, TYPED, Rows, decoded, interpreted, left_sql, own_class
+from penstock._formats.rescue import FLAW, INTO_FLAW, typed_columns
+from penstock._formats.rows import (
+    LEFT,
+    TYPED,
+    Rows,
+    broken_sql,
+    decoded,
+    interpreted,
+    left_sql,
+    own_class,
+)
 from penstock._formats.sqltext import (
     FILE,
     NO_TEXTS,
@@ -27,7 +36,6 @@ from penstock._formats.sqltext import (
     literals,
     options_map,
     path_part,
-    text_fragment,
     with_value,
 )
 from penstock._formats.widening import can_widen, entry, wider_for_text
@@ -232,8 +240,7 @@ class _Csv:
         return f"CASE WHEN {text} RLIKE {literal(LARGE_EXPONENT)} THEN {cast} ELSE {parsed} END"
 
     def _parsed(self, text: str, schema: StructType) -> str:
-        parser_options = {**self._parse, "columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
-        return f"from_csv({text}, {typed_columns(schema)}, {options_map(parser_options)})"
+        return f"from_csv({text}, {typed_columns(schema)}, {options_map(self._parse | INTO_FLAW)})"
 
     def _tokens(self, text: str) -> str:
         separator = re.escape(self._separator)
@@ -258,8 +265,6 @@ class _Csv:
 
     def left(self) -> tuple[str, str]:
         """SQL: whether a line fits into the columns, and a value of `LEFT` if it does not."""
-        corrupt = f"array({text_fragment('_corrupt_record', _LINE)})"
-        broken = left_sql(fragments=corrupt, bad="true", broken=True)
         names = f"coalesce({_HEADER}, {literals(self._names)})"
         misfits = []
         for column in self._names:
@@ -290,7 +295,7 @@ class _Csv:
         fits = f"{_HEADER} IS NULL AND {TYPED}.{FLAW} IS NULL"
         if self._quote:
             opened = self._has_open_quote()
-            slow = f"CASE WHEN {opened} THEN {broken} ELSE {slow} END"
+            slow = f"CASE WHEN {opened} THEN {broken_sql(_LINE)} ELSE {slow} END"
             fits += f" AND NOT ({opened})"
         if any(isinstance(f.dataType, DecimalType) for f in self._schema) and wide != NO_TEXTS:
             fits += f" AND size({with_value('tk', tokens, with_value('tn', names, wide))}) = 0"

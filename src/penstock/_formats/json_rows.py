@@ -11,16 +11,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock._formats.options import Evolution, FileOptions
-from penstock._formats.rescue import FLAW, Comparison
-from penstock._formats.rows import LEFT, TYPED, Rows, decoded, interpreted, left_sql, own_class
-from penstock._formats.sqltext import (
-    FILE,
-    NO_TEXTS,
-    columns_sql,
-    options_map,
-    text_fragment,
-    with_value,
-)
+from penstock._formats.rescue import FLAW, INTO_FLAW, Comparison
+from penstock._formats.rows import LEFT, TYPED, Rows, broken_sql, decoded, interpreted, own_class
+from penstock._formats.sqltext import FILE, NO_TEXTS, columns_sql, options_map, with_value
 from penstock._model.sql_text import literal
 from penstock.parsing.exponents import huge_number
 
@@ -37,7 +30,7 @@ _READER_ONLY = frozenset(
 def json_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
     """Parse text: column `value` with one line each, or one file where records may span lines."""
     parse = {k: v for k, v in options.parse.items() if k.lower() not in _READER_ONLY}
-    parser_options = {**parse, "columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
+    parser_options = parse | INTO_FLAW
     df = decoded(raw, options, whole=options.whole_files)
     records = _records(options, parse)
     if options.whole_files:
@@ -122,7 +115,6 @@ def _records(options: FileOptions, parse: dict[str, str]) -> str:
 def _slow(
     schema: StructType, options: FileOptions, comparison: Comparison, parser_options: dict[str, str]
 ) -> str:
-    corrupt = f"array({text_fragment('_corrupt_record', _TEXT)})"
     # In an array and an object of our own, what follows the record makes the whole invalid.
     wrapped = (
         f"from_json(concat('[{{\"r\":', {_TEXT}, '}}]'), 'variant', {options_map(parser_options)})"
@@ -137,8 +129,7 @@ def _slow(
         wrapped,
         f"CASE WHEN {alone} THEN try_variant_get(w, '$[0].r', 'map<string,variant>') END",
     )
-    flawed = f"coalesce({_PARSED}.is_flawed, true)"
-    broken = left_sql(fragments=corrupt, bad=flawed, broken=True)
+    broken = broken_sql(_TEXT, bad=f"coalesce({_PARSED}.is_flawed, true)")
     whole = comparison.left_of_record(schema, options)
     return with_value("f", record, f"CASE WHEN f IS NULL THEN {broken} ELSE {whole} END")
 

@@ -1,4 +1,4 @@
-"""Schemas that grow: new fields at the end, hints laid over, nothing else ever changed."""
+"""Schema evolution: appends new fields and applies schema hints; existing types do not change."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,20 +27,19 @@ RESCUED = "penstock.rescued"
 _WIDTH: dict[type[DataType], int] = {IntegerType: 1, LongType: 2, FloatType: 3, DoubleType: 4}
 
 
-def add_fields(known: StructType, seen: StructType) -> tuple[StructType, list[str]]:
-    """The known schema with the fields that only `seen` has, and their paths; known types stay."""
-    added: list[str] = []
-    return _add(known, seen, "", added), added
+def add_fields(
+    known: StructType, seen: StructType, *, rescued: bool = False
+) -> tuple[StructType, list[str]]:
+    """The known schema with the fields that only `seen` has, and their paths; known types stay.
 
-
-def mark_rescued(known: StructType, seen: StructType) -> tuple[StructType, list[str]]:
-    """As `add_fields`, with what was added marked as rescued; fields inside of arrays are not."""
+    With `rescued`, what was added is marked so, and nothing is added inside of arrays.
+    """
     added: list[str] = []
-    return _add(known, seen, "", added, rescued=True), added
+    return _add(known, seen, "", added, rescued=rescued), added
 
 
 def _add(
-    known: StructType, seen: StructType, prefix: str, added: list[str], *, rescued: bool = False
+    known: StructType, seen: StructType, prefix: str, added: list[str], *, rescued: bool
 ) -> StructType:
     metadata = {RESCUED: True} if rescued else None
     fields = {field.name.lower(): field for field in known.fields}

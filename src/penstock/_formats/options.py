@@ -3,7 +3,6 @@
 Options may have the prefix `cloudFiles.`; with it, an unknown option is an error.
 """
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from enum import StrEnum
 from urllib.parse import urlsplit
 
 from penstock._model.duration import parse_seconds
+from penstock._model.similar import nearest
 from penstock.errors import ConnectorError
 
 FORMATS = ("json", "csv", "xml", "parquet", "avro", "orc", "text", "binaryFile")
@@ -43,7 +43,7 @@ _IGNORED_PREFIXES = ("resourcetag.", "client.")
 
 
 class Evolution(StrEnum):
-    """What a column that the schema does not have leads to."""
+    """How new columns are handled."""
 
     ADD = "addNewColumns"
     WIDEN = "addNewColumnsWithTypeWidening"
@@ -66,7 +66,7 @@ class IncrementalListing(StrEnum):
 
 
 class ParseMode(StrEnum):
-    """What a line that is no record at all leads to."""
+    """How malformed records are handled."""
 
     PERMISSIVE = "PERMISSIVE"
     DROP = "DROPMALFORMED"
@@ -75,7 +75,7 @@ class ParseMode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Cleaning:
-    """What becomes of files that were read; without a `destination`, they are deleted."""
+    """What is done with processed files; without a `destination`, they are deleted."""
 
     retention_seconds: float
     destination: str | None = None
@@ -156,7 +156,7 @@ def file_options(options: Mapping[str, str], *, has_schema: bool, streaming: boo
     """Check options and fill in defaults."""
     own, parse = _split(options)
     if not has_schema and own.get("format", "").strip().lower() == "csv":
-        # Who lets columns be inferred has them named in the files, unless he says otherwise.
+        # Without a schema, `header` defaults to true.
         parse = {"header": "true", **parse} if "header" not in _folded(parse) else parse
     file_format = own.get("format", "").strip()
     if file_format and file_format.lower() not in {name.lower() for name in FORMATS}:
@@ -207,11 +207,11 @@ def _split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
             if folded != "path":
                 parse[key[len(key) - len(name) :]] = value
         elif not name.startswith(_IGNORED_PREFIXES):
-            near = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.5)
+            near = nearest(name, _KNOWN.values(), cutoff=0.5)
             raise ConnectorError(
                 "AUTOLOADER_OPTION_UNKNOWN",
                 f"Auto Loader has no option {key!r}",
-                hint=f"did you mean 'cloudFiles.{_KNOWN[near[0]]}'?" if near else None,
+                hint=f"did you mean 'cloudFiles.{near}'?" if near else None,
             )
     return own, parse
 
@@ -372,10 +372,9 @@ def _invalid(
     *,
     prefix: str = "cloudFiles.",
 ) -> ConnectorError:
-    folded = {choice.lower(): choice for choice in choices}
-    near = difflib.get_close_matches(value.lower(), folded, n=1)
+    near = nearest(value, choices)
     return ConnectorError(
         "AUTOLOADER_OPTION_INVALID",
         f"option {prefix}{name} is {value!r}; it must be {wanted}",
-        hint=f"did you mean {folded[near[0]]!r}?" if near else None,
+        hint=f"did you mean {near!r}?" if near else None,
     )

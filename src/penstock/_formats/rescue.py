@@ -28,6 +28,8 @@ from penstock._model.sql_text import literal, quoted
 
 FLAW = "__files_flaw"
 """Column of `from_json` and its like that holds the text of what did not fit."""
+INTO_FLAW = {"columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
+"""Options with which they fill it."""
 
 
 def _map(variant: str) -> str:
@@ -117,9 +119,7 @@ class Comparison:
         if self.parser != "from_json" or isinstance(kind, MapType):
             return "false"
         wanted = literal(f"x {type_sql(kind)}, {FLAW} string")
-        options = options_map(
-            {**self.parse, "columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
-        )
+        options = options_map(self.parse | INTO_FLAW)
         text = f"concat('{{\"x\":', to_json({value}), '}}')"
         return f"from_json({text}, {wanted}, {options}).{FLAW} IS NOT NULL"
 

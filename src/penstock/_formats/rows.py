@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from penstock._formats.options import Evolution, FileOptions, ParseMode
-from penstock._formats.sqltext import FILE, NO_TEXTS, PATH, rescued_json
+from penstock._formats.sqltext import FILE, NO_TEXTS, PATH, rescued_json, text_fragment
 from penstock._model.sql_text import literal, quoted
 
 TYPED = "__files_typed"
@@ -46,14 +46,19 @@ def left_sql(
     new: str = NO_TEXTS,
     wide: str = NO_TEXTS,
     bad: str = "false",
-    broken: bool = False,
+    malformed: str = "false",
 ) -> str:
     """SQL of a value of `LEFT`."""
-    malformed = "true" if broken else "false"
     return (
         f"named_struct('malformed', {malformed}, 'bad', {bad}, 'fragments', {fragments}, "
         f"'new', {new}, 'wide', {wide})"
     )
+
+
+def broken_sql(text: str, bad: str = "true") -> str:
+    """SQL of a value of `LEFT` for what is no record at all."""
+    corrupt = f"array({text_fragment('_corrupt_record', text)})"
+    return left_sql(fragments=corrupt, bad=bad, malformed="true")
 
 
 @dataclass(frozen=True)
@@ -90,17 +95,16 @@ def finished(rows: Rows, options: FileOptions, source: str) -> DataFrame:
         df = df.filter(F.expr(f"CASE WHEN {LEFT}.malformed THEN {raising} ELSE true END"))
     elif options.mode is ParseMode.DROP:
         df = df.filter(F.expr(f"{LEFT} IS NULL OR NOT {LEFT}.bad"))
-    corrupt = (options.corrupt or "").lower()
     columns = []
-    # Nobody asks what is left: then it is not computed either.
+    # The rescued data is not requested, so it is not computed.
     typed_only = columns_only(options)
     for field in rows.schema.fields:
         cell = f"{TYPED}.{quoted(field.name)}"
         value = cell if typed_only else f"CASE WHEN {LEFT}.bad THEN NULL ELSE {cell} END"
         columns.append(F.expr(value).alias(field.name))
-    if corrupt:
+    if options.corrupt:
         shown = F.expr(f"CASE WHEN {LEFT}.malformed THEN {rows.text} END")
-        columns.append(shown.alias(options.corrupt or ""))
+        columns.append(shown.alias(options.corrupt))
     if options.rescued:
         columns.append(F.expr(rescued_json(f"{LEFT}.fragments")).alias(options.rescued))
     return df.select(*columns)

@@ -130,7 +130,7 @@ def _told_type(name: str) -> DataType:
 
 
 def told_columns(entries: Iterable[str]) -> set[str]:
-    """The columns, in lower case, in which rows told of values, be it inside of them."""
+    """The top-level columns (lower case) of the reported entries."""
     return {split_path(entry.rpartition(" ")[0])[0].lower() for entry in entries}
 
 
@@ -152,7 +152,7 @@ def _kept(hinted: StructField, known: StructField | None) -> StructField:
     if known is None:
         return hinted
     wide, changes = widen(StructType([hinted]), StructType([known]))
-    # What a hint newly says is no narrower version of what is there: it counts.
+    # A changed hint wins unless it is narrower than the known type.
     return wide[0] if changes and not widen(StructType([known]), wide)[1] else hinted
 
 

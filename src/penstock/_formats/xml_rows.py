@@ -7,9 +7,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from penstock._formats.options import FileOptions
-from penstock._formats.rescue import FLAW, Comparison, typed_columns
-from penstock._formats.rows import LEFT, TYPED, Rows, decoded, left_sql
-from penstock._formats.sqltext import FILE, options_map, text_fragment, with_value
+from penstock._formats.rescue import INTO_FLAW, Comparison, typed_columns
+from penstock._formats.rows import LEFT, TYPED, Rows, broken_sql, decoded
+from penstock._formats.sqltext import FILE, options_map, with_value
 from penstock._model.sql_text import literal
 from penstock.errors import ConnectorError
 from penstock.parsing.exponents import LARGE_EXPONENT, decimal_fields
@@ -36,19 +36,17 @@ def row_tag(options: FileOptions) -> str:
 def xml_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
     """Parse text: column `value` with one file each."""
     parse = {k: v for k, v in options.parse.items() if k.lower() not in _READER_ONLY}
-    parser_options = {**parse, "columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
     elements = f"{_elements(row_tag(options))} AS {_TEXT}"
     df = decoded(raw, options, whole=True).selectExpr(FILE, elements)
     huge = _huge_number(schema, options)
     source = f"CASE WHEN NOT ({huge}) THEN {_TEXT} END" if huge else _TEXT
-    parsed = f"from_xml({source}, {typed_columns(schema)}, {options_map(parser_options)})"
+    parsed = f"from_xml({source}, {typed_columns(schema)}, {options_map(parse | INTO_FLAW)})"
     df = df.selectExpr(FILE, _TEXT, f"{parsed} AS {TYPED}")
     comparison = Comparison(parse, parser="from_xml", reserved=options.reserved)
     variant = f"from_xml({_TEXT}, 'variant', {options_map(parse)})" if parse else ""
     variant = variant or f"from_xml({_TEXT}, 'variant')"
     record = f"try_variant_get({variant}, '$', 'map<string,variant>')"
-    corrupt = f"array({text_fragment('_corrupt_record', _TEXT)})"
-    broken = left_sql(fragments=corrupt, bad="true", broken=True)
+    broken = broken_sql(_TEXT)
     whole = comparison.left_of_record(schema, options)
     # A text that is no complete element cannot be made a variant: Spark would fail the batch.
     complete = literal(rf"(?:/>|</{re.escape(row_tag(options))}\s*>)\z")

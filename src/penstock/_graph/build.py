@@ -10,6 +10,7 @@ from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._graph.replacing import check_window, replaces_rows
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow, FlowAnalysis, OutputMode
+from penstock._model.origin import SourceLocation
 from penstock.errors import DefinitionError, DefinitionErrors, PenstockError
 
 
@@ -214,12 +215,12 @@ def _assemble(
     )
 
 
-def cycle_error(path: str, origin: object) -> DefinitionError:
+def cycle_error(path: str, origin: SourceLocation) -> DefinitionError:
     """The error for a circular dependency, with the path as `a -> b -> a`."""
     return DefinitionError(
         "CYCLIC_PIPELINE",
         f"circular dependency of datasets: {path}",
-        origin=origin,  # type: ignore[arg-type]
+        origin=origin,
         hint="remove one of these reads",
     )
 

@@ -1,23 +1,13 @@
-"""Declarations by canonical name: look-ups by name and integrity checks without queries."""
+"""Declarations by canonical name: look-ups by name."""
 
-import difflib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
-from penstock._graph.cdc import check_target, is_cdc
-from penstock._graph.replacing import check_alone, replaces_rows
-from penstock._model.dataset import Dataset, DatasetKind, Sink
-from penstock._model.expectation import OnViolation
+from penstock._model.dataset import Dataset, Sink
 from penstock._model.flow import Flow
 from penstock._model.name import DatasetName, resolve_name, split_name
-from penstock._model.paths import PathMap, canonical_path, real_path
-from penstock._model.pipeline import (
-    DEFAULT_CATALOG,
-    DEFAULT_SCHEMA,
-    PipelineDefinition,
-    PipelineSettings,
-)
+from penstock._model.pipeline import DEFAULT_CATALOG, DEFAULT_SCHEMA
+from penstock._model.similar import nearest
 from penstock.errors import DefinitionError, PenstockError
 
 # Catalogs of Databricks that no pipeline writes to.
@@ -67,7 +57,7 @@ class DefinitionIndex:
         settings set neither catalog nor schema, it may also be less qualified: on Databricks the
         settings would complete it.
         """
-        wanted = _parts_of(text)
+        wanted = parts_of(text)
         if wanted is None:
             return None
         has_defaults = (self.catalog, self.schema) != (DEFAULT_CATALOG, DEFAULT_SCHEMA)
@@ -76,7 +66,7 @@ class DefinitionIndex:
         matches = [
             dataset
             for dataset in self.datasets.values()
-            if (declared := _parts_of(dataset.declared.name)) is not None
+            if (declared := parts_of(dataset.declared.name)) is not None
             and len(declared) != len(wanted)
             and (
                 declared[-len(wanted) :] == wanted
@@ -140,7 +130,7 @@ class DefinitionIndex:
         return nearest_name(text, map(self.display, self.datasets))
 
 
-def _parts_of(text: str) -> tuple[str, ...] | None:
+def parts_of(text: str) -> tuple[str, ...] | None:
     """The parts of a name for comparing, without `LIVE.`; `None` if it is no name."""
     try:
         parts = tuple(part.lower() for part in split_name(text))
@@ -151,10 +141,7 @@ def _parts_of(text: str) -> tuple[str, ...] | None:
 
 def nearest_name(text: str, names: Iterable[str]) -> str | None:
     """The most similar of `names`, ignoring case and `LIVE.`, if any is similar."""
-    by_lower = {name.lower(): name for name in names}
-    bare = text.lower().removeprefix("live.").replace("`", "")
-    match = difflib.get_close_matches(bare, by_lower, n=1)
-    return by_lower[match[0]] if match else None
+    return nearest(text.lower().removeprefix("live.").replace("`", ""), names)
 
 
 def display_name(name: DatasetName, *, catalog: str, schema: str) -> str:
@@ -166,283 +153,9 @@ def display_name(name: DatasetName, *, catalog: str, schema: str) -> str:
     return name.name
 
 
-def build_index(definition: PipelineDefinition, settings: PipelineSettings) -> DefinitionIndex:
-    """Resolve all names and collect every error that needs no query function; never raises."""
-    errors: list[PenstockError] = []
-    notes = list(settings.notes)
-    placed = [_placed(dataset, PathMap(settings.paths), notes) for dataset in definition.datasets]
-    names = _dataset_names(placed, settings, errors)
-    errors += _event_table_errors(names, settings)
-    errors += _own_quarantines(names, notes)
-    sinks = _sinks(definition.sinks, names, settings, errors)
-    flows: dict[str, Flow] = {}
-    flow_names: dict[str, Flow] = {}
-    targets: dict[str, str] = {}
-    by_target: dict[str, list[Flow]] = {}
-    attempted: set[str] = set()
-    shown = {
-        key: display_name(name, catalog=settings.catalog, schema=settings.schema)
-        for key, (name, _) in names.items()
-    }
-    for flow in definition.flows:
-        target = _target_of(flow, names, sinks, settings, notes)
-        if target is None and flow.implicit:
-            continue  # the flow of a dataset whose name is no name, which is reported already
-        if target is None:
-            near = nearest_name(flow.target, [*shown.values(), *sinks])
-            hint = (
-                f"did you mean {near!r}?"
-                if near
-                else f'declare it with create_streaming_table("{flow.target}")'
-            )
-            errors.append(
-                DefinitionError(
-                    "FLOW_TARGET_NOT_FOUND",
-                    f"flow {flow.name!r} writes to {flow.target!r}, which is not declared",
-                    origin=flow.origin,
-                    hint=hint,
-                )
-            )
-            continue
-        attempted.add(target)
-        changes = is_cdc(flow) or replaces_rows(flow)
-        if changes and target in sinks and target not in names:
-            errors.append(
-                DefinitionError(
-                    "FLOW_TARGET_NOT_STREAMING",
-                    f"flow {flow.name!r} changes rows of {flow.target!r}, which is a sink",
-                    origin=flow.origin,
-                    hint="declare the target with create_streaming_table",
-                )
-            )
-            continue
-        if flow.implicit:
-            has_one = any(other.implicit for other in by_target.get(target, ()))
-            if has_one or names[target][1].origin != flow.origin:
-                continue  # the flow of a duplicate dataset, which is reported already
-            flow = replace(flow, name=shown[target])
-        elif is_cdc(flow) and flow.name == flow.target and target in shown:
-            flow = replace(flow, name=shown[target])  # not given: the target's
-        # As names of checkpoints, on disks that do not distinguish upper and lower case.
-        other = flow_names.setdefault(flow.name.lower(), flow)
-        if other is not flow:
-            errors.append(_duplicate("flow", flow.name, flow.origin, other.origin))
-            continue
-        flows[flow.name] = flow
-        targets[flow.name] = target
-        by_target.setdefault(target, []).append(flow)
-
-    datasets = {
-        key: DeclaredDataset(name=name, declared=declared, flows=tuple(by_target.get(key, ())))
-        for key, (name, declared) in names.items()
-    }
-    errors.extend(_check_flows(datasets.values(), shown, attempted))
-    return DefinitionIndex(
-        datasets=MappingProxyType(datasets),
-        sinks=MappingProxyType(sinks),
-        flows=MappingProxyType(flows),
-        flow_targets=MappingProxyType(targets),
-        catalog=settings.catalog,
-        schema=settings.schema,
-        errors=tuple(errors),
-        notes=tuple(notes),
-    )
-
-
-def _placed(dataset: Dataset, paths: PathMap, notes: list[str]) -> Dataset:
-    """The dataset with its own path if that is on this machine; else in the storage."""
-    if dataset.path is None:
-        return dataset
-    path = paths.map(dataset.path)
-    if (canonical_path(path) or "").startswith("dbfs:"):
-        notes.append(
-            f"{dataset.name} is kept in the pipeline's storage: {dataset.path} is a path on "
-            "Databricks; map it in `paths` of the settings to override this"
-        )
-        return replace(dataset, path=None)
-    return replace(dataset, path=real_path(path, str))
-
-
-def _dataset_names(
-    declared: Iterable[Dataset], settings: PipelineSettings, errors: list[PenstockError]
-) -> dict[str, tuple[DatasetName, Dataset]]:
-    names: dict[str, tuple[DatasetName, Dataset]] = {}
-    for dataset in declared:
-        try:
-            name = resolve_name(dataset.name, catalog=settings.catalog, schema=settings.schema)
-        except ValueError as error:
-            errors.append(
-                DefinitionError(
-                    "INVALID_DATASET_NAME",
-                    str(error),
-                    origin=dataset.origin,
-                    hint="use one to three parts separated by dots; quote other names with `",
-                )
-            )
-            continue
-        if name.key in names:
-            first = names[name.key][1]
-            errors.append(_duplicate("dataset", dataset.name, dataset.origin, first.origin))
-            continue
-        names[name.key] = (name, dataset)
-    return names
-
-
-def _own_quarantines(
-    names: dict[str, tuple[DatasetName, Dataset]], notes: list[str]
-) -> Iterator[PenstockError]:
-    """Turn off the quarantine of datasets where the pipeline declares a dataset of its name.
-
-    Gives errors where the quarantine was asked for.
-    """
-    for key, (name, dataset) in tuple(names.items()):
-        own = names.get(f"{key}_quarantine")
-        if own is None or DatasetKind.TEMPORARY_VIEW in (dataset.kind, own[1].kind):
-            continue
-        actions = {rule.on_violation for rule in dataset.expectations}
-        if dataset.quarantine or OnViolation.QUARANTINE in actions:
-            yield DefinitionError(
-                "QUARANTINE_NAME_TAKEN",
-                f"{own[1].name!r} is declared, but the quarantine of {dataset.name!r} has this "
-                "name",
-                origin=own[1].origin,
-                hint=f"rename it, or turn off the quarantine of {dataset.name!r}",
-            )
-        elif any(action.removes for action in actions):
-            notes.append(
-                f"{dataset.name}: rows that break its rules are dropped and counted, not kept, "
-                f"because the pipeline declares {own[1].name!r} itself"
-            )
-        names[key] = (name, replace(dataset, quarantine=False, is_quarantine_taken=True))
-
-
-def _event_table_errors(
-    names: Mapping[str, tuple[DatasetName, Dataset]], settings: PipelineSettings
-) -> Iterable[PenstockError]:
-    """Errors of names in `events` that are datasets, their quarantines, or the same table."""
-    seen = set()
-    for text in settings.events.tables:
-        key = _key_of(text, settings)
-        owner = names.get(key) or names.get(key.removesuffix("_quarantine"))
-        if owner is not None or key in seen:
-            what = f"a table of the dataset {owner[0]}" if owner else "used twice there"
-            yield DefinitionError(
-                "EVENT_TABLE_NAME_TAKEN",
-                f"the name {text!r} in the setting `events` is {what}",
-                origin=owner[1].origin if owner else None,
-                hint="choose another name for the table of events",
-            )
-        seen.add(key)
-
-
-def _sinks(
-    declared: Iterable[Sink],
-    names: Mapping[str, tuple[DatasetName, Dataset]],
-    settings: PipelineSettings,
-    errors: list[PenstockError],
-) -> dict[str, Sink]:
-    sinks: dict[str, Sink] = {}
-    for sink in declared:
-        if sink.name in sinks:
-            errors.append(_duplicate("sink", sink.name, sink.origin, sinks[sink.name].origin))
-            continue
-        key = _key_of(sink.name, settings)
-        if key in names:
-            errors.append(
-                DefinitionError(
-                    "SINK_NAMED_AS_DATASET",
-                    f"sink {sink.name!r} has the name of a dataset, declared at "
-                    f"{names[key][1].origin}; the target of a flow would be ambiguous",
-                    origin=sink.origin,
-                    hint="rename the sink or the dataset",
-                )
-            )
-        sinks[sink.name] = sink
-    return sinks
-
-
-def _key_of(text: str, settings: PipelineSettings) -> str:
-    try:
-        return resolve_name(text, catalog=settings.catalog, schema=settings.schema).key
-    except ValueError:
-        return ""
-
-
-def _target_of(
-    flow: Flow,
-    names: Mapping[str, tuple[DatasetName, Dataset]],
-    sinks: Mapping[str, Sink],
-    settings: PipelineSettings,
-    notes: list[str],
-) -> str | None:
-    key = _key_of(flow.target, settings)
-    if key in names:
-        return key
-    if flow.target in sinks:
-        return flow.target
-    wanted = _parts_of(flow.target)
-    longer = [
-        (known, name)
-        for known, (name, declared) in names.items()
-        if wanted and (_parts_of(declared.name) or ())[-len(wanted) :] == wanted
-    ]
-    if len(longer) != 1 or flow.implicit:
-        return None
-    notes.append(taken_for(flow.target, str(longer[0][1])))
-    return longer[0][0]
-
-
 def taken_for(text: str, name: str) -> str:
     """The note that an incomplete name was resolved to a dataset."""
     return (
         f"`{text}` is resolved to {name}, the only dataset with such a name: set the catalog and "
         "schema of the pipeline in the settings to make it explicit"
     )
-
-
-def _duplicate(what: str, name: str, origin: object, first: object) -> DefinitionError:
-    return DefinitionError(
-        f"DUPLICATE_{what.upper()}",
-        f"{what} {name!r} is declared twice; first at {first}",
-        origin=origin,  # type: ignore[arg-type]
-        hint=f"rename or remove one of the two {what}s",
-    )
-
-
-def _check_flows(
-    datasets: Iterable[DeclaredDataset], shown: Mapping[str, str], attempted: set[str]
-) -> Iterable[PenstockError]:
-    for dataset in datasets:
-        declared, name = dataset.declared, shown[dataset.name.key]
-        explicit = [flow for flow in dataset.flows if not flow.implicit]
-        if dataset.name.key not in attempted:
-            yield DefinitionError(
-                "DATASET_WITHOUT_FLOW",
-                f"no flow writes to streaming table {name!r}",
-                origin=declared.origin,
-                hint=f'add a flow: @append_flow(target="{declared.name}")',
-            )
-        elif explicit and len(explicit) < len(dataset.flows):
-            yield DefinitionError(
-                "TABLE_WITH_QUERY_AND_FLOW",
-                f"{name!r} has its own query and is also the target of flow {explicit[0].name!r}",
-                origin=explicit[0].origin,
-                hint="declare the table with create_streaming_table and each query as a flow",
-            )
-        elif explicit and declared.kind is not DatasetKind.STREAMING_TABLE:
-            yield DefinitionError(
-                "FLOW_TARGET_NOT_STREAMING",
-                f"flow {explicit[0].name!r} writes to {name!r}, which is not a streaming table",
-                origin=explicit[0].origin,
-                hint="declare the target with create_streaming_table",
-            )
-        else:
-            yield from check_target(name, declared, dataset.flows)
-            yield from check_alone(name, dataset.flows)
-        if declared.partition_cols and (declared.cluster_by or declared.cluster_by_auto):
-            yield DefinitionError(
-                "PARTITION_AND_CLUSTER",
-                f"{name!r} has partition_cols and cluster_by, which Delta does not combine",
-                origin=declared.origin,
-                hint="remove partition_cols or cluster_by",
-            )

@@ -12,6 +12,7 @@ from penstock._lint.job_queries import (
     Query,
     Step,
     are_known,
+    joins_stream,
     options,
     queries,
     unrolled,
@@ -33,8 +34,8 @@ _CHANGING = re.compile(
     r"|mktemp|TemporaryDirectory|gettempdir)\("
 )
 _AGGREGATES = ("agg", "count", "sum", "avg", "mean", "min", "max")
-# Steps that keep what is known of the rows; any other may define a watermark.
-_UNKNOWN = ("transform", "pipe")
+# Steps that define a watermark, or may.
+_WATERMARKS = ("withWatermark", "transform", "pipe")
 _ENDS = ("awaitTermination", "awaitAnyTermination", "processAllAvailable", "stop")
 # Rules about an option that is missing.
 _OF_ABSENCE = ("PSL201", "PSL205", "PSL211")
@@ -173,7 +174,7 @@ def _state_of(rows: list[Step]) -> Iterator[Hit]:
     grouped: Step | None = None
     for position, step in enumerate(rows):
         before = rows[:position]
-        if any(known.name in ("withWatermark", *_UNKNOWN) for known in before):
+        if any(known.name in _WATERMARKS for known in before):
             return
         if step.name in GROUPS:
             grouped = step
@@ -182,17 +183,12 @@ def _state_of(rows: list[Step]) -> Iterator[Hit]:
             return
         elif step.name in DEDUPLICATION and step.call is not None:
             yield Hit("PSL103", step.line, f"{step.name} on a stream without a watermark")
-        elif step.name == "join" and step.call is not None and _joins_stream(step):
+        elif (
+            step.name == "join"
+            and step.call is not None
+            and joins_stream(step, without=_WATERMARKS)
+        ):
             yield Hit("PSL104", step.line, "a join of two streams without a watermark")
-
-
-def _joins_stream(step: Step) -> bool:
-    assert step.call is not None
-    if not step.call.args:
-        return False
-    other, is_complete = unrolled(step.call.args[0], step.scope)
-    names = {known.name for known in other}
-    return is_complete and not names & {"withWatermark", *_UNKNOWN}
 
 
 # -- sources ------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Streaming queries that a program starts, read from its syntax tree."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from penstock._lint.bindings import Bindings, Scope
@@ -161,10 +161,13 @@ def unrolled(node: ast.expr, scope: Scope) -> tuple[list[Step], bool]:
     return steps[::-1], False
 
 
-def joins_stream(step: Step) -> bool:
-    """Whether a join is with another stream."""
+def joins_stream(step: Step, *, without: Collection[str] = ()) -> bool:
+    """Whether a join is with another stream, which has none of the steps `without`."""
     assert step.call is not None
-    return bool(step.call.args) and unrolled(step.call.args[0], step.scope)[1]
+    if not step.call.args:
+        return False
+    other, is_complete = unrolled(step.call.args[0], step.scope)
+    return is_complete and all(known.name not in without for known in other)
 
 
 def _result(scope: Scope) -> tuple[ast.expr, Scope] | None:

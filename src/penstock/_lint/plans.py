@@ -31,20 +31,20 @@ def findings_of_query(
     for state in facts.state:
         for rule, message in _of_state(state):
             yield finding(rule, message)
-        if state.chance_keys:
-            yield finding("PSL401", f"{_a(state.kind)} by {_listed(state.chance_keys)}")
+        if state.nondeterministic_keys:
+            yield finding("PSL401", f"{_a(state.kind)} by {_listed(state.nondeterministic_keys)}")
     if facts.is_streaming:
         for column, delay in facts.watermarks.items():
             if delay == 0:
                 yield finding("PSL105", f"the watermark on {column} has no delay")
             if not facts.state:
                 yield finding("PSL108", f"nothing in this flow uses the watermark on {column}")
-    if facts.chance and not any(state.chance_keys for state in facts.state):
-        yield finding("PSL402", f"the query uses {_listed(facts.chance)}")
+    if facts.nondeterministic and not any(state.nondeterministic_keys for state in facts.state):
+        yield finding("PSL402", f"the query uses {_listed(facts.nondeterministic)}")
     if facts.clock and not facts.is_streaming and not is_sink:
         yield finding("PSL403", f"the query uses {_listed(facts.clock)}")
-    if facts.lost_coordinates and facts.is_streaming and not is_sink:
-        columns = " and ".join(facts.lost_coordinates)
+    if facts.dropped_offset_columns and facts.is_streaming and not is_sink:
+        columns = " and ".join(facts.dropped_offset_columns)
         yield finding("PSL204", f"the result does not use {columns} of the Kafka source")
 
 

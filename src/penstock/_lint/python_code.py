@@ -16,7 +16,7 @@ from penstock._lint.calls import (
 )
 from penstock._lint.foreign_names import foreign_names
 from penstock._lint.job_code import job_findings
-from penstock._lint.secret_literals import is_placeholder, is_secret_name, secret_form
+from penstock._lint.secret_literals import BY_NAME, secret_form, secret_kind
 from penstock._lint.sql_code import is_distinct_count
 
 _QUERY = {"table", "view", "materialized_view", "temporary_view", "append_flow", "update_flow"}
@@ -95,10 +95,7 @@ def setting_findings(key: str, value: str) -> Iterator[tuple[str, str]]:
         yield wanted[1], f"{key} is {wanted[0]}: {wanted[2]}"
     if key.lower() == "spark.sql.streaming.checkpointlocation":
         yield "PSL302", f"{key} is set"
-    kind = secret_form(value)
-    if kind is None and is_secret_name(key) and not is_placeholder(value):
-        kind = "a secret"
-    if kind is not None:
+    if (kind := secret_kind(key, value)) is not None:
         yield "PSL601", f"the value of {key} is {kind}"
 
 
@@ -198,9 +195,7 @@ def _secrets(tree: ast.Module) -> Iterator[Hit]:
                 yield Hit("PSL601", node.lineno, f"the string is {kind}")
         for name, value in _named_values(node):
             text = constant_text(value)
-            if text is None or not is_secret_name(name) or is_placeholder(text):
-                continue
-            if secret_form(text) is None:
+            if text is not None and secret_kind(name, text) == BY_NAME:
                 yield Hit("PSL601", value.lineno, f"a literal is the value of {name}")
 
 

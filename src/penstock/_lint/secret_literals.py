@@ -2,6 +2,8 @@
 
 import re
 
+BY_NAME = "a secret"
+
 _FORMS = (
     ("an AWS access key", re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b")),
     ("a private key", re.compile(r"-----BEGIN (?:[A-Z]+ )?PRIVATE KEY-----")),
@@ -38,10 +40,12 @@ def secret_form(text: str) -> str | None:
     return None
 
 
-def is_secret_name(name: str) -> bool:
-    return _NAMES.search(name) is not None or _NAMED_IN_THE_MIDDLE.search(name) is not None
+def secret_kind(name: str, value: str) -> str | None:
+    """The kind of secret that a value is by its form; `BY_NAME` by its name; `None` = none.
 
-
-def is_placeholder(value: str) -> bool:
-    """Whether a value is only a placeholder: empty, `<password>`, `${secret:a/b}`."""
-    return _PLACEHOLDER.fullmatch(value) is not None
+    A placeholder is none: a blank value, `<password>`, `${secret:a/b}`.
+    """
+    if (kind := secret_form(value)) is not None:
+        return kind
+    is_named = _NAMES.search(name) or _NAMED_IN_THE_MIDDLE.search(name)
+    return BY_NAME if is_named and not _PLACEHOLDER.fullmatch(value) else None

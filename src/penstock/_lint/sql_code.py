@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from penstock._lint.calls import Hit
-from penstock._lint.secret_literals import is_placeholder, is_secret_name, secret_form
+from penstock._lint.secret_literals import secret_kind
 
 _TOKEN = re.compile(
     r"(?P<comment>--[^\n]*|/\*.*?(?:\*/|\Z))|(?P<string>'(?:[^'\\]|\\.|'')*')|(?P<end>;)", re.DOTALL
@@ -28,10 +28,7 @@ def sql_code_findings(text: str) -> Iterator[Hit]:
             yield Hit("PSL107", line, "COUNT(DISTINCT ...) on a stream")
         for match in _NAMED.finditer(statement):
             name, value = match.groups()
-            kind = secret_form(value)
-            if kind is None and is_secret_name(name) and not is_placeholder(value):
-                kind = "a secret"
-            if kind is not None:
+            if (kind := secret_kind(name, value)) is not None:
                 line = start + statement.count("\n", 0, match.start())
                 yield Hit("PSL601", line, f"the value of {name} is {kind}")
 

@@ -264,8 +264,7 @@ def _timeout(directory: Path, offset: int, what: str) -> SetupError:
 
 
 def _log_tail(directory: Path, offset: int) -> str:
-    lines = read_log(directory, offset).splitlines()[-_SHOWN_LOG_LINES:]
-    return "".join(f"\n    {line}" for line in lines)
+    return process.tail(read_log(directory, offset), _SHOWN_LOG_LINES)
 
 
 def import_admin() -> Any:

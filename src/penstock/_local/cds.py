@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from penstock._local import process
 from penstock._local.java import Java, require_java
 from penstock._local.lock import cache_directory
 from penstock._local.repository import spark_jars_directory
@@ -112,11 +113,10 @@ def _train(command: Sequence[str], target: Path, timeout_seconds: float) -> None
             check=False,
         )
         if result.returncode != 0 or not fresh.is_file():
-            tail = result.stdout.splitlines()[-_SHOWN_OUTPUT_LINES:]
             raise _failure(
                 f"the training run ended with status {result.returncode}"
                 f"{'' if fresh.is_file() else ' and left no archive'}"
-                + "".join(f"\n    {line}" for line in tail)
+                + process.tail(result.stdout, _SHOWN_OUTPUT_LINES)
             )
         fresh.replace(target)
     except subprocess.TimeoutExpired as error:

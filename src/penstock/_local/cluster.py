@@ -163,11 +163,11 @@ def _await(log: Path, pattern: re.Pattern[str], started: tuple[int, str], deadli
             return match.group(1)
         is_over = time.monotonic() > deadline
         if is_over or not process.is_same(*started):
-            tail = "".join(f"\n    {line}" for line in text.splitlines()[-_SHOWN_LOG_LINES:])
             problem = "took too long to start" if is_over else "ended"
             raise SetupError(
                 "CLUSTER_FAILED",
-                f"the {log.stem} of the cluster in {log.parent} {problem}{tail}",
+                f"the {log.stem} of the cluster in {log.parent} {problem}"
+                + process.tail(text, _SHOWN_LOG_LINES),
                 hint=f"see the log {log}",
             )
         pause.wait(_POLL_SECONDS)

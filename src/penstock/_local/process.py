@@ -84,15 +84,11 @@ def wait_gone(pid: int, started: str, timeout_seconds: float) -> bool:
     return True
 
 
-def end(pid: int, started: str, *, grace_seconds: float) -> bool:
-    """Terminate the recorded process, and kill it after the grace; whether it ended by itself."""
-    if not _signal(pid, started, signal.SIGTERM):
-        return True
-    if wait_gone(pid, started, grace_seconds):
-        return True
-    _signal(pid, started, signal.SIGKILL)
-    wait_gone(pid, started, grace_seconds)
-    return False
+def end(pid: int, started: str, *, grace_seconds: float) -> None:
+    """Terminate the recorded process, and kill it after `grace_seconds`."""
+    if _signal(pid, started, signal.SIGTERM) and not wait_gone(pid, started, grace_seconds):
+        _signal(pid, started, signal.SIGKILL)
+        wait_gone(pid, started, grace_seconds)
 
 
 def _signal(pid: int, started: str, number: signal.Signals) -> bool:
@@ -103,6 +99,11 @@ def _signal(pid: int, started: str, number: signal.Signals) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def tail(text: str, count: int) -> str:
+    """The last lines of the output of a process, indented, for the end of a message."""
+    return "".join(f"\n    {line}" for line in text.splitlines()[-count:])
 
 
 def find_by_argument(*arguments: str) -> int | None:

@@ -47,7 +47,7 @@ class Dataset:
         comment: Table comment.
         spark_conf: Settings of the decorator's own flow.
         table_properties: Properties of Delta and of users; `pipelines.*` are for Penstock.
-        partition_cols: Identity partition columns; excludes `cluster_by`.
+        partition_cols: Partition columns, without transforms; excludes `cluster_by`.
         cluster_by: Liquid clustering columns.
         cluster_by_auto: Accepted; open-source Delta has no automatic clustering.
         schema: DDL string or StructType; checked against the schema of the query.
@@ -115,7 +115,7 @@ class SinkFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Sink:
-    """One declared sink: an external target that append flows write to.
+    """One declared sink: an external target that append flows and update flows write to.
 
     Attributes:
         name: One part.

@@ -44,7 +44,7 @@ class DatasetName:
     @property
     def key(self) -> str:
         """Canonical form for comparing and for looking up: lower case, joined by dots."""
-        return ".".join(f"{part}".lower() for part in (self.catalog, self.schema, self.name))
+        return ".".join(part.lower() for part in (self.catalog, self.schema, self.name))
 
     def __str__(self) -> str:
         return f"{self.catalog}.{self.schema}.{self.name}"

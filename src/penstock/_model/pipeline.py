@@ -59,9 +59,9 @@ class EventLogSettings:
     """What the event log keeps, and the Delta tables that it is copied to.
 
     Attributes:
-        keep_days: After so many days an update that is over goes away; `None` = never.
-        keep_progress_days: After so many days the details of single batches go away, and their sums
-            stay; `None` = never.
+        keep_days: After so many days an update that has ended is deleted; `None` = never.
+        keep_progress_days: After so many days the details of single batches are deleted, and their
+            sums are kept; `None` = never.
         max_progress_mb: So many MiB of them stay of an update, the newest ones; `None` = all.
         table: Name of a table with a row per event; `None` = no table.
         quality_table: Name of a table with a row per batch and rule; `None` = no table.
@@ -149,7 +149,7 @@ class PipelineSettings:
         metastore: Where tables are registered under their names; `None` = nowhere.
         notes: One sentence for each thing that was read but has no effect here.
         lint_ignore: Ids of rules of `penstock lint` that are accepted everywhere.
-        alerts: What to look out for while it runs, and whom to tell.
+        alerts: Alert rules and targets.
         metrics: The endpoint for Prometheus.
         lineage: OpenLineage events.
         events: What the event log keeps, and the tables that it is copied to.
@@ -215,7 +215,7 @@ class EventHook:
     Attributes:
         name: Of the function.
         function: Takes an event as a dictionary in the shape of the event log.
-        max_consecutive_failures: After more failures in a row it is called no more; `None` = never.
+        max_consecutive_failures: After more failures in a row it is disabled; `None` = never.
         origin: Where it was declared.
     """
 

@@ -49,14 +49,14 @@ class StateFacts:
         keys: Its keys as SQL.
         has_watermark: Whether a watermark is defined below it.
         is_bounded: Whether Spark will ever remove what it keeps.
-        chance_keys: Functions of chance or time that its keys are made of.
+        nondeterministic_keys: Functions in its keys that are nondeterministic or return the time.
     """
 
     kind: StateKind
     keys: tuple[str, ...] = ()
     has_watermark: bool = False
     is_bounded: bool = False
-    chance_keys: tuple[str, ...] = ()
+    nondeterministic_keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,21 +67,21 @@ class QueryFacts:
         is_streaming: Whether it is a stream.
         watermarks: Column to delay in milliseconds.
         state: Stateful operators, from the result downwards.
-        chance: Functions in it whose value is another one on each evaluation.
-        clock: Functions in it that tell the time.
+        nondeterministic: Functions in it whose value differs between evaluations.
+        clock: Functions in it that return the current time.
         functions: Names of interest that it calls: `from_json`, ...
-        lost_coordinates: Columns of a Kafka source, of `partition` and `offset`, that nothing of
-            the result is made of.
+        dropped_offset_columns: Those of `partition` and `offset` of a Kafka source that no column
+            of the result uses.
         columns: Of the result: name to type as DDL.
     """
 
     is_streaming: bool = False
     watermarks: Mapping[str, int] = field(default_factory=dict)
     state: tuple[StateFacts, ...] = ()
-    chance: tuple[str, ...] = ()
+    nondeterministic: tuple[str, ...] = ()
     clock: tuple[str, ...] = ()
     functions: frozenset[str] = frozenset()
-    lost_coordinates: tuple[str, ...] = ()
+    dropped_offset_columns: tuple[str, ...] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
 
 

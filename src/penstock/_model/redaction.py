@@ -50,9 +50,8 @@ def remember_secret(value: str) -> None:
 def remember_named(values: Mapping[str, str]) -> None:
     """Remember the values whose names say that they are secrets: options, settings, environment.
 
-    Also passwords within other values: in JAAS strings, URLs and connection strings. What a value
-    looks like does not matter; one of fewer than six characters is not remembered, for it would be
-    taken out of every text.
+    Also passwords within other values: in JAAS strings, URLs and connection strings. Values of
+    fewer than six characters are not remembered: `redact` would replace them in unrelated text.
     """
     for name, value in values.items():
         secrets = [match for pattern in _INNER for match in pattern.findall(value)]

@@ -79,7 +79,7 @@ class AlertBook:
         flow = event.origin.flow_name
         match event.body:
             case UpdateProgress(state=UpdateState.FAILED):
-                self._failed("update", event)
+                self._failed("", event)
             case FlowProgress() as body if flow:
                 self._flow(event, body)
             case StreamProgress() as body if flow:
@@ -93,10 +93,8 @@ class AlertBook:
 
     def tick(self, now: datetime) -> list[AlertProgress]:
         """Evaluate alerts that depend on time; returns the notifications to send."""
-        for rule in self._of(AlertKind.NO_PROGRESS):
-            for flow, since in self._running.items():
-                if rule.flow and rule.flow.lower() != flow.lower():
-                    continue
+        for flow, since in self._running.items():
+            for rule in self._of(AlertKind.NO_PROGRESS, flow):
                 waited = (now - since).total_seconds()
                 if waited <= rule.threshold:
                     continue  # only a finished batch resolves it
@@ -112,7 +110,7 @@ class AlertBook:
             self._changed(f"flow {flow}", f"flow {flow}: {event.error.message}", flow=flow)
         if metrics is None:
             if status is FlowStatus.FAILED:
-                self._failed(f"flow {flow}", event)
+                self._failed(flow, event)
             if status is FlowStatus.RUNNING:
                 self._running[flow] = event.timestamp
             elif status in ENDED:
@@ -184,22 +182,15 @@ class AlertBook:
         self._schemas[dataset] = schema or before or ""
 
     def _changed(self, about: str, message: str, *, flow: str = "", dataset: str = "") -> None:
-        for rule in self._of(AlertKind.SCHEMA_CHANGE):
-            is_wanted = (not rule.flow or rule.flow.lower() == flow.lower()) and (
-                not rule.dataset or f".{dataset.lower()}".endswith(f".{rule.dataset.lower()}")
-            )
-            if is_wanted:
-                state = self._states.setdefault((rule.name, about), _State())
-                state.suppressed += not state.is_firing
-                state.is_firing, state.message = True, message
+        for rule in self._of(AlertKind.SCHEMA_CHANGE, flow, dataset):
+            state = self._states.setdefault((rule.name, about), _State())
+            state.suppressed += not state.is_firing
+            state.is_firing, state.message = True, message
 
     def _quality(self, counts: ExpectationCounts) -> None:
         dataset, name = counts.dataset, counts.name
-        for rule in self._of(AlertKind.FAILURE_RATE):
+        for rule in self._of(AlertKind.FAILURE_RATE, dataset=dataset):
             if rule.rule and rule.rule != name:
-                continue
-            wanted = rule.dataset.lower()
-            if wanted and not f".{dataset.lower()}".endswith(f".{wanted}"):
                 continue
             window = self._counts.setdefault((rule.name, dataset, name), deque())
             window.append((counts.passed_records, counts.failed_records))
@@ -213,23 +204,25 @@ class AlertBook:
             text = f"{failed:,} of {total:,} rows ({rate:.2%}) break {name} of {dataset}"
             self._set(rule, f"{dataset}: {name}", rate, text)
 
-    def _failed(self, about: str, event: Event) -> None:
+    def _failed(self, flow: str, event: Event) -> None:
+        about = f"flow {flow}" if flow else "update"
         reason = f": [{event.error.condition}] {event.error.message}" if event.error else ""
-        for rule in self._of(AlertKind.FAILED):
-            if rule.flow and about.lower() != f"flow {rule.flow.lower()}":
-                continue
+        for rule in self._of(AlertKind.FAILED, flow):
             state = self._states.setdefault((rule.name, about), _State())
             state.is_firing, state.message = True, f"{about} failed{reason}"
 
     # -- states --------------------------------------------------------------------------------
 
-    def _of(self, kind: AlertKind, flow: str | None = None) -> list[AlertRule]:
-        """The rules of a kind; with `flow`, only those about this flow."""
+    def _of(
+        self, kind: AlertKind, flow: str | None = None, dataset: str | None = None
+    ) -> list[AlertRule]:
+        """The rules of a kind; with `flow` or `dataset`, only those that concern it."""
         return [
             rule
             for rule in self._rules
             if rule.kind is kind
-            and (flow is None or not rule.flow or rule.flow.lower() == flow.lower())
+            and (flow is None or rule.flow.lower() in ("", flow.lower()))
+            and (dataset is None or _names(rule.dataset, dataset))
         ]
 
     def _set(
@@ -283,3 +276,7 @@ class AlertBook:
             timestamp=time_text(now),
             suppressed=suppressed,
         )
+
+
+def _names(wanted: str, dataset: str) -> bool:
+    return not wanted or f".{dataset}".lower().endswith(f".{wanted}".lower())

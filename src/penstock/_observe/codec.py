@@ -97,12 +97,23 @@ def time_text(timestamp: datetime) -> str:
     return timestamp.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def event_of_line(line: bytes) -> Event | None:
-    """The event of a line of an event log; `None` for an empty, truncated or foreign line."""
+def millis(timestamp: datetime) -> int:
+    """A timestamp in milliseconds since the epoch."""
+    return int(timestamp.timestamp() * 1000)
+
+
+def object_of_line(line: bytes) -> dict[str, Any] | None:
+    """The JSON object of a line of an event log; `None` for an empty or truncated line."""
     try:
-        return event_of(json.loads(line))
+        body = json.loads(line)
     except ValueError:
         return None
+    return body if isinstance(body, dict) else None
+
+
+def event_of_line(line: bytes) -> Event | None:
+    """The event of a line of an event log; `None` for an empty, truncated or foreign line."""
+    return event_of(object_of_line(line))
 
 
 def event_of(body: Any) -> Event | None:

@@ -2,8 +2,8 @@
 
 Components emit events on the bus (`_observe.bus`); they are written to the event log and folded
 into the state of the update (`_observe.state`), which terminal, status file, dashboard and metrics
-read. Only `_observe.codec` knows the JSON form. Events are redacted where they are made: they
-contain no secrets.
+read. Only `_observe.codec` knows the JSON form. The bus masks credentials (`_observe.masking`), so
+components may emit events that quote messages of libraries.
 """
 
 import uuid
@@ -73,7 +73,7 @@ class EventOrigin:
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorInfo:
-    """An error, redacted and ready for JSON."""
+    """An error, ready for JSON."""
 
     condition: str
     class_name: str

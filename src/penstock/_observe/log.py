@@ -19,7 +19,14 @@ from typing import Any, BinaryIO, NamedTuple
 from penstock._model.name import path_segment
 from penstock._model.paths import local_path
 from penstock._model.pipeline import PIPELINES, EventLogSettings, PipelineSettings
-from penstock._observe.codec import dump, encode, event_json, event_of, event_of_line
+from penstock._observe.codec import (
+    dump,
+    encode,
+    event_json,
+    event_of,
+    event_of_line,
+    object_of_line,
+)
 from penstock._observe.events import TERMINAL_STATES, Event, FlowProgress, Level, UpdateProgress
 from penstock._observe.segments import LATEST, STARTED, UpdateLog, select_updates, updates
 
@@ -199,7 +206,7 @@ def read_events(
     for recorded in select_updates(directory, update):
         with contextlib.suppress(FileNotFoundError):
             for line in recorded.lines():
-                event = _decode(line)
+                event = object_of_line(line)
                 if event is not None and _accepts(event, **wanted):
                     yield event
 
@@ -259,7 +266,7 @@ def _tail(update: UpdateLog, stop: threading.Event, *, endless: bool) -> Iterato
         return True
 
     for line in update.lines(wait):
-        event = _decode(line)
+        event = object_of_line(line)
         if event is None:
             continue
         yield event
@@ -322,7 +329,7 @@ def last_place(update: UpdateLog) -> tuple[str, int] | None:
     """Writer and number of the last event of an update; `None` if its last line is truncated."""
     for line in _lines_backwards(update):
         if line:
-            return place_of(_decode(line))
+            return place_of(object_of_line(line))
     return None
 
 
@@ -353,12 +360,3 @@ def _lines_backwards(update: UpdateLog) -> Iterator[bytes]:
                     yield from reversed(lines)
                 pieces.appendleft(first)
             yield b"".join(pieces)
-
-
-def _decode(line: bytes) -> dict[str, Any] | None:
-    """The event of a line; `None` if empty or truncated."""
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) else None

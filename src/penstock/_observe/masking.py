@@ -1,7 +1,7 @@
 """Masks credentials in events before they leave the process.
 
-Events are redacted where they are made, but may quote the output of a library, and logs may come
-from an older version. Anything that looks like a credential is masked here.
+Events may quote the code of a project or the output of a library, and logs may come from an older
+version. Remembered secrets and anything that looks like a credential are masked here.
 """
 
 import json

@@ -1,6 +1,5 @@
 """The HTTP endpoint for Prometheus, on a background thread."""
 
-import ipaddress
 import socket
 import socketserver
 import threading
@@ -10,6 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from penstock._model.extras import import_extra
+from penstock._observe.loopback import is_loopback, names_loopback
 from penstock._observe.metrics import Kind, Series, metric_series
 from penstock._observe.state import BATCH_BUCKETS, ObservedUpdate
 from penstock.errors import SetupError
@@ -88,7 +88,7 @@ class MetricsEndpoint:
                 "selects a free port",
             ) from error
         self._server.expositions = self._expositions
-        self._server.checks_host = _is_loopback(address)
+        self._server.checks_host = is_loopback(address)
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="metrics", daemon=True
         )
@@ -164,7 +164,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        if self.server.checks_host and not _names_loopback(self.headers.get("Host", "")):
+        if self.server.checks_host and not names_loopback(self.headers.get("Host", "")):
             self._answer(421, b"this server accepts requests for localhost only\n")
         elif self.path.partition("?")[0] != PATH:
             self._answer(404, b"the metrics are at /metrics\n")
@@ -184,15 +184,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Requests are not logged: the terminal belongs to the update."""
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
-
-
-def _names_loopback(host: str) -> bool:
-    name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.split(":")[0]
-    return _is_loopback(name.lower())

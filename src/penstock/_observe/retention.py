@@ -38,6 +38,12 @@ _QUERY_SECONDS = 3600.0
 _logger = logging.getLogger(__name__)
 
 
+def lower_priority() -> None:
+    """Give the current thread the lowest priority, where the system has priorities of threads."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+
 class Retention:
     """Cleans up an event log on a background thread while an update runs.
 
@@ -74,9 +80,7 @@ class Retention:
             self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):
-            # On Linux this applies to the current thread only.
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        lower_priority()
         directory, settings = self._log.directory, self._settings
         while not self.published:
             if self._stop.wait(_PUBLISHED_SECONDS):

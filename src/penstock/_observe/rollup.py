@@ -4,12 +4,11 @@ Only exact sums are rolled up; `counts_of` and `measured_of` refuse all else. Th
 fields of a single batch; fields that only roll-ups have are below `rolled_up` (docs/event-log.md).
 """
 
-import json
 import uuid
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from penstock._observe.codec import details_of, encode, event_json, event_of
+from penstock._observe.codec import details_of, encode, event_json, event_of, object_of_line
 from penstock._observe.events import (
     Event,
     ExpectationCounts,
@@ -46,12 +45,9 @@ class Recorded:
 
 
 def recorded_of(line: bytes) -> Recorded | None:
-    try:
-        body = json.loads(line)
-    except ValueError:
-        return None
+    body = object_of_line(line)
     event = event_of(body)
-    return None if event is None else Recorded(body, event)
+    return None if body is None or event is None else Recorded(body, event)
 
 
 def counts_of(recorded: Recorded | None) -> FlowProgress | None:

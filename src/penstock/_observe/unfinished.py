@@ -26,13 +26,12 @@ def has_ended(progress: Event | None) -> bool:
     return isinstance(body, UpdateProgress) and body.state in TERMINAL_STATES
 
 
-def end_unfinished(directory: Path, own: str = "") -> list[str]:
-    """Record updates whose process has died as FAILED; returns their ids, newest first.
+def end_unfinished(directory: Path, own: str = "") -> None:
+    """Record updates whose process has died as FAILED.
 
     The caller must hold the lease of the pipeline, so none of them can still run except its `own`.
     Updates before the newest finished one were handled by an earlier start.
     """
-    ended = []
     for update in reversed(updates(directory)):
         if update.update_id == own:
             continue
@@ -40,8 +39,6 @@ def end_unfinished(directory: Path, own: str = "") -> list[str]:
         if has_ended(progress):
             break
         _end(update, progress.origin.pipeline_name if progress is not None else "")
-        ended.append(update.update_id)
-    return ended
 
 
 def _end(update: UpdateLog, pipeline: str) -> None:

@@ -19,10 +19,7 @@ def explain_text(graph: DataflowGraph, plan: Plan) -> list[str]:
     if plan.resets:
         names = ", ".join(graph.datasets[step.dataset].display for step in plan.resets)
         lines.append(f"Reset first (rows, quarantine, checkpoints): {names}")
-    steps = {
-        (step.target if not isinstance(step, RefreshView) else step.dataset, step.flow): step
-        for step in plan.runs
-    }
+    steps = {(step.target, step.flow): step for step in plan.runs}
     roots = [node for node in graph.datasets.values() if not node.upstream]
     seen: set[str] = set()
     for node in roots:
@@ -168,12 +165,11 @@ def explain_json(graph: DataflowGraph, plan: Plan) -> dict[str, Any]:
 
 
 def _step_json(graph: DataflowGraph, step: RunStep) -> dict[str, Any]:
-    target = step.dataset if isinstance(step, RefreshView) else step.target
-    node = graph.datasets.get(target)
+    node = graph.datasets.get(step.target)
     body: dict[str, Any] = {
         "step": type(step).__name__,
         "flow": step.flow,
-        "target": node.display if node is not None else target,
+        "target": node.display if node is not None else step.target,
         "after": [graph.datasets[key].display for key in step.upstream],
         "reads_external": list(graph.flows[step.flow].analysis.external_inputs),
     }

@@ -83,16 +83,16 @@ class RefreshView:
     new snapshots, which are applied.
 
     Attributes:
-        dataset: Key of the view or the table.
         flow: Name of its one flow.
+        target: Key of the view or the table.
         interval_seconds: How often a continuous update looks again; `None` = one time.
         upstream: Datasets (keys) of this plan that must be done first.
         full: Recompute even if nothing changed.
         max_retries: As of `StartFlow`.
     """
 
-    dataset: str
     flow: str
+    target: str
     interval_seconds: float | None = None
     upstream: tuple[str, ...] = ()
     full: bool = False

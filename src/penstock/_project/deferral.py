@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from penstock._api.arguments import suggested
 from penstock._model.pipeline import Deferral, PipelineSettings
+from penstock._model.similar import suggested
 from penstock._project.file_settings import FileSettings
 from penstock._project.locations import storage_uri
 from penstock.errors import SpecError
@@ -59,5 +59,6 @@ def _shared(target: str, other: str, storage: str) -> SpecError:
         "TARGETS_SHARE_STORAGE",
         f"{target} and {other} have the same storage, {storage}: each would write the tables and "
         "checkpoints of the other",
-        hint="set `storage` in each target; it also holds for --storage and PENSTOCK_STORAGE",
+        hint="set `storage` in each target; --storage and PENSTOCK_STORAGE must not name another "
+        "target's storage either",
     )

@@ -162,33 +162,30 @@ def event_store(settings: PipelineSettings) -> EventStore | None:
 @contextlib.contextmanager
 def kept_events(settings: PipelineSettings) -> Iterator[None]:
     """Keep the copy in the storage up to date while a command writes the event log."""
-    store = event_store(settings)
-    if store is None:
-        yield
-        return
-    store.attempt(store.pull)
-    with store.repeated(store.push, _PUSH_SECONDS):
+    store = _pulled(settings)
+    with store.repeated(store.push, _PUSH_SECONDS) if store else contextlib.nullcontext():
         yield
 
 
 @contextlib.contextmanager
 def followed_events(settings: PipelineSettings) -> Iterator[Path]:
     """The folder of the event log, with what other machines write while the block runs."""
-    store = event_store(settings)
-    if store is None:
-        yield event_directory(settings)
-        return
-    store.attempt(store.pull)
-    with store.repeated(store.pull, _PULL_SECONDS):
+    store = _pulled(settings)
+    with store.repeated(store.pull, _PULL_SECONDS) if store else contextlib.nullcontext():
         yield event_directory(settings)
 
 
 def read_events_of(settings: PipelineSettings) -> Path:
     """The folder of the event log, with what other machines have written."""
+    _pulled(settings)
+    return event_directory(settings)
+
+
+def _pulled(settings: PipelineSettings) -> EventStore | None:
     store = event_store(settings)
     if store is not None:
         store.attempt(store.pull)
-    return event_directory(settings)
+    return store
 
 
 def pipelines_of(settings: PipelineSettings) -> list[PipelineSettings]:

@@ -58,7 +58,10 @@ class FileSettings:
     defer_to: str | None = None
 
     def over(self, base: "FileSettings") -> "FileSettings":
-        """Merge these settings over others: their values win, mappings are merged by key."""
+        """Merge these settings over others: their values win.
+
+        `configuration`, `parameters`, `paths` and `tables` are merged by key, some lists joined.
+        """
         roots = [*self.import_roots, *base.import_roots]
         if base.root != self.root:
             roots.append(str(base.root))

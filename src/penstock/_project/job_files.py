@@ -6,13 +6,13 @@ from pathlib import Path
 from penstock._model.origin import source_location
 from penstock._model.pipeline import PipelineSettings
 from penstock._project.databricks.magics import Cell, CellKind
-from penstock._project.databricks.notebook import find_run_target, read_cells, run_arguments
+from penstock._project.databricks.notebook import cells_or_none, find_run_target, run_arguments
 from penstock._project.findings import python_findings
 from penstock._project.imports import module_folders
 from penstock._project.module_search import ModuleSearch
 from penstock._project.query_starts import query_lines, starts_queries
 from penstock._project.sources import declares, find_sources
-from penstock.errors import DefinitionError, PenstockError
+from penstock.errors import DefinitionError
 
 
 def job_files(settings: PipelineSettings) -> tuple[Path, ...]:
@@ -31,7 +31,7 @@ def _jobs_of(sources: Sequence[Path], root: Path) -> tuple[Path, ...]:
     used: set[Path] = set()
     search = ModuleSearch(module_folders(root, sources))
     for source in sources:
-        cells = _cells(source)
+        cells = cells_or_none(source) or []
         if declares(cells):
             return ()
         used.update(path for path in _used_files(cells, source, root, search) if path != source)
@@ -66,7 +66,7 @@ def refuse_modules_of_one_name(settings: PipelineSettings, jobs: Sequence[Path])
     search = ModuleSearch(module_folders(Path(settings.root), jobs))
     importers: dict[str, tuple[Path, Path]] = {}
     for job in jobs if len(jobs) > 1 else ():
-        python = [cell for cell in _cells(job) if cell.kind is CellKind.PYTHON]
+        python = [cell for cell in cells_or_none(job) or [] if cell.kind is CellKind.PYTHON]
         for module in (name for cell in python for name in python_findings(cell.text).modules):
             file = search.file_of(module, job.parent)
             if file is None or module.startswith("."):
@@ -90,14 +90,7 @@ def refuse_job(sources: Sequence[Path], root: Path) -> None:
             "SOURCE_IS_JOB",
             f"{job.name} is a job: it declares no datasets, and starts its streaming queries "
             "itself",
-            origin=source_location(str(job), next(query_lines(_cells(job)), 1)),
+            origin=source_location(str(job), next(query_lines(cells_or_none(job) or []), 1)),
             hint="`penstock run` without a selection of tables runs it; what needs declared "
             "datasets does not apply to it",
         )
-
-
-def _cells(source: Path) -> list[Cell]:
-    try:
-        return read_cells(source)
-    except (PenstockError, SyntaxError, ValueError, OSError):
-        return []  # executing it reports what is wrong

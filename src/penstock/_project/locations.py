@@ -2,9 +2,9 @@
 
 import os
 import re
-from difflib import get_close_matches
 from pathlib import Path
 
+from penstock._model.similar import nearest
 from penstock.errors import SpecError
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]+):(.*)", re.DOTALL)
@@ -50,6 +50,5 @@ def nearest_file(path: Path) -> str | None:
     """Return a hint with the most similar name in the folder of a missing file."""
     if not path.parent.is_dir():
         return f"the folder {path.parent} does not exist"
-    names = [entry.name for entry in path.parent.iterdir()]
-    matches = get_close_matches(path.name, names, n=1)
-    return f"did you mean `{path.parent / matches[0]}`?" if matches else None
+    near = nearest(path.name, (entry.name for entry in path.parent.iterdir()))
+    return f"did you mean `{path.parent / near}`?" if near else None

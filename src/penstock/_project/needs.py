@@ -118,10 +118,7 @@ def needs(settings: PipelineSettings, *, environ: Mapping[str, str] | None = Non
 
     Modules of the project that sources import, and notebooks that they run, are read as well.
     """
-    sources = find_sources(settings)
-    reader = _Reader(settings, ModuleSearch(module_folders(Path(settings.root), sources)))
-    for source in sources:
-        reader.read(source)
+    reader = _Reader(settings)
     findings = reader.findings
     return ProjectNeeds(
         configuration=tuple(_configuration(findings, settings)),
@@ -149,29 +146,28 @@ def needs(settings: PipelineSettings, *, environ: Mapping[str, str] | None = Non
 
 def project_cells(settings: PipelineSettings) -> tuple[Cell, ...]:
     """Return the text of the sources of a pipeline, and of what they import and run."""
-    sources = find_sources(settings)
-    reader = _Reader(settings, ModuleSearch(module_folders(Path(settings.root), sources)))
-    for source in sources:
-        reader.read(source)
-    return tuple(reader.cells)
+    return tuple(_Reader(settings).cells)
 
 
 class _Reader:
-    """Reads files, and those of the project that they import or run, each once."""
+    """Reads the sources, and files of the project that they import or run, each once."""
 
-    def __init__(self, settings: PipelineSettings, modules: ModuleSearch) -> None:
-        self.modules = modules
+    def __init__(self, settings: PipelineSettings) -> None:
+        sources = find_sources(settings)
+        self._root = Path(settings.root)
+        self.modules = ModuleSearch(module_folders(self._root, sources))
         self.problems: list[PenstockError] = []
         self.cells: list[Cell] = []
         self._found: dict[Finding, None] = {}
-        self._root = Path(settings.root)
         self._read: set[Path] = set()
+        for source in sources:
+            self._read_file(source)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         return tuple(self._found)
 
-    def read(self, path: Path) -> None:
+    def _read_file(self, path: Path) -> None:
         waiting = [path]
         while waiting:
             path = waiting.pop(0)

@@ -4,21 +4,20 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from penstock._model.pipeline import PipelineSettings
 from penstock._project.databricks.magics import Cell, CellKind
 from penstock._project.databricks.notebook import (
     SUFFIXES,
+    cells_or_none,
     find_notebook,
     find_notebook_of_workspace,
-    read_cells,
 )
 from penstock._project.findings import without_sql_comments
 from penstock._project.locations import nearest_file
 from penstock._project.query_starts import starts_queries
-from penstock.errors import PenstockError, SpecError
+from penstock.errors import SpecError
 
 OTHER_LANGUAGES = {".scala": "Scala", ".r": "R"}
 """Sources on Databricks that are not run here."""
@@ -126,7 +125,7 @@ def _pipeline_files(root: Path) -> tuple[Path, ...]:
     for place in (here, usual, anywhere):
         if files := tuple(path for path in place if _declares(path)):
             return files
-    if jobs := tuple(path for path in here if _is_job(path)):
+    if jobs := tuple(path for path in here if starts_queries(cells_or_none(path) or ())):
         return jobs
     raise SpecError(
         "SOURCE_NOT_FOUND",
@@ -142,18 +141,12 @@ def _is_candidate(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() in SUFFIXES and _is_searched_file(path.name)
 
 
-def _is_job(path: Path) -> bool:
-    with suppress(PenstockError, SyntaxError, ValueError, OSError):
-        return starts_queries(read_cells(path))
-    return False
-
-
 def _declares(path: Path) -> bool:
-    try:
-        return declares(read_cells(path))
-    except (PenstockError, SyntaxError, ValueError, OSError):
-        if path.suffix.lower() != ".py":
-            return False
+    cells = cells_or_none(path)
+    if cells is not None:
+        return declares(cells)
+    if path.suffix.lower() != ".py":
+        return False
     try:  # loading it tells what is wrong
         return imports_api(path.read_text(encoding="utf-8", errors="replace"))
     except OSError:

@@ -19,7 +19,7 @@ parameters     -                      parameters         (merged key by key)
 paths          -                      paths              (merged key by key)
 tables         -                      tables             (merged key by key)
 metastore      -                      catalog.type       tables are not registered
-sources        -                      libraries          `*.py` of the folder that import the API
+sources        -                      libraries          files that declare datasets; else jobs
 local folder   PENSTOCK_LOCAL_DIR     -                  `.penstock` in the project's folder
 pipeline       PENSTOCK_PIPELINE      extends.pipeline   the only one of the bundle
 target         PENSTOCK_TARGET        extends.target     the default one of the file

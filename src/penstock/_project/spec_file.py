@@ -17,9 +17,9 @@ from pydantic import (
     model_validator,
 )
 
-from penstock._api.arguments import nearest
 from penstock._model.origin import SourceLocation
 from penstock._model.paths import PathMap
+from penstock._model.similar import nearest
 from penstock._project.alert_spec import AlertsSpec
 from penstock._project.databricks.lakeflow import FOREIGN_KEYS, refuse_ingestion
 from penstock._project.documents import Node
@@ -248,7 +248,10 @@ class _Settings(SpecPart):
     def _check_tables(cls, tables: dict[str, TableSpec]) -> dict[str, TableSpec]:
         seen: dict[tuple[str, ...], str] = {}
         for name in tables:
-            key = table_key(name)
+            try:
+                key = table_key(name)
+            except ValueError:
+                raise ValueError(f"has `{name}`, which is not a table name") from None
             if len(key) > 3:
                 raise ValueError(f"has `{name}`: a name has at most three parts")
             if key in seen:

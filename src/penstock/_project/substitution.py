@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock._api.arguments import suggested
 from penstock._model.missing import assumed_value
+from penstock._model.similar import suggested
 from penstock._project.documents import Node, text_of
 from penstock.errors import SpecError
 
@@ -142,21 +142,16 @@ class Substitution:
             case ["workspace", "file_path" | "root_path" | "resource_path"]:
                 return str(self.root)
             case ["workspace", "current_user", "userName" | "user_name"]:
-                return self._user()
+                return self._user
             case ["workspace", "current_user", "short_name" | "domain_friendly_name"]:
-                return re.sub(r"\W", "_", self._user().partition("@")[0])
+                return re.sub(r"\W", "_", self._user.partition("@")[0])
             case ["resources", kind, key, "id" | "full_name" | "volume_path" as wanted]:
                 return self._identity(kind, key, wanted)
         return None
 
+    @property
     def _user(self) -> str:
-        user = self.environ.get("USER") or self.environ.get("USERNAME")
-        if user:
-            return user
-        try:
-            return getpass.getuser()
-        except (KeyError, OSError, ImportError):  # no name for this user id
-            return "user"
+        return self.environ.get("USER") or self.environ.get("USERNAME") or local_user() or "user"
 
     def _identity(self, kind: str, key: str, wanted: str) -> str | None:
         """Full names of schemas and volumes, the only attributes known without a workspace."""
@@ -172,6 +167,14 @@ class Substitution:
             return None
         names = [part for part in parts if part is not None]
         return "/".join(["/Volumes", *names]) if wanted == "volume_path" else ".".join(names)
+
+
+def local_user() -> str:
+    """The name of the user on this machine; blank if there is none for the user's id."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # in a container
+        return ""
 
 
 def _sources(*mappings: Node | None, name: str) -> Iterator[Node]:

@@ -17,7 +17,7 @@ from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.events import BackfillProgress, Event
-from penstock._repair.backfill_run import PLANNED, BackfillPlan, BackfillRun, Counts, Emit
+from penstock._repair.backfill_run import PLANNED, BackfillPlan, BackfillRun, Emit, remove
 from penstock._repair.journal import Journal, recording
 from penstock._repair.reading import pipeline_storage
 from penstock._spark.plans import has_state
@@ -25,7 +25,6 @@ from penstock._tables.files import StorageFiles
 from penstock._tables.kill_points import kill_point
 from penstock._tables.layout import StorageLayout
 from penstock._tables.read.checkpoint_files import checkpoints
-from penstock._tables.write.schema import with_types
 from penstock._tables.write.table_spec import table_state
 from penstock.errors import PlanError
 from penstock.sources.base import EARLIEST, Range, RangeReport, StartPosition, not_read_yet
@@ -81,8 +80,9 @@ def backfill_flow(
     ):
         node = pipeline.flow(flow)
         pipeline.check_migration(node)
-        run = _Backfill(pipeline, node)
-        plan = run.journal.load()
+        files, layout = StorageFiles(pipeline.spark), pipeline.tables.layout
+        journal = backfill_journal(files, layout, node.flow.name)
+        plan = journal.load()
         if options.abandon or options.resume:
             if plan is None:
                 raise PlanError(
@@ -91,8 +91,8 @@ def backfill_flow(
                     hint="start one: penstock backfill FLOW --from ... --to ...",
                 )
             if options.abandon:
-                run.remove(plan)
-                return run.report(plan, state="abandoned", resumed=True)
+                remove(pipeline, journal, plan)
+                return _report(pipeline, node, plan, state="abandoned")
         elif plan is not None:
             raise PlanError(
                 "BACKFILL_UNFINISHED",
@@ -105,20 +105,30 @@ def backfill_flow(
         if plan is None:
             plan, sources = _plan(pipeline, node, dataset, options, stored.settings)
         if not (options.execute or options.resume):
-            return run.report(plan, state="planned", resumed=False, sources=sources)
+            return _report(pipeline, node, plan, sources, state="planned")
         pipeline.lease(dataset)
         _check_table(pipeline, node, dataset, plan)
         if is_new:
-            run.journal.delete()  # files of one that was interrupted before its journal
-            run.journal.save(asdict(plan))
+            journal.delete()  # files of one that was interrupted before its journal
+            journal.save(asdict(plan))
             kill_point(PLANNED, node.flow.name, None)
         with _recording(settings, update_id, node, plan, not is_new) as emit:
-            counts = run.execute(dataset, plan, emit, stored.settings)
+            (own,) = [c for c in checkpoints(stored.settings, plan.flow) if c.is_current]
+            run = BackfillRun(
+                pipeline=pipeline,
+                node=node,
+                dataset=dataset,
+                plan=plan,
+                journal=journal,
+                own=own,
+                emit=emit,
+            )
+            counts = run.run()
         if plan.epoch:
             # Rows that the table had lost are added: the flow continues with the present table.
             pipeline.tables.note(node, plan.epoch).replace({})
-        run.remove(plan)
-        done = run.report(plan, state="done", resumed=not is_new, sources=sources)
+        remove(pipeline, journal, plan)
+        done = _report(pipeline, node, plan, sources, state="done", resumed=not is_new)
         return replace(done, counts=counts.as_json())
 
 
@@ -253,62 +263,26 @@ def _check_table(
         )
 
 
-class _Backfill:
-    def __init__(self, pipeline: OpenPipeline, node: FlowNode) -> None:
-        self._pipeline = pipeline
-        self._node = node
-        self._files = StorageFiles(pipeline.spark)
-        self._layout = pipeline.tables.layout
-        self.journal = backfill_journal(self._files, self._layout, node.flow.name)
-
-    def remove(self, plan: BackfillPlan) -> None:
-        """Delete the journal first, then all other files."""
-        self.journal.delete()
-        self._files.delete_tree(self._layout.checkpoint_path(plan.flow, plan.backfill_id))
-
-    def execute(
-        self, dataset: DatasetNode, plan: BackfillPlan, emit: Emit, stored: PipelineSettings
-    ) -> Counts:
-        pipeline, node = self._pipeline, self._node
-        (own,) = [c for c in checkpoints(stored, plan.flow) if c.is_current]
-        df, sources = pipeline.query(node, plan.position)
-        run = BackfillRun(
-            spark=pipeline.spark,
-            tables=pipeline.tables,
-            node=node,
-            dataset=dataset,
-            plan=plan,
-            journal=self.journal,
-            sources=sources,
-            own=own,
-            emit=emit,
-        )
-        try:
-            return run.run(with_types(df, pipeline.tables.declared_columns(node.target)))
-        except PlanError as error:
-            if error.condition == "BACKFILL_WOULD_LOSE_ROWS":
-                self.remove(plan)  # nothing was changed: another range can be tried
-            raise
-
-    def report(
-        self,
-        plan: BackfillPlan,
-        *,
-        state: str,
-        resumed: bool,
-        sources: tuple[RangeReport, ...] = (),
-    ) -> BackfillReport:
-        return BackfillReport(
-            flow=self._node.flow.name,
-            target=self._pipeline.target_name(self._node),
-            backfill_id=None if state == "planned" else plan.backfill_id,
-            way=plan.way,
-            range=plan.range,
-            sources=sources,
-            state=state,
-            resumed=resumed,
-            steps=tuple(_steps(plan, sources)),
-        )
+def _report(
+    pipeline: OpenPipeline,
+    node: FlowNode,
+    plan: BackfillPlan,
+    sources: tuple[RangeReport, ...] = (),
+    *,
+    state: str,
+    resumed: bool = False,
+) -> BackfillReport:
+    return BackfillReport(
+        flow=node.flow.name,
+        target=pipeline.target_name(node),
+        backfill_id=None if state == "planned" else plan.backfill_id,
+        way=plan.way,
+        range=plan.range,
+        sources=sources,
+        state=state,
+        resumed=resumed,
+        steps=() if state == "abandoned" else tuple(_steps(plan, sources)),
+    )
 
 
 @contextmanager

@@ -17,22 +17,26 @@ from enum import StrEnum
 from functools import reduce
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from penstock._execution.tables import PipelineTables
 from penstock._execution.writers import BatchWriter, Commit, TableWriters
 from penstock._graph.dataflow import DatasetNode, FlowNode
+from penstock._launch import OpenPipeline
 from penstock._model.flow import OutputMode
 from penstock._model.sql_text import quoted
 from penstock._repair.journal import Journal
 from penstock._spark.failures import flow_error
 from penstock._spark.plans import fingerprint
 from penstock._tables.commits import CommitResult, actions_of
-from penstock._tables.delta_log import DeltaJvm, read_commit_counts
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.files import StorageFiles
 from penstock._tables.kill_points import kill_point
 from penstock._tables.read.checkpoint_files import Checkpoint
+from penstock._tables.read.log_scan import read_commit_counts
 from penstock._tables.write.kept import keep, release
+from penstock._tables.write.schema import with_types
 from penstock.errors import PlanError
 from penstock.quality.split import ROW
 from penstock.sources.base import OpenedSource
@@ -92,29 +96,26 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class BackfillRun:
-    spark: SparkSession
-    tables: PipelineTables
+    pipeline: OpenPipeline
     node: FlowNode
     dataset: DatasetNode
     plan: BackfillPlan
     journal: Journal[BackfillPlan]
-    sources: Sequence[OpenedSource]  # of the query, opened for the range
     own: Checkpoint  # of the flow: a batch with rows that it has not read is refused
     emit: Emit
     counts: Counts = field(default_factory=Counts)
 
     @property
-    def checkpoint(self) -> str:
-        return self.tables.layout.checkpoint_path(self.plan.flow, self.plan.backfill_id)
+    def tables(self) -> PipelineTables:
+        return self.pipeline.tables
 
-    def run(self, df: DataFrame) -> Counts:
-        """Read the range to its end, given the flow's query from the position of the plan.
-
-        Fails as a flow would, or with `BACKFILL_WOULD_LOSE_ROWS`.
-        """
+    def run(self) -> Counts:
+        """Read the range to its end; fails as a flow would, or with `BACKFILL_WOULD_LOSE_ROWS`."""
+        query, sources = self.pipeline.query(self.node, self.plan.position)
+        df = with_types(query, self.tables.declared_columns(self.node.target))
         if self.plan.way == Way.WINDOW:
             if not self.plan.is_staged:
-                self._stream(df, self._stage)
+                self._stream(df, sources, self._stage)
                 self.journal.save(asdict(replace(self.plan, is_staged=True)))
                 self.emit("staged", "all rows of the range are staged", self.counts.as_json())
                 kill_point(STAGED, self.plan.flow, None)
@@ -123,16 +124,22 @@ class BackfillRun:
         writer = TableWriters(self.tables).stream_writer(
             self.dataset, self.node, df, epoch=self.plan.backfill_id, mode=OutputMode.APPEND
         )
-        self._stream(writer.df, lambda batch, number: self._write(writer, batch, number))
+        self._stream(writer.df, sources, lambda batch, number: self._write(writer, batch, number))
         return self.counts
 
-    def _stream(self, df: DataFrame, write: Callable[[DataFrame, int], None]) -> None:
+    def _stream(
+        self,
+        df: DataFrame,
+        sources: Sequence[OpenedSource],
+        write: Callable[[DataFrame, int], None],
+    ) -> None:
+        checkpoint = _checkpoint(self.pipeline, self.plan)
         failed: list[BaseException] = []
 
         def on_batch(batch: DataFrame, number: int) -> None:
             try:
-                for source in self.sources:
-                    source.check_range(self.plan.position, self.own, self.checkpoint, number)
+                for source in sources:
+                    source.check_range(self.plan.position, self.own, checkpoint, number)
                 write(batch, number)
                 self.counts.batches += 1
                 message = f"{self.counts.batches} batches of the range are committed"
@@ -143,13 +150,13 @@ class BackfillRun:
                 raise
 
         stream: Any = df.writeStream.foreachBatch(on_batch).queryName(self.plan.flow)
-        stream = stream.option("checkpointLocation", self.checkpoint).trigger(availableNow=True)
+        stream = stream.option("checkpointLocation", checkpoint).trigger(availableNow=True)
         query = stream.start()
         try:
             while not query.awaitTermination(_POLL_SECONDS):
                 progress = query.lastProgress
                 entries = [] if progress is None else progress["sources"]
-                if is_past_end(self.sources, self.plan.position, entries):
+                if is_past_end(sources, self.plan.position, entries):
                     break
         except Exception as error:
             raise flow_error(failed[0] if failed else error, self.node.flow) from error
@@ -222,20 +229,22 @@ class BackfillRun:
 
     def _replace(self) -> None:
         assert self.plan.where is not None
-        rows = self.spark.read.parquet(f"{self.journal.folder}/rows/batch_*")
+        spark = self.pipeline.spark
+        rows = spark.read.parquet(f"{self.journal.folder}/rows/batch_*")
         node = replace(self.node, flow=replace(self.node.flow, replace_where=self.plan.where))
         writers = TableWriters(self.tables)
         window = writers.window(self.dataset, node, rows)
         self.counts.read = rows.count()
         new = window.df.count()
         self.counts.outside = self.counts.read - new
-        table = self.spark.read.format("delta").load(self.tables.paths[self.dataset.key])
+        table = spark.read.format("delta").load(self.tables.paths[self.dataset.key])
         mark = fingerprint(self.plan.backfill_id)
         if (done := self._committed_before(mark)) is not None:
             self.counts.removed = done.rows_deleted
             return
         old = table.where(F.expr(window.where)).count()
         if new < old and not self.plan.accept_fewer:
+            remove(self.pipeline, self.journal, self.plan)  # another range can be tried
             raise PlanError(
                 "BACKFILL_WOULD_LOSE_ROWS",
                 f"{old:,} rows of {self.dataset.display} match {self.plan.where}, but only {new:,} "
@@ -255,10 +264,10 @@ class BackfillRun:
         were added since are not in the range, and would be removed.
         """
         path, first = self.tables.paths[self.dataset.key], self.plan.version + 1
-        for done in read_commit_counts(self.spark, path, self.plan.version):
+        for done in read_commit_counts(self.pipeline.spark, path, self.plan.version):
             if done.fingerprint == mark:
                 return done
-        delta = DeltaJvm(self.spark)
+        delta = DeltaJvm(self.pipeline.spark)
         for version in range(first, delta.version(path) + 1):
             lines = delta.commit_lines(path, version)
             files = [file for kind in ("add", "remove") for file in actions_of(lines or (), kind)]
@@ -272,6 +281,16 @@ class BackfillRun:
                     hint="--abandon discards the backfill; then start it again",
                 )
         return None
+
+
+def remove(pipeline: OpenPipeline, journal: Journal[BackfillPlan], plan: BackfillPlan) -> None:
+    """Delete the journal first, then all other files."""
+    journal.delete()
+    StorageFiles(pipeline.spark).delete_tree(_checkpoint(pipeline, plan))
+
+
+def _checkpoint(pipeline: OpenPipeline, plan: BackfillPlan) -> str:
+    return pipeline.tables.layout.checkpoint_path(plan.flow, plan.backfill_id)
 
 
 def _any_null(columns: Sequence[str]) -> Column:

@@ -71,6 +71,7 @@ def reset_to_checkpoint(
             effect="added",
             truncates=False,
             refused=None if accept_duplicates else _why_refused(before, old),
+            hint="let the program finish its batch; or --accept-duplicates",
             steps=(
                 f"the flow gets a new epoch with a copy of {checkpoint}, which stays as it is",
                 f"it continues after batch {old.last_finished}, after the offsets {_offsets(old)}",
@@ -79,9 +80,7 @@ def reset_to_checkpoint(
         if not execute:
             return plan
         if plan.refused is not None:
-            raise reset_would_double(
-                node, plan.refused, "let the program finish its batch; or --accept-duplicates"
-            )
+            raise reset_would_double(node, plan.refused, plan.hint)
         state = FlowState(epoch=uuid.uuid4().hex)
         files.copy_tree(copied, layout_of(settings).checkpoint_path(name, state.epoch))
         pipeline.state.save_flow(name, state)

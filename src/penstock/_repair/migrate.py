@@ -412,7 +412,7 @@ class _Run:
         layout = self._pipeline.tables.layout
         self._files.delete_tree(layout.checkpoint_path(node.flow.name, known.migration_id))
         steps = ("the table and its checkpoint are unchanged; the new ones are deleted",)
-        return replace(self._report(known, "abandoned", resumed=True), steps=steps)
+        return replace(self._report(known, "abandoned", resumed=False), steps=steps)
 
     def _unmark(self, known: Migration) -> None:
         """Allow updates again if the table was not replaced, for example because Delta refused."""

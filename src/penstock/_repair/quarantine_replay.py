@@ -250,18 +250,15 @@ class QuarantineReplay:
             )
 
     def _finish(self, pending: _Staged) -> Replayed:
-        moved = kept = 0
         version = pending.version
-        tables = (self._target, self._quarantine)
-        if not all(table.begin(version).is_committed for table in tables):
-            staged = self._spark.read.parquet(self._rows)
-            counts = {row[0]: int(row[1]) for row in staged.groupBy(DESTINATION).count().collect()}
-            moved, kept = counts.get(TO_TABLE, 0), counts.get(TO_QUARANTINE, 0)
-            if moved:
-                self._add_to_table(staged, version, moved)
-                kill_point(IN_TABLE, self._name, None)
-                self._remove_from_quarantine(staged, pending, kept)
-                kill_point(OUT_OF_QUARANTINE, self._name, None)
+        staged = self._spark.read.parquet(self._rows)
+        counts = {row[0]: int(row[1]) for row in staged.groupBy(DESTINATION).count().collect()}
+        moved, kept = counts.get(TO_TABLE, 0), counts.get(TO_QUARANTINE, 0)
+        if moved:
+            self._add_to_table(staged, version, moved)
+            kill_point(IN_TABLE, self._name, None)
+            self._remove_from_quarantine(staged, pending, kept)
+            kill_point(OUT_OF_QUARANTINE, self._name, None)
         self._journal.delete()
         return Replayed(
             table=self._name, version=version, chosen=moved + kept, moved=moved, kept=kept

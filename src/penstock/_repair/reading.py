@@ -1,6 +1,7 @@
 """Reads of storage by commands: local storage without Spark, which takes a second to import."""
 
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -93,6 +94,20 @@ def pipeline_storage(
     """The checkpoints of one flow of an open pipeline; later changes are not in a copy."""
     name = pipeline.flow(flow).flow.name
     return readable_storage(pipeline.settings, pipeline.spark, name)
+
+
+@contextmanager
+def stopped_storage(settings: PipelineSettings, **holder: str) -> "Iterator[SparkSession]":
+    """A session without queries, while no update runs; the leases show `holder` to others."""
+    from penstock._runtime.leases import PipelineLeases
+    from penstock._session import open_session, spark_log
+
+    log = spark_log(settings, str(uuid.uuid4()))
+    with (
+        PipelineLeases(settings.home, {"pipeline": settings.name, **holder}) as leases,
+        open_session(settings, log_file=log, leases=leases, analysis_only=True) as spark,
+    ):
+        yield spark
 
 
 @contextmanager

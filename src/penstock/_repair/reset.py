@@ -8,6 +8,7 @@ in the same file, and finished by the next update.
 """
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from penstock._graph.cdc import is_cdc
@@ -39,6 +40,7 @@ class ResetPlan:
     effect: str  # of repeated rows on the target: keyed, recomputed, added or refused
     truncates: bool  # the table is emptied
     refused: str | None  # why it needs an option of the user
+    hint: str  # such options
     steps: tuple[str, ...]  # one sentence each
 
 
@@ -81,6 +83,7 @@ def reset_flow(
             effect=effect,
             truncates=truncate,
             refused=refused,
+            hint=ways_out(pipeline, node, effect),
             steps=tuple(
                 map(stored.shown, _steps(checkpoint, start, reports, effect, truncate=truncate))
             ),
@@ -88,12 +91,7 @@ def reset_flow(
         if not execute:
             return plan
         if refused is not None:
-            raise reset_would_double(
-                node,
-                refused,
-                "--truncate empties the table first; --from latest reads nothing again; "
-                "--accept-duplicates resets it anyway",
-            )
+            raise reset_would_double(node, refused, plan.hint)
         name = node.flow.name
         if truncate:
             target = pipeline.graph.datasets[node.target]
@@ -144,6 +142,23 @@ def why_refused(effect: str, reports: tuple[StartReport, ...], *, is_whole: bool
             f"{', '.join(unknown)} would be duplicated"
         )
     return None
+
+
+def ways_out(pipeline: OpenPipeline, node: FlowNode, effect: str) -> str:
+    """Options of a reset that is refused otherwise."""
+    ways = []
+    with suppress(PlanError):
+        check_resettable(pipeline, node, truncate=True)
+        ways.append("--truncate empties the table first")
+    if effect == "added":
+        ways.append("--from latest reads nothing again")
+    elif effect == "recomputed":
+        ways.append("--from earliest reads all rows again")
+    if node.target in pipeline.graph.sinks:
+        ways.append("--accept-duplicates, then empty the sink before the next update")
+    else:
+        ways.append("--accept-duplicates resets it anyway")
+    return "; ".join(ways)
 
 
 def check_resettable(pipeline: OpenPipeline, node: FlowNode, *, truncate: bool) -> None:

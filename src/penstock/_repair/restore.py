@@ -39,7 +39,7 @@ from penstock._tables.read.checkpoint_files import batches, table_offsets
 from penstock._tables.write.create import reset_table
 from penstock._tables.write.fenced import FencedTable, last_number
 from penstock.errors import PlanError
-from penstock.sources.delta.source import PendingVersions
+from penstock.sources.delta.lag import PendingVersions
 from penstock.sources.files.opening import LISTED, LISTED_KEYS
 
 

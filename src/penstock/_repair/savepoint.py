@@ -1,13 +1,12 @@
 """Savepoints: the state of a whole pipeline between two updates, under a name.
 
 A savepoint has the version of each table, and a copy of the checkpoint and of the state of each
-flow. It is taken while no update runs, when each flow has finished its last micro-batch and has
-read all rows of the pipeline's own tables: then the offsets of the flows, their state and the
-tables belong together.
+flow. It is taken while no update runs, when each flow into a table has finished its last
+micro-batch and has read all rows of the pipeline's own tables: then the offsets of the flows, their
+state and the tables belong together. Flows into sinks are checked by the restore.
 """
 
 import re
-import uuid
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -25,16 +24,14 @@ from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.pipeline import PipelineSettings
 from penstock._repair.backfill import backfill_journal
-from penstock._repair.reading import storage_session
-from penstock._runtime.leases import PipelineLeases
-from penstock._session import open_session, spark_log
+from penstock._repair.reading import stopped_storage, storage_session
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import StorageFiles, local_path
 from penstock._tables.layout import layout_of
 from penstock._tables.read.checkpoint_files import batches, table_offsets
 from penstock._tables.write.fenced import last_number
 from penstock.errors import PlanError, SpecError
-from penstock.sources.delta.source import PendingVersions
+from penstock.sources.delta.lag import PendingVersions
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -44,8 +41,8 @@ def create_savepoint(settings: PipelineSettings, name: str) -> Savepoint:
 
     Raises:
         SpecError: The name is invalid.
-        PlanError: `SAVEPOINT_EXISTS`, or `SAVEPOINT_NOT_POSSIBLE` if a flow has an unfinished
-            micro-batch, has not read all rows of another table, or is being repaired.
+        PlanError: `SAVEPOINT_EXISTS`, or `SAVEPOINT_NOT_POSSIBLE` if a flow into a table has an
+            unfinished micro-batch, has not read all rows of another table, or is being repaired.
     """
     if not _NAME.fullmatch(name):
         raise SpecError(
@@ -103,12 +100,7 @@ def delete_savepoint(settings: PipelineSettings, name: str, *, execute: bool) ->
 
     Without `execute`, it is only looked up.
     """
-    holder = {"pipeline": settings.name, "command": "penstock savepoint delete"}
-    log = spark_log(settings, str(uuid.uuid4()))
-    with (
-        PipelineLeases(settings.home, holder) as leases,
-        open_session(settings, log_file=log, leases=leases, analysis_only=True) as spark,
-    ):
+    with stopped_storage(settings, command="penstock savepoint delete") as spark:
         files, layout = StorageFiles(spark), layout_of(settings)
         savepoints = Savepoints(files, layout)
         savepoint = savepoints.get(name)

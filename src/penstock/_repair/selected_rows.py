@@ -107,7 +107,7 @@ class _Search:
             names = ", ".join(map(repr, sorted(unknown)))
             raise SpecError(
                 "QUARANTINE_SELECTION_INVALID",
-                f"no row in the quarantine of {self._quarantine.name} broke {names}",
+                f"no row in {self._quarantine.name} broke {names}",
                 hint=f"rules that rows in it broke: {', '.join(occurring)}"
                 if occurring
                 else "the quarantine is empty",
@@ -147,8 +147,8 @@ class _Search:
         shown = ", ".join(ids[:_SHOWN_IDS]) + (", ..." if len(ids) > _SHOWN_IDS else "")
         return PlanError(
             "QUARANTINE_ROWS_GONE",
-            f"{len(ids):,} of the {total:,} selected rows are not in the quarantine of "
-            f"{self._quarantine.name} any more ({shown}); nothing was changed",
+            f"{len(ids):,} of the {total:,} selected rows are not in {self._quarantine.name} any "
+            f"more ({shown}); nothing was changed",
             hint="they were replayed or rewritten meanwhile: list the quarantine again, and select "
             "among its rows",
         )

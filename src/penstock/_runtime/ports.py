@@ -19,11 +19,10 @@ class FlowEnded:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOutcome:
-    """Result of a batch step; `reason` is one short sentence, `rows` are `None` if not known."""
+    """Result of a batch step; `reason` is one short sentence."""
 
     changed: bool
     reason: str
-    rows: int | None = None
 
 
 class RunningFlow(Protocol):

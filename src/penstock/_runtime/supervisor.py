@@ -95,7 +95,8 @@ class Supervisor:
         """Wait no longer for what ignores the interrupt; it ends with its JVM."""
         for task in self._board:
             if not task.has_ended:
-                self._end_stopped(task, ", but did not finish in time")
+                message = f"{task.name} did not stop in time"
+                self._end(task, FlowStatus.STOPPED, message, error=task.last_error)
 
     # Starting
 
@@ -208,7 +209,7 @@ class Supervisor:
             task.phase = Phase.WAITING
 
     def _fail(self, task: Task, error: PenstockError) -> None:
-        """A run failed: try again, give up, or let the stop that is going on have its way."""
+        """A run failed: try again, give up, or end as part of the current stop."""
         if self._interrupted:
             # Most likely caused by the interrupt.
             _logger.info("%s ended during the interrupt: %s", task.name, error)
@@ -265,10 +266,11 @@ class Supervisor:
         task.running = None
         self._services.report.flow(task, status, message, error=error)
 
-    def _end_stopped(self, task: Task, why: str = "") -> None:
-        if not why and task.halted_by is not None:
+    def _end_stopped(self, task: Task) -> None:
+        why = ""
+        if task.halted_by is not None:
             why = f" because {task.halted_by} failed"
-        elif not why and task.attempt == 0:
+        elif task.attempt == 0:
             why = " before it started"
         message = f"{task.name} stopped{why}"
         self._end(task, FlowStatus.STOPPED, message, error=task.last_error)

@@ -66,7 +66,7 @@ class Task:
     @property
     def target(self) -> str:
         """Key of the dataset, or name of the sink, that it writes to."""
-        return self.step.dataset if isinstance(self.step, RefreshView) else self.step.target
+        return self.step.target
 
     @property
     def is_stream(self) -> bool:

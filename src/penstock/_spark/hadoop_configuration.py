@@ -16,8 +16,8 @@ def shrink_hadoop_configuration(spark: SparkSession) -> None:
 
     Each value is sent together with the compressed name of the file that it comes from, which
     only Hadoop's own diagnostics show; and on a local master most of the 1,150 values are defaults
-    of YARN and of servers. Without both, a small batch needs a fifth less processor time. Should
-    Hadoop load more default files later, it reads everything again: slower, and as correct.
+    of YARN and of servers. Without both, a small batch needs a fifth less processor time. If Hadoop
+    loads further default files later, it reads everything again: correct, only slower.
     """
     jvm: Any = spark._jvm
     configuration: Any = spark.sparkContext._jsc.hadoopConfiguration()

@@ -1,10 +1,9 @@
 """Settings of a Spark session that uses a Hive metastore."""
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from penstock._spark.session_defaults import is_local_storage
+from penstock._model.paths import local_path
 from penstock.errors import SetupError, SpecError
 
 if TYPE_CHECKING:
@@ -27,15 +26,15 @@ def hive_configuration(options: Mapping[str, str], storage_root: str) -> dict[st
     """
     hive = dict(options)
     if not any(key in options for key in _ADDRESSES):
-        if not is_local_storage(storage_root):
+        folder = local_path(storage_root)
+        if folder is None:
             raise SpecError(
                 "METASTORE_ADDRESS_MISSING",
                 f"`catalog` needs the address of a Hive metastore: {storage_root} cannot hold an "
                 "embedded one",
                 hint="set `hive.metastore.uris` in `catalog.options`",
             )
-        folder = re.sub(r"^file:/*", "/", storage_root).rstrip("/")
-        hive[_URL] = f"{_DERBY}{folder}/metastore;create=true"
+        hive[_URL] = f"{_DERBY}{folder / 'metastore'};create=true"
         # A new database gets its tables, and the version of Hive that Spark brings.
         hive.setdefault("datanucleus.schema.autoCreateAll", "true")
         hive.setdefault("hive.metastore.schema.verification", "false")

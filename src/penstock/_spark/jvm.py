@@ -1,9 +1,9 @@
 """Starts and ends Spark's JVM.
 
 Penstock starts the JVM rather than the first `SparkSession.builder`: its output goes to a log file,
-it inherits the file descriptors of the table lease, settings that may hold secrets are not in the
-process list, and for local masters and standalone clusters Spark's launcher (two more JVM starts)
-is skipped.
+it inherits the file descriptors of the pipeline's lease, settings that may hold secrets are not in
+the process list, and for local masters and standalone clusters Spark's launcher (two more JVM
+starts) is skipped.
 """
 
 import contextlib

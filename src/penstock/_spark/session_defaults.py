@@ -4,6 +4,8 @@ import os
 import re
 from collections.abc import Mapping
 
+from penstock._model.paths import local_path
+
 _PREFIX = "spark.databricks.delta."
 _HUGE_METHODS = "-XX:-DontCompileHugeMethods"
 _SECRETS = (
@@ -20,7 +22,7 @@ def is_local(master: str) -> bool:
 
 def is_local_storage(storage_root: str | None) -> bool:
     """Whether the root is a plain disk of this machine (`file:` or no scheme)."""
-    return storage_root is None or not re.match(r"^(?!file:)[A-Za-z][A-Za-z0-9+.-]*:", storage_root)
+    return storage_root is None or local_path(storage_root) is not None
 
 
 def available_cores(master: str, user_conf: Mapping[str, str]) -> int | None:

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock._api.arguments import nearest
 from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
+from penstock._model.similar import nearest
 from penstock._sql.clauses import unavailable
 from penstock._sql.cursor import Cursor
 from penstock._sql.names import SqlName, parse_columns, parse_name
+from penstock._sql.substitution import BEFORE_EXPRESSION
 from penstock._sql.syntax import CdcSource, FlowBody, Query
 from penstock._sql.tokens import Token, TokenKind
 from penstock.errors import DefinitionError
@@ -92,9 +93,13 @@ def _source_name(cursor: Cursor) -> SqlName:
 
 
 def _not_a_name(cursor: Cursor, function: str | None = None) -> Exception:
-    what = f"the function `{function}`" if function else "a query"
+    if function is None:
+        return cursor.error(
+            "the events of a flow come from a dataset, or from a query in parentheses",
+            hint="put the query in parentheses, without STREAM",
+        )
     return cursor.error(
-        f"the events of a flow come from a dataset; {what} is not allowed here",
+        f"the events of a flow come from a dataset; the function `{function}` is not allowed here",
         hint="put it into a `CREATE TEMPORARY VIEW` and use its name",
     )
 
@@ -179,7 +184,9 @@ def _at_misspelt_clause(cursor: Cursor, start: int) -> bool:
     here, before = cursor.current, cursor.ahead(-1)
     if cursor.position == start or here.kind is not TokenKind.WORD or here.word in _OPERATORS:
         return False
-    if before.word in _OPERATORS or (before.kind is TokenKind.SYMBOL and before.word != ")"):
+    if before.word in (*_OPERATORS, *BEFORE_EXPRESSION):
+        return False
+    if before.kind is TokenKind.SYMBOL and before.word != ")":
         return False
     words = {words[0] for words, _ in _CLAUSES}
     return here.word not in words and nearest(here.text, words) is not None

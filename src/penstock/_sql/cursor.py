@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from penstock._api.arguments import suggested
+from penstock._model.similar import suggested
 from penstock._observe.masking import shown
 from penstock._sql.source import SqlSource
 from penstock._sql.tokens import Token, TokenKind, text_value
@@ -118,12 +118,11 @@ class Cursor:
             return token.text
         raise self.unexpected(what)
 
-    def between(self, start: int, end: int | None = None) -> str:
-        """Return the text from token `start` to before `end`, by default the current one."""
-        stop = self.position if end is None else end
-        if stop <= start:
+    def between(self, start: int) -> str:
+        """Return the text from token `start` to before the current one."""
+        if self.position <= start:
             return ""
-        return self.source.text[self._tokens[start].start : self._tokens[stop - 1].end]
+        return self.source.text[self._tokens[start].start : self._tokens[self.position - 1].end]
 
     def group(self) -> str:
         """Skip a pair of parentheses with its content; return the text inside."""

@@ -5,8 +5,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from penstock._api.arguments import nearest
 from penstock._model.missing import assumed_value
+from penstock._model.similar import nearest
 from penstock._model.sql_text import literal
 from penstock._sql.source import Edit, SqlSource
 from penstock._sql.tokens import Token, TokenKind
@@ -18,7 +18,7 @@ _SCOPE = re.compile(r"(?:spark|sparkconf|hivevar|hiveconf):", re.IGNORECASE)
 # Not replaced: the reader resolves the secret, so that it stays out of the query.
 _LOOKED_UP_LATER = "secret:"
 # An expression follows these words, so that `:` is not a JSON path of the previous word.
-_BEFORE_EXPRESSION = {
+BEFORE_EXPRESSION = {
     *("ALL", "AND", "ANY", "BETWEEN", "BY", "CASE", "DISTINCT", "DIV", "ELSE", "ESCAPE", "EXCEPT"),
     *("FILTER", "HAVING", "ILIKE", "IN", "INTERVAL", "IS", "LIKE", "LIMIT", "NOT", "OF", "OFFSET"),
     *("ON", "OR", "OVER", "QUALIFY", "REGEXP", "RLIKE", "SELECT", "SET", "SOME", "THEN", "USING"),
@@ -60,8 +60,8 @@ def _unknown_variable(
     hint = f"did you mean `${{{close}}}`?" if close else ""
     if key:
         hint = hint or (
-            f"set it in the spec file, `configuration: {{{key}: ...}}`, "
-            f"or before with `SET {key} = ...`"
+            f"add it to the settings, `configuration: {{{key}: ...}}`, "
+            f"or set it before with `SET {key} = ...`"
         )
     return DefinitionError(
         "SQL_VARIABLE_UNKNOWN",
@@ -79,12 +79,12 @@ def substitute_parameters(
     JSON paths (`a:b`), casts (`a::int`) and types (`STRUCT<a: INT>`) are kept. `tokens` are without
     comments.
     """
+    by_lower = {key.lower(): value for key, value in parameters.items()}
     edits = []
     for colon, name in _markers(tokens):
-        value = parameters.get(name.text)
+        value = parameters.get(name.text, by_lower.get(name.text.lower()))
         if value is None:
-            known = {key.lower(): key for key in parameters}.get(name.text.lower(), "")
-            value = parameters.get(known) or assumed_value(name.text)
+            value = assumed_value(name.text)
         if value is None:
             raise _unknown_parameter(name, source, parameters)
         edits.append(Edit(colon.start, name.end, literal(value)))
@@ -105,7 +105,7 @@ def _begins_expression(before: Token, colon: Token) -> bool:
         return before.word not in (")", "]", "}", ":")
     if before.kind is TokenKind.WORD:
         # `limit:int` is a field of a struct, `LIMIT :n` is not.
-        return before.word in _BEFORE_EXPRESSION and before.end < colon.start
+        return before.word in BEFORE_EXPRESSION and before.end < colon.start
     return False
 
 
@@ -119,5 +119,5 @@ def _unknown_parameter(
         origin=source.origin(name.start),
         hint=f"did you mean `:{close}`?"
         if close
-        else f"set it in the spec file, `parameters: {{{name.text}: ...}}`",
+        else f"add it to the settings, `parameters: {{{name.text}: ...}}`",
     )

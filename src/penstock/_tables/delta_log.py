@@ -4,7 +4,6 @@ Actions cross as JSON, Delta's own format: one call for a list of files instead 
 """
 
 import json
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from py4j.java_gateway import JavaPackage
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from penstock._tables.commits import CommitResult, actions_of, lines_of, result_from_commit
+from penstock._tables.commits import actions_of, lines_of
 from penstock._tables.files import commit_file, commit_lines, if_exists, local_path
 
 
@@ -111,14 +110,15 @@ class DeltaJvm:
     def version(self, path: str) -> int:
         return int(self.snapshot(path).version())
 
-    def write_transaction(self, target: Any, snapshot: Any, statistics: Any) -> Any:
-        """A transaction on a version; needs Penstock's Java classes."""
-        return self._own.WriteTransaction(target, snapshot, statistics)
-
     def split_transaction(
-        self, target: Any, snapshot: Any, folder: str, other: str, statistics: Any
+        self, target: Any, snapshot: Any, folder: str, other: str | None, statistics: Any
     ) -> Any:
-        """A transaction that writes the files of a partition folder below another table."""
+        """A transaction on a version; needs Penstock's Java classes.
+
+        It writes the files of a partition folder below another table, if there is one.
+        """
+        if other is None:
+            return self._own.WriteTransaction(target, snapshot, statistics)
         return self._own.SplitTransaction(target, snapshot, folder, other, statistics)
 
     def statistics(self) -> Any:
@@ -425,60 +425,3 @@ class DeltaJvm:
         if lines is None:
             return None
         return next(actions_of(lines, "commitInfo"), {})
-
-
-def read_commit_counts(
-    spark: SparkSession, path: str, since_version: int = -1
-) -> list[CommitResult]:
-    """What Penstock's commits after a version recorded, oldest first; without deleted commits."""
-    delta = DeltaJvm(spark)
-    results = []
-    # From the newest back to the first that was deleted: all older ones were deleted, too.
-    for version in range(delta.version(path), max(since_version, -1), -1):
-        info = delta.commit_info(path, version)
-        if info is None:
-            break
-        result = result_from_commit(version, info)
-        if result is not None:
-            results.append(result)
-    return results[::-1]
-
-
-class KnownVersions:
-    """Newest versions and batches of the tables that this process writes, as a cache.
-
-    As long as a table's newest version was committed by this process, no other process has
-    committed a transaction of one of our flows; then the cached last batch of each app id is right.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._version: dict[str, int] = {}
-        self._batches: dict[tuple[str, str], int] = {}
-
-    def committed(self, table_id: str, version: int, app_id: str, batch_id: int | None) -> None:
-        """Record a commit of this process, unless a version before it is unknown."""
-        with self._lock:
-            if self._version.get(table_id) == version - 1:
-                self._version[table_id] = version
-            if batch_id is not None:
-                self._batches[table_id, app_id] = batch_id
-
-    def looked_up(self, table_id: str, version: int, app_id: str, batch_id: int) -> None:
-        with self._lock:
-            if self._version.get(table_id) != version:
-                # Other processes may have committed batches of the other flows in between.
-                for key in [key for key in self._batches if key[0] == table_id]:
-                    del self._batches[key]
-                self._version[table_id] = version
-            self._batches[table_id, app_id] = batch_id
-
-    def last(self, table_id: str, version: int, app_id: str) -> int | None:
-        """Last batch of an app id at a version; `None` if it must be looked up."""
-        with self._lock:
-            if self._version.get(table_id) != version:
-                return None
-            return self._batches.get((table_id, app_id))
-
-
-known_versions = KnownVersions()

@@ -11,7 +11,7 @@ _FLOW_FACTS = (
     ("type", "kind"),
     ("once", "once"),
     ("inputs", "reads"),
-    ("external_inputs", "reads from outside"),
+    ("external_inputs", "external sources"),
     ("comment", "comment"),
 )
 _NUMBERS = ("rows", "quarantined", "dropped", "failed_checks", "busy_seconds", "batches")
@@ -139,7 +139,7 @@ def _other_lineage(before: Any, after: Any) -> list[str]:
     old, new = before["columns"], after["columns"]
     changed = [name for name in new if name in old and old[name] != new[name]]
     if before["influences"] != after["influences"]:
-        changed.append("which rows there are")
+        changed.append("filters, joins and grouping")
     return changed
 
 

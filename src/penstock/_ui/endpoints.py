@@ -87,7 +87,7 @@ def add_stored(app: FastAPI, recording_of: Callable[[str], Recording]) -> None:
 def _stored(
     recording: Recording, names: Sequence[str] = ()
 ) -> tuple[Tables | None, dict[str, str | None]]:
-    """Its tables; 404 unless `names` are among them: no text of a visitor becomes an argument."""
+    """Its tables; 404 unless `names` are among them, so that only known names are used."""
     recorded = recording.recorded(LATEST)
     paths: dict[str, str | None] = {}
     if recorded is not None:
@@ -99,7 +99,7 @@ def _stored(
 
 
 def _answer(tables: Tables | None, ask: Callable[[Tables], dict[str, Any]]) -> Response:
-    """What the tables say, or why they do not, as words for the page."""
+    """The result of `ask`, or the problem with a message for the page if it fails."""
     if tables is None:
         body: dict[str, Any] = {"problem": _NO_ROWS}
     else:

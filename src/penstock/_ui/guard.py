@@ -1,10 +1,11 @@
 """Authorisation of requests, and security headers of responses."""
 
 import hmac
-import ipaddress
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode
+
+from penstock._observe.loopback import is_loopback, names_loopback
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -13,7 +14,6 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 COOKIE = "penstock_token"
 CONTROL_HEADER = "x-penstock-control"
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _MAX_PATH = 4096
 _MAX_BODY = 4096
 _MAX_MARKED = 64 << 10
@@ -104,15 +104,15 @@ class Guard:
         if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > _MAX_PATH:
             return 414, "the address is too long"
         host = headers.get("host", "")
-        if self._checks_host and _name_of(host) not in _LOOPBACK:
+        if self._checks_host and not names_loopback(host):
             return 421, "this server accepts requests for localhost only"
         origin = headers.get("origin")
         if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
-            return 403, "not for pages from elsewhere"
+            return 403, "requests from other origins are refused"
         site = headers.get("sec-fetch-site", "same-origin")
         is_page = headers.get("sec-fetch-mode") == "navigate" and not is_action
         if site not in ("same-origin", "none") and not is_page:
-            return 403, "not for pages from elsewhere"
+            return 403, "requests from other origins are refused"
         return None
 
     def _signed_in(self, scope: Scope) -> list[tuple[bytes, bytes]]:
@@ -129,14 +129,6 @@ class Guard:
         value = quote(self._token or "", safe="")
         cookie = f"{cookie_name(scope)}={value}; Path=/; HttpOnly; SameSite=Strict"
         return [(b"location", path.encode()), (b"set-cookie", cookie.encode())]
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def cookie_name(scope: Scope) -> str:
@@ -166,13 +158,6 @@ def _no_action(headers: dict[str, str], right: set[str]) -> str | None:
     if "bearer" not in right and not ("cookie" in right and "origin" in headers):
         return "actions require the token as Bearer, or a page of this server"
     return None
-
-
-def _name_of(host: str) -> str:
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    name = host.partition(":")[0].lower()
-    return "127.0.0.1" if name.startswith("127.") and name.replace(".", "").isdigit() else name
 
 
 def _given_tokens(scope: Scope, headers: dict[str, str]) -> dict[str, str]:

@@ -24,7 +24,7 @@ _REST = 25
 _IDLE_BEATS = 12
 _KEEPALIVE_SECONDS = 15.0
 MAX_WATCHERS = 100
-BROKE_OFF = "INTERRUPTED"
+INTERRUPTED = "INTERRUPTED"
 _AT_WORK = frozenset({FlowStatus.QUEUED, FlowStatus.STARTING, FlowStatus.RUNNING})
 _PARTS = (("cards", "id"), ("flows", "name"))
 
@@ -41,23 +41,23 @@ def whole_update(recording: Recording, update: str) -> dict[str, Any] | None:
         model = recorded.model
         view = model.view(now)
         head, newest = model.head(view), recording.newest() == recorded.log.update_id
-        is_gone = recording.has_broken_off(recorded)
+        is_gone = recording.was_interrupted(recorded)
         return {
             "pipeline": recording.key,
             "newest": newest,
             "read_percent": recorded.read_percent,
             "update": head | {"update_id": recorded.log.update_id, "is_gone": is_gone},
-            "cards": as_left(model.cards(view), is_gone=is_gone),
+            "cards": with_interrupted(model.cards(view), is_gone=is_gone),
             "edges": model.edges(),
-            "flows": as_left(model.flows(view), is_gone=is_gone),
+            "flows": with_interrupted(model.flows(view), is_gone=is_gone),
         }
 
 
-def as_left(items: list[dict[str, Any]], *, is_gone: bool) -> list[dict[str, Any]]:
-    """Cards or flows; of an update that broke off, none of them is still at work."""
+def with_interrupted(items: list[dict[str, Any]], *, is_gone: bool) -> list[dict[str, Any]]:
+    """Cards or flows; of an interrupted update, those that were at work are interrupted."""
     if not is_gone:
         return items
-    return [item | {"state": BROKE_OFF} if item["state"] in _AT_WORK else item for item in items]
+    return [item | {"state": INTERRUPTED} if item["state"] in _AT_WORK else item for item in items]
 
 
 @dataclass(frozen=True, kw_only=True)

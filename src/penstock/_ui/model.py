@@ -1,12 +1,11 @@
 """One update as the dashboard shows it: the shared snapshot and details for pages."""
 
-import json
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
+from penstock._observe.codec import millis
 from penstock._observe.events import (
     DatasetDefinition,
-    ErrorInfo,
     Event,
     FlowDefinition,
     FlowProgress,
@@ -18,9 +17,14 @@ from penstock._observe.events import (
 from penstock._observe.snapshot import DatasetView, FlowView, UpdateView, short_names, update_view
 from penstock._observe.state import ObservedUpdate
 from penstock._ui.series import Series
-from penstock._ui.views import lineage_view, progress_view
+from penstock._ui.views import (
+    columns_view,
+    error_view,
+    lineage_view,
+    progress_view,
+    rules_view,
+)
 
-_MAX_COLUMNS = 2000
 _SHOWN_PROPERTIES = (
     "storage",
     "root",
@@ -32,7 +36,7 @@ _SHOWN_PROPERTIES = (
     "full_refresh",
 )
 NO_ANSWER = "NO_ANSWER"
-"""Of a card: it runs, but a source of it gives no answer."""
+"""Of a card: it runs, but a source of it does not respond."""
 
 
 class UpdateModel:
@@ -46,13 +50,13 @@ class UpdateModel:
         self.folded = 0
 
     def fold(self, event: Event) -> None:
-        """Take in one event; one that makes no sense is passed over."""
+        """Add one event; events with invalid values are ignored."""
         self.folded += 1
         try:
             self._update(event)
             self._fold(event)
         except (LookupError, ValueError, TypeError, AttributeError):
-            # Written by another version, or by hand: the rest of the log is still worth a look.
+            # Written by another version, or by hand: the rest of the log is still shown.
             return
 
     def _fold(self, event: Event) -> None:
@@ -121,7 +125,7 @@ class UpdateModel:
         return cards
 
     def tables(self) -> dict[str, str | None]:
-        """Where the datasets that are stored lie, `None` where that was not recorded."""
+        """Path of each stored dataset, `None` if it was not recorded."""
         return {
             name: dataset.definition.path or None
             for name, dataset in self._update.datasets.items()
@@ -196,9 +200,9 @@ class UpdateModel:
         return {
             "declared_at": declared.declared_at,
             "format": body.format if isinstance(body, SinkDefinition) else "",
-            "columns": _columns(declared.schema_json or ""),
+            "columns": columns_view(declared.schema_json or ""),
             "lineage": self._lineage(name),
-            "rules": _rules(declared, dataset),
+            "rules": rules_view(declared, dataset),
         }
 
     def _lineage(self, name: str) -> dict[str, Any] | None:
@@ -275,32 +279,6 @@ class UpdateModel:
         }
 
 
-def error_view(error: ErrorInfo | None, *, at: int | None = None) -> dict[str, Any] | None:
-    """An error for a page: condition, message, and apart from it the line and the way out."""
-    if error is None:
-        return None
-    message, hint, declared_at = [], [], ""
-    for line in error.message.splitlines():
-        text = line.strip()
-        if text.startswith("hint: "):
-            hint.append(text.removeprefix("hint: "))
-        elif text.startswith("declared at ") and not declared_at:
-            declared_at = text.removeprefix("declared at ")
-        elif hint and line.startswith("    "):
-            hint.append(text)
-        else:
-            message.append(line)
-    text = "\n".join(message).strip().removeprefix(f"[{error.condition}] ")
-    return {
-        "condition": error.condition,
-        "class_name": error.class_name,
-        "message": text,
-        "declared_at": declared_at,
-        "hint": "\n".join(hint),
-        "at": at,
-    }
-
-
 def _waits(dataset: DatasetView, known: list[dict[str, Any]]) -> tuple[int | None, int | None]:
     """Rows and files that wait at the sources of a dataset, as far as they are known.
 
@@ -339,67 +317,6 @@ def _outside(body: FlowDefinition) -> list[str]:
     return [f"source:{name}" for name in body.external_inputs]
 
 
-def _rules(declared: DatasetDefinition, dataset: DatasetView | None) -> list[dict[str, Any]]:
-    counted = {rule.name: rule for rule in dataset.rules} if dataset is not None else {}
-    rules = [
-        {"name": rule.name, "condition": rule.condition, "action": rule.action}
-        for rule in declared.expectations
-    ]
-    known = {rule["name"] for rule in rules}
-    rules += [
-        {"name": name, "condition": "", "action": ""} for name in counted if name not in known
-    ]
-    return [
-        {
-            **rule,
-            "passed": counted[rule["name"]].passed if rule["name"] in counted else None,
-            "failed": counted[rule["name"]].failed if rule["name"] in counted else None,
-        }
-        for rule in rules
-    ]
-
-
-def _columns(schema_json: str) -> list[dict[str, Any]]:
-    if not schema_json:
-        return []
-    columns: list[dict[str, Any]] = []
-    _walk(json.loads(schema_json).get("fields", ()), 0, columns)
-    return columns
-
-
-def _walk(fields: Any, depth: int, columns: list[dict[str, Any]]) -> None:
-    for each in fields:
-        if len(columns) >= _MAX_COLUMNS:
-            return
-        kind = each.get("type")
-        metadata = each.get("metadata") or {}
-        columns.append(
-            {
-                "name": str(each.get("name", "")),
-                "type": _type_text(kind),
-                "nullable": bool(each.get("nullable", True)),
-                "comment": str(metadata.get("comment") or ""),
-                "depth": depth,
-            }
-        )
-        inner = kind.get("elementType") if isinstance(kind, dict) else None
-        nested = inner if isinstance(inner, dict) else kind
-        if isinstance(nested, dict) and nested.get("type") == "struct":
-            _walk(nested.get("fields", ()), depth + 1, columns)
-
-
-def _type_text(kind: Any) -> str:
-    if not isinstance(kind, dict):
-        return str(kind)
-    match kind.get("type"):
-        case "array":
-            return f"array<{_type_text(kind.get('elementType'))}>"
-        case "map":
-            return f"map<{_type_text(kind.get('keyType'))}, {_type_text(kind.get('valueType'))}>"
-        case other:
-            return str(other)
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [str(each) for each in value]
@@ -407,4 +324,4 @@ def _plain(value: Any) -> Any:
 
 
 def _millis(moment: datetime | None) -> int | None:
-    return int(moment.astimezone(UTC).timestamp() * 1000) if moment is not None else None
+    return millis(moment) if moment is not None else None

@@ -6,17 +6,17 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from penstock._observe.codec import event_of_line
+from penstock._observe.codec import event_of_line, millis
 from penstock._observe.events import TERMINAL_STATES, CreateUpdate, Event, UpdateProgress
 from penstock._observe.masking import masked
 from penstock._observe.segments import LATEST, Segment, UpdateLog, updates
 from penstock._observe.status_file import writer_of
-from penstock._ui.model import UpdateModel, error_view
+from penstock._ui.model import UpdateModel
 from penstock._ui.ports import CodeOf, Control, Tables
+from penstock._ui.views import error_view
 
 _MAX_MODELS = 6
 _SETTLED_SECONDS = 1.0
@@ -41,13 +41,13 @@ class Recorded:
 
     @property
     def read_percent(self) -> int | None:
-        """How much of a long log is read; `None` when nothing but its newest events may miss."""
+        """How much of a long log is read; `None` when only the newest events may be missing."""
         if self._left <= _BLOCK:
             return None
         return 100 * self._read // (self._read + self._left)
 
     def refresh(self) -> bool:
-        """Read what was added; whether there was anything. A last line without end waits.
+        """Read what was added; whether there was anything. An incomplete last line is read later.
 
         Of a long log only a part is read at a time, so that others are served in between.
         """
@@ -141,20 +141,25 @@ class UpdateSummary:
     message: str
 
 
-@dataclass(eq=False)
-class Recording:
-    """The event log of one pipeline. Any thread may call; one at a time is served.
+@dataclass(eq=False, kw_only=True)
+class WatchedLog:
+    """A pipeline to show; `label` is shown before it has events. The folder need not exist yet."""
 
-    `key` names the pipeline in URLs, `label` is shown before it has events. The folder need not
-    exist yet.
-    """
-
-    key: str
     label: str
     directory: Path
     tables: Tables | None = None
     code_of: CodeOf | None = None
     control: Control | None = None
+
+
+@dataclass(eq=False, kw_only=True)
+class Recording(WatchedLog):
+    """The event log of one pipeline. Any thread may call; one at a time is served.
+
+    `key` names the pipeline in URLs.
+    """
+
+    key: str
 
     def __post_init__(self) -> None:
         self.lock = threading.RLock()
@@ -213,8 +218,8 @@ class Recording:
             return False
         return False
 
-    def has_broken_off(self, recorded: Recorded) -> bool:
-        """Whether an update ended without a word, as far as that is known."""
+    def was_interrupted(self, recorded: Recorded) -> bool:
+        """Whether an update ended without a final state, as far as that is known."""
         if recorded.model.view().has_ended:
             return False
         update = recorded.log.update_id
@@ -290,8 +295,8 @@ def _summary_of(log: UpdateLog) -> UpdateSummary:
     return UpdateSummary(
         update_id=log.update_id,
         pipeline_name=pipeline,
-        started=_millis(log.started),
-        ended=_millis(ending.timestamp) if ending is not None else None,
+        started=millis(log.started),
+        ended=millis(ending.timestamp) if ending is not None else None,
         state=state.value if state is not None else "",
         is_over=is_over,
         continuous=bool(options.get("continuous")),
@@ -323,7 +328,3 @@ def _events(lines: list[bytes]) -> list[Event]:
         chosen.append(ending)
     decoded = (event_of_line(masked(line)) for line in chosen if line)
     return [event for event in decoded if event is not None]
-
-
-def _millis(moment: datetime) -> int:
-    return int(moment.timestamp() * 1000)

@@ -4,6 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock._observe.codec import millis
 from penstock._observe.events import Event, FlowMetrics, FlowProgress
 
 _MAX_POINTS = 240
@@ -50,8 +51,8 @@ class Point:
 class Series:
     """The points of one dataset.
 
-    When there are too many, neighbours are joined two by two: sums stay exact, the line gets
-    coarser. A micro-batch has two events, of its commit and of its query; they meet in one point.
+    When there are too many, neighbours are merged in pairs: sums stay exact, the resolution in time
+    decreases. The two events of a micro-batch, of its commit and of its query, share one point.
     """
 
     def __init__(self) -> None:
@@ -61,7 +62,7 @@ class Series:
     def add(self, event: Event, body: FlowProgress, *, since_ms: int | None) -> None:
         """Add a `flow_progress` event with metrics; `since_ms` is for events without a duration."""
         metrics, rolled = body.metrics or FlowMetrics(), body.rolled_up
-        at = int(event.timestamp.timestamp() * 1000)
+        at = millis(event.timestamp)
         point = Point(
             at=at,
             rows_in=metrics.num_input_rows or 0,

@@ -13,7 +13,7 @@ from penstock._observe.segments import LATEST
 from penstock._ui.difference import differences
 from penstock._ui.endpoints import add_acting, add_stored, json_response
 from penstock._ui.guard import App, Guard
-from penstock._ui.hub import MAX_WATCHERS, Hub, as_left, whole_update
+from penstock._ui.hub import MAX_WATCHERS, Hub, whole_update, with_interrupted
 from penstock._ui.recording import Recording
 
 STATIC = Path(__file__).parent / "static"
@@ -104,9 +104,9 @@ def build_app(
             body = recorded.model.dataset(name)
             if body is None:
                 raise HTTPException(404, "no such dataset")
-            is_gone = recording.has_broken_off(recorded)
-            (body["card"],) = as_left([body["card"]], is_gone=is_gone)
-            body["flows"] = as_left(body["flows"], is_gone=is_gone)
+            is_gone = recording.was_interrupted(recorded)
+            (body["card"],) = with_interrupted([body["card"]], is_gone=is_gone)
+            body["flows"] = with_interrupted(body["flows"], is_gone=is_gone)
         return json_response(body)
 
     @app.get("/api/pipelines/{key}/updates")

@@ -8,15 +8,11 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote
 
 from penstock._model.extras import import_extra
-from penstock._ui.guard import is_loopback
-from penstock._ui.ports import CodeOf, Control, Tables
-from penstock._ui.recording import Recording
+from penstock._ui.recording import Recording, WatchedLog
 from penstock.errors import SetupError
 
 DEFAULT_HOST = "127.0.0.1"
@@ -24,17 +20,6 @@ DEFAULT_PORT = 7070
 _TOKEN_BYTES = 24
 _BACKLOG = 128
 _IDLE_SECONDS = 10.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class WatchedLog:
-    """A pipeline to show; `label` is shown before it has events."""
-
-    label: str
-    directory: Path
-    tables: Tables | None = None
-    code_of: CodeOf | None = None
-    control: Control | None = None
 
 
 def recordings_of(logs: Sequence[WatchedLog]) -> list[Recording]:
@@ -47,7 +32,7 @@ def recordings_of(logs: Sequence[WatchedLog]) -> list[Recording]:
         while key in seen:
             key, number = f"{base}-{number}", number + 1
         seen.add(key)
-        recordings.append(Recording(key, **vars(log)))
+        recordings.append(Recording(key=key, **vars(log)))
     return recordings
 
 
@@ -118,8 +103,6 @@ def serve(
     from penstock._ui.hub import Hub
     from penstock._ui.server import build_app
 
-    if not is_loopback(host) and token is None:
-        token = new_token()
     hub = Hub()
 
     class Server(uvicorn.Server):

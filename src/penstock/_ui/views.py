@@ -1,11 +1,13 @@
-"""JSON forms for pages: Spark's progress of a micro-batch, and column lineage."""
+"""JSON forms for pages: progress of a micro-batch, column lineage, columns, rules and errors."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock._model.lineage import ColumnInput, FlowLineage, LineageSource
-from penstock._observe.events import LagProgress
+from penstock._observe.events import DatasetDefinition, ErrorInfo, LagProgress
 from penstock._observe.lag import lag_sources, problem_of, waiting_rows
+from penstock._observe.snapshot import DatasetView
 from penstock._observe.spark_progress import (
     Progress,
     durations_of,
@@ -113,3 +115,90 @@ def _extend(
         entry = sources[column.source] | {"column": column.column, "how": column.transformation}
         if entry not in columns and len(columns) < _MAX_INPUTS:
             columns.append(entry)
+
+
+def columns_view(schema_json: str) -> list[dict[str, Any]]:
+    if not schema_json:
+        return []
+    columns: list[dict[str, Any]] = []
+    _walk(json.loads(schema_json).get("fields", ()), 0, columns)
+    return columns
+
+
+def _walk(fields: Any, depth: int, columns: list[dict[str, Any]]) -> None:
+    for each in fields:
+        if len(columns) >= _MAX_COLUMNS:
+            return
+        kind = each.get("type")
+        metadata = each.get("metadata") or {}
+        columns.append(
+            {
+                "name": str(each.get("name", "")),
+                "type": _type_text(kind),
+                "nullable": bool(each.get("nullable", True)),
+                "comment": str(metadata.get("comment") or ""),
+                "depth": depth,
+            }
+        )
+        inner = kind.get("elementType") if isinstance(kind, dict) else None
+        nested = inner if isinstance(inner, dict) else kind
+        if isinstance(nested, dict) and nested.get("type") == "struct":
+            _walk(nested.get("fields", ()), depth + 1, columns)
+
+
+def _type_text(kind: Any) -> str:
+    if not isinstance(kind, dict):
+        return str(kind)
+    match kind.get("type"):
+        case "array":
+            return f"array<{_type_text(kind.get('elementType'))}>"
+        case "map":
+            return f"map<{_type_text(kind.get('keyType'))}, {_type_text(kind.get('valueType'))}>"
+        case other:
+            return str(other)
+
+
+def rules_view(declared: DatasetDefinition, dataset: DatasetView | None) -> list[dict[str, Any]]:
+    counted = {rule.name: rule for rule in dataset.rules} if dataset is not None else {}
+    rules = [
+        {"name": rule.name, "condition": rule.condition, "action": rule.action}
+        for rule in declared.expectations
+    ]
+    known = {rule["name"] for rule in rules}
+    rules += [
+        {"name": name, "condition": "", "action": ""} for name in counted if name not in known
+    ]
+    return [
+        {
+            **rule,
+            "passed": counted[rule["name"]].passed if rule["name"] in counted else None,
+            "failed": counted[rule["name"]].failed if rule["name"] in counted else None,
+        }
+        for rule in rules
+    ]
+
+
+def error_view(error: ErrorInfo | None, *, at: int | None = None) -> dict[str, Any] | None:
+    """An error for a page: condition, message, and apart from it the line and the way out."""
+    if error is None:
+        return None
+    message, hint, declared_at = [], [], ""
+    for line in error.message.splitlines():
+        text = line.strip()
+        if text.startswith("hint: "):
+            hint.append(text.removeprefix("hint: "))
+        elif text.startswith("declared at ") and not declared_at:
+            declared_at = text.removeprefix("declared at ")
+        elif hint and line.startswith("    "):
+            hint.append(text)
+        else:
+            message.append(line)
+    text = "\n".join(message).strip().removeprefix(f"[{error.condition}] ")
+    return {
+        "condition": error.condition,
+        "class_name": error.class_name,
+        "message": text,
+        "declared_at": declared_at,
+        "hint": "\n".join(hint),
+        "at": at,
+    }

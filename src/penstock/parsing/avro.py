@@ -29,8 +29,8 @@ from pyspark.sql.types import (
 )
 
 from penstock._model.extras import import_extra
-from penstock._model.origin import capture_origin
 from penstock.errors import DefinitionError
+from penstock.parsing.schema_errors import schema_invalid
 
 _PRIMITIVE: dict[str, DataType] = {
     "boolean": BooleanType(),
@@ -179,9 +179,7 @@ def _said(error: Exception) -> str:
 
 
 def _invalid(reason: str) -> DefinitionError:
-    return DefinitionError(
-        "PAYLOAD_SCHEMA_INVALID",
+    return schema_invalid(
         f"the Avro schema cannot be used: {reason}",
-        origin=capture_origin(),
-        hint="declare the columns as DDL; a field of type STRING accepts any value",
+        "declare the columns as DDL; a field of type STRING accepts any value",
     )

@@ -13,14 +13,13 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import StringType, StructField, StructType
 
-from penstock._model.origin import capture_origin
 from penstock._model.sql_text import quoted
-from penstock.errors import DefinitionError
 from penstock.parsing.avro import PayloadError, decode_avro, require_fastavro, struct_of_avro
 from penstock.parsing.fit import MisfitError, UnsupportedTypeError, compile_fit
 from penstock.parsing.outcome import require_column, spread
 from penstock.parsing.protobuf import decode_protobuf, require_protobuf, struct_of_message
 from penstock.parsing.schema import to_struct
+from penstock.parsing.schema_errors import read_schema_file, schema_file, schema_invalid
 
 Decode = Callable[[bytes], Any]
 
@@ -56,7 +55,7 @@ def parse_avro(
     text = read_schema_file(avro_schema) if isinstance(avro_schema, Path) else avro_schema
     derived = struct_of_avro(text) if schema is None else None
     struct = derived if derived is not None else to_struct(schema or "")
-    return decoded(df, column, struct, lambda payload: decode_avro(payload, text), into)
+    return decoded(df, column, struct, lambda payload: decode_avro(not_empty(payload), text), into)
 
 
 def parse_protobuf(
@@ -90,10 +89,8 @@ def parse_protobuf(
     require_protobuf()
     files = descriptor
     if isinstance(files, Path):
-        try:
+        with schema_file(files):
             files = files.read_bytes()
-        except OSError as error:
-            raise _unreadable(str(descriptor), error) from error
     struct = struct_of_message(files, message)
     if schema is not None:
         struct = to_struct(schema)
@@ -103,12 +100,11 @@ def parse_protobuf(
     )
 
 
-def read_schema_file(path: Path) -> str:
-    """The text of a schema file, or `PAYLOAD_SCHEMA_INVALID`."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(str(path), error) from error
+def not_empty(payload: bytes) -> bytes:
+    """The payload, or `PayloadError`: only for Protobuf is an empty one valid, all defaults."""
+    if not payload:
+        raise PayloadError("the payload is empty")
+    return payload
 
 
 def decoded(
@@ -134,9 +130,7 @@ def with_decoded(
     try:
         compile_fit(struct)
     except UnsupportedTypeError as error:
-        raise DefinitionError(
-            "PAYLOAD_SCHEMA_INVALID", str(error), origin=capture_origin()
-        ) from error
+        raise schema_invalid(str(error)) from error
     payload = F.col(quoted(name)).cast("binary")
     udf: Any = decoder(struct, decode)
     udf = udf.asNondeterministic() if once else udf
@@ -177,8 +171,6 @@ def _decode_all(payloads: Iterable[bytes | None], schema: str, decode: Decode) -
         record, error = None, None
         if payload is None:
             error = "the payload is NULL"
-        elif not payload:
-            error = "the payload is empty"
         else:
             try:
                 value = decode(payload)
@@ -204,12 +196,3 @@ def _decode_all(payloads: Iterable[bytes | None], schema: str, decode: Decode) -
 def _nullable(struct: StructType) -> StructType:
     """Rows with an error have no values at all, so no column can be NOT NULL."""
     return StructType([StructField(f.name, f.dataType, True) for f in struct])
-
-
-def _unreadable(path: str, error: Exception) -> DefinitionError:
-    return DefinitionError(
-        "PAYLOAD_SCHEMA_INVALID",
-        f"no schema can be read from {path}: {getattr(error, 'strerror', None) or error}",
-        origin=capture_origin(),
-        hint="relative paths start at the pipeline's root folder",
-    )

@@ -24,10 +24,11 @@ from pyspark.sql.types import (
 from penstock._model.origin import capture_origin
 from penstock.errors import DefinitionError
 from penstock.parsing.avro import PayloadError, decode_avro, require_fastavro, struct_of_avro
-from penstock.parsing.binary import decoded, read_schema_file
+from penstock.parsing.binary import decoded, not_empty
 from penstock.parsing.protobuf import decode_protobuf, message_at, struct_of_message
 from penstock.parsing.registry import RegisteredSchema, SchemaRegistry, UnknownSchemaError
 from penstock.parsing.schema import to_struct
+from penstock.parsing.schema_errors import read_schema_file, schema_invalid
 
 _HEADER_BYTES = 5
 _LONGEST_INDEXES = 32
@@ -76,7 +77,9 @@ def parse_confluent(
             hint='subject="orders-value", or schema="id BIGINT, amount DECIMAL(10,2)"',
         )
     struct, reader = _of_subject(registry, subject) if subject else _of_schema(schema)
-    return decoded(df, column, struct, lambda p: decode_confluent(p, registry, reader), into)
+    return decoded(
+        df, column, struct, lambda p: decode_confluent(not_empty(p), registry, reader), into
+    )
 
 
 def decode_confluent(payload: bytes, registry: SchemaRegistry, reader: str | None = None) -> Any:
@@ -227,9 +230,7 @@ def _json_type(schema: Mapping[str, Any]) -> DataType:
 
 
 def _unusable(reason: str) -> DefinitionError:
-    return DefinitionError(
-        "PAYLOAD_SCHEMA_INVALID",
+    return schema_invalid(
         f"no columns can be taken from the JSON Schema: {reason}",
-        origin=capture_origin(),
-        hint="declare the columns as DDL with `schema`",
+        "declare the columns as DDL with `schema`",
     )

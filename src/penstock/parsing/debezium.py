@@ -25,7 +25,7 @@ from penstock._model.origin import capture_origin
 from penstock._model.sql_text import quoted
 from penstock.errors import DefinitionError
 from penstock.parsing.avro import PayloadError, require_fastavro
-from penstock.parsing.binary import with_decoded
+from penstock.parsing.binary import not_empty, with_decoded
 from penstock.parsing.confluent import decode_confluent, decode_json
 from penstock.parsing.fit import MisfitError, misfit
 from penstock.parsing.outcome import ERROR_COLUMN, RAW_COLUMN, require_column, spread
@@ -136,7 +136,7 @@ def change_reader(
     required = [f.name for f in table if not f.nullable]
 
     def read(payload: bytes) -> dict[str, Any]:
-        envelope = decode(payload)
+        envelope = decode(not_empty(payload))
         if isinstance(envelope, dict) and "op" not in envelope and "payload" in envelope:
             envelope = envelope["payload"]
         if envelope is None:

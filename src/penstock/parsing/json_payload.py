@@ -1,7 +1,7 @@
-"""JSON payloads to columns, strictly: what Spark's parser lets pass without a word is an error.
+"""JSON payloads to columns, strictly: what Spark's parser silently accepts is an error.
 
 Spark's `from_json` stops after the first value, so `{"id": 1}{"id": 2}` and `{"id": 1} rubbish`
-would lose what follows. It replaces bytes that are not UTF-8, and says nothing about a NULL or
+would lose what follows. It replaces bytes that are not UTF-8, and reports no error for a NULL or
 empty payload.
 """
 
@@ -40,7 +40,7 @@ def parse_json(
     """Parse a column of JSON objects into columns.
 
     The payload's column is replaced by those of the schema, and `_parse_error` and `_raw_payload`
-    are added, both NULL where all is well. A row has an error if its payload is NULL, empty, not
+    are added, both NULL if there is no error. A row has an error if its payload is NULL, empty, not
     UTF-8, not exactly one JSON object, has a value of the wrong type, or lacks a `NOT NULL` field.
     What could be parsed is in the columns all the same. A field that is missing is NULL.
 
@@ -127,7 +127,7 @@ def _wrong_types(text: Column, parsed: Column, struct: StructType) -> Column:
     named = F.when(
         F.size(fields) > 0, F.concat(F.lit("values do not fit: "), _listed(fields))
     ).otherwise("a value does not fit the schema")
-    # Each field is looked up in the text again: too dear, in memory above all, for a huge one.
+    # Each field is looked up in the text again: for a huge one, this needs too much memory.
     return F.when(F.length(text) > _LONGEST_NAMED, "a value does not fit the schema").otherwise(
         named
     )

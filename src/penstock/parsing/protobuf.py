@@ -26,9 +26,9 @@ from pyspark.sql.types import (
 )
 
 from penstock._model.extras import import_extra
-from penstock._model.origin import capture_origin
 from penstock.errors import DefinitionError, MissingExtraError
 from penstock.parsing.avro import PayloadError
+from penstock.parsing.schema_errors import schema_invalid
 
 _WELL_KNOWN = ("any", "duration", "empty", "field_mask", "struct", "timestamp", "wrappers")
 _MAIN_FILE = "penstock_schema.proto"
@@ -307,9 +307,7 @@ def _is_wrapper(name: str) -> bool:
 
 
 def _invalid(reason: str) -> DefinitionError:
-    return DefinitionError(
-        "PAYLOAD_SCHEMA_INVALID",
+    return schema_invalid(
         f"the Protobuf schema cannot be used: {reason}",
-        origin=capture_origin(),
-        hint="protoc --include_imports --descriptor_set_out=order.desc order.proto",
+        "protoc --include_imports --descriptor_set_out=order.desc order.proto",
     )

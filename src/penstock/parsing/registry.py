@@ -46,7 +46,7 @@ class RegisteredSchema:
 
 @dataclass(frozen=True)
 class SchemaRegistry:
-    """Where a schema registry is, and how to get in.
+    """URL and authentication of a schema registry.
 
     Args:
         url: Root of Confluent's API; several replicas with commas between them. Of Apicurio it is

@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from penstock._model.exception_text import first_line
-from penstock._model.origin import capture_origin
 from penstock.errors import DefinitionError
+from penstock.parsing.schema_errors import read_schema_file, schema_invalid
 
 _AVRO_FILES = (".avsc", ".avro.json")
 
@@ -42,11 +42,7 @@ def schema_from_file(path: str | Path) -> StructType:
         DefinitionError: `PAYLOAD_SCHEMA_INVALID`: it cannot be read, or holds no schema.
     """
     file = Path(path)
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise _invalid(str(path), reason) from error
+    text = read_schema_file(file)
     if file.name.endswith(_AVRO_FILES):
         from penstock.parsing.avro import struct_of_avro
 
@@ -71,11 +67,7 @@ def schema_from_sample(sample: str | Sequence[str] | Path) -> StructType:
             objects.
     """
     if isinstance(sample, Path):
-        try:
-            lines = sample.read_text(encoding="utf-8").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            raise _invalid(str(sample), "it cannot be read as UTF-8 text") from error
-        documents = [line for line in lines if line.strip()]
+        documents = [line for line in read_schema_file(sample).split("\n") if line.strip()]
     else:
         documents = [sample] if isinstance(sample, str) else list(sample)
     for number, document in enumerate(documents, start=1):
@@ -107,9 +99,7 @@ def _from_json(text: str, what: str) -> StructType:
 
 
 def _invalid(what: str, reason: str) -> DefinitionError:
-    return DefinitionError(
-        "PAYLOAD_SCHEMA_INVALID",
+    return schema_invalid(
         f"no schema can be read from {what}: {reason}",
-        origin=capture_origin(),
-        hint='DDL is `"id BIGINT NOT NULL, at TIMESTAMP"`',
+        'DDL is `"id BIGINT NOT NULL, at TIMESTAMP"`',
     )

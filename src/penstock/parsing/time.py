@@ -36,9 +36,9 @@ def event_time(
     A candidate may be TIMESTAMP, DATE, a number or text. Numbers, also as text, count from 1970;
     their size says whether they are seconds, milliseconds, microseconds or nanoseconds. Text is
     tried with each of `formats`, then as ISO 8601; without a zone it is in the session's, UTC by
-    default. What holds no time is passed over, never an error.
+    default. A value that is no time is skipped without an error.
 
-    Beside it stands `<into>_source`: the candidate that was used, the fallback's name, or NULL.
+    The column `<into>_source` has the candidate that was used, the fallback's name, or NULL.
     So `expect_or_quarantine("has a time", "event_time IS NOT NULL")` finds rows without one, and
     `event_time_source` those whose time is that of their arrival.
 

@@ -1,6 +1,5 @@
 """Expectations: their checks, and their conditions as Columns that never fail a query."""
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from pyspark.sql.types import BooleanType, DataType, NullType, StructType
 
 from penstock._model.exception_text import first_line
 from penstock._model.expectation import Expectation
+from penstock._model.similar import nearest
 from penstock._model.sql_text import quoted
 from penstock.errors import DefinitionError, DefinitionErrors
 
@@ -143,11 +143,11 @@ def _check_whole(df: DataFrame, rule: Expectation) -> Iterator[DefinitionError]:
     known = {column.lower(): column for column in df.columns}
     for column in rule.unique:
         if column.lower() not in known:
-            near = difflib.get_close_matches(column.lower(), known, n=1, cutoff=0.5)
+            near = nearest(column, df.columns, cutoff=0.5)
             yield _invalid(
                 rule,
                 f"there is no column {column!r}",
-                hint=f"did you mean {known[near[0]]!r}?" if near else None,
+                hint=f"did you mean {near!r}?" if near else None,
             )
 
 
@@ -193,9 +193,7 @@ def nearest_column(error: AnalysisException, columns: Sequence[str]) -> str | No
     name = parameters.get("objectName", "").replace("`", "")
     if not name:
         return None
-    lower = {column.lower(): column for column in columns}
-    matches = difflib.get_close_matches(name.rsplit(".", 1)[-1].lower(), lower, n=1, cutoff=0.5)
-    return lower[matches[0]] if matches else None
+    return nearest(name.rsplit(".", 1)[-1], columns, cutoff=0.5)
 
 
 def _invalid(rule: Expectation, reason: str, *, hint: str | None = None) -> DefinitionError:

@@ -49,7 +49,6 @@ class RowSplit:
         bits: Mask column and bit of each warn and drop rule, by rule.
         rules: Names of all rules, in order; those of fail rules have no bit.
         quarantine: Whether rows that break a drop rule are kept.
-        drops: Whether there is a drop rule.
     """
 
     df: DataFrame
@@ -58,7 +57,6 @@ class RowSplit:
     bits: dict[str, tuple[str, int]]
     rules: tuple[str, ...]
     quarantine: bool
-    drops: bool
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,6 @@ def split_rows(
         bits=judged.bits,
         rules=tuple(rule.name for rule in expectations),
         quarantine=keeps,
-        drops=bool(drop),
     )
 
 

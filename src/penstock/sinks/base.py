@@ -129,7 +129,7 @@ class BatchSink(OpenedSink, ABC):
         """
 
     def close(self) -> None:  # most writers keep nothing open
-        """The query has ended, whatever the reason; called once, on a thread of its own."""
+        """The query has ended, whatever the reason; called at most once, on a thread of its own."""
 
 
 class Sink(ABC):

@@ -1,6 +1,5 @@
 """At-least-once to Kafka, with an id per message: consumers see which message was sent again."""
 
-import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
@@ -11,6 +10,7 @@ from pyspark.sql import functions as F
 from penstock._model.dataset import SinkFacts
 from penstock._model.flow import Flow, OutputMode
 from penstock._model.lineage import LineageSource
+from penstock._model.similar import nearest
 from penstock._model.trigger import TriggerKind
 from penstock._tables.kill_points import kill_point
 from penstock.errors import ConnectorError, FlowError
@@ -81,8 +81,8 @@ class KafkaSink(Sink):
             if kind not in _COLUMNS.get(name, (kind,))
         ]
         if "value" not in columns:
-            near = difflib.get_close_matches("value", [name.lower() for name in columns], n=1)
-            also = f"; {near[0]} is spelled differently" if near else ""
+            near = nearest("value", map(str.lower, columns))
+            also = f"; {near} is spelled differently" if near else ""
             problems.append(f"there is no column `value`{also}")
         if not option(options, "topic").strip() and "topic" not in columns:
             problems.append("neither option `topic` nor a column `topic` names the topic")

@@ -8,7 +8,7 @@ from penstock.sinks.base import Sink
 from penstock.sinks.delta import DeltaSink
 from penstock.sinks.files import FileSink
 from penstock.sinks.function import ForeachSink, FunctionSink
-from penstock.sinks.jdbc.writer import JdbcSink
+from penstock.sinks.jdbc.sink import JdbcSink
 from penstock.sinks.kafka import KafkaSink
 from penstock.sinks.notification.sink import MailSink, WebhookSink
 from penstock.sinks.spark import ConsoleSink, MemorySink, NoopSink, SparkSink

@@ -11,6 +11,7 @@ long as a batch that is planned again has the same rows.
 """
 
 import json
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock._model.flow import Flow
+from penstock._observe.codec import time_text
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock.errors import PenstockError, PlanError, SpecError
 from penstock.sources.memory import PassingMemory, SourceMemory
@@ -129,8 +131,7 @@ def _offsets(body: Any) -> Offsets:
 
 def iso(milliseconds: int) -> str:
     """A timestamp as ISO string in UTC."""
-    at = datetime.fromtimestamp(milliseconds / 1000, UTC)
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return time_text(datetime.fromtimestamp(milliseconds / 1000, UTC))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +179,17 @@ class StartReport:
     unit: str
     again: int | None
     skipped: int | None
+
+    def history(self, missing: str, *, size: int | None = None, note: str = "") -> "SourceHistory":
+        """What it means for a table that is recomputed."""
+        return SourceHistory(
+            source=self.source,
+            unit=self.unit,
+            again=self.again,
+            size=size,
+            missing=missing,
+            note=note,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,6 +257,8 @@ class OpenedSource:
 
     has_names_in_offsets = True
     """Whether offsets in a checkpoint show which of several such sources they are of."""
+    has_files = False
+    """Whether its ranges can be limited to some files; see `Range.files`."""
 
     def __init__(self, df: DataFrame, *, name: str, unit: str = "rows", place: str = "") -> None:
         self.df = df
@@ -339,7 +353,15 @@ class OpenedSource:
             raise start_not_available(
                 at, f"{self.name} can only start at the position in its options"
             )
-        return {}, StartReport(source=self.name, unit=self.unit, again=None, skipped=None)
+        return {}, self.start_report(None, None)
+
+    def start_report(
+        self, again: int | None, skipped: int | None, *, is_known: bool = True
+    ) -> StartReport:
+        """For `start`; unless it `is_known` how far the flow has read, both are unknown."""
+        if not is_known:
+            again = skipped = None
+        return StartReport(source=self.name, unit=self.unit, again=again, skipped=skipped)
 
     def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
         """Fix both ends of a range that the flow has read.
@@ -370,10 +392,7 @@ class OpenedSource:
     ) -> tuple[Position, SourceHistory]:
         """As `start`, for a table that is recomputed: what is no longer there?"""
         position, report = self.start(at, done, now_ms)
-        missing = f"it is unknown which data {self.name} still has"
-        return position, SourceHistory(
-            source=report.source, unit=report.unit, again=report.again, missing=missing
-        )
+        return position, report.history(f"it is unknown which data {self.name} still has")
 
 
 class Source(ABC):
@@ -440,6 +459,11 @@ def not_read_yet(flow: str, what: str) -> PlanError:
         f"flow {flow!r} has not read the whole range yet: {what}; it would add the rows again",
         hint="run an update first, or end the range before them with --to",
     )
+
+
+def now_ms() -> int:
+    """Milliseconds since 1970."""
+    return round(time.time() * 1000)
 
 
 def age_of_oldest(times: Iterable[int | None], now_ms: int) -> float | None:

@@ -81,6 +81,8 @@ def resolve_range(
         raise range_invalid("the flow reads no stream", "--full-refresh recomputes it")
     if wanted.end is not None and wanted.end.kind is StartKind.LATEST:
         wanted = replace(wanted, end=None)
+    if wanted.files is not None and not all(source.has_files for source in streams):
+        raise range_invalid("--files is for folders", "leave it out")
     parts = [source.range(wanted, done) for source in streams]
     reports = tuple(report for _, report in parts)
     if not any(report.count for report in reports):

@@ -33,10 +33,10 @@ class SourceMemory(Protocol):
 
 
 class FolderMemory:
-    """Versions in `<folder>/_schemas/<n>`, notes in `<folder>/<name>.json`; a torn one is absent.
+    """Versions in `<folder>/_schemas/<n>`, notes in `<folder>/<name>.json`.
 
-    Without a version, `seed` (from the analysis of the same update) is the first, so that the table
-    and the stream agree.
+    An incomplete file counts as absent. Without a version, `seed` (from the analysis of the same
+    update) is the first, so that the table and the stream agree.
     """
 
     def __init__(

@@ -1,13 +1,14 @@
 """Streams as the suites of connectors run them: to the end of what is there, again and again."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
+from penstock.errors import ConnectorError
 
 Row = tuple[Any, ...]
 
@@ -67,7 +68,19 @@ def hidden_values(options: Mapping[str, str], names: tuple[str, ...], text: str)
     return [name for name in names if options.get(name) and options[name] in text]
 
 
-def changed(options: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """Options with some replaced, and those left out that become `None`."""
-    merged = {**options, **changes}
-    return {name: value for name, value in merged.items() if value is not None}
+def check_refusals(
+    check: Callable[[dict[str, str]], object],
+    options: Mapping[str, str],
+    wrong_options: Sequence[Mapping[str, str | None]],
+    secrets: tuple[str, ...],
+) -> None:
+    """Check that each change makes options wrong, without a secret in the error."""
+    for wrong in wrong_options:
+        merged = {**options, **wrong}
+        refused = {name: value for name, value in merged.items() if value is not None}
+        try:
+            check(refused)
+        except ConnectorError as error:
+            assert hidden_values(refused, secrets, str(error)) == [], wrong
+        else:
+            raise AssertionError(f"{wrong} is not refused")

@@ -255,6 +255,18 @@ WRONG = [
         "INVALID_NAME",
         "`name`",
     ),
+    (
+        "depends_on is a number",
+        lambda: dp.append_flow("t", depends_on=3)(_query),
+        "INVALID_PARAMETER",
+        "must be a list of dataset names",
+    ),
+    (
+        "depends_on has duplicates",
+        lambda: dp.append_flow("t", depends_on=["a", "A"])(_query),
+        "INVALID_PARAMETER",
+        "lists dataset `a` more than once",
+    ),
     ("once is text", lambda: dp.append_flow("t", once="x")(_query), "INVALID_PARAMETER", "once"),
     ("name missing", lambda: dp.create_streaming_table(), "INVALID_CALL", "name"),
     ("name is None", lambda: dp.create_streaming_table(None), "INVALID_PARAMETER", "`name`"),

@@ -200,6 +200,26 @@ def test_a_streaming_view_is_read_as_a_stream_when_the_flow_runs_once():
     assert reader.calls == [("read", "s"), ("read_stream", "s")]
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["apply_changes", "create_auto_cdc_flow", "apply_changes_from_snapshot"],
+)
+def test_errors_name_the_function_that_was_called(name):
+    function = getattr(dp, name)
+    assert function.__name__ == name
+    messages = [error.message for error in _errors(lambda: function("t", "s", ["a", "A"], x=1))]
+    assert messages
+    assert all(f"`{name}`" in message for message in messages)
+    (missing,) = _errors(lambda: function())
+    assert missing.message.startswith(f"`{name}`")
+
+
+def test_errors_name_the_older_spelling_of_a_streaming_table_when_it_was_called():
+    for name in ("create_target_table", "create_streaming_live_table", "create_streaming_table"):
+        (error,) = _errors(lambda name=name: getattr(dp, name)(name="  "))
+        assert error.message == f"`{name}`: `name` is blank"
+
+
 def test_snapshots_come_from_a_function_or_a_name():
     def next_snapshot(latest):
         return None

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock._cli.inspection import print_table
 from penstock._cli.main import main
+from penstock._cli.tables import print_table
 from penstock._observe.events import Event
 from penstock._observe.log import EventLog
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from penstock._execution.flow_state import ViewState
-from penstock._execution.incremental import NotIncrementalError, _check_cost, _reasons
+from penstock._execution.incremental import NotIncrementalError, _check_cost, reasons
 from penstock.errors import FlowError, PlanError
 
 
@@ -28,7 +28,7 @@ REFUSED = "An error occurred.\n: penstock.delta.QueryChanges$UnsupportedExceptio
     ],
 )
 def test_whatever_fails_is_the_reason_of_a_complete_refresh(error, reason):
-    with pytest.raises(NotIncrementalError) as raised, _reasons(VIEW):
+    with pytest.raises(NotIncrementalError) as raised, reasons(VIEW):
         raise error
     assert str(raised.value) == reason
 
@@ -37,14 +37,14 @@ def test_whatever_fails_is_the_reason_of_a_complete_refresh(error, reason):
     "error", [FlowError("X", "y", flow="gold"), RuntimeError("Job 3 cancelled as part of ...")]
 )
 def test_an_error_of_the_pipeline_and_a_stop_are_not_followed_by_a_complete_refresh(error):
-    with pytest.raises(type(error)) as raised, _reasons(VIEW):
+    with pytest.raises(type(error)) as raised, reasons(VIEW):
         raise error
     assert raised.value is error
 
 
 def test_a_strict_view_fails_with_the_reason():
     message = r"REFRESH_NOT_INCREMENTAL.*but no key"
-    with pytest.raises(PlanError, match=message), _reasons(STRICT):
+    with pytest.raises(PlanError, match=message), reasons(STRICT):
         raise RuntimeError(REFUSED)
 
 

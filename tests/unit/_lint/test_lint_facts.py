@@ -107,9 +107,9 @@ def test_state_is_told_by_kind():
 
 def test_chance_is_told_once_and_time_in_batches_only():
     key = StateFacts(kind=StateKind.AGGREGATE, is_bounded=True, has_watermark=True)
-    by_chance = StateFacts(**{**key.__dict__, "chance_keys": ("uuid",)})
-    assert of_query(state=(by_chance,), chance=("uuid",)) == ["PSL401"]
-    assert of_query(state=(key,), chance=("uuid",)) == ["PSL402"]
+    by_chance = StateFacts(**{**key.__dict__, "nondeterministic_keys": ("uuid",)})
+    assert of_query(state=(by_chance,), nondeterministic=("uuid",)) == ["PSL401"]
+    assert of_query(state=(key,), nondeterministic=("uuid",)) == ["PSL402"]
     assert of_query(clock=("now",)) == []
     assert of_query(is_streaming=False, clock=("now",)) == ["PSL403"]
 

@@ -49,14 +49,14 @@ def test_process_is_gone_when_it_is_a_zombie(child: subprocess.Popen[str]) -> No
 
 
 def test_process_ends_by_itself_when_it_heeds_the_signal(child: subprocess.Popen[str]) -> None:
-    assert process.end(child.pid, process.start_time(child.pid) or "", grace_seconds=10)
+    process.end(child.pid, process.start_time(child.pid) or "", grace_seconds=10)
     assert child.wait(10) == -15
 
 
 def test_process_is_killed_when_it_ignores_the_signal() -> None:
     child = _start(_STUBBORN)
     try:
-        assert not process.end(child.pid, process.start_time(child.pid) or "", grace_seconds=0.2)
+        process.end(child.pid, process.start_time(child.pid) or "", grace_seconds=0.2)
         assert child.wait(10) == -9
     finally:
         child.kill()
@@ -64,7 +64,7 @@ def test_process_is_killed_when_it_ignores_the_signal() -> None:
 
 
 def test_process_is_left_alone_when_the_record_is_stale(child: subprocess.Popen[str]) -> None:
-    assert process.end(child.pid, "an earlier start", grace_seconds=1)
+    process.end(child.pid, "an earlier start", grace_seconds=1)
     assert child.poll() is None
 
 

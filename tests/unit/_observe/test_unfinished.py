@@ -42,16 +42,17 @@ def test_updates_since_the_last_one_that_ended_are_ended(tmp_path: Path):
         file.write(b'{"id":"cut')
     record(tmp_path, "u3", UpdateState.CREATED)
     os.utime(torn, (1_000_000, 1_000_000))
-    assert end_unfinished(tmp_path) == ["u3", "u2"]
-    assert states(tmp_path, "u2") == ["RUNNING", "FAILED"]
-    assert states(tmp_path, "u0") == ["RUNNING"]
-    assert end_unfinished(tmp_path) == []
+    for _ in range(2):
+        end_unfinished(tmp_path)
+        assert states(tmp_path, "u3") == ["CREATED", "FAILED"]
+        assert states(tmp_path, "u2") == ["RUNNING", "FAILED"]
+        assert states(tmp_path, "u0") == ["RUNNING"]
     last = list(read_events(tmp_path, update="u2"))[-1]
     assert last["error"]["exceptions"][0]["condition"] == "PROCESS_GONE"
     assert last["origin"] == {"pipeline_name": "shop", "update_id": "u2"}
     # When it was last seen, not when somebody looked.
     assert datetime.fromisoformat(last["timestamp"]) == datetime.fromtimestamp(1_000_000, UTC)
-    assert end_unfinished(tmp_path / "nothing") == []
+    end_unfinished(tmp_path / "nothing")
 
 
 def test_history_shows_them_as_failed_while_the_lease_is_free(

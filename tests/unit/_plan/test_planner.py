@@ -63,7 +63,7 @@ def test_everything_runs_in_order_when_nothing_is_selected(shop):
         StartFlow(
             flow="publish", target="out", output_mode=OutputMode.APPEND, upstream=(key("alerts"),)
         ),
-        RefreshView(dataset=key("totals"), flow="totals", upstream=(key("silver"),)),
+        RefreshView(target=key("totals"), flow="totals", upstream=(key("silver"),)),
     )
 
 
@@ -339,7 +339,7 @@ def test_a_window_is_looked_at_like_a_view_when_a_flow_replaces_rows(draft):
     draft.empty_table("t")
     draft.append_flow("f", "t", streaming=False, replace_where="day  >=\n 1")
     plan = plan_of(draft, continuous=True)
-    step = RefreshView(dataset=key("t"), flow="f", interval_seconds=10.0)
+    step = RefreshView(target=key("t"), flow="f", interval_seconds=10.0)
     assert plan.runs == (step,)
     text = "\n".join(explain_text(draft.graph(), plan))
     assert "replaces rows where day >= 1, checked every 10 s" in text

@@ -326,7 +326,7 @@ WRONG = [
     ("tables:\n  a: ", 2, "`tables.a` must be a mapping"),
     ("tables: {a.b.c.d: x}", 1, "at most three parts"),
     ("tables: {a: x, A: y}", 1, "the same table twice"),
-    ("tables: {'': y}", 1, "not a dataset name"),
+    ("tables: {a..b: y}", 1, "`tables` has `a..b`, which is not a table name"),
     ("tables: [a]", 1, "must be a mapping"),
     ("environment: {dependency: []}", 1, "did you mean `dependencies`"),
     ("environment: {dependencies: a}", 1, "must be a list"),

@@ -1,7 +1,10 @@
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from penstock._model.flow import OutputMode
-from penstock._repair.reset import effect_on_target
+from penstock._repair.reset import effect_on_target, ways_out
 
 
 @pytest.mark.parametrize(
@@ -38,3 +41,27 @@ def test_effect_of_repeated_rows_follows_the_target(draft, target: str, effect: 
         draft.append_flow(f"to {name}", name, mode=mode)
     graph = draft.graph()
     assert effect_on_target(graph, graph.flows[f"to {target}"]) == effect
+
+
+def test_only_options_that_the_target_allows_are_offered(draft) -> None:
+    draft.sink("kafka")
+    draft.append_flow("to kafka", "kafka")
+    for name, flows in (("alone", ("a",)), ("shared", ("b", "c"))):
+        draft.empty_table(name)
+        for flow in flows:
+            draft.append_flow(flow, name)
+    graph = draft.graph()
+    pipeline: Any = SimpleNamespace(graph=graph, settings=SimpleNamespace(configuration={}))
+
+    def offered(flow: str, effect: str = "added") -> list[str]:
+        return ways_out(pipeline, graph.flows[flow], effect).split("; ")
+
+    truncate = "--truncate empties the table first"
+    latest = "--from latest reads nothing again"
+    accept = "--accept-duplicates resets it anyway"
+    empty = "--accept-duplicates, then empty the sink before the next update"
+    assert offered("a") == [truncate, latest, accept]
+    assert offered("a", "recomputed") == [truncate, "--from earliest reads all rows again", accept]
+    assert offered("b") == [latest, accept]
+    assert offered("to kafka") == [latest, empty]
+    assert offered("to kafka", "refused") == [empty]

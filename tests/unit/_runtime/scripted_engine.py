@@ -63,7 +63,7 @@ def stream(
 
 
 def view(name: str, *upstream: str, interval: float | None = None) -> RefreshView:
-    return RefreshView(dataset=name, flow=name, interval_seconds=interval, upstream=upstream)
+    return RefreshView(target=name, flow=name, interval_seconds=interval, upstream=upstream)
 
 
 def once(name: str, *upstream: str, target: str | None = None) -> RunOnceFlow:

@@ -80,10 +80,6 @@ def pipelines(draw, *, continuous):
     return {"runs": steps, "scripts": scripts, "tables": datasets, "setups": setups}
 
 
-def target_of(step):
-    return step.dataset if isinstance(step, RefreshView) else step.target
-
-
 def check_truth(harness, result):
     """What must hold however an update ended."""
     steps = harness.plan.runs
@@ -118,8 +114,8 @@ def test_triggered_update_keeps_its_promises_when_anything_fails(pipeline, limit
     assert result.state in (UpdateState.COMPLETED, UpdateState.FAILED)
     assert harness.engine.peak["stream"] <= limit
     assert harness.engine.peak["batch"] <= limit
-    not_done = {target_of(s) for s in harness.plan.runs for f in [s.flow]} & {
-        target_of(s)
+    not_done = {s.target for s in harness.plan.runs for f in [s.flow]} & {
+        s.target
         for s in harness.plan.runs
         if s.flow in by_status["FAILED"] or s.flow in by_status["SKIPPED"]
     }
@@ -138,7 +134,7 @@ def test_triggered_update_keeps_its_promises_when_anything_fails(pipeline, limit
             assert not starts
         # Nothing starts before everything into its upstream has ended well.
         for other in harness.plan.runs:
-            if starts and target_of(other) in step.upstream and other is not step:
+            if starts and other.target in step.upstream and other is not step:
                 assert harness.engine.times("ended", other.flow)[-1] <= starts[0]
 
 
@@ -173,7 +169,7 @@ def test_continuous_update_ends_in_time_when_stopped_at_any_moment(pipeline, sto
     result = harness.run()
     by_status = check_truth(harness, result)
     assert harness.time.monotonic() <= stop + 60.0 + 15.0
-    dead = {target_of(s) for s in harness.plan.runs if s.flow in by_status["FAILED"]}
+    dead = {s.target for s in harness.plan.runs if s.flow in by_status["FAILED"]}
     for step in harness.plan.runs:
         last = harness.statuses(step.flow)[-1]
         assert last in FINAL

@@ -97,7 +97,7 @@ def test_update_ends_when_a_flow_ignores_even_the_interrupt():
     result = harness.run()
     assert result.state is UpdateState.CANCELED
     assert harness.time.monotonic() == 17.0
-    assert "did not finish in time" in harness.last("a").message
+    assert "did not stop in time" in harness.last("a").message
 
 
 def test_update_is_failed_when_a_flow_had_failed_before_the_stop():

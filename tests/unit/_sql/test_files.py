@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock._api.registry import Registry, registration
-from penstock._graph.index import build_index
+from penstock._graph.indexing import build_index
 from penstock._model.dataset import DatasetKind
 from penstock._model.expectation import OnViolation
 from penstock._model.pipeline import PipelineSettings

@@ -99,7 +99,8 @@ def test_a_change_clause_is_understood_when_it_stands_before_or_after_others(sql
     "condition",
     ["columns = 1", "columns IS NULL", "keys > 1", "track = history", "f(sequence, by)",
      "CASE WHEN keys THEN columns ELSE (SELECT 1) END", "a IS NOT DISTINCT FROM stored",
-     "ts > now() - INTERVAL 1 DAY AND NOT key"],
+     "ts > now() - INTERVAL 1 DAY AND NOT key", "CASE key WHEN 1 THEN true END",
+     "old IS DISTINCT FROM track_id", "a IN (SELECT k FROM x) OR b LIKE ANY ('y') AND key"],
 )  # fmt: skip
 def test_words_of_clauses_are_columns_when_they_stand_in_an_expression(sql, condition):
     flow = sql(
@@ -198,8 +199,8 @@ def test_rules_stay_with_the_target_when_a_flow_applies_changes(sql):
         (f"APPLY CHANGES INTO t FROM STREAM(s) COLUMNS {REST}", "`COLUMNS` takes names", None),
         (f"APPLY CHANGES INTO t FROM STREAM(s) {REST} STORD AS SCD TYPE 2", "`STORD`", "`STORED`"),
         (f"APPLY CHANGES INTO t FROM STREAM(s) {REST}\nTRAK HISTORY ON (a)", "`TRAK`", "`TRACK`"),
-        (f"APPLY CHANGES INTO t FROM STREAM(SELECT 1) {REST}", "a query is not", "TEMPORARY VIEW"),
-        (f"APPLY CHANGES INTO t FROM SELECT 1 {REST}", "a query is not", "TEMPORARY VIEW"),
+        (f"APPLY CHANGES INTO t FROM STREAM(SELECT 1) {REST}", "in parentheses", "without STREAM"),
+        (f"APPLY CHANGES INTO t FROM SELECT 1 {REST}", "in parentheses", "without STREAM"),
         (f"APPLY CHANGES INTO t FROM STREAM read_files('x') {REST}", "`read_files`", "VIEW"),
         (f"APPLY CHANGES t FROM STREAM(s) {REST}", "expected `INTO`", None),
         (f"APPLY CHANGES INTO t FROM STREAM(s {REST}", "expected `)`", None),

@@ -89,6 +89,11 @@ def test_parameters_become_texts_when_they_stand_where_a_value_can(sql, query, f
     assert text == (filled or query.replace(":p", "'it\\'s'").replace(":P", "'it\\'s'"))
 
 
+def test_a_blank_parameter_is_a_value_when_its_name_has_another_case(sql):
+    declared = sql("CREATE VIEW v AS SELECT :env, :ENV", parameters={"Env": ""})
+    assert declared.query == "SELECT '', ''"
+
+
 @pytest.mark.parametrize(
     "query",
     [

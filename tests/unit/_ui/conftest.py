@@ -18,9 +18,9 @@ def logs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def demo(logs: Path) -> Recording:
-    return Recording("orders-demo", "orders-demo", logs / "demo")
+    return Recording(key="orders-demo", label="orders-demo", directory=logs / "demo")
 
 
 @pytest.fixture
 def shop(logs: Path) -> Recording:
-    return Recording("shop", "shop", logs / "shop")
+    return Recording(key="shop", label="shop", directory=logs / "shop")

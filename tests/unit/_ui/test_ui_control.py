@@ -50,8 +50,8 @@ def control():
 
 
 def _client(logs, control, *, acts=True, port=7070):
-    shop = Recording("shop", "shop", logs / "shop", control=control)
-    copied = Recording("copied", "copied", logs / "shop")
+    shop = Recording(key="shop", label="shop", directory=logs / "shop", control=control)
+    copied = Recording(key="copied", label="copied", directory=logs / "shop")
     app = build_app([shop, copied], host="127.0.0.1", token=TOKEN if acts else None, acts=acts)
     return TestClient(app, base_url=f"http://127.0.0.1:{port}", follow_redirects=False)
 

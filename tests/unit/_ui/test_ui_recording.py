@@ -105,7 +105,7 @@ def test_the_history_is_newest_first_when_asked_for_in_pages(shop):
 
 
 def test_new_events_are_seen_when_the_log_grows(tmp_path):
-    recording = Recording("p", "p", tmp_path / "events")
+    recording = Recording(key="p", label="p", directory=tmp_path / "events")
     assert recording.newest() is None
     assert recording.recorded("latest") is None
     log = EventLog(tmp_path / "events")
@@ -230,7 +230,7 @@ def test_an_update_broke_off_when_its_process_is_gone(tmp_path):
     flow = EventOrigin(update_id="u1", dataset_name="t", flow_name="f")
     log(flow_progress(flow, FlowStatus.RUNNING, "f runs"))
     log.close()
-    recording = Recording("p", "p", tmp_path / "events")
+    recording = Recording(key="p", label="p", directory=tmp_path / "events")
     status = tmp_path / "state" / "status.json"
     status.parent.mkdir()
 

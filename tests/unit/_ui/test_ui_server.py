@@ -6,12 +6,12 @@ from urllib.parse import quote
 import pytest
 from starlette.testclient import TestClient
 
+from penstock._observe.loopback import is_loopback
 from penstock._ui import hub as hub_module
-from penstock._ui.guard import is_loopback
 from penstock._ui.hub import Hub
-from penstock._ui.recording import Recording
+from penstock._ui.recording import Recording, WatchedLog
 from penstock._ui.server import build_app, load_assets
-from penstock._ui.serving import WatchedLog, address_of, listen, recordings_of
+from penstock._ui.serving import address_of, listen, recordings_of
 from penstock.errors import SetupError
 
 HERE = "http://127.0.0.1:7070"
@@ -321,7 +321,7 @@ def test_a_stream_says_so_and_ends_when_there_is_no_such_update(demo, tmp_path):
             return [text async for text in hub.watch(recording, update)], hub.watchers
 
     assert asyncio.run(heard(demo, "removed-long-ago")) == ([b"event: missing\ndata: {}\n\n"], 0)
-    assert Recording("new", "new", tmp_path / "nothing").has("latest")
+    assert Recording(key="new", label="new", directory=tmp_path / "nothing").has("latest")
 
 
 def test_a_page_goes_on_when_its_log_could_not_be_read_for_a_moment(

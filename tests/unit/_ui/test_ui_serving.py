@@ -8,7 +8,8 @@ import urllib.request
 import pytest
 
 from penstock._ui import serving
-from penstock._ui.serving import WatchedLog, listen, serve
+from penstock._ui.recording import WatchedLog
+from penstock._ui.serving import listen, serve
 
 
 def test_a_connection_ends_when_its_request_never_does(logs, monkeypatch: pytest.MonkeyPatch):

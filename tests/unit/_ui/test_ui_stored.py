@@ -35,8 +35,8 @@ def storage(logs, tmp_path):
 @pytest.fixture
 def client(logs, storage):
     tables = TableBrowser(str(storage))
-    recording = Recording("shop", "shop", logs / "shop", tables=tables)
-    blind = Recording("blind", "blind", logs / "shop")
+    recording = Recording(key="shop", label="shop", directory=logs / "shop", tables=tables)
+    blind = Recording(key="blind", label="blind", directory=logs / "shop")
     app = build_app([recording, blind], host="127.0.0.1", token=None)
     return TestClient(app, base_url=HERE)
 
@@ -143,8 +143,10 @@ def test_code_is_told_where_the_project_is_known(logs, tmp_path):
     code = "\n" * 18 + "import dlt\n\n\n@dlt.table\ndef silver():\n    password = 'hunter2'\n"
     (tmp_path / "transformations" / "orders.py").write_text(code)
     recordings = [
-        Recording("shop", "shop", logs / "shop", code_of=partial(excerpt, tmp_path)),
-        Recording("blind", "blind", logs / "shop"),
+        Recording(
+            key="shop", label="shop", directory=logs / "shop", code_of=partial(excerpt, tmp_path)
+        ),
+        Recording(key="blind", label="blind", directory=logs / "shop"),
     ]
     app = build_app(recordings, host="127.0.0.1", token=None)
     client = TestClient(app, base_url=HERE)

@@ -10,7 +10,7 @@ from pyspark.sql.types import DoubleType, StructField, StructType
 
 from penstock.errors import DefinitionError
 from penstock.parsing.avro import PayloadError, decode_avro, struct_of_avro
-from penstock.parsing.binary import _decode_all
+from penstock.parsing.binary import _decode_all, not_empty
 from penstock.parsing.confluent import decode_json, read_indexes, struct_of_json_schema
 from penstock.parsing.protobuf import (
     compile_files,
@@ -208,6 +208,21 @@ def test_a_number_that_python_cannot_represent_is_an_error_of_its_row():
     assert rows.to_pylist() == [
         {"record": None, "error": "values do not fit: a number or a time is out of range"},
         {"record": {"x": 1.5}, "error": None},
+    ]
+
+
+def test_an_empty_payload_is_an_error_except_for_protobuf():
+    schema = StructType([StructField("x", DoubleType())]).json()
+    files = compile_files('syntax = "proto3"; message Point { double x = 1; }', {})
+    rows = _decode_all([b"", None], schema, lambda p: decode_protobuf(p, files, "Point"))
+    assert rows.to_pylist() == [
+        {"record": {"x": 0.0}, "error": None},
+        {"record": None, "error": "the payload is NULL"},
+    ]
+    rows = _decode_all([b"", b'{"x":1}'], schema, lambda p: decode_json(not_empty(p)))
+    assert rows.to_pylist() == [
+        {"record": None, "error": "the payload is empty"},
+        {"record": {"x": 1.0}, "error": None},
     ]
 
 

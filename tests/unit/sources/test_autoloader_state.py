@@ -7,7 +7,6 @@ from penstock._formats.columnar_rows import misfit
 from penstock._formats.merging import (
     add_fields,
     add_paths,
-    mark_rescued,
     one_spelling,
     visible,
     widest,
@@ -99,7 +98,9 @@ def test_paths_become_strings_when_no_type_is_known():
 
 
 def test_marked_fields_are_hidden_when_a_schema_is_shown():
-    marked, added = mark_rescued(ONE, struct(x=LongType(), o=struct(p=LongType(), q=LongType())))
+    marked, added = add_fields(
+        ONE, struct(x=LongType(), o=struct(p=LongType(), q=LongType())), rescued=True
+    )
     assert sorted(added) == ["o.q", "x"]
     assert visible(marked) == ONE
     assert StructType.fromJson(marked.jsonValue()) == marked

@@ -1,6 +1,6 @@
 """When unread rows go, from what is known of a partition; and that unknown stays unknown."""
 
-from penstock.sources.kafka.lag import Loss, Retention, Risk, StartRate, risk_of
+from penstock.sources.kafka.lag import LossRisk, Retention, Risk, StartRate, risk_of
 
 WEEK = Retention(deletes=True, milliseconds=604_800_000, size=-1)
 SIZED = Retention(deletes=True, milliseconds=-1, size=1000)
@@ -30,13 +30,13 @@ def test_age_gives_the_earliest_time_and_size_what_the_start_does():
 
 def test_what_is_gone_is_told_whatever_the_settings_say():
     found = risk(None, offset=50, earliest=70)
-    assert (found.loss, found.seconds, found.lost_records) == (Loss.HAPPENED, 0.0, 20)
+    assert (found.loss, found.seconds, found.lost_records) == (LossRisk.HAPPENED, 0.0, 20)
 
 
 def test_nothing_goes_where_nothing_is_unread_or_nothing_is_deleted():
-    assert risk(WEEK, latest=50).loss is Loss.NONE
-    assert risk(Retention(deletes=False, milliseconds=1, size=1)).loss is Loss.NONE
-    assert risk(Retention(deletes=True, milliseconds=-1, size=-1)).loss is Loss.NONE
+    assert risk(WEEK, latest=50).loss is LossRisk.NONE
+    assert risk(Retention(deletes=False, milliseconds=1, size=1)).loss is LossRisk.NONE
+    assert risk(Retention(deletes=True, milliseconds=-1, size=-1)).loss is LossRisk.NONE
 
 
 def test_unknown_is_neither_never_nor_now():
@@ -47,7 +47,7 @@ def test_unknown_is_neither_never_nor_now():
         risk(WEEK, earliest=None),
         risk(WEEK, latest=None),
     ):
-        assert (found.loss, found.seconds) == (Loss.UNKNOWN, None)
+        assert (found.loss, found.seconds) == (LossRisk.UNKNOWN, None)
     assert risk(WEEK, earliest=None).lost_records is None
 
 

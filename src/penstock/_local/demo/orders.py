@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from penstock._observe.codec import time_text
+
 MAX_LATENESS_SECONDS = 479.0
 MAX_DUPLICATE_SECONDS = 30.0
 KNOWN_CUSTOMERS = 500
@@ -154,8 +156,7 @@ class OrderStream:
             due -= dice.uniform(_DAY_SECONDS / 24, 2 * _DAY_SECONDS)
         elif share < edge + LATE_SHARE:
             due -= dice.uniform(1.0, MAX_LATENESS_SECONDS)
-        moment = datetime.fromtimestamp(due, UTC)
-        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return time_text(datetime.fromtimestamp(due, UTC))
 
     def _malformed(self, index: int, dice: random.Random) -> bytes:
         whole = json.dumps(self._order(index), separators=(",", ":")).encode()

@@ -30,8 +30,6 @@ DEFAULT_EVENTS_ONCE = 5000
 STALL_SECONDS = 120.0
 _POLL_SECONDS = 0.5
 _WORKERS = 2
-# Orders are kept for ever: an account over messages that the broker has deleted means nothing.
-_BROKER_PROPERTIES = {"log.retention.ms": "-1"}
 
 
 class Stoppable(Protocol):
@@ -160,7 +158,7 @@ def run_demo(
     folders = DemoFolders(directory.absolute())
     with Lease.acquire(folders.lease, holder={"pipeline": PIPELINE}):
         say(f"starting Kafka in {folders.broker}")
-        servers = start_broker(folders.broker, properties=_BROKER_PROPERTIES).bootstrap_servers
+        servers = start_broker(folders.broker).bootstrap_servers
         try:
             ensure_topic(servers, TOPIC, PARTITIONS)
             settings = folders.write_project(servers)

@@ -91,7 +91,6 @@ public final class BatchFiles extends AbstractFunction1<SparkSessionExtensions, 
     private static final LoadingCache<DeltaLog, LiveFiles> KEPT =
         CacheBuilder.newBuilder()
             .maximumSize(100)
-            .weakKeys()
             .build(CacheLoader.from(log -> new LiveFiles(log)));
 
     @Override

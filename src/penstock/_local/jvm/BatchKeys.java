@@ -8,6 +8,7 @@ import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.stream.IntStream;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.BoundReference;
@@ -72,9 +73,7 @@ public final class BatchKeys {
     if (distinct != null) {
       return distinct;
     }
-    int[] all = new int[columns.size()];
-    Arrays.setAll(all, column -> column);
-    UnsafeProjection project = projection(schema, all);
+    UnsafeProjection project = projection(schema, IntStream.range(0, columns.size()).toArray());
     Set<UnsafeRow> keys = new HashSet<>();
     for (InternalRow row : rows) {
       keys.add(project.apply(row).copy());

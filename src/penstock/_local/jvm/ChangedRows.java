@@ -7,6 +7,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.stream.IntStream;
 import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.InternalRow;
@@ -57,9 +58,7 @@ public final class ChangedRows {
 
   /** The first columns of the rows. */
   private UnsafeProjection projection(int width) {
-    int[] columns = new int[width];
-    Arrays.setAll(columns, column -> column);
-    return BatchKeys.projection(schema, columns);
+    return BatchKeys.projection(schema, IntStream.range(0, width).toArray());
   }
 
   public Dataset<Row> rows() {

@@ -4,13 +4,13 @@ import com.esotericsoftware.kryo.DefaultSerializer;
 import com.esotericsoftware.kryo.serializers.JavaSerializer;
 import java.io.Serializable;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.HashMap;
 import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
 import java.util.NoSuchElementException;
 import java.util.function.Predicate;
+import java.util.stream.IntStream;
 import org.apache.spark.api.java.JavaSparkContext;
 import org.apache.spark.api.java.function.FlatMapFunction;
 import org.apache.spark.sql.Dataset;
@@ -86,8 +86,7 @@ public final class FileRows {
     FileRows rows = new FileRows(session, snapshot, columns);
     live.at(snapshot).forEach(file -> rows.add(file, 1));
     if (keys != null) {
-      int[] all = new int[keys.columns.size()];
-      Arrays.setAll(all, key -> key);
+      int[] all = IntStream.range(0, keys.columns.size()).toArray();
       int[] positions = keys.columns.stream().mapToInt(columns::fieldIndex).toArray();
       rows.without = new Keys(keys.groups(all, new int[0]).get(List.of()), positions);
     }

@@ -203,7 +203,10 @@ public final class JsonRecords implements Serializable {
       return token;
     }
 
-    /** At the name of a field, the schema does not have it; at an object, a string column does. */
+    /**
+     * Called at a field name that the schema lacks, or at an object that a string column stores as
+     * text.
+     */
     @Override
     public JsonParser skipChildren() throws IOException {
       JsonToken token = delegate.currentToken();

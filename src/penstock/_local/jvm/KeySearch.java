@@ -11,6 +11,7 @@ import java.util.IdentityHashMap;
 import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
+import java.util.stream.IntStream;
 import org.apache.spark.api.java.JavaSparkContext;
 import org.apache.spark.api.java.function.FlatMapFunction;
 import org.apache.spark.broadcast.Broadcast;
@@ -98,8 +99,7 @@ public final class KeySearch {
       SparkSession session, Snapshot snapshot, LiveFiles files, BatchKeys keys, StructType columns)
       throws IOException {
     DeltaLog log = snapshot.deltaLog();
-    int[] all = new int[keys.columns.size()];
-    Arrays.setAll(all, key -> key);
+    int[] all = IntStream.range(0, keys.columns.size()).toArray();
     BatchKeys.Group group = keys.groups(all, new int[0]).get(List.of());
     List<Candidate> candidates = new ArrayList<>();
     if (group != null) {
@@ -289,8 +289,7 @@ public final class KeySearch {
     @Override
     public Iterator<Hits> call(List<ParquetParts.Part> parts) {
       UnsafeProjection key = key();
-      int[] all = new int[shape.size() - 1];
-      Arrays.setAll(all, column -> column);
+      int[] all = IntStream.range(0, shape.size() - 1).toArray();
       UnsafeProjection row = returnsRows ? BatchKeys.projection(shape, all) : null;
       List<Hits> hits = new ArrayList<>();
       for (ParquetParts.Part part : parts) {

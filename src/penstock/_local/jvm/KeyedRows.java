@@ -2,14 +2,13 @@ package penstock.delta;
 
 import java.io.IOException;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.HashMap;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.UUID;
-import org.apache.hadoop.conf.Configuration;
+import java.util.stream.IntStream;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.catalyst.InternalRow;
@@ -49,6 +48,7 @@ public final class KeyedRows {
   private static final long SPARSE_BYTES = 32L << 20;
 
   private final DeltaLog log;
+  private final DeletionVectorStore store;
   private final List<AddFile> live;
   private final Map<AddFile, RoaringBitmapArray> positions = new HashMap<>();
   private final List<FileAction> actions = new ArrayList<>();
@@ -71,6 +71,7 @@ public final class KeyedRows {
       throws IOException {
     List<String> names = keys.columns;
     this.log = transaction.deltaLog();
+    this.store = DeletionVectorStore$.MODULE$.createInstance(log.newDeltaHadoopConf());
     Snapshot snapshot = transaction.snapshot();
     transaction.readWholeTable();
     this.live = files.at(snapshot);
@@ -106,11 +107,8 @@ public final class KeyedRows {
         candidates.add(new KeySearch.Candidate(file, groups.get(values)));
       }
     }
-    int[] all = new int[data.size()];
-    Arrays.setAll(all, column -> column);
+    int[] all = IntStream.range(0, data.size()).toArray();
     KeySearch search = new KeySearch(session, log, snapshot, schema, -1, all, returnsRows);
-    DeletionVectorStore store =
-        DeletionVectorStore$.MODULE$.createInstance(log.newDeltaHadoopConf());
     for (KeySearch.Hits hits : search.search(candidates)) {
       AddFile file = candidates.get(hits.file).file();
       if (returnsRows) {
@@ -138,8 +136,6 @@ public final class KeyedRows {
 
   /** The number of rows, without those that are deleted already. */
   public long count() throws IOException {
-    DeletionVectorStore store =
-        DeletionVectorStore$.MODULE$.createInstance(log.newDeltaHadoopConf());
     long count = 0;
     for (Map.Entry<AddFile, RoaringBitmapArray> hit : positions.entrySet()) {
       DeletionVectorDescriptor vector = hit.getKey().deletionVector();
@@ -182,8 +178,6 @@ public final class KeyedRows {
    * @return what to commit
    */
   public Seq<FileAction> mark(boolean merges) throws IOException {
-    Configuration conf = log.newDeltaHadoopConf();
-    DeletionVectorStore store = DeletionVectorStore$.MODULE$.createInstance(conf);
     Map<AddFile, AddFile> marked = new HashMap<>();
     Set<AddFile> gone = new HashSet<>();
     DeletionVectorStoreUtils.Writer writer = null;

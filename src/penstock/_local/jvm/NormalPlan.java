@@ -1,7 +1,5 @@
 package penstock.delta;
 
-import java.util.ArrayList;
-import java.util.List;
 import org.apache.spark.sql.catalyst.analysis.EliminateSubqueryAliases;
 import org.apache.spark.sql.catalyst.analysis.EliminateView;
 import org.apache.spark.sql.catalyst.expressions.Expression;
@@ -61,9 +59,7 @@ final class NormalPlan {
   }
 
   private static LogicalPlan leftOuter(LogicalPlan plan) {
-    List<LogicalPlan> children = new ArrayList<>();
-    PlanParts.list(plan.children()).forEach(child -> children.add(leftOuter(child)));
-    LogicalPlan node = plan.withNewChildren(PlanParts.seq(children));
+    LogicalPlan node = plan.mapChildren(NormalPlan::leftOuter);
     if (node instanceof Join join && join.joinType() == RightOuter$.MODULE$) {
       Join swapped =
           PlanParts.join(join.right(), join.left(), LeftOuter$.MODULE$, join.condition());

@@ -1,7 +1,6 @@
 package penstock.delta;
 
 import java.util.ArrayList;
-import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import org.apache.spark.sql.Column;
@@ -74,10 +73,7 @@ final class PartialAggregates {
   }
 
   private boolean addColumns() {
-    Map<ExprId, Expression> values = new HashMap<>();
-    for (NamedExpression column : PlanParts.list(aggregate.aggregateExpressions())) {
-      values.put(column.exprId(), PlanParts.unaliased((Expression) column));
-    }
+    Map<ExprId, Expression> values = PlanParts.values(aggregate.aggregateExpressions());
     List<Expression> grouping = new ArrayList<>(PlanParts.list(aggregate.groupingExpressions()));
     List<Expression> missing = new ArrayList<>(grouping);
     for (Attribute column : PlanParts.output(plan)) {

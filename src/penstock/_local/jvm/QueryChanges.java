@@ -362,9 +362,7 @@ public final class QueryChanges {
           leaf.isStreaming(),
           leaf.stream());
     }
-    List<LogicalPlan> children = new ArrayList<>();
-    PlanParts.list(node.children()).forEach(child -> children.add(withKnownNulls(child)));
-    return node.withNewChildren(PlanParts.seq(children));
+    return node.mapChildren(this::withKnownNulls);
   }
 
   /** The rows that were added to a table, if none was removed. */
@@ -393,8 +391,6 @@ public final class QueryChanges {
     if (node instanceof LogicalRelation leaf) {
       return at(leaf, isNew ? snapshot(leaf) : changes(leaf).before());
     }
-    List<LogicalPlan> children = new ArrayList<>();
-    PlanParts.list(node.children()).forEach(child -> children.add(part(child, isNew)));
-    return node.withNewChildren(PlanParts.seq(children));
+    return node.mapChildren(child -> part(child, isNew));
   }
 }

@@ -16,7 +16,7 @@ import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 /**
  * Whether results depend on the order of rows with equal values, as those of {@code row_number}.
  *
- * <p>Such a result may be another when it is computed again. So the rows that it had at the last
+ * <p>Such a result may differ when it is recomputed. So the rows that it had at the last
  * refresh are not known, only the groups to which they belong.
  */
 final class RowOrder {

@@ -8,6 +8,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.ExecutionException;
+import java.util.stream.IntStream;
 import org.apache.spark.api.java.JavaSparkContext;
 import org.apache.spark.rdd.RDD;
 import org.apache.spark.sql.catalyst.InternalRow;
@@ -147,8 +148,7 @@ final class SharedRows {
           StructType physical =
               DeltaColumnMapping.createPhysicalSchema(
                   columns, columns, metadata.columnMappingMode(), true);
-          int[] all = new int[physical.size()];
-          Arrays.setAll(all, column -> column);
+          int[] all = IntStream.range(0, physical.size()).toArray();
           UnsafeProjection projection = BatchKeys.projection(physical, all);
           List<UnsafeRow> rows = new ArrayList<>();
           long bytes = 0;

@@ -27,7 +27,6 @@ import org.apache.spark.sql.delta.actions.AddFile;
 import org.apache.spark.sql.delta.actions.DeletionVectorDescriptor;
 import org.apache.spark.sql.delta.actions.FileAction;
 import org.apache.spark.sql.delta.actions.Metadata;
-import org.apache.spark.sql.delta.actions.Protocol;
 import org.apache.spark.sql.delta.actions.RemoveFile;
 import org.apache.spark.sql.delta.commands.cdc.CDCReader;
 import org.apache.spark.sql.functions;
@@ -120,10 +119,8 @@ final class TableChanges {
       if (!isSame) {
         throw new QueryChanges.UnsupportedException("the schema of a source changed");
       }
-    } else if (action instanceof Protocol) {
-      // A new table feature, such as deletion vectors, leaves the rows as they are.
-      return;
     }
+    // A new protocol, as for deletion vectors, leaves the rows as they are.
   }
 
   private void count(FileAction file) {

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from penstock._api.arguments import suggested
 from penstock._model.missing import assumed_value
+from penstock._model.similar import suggested
 from penstock._project.databricks.lakeflow import is_ingestion, read_lakeflow
 from penstock._project.documents import Node, list_of, read_document, text_of, truth_of
 from penstock._project.file_settings import FileSettings

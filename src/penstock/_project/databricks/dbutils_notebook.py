@@ -1,6 +1,5 @@
 """`dbutils.notebook`: the end of a notebook, and what it may ask about itself."""
 
-import getpass
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from penstock._api.registry import active_registry
 from penstock._model.origin import capture_origin
 from penstock._project.databricks.dbutils_part import Part, UnavailableError
 from penstock._project.databricks.notebook import file_of_cell
+from penstock._project.substitution import local_user
 
 
 class NotebookExit(BaseException):
@@ -66,7 +66,7 @@ class Notebook(Part):
     def _values(self) -> dict[str, str]:
         # Absolute, without suffix: as a path in a workspace.
         path = str(Path(file_of_cell(capture_origin().file)).absolute().with_suffix(""))
-        user = _user()
+        user = local_user()
         return {
             "notebookPath": path,
             "notebook_path": path,
@@ -160,10 +160,3 @@ class _Tags:
 
     def toString(self) -> str:
         return json.dumps(self._values)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container that does not know its user
-        return ""

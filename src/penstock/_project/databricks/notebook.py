@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock._model.origin import source_location
 from penstock._project.databricks.magics import Cell, CellKind, cells_of, python_cells
-from penstock.errors import DefinitionError
+from penstock.errors import DefinitionError, PenstockError
 
 SUFFIXES = (".py", ".sql", ".ipynb")
 """Of the files that can be a source; a notebook that is named without one is searched so."""
@@ -36,6 +36,14 @@ def read_cells(path: Path) -> list[Cell]:
     if is_notebook_source(text):
         return _script_cells(text, str(path), language, re.escape(marker))
     return [Cell(kind=language, text=text, file=str(path))] if text.strip() else []
+
+
+def cells_or_none(path: Path) -> list[Cell] | None:
+    """As `read_cells`; `None` if that fails: executing the file reports what is wrong."""
+    try:
+        return read_cells(path)
+    except (PenstockError, SyntaxError, ValueError, OSError):
+        return None
 
 
 def is_notebook_source(text: str) -> bool:

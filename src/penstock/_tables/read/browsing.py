@@ -275,7 +275,7 @@ def _advice(small: int, size: int) -> str | None:
         return None
     return (
         f"{small:,} files are below 16 MiB: each query opens them all. OPTIMIZE compacts them; "
-        "longer triggers make fewer of them"
+        "a longer trigger interval writes fewer files"
     )
 
 

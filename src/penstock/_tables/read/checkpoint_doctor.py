@@ -15,6 +15,7 @@ from penstock._tables.layout import NOTE_FILE, QUARANTINE_SUFFIX, layout_of
 from penstock._tables.read.checkpoint_files import (
     METADATA_MISSING,
     Checkpoint,
+    FlowRecord,
     checkpoints,
     flow_records,
     newest_of_checkpoint,
@@ -77,7 +78,7 @@ def examine(settings: PipelineSettings, flow: str | None = None) -> list[Finding
             flows = sorted(item.flow for item in every if item.query_id == query)
             findings.append(_copied(checkpoint, flows))
         findings += _state(checkpoint)
-        findings += _table(checkpoint, settings, tables)
+        findings += _table(checkpoint, settings, tables, known.get(checkpoint.flow))
     order = list(Severity)[::-1]
     return sorted(findings, key=lambda item: (order.index(item.severity), item.flow, item.kind))
 
@@ -231,10 +232,12 @@ def _state(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _table(
-    checkpoint: Checkpoint, settings: PipelineSettings, tables: Mapping[str, Path]
+    checkpoint: Checkpoint,
+    settings: PipelineSettings,
+    tables: Mapping[str, Path],
+    record: FlowRecord | None,
 ) -> Iterator[Finding]:
     finding = partial(Finding, checkpoint.flow, checkpoint.epoch)
-    record = flow_records(settings).get(checkpoint.flow)
     if record is None or record.target_id is None:
         return
     path = tables.get(record.target_id)

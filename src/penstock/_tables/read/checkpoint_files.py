@@ -96,7 +96,8 @@ def flow_records(settings: PipelineSettings) -> dict[str, FlowRecord]:
                 has_started=body.get("stateful_operators") is not None,
             )
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # truncated by a crash: the flow starts anew
+            # Truncated by a crash. A start without it is refused if the table has its batches.
+            continue
     return records
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock._observe.masking import shown
 from penstock._tables.commits import lines_of
+from penstock._tables.files import commit_file
 
 _MAX_COMMITS = 500
 _SHOWN_VERSIONS = 20
@@ -56,7 +57,7 @@ def newest_versions(log: Path, version: int) -> list[dict[str, Any]]:
     versions = []
     left = _MOST_BYTES
     for number in range(version, max(-1, version - _SHOWN_VERSIONS), -1):
-        path = log / f"{number:020}.json"
+        path = log / commit_file(number)
         try:
             size = path.stat().st_size
             # Commits with very many files are not read.
@@ -75,7 +76,7 @@ def newest_versions(log: Path, version: int) -> list[dict[str, Any]]:
 def read_commit(log: Path, number: int) -> list[dict[str, Any]] | None:
     """The actions of a commit; `None` if it was deleted."""
     try:
-        text = (log / f"{number:020}.json").read_text(encoding="utf-8")
+        text = (log / commit_file(number)).read_text(encoding="utf-8")
         return [json.loads(line) for line in lines_of(text) if line]
     except (OSError, ValueError):
         return None

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock._tables.commits import actions_of
+from pyspark.sql import SparkSession
+
+from penstock._tables.commits import CommitResult, actions_of, result_from_commit
 from penstock._tables.delta_log import DeltaJvm
 
 _NEWEST = 20
@@ -36,6 +38,23 @@ def last_batches(delta: DeltaJvm, path: str, version: int, after: int = -1) -> d
         for transaction in actions_of(delta.commit_lines(path, at) or (), "txn"):
             last.setdefault(transaction["appId"], int(transaction["version"]))
     return last
+
+
+def read_commit_counts(
+    spark: SparkSession, path: str, since_version: int = -1
+) -> list[CommitResult]:
+    """What Penstock's commits after a version recorded, oldest first; without deleted commits."""
+    delta = DeltaJvm(spark)
+    results = []
+    # From the newest back to the first that was deleted: all older ones were deleted, too.
+    for version in range(delta.version(path), max(since_version, -1), -1):
+        info = delta.commit_info(path, version)
+        if info is None:
+            break
+        result = result_from_commit(version, info)
+        if result is not None:
+            results.append(result)
+    return results[::-1]
 
 
 def append_only_start(

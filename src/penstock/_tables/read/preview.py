@@ -4,7 +4,6 @@ Tables are found by their path in the storage layout, so this works for a projec
 cannot be loaded.
 """
 
-import difflib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from itertools import islice
 
 from penstock._model.name import DatasetName, resolve_name, segment_name
 from penstock._model.pipeline import PipelineSettings
+from penstock._model.similar import nearest
 from penstock._tables.files import local_path
 from penstock._tables.layout import QUARANTINE_SUFFIX, layout_of
 from penstock._tables.read.row_selection import row_id
@@ -154,8 +154,8 @@ def table_unknown(
     if name.endswith(QUARANTINE_SUFFIX) and name.removesuffix(QUARANTINE_SUFFIX) in known:
         message = f"no row of {name.removesuffix(QUARANTINE_SUFFIX)!r} was ever in quarantine"
         return SpecError("QUARANTINE_NOT_FOUND", message)
-    if near := difflib.get_close_matches(name.lower(), known, n=1):
-        hint = f"did you mean {near[0]!r}?"
+    if near := nearest(name, known):
+        hint = f"did you mean {near!r}?"
     else:
         hint = f"tables: {', '.join(plain)}" if plain else "run the pipeline first: penstock run"
     return SpecError(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from penstock._tables.files import commit_file
 from penstock._tables.read.row_selection import file_key
 from penstock.errors import SpecError
 
@@ -271,7 +272,7 @@ class StoredTable:
     def _newest_commit(self) -> tuple[int, int] | None:
         """Identity of the file of the known version, which changes if it is replaced."""
         try:
-            stat = (self.path / "_delta_log" / f"{self._table.version():020}.json").stat()
+            stat = (self.path / "_delta_log" / commit_file(self._table.version())).stat()
         except OSError:
             return None
         return stat.st_ino, stat.st_mtime_ns

@@ -66,7 +66,7 @@ class StateCompaction:
         self._thread.start()
 
     def close(self) -> None:
-        """Wait for a running compaction, but not long: without its commit, it has no effect."""
+        """Wait 10 s for a running compaction; after that it continues and may still commit."""
         if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)
 

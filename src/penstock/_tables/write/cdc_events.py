@@ -8,12 +8,11 @@ converts rows of the source to events. An event has the columns
 - `seq`, `op`, `hash`: its position in the total order of the events of its key,
 - `v`: the values, a struct; NULL for a delete or a truncate,
 - `skip`: names of values that the event leaves unchanged; only in tables with such events,
-- `at`: when it was applied first, in milliseconds.
+- `at`: when it was applied last, in milliseconds, rounded up to a minute.
 
 The user's columns are within structs, so their names cannot conflict with these.
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -26,6 +25,7 @@ from pyspark.sql import types as T
 from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
 from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation
+from penstock._model.similar import nearest
 from penstock._model.sql_text import quoted
 from penstock._tables.write.schema import nested_types, plain_schema
 from penstock.errors import DefinitionError
@@ -340,9 +340,9 @@ class _Check:
     def columns(self, parameter: str, names: Sequence[str]) -> None:
         for name in names:
             if name.lower() not in self._fields:
-                near = difflib.get_close_matches(name.lower(), self._fields, n=1, cutoff=0.5)
+                near = nearest(name, self._fields, cutoff=0.5)
                 known = ", ".join(field.name for field in self._fields.values())
-                hint = f"did you mean {self._fields[near[0]].name!r}?" if near else None
+                hint = f"did you mean {self._fields[near].name!r}?" if near else None
                 raise self._error(
                     "CDC_COLUMN_NOT_FOUND",
                     f"`{parameter}` names {name!r}, which its source does not have",

@@ -9,7 +9,7 @@ State rows of SCD type 1 are for a key (`kind` 0), or for all keys (`kind` 1, th
 - `del`: the highest sequence of a delete; of a truncate in the row of all keys,
 - `row`: the last upsert, `{seq, hash, v}`,
 - `cols`: by column that events may leave unchanged, the last upsert that sets it,
-- `at`: when the delete was applied first.
+- `at`: when the delete was applied last, in milliseconds, rounded up to a minute.
 
 Each field is a maximum, so rows of the state can be merged in any order and grouping.
 

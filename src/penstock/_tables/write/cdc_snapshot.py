@@ -20,7 +20,7 @@ from penstock._tables.layout import TableRef
 from penstock._tables.write.cdc_events import END_AT, START_AT, RowShape, comparable
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.kept import keep, release
-from penstock._tables.write.key_joins import count_keys, in_one_task, of_keys
+from penstock._tables.write.key_joins import count_keys, in_one_task, key_struct, of_keys
 from penstock._tables.write.keyed import KeyedTable
 from penstock.errors import FlowError
 
@@ -45,14 +45,11 @@ class SnapshotWriter:
         is_streamed: bool = False,
         on_vectors: Callable[[], None] | None = None,
     ) -> None:
-        self._delta = DeltaJvm(spark)
         self._flow = flow
         self._app_id = app_id
         self._shape = shape
-        self._table = FencedTable(self._delta, target, app_id)
-        self._keyed = KeyedTable(
-            self._delta, self._table, app_id, is_streamed=is_streamed, on_vectors=on_vectors
-        )
+        self._table = FencedTable(DeltaJvm(spark), target, app_id)
+        self._keyed = KeyedTable(self._table, is_streamed=is_streamed, on_vectors=on_vectors)
         self._allow_missing = allow_missing
 
     def apply(
@@ -99,7 +96,7 @@ class SnapshotWriter:
 
     def _current(self, txn: TableTransaction, like: DataFrame) -> DataFrame:
         """The rows of the table, with NULL in columns that it is about to get."""
-        rows = self._keyed.rows(txn, like)
+        rows = self._table.rows(txn, like)
         have = {name.lower() for name in rows.columns}
         missing = [f for f in self._shape.target_schema() if f.name.lower() not in have]
         for field in missing:
@@ -184,7 +181,7 @@ class SnapshotWriter:
 
 
 def _struct(fields: Sequence[StructField]) -> Column:
-    return F.struct(*[F.col(quoted(f.name)).alias(f.name) for f in fields])
+    return key_struct(field.name for field in fields)
 
 
 def _values(fields: Sequence[StructField]) -> Column:

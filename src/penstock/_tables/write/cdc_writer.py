@@ -17,7 +17,6 @@ from pyspark.sql.types import StructField, StructType
 from penstock._model.cdc import ScdType
 from penstock._model.expectation import Expectation, OnViolation
 from penstock._model.origin import SourceLocation
-from penstock._model.sql_text import quoted
 from penstock._tables.commit_note import CDC_STATE
 from penstock._tables.commits import CommitResult, RuleCounts
 from penstock._tables.delta_log import file_count
@@ -30,7 +29,7 @@ from penstock._tables.write.cdc_state import CdcState
 from penstock._tables.write.decision import BatchDecision, DecisionFile
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.kept import keep_and_count
-from penstock._tables.write.key_joins import in_one_task
+from penstock._tables.write.key_joins import in_one_task, key_struct
 from penstock._tables.write.keyed import REWRITE_BYTES, KeyedTable, Way
 from penstock._tables.write.prepare import prepare_table
 from penstock._tables.write.row_files import Written
@@ -117,9 +116,7 @@ class CdcWriter(FlowWriter):
         self._events = events
         self._event_split = split
         self._lock = target_locks.setdefault(self.target.path, threading.RLock())
-        self._keyed = KeyedTable(
-            self._delta, self._target, self._app_id, way, is_streamed, on_vectors
-        )
+        self._keyed = KeyedTable(self._target, way, is_streamed, on_vectors)
         self._state = CdcState(self._delta, state, self._app_id, events)
         self._compaction = StateCompaction(
             self._delta, state, self._app_id, self._lock, tombstone_seconds=tombstone_seconds
@@ -287,8 +284,8 @@ class CdcWriter(FlowWriter):
         if self._counts["truncates"]:
             # Of a repeated batch, a compaction may have removed keys from the state only.
             key: Any = rows.schema["k"].dataType
-            have = F.struct(*[F.col(quoted(name)).alias(name) for name in key.names])
-            keys = self._keyed.rows(txn, rows).select(have.cast(key).alias("k"))
+            have = key_struct(key.names).cast(key)
+            keys = self._target.rows(txn, rows).select(have.alias("k"))
             touched = rows.where(F.col("kind") == 0).select("k").unionAll(keys).distinct()
             return touched, current_rows(merged(rows, columns), columns, truncates=True)
         nearby = F.broadcast(touched) if count <= _SMALL_ROWS else touched

@@ -1,15 +1,17 @@
 """Transactions of one flow on one table, with Delta's `SetTransaction` as the fence per batch."""
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from penstock._tables.commit_note import NotedCommit
 from penstock._tables.commits import CommitResult, result_from_commit
-from penstock._tables.delta_log import DeltaJvm, TableMetadata, known_versions
+from penstock._tables.delta_log import DeltaJvm, TableMetadata
 from penstock._tables.kill_points import is_switched_off
 from penstock._tables.layout import TableRef
 from penstock._tables.read.damage import check_commit
@@ -30,6 +32,46 @@ _REPLAY_SEARCH = 500
 _UNKNOWN = -2
 
 
+class _KnownVersions:
+    """Newest versions and batches of the tables that this process writes, as a cache.
+
+    As long as a table's newest version was committed by this process, no other process has
+    committed a transaction of one of our flows; then the cached last batch of each app id is right.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._version: dict[str, int] = {}
+        self._batches: dict[tuple[str, str], int] = {}
+
+    def committed(self, table_id: str, version: int, app_id: str, batch_id: int | None) -> None:
+        """Record a commit of this process, unless a version before it is unknown."""
+        with self._lock:
+            if self._version.get(table_id) == version - 1:
+                self._version[table_id] = version
+            if batch_id is not None:
+                self._batches[table_id, app_id] = batch_id
+
+    def looked_up(self, table_id: str, version: int, app_id: str, batch_id: int) -> None:
+        with self._lock:
+            if self._version.get(table_id) != version:
+                # Other processes may have committed batches of the other flows in between.
+                for key in [key for key in self._batches if key[0] == table_id]:
+                    del self._batches[key]
+                self._version[table_id] = version
+            self._batches[table_id, app_id] = batch_id
+
+    def last(self, table_id: str, version: int, app_id: str) -> int | None:
+        """Last batch of an app id at a version; `None` if it must be looked up."""
+        with self._lock:
+            if self._version.get(table_id) != version:
+                return None
+            return self._batches.get((table_id, app_id))
+
+
+_known_versions = _KnownVersions()
+
+
 @dataclass(frozen=True)
 class TableTransaction:
     jvm: Any  # Delta's OptimisticTransaction
@@ -46,8 +88,8 @@ class FencedTable:
 
     def __init__(self, delta: DeltaJvm, ref: TableRef, app_id: str) -> None:
         self.ref = ref
-        self._delta = delta
-        self._app_id = app_id
+        self.delta = delta
+        self.app_id = app_id
         self._statistics = delta.statistics()
         self.live_files = LiveFiles(delta, ref.path)
         self._version = _UNKNOWN
@@ -66,25 +108,25 @@ class FencedTable:
         at all while every version of the table was committed by this process. The first call checks
         the log.
         """
-        transaction = self._delta.begin(self.ref.path, self._statistics)
+        transaction = self.delta.begin(self.ref.path, self._statistics)
         version = int(transaction.snapshot().version())
         if version < 0:
             raise InternalError("TABLE_NOT_PREPARED", f"{self.ref.name} does not exist")
         if self._metadata is None:
-            check_commit(self._delta, self.ref, version)
+            check_commit(self.delta, self.ref, version)
         if self._metadata is None or version != self._version:
-            self._metadata = self._delta.metadata(transaction)
+            self._metadata = self.delta.metadata(transaction)
             self._difference = None
             self._version = version
             self.generation += 1
         if batch_id is None:
             return TableTransaction(transaction, False, self._metadata)
-        last = known_versions.last(self._metadata.id, version, self._app_id)
+        last = _known_versions.last(self._metadata.id, version, self.app_id)
         if last is None:
-            last = _last_batch(self._delta, self.ref.path, transaction, self._app_id)
-            known_versions.looked_up(self._metadata.id, version, self._app_id, last)
+            last = _last_batch(self.delta, self.ref.path, transaction, self.app_id)
+            _known_versions.looked_up(self._metadata.id, version, self.app_id, last)
         # A concurrent commit with our app id must conflict with ours.
-        transaction.readTxn().addOne(self._app_id)
+        transaction.readTxn().addOne(self.app_id)
         is_committed = last >= batch_id and not is_switched_off("fence")
         return TableTransaction(transaction, is_committed, self._metadata)
 
@@ -109,7 +151,7 @@ class FencedTable:
         text = schema_json(merged)
         if text != schema_json(have):
             content = dict(txn.metadata.content, schemaString=text)
-            txn.jvm.updateMetadata(self._delta.action({"metaData": content}), False)
+            txn.jvm.updateMetadata(self.delta.action({"metaData": content}), False)
             self._version = _UNKNOWN
         return merged
 
@@ -117,8 +159,8 @@ class FencedTable:
         """Commit the columns that `evolve` added, without the fence; returns a new transaction."""
         if not txn.jvm.newMetadata().isDefined():
             return txn
-        operation = self._delta.alter_operation(txn.metadata.jvm, txn.jvm.metadata())
-        txn.jvm.commit(self._delta.seq([]), operation)
+        operation = self.delta.alter_operation(txn.metadata.jvm, txn.jvm.metadata())
+        txn.jvm.commit(self.delta.seq([]), operation)
         return self.begin(batch_id)
 
     def set_property(
@@ -127,8 +169,8 @@ class FencedTable:
         """Commit a property, without the fence; returns a new transaction."""
         configuration = {**txn.metadata.configuration, key: value}
         content = dict(txn.metadata.content, configuration=configuration)
-        txn.jvm.updateMetadata(self._delta.action({"metaData": content}), False)
-        txn.jvm.commit(self._delta.seq([]), self._delta.properties_operation({key: value}))
+        txn.jvm.updateMetadata(self.delta.action({"metaData": content}), False)
+        txn.jvm.commit(self.delta.seq([]), self.delta.properties_operation({key: value}))
         return self.begin(batch_id)
 
     def files(self, txn: TableTransaction) -> Any:
@@ -136,10 +178,15 @@ class FencedTable:
         txn.jvm.readWholeTable()
         return self.live_files.all(txn.jvm.snapshot())
 
+    def rows(self, txn: TableTransaction, like: DataFrame) -> DataFrame:
+        """All rows, in the session of `like`; a concurrent change of them fails the commit."""
+        files = self.files(txn)
+        return self.delta.read_files(self.ref.path, txn.jvm.snapshot(), files, like.sparkSession)
+
     def removals(self, txn: TableTransaction) -> list[Any]:
         # As if all files had been read: a concurrent append must fail our commit.
         txn.jvm.readWholeTable()
-        return list(self._delta.items(self.live_files.removals(txn.jvm.snapshot())))
+        return list(self.delta.items(self.live_files.removals(txn.jvm.snapshot())))
 
     def commit(
         self,
@@ -158,15 +205,15 @@ class FencedTable:
         """
         record = result.to_metadata()
         if batch_id is None:
-            operation = self._delta.write_operation(record, overwrite=complete, where=where)
+            operation = self.delta.write_operation(record, overwrite=complete, where=where)
         else:
             now = int(time.time() * 1000)
-            actions = [self._delta.set_transaction(self._app_id, batch_id, now), *actions]
-            operation = self._delta.streaming_operation(
-                self._app_id, batch_id, record, complete=complete
+            actions = [self.delta.set_transaction(self.app_id, batch_id, now), *actions]
+            operation = self.delta.streaming_operation(
+                self.app_id, batch_id, record, complete=complete
             )
-        version = self._delta.commit(txn.jvm, actions, operation)
-        known_versions.committed(txn.metadata.id, version, self._app_id, batch_id)
+        version = self.delta.commit(txn.jvm, actions, operation)
+        _known_versions.committed(txn.metadata.id, version, self.app_id, batch_id)
         self._remember(txn.metadata.id, version, batch_id)
         # The metadata is still valid only if no other commit came in between, and Delta did not
         # record the high-water mark of an identity column in it.
@@ -176,13 +223,13 @@ class FencedTable:
 
     def recorded(self, batch_id: int | None) -> CommitResult | None:
         """The record of a committed batch; `None` if its commit is too old."""
-        newest = self._delta.version(self.ref.path)
+        newest = self.delta.version(self.ref.path)
         for version in range(newest, max(-1, newest - _REPLAY_SEARCH), -1):
-            info = self._delta.commit_info(self.ref.path, version)
+            info = self.delta.commit_info(self.ref.path, version)
             if info is None:
                 return None
             result = result_from_commit(version, info)
-            if result and result.app_id == self._app_id and result.batch_id == batch_id:
+            if result and result.app_id == self.app_id and result.batch_id == batch_id:
                 if self._metadata is not None:
                     self._remember(self._metadata.id, version, batch_id)
                 return replace(result, replayed=True)
@@ -191,7 +238,7 @@ class FencedTable:
     def _remember(self, table_id: str, version: int, batch_id: int | None) -> None:
         if batch_id is not None:
             self.last_commit = NotedCommit(
-                table_id=table_id, version=version, batch_id=batch_id, app_id=self._app_id
+                table_id=table_id, version=version, batch_id=batch_id, app_id=self.app_id
             )
 
 

@@ -1,6 +1,6 @@
 """Joins of rows with keys, which are structs in a column `k`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from typing import Any
 
@@ -12,6 +12,10 @@ from penstock._model.sql_text import quoted
 
 _KEY = "penstock_key"
 _MARK = "penstock_mark"
+
+
+def key_struct(names: Iterable[str]) -> Column:
+    return F.struct(*[F.col(quoted(name)).alias(name) for name in names])
 
 
 def key_type(touched: DataFrame) -> StructType:
@@ -43,18 +47,14 @@ def in_one_task(rows: DataFrame) -> DataFrame:
 def of_keys(rows: DataFrame, keys: DataFrame) -> DataFrame:
     """The rows with one of some keys; NULL equals NULL, as within structs."""
     renamed = keys.withColumnRenamed("k", _KEY)
-    return rows.join(renamed, _key_of_row(keys) == F.col(_KEY)).select(*_columns(rows))
+    return rows.join(renamed, key_struct(key_names(keys)) == F.col(_KEY)).select(*_columns(rows))
 
 
 def without_keys(rows: DataFrame, keys: DataFrame) -> DataFrame:
     """The rows with none of some keys."""
     marked = keys.withColumnRenamed("k", _KEY).withColumn(_MARK, F.lit(0))
-    joined = rows.join(marked, _key_of_row(keys) == F.col(_KEY), "left_outer")
+    joined = rows.join(marked, key_struct(key_names(keys)) == F.col(_KEY), "left_outer")
     return joined.where(F.col(_MARK).isNull()).select(*_columns(rows))
-
-
-def _key_of_row(keys: DataFrame) -> Column:
-    return F.struct(*[F.col(quoted(name)).alias(name) for name in key_names(keys)])
 
 
 def _columns(rows: DataFrame) -> list[Column]:

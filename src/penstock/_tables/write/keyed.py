@@ -1,9 +1,10 @@
-"""Replaces all rows of some keys in one commit; for CDC, snapshots and update mode.
+"""Replaces all rows of some keys; for CDC, snapshots and update mode.
 
 Small tables are rewritten as a whole. In larger ones, the rows of the keys are searched by a job
 over the key columns alone, and deleted by deletion vectors, or with their files if the table must
-not have vectors. Delta's MERGE, which runs a dozen jobs, is for tables that only it can change. All
-are fenced.
+not have vectors. Delta's MERGE, which runs a dozen jobs, is for tables that only it can change. The
+commits of rows are fenced. To give a table deletion vectors takes up to two more commits before
+that, without a fence.
 """
 
 from collections.abc import Callable
@@ -82,25 +83,17 @@ class Way(StrEnum):
 
 @dataclass(frozen=True)
 class KeyedTable:
-    """A table whose rows belong to keys; `app_id` is that of its batches.
+    """A table whose rows belong to keys.
 
     If streams read the table, a commit that only adds keys must only add files. `on_vectors` is
     called when a table gets deletion vectors, which older readers of Delta cannot read.
     """
 
-    delta: DeltaJvm
     table: FencedTable
-    app_id: str
     way: Way | None = None  # None = by size and properties of the table
     is_streamed: bool = False
     on_vectors: Callable[[], None] | None = None
     rewrite_bytes: int | None = None  # up to which all files are rewritten; None = `REWRITE_BYTES`
-
-    def rows(self, txn: TableTransaction, like: DataFrame) -> DataFrame:
-        txn.jvm.readWholeTable()
-        snapshot = txn.jvm.snapshot()
-        files = self.table.live_files.all(snapshot)
-        return self.delta.read_files(self.table.ref.path, snapshot, files, like.sparkSession)
 
     def replace(
         self,
@@ -127,7 +120,7 @@ class KeyedTable:
         if way is Way.VECTORS:
             txn = self._with_vectors(txn, result.batch_id)
         keys = keys or self.collected(txn, touched)
-        search = self.delta.keyed_rows(txn.jvm, self.table.live_files.jvm, keys)
+        search = self.table.delta.keyed_rows(txn.jvm, self.table.live_files.jvm, keys)
         return self._replace_rows(txn, touched, search, rows, result, way, count=count)
 
     def merge(
@@ -151,24 +144,24 @@ class KeyedTable:
         way, session = self.way_for(txn, touched, count), touched.sparkSession
         if way is Way.TABLE:
             old = self._rows_as_stored(txn, session)
-            rows = merged(in_one_task(self.rows(txn, touched)) if old is None else old)
-            files = self.delta.write_files(txn.jvm, rows.coalesce(1))
+            rows = merged(in_one_task(self.table.rows(txn, touched)) if old is None else old)
+            files = self.table.delta.write_files(txn.jvm, rows.coalesce(1))
             actions = [*self.table.removals(txn), *files]
             return self.table.commit(txn, actions, result.batch_id, result, complete=False)
         if way is Way.VECTORS:
             txn = self._with_vectors(txn, result.batch_id)
         if added_rows is not None:
-            search = self.delta.keyed_rows(txn.jvm, self.table.live_files.jvm, keys)
+            search = self.table.delta.keyed_rows(txn.jvm, self.table.live_files.jvm, keys)
             if search.count() == removed:
                 return self._replace_rows(
                     txn, touched, search, added_rows, result, way, count=count
                 )
         is_partitioned = bool(txn.metadata.partition_columns)
-        search = self.delta.keyed_rows(
+        search = self.table.delta.keyed_rows(
             txn.jvm, self.table.live_files.jvm, keys, returns_rows=not is_partitioned
         )
         old = (
-            of_keys(self.rows(txn, touched), F.broadcast(touched))
+            of_keys(self.table.rows(txn, touched), F.broadcast(touched))
             if is_partitioned
             else DataFrame(search.rows(session._jsparkSession), session)
         )
@@ -180,10 +173,10 @@ class KeyedTable:
         """All rows, without a query of the table; `None` if only a query can return them."""
         txn.jvm.readWholeTable()
         snapshot, live = txn.jvm.snapshot(), self.table.live_files.jvm
-        return self.delta.table_rows(snapshot, live, session, without_keys=without_keys)
+        return self.table.delta.table_rows(snapshot, live, session, without_keys=without_keys)
 
     def can_collect(self, touched: DataFrame) -> bool:
-        return has_exact_keys(self.delta, key_type(touched))
+        return has_exact_keys(self.table.delta, key_type(touched))
 
     def collected(self, txn: TableTransaction, touched: DataFrame) -> Any:
         """The keys of a batch on the driver, as `BatchKeys`; they may be there several times."""
@@ -198,7 +191,7 @@ class KeyedTable:
         ]
         keys = [key.getField(field.name).alias(field.name) for field in fields]
         names = [by_name.get(field.name.lower(), field.name) for field in fields]
-        return self.delta.batch_keys(touched.select(*keys, *texts), names)
+        return self.table.delta.batch_keys(touched.select(*keys, *texts), names)
 
     def searches(self, txn: TableTransaction, touched: DataFrame, count: int) -> bool:
         """Whether `replace` collects the keys and searches their rows."""
@@ -221,7 +214,7 @@ class KeyedTable:
             return Way.TABLE
         if count > MOST_KEYS or not self._can_search(txn, touched):
             return Way.MERGE
-        conf = self.delta.spark.conf
+        conf = self.table.delta.spark.conf
         default = conf.get(
             _DEFAULT + _VECTORS.removeprefix("delta."), "false" if is_small else "true"
         )
@@ -264,7 +257,7 @@ class KeyedTable:
         *,
         count: int,
     ) -> int:
-        delta, path, snapshot = self.delta, self.table.ref.path, txn.jvm.snapshot()
+        delta, path, snapshot = self.table.delta, self.table.ref.path, txn.jvm.snapshot()
         small = count <= _SMALL_ROWS
         if way is Way.VECTORS and search.hasCounts():
             actions = search.mark(not self.is_streamed)
@@ -297,9 +290,9 @@ class KeyedTable:
             # Without planning a join.
             other = self._rows_as_stored(txn, rows.sparkSession, without_keys=keys)
         if other is None:
-            other = without_keys(in_one_task(self.rows(txn, rows)), in_one_task(touched))
+            other = without_keys(in_one_task(self.table.rows(txn, rows)), in_one_task(touched))
         written = other.unionByName(rows, allowMissingColumns=True).coalesce(1)
-        added = self.delta.write_files(txn.jvm, written)
+        added = self.table.delta.write_files(txn.jvm, written)
         return self.table.commit(txn, [*removed, *added], result.batch_id, result, complete=False)
 
     def _merge(
@@ -343,7 +336,7 @@ class KeyedTable:
         ]
         matches = [F.col(f"t.{quoted(n)}").eqNullSafe(F.col(f"s.{quoted(n)}")) for n in identity]
         # In a session of its own: other flows and the user's code share this one.
-        own = own_session(session, _merge_conf(self.app_id, result))
+        own = own_session(session, _merge_conf(self.table.app_id, result))
         (
             DeltaTable.forPath(own, self.table.ref.path)
             .alias("t")

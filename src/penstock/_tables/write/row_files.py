@@ -19,6 +19,7 @@ from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.kept import keep, keep_and_count, release
 from penstock._tables.write.schema import plain_schema
 from penstock._tables.write.staging import (
+    BAD_FOLDER,
     RowCounts,
     can_stage,
     count_masks,
@@ -26,7 +27,6 @@ from penstock._tables.write.staging import (
     delete_files,
     sort_files,
     staging_metadata,
-    staging_transaction,
     valid_rows,
 )
 from penstock.quality.split import DESTINATION, FAILED_RULES, QUARANTINE_COLUMNS, TO_TABLE, RowSplit
@@ -70,8 +70,8 @@ class Written:
 class RowFiles:
     """Writes the rows of one flow's batches into the folders of its tables.
 
-    One job writes the files of both tables, if `can_stage`; otherwise the batch is persisted and
-    written twice.
+    One job writes the files of both tables, if `can_stage`; otherwise the batch is kept, and its
+    valid and invalid rows are written by two jobs.
     """
 
     def __init__(
@@ -123,8 +123,8 @@ class RowFiles:
         keeps = split.quarantine and self._quarantine is not None
         target = self._target.ref.path
         quarantine = self._quarantine.ref.path if keeps and self._quarantine else None
-        staging = staging_transaction(
-            self._delta, self._delta.log(target), txn.jvm.snapshot(), quarantine, self._statistics
+        staging = self._delta.split_transaction(
+            self._delta.log(target), txn.jvm.snapshot(), BAD_FOLDER, quarantine, self._statistics
         )
         staging.updateMetadata(self._staging, False)
         good, bad, counts = sort_files(

@@ -45,6 +45,7 @@ RuleHistogram: TypeAlias = Counter[tuple[int | None, ...]]
 ValueHistogram: TypeAlias = Mapping[tuple[Any, ...], int]
 """Rows by the values of `counted_columns`."""
 
+BAD_FOLDER = f"{DESTINATION}={TO_QUARANTINE}"
 QUARANTINE_FIELDS = (
     StructField(FAILED_RULES, ArrayType(StringType())),
     StructField(ROW, StringType()),
@@ -69,19 +70,6 @@ def can_stage(delta: DeltaJvm, metadata: TableMetadata) -> bool:
     schema = metadata.schema
     has_invariants = any("delta.invariants" in (column.metadata or {}) for column in schema)
     return not has_invariants and not has_identity(schema)
-
-
-def staging_transaction(
-    delta: DeltaJvm, target: Any, snapshot: Any, quarantine: str | None, statistics: Any
-) -> Any:
-    """A transaction on the target that writes bad rows below the quarantine, if there is one.
-
-    `statistics` is from `DeltaJvm.statistics`.
-    """
-    if quarantine is None:
-        return delta.write_transaction(target, snapshot, statistics)
-    folder = f"{DESTINATION}={TO_QUARANTINE}"
-    return delta.split_transaction(target, snapshot, folder, quarantine, statistics)
 
 
 def staging_metadata(

@@ -14,7 +14,7 @@ from penstock._tables.commits import CommitResult
 from penstock._tables.write.decision import BatchDecision, DecisionFile
 from penstock._tables.write.fenced import TableTransaction
 from penstock._tables.write.kept import keep_and_count
-from penstock._tables.write.key_joins import count_keys
+from penstock._tables.write.key_joins import count_keys, key_struct
 from penstock._tables.write.keyed import MOST_KEYS, KeyedTable, Way
 from penstock._tables.write.row_files import Written
 from penstock._tables.write.staging import valid_rows
@@ -47,12 +47,10 @@ class UpsertWriter(FlowWriter):
             raise InternalError("WRITER_MISUSED", f"update mode of {flow!r} needs keys")
         options["stateful"] = True
         super().__init__(spark, **options)
-        self._key = F.struct(*[F.col(quoted(key)).alias(key) for key in keys])
+        self._key = key_struct(keys)
         self._keys = keys
         self._collected: Any = None
-        self._keyed = KeyedTable(
-            self._delta, self._target, self._app_id, way, is_streamed, on_vectors
-        )
+        self._keyed = KeyedTable(self._target, way, is_streamed, on_vectors)
 
     def _write_files(self, df: DataFrame, txn: TableTransaction, schema: StructType) -> Written:
         kept, counts = keep_and_count(self._delta, df, self._split)
@@ -186,9 +184,7 @@ class UniqueWriter(FlowWriter):
         return rows.withColumn(_RANK, rank).where((F.col(_RANK) == 1) | has_null).drop(_RANK)
 
     def _without_known(self, txn: TableTransaction, rows: DataFrame, count: int) -> DataFrame:
-        snapshot, files = txn.jvm.snapshot(), self._target.files(txn)
-        path = self._target.ref.path
-        table = self._delta.read_files(path, snapshot, files, rows.sparkSession)
+        table = self._target.rows(txn, rows)
         names = [f"{_KEY}{number}" for number in range(len(self._keys))]
         pairs = list(zip(self._keys, names, strict=True))
         have = {column.lower() for column in table.columns}

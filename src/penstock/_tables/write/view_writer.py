@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -13,6 +13,7 @@ from penstock._model.sql_text import quoted
 from penstock._tables.commits import CommitResult
 from penstock._tables.write.fenced import TableTransaction
 from penstock._tables.write.kept import keep_and_count
+from penstock._tables.write.key_joins import key_struct
 from penstock._tables.write.keyed import MOST_KEYS, KeyedTable, Way
 from penstock._tables.write.row_files import Written
 from penstock._tables.write.staging import RowCounts
@@ -47,9 +48,7 @@ class ViewWriter(FlowWriter):
     ) -> None:
         super().__init__(spark, **options)
         self._version = version
-        self._keyed = KeyedTable(
-            self._delta, self._target, self._app_id, None, is_streamed, on_vectors, REWRITE_BYTES
-        )
+        self._keyed = KeyedTable(self._target, None, is_streamed, on_vectors, REWRITE_BYTES)
         self._keys: Any = None
         self._count = 0
         self._touched: DataFrame | None = None
@@ -88,7 +87,7 @@ class ViewWriter(FlowWriter):
         Raises:
             ViewChangedError: the rows of these keys cannot be replaced.
         """
-        touched = keys.select(_as_struct(keys).alias("k"))
+        touched = keys.select(key_struct(keys.columns).alias("k"))
         txn = self._begin()
         self._merges, self._row_count = merges or {}, row_count
         if count is not None and count <= MOST_KEYS:
@@ -105,7 +104,7 @@ class ViewWriter(FlowWriter):
     def _collect(self, txn: TableTransaction, keys: Any) -> DataFrame:
         distinct = self._delta.frame_of_keys(keys, self._delta.spark)
         self._keys, self._count = keys, int(keys.distinct())
-        self._touched = distinct.select(_as_struct(distinct).alias("k"))
+        self._touched = distinct.select(key_struct(distinct.columns).alias("k"))
         if self._count > MOST_KEYS:
             raise ViewChangedError(f"rows of more than {MOST_KEYS} keys changed")
         if self._keyed.way_for(txn, self._touched, self._count) is Way.MERGE:
@@ -160,6 +159,8 @@ class ViewWriter(FlowWriter):
             return super()._commit_target(batch)
         result, rows = batch.result, batch.written.rows
         assert rows is not None
+        # A key may have many rows, and its rows may be gone.
+        count = max(self._count, min(result.rows_written, MOST_KEYS))
         if self._merges or self._changes is not None:
             merged = partial(self._merged, df=rows)
             if self._changes is not None:
@@ -169,26 +170,16 @@ class ViewWriter(FlowWriter):
                 self._touched,
                 merged,
                 result,
-                count=max(self._count, min(result.rows_written, MOST_KEYS)),
+                count=count,
                 keys=self._keys,
                 added_rows=rows if self._changes is not None else None,
                 removed=self._removed,
             )
-            return replace(result, version=version)
-        version = self._keyed.replace(
-            batch.txn,
-            self._touched,
-            rows,
-            result,
-            # A key may have many rows, and its rows may be gone.
-            count=max(self._count, min(result.rows_written, MOST_KEYS)),
-            keys=self._keys,
-        )
+        else:
+            version = self._keyed.replace(
+                batch.txn, self._touched, rows, result, count=count, keys=self._keys
+            )
         return replace(result, version=version)
-
-
-def _as_struct(keys: DataFrame) -> Column:
-    return F.struct(*[F.col(quoted(name)) for name in keys.columns])
 
 
 def _with_copies(old: DataFrame, changes: DataFrame) -> DataFrame:

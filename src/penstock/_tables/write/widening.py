@@ -101,9 +101,9 @@ def alter_types(
     *,
     origin: SourceLocation | None = None,
 ) -> None:
-    """Widen columns of a table in one commit, without rewriting files.
+    """Widen columns of a table without rewriting files, in two commits: the property, the types.
 
-    The table gets `delta.enableTypeWidening`, and readers need Delta 4.0 or newer from then on.
+    The property is `delta.enableTypeWidening`; readers need Delta 4.0 or newer from then on.
     Delta refuses for example if a CHECK constraint or a generated column depends on the column.
     """
     properties = {ENABLED: "true"}

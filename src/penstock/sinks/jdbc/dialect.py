@@ -6,7 +6,6 @@ nested values JSON. One statement then converts them. Conversions that could sho
 silently are not used.
 """
 
-import difflib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import ClassVar
 from pyspark.sql import Column
 from pyspark.sql import types as T
 
+from penstock._model.similar import nearest
 from penstock.errors import ConnectorError
 from penstock.sinks.jdbc.options import JdbcSinkOptions, TableName, WriteRows, quote
 from penstock.sources.jdbc.database import Database
@@ -239,8 +239,8 @@ class Dialect(ABC):
             alike = folded.get(field.name.lower(), [])
             target = exact.get(field.name) or (alike[0] if len(alike) == 1 else None)
             if target is None:
-                near = difflib.get_close_matches(field.name.lower(), folded, n=1)
-                also = f" (did you mean {near[0]}?)" if near else ""
+                near = nearest(field.name, folded)
+                also = f" (did you mean {near}?)" if near else ""
                 problems.append(f"the table has no column {field.name}{also}")
                 continue
             taken.add(target.name)

@@ -1,7 +1,8 @@
 """MariaDB and MySQL, through MariaDB's driver: types, catalog, ON DUPLICATE KEY UPDATE.
 
-* Sessions are strict, so that the server refuses what does not fit instead of changing it, and have
-  ANSI_QUOTES, so that names are quoted as everywhere.
+* Sessions are strict, so that the server refuses what does not fit instead of changing it, but for
+  excess trailing spaces of a `varchar(n)`, which it silently removes; and have ANSI_QUOTES, so that
+  names are quoted as everywhere.
 * DDL commits: the transaction that moves the rows has none.
 * Staging tables are logged, and survive a crash. A task that runs twice is refused by their primary
   key, the number of the row in Spark.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from urllib.parse import unquote, urlsplit
 
-from penstock._api.arguments import suggested
+from penstock._model.similar import suggested
 from penstock.errors import ConnectorError
 from penstock.sources.jdbc.options import count, invalid
 

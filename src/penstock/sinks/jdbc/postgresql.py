@@ -1,6 +1,7 @@
 """PostgreSQL: types, catalog, staging tables that are not logged, ON CONFLICT.
 
-Strings go to `varchar(n)` by assignment, which refuses too long ones; a cast would shorten them.
+Strings go to `varchar(n)` by assignment, which refuses too long ones, but silently removes excess
+trailing spaces; a cast would shorten any string.
 """
 
 import re
@@ -294,5 +295,5 @@ class PostgreSqlDialect(Dialect):
 
 def _timestamp_fits(wanted: str, bare: str, zones: tuple[str, ...]) -> bool:
     digits = _SECONDS.search(wanted)
-    names = {re.sub(r"\s+", " ", f"timestamp {zone} time zone") for zone in zones}
-    return re.sub(r"\s+", " ", bare) in names and (digits is None or digits[1] == "6")
+    names = {f"timestamp {zone} time zone" for zone in zones}
+    return bare in names and (digits is None or digits[1] == "6")

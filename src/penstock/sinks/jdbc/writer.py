@@ -16,7 +16,7 @@ fence table, in one transaction, and drops the staging table.
 
 import hashlib
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,65 +24,16 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from penstock._model.dataset import SinkFacts
-from penstock._model.flow import Flow, OutputMode
+from penstock._model.flow import Flow
 from penstock._model.sql_text import quoted
 from penstock._spark.failures import full_text
 from penstock._tables.kill_points import is_switched_off, kill_point
 from penstock.errors import CheckpointError, ConnectorError, FlowError
-from penstock.sinks.base import BatchSink, OpenedSink, Sink, SinkCommit, Write, evaluate, option
+from penstock.sinks.base import BatchSink, SinkCommit, evaluate
 from penstock.sinks.jdbc.connection import connected, dialect_of
 from penstock.sinks.jdbc.dialect import PART, SinkColumn, Unstorable
-from penstock.sinks.jdbc.options import (
-    JdbcSinkOptions,
-    TableName,
-    WriteRows,
-    jdbc_sink_options,
-    quote,
-)
+from penstock.sinks.jdbc.options import JdbcSinkOptions, TableName, WriteRows, quote
 from penstock.sources.jdbc.database import Database, DatabaseError
-
-_REFUSED = {
-    OutputMode.UPDATE: "mode `append` would add each new version of a row as another row",
-    OutputMode.COMPLETE: "mode `append` would add the whole result with every batch",
-}
-
-
-class JdbcSink(Sink):
-    """Exactly once: rows and the id of their batch are committed by one transaction."""
-
-    formats = ("jdbc",)
-
-    def facts(self, options: Mapping[str, str]) -> SinkFacts:
-        is_keyed = bool(option(options, "keys"))
-        return SinkFacts(is_keyed=is_keyed, refuses_new_checkpoint=not is_keyed)
-
-    def check_options(self, options: Mapping[str, str]) -> dict[str, str]:
-        jdbc_sink_options(options)
-        return dict(options)
-
-    def check_query(
-        self, options: Mapping[str, str], columns: Mapping[str, str], mode: OutputMode
-    ) -> None:
-        """Columns are compared with the table when the flow starts."""
-        if jdbc_sink_options(options).mode is WriteRows.APPEND and mode in _REFUSED:
-            raise ConnectorError(
-                "SINK_MODE_NOT_SUPPORTED",
-                f"the JDBC sink cannot take a flow in {mode.value} mode: {_REFUSED[mode]}",
-                hint='set {"mode": "upsert", "keys": "..."} on the sink: the grouping columns',
-            )
-
-    def open(self, write: Write) -> OpenedSink:
-        writer = JdbcSinkWriter(
-            write.spark,
-            jdbc_sink_options(write.options),
-            pipeline=write.pipeline,
-            flow=write.flow,
-            epoch=write.epoch,
-        )
-        writer.start(write.schema)
-        return writer
-
 
 _JSON = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",

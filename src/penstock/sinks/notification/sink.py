@@ -1,12 +1,12 @@
 """The sinks `webhook` and `mail`: options, and where a message is sent."""
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 from urllib.parse import urlsplit
 
 from penstock._model.flow import OutputMode
+from penstock._model.similar import suggested
 from penstock._observe.transport import post_json, send_mail
 from penstock.errors import ConnectorError
 from penstock.sinks.base import OpenedSink, Sink, Write, option
@@ -40,8 +40,7 @@ class _NotificationSink(Sink):
         for name, value in options.items():
             rule = rules.get(_HEADER if _is_header(name) else name.lower())
             if rule is None:
-                near = difflib.get_close_matches(name.lower(), rules, n=1)
-                hint = f"did you mean `{near[0]}`?" if near else f"options: {', '.join(rules)}"
+                hint = suggested(name, rules, f"options: {', '.join(rules)}")
                 raise invalid(f"a {kind} sink has no option `{name}`", hint)
             if not re.fullmatch(rule[0], value):
                 raise invalid(f"option `{name}` of a {kind} sink must be {rule[1]}")

@@ -1,12 +1,8 @@
 """Streams of Delta tables, the pipeline's own and others."""
 
-import json
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -15,7 +11,6 @@ from penstock._model.sql_text import delta_table
 from penstock._spark.plans import dataframe
 from penstock._tables.commits import actions_of
 from penstock._tables.delta_log import DeltaJvm, size_in_bytes
-from penstock._tables.files import local_path
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock._tables.read.log_scan import LoggedRemovals, append_only_start, logged_removals
 from penstock.errors import FlowError, PenstockError, PlanError
@@ -31,12 +26,12 @@ from penstock.sources.base import (
     StartKind,
     StartPosition,
     StartReport,
-    age_of_oldest,
     not_read_yet,
     path_key,
     range_invalid,
     start_not_available,
 )
+from penstock.sources.delta.lag import PendingVersions
 
 _DESCRIPTION = "DeltaSource["
 _STARTS = ("startingversion", "startingtimestamp")
@@ -47,105 +42,6 @@ _OWN_BEGINNING = (*_FEEDS, "witheventtimeorder", "schematrackinglocation", "sche
 _MOST_FILES = 20_000
 _LONGEST_LOG = 10_000
 _BEYOND_NEWEST = "spark.databricks.delta.changeDataFeed.timestampOutOfRange.enabled"
-_MOST_COMMITS = 500
-
-
-def _now_ms() -> int:
-    return round(time.time() * 1000)
-
-
-@dataclass
-class _Added:
-    files: list[tuple[int, int | None]] = field(default_factory=list)
-    at: int | None = None
-
-
-class PendingVersions:
-    """Counts the commits of a Delta table that a stream has not read yet."""
-
-    def __init__(self, spark: SparkSession, now_ms: Callable[[], int] = _now_ms) -> None:
-        self._now_ms = now_ms
-        self._delta = DeltaJvm(spark)
-        self._commits: dict[tuple[str, int], _Added | None] = {}
-
-    def measure(
-        self, path: str, offset: Mapping[str, Any], last: int | None = None
-    ) -> dict[str, Any]:
-        """Versions, bytes, rows and age of the oldest after an offset; `None` where unknown.
-
-        With `last`, only versions up to this one count.
-        """
-        unknown: dict[str, Any] = {"kind": "delta", "seconds_behind": None}
-        unknown |= dict.fromkeys(("versions", "bytes", "rows"))
-        try:
-            version, index = int(offset["reservoirVersion"]), int(offset["index"])
-            latest = self._latest(path, version) if last is None else last
-        except (Py4JError, KeyError, TypeError, ValueError):
-            return {**unknown, "latest_version": None}
-        unknown["latest_version"] = latest
-        if offset.get("isStartingVersion"):
-            # A snapshot is being read, in an order of Delta's own.
-            return {**unknown, "versions": max(1, latest - version + 1)}
-        if latest - version >= _MOST_COMMITS:
-            oldest = self._oldest(path, version, index)
-            return {**unknown, "versions": latest - version + 1, "seconds_behind": oldest}
-        waiting: list[list[tuple[int, int | None]]] = []
-        times: list[int | None] = []
-        for number in range(version, latest + 1):
-            added = self._added(path, number)
-            if added is None:
-                return {**unknown, "versions": latest - version + 1}
-            left = added.files[max(0, index + 1) :] if number == version else added.files
-            if left:
-                waiting.append(left)
-                times.append(added.at)
-        files = [file for left in waiting for file in left]
-        rows = [count for _, count in files]
-        return {
-            **unknown,
-            "versions": len(waiting),
-            "bytes": sum(size for size, _ in files),
-            "rows": None if None in rows else sum(count or 0 for count in rows),
-            "seconds_behind": age_of_oldest(times, self._now_ms()),
-        }
-
-    def _latest(self, path: str, version: int) -> int:
-        """The newest version; on a local disk without a listing of the whole log."""
-        table = local_path(path)
-        if table is not None:
-            log, at = table / "_delta_log", version
-            while (log / f"{at:020d}.json").exists():
-                at += 1
-            if at > version or (log / f"{version - 1:020d}.json").exists():
-                return at - 1
-        return int(self._delta.snapshot(path).version())
-
-    def _oldest(self, path: str, version: int, index: int) -> float | None:
-        for number in range(version, version + _MOST_COMMITS):
-            added = self._added(path, number)
-            if added is None:
-                return None
-            if added.files[max(0, index + 1) :] if number == version else added.files:
-                return age_of_oldest([added.at], self._now_ms())
-        return None
-
-    def _added(self, path: str, number: int) -> "_Added | None":
-        key = (path, number)
-        if key not in self._commits:
-            lines = self._delta.commit_lines(path, number)
-            version = None
-            if lines is not None:
-                version = _Added()
-                for info in actions_of(lines, "commitInfo"):
-                    version.at = info.get("inCommitTimestamp") or info.get("timestamp")
-                for file in actions_of(lines, "add"):
-                    if file.get("dataChange", True):
-                        stats = json.loads(file["stats"]) if file.get("stats") else {}
-                        version.files.append((int(file["size"]), stats.get("numRecords")))
-            if len(self._commits) > 4 * _MOST_COMMITS:
-                self._commits.clear()
-            self._commits[key] = version
-        return self._commits[key]
 
 
 class DeltaSource(Source):
@@ -246,20 +142,14 @@ class DeltaStream(OpenedSource):
     ) -> tuple[Position, StartReport]:
         version = self._version(at)
         read = self._read_by(done)
-        is_known = checkpoints.is_known(done)
-        report = StartReport(
-            source=self.name,
-            unit=self.unit,
-            again=max(0, read - version) if is_known else None,
-            skipped=max(0, version - read) if is_known else None,
+        report = self.start_report(
+            max(0, read - version), max(0, version - read), is_known=checkpoints.is_known(done)
         )
         if at.kind is StartKind.EARLIEST:
             return {"from_the_start": True}, report
         return {"versions": {self.path: version}}, report
 
     def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
-        if wanted.files is not None:
-            raise range_invalid("--files is for folders", "leave it out")
         whole = self._whole_version(done)
         first = self._version(wanted.begin)
         if wanted.end is None:
@@ -300,14 +190,7 @@ class DeltaStream(OpenedSource):
             read=self._read_by(done),
             created_ms=min((checkpoints.created_ms(c) for c in done), default=0),
         )
-        return position, SourceHistory(
-            source=report.source,
-            unit=report.unit,
-            again=report.again,
-            size=size_in_bytes(snapshot),
-            missing=missing,
-            note=note,
-        )
+        return position, report.history(missing, size=size_in_bytes(snapshot), note=note)
 
     @property
     def on_replacement(self) -> str:

@@ -146,17 +146,17 @@ class SourceLogs(LogFiles):
     def rename(self, source: int, end: int, modified: Mapping[str, int]) -> set[str]:
         """Give entries up to `end` another path where the file is newer; the files' names."""
         folder = f"sources/{source}"
-        columns: set[str] = set()
+        names: set[str] = set()
         for name in self._current(folder):
             text = self.read(f"{folder}/{name}") or ""
             version, *lines = lines_of(text)
             renamed = [_renamed(line, end, modified) for line in lines]
             changed = {entry[0] for entry in renamed if entry is not None}
             if changed:
-                columns |= changed
+                names |= changed
                 new = [old if r is None else r[1] for old, r in zip(lines, renamed, strict=True)]
                 self.write(f"{folder}/{name}", "\n".join([version, *new]), replace=True)
-        return columns
+        return names
 
     def _current(self, folder: str) -> list[str]:
         """The files that Spark reads at a start: the newest compacted one, and those after it."""

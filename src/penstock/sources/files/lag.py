@@ -1,23 +1,18 @@
 """How many files wait for a stream of files."""
 
-import time
 from collections.abc import Callable, Collection
 from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from penstock.sources.base import age_of_oldest
+from penstock.sources.base import age_of_oldest, now_ms
 from penstock.sources.files.listing import FILE_STATUS, PLAIN_PATH, file_uri
 
 _MOST_SPECIAL = 1000
 
 UNKNOWN_FILES = {"kind": "files", "files": None, "bytes": None, "seconds_behind": None}
 """Of a folder about which nothing can be told."""
-
-
-def _now_ms() -> int:
-    return round(time.time() * 1000)
 
 
 class PendingFiles:
@@ -27,7 +22,7 @@ class PendingFiles:
     its JVM: the figures are those that the next batch would see.
     """
 
-    def __init__(self, spark: SparkSession, now_ms: Callable[[], int] = _now_ms) -> None:
+    def __init__(self, spark: SparkSession, now_ms: Callable[[], int] = now_ms) -> None:
         self._now_ms = now_ms
         self._spark = spark
         self._jvm: Any = spark._jvm

@@ -19,7 +19,7 @@ from penstock._formats.columnar_rows import (
 )
 from penstock._formats.csv_rows import csv_rows, needs_whole_files
 from penstock._formats.json_rows import json_rows
-from penstock._formats.merging import apply_hints, mark_rescued, parse_ddl, unmarked, without_void
+from penstock._formats.merging import add_fields, apply_hints, parse_ddl, unmarked, without_void
 from penstock._formats.options import (
     COLUMNAR,
     Evolution,
@@ -179,7 +179,7 @@ def _compared(opened: OpenedFiles, sample: "_Files") -> OpenedFiles:
         return opened
     taken = {name.lower() for name in (*opened.partitions.fieldNames(), *options.reserved)}
     besides = StructType([f for f in seen.fields if f.name.lower() not in taken])
-    return replace(opened, schema=mark_rescued(opened.schema, without_void(besides))[0])
+    return replace(opened, schema=add_fields(opened.schema, without_void(besides), rescued=True)[0])
 
 
 @dataclass
@@ -292,7 +292,7 @@ def _given(
     if versions:
         # What the files have besides, for the rescued data.
         besides = [field for field in versions[-1].fields if field.name.lower() not in folded]
-        marked, _ = mark_rescued(StructType(data), StructType(besides))
+        marked, _ = add_fields(StructType(data), StructType(besides), rescued=True)
         return marked, StructType(partitions), options
     return StructType(data), StructType(partitions), options
 

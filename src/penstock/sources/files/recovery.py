@@ -5,7 +5,7 @@ Each changes what the source remembers, so the number of restarts is bounded.
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,7 +17,6 @@ from penstock._formats.columnar_rows import distinct_schemas, misfit, schema_by_
 from penstock._formats.merging import (
     add_fields,
     add_paths,
-    mark_rescued,
     unmarked,
     widest,
     without_void,
@@ -49,18 +48,14 @@ _BROKEN_CONTENT = re.compile(
 _MOST_PROBED = 1000
 
 
-def recover(text: str, sources: Iterable[OpenedFiles], flow: Flow) -> FlowError | None:
+def recover(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
     """The error for a failure that files caused; retryable if the next start differs."""
-    for source in sources:
-        error = (
-            _unknown_fields(text, source, flow)
-            or _unfit(text, source, flow)
-            or _unreadable(text, source, flow)
-            or _malformed(text, source, flow)
-        )
-        if error is not None:
-            return error
-    return None
+    return (
+        _unknown_fields(text, source, flow)
+        or _unfit(text, source, flow)
+        or _unreadable(text, source, flow)
+        or _malformed(text, source, flow)
+    )
 
 
 def check_files(source: OpenedFiles, paths: Sequence[str]) -> None:
@@ -170,9 +165,9 @@ def _grow(
     current = StructType([*source.schema.fields, *source.partitions.fields])
     taken = {name.lower() for name in source.options.reserved}
     seen = StructType([field for field in seen.fields if field.name.lower() not in taken])
-    merge = add_fields if source.options.evolution.adds_columns else mark_rescued
-    grown, added = merge(current, seen)
-    if source.options.evolution.adds_columns:
+    adds_columns = source.options.evolution.adds_columns
+    grown, added = add_fields(current, seen, rescued=not adds_columns)
+    if adds_columns:
         # What the sample does not show, as where files disagree about a field, is text.
         grown, besides = add_paths(grown, [field for field in fields if field not in taken])
         added += besides

@@ -124,6 +124,8 @@ class AutoLoaderSource(FileSource):
 class FileStream(OpenedSource):
     """A stream of files, by the time of their last change; `opened` for Auto Loader only."""
 
+    has_files = True
+
     def __init__(
         self,
         rows: DataFrame,
@@ -185,7 +187,7 @@ class FileStream(OpenedSource):
             check_files(self.opened, batch_files(StorageFiles(self._spark), checkpoint, batch_id))
 
     def explain(self, text: str, flow: Flow) -> PenstockError | None:
-        return None if self.opened is None else recover(text, [self.opened], flow)
+        return None if self.opened is None else recover(text, self.opened, flow)
 
     def description(self, text: str) -> str:
         """Spark knows only the folder of the announced files."""
@@ -215,13 +217,8 @@ class FileStream(OpenedSource):
         after = None if at.kind is StartKind.EARLIEST else _time_of(at, now_ms)
         taken = _taken_by(done).values()
         again = len([1 for changed in taken if after is None or changed > after])
-        is_known = checkpoints.is_known(done)
-        report = StartReport(
-            source=self.name,
-            unit=self.unit,
-            again=again if is_known else None,
-            skipped=0 if after is None and is_known else None,
-        )
+        skipped = 0 if after is None else None
+        report = self.start_report(again, skipped, is_known=checkpoints.is_known(done))
         if after is None:
             return {"from_the_start": True}, report
         return {"modified_after": iso(after)}, report
@@ -251,13 +248,13 @@ class FileStream(OpenedSource):
         return position, report
 
     def check_range(
-        self, position: Position, done: Checkpoint, checkpoint: str, batch_id: int
+        self, position: Position, done: Checkpoint, checkpoint: str, batch: int
     ) -> None:
         after, before = position.get("modified_after"), position.get("modified_before")
         taken = {path_key(path) for path in _taken_by([done])}
         new = [
             path
-            for path, changed in batch_entries(StorageFiles(self._spark), checkpoint, batch_id)
+            for path, changed in batch_entries(StorageFiles(self._spark), checkpoint, batch)
             if (after is None or iso(changed) > after)
             and (before is None or iso(changed) < before)
             and path_key(path) not in taken
@@ -282,9 +279,7 @@ class FileStream(OpenedSource):
                 f"{len(gone):,} file(s) that the flow has read no longer exist, or are before the "
                 f"start, such as {gone[0]}"
             )
-        return position, SourceHistory(
-            source=report.source, unit=report.unit, again=report.again, missing=missing
-        )
+        return position, report.history(missing)
 
 
 def options_at(options: Mapping[str, str], position: Position, *, times: bool) -> dict[str, str]:

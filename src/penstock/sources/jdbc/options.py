@@ -1,6 +1,5 @@
 """Option rules of the JDBC stream, named as in Spark's reader, and the SQL that reads it."""
 
-import difflib
 import itertools
 import re
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from enum import StrEnum
 
 from penstock._model.duration import parse_seconds
 from penstock._model.redaction import remember_secret
+from penstock._model.similar import nearest
 from penstock.errors import ConnectorError
 
 _OWN = "startingKey maxRowsPerTrigger overlap settlingDelay settleTimeout onKeyBack"
@@ -251,12 +251,12 @@ def _refuse(options: Mapping[str, str]) -> None:
                 f"option `{name}` is for batch reads",
                 hint="option `startingKey` leaves out rows with smaller keys",
             )
-        near = difflib.get_close_matches(folded, _KNOWN, n=1, cutoff=0.85)
+        near = nearest(folded, _KNOWN.values(), cutoff=0.85)
         if folded not in _KNOWN and near:
             raise ConnectorError(
                 "JDBC_OPTION_UNKNOWN",
                 f"the JDBC stream has no option `{name}`",
-                hint=f"did you mean `{_KNOWN[near[0]]}`?",
+                hint=f"did you mean `{near}`?",
             )
 
 

@@ -81,8 +81,7 @@ class JdbcRows(OpenedSource):
         read = self._read_by(done)
         if at.kind is StartKind.EARLIEST:
             again = self._stream.count(KeyRange(until=read)) if read else 0
-            report = StartReport(source=self.name, unit=self.unit, again=again, skipped=0)
-            return {"from_the_start": True}, report
+            return {"from_the_start": True}, self.start_report(again, 0)
         if at.kind is StartKind.LATEST:
             newest = self._stream.newest()
             bounds = KeyRange(after=newest)
@@ -95,12 +94,9 @@ class JdbcRows(OpenedSource):
             skipped = (
                 0 if before is None else self._stream.count(KeyRange(after=read, until=before))
             )
-        report = StartReport(source=self.name, unit=self.unit, again=again, skipped=skipped)
-        return {"keys": {self._place: bounds.as_json()}}, report
+        return {"keys": {self._place: bounds.as_json()}}, self.start_report(again, skipped)
 
     def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
-        if wanted.files is not None:
-            raise range_invalid("--files is for folders", "leave it out")
         read = self._read_by([done])
         if read is None:
             raise not_read_yet(wanted.flow, f"it has read nothing of {self.name}")

@@ -18,6 +18,7 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import SparkSession
 
+from penstock.sources.base import now_ms
 from penstock.sources.kafka.admin import (
     KafkaAdmin,
     KafkaOptions,
@@ -47,7 +48,7 @@ _silent: dict[str, float] = {}
 _WINDOW_SECONDS = 1800.0
 
 
-class Loss(StrEnum):
+class LossRisk(StrEnum):
     """What becomes of the unread rows of a partition; the worst last."""
 
     NONE = "none"
@@ -103,7 +104,7 @@ class Risk:
     `lost_records` are offsets that are gone, `None` if unknown.
     """
 
-    loss: Loss
+    loss: LossRisk
     seconds: float | None = None
     by: str | None = None
     lost_records: int | None = 0
@@ -121,15 +122,15 @@ def risk_of(
 ) -> Risk:
     """The risk for rows from `offset` on; `earliest` moves by `start_rate` offsets a second."""
     if earliest is None or latest is None:
-        return Risk(loss=Loss.UNKNOWN, lost_records=None)
+        return Risk(loss=LossRisk.UNKNOWN, lost_records=None)
     if earliest > offset:
-        return Risk(loss=Loss.HAPPENED, seconds=0.0, lost_records=earliest - offset)
+        return Risk(loss=LossRisk.HAPPENED, seconds=0.0, lost_records=earliest - offset)
     if latest <= offset:
-        return Risk(loss=Loss.NONE)
+        return Risk(loss=LossRisk.NONE)
     if retention is None:
-        return Risk(loss=Loss.UNKNOWN)
+        return Risk(loss=LossRisk.UNKNOWN)
     if not retention.deletes or (retention.milliseconds < 0 and retention.size < 0):
-        return Risk(loss=Loss.NONE)
+        return Risk(loss=LossRisk.NONE)
     known: list[tuple[float, str]] = []
     if retention.milliseconds >= 0 and oldest_ms is not None:
         left = (oldest_ms + retention.milliseconds - now_ms) / 1000
@@ -137,9 +138,9 @@ def risk_of(
     if retention.size >= 0 and start_rate:
         known.append((round((offset - earliest) / start_rate, 1), "size"))
     if not known:
-        return Risk(loss=Loss.UNKNOWN)
+        return Risk(loss=LossRisk.UNKNOWN)
     seconds, by = min(known)
-    return Risk(loss=Loss.EXPECTED, seconds=seconds, by=by)
+    return Risk(loss=LossRisk.EXPECTED, seconds=seconds, by=by)
 
 
 class KafkaLag:
@@ -153,7 +154,7 @@ class KafkaLag:
         self,
         spark: SparkSession,
         options: KafkaOptions,
-        now_ms: Callable[[], int] = lambda: round(time.time() * 1000),
+        now_ms: Callable[[], int] = now_ms,
         silent: dict[str, float] | None = None,
     ) -> None:
         self._silent = _silent if silent is None else silent

@@ -5,11 +5,11 @@ from the wrong offset, and some client options make a configuration run foreign 
 are compared without regard to case; values are never shown, because they may be secrets.
 """
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Mapping
 
+from penstock._model.similar import nearest
 from penstock.errors import ConnectorError
 
 _SUBSCRIPTIONS = ("subscribe", "subscribePattern", "assign")
@@ -165,21 +165,20 @@ def _require_servers(options: Mapping[str, str]) -> None:
 
 
 def _refuse_unknown(options: Mapping[str, str], known: tuple[str, ...]) -> None:
-    by_lower = {name.lower(): name for name in known}
+    known_lower = {name.lower() for name in known}
     for name in options:
         lower = name.lower()
-        if lower.startswith("kafka.") or lower in by_lower:
+        if lower.startswith("kafka.") or lower in known_lower:
             continue
-        nearest: str | None = None
         if lower in _CLIENT_OPTIONS.split():
-            nearest = f"kafka.{lower}"
-        elif close := difflib.get_close_matches(lower, by_lower, n=1, cutoff=0.8):
-            nearest = by_lower[close[0]]
-        if nearest is not None:
+            near: str | None = f"kafka.{lower}"
+        else:
+            near = nearest(lower, known, cutoff=0.8)
+        if near is not None:
             raise ConnectorError(
                 "KAFKA_OPTION_UNKNOWN",
                 f"Spark's Kafka connector would ignore the option `{name}`",
-                hint=f"did you mean `{nearest}`?",
+                hint=f"did you mean `{near}`?",
             )
 
 

@@ -32,7 +32,6 @@ from penstock.sources.base import (
     StartPosition,
     StartReport,
     not_read_yet,
-    range_invalid,
     start_not_available,
 )
 from penstock.sources.kafka.admin import KafkaOptions, TopicOffsets, admin_of
@@ -172,19 +171,11 @@ class KafkaStream(OpenedSource):
             end = read.get(topic, _EMPTY).get(number, 0)
             again += max(0, end - offset)
             skipped += max(0, offset - end) if topic in read else 0
-        is_known = checkpoints.is_known(done)
-        report = StartReport(
-            source=self.name,
-            unit=self.unit,
-            again=again if is_known else None,
-            skipped=skipped if is_known else None,
-        )
+        report = self.start_report(again, skipped, is_known=checkpoints.is_known(done))
         is_earliest = at.kind is StartKind.EARLIEST
         return {"from_the_start": True} if is_earliest else {"offsets": offsets}, report
 
     def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
-        if wanted.files is not None:
-            raise range_invalid("--files is for folders", "leave it out")
         read, _ = self._read_by([done])
         start, newest = self._at(wanted.begin), self._topics.latest()
         if wanted.end is None:
@@ -231,10 +222,7 @@ class KafkaStream(OpenedSource):
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
     ) -> tuple[Position, SourceHistory]:
         position, report = self.start(at, done, now_ms)
-        missing = lost_offsets(self._at(at), *self._read_by(done))
-        return position, SourceHistory(
-            source=report.source, unit=report.unit, again=report.again, missing=missing
-        )
+        return position, report.history(lost_offsets(self._at(at), *self._read_by(done)))
 
     def _at(self, at: StartPosition) -> Offsets:
         match at.kind:

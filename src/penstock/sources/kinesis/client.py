@@ -1,4 +1,4 @@
-"""Talks to Kinesis: shards, iterators and records; throttled and unanswered requests come again."""
+"""Shards, iterators and records of Kinesis; throttled and unanswered requests are retried."""
 
 import random
 import threading
@@ -69,16 +69,11 @@ class NotInShard(Exception):
     """A sequence number that Kinesis does not find: what it stood for was removed."""
 
 
-def require_botocore() -> None:
-    """Raises `MISSING_EXTRA` without botocore."""
-    aws.require_botocore("the Kinesis source")
-
-
 class KinesisClient:
     """One connection pool; used by several threads, for `connections` requests at once."""
 
     def __init__(self, options: KinesisOptions, *, connections: int = 10) -> None:
-        require_botocore()
+        aws.require_botocore("the Kinesis source")
         import botocore.exceptions
         from botocore.config import Config
 

@@ -1,6 +1,5 @@
 """Options of the Kinesis source, as of Databricks' connector, checked before anything is read."""
 
-import difflib
 import json
 import re
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from typing import NoReturn
 from zoneinfo import ZoneInfo
 
 from penstock._model.redaction import remember_secret
+from penstock._model.similar import suggested
 from penstock.errors import ConnectorError
 
 FORMAT = "kinesis"
@@ -62,7 +62,7 @@ _ZONES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartPosition:
+class InitialPosition:
     """Where a stream without checkpoint begins: `latest`, `trim_horizon` or `at_timestamp`."""
 
     kind: str
@@ -84,7 +84,7 @@ class KinesisOptions:
     """
 
     streams: tuple[str, ...]
-    start: StartPosition
+    start: InitialPosition
     region: str | None = None
     endpoint: str | None = None
     sts_endpoint: str | None = None
@@ -119,14 +119,11 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Kin
         if lower in _KNOWN:
             by_lower_name[lower] = value.strip()
         elif lower not in _WITHOUT_EFFECT.split():
-            near = difflib.get_close_matches(lower, _KNOWN, n=1, cutoff=0.6)
-            known = (
-                f"did you mean `{_KNOWN[near[0]]}`?"
-                if near
-                else f"known: {', '.join(_KNOWN.values())}"
-            )
+            known = _KNOWN.values()
             raise ConnectorError(
-                "KINESIS_OPTION_UNKNOWN", f"the Kinesis source has no option `{name}`", hint=known
+                "KINESIS_OPTION_UNKNOWN",
+                f"the Kinesis source has no option `{name}`",
+                hint=suggested(name, known, f"known: {', '.join(known)}"),
             )
     mode = by_lower_name.get("consumermode", "polling").lower()
     if mode == "efo":
@@ -243,12 +240,12 @@ _START_HINT = (
 )
 
 
-def _start(text: str) -> StartPosition:
+def _start(text: str) -> InitialPosition:
     word = text.lower()
     if word in ("trim_horizon", "earliest"):
-        return StartPosition(kind="trim_horizon")
+        return InitialPosition(kind="trim_horizon")
     if word == "latest":
-        return StartPosition(kind="latest")
+        return InitialPosition(kind="latest")
     try:
         parsed = json.loads(text)
     except json.JSONDecodeError:
@@ -258,7 +255,7 @@ def _start(text: str) -> StartPosition:
     if fields or not isinstance(value, str) or not isinstance(pattern, str | None):
         _invalid("initialPosition", "has JSON without `at_timestamp`, or with more", _START_HINT)
     at = _with_pattern(value, pattern) if pattern else _iso(value)
-    return StartPosition(kind="at_timestamp", millis=round(at.timestamp() * 1000))
+    return InitialPosition(kind="at_timestamp", millis=round(at.timestamp() * 1000))
 
 
 def _iso(value: str) -> datetime:

@@ -1,4 +1,4 @@
-"""Where micro-batches end: the driver's look at the shards, which is the reading itself.
+"""The driver reads the shards to decide where a micro-batch ends.
 
 Only a reader sees where a shard ends, and each shard may be read only five times per
 second. So the driver reads what a batch shall have once, and what it read goes to the tasks; only

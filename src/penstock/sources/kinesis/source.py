@@ -13,7 +13,7 @@ from penstock._model.spark_version import require_spark
 from penstock._observe.masking import shown
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock.errors import CheckpointError, FlowError, PenstockError
-from penstock.sources import checkpoints
+from penstock.sources import aws, checkpoints
 from penstock.sources.base import (
     Loss,
     OpenedSource,
@@ -25,14 +25,18 @@ from penstock.sources.base import (
     StartKind,
     StartPosition,
     StartReport,
+    iso,
     not_read_yet,
-    range_invalid,
     start_not_available,
 )
-from penstock.sources.kinesis.client import require_botocore
 from penstock.sources.kinesis.offsets import Offset, is_offset, ranges
-from penstock.sources.kinesis.options import BEHIND, FORMAT, KinesisOptions, source_options
-from penstock.sources.kinesis.options import StartPosition as InitialPosition
+from penstock.sources.kinesis.options import (
+    BEHIND,
+    FORMAT,
+    InitialPosition,
+    KinesisOptions,
+    source_options,
+)
 
 _TIME = "approximateArrivalTimestamp"
 # The data source fails in Spark's Python processes: only the text of an error comes back.
@@ -63,7 +67,7 @@ class KinesisSource(Source):
         from penstock.sources.kinesis.data_source import kinesis_source
 
         checked = source_options(read.options, streaming=read.is_stream)
-        require_botocore()
+        aws.require_botocore("the Kinesis source")
         options = _options_at(checked, read.position)
         read.spark.dataSource.register(kinesis_source(options))
         reader: Any = read.spark.readStream if read.is_stream else read.spark.read
@@ -111,26 +115,17 @@ class KinesisStream(OpenedSource):
     ) -> tuple[Position, StartReport]:
         seen = _seen_ms(done)
         since = _time_of(at, now_ms)
-        report = StartReport(
-            source=self.name,
-            unit=self.unit,
-            again=None if since is None else max(0, seen - since),
-            skipped=0 if since is None else max(0, since - seen) if seen else None,
-        )
         if since is None:
-            return {"from_the_start": True}, report
-        return {"arrived_from": since}, report
+            return {"from_the_start": True}, self.start_report(None, 0)
+        skipped = max(0, since - seen) if seen else None
+        return {"arrived_from": since}, self.start_report(max(0, seen - since), skipped)
 
     def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
-        if wanted.files is not None:
-            raise range_invalid("--files is for folders", "leave it out")
         seen = _seen_ms([done])
         begin = _time_of(wanted.begin, wanted.now_ms)
         end = seen if wanted.end is None else _time_of(wanted.end, wanted.now_ms)
         if end is None or end > seen:
-            raise not_read_yet(
-                wanted.flow, f"it has read {self.name} up to {seen} ms since the epoch"
-            )
+            raise not_read_yet(wanted.flow, f"it has read {self.name} up to {iso(seen)}")
         position: dict[str, Any] = {"arrived_before": end}
         if begin is None:
             position["from_the_start"] = True

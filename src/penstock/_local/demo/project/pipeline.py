@@ -42,13 +42,13 @@ def orders_bronze() -> DataFrame:
 def orders() -> DataFrame:
     """Each order once. Rows that violate a rule are in `orders_quarantine`, with its name."""
     text = F.make_valid_utf8(F.col("value").cast("string"))
-    # A message without an order id is nobody's duplicate.
+    # Messages without an order id are never dropped as duplicates.
     own_id = F.concat_ws("-", "topic", "partition", "offset")
     return (
         spark.readStream.table("orders_bronze")
         .withColumn("order", F.from_json(text, ORDER))
         .withColumn("dedup_key", F.coalesce("order.order_id", own_id))
-        # By time of arrival: what an order claims about its time cannot make it miss this check.
+        # The watermark uses Kafka's timestamp, so a wrong event time does not affect deduplication.
         .withWatermark("timestamp", "10 minutes")
         .dropDuplicatesWithinWatermark(["dedup_key"])
         .select("order.*", "topic", "partition", "offset", "timestamp")

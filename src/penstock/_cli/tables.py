@@ -1,0 +1,36 @@
+"""Tables as commands print them."""
+
+import sys
+from collections.abc import Iterable, Sequence
+
+_UNBOUNDED = 1_000_000
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()
+) -> None:
+    """Print a table that fits the terminal, with shortened cells; in a pipe, all of it.
+
+    The columns named in `right` are aligned to the right.
+    """
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    from penstock._display.terminal import console, detect
+    from penstock._tables.read.cells import MAX_CELL
+
+    terminal = detect(sys.stdout)
+    drawing = console(terminal)
+    drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in columns:
+        drawn.add_column(Text(name), justify="right" if name in right else "left", overflow="fold")
+    most = MAX_CELL if sys.stdout.isatty() else sys.maxsize
+    for row in rows:
+        drawn.add_row(
+            *(Text(cell if len(cell) <= most else f"{cell[: most - 1]}…") for cell in row)
+        )
+    if not sys.stdout.isatty():
+        drawing.width = _UNBOUNDED
+        drawing.width = max(terminal.width, drawing.measure(drawn).maximum)
+    drawing.print(drawn)

@@ -1,0 +1,110 @@
+"""How many commits of a Delta table wait for a stream."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from penstock._tables.commits import actions_of
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.files import local_path
+from penstock.sources.base import age_of_oldest, now_ms
+
+_MOST_COMMITS = 500
+
+
+@dataclass
+class _Added:
+    files: list[tuple[int, int | None]] = field(default_factory=list)
+    at: int | None = None
+
+
+class PendingVersions:
+    """Counts the commits of a Delta table that a stream has not read yet."""
+
+    def __init__(self, spark: SparkSession, now_ms: Callable[[], int] = now_ms) -> None:
+        self._now_ms = now_ms
+        self._delta = DeltaJvm(spark)
+        self._commits: dict[tuple[str, int], _Added | None] = {}
+
+    def measure(
+        self, path: str, offset: Mapping[str, Any], last: int | None = None
+    ) -> dict[str, Any]:
+        """Versions, bytes, rows and age of the oldest after an offset; `None` where unknown.
+
+        With `last`, only versions up to this one count.
+        """
+        unknown: dict[str, Any] = {"kind": "delta", "seconds_behind": None}
+        unknown |= dict.fromkeys(("versions", "bytes", "rows"))
+        try:
+            version, index = int(offset["reservoirVersion"]), int(offset["index"])
+            latest = self._latest(path, version) if last is None else last
+        except (Py4JError, KeyError, TypeError, ValueError):
+            return {**unknown, "latest_version": None}
+        unknown["latest_version"] = latest
+        if offset.get("isStartingVersion"):
+            # A snapshot is being read, in an order of Delta's own.
+            return {**unknown, "versions": max(1, latest - version + 1)}
+        if latest - version >= _MOST_COMMITS:
+            oldest = self._oldest(path, version, index)
+            return {**unknown, "versions": latest - version + 1, "seconds_behind": oldest}
+        waiting: list[list[tuple[int, int | None]]] = []
+        times: list[int | None] = []
+        for number in range(version, latest + 1):
+            added = self._added(path, number)
+            if added is None:
+                return {**unknown, "versions": latest - version + 1}
+            left = added.files[max(0, index + 1) :] if number == version else added.files
+            if left:
+                waiting.append(left)
+                times.append(added.at)
+        files = [file for left in waiting for file in left]
+        rows = [count for _, count in files]
+        return {
+            **unknown,
+            "versions": len(waiting),
+            "bytes": sum(size for size, _ in files),
+            "rows": None if None in rows else sum(count or 0 for count in rows),
+            "seconds_behind": age_of_oldest(times, self._now_ms()),
+        }
+
+    def _latest(self, path: str, version: int) -> int:
+        """The newest version; on a local disk without a listing of the whole log."""
+        table = local_path(path)
+        if table is not None:
+            log, at = table / "_delta_log", version
+            while (log / f"{at:020d}.json").exists():
+                at += 1
+            if at > version or (log / f"{version - 1:020d}.json").exists():
+                return at - 1
+        return int(self._delta.snapshot(path).version())
+
+    def _oldest(self, path: str, version: int, index: int) -> float | None:
+        for number in range(version, version + _MOST_COMMITS):
+            added = self._added(path, number)
+            if added is None:
+                return None
+            if added.files[max(0, index + 1) :] if number == version else added.files:
+                return age_of_oldest([added.at], self._now_ms())
+        return None
+
+    def _added(self, path: str, number: int) -> "_Added | None":
+        key = (path, number)
+        if key not in self._commits:
+            lines = self._delta.commit_lines(path, number)
+            version = None
+            if lines is not None:
+                version = _Added()
+                for info in actions_of(lines, "commitInfo"):
+                    version.at = info.get("inCommitTimestamp") or info.get("timestamp")
+                for file in actions_of(lines, "add"):
+                    if file.get("dataChange", True):
+                        stats = json.loads(file["stats"]) if file.get("stats") else {}
+                        version.files.append((int(file["size"]), stats.get("numRecords")))
+            if len(self._commits) > 4 * _MOST_COMMITS:
+                self._commits.clear()
+            self._commits[key] = version
+        return self._commits[key]
