@@ -122,7 +122,7 @@ def test_table_equals_a_dictionary_after_random_batches(
     spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch, name: str, way: Way
 ) -> None:
     if not SHAPES[name].partitions:  # the task that writes a small table reads it, without a join
-        monkeypatch.setattr(KeyedTable, "rows", None)
+        monkeypatch.setattr(FencedTable, "rows", None)
     draw = random.Random(f"{name} {way}")
     keyed, expected = Keyed(spark, harness, SHAPES[name], way), {}
     for batch in range(6):

@@ -11,7 +11,7 @@ from update_project import Project
 
 from penstock import monitoring
 from penstock._runtime.update import UpdateResult
-from penstock.sources.delta import source as delta_source
+from penstock.sources.delta import lag as delta_lag
 from penstock.sources.delta.lag import PendingVersions
 from penstock.sources.files.lag import PendingFiles
 
@@ -83,7 +83,7 @@ def test_what_waits_is_counted_as_spark_would_read_it(spark: Any, tmp_path: Path
         # Within a first snapshot nobody knows how many bytes are left.
         snapshot = versions.measure(table, {**end, "isStartingVersion": True})
         assert {snapshot[key] for key in ("bytes", "rows", "seconds_behind")} == {None}
-        monkeypatch.setattr(delta_source, "_MOST_COMMITS", 2)
+        monkeypatch.setattr(delta_lag, "_MOST_COMMITS", 2)
         many = versions.measure(table, end)
         assert (many["versions"], many["rows"], many["seconds_behind"]) == (3, None, 90.0)
         for version in (4, 50):  # everything is read; the log was cleaned up or is another one

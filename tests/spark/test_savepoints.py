@@ -346,7 +346,7 @@ def into_out():
     (checkpoint / "0").rename(checkpoint / "unfinished")
     behind = _refused(_restore, project, "first", accept_duplicates=True)
     assert behind.condition == "RESTORE_NOT_POSSIBLE"
-    assert "'into_out' has not written all rows to the sink out" in behind.message
+    assert "'into_out' has not written all rows of bronze to the sink out" in behind.message
     (checkpoint / "unfinished").rename(checkpoint / "0")
     expected, newer = _content(project), project.rows("newer", key=repr)
     assert _refused(_restore, project, "first").condition == "RESTORE_REPEATS_ROWS"

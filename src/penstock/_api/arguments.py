@@ -87,7 +87,7 @@ def aliased(name: str, function: Callable[P, R]) -> Callable[P, R]:
         finally:
             _alias.reset(token)
 
-    call.__name__ = name
+    call.__name__ = call.__qualname__ = name
     return call
 
 

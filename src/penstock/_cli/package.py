@@ -17,6 +17,7 @@ import typer
 
 import penstock
 from penstock._cli import options
+from penstock._cli.masked_output import print_as_is
 from penstock._cli.options import OutputFormat
 from penstock._display.text import plural, size
 from penstock._model.extras import import_extra
@@ -96,7 +97,8 @@ def package(
     packages = _packages(file)
     if output is OutputFormat.JSON:
         body = {"file": str(file), "bytes": file.stat().st_size, "files": files}
-        options.print_json({**body, "packages": packages})
+        # Names of packages are no secrets, such as `tokenizers=1.0`.
+        print_as_is(json.dumps({**body, "packages": packages}, indent=2))
         return
     counts = f"{plural(len(files), 'file')} of the project, {plural(len(packages), 'package')}"
     print(f"{file}: {size(file.stat().st_size)}, {counts}")

@@ -42,12 +42,15 @@ class ProgressListener(StreamingQueryListener):
                 deliver(watcher)
             self._watchers[run_id] = watcher
 
-    def _deliver(self, run_id: str, call: "Callable[[RunningQuery], None]") -> None:
+    def _deliver(
+        self, run_id: str, call: "Callable[[RunningQuery], None]", *, is_end: bool = False
+    ) -> None:
         with self._lock:
             watcher = self._watchers.get(run_id)
             if watcher is None:
                 early = self._early.setdefault(run_id, [])
-                if len(early) < _MOST_EARLY:  # more are of a query that is not ours
+                # More are of a query that is not ours.
+                if is_end or len(early) < _MOST_EARLY:
                     early.append(call)
                 return
         call(watcher)
@@ -74,7 +77,7 @@ class ProgressListener(StreamingQueryListener):
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         error = event.exception
         run_id = str(event.runId)
-        self._deliver(run_id, lambda watcher: watcher.terminated(error))
+        self._deliver(run_id, lambda watcher: watcher.terminated(error), is_end=True)
         with self._lock:
             self._watchers.pop(run_id, None)
 

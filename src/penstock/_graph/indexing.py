@@ -14,7 +14,7 @@ from penstock._graph.index import (
     taken_for,
 )
 from penstock._graph.replacing import check_alone, replaces_rows
-from penstock._model.dataset import Dataset, DatasetKind, Sink
+from penstock._model.dataset import Dataset, DatasetKind, LateRows, Sink
 from penstock._model.expectation import OnViolation
 from penstock._model.flow import Flow
 from penstock._model.name import DatasetName, resolve_name
@@ -31,7 +31,7 @@ def build_index(definition: PipelineDefinition, settings: PipelineSettings) -> D
     placed = [_placed(dataset, PathMap(settings.paths), notes) for dataset in definition.datasets]
     names = _dataset_names(placed, settings, errors)
     errors += _event_table_errors(names, settings)
-    errors += _own_quarantines(names, notes)
+    errors += _own_quarantines(names, definition, settings, notes)
     sinks = _sinks(definition.sinks, names, settings, errors)
     flows: dict[str, Flow] = {}
     flow_names: dict[str, Flow] = {}
@@ -147,18 +147,23 @@ def _dataset_names(
 
 
 def _own_quarantines(
-    names: dict[str, tuple[DatasetName, Dataset]], notes: list[str]
+    names: dict[str, tuple[DatasetName, Dataset]],
+    definition: PipelineDefinition,
+    settings: PipelineSettings,
+    notes: list[str],
 ) -> Iterator[PenstockError]:
     """Turn off the quarantine of datasets where the pipeline declares a dataset of its name.
 
     Gives errors where the quarantine was asked for.
     """
+    of_events = {_key_of(flow.target, settings) for flow in definition.flows if is_cdc(flow)}
     for key, (name, dataset) in tuple(names.items()):
         own = names.get(f"{key}_quarantine")
         if own is None or DatasetKind.TEMPORARY_VIEW in (dataset.kind, own[1].kind):
             continue
         actions = {rule.on_violation for rule in dataset.expectations}
-        if dataset.quarantine or OnViolation.QUARANTINE in actions:
+        keeps_late = dataset.late_rows is LateRows.QUARANTINE
+        if dataset.quarantine or keeps_late or OnViolation.QUARANTINE in actions:
             yield DefinitionError(
                 "QUARANTINE_NAME_TAKEN",
                 f"{own[1].name!r} is declared, but the quarantine of {dataset.name!r} has this "
@@ -166,11 +171,15 @@ def _own_quarantines(
                 origin=own[1].origin,
                 hint=f"rename it, or turn off the quarantine of {dataset.name!r}",
             )
-        elif any(action.removes for action in actions):
-            notes.append(
-                f"{dataset.name}: rows that break its rules are dropped and counted, not kept, "
-                f"because the pipeline declares {own[1].name!r} itself"
-            )
+        elif dataset.quarantine is None and settings.quarantine:
+            lost = []
+            if any(action.removes for action in actions):
+                lost.append("rows that break its rules are dropped and counted, not kept")
+            if key in of_events:
+                lost.append("an invalid change event fails its flow")
+            if lost:
+                reason = f"because the pipeline declares {own[1].name!r} itself"
+                notes.append(f"{dataset.name}: {' and '.join(lost)}, {reason}")
         names[key] = (name, replace(dataset, quarantine=False, is_quarantine_taken=True))
 
 

@@ -40,6 +40,7 @@ SEGMENTS = 8
 _COPIED_SEGMENT = 256 << 10
 _UPDATE_PROGRESS = f'"event_type":"{UpdateProgress.event_type}"'.encode()
 _POLL_SECONDS = 0.25
+_LATE_POLLS = 8  # for reports after the end of an update
 _BLOCK = 1 << 20
 _SEVERITY = {Level.INFO.value: 0, Level.WARN.value: 1, Level.ERROR.value: 2}
 
@@ -255,14 +256,16 @@ def _tail(update: UpdateLog, stop: threading.Event, *, endless: bool) -> Iterato
     Alerts, exports and hooks may report after its end.
     """
     has_ended = is_last = False
+    left = _LATE_POLLS
 
     def wait() -> bool:
-        nonlocal is_last
+        nonlocal is_last, left
         if is_last or stop.wait(_POLL_SECONDS):
             return False
         # Whatever was written until then is still read.
         newest = updates(update.directory)[-1:]
-        is_last = any(each.name > update.name for each in newest) if endless else has_ended
+        left -= has_ended
+        is_last = any(each.name > update.name for each in newest) if endless else left <= 0
         return True
 
     for line in update.lines(wait):

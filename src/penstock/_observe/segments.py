@@ -135,10 +135,10 @@ def _reopened(file: BinaryIO, segment: Segment) -> BinaryIO:
     """The file of a segment, at the same position: a download replaces it by a longer one."""
     with contextlib.suppress(FileNotFoundError):  # rolled up; the open file can be read to its end
         if not os.path.samestat(os.fstat(file.fileno()), segment.path.stat()):
-            position = file.tell()
+            newer = segment.path.open("rb")
+            newer.seek(file.tell())
             file.close()
-            file = segment.path.open("rb")
-            file.seek(position)
+            return newer
     return file
 
 

@@ -34,27 +34,48 @@ def _jobs_of(sources: Sequence[Path], root: Path) -> tuple[Path, ...]:
         cells = cells_or_none(source) or []
         if declares(cells):
             return ()
-        used.update(path for path in _used_files(cells, source, root, search) if path != source)
+        imported = _imported(cells, source, source, root, search)
+        used.update(path for _, path in imported if path != source)
         if starts_queries(cells):
             jobs.append(source)
     # A file with functions that start queries belongs to the job that calls them.
     return tuple(path for path in jobs if path not in used) or tuple(jobs)
 
 
-def _used_files(
-    cells: Iterable[Cell], source: Path, root: Path, search: ModuleSearch
-) -> Iterator[Path]:
-    """Files of the project that a source imports, and notebooks that it runs."""
+def _imported(
+    cells: Iterable[Cell], file: Path, source: Path, root: Path, search: ModuleSearch
+) -> Iterator[tuple[str, Path]]:
+    """Modules of the project that a file of a source imports, and notebooks that it runs.
+
+    Gives names and files; the name is empty for a relative import and a notebook.
+    """
     for cell in cells:
-        files: list[Path | None] = []
         if cell.kind is CellKind.PYTHON:
             findings = python_findings(cell.text)
             for folder in findings.folders:
-                search.add(source.parent / folder)
-            files = [search.file_of(module, source.parent) for module in findings.modules]
+                search.add(file.parent / folder)
+            for module in findings.modules:
+                is_relative = module.startswith(".")
+                path = search.file_of(module, (file if is_relative else source).parent)
+                if path is not None:
+                    yield "" if is_relative else module, path
         elif cell.kind is CellKind.RUN:
-            files = [find_run_target(run_arguments(cell.text)[0], source, root)]
-        yield from (path for path in files if path is not None)
+            notebook = find_run_target(run_arguments(cell.text)[0], file, root)
+            if notebook is not None:
+                yield "", notebook
+
+
+def _modules(job: Path, root: Path, folders: list[str]) -> Iterator[tuple[str, Path]]:
+    """The modules of a job by name, with those that they import."""
+    search, waiting, seen = ModuleSearch(folders), [job], {job}
+    while waiting:
+        file = waiting.pop()
+        for name, path in _imported(cells_or_none(file) or [], file, job, root, search):
+            if name:
+                yield name, path
+            if path not in seen:
+                seen.add(path)
+                waiting.append(path)
 
 
 def refuse_modules_of_one_name(settings: PipelineSettings, jobs: Sequence[Path]) -> None:
@@ -63,14 +84,11 @@ def refuse_modules_of_one_name(settings: PipelineSettings, jobs: Sequence[Path])
     Raises:
         DefinitionError: Two of them do: Python has one module of each name.
     """
-    search = ModuleSearch(module_folders(Path(settings.root), jobs))
+    root = Path(settings.root)
+    folders = module_folders(root, jobs)
     importers: dict[str, tuple[Path, Path]] = {}
     for job in jobs if len(jobs) > 1 else ():
-        python = [cell for cell in cells_or_none(job) or [] if cell.kind is CellKind.PYTHON]
-        for module in (name for cell in python for name in python_findings(cell.text).modules):
-            file = search.file_of(module, job.parent)
-            if file is None or module.startswith("."):
-                continue
+        for module, file in _modules(job, root, folders):
             other, importer = importers.setdefault(module, (file, job))
             if other != file:
                 raise DefinitionError(

@@ -241,6 +241,8 @@ class BackfillRun:
         mark = fingerprint(self.plan.backfill_id)
         if (done := self._committed_before(mark)) is not None:
             self.counts.removed = done.rows_deleted
+            # It may have been killed before its event.
+            self._committed(Commit(done, self.dataset.key, deletes=True))
             return
         old = table.where(F.expr(window.where)).count()
         if new < old and not self.plan.accept_fewer:

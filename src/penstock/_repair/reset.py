@@ -154,7 +154,7 @@ def ways_out(pipeline: OpenPipeline, node: FlowNode, effect: str) -> str:
         ways.append("--from latest reads nothing again")
     elif effect == "recomputed":
         ways.append("--from earliest reads all rows again")
-    if node.target in pipeline.graph.sinks:
+    if effect == "refused":
         ways.append("--accept-duplicates, then empty the sink before the next update")
     else:
         ways.append("--accept-duplicates resets it anyway")

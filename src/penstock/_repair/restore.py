@@ -128,7 +128,7 @@ class _Run:
         for table in savepoint.tables:
             self._check(table)
         for node, checkpoint in self._sink_flows() if begun is None else ():
-            self._check_sink(node, checkpoint)
+            self._check_sink(node, checkpoint, keeps_undo=options.keeps_undo)
         writing = self._sinks()
         if writing and not options.accept_duplicates and options.execute and begun is None:
             raise PlanError(
@@ -180,10 +180,11 @@ class _Run:
             if not self._files.exists(uri):
                 raise _impossible(table, f"VACUUM has deleted its file {uri}")
 
-    def _check_sink(self, node: FlowNode, checkpoint: str) -> None:
+    def _check_sink(self, node: FlowNode, checkpoint: str, *, keeps_undo: bool) -> None:
         """Refuse if a sink has not got all rows that the restored tables will have.
 
-        The offsets of its flow are set behind them.
+        The offsets of its flow are set behind them. With a way back, the tables may get all rows
+        that they have now.
         """
         planned, finished = (self._table_offsets(checkpoint, of) for of in ("offsets", "commits"))
         pending = PendingVersions(self._pipeline.spark)
@@ -191,14 +192,16 @@ class _Run:
             if table.table_id not in [offset["reservoirId"] for offset in planned]:
                 continue
             sent = [offset for offset in finished if offset["reservoirId"] == table.table_id]
-            counts = [pending.measure(table.path, at, table.version)["versions"] for at in sent]
+            last = None if keeps_undo else table.version
+            counts = [pending.measure(table.path, at, last)["versions"] for at in sent]
             if not counts or any(count != 0 for count in counts):
                 raise PlanError(
                     "RESTORE_NOT_POSSIBLE",
-                    f"flow {node.flow.name!r} has not written all rows to the sink {node.target} "
-                    f"that {table.name} had at version {table.version}",
+                    f"flow {node.flow.name!r} has not written all rows of {table.name} to the sink "
+                    f"{node.target}" + ("" if keeps_undo else f", up to version {table.version}"),
                     origin=node.flow.origin,
-                    hint="nothing was changed; a triggered update, `penstock run`, writes them",
+                    hint="nothing was changed; a triggered update, `penstock run`, writes them; "
+                    "--no-undo needs only the rows of the savepoint",
                 )
 
     def _table_offsets(self, checkpoint: str, kind: str) -> list[dict[str, Any]]:

@@ -270,7 +270,7 @@ def _append(conf: dict[str, str], key: str, value: str, separator: str) -> None:
 
 
 # As Java reads properties: a key ends at the first blank, `=` or `:`.
-_PROPERTY = re.compile(r"([^\s=:#!][^\s=:]*)(?:\s*[=:]\s*|\s+)(\S.*)")
+_PROPERTY = re.compile(r"([^\s=:#!][^\s=:]*)(?:\s*[=:]\s*|\s+(?![=:\s]))(\S.*)")
 
 
 def spark_defaults() -> dict[str, str]:

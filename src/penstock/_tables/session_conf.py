@@ -4,13 +4,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from pyspark import RDD
 from pyspark.sql import DataFrame, SparkSession
 
 
 def own_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
     """A copy of a session, with settings that the other does not get."""
     java: Any = spark._jsparkSession
+    # PySpark sets this to the newest session, for the code of users as well.
+    to_df = RDD.toDF
     copy = SparkSession(spark.sparkContext, java.cloneSession())
+    RDD.toDF = to_df  # type: ignore[method-assign]
     for key, value in conf.items():
         copy.conf.set(key, value)
     return copy

@@ -184,6 +184,8 @@ def _decode_all(payloads: Iterable[bytes | None], schema: str, decode: Decode) -
                 error = str(problem)
             except ArithmeticError:  # of a time or a decimal that Python cannot represent
                 error = "values do not fit: a number or a time is out of range"
+            except RecursionError:
+                error = "the payload is nested too deeply"
         records.append(record)
         errors.append(error)
     arrow_type = to_arrow_type(_nullable(struct), timezone="UTC")

@@ -29,8 +29,10 @@ def distinct(sources: Iterable[OpenedSource]) -> list[OpenedSource]:
     """
     known: dict[str, OpenedSource] = {}
     for source in sources:
-        other = known.setdefault(source.name, source)
-        if other.place != source.place:
+        other = known.get(source.name, source)
+        known[source.name] = source
+        # A batch read has no offsets.
+        if other.place and source.place and other.place != source.place:
             raise PlanError(
                 "SOURCES_NOT_DISTINCT",
                 f"one query reads {source.name} from {other.place} and from {source.place}: the "

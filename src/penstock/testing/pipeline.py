@@ -206,9 +206,9 @@ class PipelineTest:
             metastore=None,
             events=EventLogSettings(),
             alerts=AlertSettings(),
-            lineage=LineageSettings(),
+            lineage=LineageSettings(is_wanted=False),
             metrics=MetricsSettings(),
-            telemetry=TelemetrySettings(),
+            telemetry=TelemetrySettings(is_wanted=False),
         )
         with contextlib.chdir(Path.cwd()):
             return run_update(settings, UpdateOptions(**options), bus=bus, edit=self._edited)

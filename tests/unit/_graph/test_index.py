@@ -131,6 +131,14 @@ def test_a_quarantine_is_off_when_the_pipeline_declares_a_table_of_its_name(draf
     assert is_noted == (action is OnViolation.DROP)
 
 
+def test_a_note_says_that_invalid_events_fail_when_a_quarantine_is_taken(draft):
+    draft.empty_table("people")
+    draft.cdc_flow("changes", "people")
+    draft.table("people_quarantine")
+    (note,) = [note for note in draft.index().notes if "itself" in note]
+    assert note.startswith("people: an invalid change event fails its flow, because")
+
+
 def test_a_table_is_refused_when_it_has_the_name_of_a_quarantine_that_was_asked_for(draft):
     draft.table("orders", rules=(("small", "id < 9", OnViolation.QUARANTINE),))
     draft.table("Orders_Quarantine")

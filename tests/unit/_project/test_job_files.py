@@ -61,12 +61,21 @@ def test_jobs_are_refused_when_they_import_different_files_by_one_name(project):
         project.write(f"{name}/same.py", "x = 1\n")
     jobs = [Path(project.root, name, "job.py") for name in ("a", "b")]
     project.write("config.py")
+    project.write("a/helpers.py", "import deeper\n")
+    project.write("a/job.py", "import helpers\nfrom .same import x\nimport config\n")
     refuse_modules_of_one_name(_settings(project), jobs)
     project.write("b/config.py")
     refuse_modules_of_one_name(_settings(project), jobs[1:])
     with pytest.raises(DefinitionError, match="their module `config` is not the same") as caught:
         refuse_modules_of_one_name(_settings(project), jobs)
     assert caught.value.condition == "JOB_MODULES_CONFLICT"
+    # Also what a module of a job imports.
+    (Path(project.root) / "b" / "config.py").unlink()
+    project.write("a/deeper.py")
+    project.write("b/job.py", "import deeper\n")
+    project.write("b/deeper.py")
+    with pytest.raises(DefinitionError, match="their module `deeper` is not the same"):
+        refuse_modules_of_one_name(_settings(project), jobs)
 
 
 JOB = """

@@ -63,5 +63,5 @@ def test_only_options_that_the_target_allows_are_offered(draft) -> None:
     assert offered("a") == [truncate, latest, accept]
     assert offered("a", "recomputed") == [truncate, "--from earliest reads all rows again", accept]
     assert offered("b") == [latest, accept]
-    assert offered("to kafka") == [latest, empty]
+    assert offered("to kafka") == [latest, accept]
     assert offered("to kafka", "refused") == [empty]

@@ -48,7 +48,8 @@ def test_settings_of_spark_defaults_are_read_as_java_reads_properties(
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     (tmp_path / "spark-defaults.conf").write_text(
         "# spark.a 1\n! spark.b 1\n\nspark.driver.extraJavaOptions  -Dkey=value -Dx=y\n"
-        "spark.hadoop.key=abc==\nspark.app.name : shop \nspark.empty\nspark.path=C:/x\n"
+        "spark.hadoop.key=abc==\nspark.app.name : shop \nspark.empty\nspark.e =\nspark.f : \n"
+        "spark.path=C:/x\n"
     )
     assert spark_defaults() == {
         "spark.driver.extraJavaOptions": "-Dkey=value -Dx=y",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import fastavro
 import pytest
-from pyspark.sql.types import DoubleType, StructField, StructType
+from pyspark.sql.types import DoubleType, StringType, StructField, StructType
 
 from penstock.errors import DefinitionError
 from penstock.parsing.avro import PayloadError, decode_avro, struct_of_avro
@@ -205,6 +205,9 @@ def test_protobuf_schema_is_refused_when_it_has_no_such_message_or_recurses():
 def test_a_number_that_python_cannot_represent_is_an_error_of_its_row():
     schema = StructType([StructField("x", DoubleType())]).json()
     rows = _decode_all([b'{"x":1e9999999999999999999}', b'{"x":1.5}'], schema, decode_json)
+    text = StructType([StructField("x", StringType())]).json()
+    nested = b'{"x":' + b"[" * 600 + b"]" * 600 + b"}"
+    assert _decode_all([nested], text, decode_json).to_pylist()[0]["error"]
     assert rows.to_pylist() == [
         {"record": None, "error": "values do not fit: a number or a time is out of range"},
         {"record": {"x": 1.5}, "error": None},

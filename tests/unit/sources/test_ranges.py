@@ -127,7 +127,8 @@ def test_a_flow_without_streams_has_no_ranges(tmp_path: Path):
 
 def test_sources_are_refused_when_a_checkpoint_does_not_show_which_is_which(tmp_path: Path):
     here, there = (OpenedSource(NO_ROWS, name="kafka orders", place=at) for at in ("a:1", "b:1"))
-    assert distinct([here, here]) == [here]
+    batch = OpenedSource(NO_ROWS, name="kafka orders")
+    assert distinct([here, here]) == distinct([batch, here]) == [here]
     with pytest.raises(PlanError, match="reads kafka orders from a:1 and from b:1") as caught:
         distinct([here, there])
     assert caught.value.condition == "SOURCES_NOT_DISTINCT"

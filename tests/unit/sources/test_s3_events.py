@@ -64,8 +64,9 @@ def test_a_root_contains_no_file_of_a_sibling_with_a_longer_name():
     inside = {"/landing/orders/a": "/a", "/one/x.json": "", "/days/2026-01/a": "-01/a"}
     for path, below in inside.items():
         assert (roots.below(path), roots.below(f"file://{path}")) == (below, below), path
-    roots = FileRoots(None, ["/landing/orders", "/one/x.json"], options)
-    for path in ("/landing/orders_archive/a", "/one/x.json2"):
+    roots = FileRoots(None, ["/landing/orders", "/one/x.json", "/data/*"], options)
+    assert roots.below("/data/k=1/a") == "/k=1/a"
+    for path in ("/landing/orders_archive/a", "/one/x.json2", "/database/a"):
         assert not roots.contains(path), path
 
 

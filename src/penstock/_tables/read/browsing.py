@@ -131,6 +131,8 @@ class TableBrowser:
                 with self._readers:
                     summaries.append({"dataset": name, **self._summary(folder, until)})
             except SpecError as error:
+                if error.condition == "QUARANTINE_NOT_FOUND":
+                    continue
                 problem = {"message": shown(error.message), "hint": shown(error.hint or "")}
                 summaries.append({"dataset": name, "problem": problem})
         return summaries
@@ -296,7 +298,8 @@ def _reason_columns(snapshot: Snapshot) -> list[Column]:
     columns = [c for c in snapshot.columns if c.name in (FAILED_RULES, ROW, SOURCE)]
     if {FAILED_RULES, ROW} - {column.name for column in columns}:
         raise SpecError(
-            "TABLE_NOT_READABLE", "the table lacks the columns of a quarantine", hint="drop it"
+            "QUARANTINE_NOT_FOUND",
+            "the table of this name has no columns of a quarantine: the pipeline declares it",
         )
     return columns
 

@@ -29,8 +29,10 @@ def keep(df: DataFrame) -> DataFrame:
 def release(df: DataFrame) -> None:
     """Free the rows that `keep` has stored; `unpersist` does nothing for a local checkpoint."""
     df.unpersist()
+    if _is_local(df):
+        return
     plan: Any = df._jdf.logicalPlan()
-    if not _is_local(df) and str(plan.getClass().getSimpleName()) == "LogicalRDD":
+    if str(plan.getClass().getSimpleName()) == "LogicalRDD":
         plan.rdd().unpersist(False)
 
 

@@ -154,9 +154,10 @@ class PostgreSqlDialect(Dialect):
         return staged if bare_type(wanted) in _TEXTS else f"{staged}::{wanted}"
 
     def key_value(self, column: SinkColumn) -> str:
-        value, bare = self.value(column), bare_type(column.target_type)
-        # These ignore upper and lower case, or blanks at the end.
-        return f"{value}::{bare}" if bare in ("citext", "character") else value
+        # These types ignore upper and lower case, or blanks at the end.
+        compared = {"citext": "citext", "character": "bpchar"}.get(bare_type(column.target_type))
+        value = self.value(column)
+        return value if compared is None else f"{value}::{compared}"
 
     # -- statements ----------------------------------------------------------------------------
 

@@ -56,10 +56,7 @@ class NotificationWriter(BatchSink):
         self._masks = [_path(write.schema, name) for name in listed(write.options, "mask")]
         self._files = StorageFiles(write.spark)
         self._note = f"{write.notes}/sent.json"
-        self._sent = _Sent()
-        # A file that was being written when the process died is no JSON.
-        with contextlib.suppress(ValueError):
-            self._sent = _Sent(**json.loads(self._files.read(self._note) or "{}"))
+        self._sent = self._stored()
         self._lock = threading.Lock()
         self._timer = threading.Timer(_WINDOW_SECONDS, self.close)
         if self._sent.rows:  # counted before a restart
@@ -87,7 +84,8 @@ class NotificationWriter(BatchSink):
         """Send the sum that no message has. If that fails, the next message has it."""
         self._timer.cancel()
         with self._lock, contextlib.suppress(FlowError):
-            if self._sent.rows:
+            # Another writer may have continued, if the start of this one's query failed.
+            if self._sent.rows and self._stored().batch == self._sent.batch:
                 self._send(self._sent.batch, [], 0, ())
 
     # -- rows ----------------------------------------------------------------------------------
@@ -181,6 +179,12 @@ class NotificationWriter(BatchSink):
         self._timer = threading.Timer(_WINDOW_SECONDS, self.close)
         self._timer.daemon = True
         self._timer.start()
+
+    def _stored(self) -> _Sent:
+        # A file that was being written when the process died is no JSON.
+        with contextlib.suppress(ValueError):
+            return _Sent(**json.loads(self._files.read(self._note) or "{}"))
+        return _Sent()
 
     def _save(self, sent: _Sent) -> None:
         self._files.write(self._note, json.dumps(asdict(sent)))

@@ -155,9 +155,10 @@ class FileRoots:
         plain = file_name(path)
         for root in self.paths:
             wildcard = _GLOB.search(root)
-            start = file_name(root[: wildcard.start()] if wildcard else root).rstrip("/")
-            if plain.startswith(start if wildcard else f"{start}/") or plain == start:
-                return plain[len(start) :]
+            start = file_name(root[: wildcard.start()] if wildcard else root)
+            folder = start.rstrip("/")
+            if plain.startswith(start if wildcard else f"{folder}/") or plain == folder:
+                return plain[len(folder) :]
         return plain
 
     def contains(self, path: str) -> bool:

@@ -143,10 +143,8 @@ def open_source(
     )
     if opened.announced is not None:
         AnnouncedFiles(spark, opened.announced).create()
-    if streaming and not analysis and state.note(EXISTING) is None:
-        # The option counts at the first start only: later, these files are not all read.
-        left_out = [] if chosen.include_existing else sample.files
-        state.save_note(EXISTING, [file_name(file.path) for file in left_out])
+    if streaming and not chosen.include_existing and not analysis and state.note(EXISTING) is None:
+        state.save_note(EXISTING, [file_name(file.path) for file in sample.files])
     if not streaming and opened.shows_columns_by_file:
         opened = _compared(opened, sample)
     return opened

@@ -37,6 +37,11 @@ class KafkaOptions:
         return self.get("kafka.bootstrap.servers") or ""
 
     @property
+    def place(self) -> str:
+        """The same text for the same addresses in any order."""
+        return ",".join(sorted({server.strip() for server in self.servers.split(",")}))
+
+    @property
     def tolerates_loss(self) -> bool:
         """Whether the query continues when rows are gone."""
         return (self.get("failOnDataLoss") or "true").lower() == "false"
@@ -56,10 +61,11 @@ class KafkaAdmin:
             return [name.strip() for name in names.split(",") if name.strip()]
         if text := self._options.get("assign"):
             return list(json.loads(text))
-        # In the syntax of Java, as Spark's source.
-        pattern = self._options.get("subscribePattern") or ""
-        matches = self._jvm.java.util.regex.Pattern.matches
-        return [name for name in self._client.listTopics().names().get() if matches(pattern, name)]
+        # In the syntax of Java, and anywhere in the name, as in Spark's `SubscribePatternStrategy`.
+        text = self._options.get("subscribePattern") or ""
+        pattern = self._jvm.java.util.regex.Pattern.compile(text)
+        names = self._client.listTopics().names().get()
+        return [name for name in names if pattern.matcher(name).find()]
 
     def topic_ids(self) -> dict[str, str]:
         """Kafka's ids of the topics that there are, by name."""

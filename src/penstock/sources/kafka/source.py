@@ -114,7 +114,7 @@ class KafkaStream(OpenedSource):
             reader = reader.schema(read.schema)  # Spark refuses it
         rows = reader.load()
         rows = _before_end(rows, read.position)
-        super().__init__(rows, name=name, unit="offsets", place=self._options.servers)
+        super().__init__(rows, name=name, unit="offsets", place=self._options.place)
 
     def check_identity(self, known: Mapping[str, str], flow: Flow, display: str) -> dict[str, str]:
         """See `OpenedSource.check_identity`: ids of topics.
