@@ -232,7 +232,8 @@ def _settings(project: Project, **settings: Any) -> PipelineSettings:
     if is_collecting():
         raise DefinitionError(
             "INSIDE_PIPELINE",
-            "a source file of a pipeline calls `penstock.run`, `plan`, `check` or `open_pipeline`",
+            "a source file of a pipeline calls `penstock.run`, `dry_run`, `check` or "
+            "`open_pipeline`",
             origin=capture_origin(),
             hint="move the call to a file that is not a source file of the pipeline, or below "
             '`if __name__ == "__main__":`',

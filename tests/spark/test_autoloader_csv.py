@@ -163,6 +163,13 @@ def test_the_same_values_come_out_as_from_spark_when_options_are_given(stream, s
     assert [row["_r"] for row in rows] == [None] * len(expected)
 
 
+def test_a_header_is_read_when_the_format_is_detected(stream):
+    files = stream({"inferColumnTypes": "true"})
+    files.put("a.csv", "id,name\n1,a\n")
+    (row,) = files.run()
+    assert (row["id"], row["name"]) == (1, "a")
+
+
 def test_lines_are_enough_when_there_is_no_header(stream):
     schema = "a INT, d DATE, s STRING"
     text = "1,2024-01-05,x\n2,bad,y,z\n3\n\n"

@@ -122,11 +122,9 @@ def open_source(
     check_destination(chosen, roots)
     sample = _Files(spark, roots)
     if not chosen.format:
-        chosen = replace(chosen, format=detect_format(sample.files))
-        if chosen.format == "text":
-            chosen = file_options(
-                {**options, "format": "text"}, has_schema=schema is not None, streaming=streaming
-            )
+        # Defaults depend on the format, such as `header` of CSV.
+        known = {**options, "format": detect_format(sample.files)}
+        chosen = file_options(known, has_schema=schema is not None, streaming=streaming)
     declared = _parsed(schema)
     if declared is None:
         data, partitions = _learned(sample, chosen, state, streaming=streaming)
