@@ -223,7 +223,7 @@ def _checked_name(name: str) -> str:
         raise SpecError(
             "SPEC_INVALID",
             f"the pipeline's name {name!r} is blank, or has a slash or a control character",
-            hint="give it a `name` in the spec file, or with --name",
+            hint="give it a `name` in the spec file, or with PENSTOCK_NAME",
         )
     return name.strip()
 
