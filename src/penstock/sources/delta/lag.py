@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from penstock._tables.commits import actions_of
 from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.files import local_path
+from penstock._tables.files import commit_file, local_path
 from penstock.sources.base import age_of_oldest, now_ms
 
 _MOST_COMMITS = 500
@@ -76,9 +76,9 @@ class PendingVersions:
         table = local_path(path)
         if table is not None:
             log, at = table / "_delta_log", version
-            while (log / f"{at:020d}.json").exists():
+            while (log / commit_file(at)).exists():
                 at += 1
-            if at > version or (log / f"{version - 1:020d}.json").exists():
+            if at > version or (log / commit_file(version - 1)).exists():
                 return at - 1
         return int(self._delta.snapshot(path).version())
 
