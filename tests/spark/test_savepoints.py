@@ -357,6 +357,50 @@ def into_out():
     assert project.rows("newer", key=repr) == newer
 
 
+def test_removed_rows_are_unread_when_a_flow_reads_the_change_feed(small: Project):
+    changes = 'spark.readStream.option("readChangeFeed", "true").table("bronze")'
+    project = small.source(
+        f"""
+@dp.table(table_properties={{"delta.enableChangeDataFeed": "true"}})
+def bronze():
+    return rows()
+
+
+@dp.table
+def plain():
+    return spark.readStream.table("bronze")
+
+
+@dp.table
+def changes():
+    return {changes}.select("id", "_change_type")
+
+
+dp.create_sink("rows", "json", {{"path": "rows"}})
+dp.create_sink("out", "json", {{"path": "out"}})
+
+
+@dp.append_flow(target="rows")
+def into_rows():
+    return spark.readStream.table("bronze")
+
+
+@dp.append_flow(target="out")
+def into_out():
+    return {changes}.select("id", "_change_type")
+"""
+    )
+    project.run()
+    _create(project, "first")
+    project.spark.sql(f"DELETE FROM delta.`{project.path('bronze')}`").collect()
+    unread = _refused(_create, project, "second")
+    assert unread.condition == "SAVEPOINT_NOT_POSSIBLE"
+    assert "'changes' has not read all rows of bronze" in unread.message
+    behind = _refused(_restore, project, "first", accept_duplicates=True)
+    assert behind.condition == "RESTORE_NOT_POSSIBLE"
+    assert "'into_out' has not written all rows of bronze to the sink out" in behind.message
+
+
 def test_vacuum_keeps_what_a_savepoint_needs(small: Project, capsys: Any):
     project = small
     project.run()

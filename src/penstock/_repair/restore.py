@@ -29,7 +29,7 @@ from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.dataset import DatasetKind
 from penstock._model.pipeline import PipelineSettings
 from penstock._repair.journal import Journal, recording
-from penstock._repair.savepoint import take_savepoint
+from penstock._repair.savepoint import take_savepoint, unread_versions
 from penstock._repair.shadow import restore_rows
 from penstock._tables.commits import CommitResult, actions_of
 from penstock._tables.delta_log import DeltaJvm
@@ -39,7 +39,6 @@ from penstock._tables.read.checkpoint_files import batches, table_offsets
 from penstock._tables.write.create import reset_table
 from penstock._tables.write.fenced import FencedTable, last_number
 from penstock.errors import PlanError
-from penstock.sources.delta.lag import PendingVersions
 from penstock.sources.files.opening import LISTED, LISTED_KEYS
 
 
@@ -187,13 +186,12 @@ class _Run:
         that they have now.
         """
         planned, finished = (self._table_offsets(checkpoint, of) for of in ("offsets", "commits"))
-        pending = PendingVersions(self._pipeline.spark)
         for table in self._savepoint.tables:
             if table.table_id not in [offset["reservoirId"] for offset in planned]:
                 continue
             sent = [offset for offset in finished if offset["reservoirId"] == table.table_id]
             last = None if keeps_undo else table.version
-            counts = [pending.measure(table.path, at, last)["versions"] for at in sent]
+            counts = [unread_versions(self._pipeline, node, table, at, last) for at in sent]
             if not counts or any(count != 0 for count in counts):
                 raise PlanError(
                     "RESTORE_NOT_POSSIBLE",

@@ -7,10 +7,11 @@ state and the tables belong together. Flows into sinks are checked by the restor
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime
+from typing import Any
 
 from penstock._execution.savepoints import (
     SavedFlow,
@@ -31,7 +32,9 @@ from penstock._tables.layout import layout_of
 from penstock._tables.read.checkpoint_files import batches, table_offsets
 from penstock._tables.write.fenced import last_number
 from penstock.errors import PlanError, SpecError
+from penstock.sources.base import path_key
 from penstock.sources.delta.lag import PendingVersions
+from penstock.sources.delta.source import DeltaStream
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -147,10 +150,7 @@ def _flow(
     text = files.read(f"{checkpoint}/offsets/{planned[0]}") if planned else ""
     for offset in table_offsets(text or ""):
         table = by_id.get(offset["reservoirId"])
-        if (
-            table is not None
-            and PendingVersions(delta.spark).measure(table.path, offset)["versions"]
-        ):
+        if table is not None and unread_versions(pipeline, node, table, offset):
             hint = "a triggered update, `penstock run`, reads them"
             raise _not_possible(node, f"has not read all rows of {table.name}", hint)
     app_id = pipeline.tables.app_id(name, state.epoch)
@@ -167,6 +167,35 @@ def _flow(
         state=asdict(state),
         numbers={path: number for path, number in numbers.items() if number >= 0},
     )
+
+
+def unread_versions(
+    pipeline: OpenPipeline,
+    node: FlowNode,
+    table: SavedTable,
+    offset: Mapping[str, Any],
+    last: int | None = None,
+) -> int | None:
+    """How many versions after an offset, up to the last, have rows for a flow; `None` if unknown.
+
+    Rows that a version removes are only for a flow that reads the change data feed.
+    """
+    counts: dict[bool, int | None] = {
+        of_changes: PendingVersions(pipeline.spark, of_changes=of_changes).measure(
+            table.path, offset, last
+        )["versions"]
+        for of_changes in (False, True)
+    }
+    if counts[False] == counts[True]:
+        return counts[False]
+    return counts[
+        any(
+            isinstance(source, DeltaStream)
+            and source.path == path_key(table.path)
+            and source.on_replacement == "changes"
+            for source in pipeline.query(node)[1]
+        )
+    ]
 
 
 def _not_possible(node: FlowNode, reason: str, hint: str) -> PlanError:

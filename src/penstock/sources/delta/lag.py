@@ -1,7 +1,7 @@
 """How many commits of a Delta table wait for a stream."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,18 +17,28 @@ _MOST_COMMITS = 500
 
 
 @dataclass
-class _Added:
+class _Commit:
     files: list[tuple[int, int | None]] = field(default_factory=list)
     at: int | None = None
 
 
 class PendingVersions:
-    """Counts the commits of a Delta table that a stream has not read yet."""
+    """Counts the commits of a Delta table that a stream has not read yet.
 
-    def __init__(self, spark: SparkSession, now_ms: Callable[[], int] = now_ms) -> None:
+    A stream `of_changes` reads the change data feed: it has removed rows to read as well.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        now_ms: Callable[[], int] = now_ms,
+        *,
+        of_changes: bool = False,
+    ) -> None:
         self._now_ms = now_ms
+        self._of_changes = of_changes
         self._delta = DeltaJvm(spark)
-        self._commits: dict[tuple[str, int], _Added | None] = {}
+        self._commits: dict[tuple[str, int], _Commit | None] = {}
 
     def measure(
         self, path: str, offset: Mapping[str, Any], last: int | None = None
@@ -54,13 +64,13 @@ class PendingVersions:
         waiting: list[list[tuple[int, int | None]]] = []
         times: list[int | None] = []
         for number in range(version, latest + 1):
-            added = self._added(path, number)
-            if added is None:
+            commit = self._commit(path, number)
+            if commit is None:
                 return {**unknown, "versions": latest - version + 1}
-            left = added.files[max(0, index + 1) :] if number == version else added.files
+            left = commit.files[max(0, index + 1) :] if number == version else commit.files
             if left:
                 waiting.append(left)
-                times.append(added.at)
+                times.append(commit.at)
         files = [file for left in waiting for file in left]
         rows = [count for _, count in files]
         return {
@@ -84,27 +94,33 @@ class PendingVersions:
 
     def _oldest(self, path: str, version: int, index: int) -> float | None:
         for number in range(version, version + _MOST_COMMITS):
-            added = self._added(path, number)
-            if added is None:
+            commit = self._commit(path, number)
+            if commit is None:
                 return None
-            if added.files[max(0, index + 1) :] if number == version else added.files:
-                return age_of_oldest([added.at], self._now_ms())
+            if commit.files[max(0, index + 1) :] if number == version else commit.files:
+                return age_of_oldest([commit.at], self._now_ms())
         return None
 
-    def _added(self, path: str, number: int) -> "_Added | None":
+    def _commit(self, path: str, number: int) -> _Commit | None:
         key = (path, number)
         if key not in self._commits:
             lines = self._delta.commit_lines(path, number)
-            version = None
-            if lines is not None:
-                version = _Added()
-                for info in actions_of(lines, "commitInfo"):
-                    version.at = info.get("inCommitTimestamp") or info.get("timestamp")
-                for file in actions_of(lines, "add"):
-                    if file.get("dataChange", True):
-                        stats = json.loads(file["stats"]) if file.get("stats") else {}
-                        version.files.append((int(file["size"]), stats.get("numRecords")))
             if len(self._commits) > 4 * _MOST_COMMITS:
                 self._commits.clear()
-            self._commits[key] = version
+            self._commits[key] = None if lines is None else self._parsed(lines)
         return self._commits[key]
+
+    def _parsed(self, lines: Sequence[str]) -> _Commit:
+        commit = _Commit()
+        for info in actions_of(lines, "commitInfo"):
+            commit.at = info.get("inCommitTimestamp") or info.get("timestamp")
+        # As Delta's source: files of changes, if there are any, have all that a commit changed.
+        files = list(actions_of(lines, "cdc")) if self._of_changes else []
+        if not files:
+            kinds = ("add", "remove") if self._of_changes else ("add",)
+            changed = (file for kind in kinds for file in actions_of(lines, kind))
+            files = [file for file in changed if file.get("dataChange", True)]
+        for file in files:
+            stats = json.loads(file["stats"]) if file.get("stats") else {}
+            commit.files.append((int(file.get("size") or 0), stats.get("numRecords")))
+        return commit

@@ -66,8 +66,8 @@ class DeltaStream(OpenedSource):
         self._location = path
         self._spark = read.spark
         self._delta = DeltaJvm(read.spark)
-        self._lag = PendingVersions(read.spark)
         self._options = {name.lower(): value for name, value in read.options.items()}
+        self._lag = PendingVersions(read.spark, of_changes=self.has_any(_FEEDS))
         super().__init__(self._rows(read), name=f"table {self.path}", unit="versions")
 
     def _rows(self, read: Read) -> DataFrame:
