@@ -15,6 +15,7 @@ from confluent_kafka.admin import (
 from example_project import Example
 from made_events import details
 from secure_broker import SecureListener, start_secure_broker
+from update_project import Project
 
 from penstock._local.broker import BrokerHandle, ensure_topic, stop_broker
 from penstock._observe.codec import details_of
@@ -165,6 +166,31 @@ def test_lost_rows_are_an_incident_and_a_topic_made_again_is_an_error(
     both = ("orders_bronze", "orders")
     assert run("true", full_refresh=both).state is UpdateState.COMPLETED
     assert offsets() == list(range(15))
+
+
+def test_a_triggered_update_reads_everything_when_batches_have_a_least_size(
+    kafka_broker, spark, tmp_path: Path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    ensure_topic(kafka_broker.bootstrap_servers, "least")
+    produce(kafka_broker, "least", *"abcdefgh")
+    options = {
+        "kafka.bootstrap.servers": kafka_broker.bootstrap_servers,
+        "subscribe": "least",
+        "startingOffsets": "earliest",
+        "minOffsetsPerTrigger": "5",
+        "maxOffsetsPerTrigger": "5",
+    }
+    project = Project(tmp_path, spark).source(
+        f"""
+@dp.table
+def letters():
+    rows = spark.readStream.format("kafka").options(**{options!r}).load()
+    return rows.selectExpr("CAST(value AS STRING) AS letter")
+"""
+    )
+    assert project.run().state is UpdateState.COMPLETED
+    assert project.rows("letters") == [(letter,) for letter in "abcdefgh"]
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ class Evaluation:
     external: list[str] = field(default_factory=list)
     sources: list[OpenedSource] = field(default_factory=list)
     position: Position = field(default_factory=dict)
+    is_triggered: bool = True
     assumed: list[str] = field(default_factory=list)
     taken_for: dict[str, str] = field(default_factory=dict)
     needs_ansi_off: bool = False

@@ -53,8 +53,12 @@ class Evaluator(ExternalReads, DatasetReader):
         )
         install_reader_hooks()
 
-    def evaluate(self, flow: Flow, position: Position = NOWHERE) -> tuple[DataFrame, Evaluation]:
+    def evaluate(
+        self, flow: Flow, position: Position = NOWHERE, *, is_triggered: bool = True
+    ) -> tuple[DataFrame, Evaluation]:
         """Call a flow's query function; an empty `position` means by the options of its streams.
+
+        For `is_triggered`, see `Read`.
 
         Raises:
             DatasetNotReadyError: It reads a dataset whose schema is not known yet.
@@ -62,20 +66,20 @@ class Evaluator(ExternalReads, DatasetReader):
             UserCodeError: The function raised.
         """
         if flow.name in self._without_ansi:
-            return self._call_without_ansi(flow, position)
+            return self._call_without_ansi(flow, position, is_triggered)
         stack = self._stack.get()
         reader = stack[0][1] if stack else Evaluation()
         try:
             # A view and the flow that reads it may differ in ANSI mode.
             with ansi_fallback.with_ansi(self._spark) as move, reader.without_failed_reads():
-                df, evaluation = self._call(flow, position)
+                df, evaluation = self._call(flow, position, is_triggered)
                 return move(df), evaluation
         except PenstockError as error:
             # Assumed types may be the reason: the analysis corrects them first.
             if self._context.assumptions is not None or not self._may_disable_ansi(flow, error):
                 raise
             try:
-                evaluated = self._call_without_ansi(flow, position)
+                evaluated = self._call_without_ansi(flow, position, is_triggered)
             except PenstockError:
                 raise error from error.__cause__
             self._without_ansi.add(flow.name)
@@ -97,14 +101,19 @@ class Evaluator(ExternalReads, DatasetReader):
         has_chosen = any(ansi_fallback.ANSI in each for each in settings)
         return not has_chosen and ansi_fallback.is_about_types(error.__cause__)
 
-    def _call_without_ansi(self, flow: Flow, position: Position) -> tuple[DataFrame, Evaluation]:
+    def _call_without_ansi(
+        self, flow: Flow, position: Position, is_triggered: bool
+    ) -> tuple[DataFrame, Evaluation]:
         with ansi_fallback.without_ansi(self._spark) as move:
-            df, evaluation = self._call(flow, position)
+            df, evaluation = self._call(flow, position, is_triggered)
             evaluation.needs_ansi_off = True
             return move(df), evaluation
 
-    def _call(self, flow: Flow, position: Position) -> tuple[DataFrame, Evaluation]:
-        evaluation = self.evaluations[flow.name] = Evaluation(position=position)
+    def _call(
+        self, flow: Flow, position: Position, is_triggered: bool
+    ) -> tuple[DataFrame, Evaluation]:
+        evaluation = Evaluation(position=position, is_triggered=is_triggered)
+        self.evaluations[flow.name] = evaluation
         stack = self._stack.get()
         if any(name == flow.name for name, _ in stack):
             names = [name for name, _ in stack]
@@ -244,6 +253,7 @@ class Evaluator(ExternalReads, DatasetReader):
             flow=flow,
             is_analysis=is_analysis,
             position=evaluation.position,
+            is_triggered=evaluation.is_triggered,
             memory=partial(self._context.memories, flow, analysis=is_analysis),
         )
 

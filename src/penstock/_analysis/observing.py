@@ -61,8 +61,10 @@ class PlanTexts(Evaluator):
         super().__init__(*arguments)
         self._texts = texts
 
-    def evaluate(self, flow: Flow, position: Position = NOWHERE) -> tuple[DataFrame, Evaluation]:
-        df, evaluation = super().evaluate(flow, position)
+    def evaluate(
+        self, flow: Flow, position: Position = NOWHERE, *, is_triggered: bool = True
+    ) -> tuple[DataFrame, Evaluation]:
+        df, evaluation = super().evaluate(flow, position, is_triggered=is_triggered)
         self._texts[flow.name] = self._text(df)
         return df, evaluation
 
@@ -88,9 +90,11 @@ class ObservingEvaluator(Evaluator):
         """Remove the empty folder that expectations are analysed over."""
         self._folder.cleanup()
 
-    def evaluate(self, flow: Flow, position: Position = NOWHERE) -> tuple[DataFrame, Evaluation]:
+    def evaluate(
+        self, flow: Flow, position: Position = NOWHERE, *, is_triggered: bool = True
+    ) -> tuple[DataFrame, Evaluation]:
         self.seen.reads.pop(flow.name, None)
-        df, evaluation = super().evaluate(flow, position)
+        df, evaluation = super().evaluate(flow, position, is_triggered=is_triggered)
         with own_read():
             self.seen.queries[flow.name] = query_facts(df)
             self.seen.rules[flow.name] = self._rule_facts(df, flow)

@@ -86,10 +86,12 @@ class FlowQueries:
         self._grown: dict[str, FlowNode] = {}
 
     def evaluate(
-        self, node: FlowNode, position: Position = NOWHERE
+        self, node: FlowNode, position: Position = NOWHERE, *, is_triggered: bool = True
     ) -> tuple[DataFrame, list[OpenedSource]]:
         with self.confs.applied(node):
-            df, evaluation = self._evaluator.evaluate(node.flow, position)
+            df, evaluation = self._evaluator.evaluate(
+                node.flow, position, is_triggered=is_triggered
+            )
         declared = None if is_cdc(node.flow) else self.tables.declared_columns(node.target)
         return with_types(df, declared), evaluation.sources
 
@@ -230,10 +232,16 @@ class StreamingFlows:
             state = before or self._queries.state.new_flow(step.flow)
             starts = StreamStarts(dict(state.starts), is_open=state.stateful_operators is None)
             checkpoint = self._queries.tables.layout.checkpoint_path(step.flow, state.epoch)
+            evaluate = partial(
+                self._queries.evaluate,
+                node,
+                state.position,
+                is_triggered=step.interval_seconds is None,
+            )
             with self._source.starting(starts):
-                df, sources = self._queries.evaluate(node, state.position)
+                df, sources = evaluate()
                 if self._prepared(node, sources, checkpoint):
-                    df, sources = self._queries.evaluate(node, state.position)
+                    df, sources = evaluate()
             node = self._queries.adopt(node, df)
             known = dict(state.topics)
             for source in distinct(sources):

@@ -148,6 +148,7 @@ class Read:
         flow: Name of the flow; empty while source files are loaded.
         is_analysis: Whether the query is only looked at: nothing may be remembered.
         position: Where the flow's streams begin, and end; empty = where the options say.
+        is_triggered: Whether the flow's query ends after what is there when it starts.
         memory: Gives what a source remembers, by a key of its own; it dies with the checkpoint.
         load: Loads with Spark's own reader, after setting these options.
     """
@@ -162,6 +163,7 @@ class Read:
     flow: str = ""
     is_analysis: bool = False
     position: Position = field(default_factory=dict)
+    is_triggered: bool = False
     memory: Callable[[str], SourceMemory] = lambda _: PassingMemory()
 
 

@@ -45,6 +45,8 @@ _STARTS = (
     "startingoffsetsbytimestamp",
     "startingoffsetsbytimestampstrategy",
 )
+# Spark's source would leave the rest of what is there, if it is less, to the next update.
+_LEAST_PER_BATCH = "minoffsetspertrigger"
 _MOST_OFFSETS, _LEAST_OFFSETS = 1_000_000, 10_000
 _EMPTY: Mapping[str, int] = {}
 
@@ -109,6 +111,8 @@ class KafkaStream(OpenedSource):
         self._topics = TopicOffsets(read.spark, self._options)
         self._lag = KafkaLag(read.spark, self._options)
         options = options_at(read.options, read.position, self._topics)
+        if read.is_triggered:
+            options = {k: v for k, v in options.items() if k.lower() != _LEAST_PER_BATCH}
         reader = read.spark.readStream.format("kafka").options(**options)
         if read.schema is not None:
             reader = reader.schema(read.schema)  # Spark refuses it
