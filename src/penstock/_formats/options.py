@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from penstock._model.duration import parse_seconds
 from penstock._model.similar import nearest
+from penstock._model.size import parse_bytes
 from penstock.errors import ConnectorError
 
 FORMATS = ("json", "csv", "xml", "parquet", "avro", "orc", "text", "binaryFile")
@@ -326,17 +327,14 @@ def _source_options(own: Mapping[str, str], *, streaming: bool) -> dict[str, str
     return source
 
 
-_UNITS = {"": 1, "b": 1, "k": 1024, "kb": 1024, "m": 1024**2, "mb": 1024**2}
-_UNITS |= {"g": 1024**3, "gb": 1024**3, "t": 1024**4, "tb": 1024**4}
-
-
 def _bytes(text: str) -> str:
-    folded = text.strip().lower()
-    digits = folded.rstrip("bkmgt ")
-    unit = folded[len(digits) :].strip()
-    if not digits.isdecimal() or unit not in _UNITS or int(digits) == 0:
+    try:
+        size = parse_bytes(text)
+    except ValueError:
+        size = 0
+    if size == 0:
         raise _invalid("maxBytesPerTrigger", text, "a number of bytes, such as 10g")
-    return str(int(digits) * _UNITS[unit])
+    return str(size)
 
 
 def _count(text: str, name: str) -> str:

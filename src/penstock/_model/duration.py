@@ -5,6 +5,7 @@ import re
 _DURATION = re.compile(r"(?i)\s*(?:interval\s+)?'?\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*'?\s*")
 _UNIT_SECONDS = {
     "millisecond": 0.001,
+    "milli": 0.001,
     "ms": 0.001,
     "s": 1.0,
     "sec": 1.0,

@@ -13,7 +13,6 @@ from penstock._formats.merging import (
 )
 from penstock._tables.files import StorageFiles
 from penstock.sources.files.batch_log import batch_files
-from penstock.sources.files.inference import sample_size
 from penstock.sources.files.listing import file_name, file_name_of_uri, readable
 from penstock.sources.files.opening import source_key
 from penstock.sources.memory import FolderMemory, PassingMemory
@@ -148,11 +147,3 @@ def test_the_files_of_a_batch_are_those_between_its_offsets_when_logs_are_read(t
     assert batch_files(files, str(tmp_path), 0) == ["file:/in/a"]
     assert batch_files(files, str(tmp_path), 1) == ["file:/in/b", "file:/in/c"]
     assert batch_files(files, str(tmp_path), 2) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("100", 100), ("1k", 1024), ("2 KB", 2048), ("1.5mb", 1572864), ("10b", 10), ("1G", 2**30)],
-)
-def test_size_of_the_sample_is_understood_when_it_has_a_unit(text, size):
-    assert sample_size(text) == size

@@ -21,6 +21,7 @@ from penstock._formats.merging import one_spelling, widest, without_void
 from penstock._formats.options import COLUMNAR, FORMATS, FileOptions
 from penstock._formats.rows import decoded
 from penstock._formats.xml_rows import row_tag
+from penstock._model.size import parse_bytes
 from penstock.errors import ConnectorError
 from penstock.sources.files.listing import FoundFile, file_name_of_uri, readable
 
@@ -44,7 +45,7 @@ _COMPRESSED = ("gz", "gzip", "bz2", "zst", "zstd", "lz4", "snappy", "deflate", "
 def sample(spark: SparkSession, files: Sequence[FoundFile]) -> list[FoundFile]:
     """The first files, up to a number and a size that session confs set."""
     most_files = int(str(spark.conf.get(_SAMPLE + "numFiles", "1000")))
-    most_bytes = sample_size(str(spark.conf.get(_SAMPLE + "numBytes", "50gb")))
+    most_bytes = parse_bytes(str(spark.conf.get(_SAMPLE + "numBytes", "50gb")))
     chosen: list[FoundFile] = []
     total = 0
     for file in files:
@@ -177,12 +178,3 @@ def _texts(spark: SparkSession, paths: Sequence[str], *, whole: bool) -> DataFra
 def _readable(options: FileOptions) -> dict[str, str]:
     left_out = ("mode", "columnnameofcorruptrecord", "inferschema")
     return {key: value for key, value in options.parse.items() if key.lower() not in left_out}
-
-
-def sample_size(text: str) -> int:
-    """Bytes of a size such as `10gb`, `500g` or `1048576`."""
-    number = text.strip().lower().removesuffix("b").rstrip()
-    for unit, factor in (("t", 2**40), ("g", 2**30), ("m", 2**20), ("k", 2**10)):
-        if number.endswith(unit):
-            return int(float(number.removesuffix(unit)) * factor)
-    return int(number)

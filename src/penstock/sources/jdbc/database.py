@@ -46,28 +46,28 @@ class Database:
 
     def execute(self, sql: str, *values: str | int) -> int:
         """Run a statement; returns the number of rows that it changed."""
-        with translated():
-            statement = self._connection.prepareStatement(sql)
-            try:
-                _bind(statement, values)
-                return int(statement.executeUpdate())
-            finally:
-                statement.close()
+        with self._prepared(sql, values) as statement:
+            return int(statement.executeUpdate())
 
     def query(self, sql: str, *values: str | int) -> list[tuple[str | None, ...]]:
         """Run a query; returns all rows, as text."""
-        with translated():
-            statement = self._connection.prepareStatement(sql)
-            try:
-                _bind(statement, values)
-                rows = statement.executeQuery()
-                width = int(rows.getMetaData().getColumnCount())
-                result = []
-                while rows.next():
-                    result.append(tuple(rows.getString(at) for at in range(1, width + 1)))
-                return result
-            finally:
-                statement.close()
+        with self._prepared(sql, values) as statement:
+            rows = statement.executeQuery()
+            width = int(rows.getMetaData().getColumnCount())
+            result = []
+            while rows.next():
+                result.append(tuple(rows.getString(at) for at in range(1, width + 1)))
+            return result
+
+    @contextlib.contextmanager
+    def _prepared(self, sql: str, values: Sequence[str | int]) -> Iterator[Any]:
+        with translated(), contextlib.closing(self._connection.prepareStatement(sql)) as statement:
+            for at, value in enumerate(values, 1):
+                if isinstance(value, str):
+                    statement.setString(at, value)
+                else:
+                    statement.setLong(at, value)
+            yield statement
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
@@ -102,11 +102,3 @@ def translated() -> Iterator[None]:
             raise error from None  # no exception of the database
         text = shown(" ".join(str(java.getMessage()).split()))
         raise DatabaseError(state, text, code) from error
-
-
-def _bind(statement: Any, values: Sequence[str | int]) -> None:
-    for at, value in enumerate(values, 1):
-        if isinstance(value, str):
-            statement.setString(at, value)
-        else:
-            statement.setLong(at, value)

@@ -70,7 +70,7 @@ class KafkaAdmin:
     def topic_ids(self) -> dict[str, str]:
         """Kafka's ids of the topics that there are, by name."""
         names = self.topics()
-        futures = self._client.describeTopics(self._list(names)).topicNameValues()
+        futures = self._client.describeTopics(names).topicNameValues()
         ids: dict[str, str] = {}
         for topic in names:
             # A topic that does not exist yet must not hide the others.
@@ -81,7 +81,7 @@ class KafkaAdmin:
     def partitions(self) -> list[TopicPartition]:
         """All partitions of the topics."""
         names = self.topics()
-        described = self._client.describeTopics(self._list(names)).allTopicNames().get()
+        described = self._client.describeTopics(names).allTopicNames().get()
         return [
             (topic, int(info.partition()))
             for topic in names
@@ -121,18 +121,12 @@ class KafkaAdmin:
         configs = self._jvm.org.apache.kafka.common.config
         kind = getattr(configs, "ConfigResource$Type").TOPIC
         resources = {topic: configs.ConfigResource(kind, topic) for topic in topics}
-        answers = self._client.describeConfigs(self._list(resources.values())).values()
+        answers = self._client.describeConfigs(list(resources.values())).values()
         return {topic: answers.get(resource) for topic, resource in resources.items()}
 
     def java_partition(self, partition: TopicPartition) -> Any:
         """Java's `TopicPartition`."""
         return self._jvm.org.apache.kafka.common.TopicPartition(*partition)
-
-    def _list(self, values: Any) -> Any:
-        made = self._jvm.java.util.ArrayList()
-        for value in values:
-            made.add(value)
-        return made
 
 
 def client_properties(spark: SparkSession, options: KafkaOptions, timeout_ms: int) -> Any:

@@ -289,10 +289,7 @@ class KafkaLag:
         if not chosen:
             return
         with contextlib.suppress(Py4JError), self._consumer() as consumer:
-            wanted = self._jvm.java.util.ArrayList()
-            for java_partition in chosen.values():
-                wanted.add(java_partition)
-            consumer.assign(wanted)
+            consumer.assign(list(chosen.values()))
             for partition, java_partition in chosen.items():
                 consumer.seek(java_partition, unread[partition])
             waiting = dict(chosen)
@@ -307,9 +304,7 @@ class KafkaLag:
                         continue
                     stamp = int(record.timestamp())
                     self._oldest[partition] = (unread[partition], stamp if stamp >= 0 else None)
-                    done = self._jvm.java.util.ArrayList()
-                    done.add(java_partition)
-                    consumer.pause(done)
+                    consumer.pause([java_partition])
 
     @contextlib.contextmanager
     def _consumer(self) -> Iterator[Any]:

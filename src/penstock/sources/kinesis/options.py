@@ -8,8 +8,10 @@ from datetime import UTC, datetime
 from typing import NoReturn
 from zoneinfo import ZoneInfo
 
+from penstock._model.duration import parse_seconds
 from penstock._model.redaction import remember_secret
 from penstock._model.similar import suggested
+from penstock._model.size import parse_bytes
 from penstock.errors import ConnectorError
 
 FORMAT = "kinesis"
@@ -37,16 +39,7 @@ _REFUSED = {
     "endpointurl": "use `endpoint`",
     "regionname": "use `region`",
 }
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
-_SECONDS = {
-    **dict.fromkeys(("ms", "milli", "millis", "millisecond", "milliseconds"), 0.001),
-    **dict.fromkeys(("", "s", "sec", "secs", "second", "seconds"), 1.0),
-    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0),
-    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
-}
 _KNOWN = {name.lower(): name for name in _NAMES.split()}
-_BYTES = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20}
-_BYTES |= {"g": 1 << 30, "gb": 1 << 30}
 _MAX_BUFFER = 1 << 30
 # What Java's date patterns and Python's have in common; longest first.
 _PATTERN = {
@@ -209,10 +202,11 @@ def _duration(name: str, options: Mapping[str, str], default: float) -> float:
     value = options.get(name.lower())
     if value is None:
         return default
-    match = _DURATION.fullmatch(value)
-    if match is None or match[2].lower() not in _SECONDS:
+    # Without a unit, it is seconds.
+    seconds = parse_seconds(value if value[-1:].isalpha() else f"{value} s")
+    if seconds is None:
         _invalid(name, "must be a duration such as `400ms`, `10s` or `2m`")
-    return float(match[1]) * _SECONDS[match[2].lower()]
+    return seconds
 
 
 def _rate(value: str) -> float:
@@ -226,11 +220,14 @@ def _rate(value: str) -> float:
 
 
 def _size(value: str) -> int:
-    match = re.fullmatch(r"(\d+)\s*([a-z]*)", value.lower())
-    if match is None or match[2] not in _BYTES or not int(match[1]):
+    try:
+        size = parse_bytes(value)
+    except ValueError:
+        size = 0
+    if size == 0:
         _invalid("fetchBufferSize", "must be a size such as `32mb`")
     # The driver holds a micro-batch; Databricks' 20gb would not fit.
-    return min(int(match[1]) * _BYTES[match[2]], _MAX_BUFFER)
+    return min(size, _MAX_BUFFER)
 
 
 _START_HINT = (

@@ -167,11 +167,7 @@ class Prober:
             self._pause.wait(wait)
 
     def _fetch_all(self, places: Sequence[Place], offset: Offset) -> list[tuple[Place, _Fetched]]:
-        if not places:
-            return []
-        if len(places) == 1:
-            return [(places[0], self._fetch(places[0], offset))]
-        with ThreadPoolExecutor(min(_MAX_THREADS, len(places))) as pool:
+        with ThreadPoolExecutor(_MAX_THREADS) as pool:
             fetched = pool.map(lambda place: self._fetch(place, offset), places)
             return list(zip(places, fetched, strict=True))
 

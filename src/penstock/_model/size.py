@@ -1,0 +1,14 @@
+"""Sizes as people write them: `"10mb"`, `"1.5 g"`; a kilobyte has 1024 bytes."""
+
+import re
+
+_SIZE = re.compile(r"(?i)\s*(\d+(?:\.\d+)?)\s*([kmgt]?)b?\s*")
+_UNIT_BYTES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of a number and a unit; raises `ValueError` if it is something else."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a size")
+    return int(float(match[1]) * _UNIT_BYTES[match[2].lower()])
