@@ -43,9 +43,7 @@ def session(spark, server: PostgresServer):
 
 def source(spark, server: PostgresServer, table: str, **more: str) -> JdbcStream:
     given = {"url": server.url, "dbtable": table, "partitionColumn": "id", "user": USER}
-    made = JdbcStream(spark, jdbc_source_options({**given, "password": PASSWORD, **more}))
-    made.open()
-    return made
+    return JdbcStream(spark, jdbc_source_options({**given, "password": PASSWORD, **more}))
 
 
 def last_key(found) -> str | None:

@@ -11,6 +11,7 @@ before. There are three ways, and other tables are refused:
   replaced by the matching rows of the range, in one commit.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -155,7 +156,7 @@ class BackfillRun:
         try:
             while not query.awaitTermination(_POLL_SECONDS):
                 progress = query.lastProgress
-                entries = [] if progress is None else progress["sources"]
+                entries = [] if progress is None else json.loads(progress.json)["sources"]
                 if is_past_end(sources, self.plan.position, entries):
                     break
         except Exception as error:

@@ -1,7 +1,6 @@
 """Tables of databases as streams of their rows, in the order of a key."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from penstock._model.flow import Flow
 from penstock._tables.read.checkpoint_files import Checkpoint
@@ -21,7 +20,7 @@ from penstock.sources.base import (
     range_invalid,
     start_not_available,
 )
-from penstock.sources.jdbc.options import jdbc_source_options
+from penstock.sources.jdbc.options import JdbcSourceOptions, jdbc_source_options
 from penstock.sources.jdbc.stream import JdbcStream, KeyRange, SourceFailure
 
 _OFFSET = {"key", "after", "rows"}
@@ -49,12 +48,11 @@ class JdbcSource(Source):
         bounds = KeyRange(**read.position.get("keys", {}).get(options.place, {}))
         if read.position.get("from_the_start"):
             bounds = KeyRange(is_whole=True)
-        stream = JdbcStream(read.spark, options, bounds)
         try:
-            rows = stream.open()
+            stream = JdbcStream(read.spark, options, bounds)
         except SourceFailure as failure:
             raise failure.as_error(read.flow) from failure
-        return JdbcRows(rows, stream, options.place)
+        return JdbcRows(stream, options)
 
 
 class JdbcRows(OpenedSource):
@@ -62,10 +60,11 @@ class JdbcRows(OpenedSource):
 
     has_names_in_offsets = False
 
-    def __init__(self, rows: Any, stream: JdbcStream, place: str) -> None:
-        super().__init__(rows, name=f"jdbc {place}", unit="rows")
+    def __init__(self, stream: JdbcStream, options: JdbcSourceOptions) -> None:
+        super().__init__(stream.rows(), name=f"jdbc {options.place}")
         self._stream = stream
-        self._place = place
+        self._place = options.place
+        self._key = options.key
 
     def explain(self, text: str, flow: Flow) -> PenstockError | None:
         failure = self._stream.failure
@@ -126,7 +125,7 @@ class JdbcRows(OpenedSource):
                 raise start_not_available(
                     at,
                     f"a table has no {at.kind.value}s",
-                    f"use `key=...`, a value of the column {self._stream.key_name}",
+                    f"use `key=...`, a value of the column {self._key}",
                 )
 
     def _read_by(self, done: Sequence[Checkpoint]) -> str | None:

@@ -94,7 +94,12 @@ class _Range:
 
 
 class JdbcStream:
-    """`Source` of Spark for one table. Asked by one query, on its thread; `stop` on any."""
+    """`Source` of Spark for one table. Asked by one query, on its thread; `stop` on any.
+
+    Attributes:
+        has_times: Whether the values of the key column are times.
+        failure: Why the stream has ended; set before Spark is notified.
+    """
 
     def __init__(
         self, spark: SparkSession, options: JdbcSourceOptions, bounds: KeyRange | None = None
@@ -103,23 +108,22 @@ class JdbcStream:
         self._options = options
         self._bounds = bounds or KeyRange()
         self._jvm: Any = spark._jvm
-        self._java_options: Any = None
-        self._schema = T.StructType()
-        self._key = ""
-        self._kind = KeyKind.INTEGER
-        self._overlap: float = 0
-        self._marks = Marks(options, self._newest, self._connected)
         self._until: Key | None = None
         self._is_bounded = False
         self._is_compared = False
         self._is_idle = False
-        # Why the stream has ended; set before Spark is notified.
         self.failure: SourceFailure | None = None
-
-    def open(self) -> DataFrame:
-        """Look at the table, and give its stream."""
         with self._explained():
             self._look()
+        self.has_times = self._kind is KeyKind.TIMESTAMP
+        self._overlap = overlap_amount(options, self._kind)
+        self._marks = Marks(self._options, self._newest, self._connected)
+        for text in (options.starting_key, self._bounds.since, self._bounds.after):
+            if text is not None:
+                read_key(self._kind, text)
+
+    def rows(self) -> DataFrame:
+        """The stream, as a query takes it."""
         gateway = self._spark.sparkContext._gateway
         ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
         runtime = self._jvm.org.apache.spark.sql.execution.streaming.runtime
@@ -131,25 +135,20 @@ class JdbcStream:
         options = self._options
         java_reader = self._jvm.org.apache.spark.sql.execution.datasources.jdbc.JDBCOptions
         reader_options = {**options.reader, "url": options.url, "dbtable": options.table}
-        self._java_options = java_reader(self._jvm.PythonUtils.toScalaMap(reader_options))
+        self._java_options: Any = java_reader(self._jvm.PythonUtils.toScalaMap(reader_options))
         with self._connected() as database:
             # The database's own words about a wrong password or name, before Spark's.
             database.query(f"SELECT 1 FROM {options.table} WHERE 1 = 0")
             reader = self._spark.read.format("jdbc").options(**reader_options)
             with translated():
                 self._schema = reader.load().schema
-            field = self._key_field()
+            name, self._kind = self._key_column()
             dialect = self._jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(options.url)
-            self._key = str(dialect.quoteIdentifier(field.name))
+            self._key = str(dialect.quoteIdentifier(name))
             if options.is_postgresql:
-                self._options = check_postgresql(database, options, field.name)
-                self._marks = Marks(self._options, self._newest, self._connected)
-            self._overlap = overlap_amount(options, self._kind)
-            for text in (options.starting_key, self._bounds.since, self._bounds.after):
-                if text is not None:
-                    read_key(self._kind, text)
+                self._options = check_postgresql(database, options, name)
 
-    def _key_field(self) -> T.StructField:
+    def _key_column(self) -> tuple[str, KeyKind]:
         wanted = self._options.key.strip('"`').lower()
         fields = [field for field in self._schema.fields if field.name.lower() == wanted]
         if len(fields) != 1:
@@ -160,8 +159,7 @@ class JdbcStream:
             )
         for kind, key_kind in _KINDS:
             if isinstance(fields[0].dataType, kind):
-                self._kind = key_kind
-                return fields[0]
+                return fields[0].name, key_kind
         raise ConnectorError(
             "JDBC_KEY_INVALID",
             f"column {fields[0].name!r} of {self._options.place} is of type "
@@ -204,11 +202,9 @@ class JdbcStream:
         return None if seen is None else self._java_offset(_Range(None, seen, 0))
 
     def deserializeOffset(self, text: str) -> Any:
-        """An offset out of the checkpoint."""
         return self._serialized(text)
 
     def schema(self) -> Any:
-        """Columns of the table."""
         return self._spark._jsparkSession.parseDataType(self._schema.json())
 
     def getDefaultReadLimit(self) -> Any:
@@ -231,15 +227,12 @@ class JdbcStream:
         self._marks.stop()
 
     def toString(self) -> str:
-        """For Spark's progress."""
         return f"JDBC[{self._options.place}]"
 
     def hashCode(self) -> int:
-        """Of this object."""
         return id(self) & 0x7FFFFFFF
 
     def equals(self, other: Any) -> bool:
-        """Only this object is."""
         if isinstance(other, JdbcStream):
             return other is self
         return other is not None and int(other.hashCode()) == self.hashCode()
@@ -329,16 +322,6 @@ class JdbcStream:
             return mark
         last = read_key(self._kind, self._bounds.until)
         return last if last.order < mark.order else mark
-
-    @property
-    def key_name(self) -> str:
-        """The column that orders the rows."""
-        return self._options.key
-
-    @property
-    def has_times(self) -> bool:
-        """Whether its values are times."""
-        return self._kind is KeyKind.TIMESTAMP
 
     def newest(self) -> str | None:
         """The greatest key of the table; `None` if it is empty."""

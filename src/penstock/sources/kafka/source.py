@@ -214,7 +214,6 @@ class KafkaStream(OpenedSource):
 
     def is_past_end(self, position: Position, progress: Mapping[str, Any]) -> bool:
         end = progress.get("endOffset")
-        end = json.loads(end) if isinstance(end, str) else end
         if not self._is_mine(progress) or not isinstance(end, dict):
             return False
         return all(

@@ -7,7 +7,7 @@ that is read again gives the same rows, or shows exactly how many are gone.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 _ROOT = "kinesis"
 _TOLERANT = "tolerant"
@@ -85,7 +85,7 @@ class Offset:
         )
 
 
-def is_offset(value: object) -> bool:
+def is_offset(value: object) -> TypeGuard[Mapping[str, Any]]:
     """Whether an offset of a progress report is one of ours."""
     return isinstance(value, Mapping) and _ROOT in value and set(value) <= {_ROOT, _TOLERANT}
 

@@ -7,7 +7,7 @@ a batch that another process planned is read again, record for record, by its of
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -52,17 +52,13 @@ class Prober:
         self._now = 0
         self._last_fetch = 0.0
         self._paced: dict[Place, float] = {}
-        self._behind: dict[Place, int] = {}
+        self.behind_millis: dict[Place, int] = {}
+        """How far each shard's last read was behind its end."""
         self._until: int | None = None
         self._done: set[Place] = set()
         self._pause = threading.Event()
         self._lock = threading.Lock()
         self._size = 0
-
-    @property
-    def behind_millis(self) -> Mapping[Place, int]:
-        """How far each shard's last read was behind its end."""
-        return self._behind
 
     def initial(self) -> Offset:
         """Where a query without a checkpoint begins."""
@@ -125,9 +121,9 @@ class Prober:
             if fetched.done:
                 self._done.add(place)
             if fetched.position.closed:
-                self._behind.pop(place, None)
+                self.behind_millis.pop(place, None)
             else:
-                self._behind[place] = fetched.behind_millis
+                self.behind_millis[place] = fetched.behind_millis
             if fetched.position == before:
                 continue
             end = end.with_(stream, {**end.streams[stream], shard: fetched.position})

@@ -1,6 +1,5 @@
 """Kinesis as a source: streams of shards, read by a data source in Python."""
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -137,8 +136,7 @@ class KinesisStream(OpenedSource):
 
     def is_past_end(self, position: Position, progress: Mapping[str, Any]) -> bool:
         end, before = progress.get("endOffset"), position.get("arrived_before")
-        end = json.loads(end) if isinstance(end, str) else end
-        if before is None or end is None or not is_offset(end):
+        if before is None or not is_offset(end):
             return False
         shards = [p for s in Offset.from_json(end).streams.values() for p in s.values()]
         return all(shard.closed or shard.seen >= before for shard in shards)
@@ -191,11 +189,9 @@ def _seen_ms(done: Sequence[Checkpoint]) -> int:
 def lost_records(progress: Mapping[str, Any]) -> list[Loss]:
     """What the micro-batch of a source's report was to read, and could not."""
     start, end = progress.get("startOffset"), progress.get("endOffset")
-    if not isinstance(end, Mapping) or not is_offset(end):
+    if not is_offset(end):
         return []
-    before = (
-        Offset.from_json(start) if isinstance(start, Mapping) and is_offset(start) else Offset()
-    )
+    before = Offset.from_json(start) if is_offset(start) else Offset()
     after = Offset.from_json(end)
     losses = []
     for stream, shards in after.streams.items():
