@@ -116,23 +116,17 @@ def jdbc_source_options(options: Mapping[str, str]) -> JdbcSourceOptions:
     _refuse(options)
     if not by_lower_name.get("url", "").startswith("jdbc:"):
         raise invalid("option `url` is missing, or does not begin with `jdbc:`")
-    if bool(by_lower_name.get("dbtable", "").strip()) == bool(
-        by_lower_name.get("query", "").strip()
-    ):
+    table, query = (by_lower_name.get(name, "").strip() for name in ("dbtable", "query"))
+    if bool(table) == bool(query):
         raise invalid("set either option `dbtable` (a table) or option `query`, not both")
     if not by_lower_name.get("partitioncolumn", "").strip():
         raise invalid(
             "option `partitionColumn` is missing: a stream needs a column whose values only grow",
             hint='.option("partitionColumn", "id"), the serial, identity or sequence of the table',
         )
-    is_query = "query" in by_lower_name or by_lower_name["dbtable"].lstrip().startswith("(")
-    table = (
-        f"({by_lower_name['query'].strip().rstrip(';')}) penstock_rows"
-        if "query" in by_lower_name
-        else ""
-    )
-    own = {*_OWN.lower().split(), "partitioncolumn", "numpartitions"}
-    own |= {"url", "dbtable", "query"}
+    if query:
+        table = f"({query.rstrip(';')}) penstock_rows"
+    own = {*_OWN.lower().split(), *["partitioncolumn", "numpartitions", "url", "dbtable", "query"]}
     reader = {name: value for name, value in options.items() if name.lower() not in own}
     if "fetchsize" not in by_lower_name:
         # Some drivers read a whole result into memory otherwise.
@@ -143,8 +137,8 @@ def jdbc_source_options(options: Mapping[str, str]) -> JdbcSourceOptions:
         raise invalid("option `onKeyBack` must be one of refuse, continue")
     chosen = JdbcSourceOptions(
         url=by_lower_name["url"].strip(),
-        table=table or by_lower_name["dbtable"].strip(),
-        is_query=is_query,
+        table=table,
+        is_query=table.startswith("("),
         key=by_lower_name["partitioncolumn"].strip(),
         starting_key=by_lower_name.get("startingkey", "").strip() or None,
         max_rows=count(by_lower_name, "maxRowsPerTrigger", 1_000_000),

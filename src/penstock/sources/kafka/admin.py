@@ -3,7 +3,7 @@
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -22,10 +22,7 @@ TopicPartition = tuple[str, int]
 class KafkaOptions:
     """Options of a stream as Spark got them: with secrets, never shown."""
 
-    options: Mapping[str, str]
-
-    def __repr__(self) -> str:
-        return "KafkaOptions(...)"
+    options: Mapping[str, str] = field(repr=False)
 
     def get(self, name: str) -> str | None:
         """An option in any spelling."""
@@ -33,7 +30,6 @@ class KafkaOptions:
 
     @property
     def servers(self) -> str:
-        """Addresses of the brokers."""
         return self.get("kafka.bootstrap.servers") or ""
 
     @property
@@ -79,7 +75,6 @@ class KafkaAdmin:
         return ids
 
     def partitions(self) -> list[TopicPartition]:
-        """All partitions of the topics."""
         names = self.topics()
         described = self._client.describeTopics(names).allTopicNames().get()
         return [
@@ -125,7 +120,6 @@ class KafkaAdmin:
         return {topic: answers.get(resource) for topic, resource in resources.items()}
 
     def java_partition(self, partition: TopicPartition) -> Any:
-        """Java's `TopicPartition`."""
         return self._jvm.org.apache.kafka.common.TopicPartition(*partition)
 
 
@@ -167,7 +161,6 @@ class TopicOffsets:
         return self._of("earliest")
 
     def latest(self) -> dict[str, dict[str, int]]:
-        """The offset of the next record of each partition."""
         return self._of("latest")
 
     def since(self, timestamp_ms: int) -> dict[str, dict[str, int]]:

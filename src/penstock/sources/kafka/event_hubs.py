@@ -103,7 +103,6 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> dict[str, 
 
 def as_events(df: DataFrame) -> DataFrame:
     """Rows of Spark's Kafka source with the columns of the `eventhubs` format."""
-    text = F.transform_values
     every = F.coalesce("headers", F.array().cast("array<struct<key:string,value:binary>>"))
     # Of headers with the same name, the last one counts: a map has each key once.
     last = F.filter(
@@ -124,7 +123,7 @@ def as_events(df: DataFrame) -> DataFrame:
         F.col("timestamp").alias("enqueuedTime"),
         F.lit(None).cast("string").alias("publisher"),
         F.col("key").cast("string").alias("partitionKey"),
-        text(headers, lambda _, value: value.cast("string")).alias("properties"),
+        F.transform_values(headers, lambda _, v: v.cast("string")).alias("properties"),
         nothing.alias("systemProperties"),
     )
 

@@ -18,7 +18,7 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import SparkSession
 
-from penstock.sources.base import now_ms
+from penstock.sources.base import age_of_oldest, now_ms
 from penstock.sources.kafka.admin import (
     KafkaAdmin,
     KafkaOptions,
@@ -244,7 +244,7 @@ class KafkaLag:
             now_ms=now,
             start_rate=rate,
         )
-        behind = None if oldest is None else round(max(0, now - oldest) / 1000, 1)
+        behind = age_of_oldest([oldest], now)
         return {
             "topic": partition[0],
             "partition": str(partition[1]),
@@ -329,9 +329,9 @@ def _no_answer(servers: str) -> str:
 
 def _problem(servers: str, failed: Py4JJavaError) -> str:
     """Why nothing is known of a topic; brokers that are gone are told from those that refuse."""
-    error, cause = failed.java_exception, failed.java_exception.getCause()
-    while cause is not None:
-        error, cause = cause, cause.getCause()
+    error = failed.java_exception
+    while (cause := error.getCause()) is not None:
+        error = cause
     name = str(error.getClass().getSimpleName())
     if name in _NO_ANSWER:
         return _no_answer(servers)

@@ -72,8 +72,8 @@ _KNOWN_LOGIN_MODULES = frozenset(
 )
 SERVERS = "kafka.bootstrap.servers"
 _MAX_BLOCK = "kafka.max.block.ms"
-KAFKA_SCHEME = "kafka://"
-"""Of brokers in `paths` of the settings."""
+# Of brokers in `paths` of the settings.
+_SCHEME = "kafka://"
 
 _SHADED = re.compile(r"(?<![\w.])kafkashaded\.")
 _LOGIN_MODULE = re.compile(r"(?:^|;)\s*([\w.$]+)(?=\s)")
@@ -129,11 +129,11 @@ def at_mapped_servers(options: Mapping[str, str], map_path: Callable[[str], str]
     name = next((name for name in options if name.lower() == SERVERS), None)
     if name is None:
         return dict(options)
-    uri = f"{KAFKA_SCHEME}{options[name].strip()}"
+    uri = f"{_SCHEME}{options[name].strip()}"
     mapped = map_path(uri)
     if mapped == uri:
         return dict(options)
-    changed = {**options, name: mapped.removeprefix(KAFKA_SCHEME)}
+    changed = {**options, name: mapped.removeprefix(_SCHEME)}
     return changed | {
         name: "PLAINTEXT" for name in options if name.lower() == "kafka.security.protocol"
     }
@@ -156,7 +156,7 @@ def _by_lower_name(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _require_servers(options: Mapping[str, str]) -> None:
-    if not options.get("kafka.bootstrap.servers", "").strip():
+    if not options.get(SERVERS, "").strip():
         raise ConnectorError(
             "KAFKA_BOOTSTRAP_SERVERS_MISSING",
             "option `kafka.bootstrap.servers` is missing or empty",

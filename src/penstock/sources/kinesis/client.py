@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -168,7 +168,7 @@ class KinesisClient:
 
     def _call(self, operation: str, what: str, **arguments: Any) -> Mapping[str, Any]:
         method: Callable[..., Mapping[str, Any]] = getattr(self._client, operation)
-        waits = backoff()
+        longest = _FIRST_WAIT
         deadline = time.monotonic() + self._retry_seconds
         while True:
             try:
@@ -185,7 +185,8 @@ class KinesisClient:
                 raise _refused(what, str(error)) from None
             except (self._errors.HTTPClientError, self._errors.ConnectionError) as error:
                 reason = f"no response ({type(error).__name__})"
-            wait = next(waits)
+            wait = longest * random.uniform(0.5, 1.0)  # noqa: S311 - no secret is made of it
+            longest = min(2 * longest, _LONGEST_WAIT)
             if time.monotonic() + wait > deadline:
                 raise ConnectorError(
                     "KINESIS_UNREACHABLE",
@@ -210,14 +211,6 @@ class KinesisClient:
         if by_number and unknown_number:
             raise NotInShard from None
         raise _refused(what, f"{code}: {message}") from None
-
-
-def backoff() -> Iterator[float]:
-    """Seconds to wait before each repetition: twice as long each time, with chance in it."""
-    wait = _FIRST_WAIT
-    while True:
-        yield wait * random.uniform(0.5, 1.0)  # noqa: S311 - no secret is made of it
-        wait = min(2 * wait, _LONGEST_WAIT)
 
 
 def _refused(what: str, reason: str) -> ConnectorError:
