@@ -7,22 +7,22 @@ from penstock.sources.kafka.source import lost_ranges
 
 
 def lost(start, end, rows, earliest):
-    progress = {"startOffset": start, "endOffset": end}
-    losses = lost_ranges(progress, rows, lambda topic, _: earliest.get(topic, {}))
+    progress = {"startOffset": start, "endOffset": end, "numInputRows": rows}
+    losses = lost_ranges(progress, lambda _: earliest)
     bodies = [loss.body for loss in losses]
     return [(b["topic"], b["partition"], b["first"], b["end"]) for b in bodies]
 
 
 def test_range_is_lost_when_rows_are_missing_and_the_partition_begins_later():
     start, end = {"t": {"0": 5, "1": 7}}, {"t": {"0": 9, "1": 9}}
-    assert lost(start, end, 3, {"t": {0: 8, 1: 7}}) == [("t", 0, 5, 8)]
-    assert lost(start, end, 0, {"t": {0: 90, 1: 90}}) == [("t", 0, 5, 9), ("t", 1, 7, 9)]
+    assert lost(start, end, 3, {("t", 0): 8, ("t", 1): 7}) == [("t", 0, 5, 8)]
+    assert lost(start, end, 0, {("t", 0): 90, ("t", 1): 90}) == [("t", 0, 5, 9), ("t", 1, 7, 9)]
 
 
 def test_nothing_is_lost_when_all_rows_came_or_offsets_hold_no_rows():
     start, end = {"t": {"0": 5}}, {"t": {"0": 9}}
-    assert lost(start, end, 4, {"t": {0: 9}}) == []
-    assert lost(start, end, 3, {"t": {0: 5}}) == []
+    assert lost(start, end, 4, {("t", 0): 9}) == []
+    assert lost(start, end, 3, {("t", 0): 5}) == []
     assert lost(None, end, 0, {}) == []
 
 
@@ -37,7 +37,7 @@ class LosingSource(OpenedSource):
         super().__init__(None, name="kafka t")
 
     def lost(self, progress):
-        return lost_ranges(progress, 0, lambda *_: {})
+        return lost_ranges(progress, lambda _: {})
 
 
 def test_losses_of_a_batch_are_one_event_with_one_line():

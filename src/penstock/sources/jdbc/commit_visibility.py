@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from penstock.errors import ConnectorError
+from penstock.sources.jdbc.database import Database
 from penstock.sources.jdbc.options import JdbcSourceOptions, Key
 
 _POLL_SECONDS = 0.05
@@ -40,16 +40,6 @@ WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND granted AND relati
 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 _PLAIN_NAME = re.compile(r'(?:(?:"(?:[^"]|"")+"|\w+)\.)?(?:"(?:[^"]|"")+"|\w+)')
-
-
-class Asks(Protocol):
-    """What is needed of a database."""
-
-    def query(self, sql: str, *values: str | int) -> list[tuple[str | None, ...]]:
-        """All rows of a query, as text."""
-
-
-Connect = Callable[[], AbstractContextManager[Asks]]
 
 
 class NotSettledError(Exception):
@@ -73,8 +63,8 @@ class Marks:
     def __init__(
         self,
         options: JdbcSourceOptions,
-        newest: Callable[[Asks], Key | None],
-        connect: Connect,
+        newest: Callable[[Database], Key | None],
+        connect: Callable[[], AbstractContextManager[Database]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
@@ -90,7 +80,6 @@ class Marks:
         """The greatest key that was visible when one was last looked for."""
 
     def stop(self) -> None:
-        """End a wait."""
         self._stopped.set()
 
     def rest(self, seconds: float) -> None:
@@ -123,7 +112,7 @@ class Marks:
             )
         return self.settled
 
-    def _take(self, database: Asks) -> _Mark | None:
+    def _take(self, database: Database) -> _Mark | None:
         self._looked = self._clock()
         key = self._newest(database)
         if key is None:
@@ -135,7 +124,7 @@ class Marks:
         # After the key was read: who took a smaller one holds the lock by now, or has ended.
         return _Mark(key, taken, frozenset(self._writers(database)))
 
-    def _is_settled(self, mark: _Mark, database: Asks) -> bool:
+    def _is_settled(self, mark: _Mark, database: Database) -> bool:
         delay = self._options.settling_delay_seconds
         if delay is not None:
             return self._clock() - mark.taken >= delay
@@ -148,7 +137,7 @@ class Marks:
             if name in mark.writers or name.startswith("-1/")
         ]
 
-    def _writers(self, database: Asks) -> list[str]:
+    def _writers(self, database: Database) -> list[str]:
         table = self._options.table
         if self._options.is_query or _PLAIN_NAME.fullmatch(table) is None:
             rows = database.query(_WRITERS)
@@ -157,7 +146,7 @@ class Marks:
         return [str(name) for (name,) in rows]
 
 
-def check_postgresql(database: Asks, options: JdbcSourceOptions, key: str) -> JdbcSourceOptions:
+def check_postgresql(database: Database, options: JdbcSourceOptions, key: str) -> JdbcSourceOptions:
     """Refuse what running transactions do not show, and mark a view or foreign table as a query."""
     if options.settling_delay_seconds is None:
         ((standby,),) = database.query("SELECT pg_is_in_recovery()")

@@ -22,7 +22,7 @@ from penstock._model.sql_text import quoted
 from penstock._observe.masking import shown
 from penstock._spark.plans import dataframe
 from penstock.errors import ConnectorError, FlowError, PenstockError, SetupError
-from penstock.sources.jdbc.commit_visibility import Asks, Marks, NotSettledError, check_postgresql
+from penstock.sources.jdbc.commit_visibility import Marks, NotSettledError, check_postgresql
 from penstock.sources.jdbc.database import Database, DatabaseError, translated
 from penstock.sources.jdbc.options import (
     JdbcSourceOptions,
@@ -245,7 +245,7 @@ class JdbcStream:
             "org.apache.spark.sql.connector.read.streaming.SupportsTriggerAvailableNow",
         )
 
-    def _newest(self, database: Asks) -> Key | None:
+    def _newest(self, database: Database) -> Key | None:
         ((text,),) = database.query(f"SELECT MAX({self._key}) FROM {self._options.table}")
         ((rows,),) = database.query(count_between(self._options, f"{self._key} IS NULL"))
         if int(rows or 0):
@@ -283,13 +283,12 @@ class JdbcStream:
         if mark is None or (self._is_compared and mark.order == last.high.order):
             return
         self._is_compared = True
-        with self._connected() as database:
-            condition = self._condition(last.low, last.high)
-            ((rows,),) = database.query(count_between(self._options, condition))
-        if int(rows or 0) > last.rows:
+        condition = self._condition(last.low, last.high)
+        rows = int(self._value(count_between(self._options, condition)) or 0)
+        if rows > last.rows:
             first = "the beginning" if last.low is None else last.low.text
             raise self._went_back(
-                f"{int(rows or 0) - last.rows} row(s) with keys after {first} up to "
+                f"{rows - last.rows} row(s) with keys after {first} up to "
                 f"{last.high.text} were added after these keys were read"
             )
 

@@ -84,7 +84,6 @@ class StartRate:
     seen: deque[tuple[float, int]] = field(default_factory=deque)
 
     def note(self, now: float, earliest: int) -> None:
-        """Remember where the partition begins now."""
         self.seen.append((now, earliest))
         while len(self.seen) > 2 and now - self.seen[0][0] > _WINDOW_SECONDS:
             self.seen.popleft()

@@ -34,7 +34,7 @@ from penstock.sources.base import (
     not_read_yet,
     start_not_available,
 )
-from penstock.sources.kafka.admin import KafkaOptions, TopicOffsets, admin_of
+from penstock.sources.kafka.admin import KafkaOptions, TopicOffsets, TopicPartition, admin_of
 from penstock.sources.kafka.event_hubs import as_events, source_options
 from penstock.sources.kafka.lag import KafkaLag, is_stream_of
 from penstock.sources.kafka.options import SERVERS, at_mapped_servers, prepare_source_options
@@ -146,12 +146,12 @@ class KafkaStream(OpenedSource):
     def lost(self, progress: Mapping[str, Any]) -> Sequence[Loss]:
         if not self._options.tolerates_loss or not self._is_mine(progress):
             return ()
-        return lost_ranges(progress, int(progress.get("numInputRows", 0)), self._earliest)
+        return lost_ranges(progress, self._earliest)
 
-    def _earliest(self, topic: str, partitions: Sequence[int]) -> dict[int, int]:
+    def _earliest(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         with contextlib.suppress(Py4JError), admin_of(self._spark, self._options) as admin:
-            offsets = admin.offsets([(topic, number) for number in partitions], "earliest")
-            return {number: offset for (_, number), offset in offsets.items()}
+            # A topic that is gone must not hide the others.
+            return admin.offsets(partitions, "earliest", lambda _: None)
         return {}
 
     def lag(
@@ -254,12 +254,11 @@ class KafkaStream(OpenedSource):
             for offset in filter(is_offset, checkpoints.first_offsets(checkpoint)):
                 first |= offset
             for offset in filter(is_offset, checkpoints.last_offsets(checkpoint)):
-                for topic, partitions in offset.items():
+                for topic, number, stop in _each(offset):
                     end, start = ends.setdefault(topic, {}), starts.setdefault(topic, {})
-                    for number, stop in partitions.items():
-                        begins = first.get(topic, _EMPTY).get(number, 0)
-                        end[number] = max(end.get(number, 0), stop)
-                        start[number] = min(start.get(number, begins), begins)
+                    begins = first.get(topic, _EMPTY).get(number, 0)
+                    end[number] = max(end.get(number, 0), stop)
+                    start[number] = min(start.get(number, begins), begins)
         return ends, starts
 
 
@@ -328,10 +327,9 @@ def lost_offsets(starts: Offsets, ends: Offsets, first: Offsets) -> str:
 
 def lost_ranges(
     progress: Mapping[str, Any],
-    rows: int,
-    earliest: Callable[[str, Sequence[int]], Mapping[int, int]],
+    earliest: Callable[[Sequence[TopicPartition]], Mapping[TopicPartition, int]],
 ) -> list[Loss]:
-    """What a source's report says about rows that are gone; `rows` is how many came.
+    """What a source's report says about rows that are gone.
 
     Fewer rows than offsets are normal (transactions, compaction), and retention may remove rows
     right after they were read. So a range is lost if rows are missing and the partition begins
@@ -340,31 +338,25 @@ def lost_ranges(
     start, end = progress.get("startOffset"), progress.get("endOffset")
     if not (isinstance(start, dict) and isinstance(end, dict)):
         return []
-    ranges: list[dict[str, Any]] = []
-    wanted = 0
-    ahead: dict[str, dict[int, tuple[int, int]]] = {}
-    for topic, partitions in start.items():
-        for number, first in partitions.items():
-            last = end.get(topic, {}).get(number)
-            if last is None:
-                ranges.append(
-                    {"topic": topic, "partition": int(number), "first": first, "end": None}
-                )
-            elif last > first:
-                wanted += last - first
-                ahead.setdefault(topic, {})[int(number)] = (first, last)
-    if rows < wanted:
-        for topic, expected in ahead.items():
-            begins = earliest(topic, sorted(expected))
-            for number, (first, last) in sorted(expected.items()):
-                if begins.get(number, first) > first:
-                    until = min(begins[number], last)
-                    ranges.append(
-                        {"topic": topic, "partition": number, "first": first, "end": until}
-                    )
-    losses = []
-    for lost in ranges:
-        last = "its end" if lost["end"] is None else lost["end"] - 1
-        text = f"{lost['topic']}-{lost['partition']} from {lost['first']} to {last}"
-        losses.append(Loss(text=text, body=lost))
+    losses: list[Loss] = []
+    ahead: dict[TopicPartition, tuple[int, int]] = {}
+    for topic, partition, first in _each(start):
+        last = end.get(topic, _EMPTY).get(partition)
+        if last is None:
+            losses.append(_loss(topic, int(partition), first, None))
+        elif last > first:
+            ahead[topic, int(partition)] = (first, last)
+    wanted = sum(last - first for first, last in ahead.values())
+    if progress.get("numInputRows", 0) < wanted:
+        begins = earliest(list(ahead))
+        for (topic, number), (first, last) in sorted(ahead.items()):
+            begin = begins.get((topic, number), first)
+            if begin > first:
+                losses.append(_loss(topic, number, first, min(begin, last)))
     return losses
+
+
+def _loss(topic: str, number: int, first: int, end: int | None) -> Loss:
+    last = "its end" if end is None else end - 1
+    body = {"topic": topic, "partition": number, "first": first, "end": end}
+    return Loss(text=f"{topic}-{number} from {first} to {last}", body=body)

@@ -39,7 +39,6 @@ class Record:
 
     @property
     def arrival_millis(self) -> int:
-        """When it came, since 1970."""
         return int(self.arrival.timestamp() * 1000)
 
 

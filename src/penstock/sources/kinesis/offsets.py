@@ -58,11 +58,9 @@ class Offset:
     tolerant: bool = field(default=False, compare=False)
 
     def get(self, stream: str, shard: str) -> Position | None:
-        """A shard's position, if it is known."""
         return self.streams.get(stream, {}).get(shard)
 
     def with_(self, stream: str, positions: Mapping[str, Position]) -> "Offset":
-        """With other positions of a stream."""
         return replace(self, streams={**self.streams, stream: dict(positions)})
 
     def to_json(self) -> dict[str, Any]:
@@ -75,7 +73,6 @@ class Offset:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> "Offset":
-        """What `to_json` wrote."""
         return Offset(
             {
                 stream: {shard: Position(**fields) for shard, fields in shards.items()}

@@ -110,7 +110,6 @@ class ShardReading:
         self._is_judged = False
 
     def next_page(self) -> Page:
-        """The next page."""
         try:
             page = self._client.page(self._opened(), self._limit)
         except IteratorExpired:
