@@ -5,38 +5,19 @@ does. A memory store is for dry runs: it shows what a folder holds and keeps wha
 """
 
 import json
-from typing import Any, Protocol
+from typing import Any
 
 from pyspark.sql.types import StructType
 
 from penstock._tables.files import StorageFiles
 
 
-class SourceMemory(Protocol):
-    """Versions of one source's schema, and notes about it. One writer at a time."""
-
-    @property
-    def folder(self) -> str | None:
-        """Where the source can have files of its own; `None` if nothing may be written."""
-
-    def load(self) -> list[StructType]:
-        """All versions, oldest first; empty before the first start."""
-
-    def save(self, schema: StructType) -> None:
-        """Add a version."""
-
-    def note(self, name: str) -> Any:
-        """A note that was saved under a name; `None` without one."""
-
-    def save_note(self, name: str, value: Any) -> None:
-        """Save something that JSON can hold, replacing what has that name."""
-
-
 class FolderMemory:
-    """Versions in `<folder>/_schemas/<n>`, notes in `<folder>/<name>.json`.
+    """Versions in `<folder>/_schemas/<n>`, notes in `<folder>/<name>.json`. One writer at a time.
 
     An incomplete file counts as absent. Without a version, `seed` (from the analysis of the same
-    update) is the first, so that the table and the stream agree.
+    update) is the first, so that the table and the stream agree. The source can have files of its
+    own in the folder.
     """
 
     def __init__(
@@ -47,6 +28,7 @@ class FolderMemory:
         self._seed = seed
 
     def load(self) -> list[StructType]:
+        """All versions, oldest first; empty before the first start."""
         schemas: list[StructType] = []
         while (schema := self._read(len(schemas))) is not None:
             schemas.append(schema)
@@ -58,6 +40,7 @@ class FolderMemory:
         return schemas
 
     def save(self, schema: StructType) -> None:
+        """Add a version."""
         number = 0
         while self._read(number) is not None:
             number += 1
@@ -65,9 +48,11 @@ class FolderMemory:
         self._files.write(f"{self.folder}/_schemas/{number}", json.dumps(body, indent=1))
 
     def note(self, name: str) -> Any:
+        """A note that was saved under a name; `None` without one."""
         return _parsed(self._files.read(f"{self.folder}/{name}.json"))
 
     def save_note(self, name: str, value: Any) -> None:
+        """Save something that JSON can hold, replacing what has that name."""
         self._files.write(f"{self.folder}/{name}.json", json.dumps(value, indent=1))
 
     def _read(self, number: int) -> StructType | None:
@@ -80,7 +65,7 @@ class PassingMemory:
 
     folder = None
 
-    def __init__(self, persisted: SourceMemory | None = None) -> None:
+    def __init__(self, persisted: FolderMemory | None = None) -> None:
         self._persisted = persisted
         self.added: list[StructType] = []
         """Versions that the persisted store does not have."""
@@ -101,6 +86,9 @@ class PassingMemory:
 
     def save_note(self, name: str, value: Any) -> None:
         self.notes[name] = value
+
+
+SourceMemory = FolderMemory | PassingMemory
 
 
 def _parsed(text: str | None) -> Any:

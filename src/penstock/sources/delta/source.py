@@ -49,9 +49,6 @@ class DeltaSource(Source):
 
     formats = ("delta",)
 
-    def describe(self, read: Read) -> str:
-        return f"delta {read.paths[0]}" if read.paths else "delta"
-
     def open(self, read: Read) -> OpenedSource:
         if not read.is_stream or len(read.paths) != 1:
             return OpenedSource(read.load(read.options), name=self.describe(read))

@@ -211,14 +211,6 @@ class JdbcStream:
         """None of Spark's."""
         return self._jvm.org.apache.spark.sql.connector.read.streaming.ReadLimit.allAvailable()
 
-    def getOffset(self) -> Any:
-        """Never asked for: `latestOffset` is."""
-        raise NotImplementedError
-
-    def initialOffset(self) -> Any:
-        """Never asked for: a first batch has no start."""
-        raise NotImplementedError
-
     def commit(self, end: Any) -> None:
         """Nothing to forget."""
 

@@ -178,26 +178,25 @@ class KafkaLag:
         retention: dict[str, Retention | None] = {}
         problem: str | None = None
         servers = self._options.servers
-        if next_offsets:
-            if time.monotonic() >= self._silent.get(servers, 0.0):
-                self._failed = None
-                try:
-                    with admin_of(self._spark, self._options, _TIMEOUT_MS) as admin:
-                        known = list(next_offsets)
-                        # A partition that is gone must not hide the others.
-                        earliest = admin.offsets(known, "earliest", self._note)
-                        latest = admin.offsets(known, "latest", self._note)
-                        if latest:
-                            retention = self._retentions(admin, sorted(offsets))
-                except Py4JError as error:
-                    self._note(error)
-                if not latest and self._failed is not None:
-                    problem = _problem(servers, self._failed)
-                # Who refuses this flow may serve the others: only silence is about all of them.
-                if problem == _no_answer(servers):
-                    self._silent[servers] = time.monotonic() + _SILENT_SECONDS
-            else:
-                problem = _no_answer(servers)
+        if next_offsets and time.monotonic() < self._silent.get(servers, 0.0):
+            problem = _no_answer(servers)
+        elif next_offsets:
+            self._failed = None
+            try:
+                with admin_of(self._spark, self._options, _TIMEOUT_MS) as admin:
+                    known = list(next_offsets)
+                    # A partition that is gone must not hide the others.
+                    earliest = admin.offsets(known, "earliest", self._note)
+                    latest = admin.offsets(known, "latest", self._note)
+                    if latest:
+                        retention = self._retentions(admin, sorted(offsets))
+            except Py4JError as error:
+                self._note(error)
+            if not latest and self._failed is not None:
+                problem = _problem(servers, self._failed)
+            # Who refuses this flow may serve the others: only silence is about all of them.
+            if problem == _no_answer(servers):
+                self._silent[servers] = time.monotonic() + _SILENT_SECONDS
         unread = {
             partition: max(offset, earliest[partition])
             for partition, offset in next_offsets.items()

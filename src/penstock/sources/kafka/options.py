@@ -258,19 +258,18 @@ def _check_offsets(options: Mapping[str, str], *, streaming: bool) -> None:
                     f"option `{name}` is for batch reads; a stream has no end",
                     hint="read with `spark.read`, or remove the option",
                 )
-    keyword_rules = (
-        ("startingOffsets", ("earliest", "latest") if streaming else ("earliest",)),
-        ("endingOffsets", ("latest",)),
-    )
-    for name, keywords in keyword_rules:
+    keyword_rules: dict[str, tuple[str, ...]] = {
+        "startingOffsets": ("earliest", "latest") if streaming else ("earliest",),
+        "endingOffsets": ("latest",),
+        "startingOffsetsByTimestamp": (),
+        "endingOffsetsByTimestamp": (),
+    }
+    for name, keywords in keyword_rules.items():
         value = options.get(name.lower())
         if value is not None and value.strip().lower() not in keywords:
             _check_offsets_json(name, value, keywords)
-            _check_ends(name, value, streaming=streaming)
-    for name in ("startingOffsetsByTimestamp", "endingOffsetsByTimestamp"):
-        value = options.get(name.lower())
-        if value is not None:
-            _check_offsets_json(name, value, ())
+            if keywords:
+                _check_ends(name, value, streaming=streaming)
     for name in ("startingTimestamp", "endingTimestamp"):
         value = options.get(name.lower())
         if value is not None and not value.strip().isdecimal():

@@ -133,6 +133,9 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Kin
         _invalid("awsAccessKey", "and `awsSecretKey` must be set together")
     if not key and by_lower_name.get("awssessiontoken"):
         _invalid("awsSessionToken", "requires `awsAccessKey` and `awsSecretKey`")
+    on_loss = by_lower_name.get("failondataloss", "true").lower()
+    if on_loss not in ("true", "false"):
+        _invalid("failOnDataLoss", "must be true or false")
     fallback = "latest" if streaming else "trim_horizon"
     start = _start(by_lower_name.get("initialposition") or fallback)
     if not streaming and start.kind == "latest":
@@ -149,7 +152,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Kin
         role_arn=by_lower_name.get("rolearn") or None,
         role_external_id=by_lower_name.get("roleexternalid") or None,
         role_session_name=by_lower_name.get("rolesessionname") or "penstock",
-        fails_on_loss=_boolean("failOnDataLoss", by_lower_name, default=True),
+        fails_on_loss=on_loss == "true",
         records_per_fetch=_whole("maxRecordsPerFetch", by_lower_name, 10_000, most=10_000),
         fetch_rate=_rate(by_lower_name.get("maxfetchrate", "1.0")),
         fetch_period_seconds=_duration("minFetchPeriod", by_lower_name, 0.4),
@@ -182,13 +185,6 @@ def _url(name: str, options: Mapping[str, str]) -> str | None:
     if "@" in value:
         _invalid(name, "contains a user; use the options for credentials")
     return value if re.match(r"https?://", value) else f"https://{value}"
-
-
-def _boolean(name: str, options: Mapping[str, str], *, default: bool) -> bool:
-    value = options.get(name.lower(), str(default)).lower()
-    if value not in ("true", "false"):
-        _invalid(name, "must be true or false")
-    return value == "true"
 
 
 def _whole(name: str, options: Mapping[str, str], default: int, most: int | None = None) -> int:
