@@ -93,12 +93,11 @@ def resolve_range(
 
 
 def is_past_end(
-    sources: Iterable[OpenedSource], position: Position, entries: Sequence[Any]
+    sources: Sequence[OpenedSource], position: Position, entries: Sequence[Any]
 ) -> bool:
     """Whether all that is still to come lies behind a range; `entries` are of Spark's report."""
-    known = list(sources)
     return bool(entries) and all(
-        any(source.is_past_end(position, entry) for source in known) for entry in entries
+        any(source.is_past_end(position, entry) for source in sources) for entry in entries
     )
 
 

@@ -7,14 +7,12 @@ from penstock._model.flow import Flow
 from penstock._model.origin import source_location
 from penstock._observe.lag import source_view
 from penstock.errors import CheckpointError, FlowError
-from penstock.sources.base import Loss, Read, explained
+from penstock.sources.base import Loss, explained
 from penstock.sources.kinesis.offsets import Offset, Position
 from penstock.sources.kinesis.source import KinesisStream
 
-NOTHING: Any = None
-STREAM = KinesisStream(
-    NOTHING, Read(spark=NOTHING, format="kinesis", options={}, load=NOTHING), name="kinesis a"
-)
+NO_ROWS: Any = None
+STREAM = KinesisStream(NO_ROWS, name="kinesis a")
 
 
 def losses(start: Offset | None, end: Offset, rows: int, tolerant: bool = True) -> list[Loss]:

@@ -231,10 +231,9 @@ def split_range(
 def _remember_secrets(options: Mapping[str, str]) -> None:
     remember_secret(options.get("password", ""))
     url = options.get("url", "")
-    for secret in re.findall(r"(?i)[?&;]\w*password=([^&;]+)", url):
-        remember_secret(secret)
-    for secret in re.findall(r"//[^/:@]*:([^/@]+)@", url):
-        remember_secret(secret)
+    for pattern in (r"(?i)[?&;]\w*password=([^&;]+)", r"//[^/:@]*:([^/@]+)@"):
+        for secret in re.findall(pattern, url):
+            remember_secret(secret)
 
 
 def _refuse(options: Mapping[str, str]) -> None:

@@ -8,6 +8,7 @@ shorter than before, Spark fails; once it is longer, rows are skipped silently. 
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -94,12 +95,10 @@ class EventHubSource(KafkaSource):
         return dict(options)
 
     def open(self, read: Read) -> OpenedSource:
-        if not read.is_stream:
-            rows = read.spark.read.format("kafka").options(**read.options).load()
-            return OpenedSource(as_events(rows), name=self.describe(read))
-        stream = KafkaStream(read, name=self.describe(read))
-        stream.df = as_events(stream.df)
-        return stream
+        kafka = read.spark.read.format("kafka")
+        opened = super().open(replace(read, load=lambda options: kafka.options(**options).load()))
+        opened.df = as_events(opened.df)
+        return opened
 
 
 class KafkaStream(OpenedSource):

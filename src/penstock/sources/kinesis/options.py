@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import NoReturn
 from zoneinfo import ZoneInfo
 
@@ -265,7 +265,7 @@ def _with_pattern(value: str, pattern: str) -> datetime:
     rest = _PATTERN_TOKEN.sub("", pattern)
     if re.search("[A-Za-z]", rest):
         _invalid("initialPosition", f"has a `format` with unknown letters: {rest.strip()}")
-    zone: ZoneInfo | int | None = None
+    zone: tzinfo = UTC
     wanted = _PATTERN_TOKEN.sub(
         lambda m: m[1].replace("%", "%%") if m[1] is not None else _PATTERN[m[0]], pattern
     )
@@ -273,8 +273,10 @@ def _with_pattern(value: str, pattern: str) -> datetime:
         # Python reads no names of zones but its own.
         value, _, name = value.rpartition(" ")
         wanted = wanted[: -len("%Z")].rstrip()
-        zone = _ZONES.get(name.upper())
-        if zone is None:
+        hours = _ZONES.get(name.upper())
+        if hours is not None:
+            zone = timezone(timedelta(hours=hours))
+        else:
             try:
                 return datetime.strptime(f"{value} {name}", f"{wanted} %z")
             except ValueError:
@@ -287,9 +289,4 @@ def _with_pattern(value: str, pattern: str) -> datetime:
         at = datetime.strptime(value, wanted)  # noqa: DTZ007 - the zone is added below
     except ValueError:
         _invalid("initialPosition", "has an `at_timestamp` that does not match its `format`")
-    if at.tzinfo is not None:
-        return at
-    if isinstance(zone, ZoneInfo):
-        return at.replace(tzinfo=zone)
-    at = at.replace(tzinfo=UTC)
-    return datetime.fromtimestamp(at.timestamp() - 3600 * (zone or 0), UTC)
+    return at if at.tzinfo else at.replace(tzinfo=zone)

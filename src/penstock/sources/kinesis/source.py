@@ -71,14 +71,12 @@ class KinesisSource(Source):
         read.spark.dataSource.register(kinesis_source(options))
         reader: Any = read.spark.readStream if read.is_stream else read.spark.read
         name = f"kinesis {', '.join(checked.streams)}"
-        return KinesisStream(reader.format(FORMAT).load(), read, name=name)
+        rows = _within(reader.format(FORMAT).load(), read.position)
+        return KinesisStream(rows, name=name, unit="milliseconds")
 
 
 class KinesisStream(OpenedSource):
     """Streams of shards. Positions are times of arrival by the clock of Kinesis."""
-
-    def __init__(self, rows: Any, read: Read, *, name: str) -> None:
-        super().__init__(_within(rows, read.position), name=name, unit="milliseconds")
 
     def lag(
         self, progress: Mapping[str, Any], java_source: Callable[[], Any]
