@@ -96,6 +96,18 @@ def test_nothing_is_read_twice_or_skipped_when_a_file_is_years_old(project):
     assert project.rows("silver", "id") == [(1,), (2,), (3,)]
 
 
+def test_waiting_files_are_read_when_existing_ones_are_excluded_after_the_first_batch(project):
+    project.source(PIPELINE)
+    put(project, "a.json", lines({"id": 1}))
+    assert project.run().state is UpdateState.COMPLETED
+    put(project, "b.json", lines({"id": 2}))
+    excluding = '.option("cloudFiles.includeExistingFiles", False)\n        .load("landing")'
+    project.source(PIPELINE.replace('.load("landing")', excluding))
+    assert project.run().state is UpdateState.COMPLETED
+    assert some(project, "bronze", "id") == [(1,), (2,)]
+    assert notes(project, "bronze", "existing_files") == []
+
+
 def test_unreadable_files_are_listed_with_reasons_and_the_rest_is_read_when_gzip_is_cut(project):
     project.source(PIPELINE)
     put(project, "a.json", lines({"id": 1, "name": "a"}))

@@ -4,6 +4,8 @@ from typing import Any
 import pytest
 
 from penstock._formats.options import file_options
+from penstock.errors import ConnectorError
+from penstock.sources.files.discovery import Discovery, choose_discovery
 from penstock.sources.files.listing import FileRoots
 from penstock.sources.files.s3_events import CreatedFile, created_files
 
@@ -77,3 +79,18 @@ def test_a_root_includes_what_a_listing_of_it_would_have():
         assert roots.includes(path), path
     for path in ("s3a://b/inner/a", "s3a://c/in/a", "s3a://b/in/_tmp/a", "s3a://b/in/.a", "/data"):
         assert not roots.includes(path), path
+
+
+def test_a_queue_is_required_unless_the_files_are_listed_anyway():
+    def chosen(path: str, **more: str) -> Discovery:
+        options = {"format": "json", "useNotifications": "true", **more}
+        checked = file_options(options, has_schema=True, streaming=True)
+        return choose_discovery(None, checked, FileRoots(None, [path], checked))
+
+    with pytest.raises(ConnectorError, match="queueUrl is not set"):
+        chosen("s3a://b/in")
+    queue = {"queueUrl": "https://sqs.eu-central-1.amazonaws.com/1/q"}
+    assert chosen("s3a://b/in", **queue) is Discovery.QUEUE
+    assert chosen("s3a://b/in", modifiedBefore="2026-01-01", **queue) is Discovery.SPARK
+    assert chosen("s3a://b/in", modifiedBefore="2026-01-01") is Discovery.SPARK
+    assert chosen("/in") is Discovery.NAMES

@@ -28,22 +28,21 @@ class Discovery(Enum):
 
 def choose_discovery(spark: SparkSession, options: FileOptions, roots: FileRoots) -> Discovery:
     """How a stream would learn of new files if it can have a log of announced files."""
-    on_s3 = all(_S3.match(path) for path in roots.paths)
-    by_queue = options.use_notifications and on_s3
-    if by_queue and options.queue is None:
-        raise ConnectorError(
-            "AUTOLOADER_OPTION_INVALID",
-            "cloudFiles.useNotifications is true and cloudFiles.queueUrl is not set: no queue is "
-            "created automatically",
-            hint="docs/autoloader.md#notifications has the commands that create a queue and send "
-            "the bucket's events to it; without it, leave useNotifications out",
-        )
-    incremental = options.incremental_listing
     # A range that ends is listed: the files may have been announced long ago.
     if options.modified_before is not None:
         return Discovery.SPARK
-    if by_queue:
+    on_s3 = all(_S3.match(path) for path in roots.paths)
+    if options.use_notifications and on_s3:
+        if options.queue is None:
+            raise ConnectorError(
+                "AUTOLOADER_OPTION_INVALID",
+                "cloudFiles.useNotifications is true and cloudFiles.queueUrl is not set: no queue "
+                "is created automatically",
+                hint="docs/autoloader.md#notifications has the commands that create a queue and "
+                "send the bucket's events to it; without it, leave useNotifications out",
+            )
         return Discovery.QUEUE
+    incremental = options.incremental_listing
     if incremental is not IncrementalListing.OFF and roots.are_local:
         return Discovery.NAMES
     if incremental is IncrementalListing.ON and on_s3 and _is_s3a(spark, roots.paths[0]):

@@ -148,6 +148,12 @@ def open_source(
     return opened
 
 
+def keep_existing(source: OpenedFiles) -> None:
+    """Decide which files were there before the first start: a later change has no effect."""
+    if source.state.note(EXISTING) is None:
+        source.state.save_note(EXISTING, [])
+
+
 def read_source(source: OpenedFiles, *, streaming: bool) -> DataFrame:
     """The rows, as they are now or as a stream."""
     df = _rows(source, streaming=streaming)

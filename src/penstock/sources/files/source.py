@@ -38,7 +38,13 @@ from penstock.sources.files.inbox import FileInbox
 from penstock.sources.files.inboxes import open_inbox
 from penstock.sources.files.lag import UNKNOWN_FILES, PendingFiles
 from penstock.sources.files.listing import file_name, file_name_of_uri
-from penstock.sources.files.opening import OpenedFiles, open_source, read_source, source_key
+from penstock.sources.files.opening import (
+    OpenedFiles,
+    keep_existing,
+    open_source,
+    read_source,
+    source_key,
+)
 from penstock.sources.files.recovery import check_files, recover
 
 FORMATS = ("json", "csv", "parquet", "orc", "text", "avro", "xml")
@@ -139,6 +145,7 @@ class FileStream(OpenedSource):
         super().__init__(rows, name=name, unit="files")
         self._flow = flow
         self._inbox: FileInbox | None = None
+        self._has_batch = False
         self.opened = opened
         self.paths = paths
         self._stop = threading.Event()
@@ -183,7 +190,13 @@ class FileStream(OpenedSource):
         self._stop.set()
 
     def check_batch(self, checkpoint: str, batch_id: int) -> None:
-        if self.opened is not None and self.opened.shows_columns_by_file:
+        if self.opened is None:
+            return
+        if not self._has_batch:
+            # Not at a start: one that fails before its first batch must not decide it.
+            keep_existing(self.opened)
+            self._has_batch = True
+        if self.opened.shows_columns_by_file:
             check_files(self.opened, batch_files(StorageFiles(self._spark), checkpoint, batch_id))
 
     def explain(self, text: str, flow: Flow) -> PenstockError | None:
