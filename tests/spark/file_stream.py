@@ -116,7 +116,7 @@ class FileStream:
     def _open(self, *, streaming: bool = True) -> OpenedFiles:
         return open_source(
             self.spark,
-            path=str(self.folder),
+            paths=[str(self.folder)],
             options=self.options,
             schema=self.schema,
             streaming=streaming,

@@ -215,7 +215,7 @@ def test_a_missing_queue_is_an_error_before_the_first_start(spark):
     with pytest.raises(ConnectorError, match="queueUrl is not set"):
         open_source(
             spark,
-            path="s3a://b/in",
+            paths=["s3a://b/in"],
             options={**TEXT, "cloudFiles.useNotifications": "true"},
             schema="value STRING",
             streaming=True,

@@ -20,7 +20,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from penstock._formats.merging import RESCUED, visible, widest
+from penstock._formats.merging import RESCUED, visible
 from penstock._formats.options import FileOptions
 from penstock._formats.sqltext import PATH, json_text, rescued_json, with_value
 from penstock._model.sql_text import literal, quoted
@@ -52,14 +52,6 @@ def columnar_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> D
         rescued = rescued_json(fragments, PATH) if fragments else "cast(NULL AS string)"
         columns.append(F.expr(rescued).alias(options.rescued))
     return raw.select(*columns)
-
-
-def file_schemas(
-    spark: SparkSession, options: FileOptions, paths: Sequence[str]
-) -> StructType | None:
-    """All columns that some files have; `None` if no file could be read."""
-    schemas = distinct_schemas(spark, options, paths)
-    return widest(schemas) if schemas else None
 
 
 def distinct_schemas(
@@ -154,7 +146,8 @@ def _fragments(cell: str, schema: StructType) -> list[str]:
     for field in schema.fields:
         value = f"{cell}.{quoted(field.name)}" if cell else quoted(field.name)
         if field.metadata.get(RESCUED):
-            text = _value_json(value, field.dataType)
+            is_nested = isinstance(field.dataType, StructType | ArrayType)
+            text = f"to_json({value})" if is_nested else json_text(value)
             fragments.append(
                 f"CASE WHEN {value} IS NOT NULL THEN "
                 f"concat({json_text(literal(field.name))}, ':', {text}) END"
@@ -169,9 +162,3 @@ def _fragments(cell: str, schema: StructType) -> list[str]:
                 )
                 fragments.append(with_value("fs", parts, joined))
     return fragments
-
-
-def _value_json(value: str, kind: DataType) -> str:
-    if isinstance(kind, StructType | ArrayType):
-        return f"to_json({value})"
-    return json_text(value)

@@ -50,12 +50,6 @@ _RECORD = "__files_record"
 _FIRST = "__files_first"
 _LINES = "__files_lines"
 _LINE_END = r"\r\n|\n|\r"
-# What only the reader of files understands.
-_READER_ONLY = frozenset(
-    {"mode", "multiline", "columnnameofcorruptrecord", "encoding", "charset", "linesep", "header"}
-    | {"inferschema", "samplingratio", "compression", "skiprows", "enforceschema", "comment"}
-    | {"maxcolumns", "prefersdate"}
-)
 
 
 def needs_whole_files(spark: SparkSession, options: FileOptions) -> bool:
@@ -112,7 +106,7 @@ class _Csv:
     def __init__(self, schema: StructType, options: FileOptions) -> None:
         self._schema = schema
         self._options = options
-        self._parse = {k: v for k, v in options.parse.items() if k.lower() not in _READER_ONLY}
+        self._parse = options.record_options
         self._names = [field.name for field in schema.fields]
         self._separator = options.parser_option("sep", "delimiter", default=",")
         self._quote = options.parser_option("quote", default='"')
@@ -168,14 +162,10 @@ class _Csv:
             records = with_value(
                 "rs", records, f"slice(rs, {skipped + 1}, greatest(size(rs) - {skipped}, 0))"
             )
-        return f"filter({records}, x -> {self.is_record('x')})"
-
-    def is_record(self, text: str) -> str:
-        """SQL: whether a line is neither blank nor a comment."""
-        test = f"trim(' \\t\\r\\n', {text}) <> ''"
+        is_record = "trim(' \\t\\r\\n', x) <> ''"
         if self._comment:
-            test += f" AND NOT startswith(ltrim({text}), {literal(self._comment)})"
-        return test
+            is_record += f" AND NOT startswith(ltrim(x), {literal(self._comment)})"
+        return f"filter({records}, x -> {is_record})"
 
     def _record(self) -> str:
         """A record that may have line ends inside of quotes; possessive, so without recursion."""

@@ -20,16 +20,11 @@ from penstock.parsing.exponents import huge_number
 _TEXT = "__files_text"
 _ITEMS = "__files_items"
 _PARSED = "__files_parsed"
-# What only the reader of files understands.
-_READER_ONLY = frozenset(
-    {"mode", "multiline", "columnnameofcorruptrecord", "encoding", "charset", "linesep"}
-    | {"primitivesasstring", "inferschema", "samplingratio", "compression", "header"}
-)
 
 
 def json_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
     """Parse text: column `value` with one line each, or one file where records may span lines."""
-    parse = {k: v for k, v in options.parse.items() if k.lower() not in _READER_ONLY}
+    parse = options.record_options
     parser_options = parse | INTO_FLAW
     df = decoded(raw, options, whole=options.whole_files)
     records = _records(options, parse)

@@ -1,5 +1,6 @@
 """Schema evolution: appends new fields and applies schema hints; existing types do not change."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,9 @@ from penstock.errors import ConnectorError
 RESCUED = "penstock.rescued"
 """Metadata key of a field that files have, but that belongs into the rescued data."""
 
+_NAME = r"(?:[^\s`.:]|`(?:[^`]|``)*`)+"
+_PATH = re.compile(rf"{_NAME}(?:\.{_NAME})*")
+_QUOTED = re.compile("`((?:[^`]|``)*)`")
 _WIDTH: dict[type[DataType], int] = {IntegerType: 1, LongType: 2, FloatType: 3, DoubleType: 4}
 
 
@@ -166,13 +170,8 @@ def one_spelling(schema: StructType) -> StructType:
 
 def visible(schema: StructType) -> StructType:
     """The schema without the fields that go to the rescued data."""
-    return StructType(
-        [
-            StructField(f.name, _visible_type(f.dataType), f.nullable)
-            for f in schema.fields
-            if not f.metadata.get(RESCUED)
-        ]
-    )
+    shown = [field for field in schema.fields if not field.metadata.get(RESCUED)]
+    return StructType([StructField(f.name, _visible_type(f.dataType), f.nullable) for f in shown])
 
 
 def _visible_type(data_type: DataType) -> DataType:
@@ -180,10 +179,20 @@ def _visible_type(data_type: DataType) -> DataType:
 
 
 def apply_hints(schema: StructType, hints: str) -> StructType:
-    """The schema with the types of hints (DDL); columns that it lacks are added."""
+    """The schema with the types of hints such as `id BIGINT, address.zip STRING, tags.element INT`.
+
+    Columns that it lacks are added.
+    """
     merged: DataType = schema
-    for path, kind in parse_hints(hints):
-        merged = _set(merged, path, kind, hints)
+    for part in _top_level(hints):
+        path, rest = _path(part)
+        if not path or not rest:
+            raise _bad_hints(hints, f"{part!r} is not `name TYPE`")
+        try:
+            kind = parse_ddl(f"c {rest}").fields[0].dataType
+        except Exception as error:
+            raise _bad_hints(hints, f"{rest!r} is not a type") from error
+        merged = _set(merged, path, kind)
     assert isinstance(merged, StructType)
     return merged
 
@@ -195,24 +204,9 @@ def parse_ddl(text: str) -> StructType:
     return parsed
 
 
-def parse_hints(hints: str) -> list[tuple[list[str], DataType]]:
-    """Paths and types of hints such as `id BIGINT, address.zip STRING, tags.element INT`."""
-    columns_of_hints = []
-    for part in _top_level(hints):
-        path, rest = _path(part)
-        if not path or not rest:
-            raise _bad_hints(hints, f"{part!r} is not `name TYPE`")
-        try:
-            column = parse_ddl(f"c {rest}").fields[0]
-        except Exception as error:
-            raise _bad_hints(hints, f"{rest!r} is not a type") from error
-        columns_of_hints.append((path, column.dataType))
-    return columns_of_hints
-
-
 def _top_level(text: str) -> Iterator[str]:
     depth, quoted, part = 0, False, ""
-    for char in text:
+    for char in f"{text},":
         if char == "`":
             quoted = not quoted
         elif not quoted and char in "<(":
@@ -225,43 +219,31 @@ def _top_level(text: str) -> Iterator[str]:
             part = ""
         else:
             part += char
-    if part.strip():
-        yield part.strip()
 
 
 def _path(part: str) -> tuple[list[str], str]:
-    names, current, position, quoted = [], "", 0, False
-    while position < len(part):
-        char = part[position]
-        if char == "`":
-            if quoted and part[position + 1 : position + 2] == "`":
-                current += "`"
-                position += 1
-            else:
-                quoted = not quoted
-        elif not quoted and char == ".":
-            names.append(current)
-            current = ""
-        elif not quoted and (char.isspace() or char == ":"):
-            break
-        else:
-            current += char
-        position += 1
-    names.append(current)
-    rest = part[position:].strip().removeprefix(":").strip()
-    return ([] if not all(names) else names), rest
+    """The names of a path, and what follows it; no names where it is no path."""
+    match = _PATH.match(part)
+    if match is None:
+        return [], ""
+    names = [
+        _QUOTED.sub(lambda quoted: quoted[1].replace("``", "`"), name)
+        for name in re.findall(_NAME, match[0])
+    ]
+    rest = part[match.end() :].strip().removeprefix(":").strip()
+    return (names if all(names) else []), rest
 
 
-def _set(base: DataType, path: list[str], kind: DataType, hints: str) -> DataType:
+def _set(base: DataType, path: list[str], kind: DataType) -> DataType:
     if not path:
         return kind
     head, rest = path[0], path[1:]
     if isinstance(base, ArrayType) and head.lower() == "element":
-        return ArrayType(_set(base.elementType, rest, kind, hints), True)
+        return ArrayType(_set(base.elementType, rest, kind), True)
     if isinstance(base, MapType) and head.lower() in ("key", "value"):
         if head.lower() == "key":
-            return MapType(_set(base.keyType, rest, kind, hints), base.valueType, True)
-        return MapType(base.keyType, _set(base.valueType, rest, kind, hints), True)
+            return MapType(_set(base.keyType, rest, kind), base.valueType, True)
+        return MapType(base.keyType, _set(base.valueType, rest, kind), True)
     if not isinstance(base, StructType):
         # What was inferred as something else becomes what the hint says it is.
         base = StructType([])
@@ -269,9 +251,9 @@ def _set(base: DataType, path: list[str], kind: DataType, hints: str) -> DataTyp
     for number, field in enumerate(fields):
         if field.name.lower() == head.lower():
             # The hint's spelling is the one that the user writes in queries.
-            fields[number] = StructField(head, _set(field.dataType, rest, kind, hints), True)
+            fields[number] = StructField(head, _set(field.dataType, rest, kind), True)
             return StructType(fields)
-    inner = _set(StructType([]), rest, kind, hints) if rest else kind
+    inner = _set(StructType([]), rest, kind) if rest else kind
     return StructType([*fields, StructField(head, inner, True)])
 
 

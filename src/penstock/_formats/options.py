@@ -4,15 +4,18 @@ Options may have the prefix `cloudFiles.`; with it, an unknown option is an erro
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from penstock._model.duration import parse_seconds
 from penstock._model.similar import nearest
 from penstock._model.size import parse_bytes
 from penstock.errors import ConnectorError
+
+Choice = TypeVar("Choice", bound=str)
 
 FORMATS = ("json", "csv", "xml", "parquet", "avro", "orc", "text", "binaryFile")
 TEXTUAL = frozenset({"json", "csv", "xml"})
@@ -31,6 +34,12 @@ _OWN = (
     "pathGlobFilter recursiveFileLookup modifiedAfter modifiedBefore useNotifications queueUrl "
     "region fetchParallelism backfillInterval awsAccessKey awsSecretKey awsSessionToken roleArn "
     "roleExternalId roleSessionName stsEndpoint useIncrementalListing"
+)
+# What readers of files understand, and functions that parse one record do not.
+_READER_ONLY = frozenset(
+    {"mode", "multiline", "columnnameofcorruptrecord", "encoding", "charset", "linesep", "header"}
+    | {"inferschema", "samplingratio", "compression", "skiprows", "enforceschema", "comment"}
+    | {"maxcolumns", "prefersdate", "primitivesasstring", "rowtag", "roottag"}
 )
 # Options of queues that are not Amazon's, and of their setup, change nothing.
 _WITHOUT_EFFECT = (
@@ -136,6 +145,11 @@ class FileOptions:
         return self.multiline or encoding.startswith(("UTF-16", "UTF-32", "UTF16", "UTF32"))
 
     @property
+    def record_options(self) -> dict[str, str]:
+        """The format options for functions that parse one record."""
+        return {k: v for k, v in self.parse.items() if k.lower() not in _READER_ONLY}
+
+    @property
     def reserved(self) -> tuple[str, ...]:
         """Names of columns that are not made of fields."""
         return tuple(name for name in (self.rescued, self.corrupt) if name)
@@ -148,9 +162,9 @@ class FileOptions:
                 return folded[name.lower()]
         return default
 
-    def parser_flag(self, name: str, *, default: bool = False) -> bool:
+    def parser_flag(self, name: str) -> bool:
         """A format option that is true or false."""
-        return _flag(self.parse, name, default=default)
+        return _flag(self.parse, name)
 
 
 def file_options(options: Mapping[str, str], *, has_schema: bool, streaming: bool) -> FileOptions:
@@ -160,8 +174,8 @@ def file_options(options: Mapping[str, str], *, has_schema: bool, streaming: boo
         # Without a schema, `header` defaults to true.
         parse = {"header": "true", **parse} if "header" not in _folded(parse) else parse
     file_format = own.get("format", "").strip()
-    if file_format and file_format.lower() not in {name.lower() for name in FORMATS}:
-        raise _invalid("format", file_format, "one of " + ", ".join(FORMATS), FORMATS)
+    if file_format:
+        _choice("format", file_format, FORMATS)
     evolution = _evolution(own, has_schema=has_schema, streaming=streaming)
     rescued = own.get("rescueddatacolumn") or (None if has_schema else "_rescued_data")
     if file_format.lower() in ("text", "binaryfile"):
@@ -173,7 +187,9 @@ def file_options(options: Mapping[str, str], *, has_schema: bool, streaming: boo
         hints=own.get("schemahints") or None,
         rescued=rescued,
         corrupt=_folded(parse).get("columnnameofcorruptrecord") or None,
-        mode=_mode(parse),
+        mode=_choice(
+            "mode", _folded(parse).get("mode", ParseMode.PERMISSIVE), ParseMode, prefix=""
+        ),
         multiline=_flag(parse, "multiLine"),
         case_sensitive=_flag(own, "readerCaseSensitive", default=True),
         partition_columns=_names(own.get("partitioncolumns")),
@@ -186,7 +202,11 @@ def file_options(options: Mapping[str, str], *, has_schema: bool, streaming: boo
         use_notifications=_flag(own, "useNotifications") and streaming,
         queue=_queue(own),
         backfill_seconds=_seconds(own, "backfillInterval", "") or None,
-        incremental_listing=_incremental_listing(own),
+        incremental_listing=_choice(
+            "useIncrementalListing",
+            own.get("useincrementallisting", IncrementalListing.AUTO),
+            IncrementalListing,
+        ),
         source=_source_options(own, streaming=streaming),
         parse=parse,
     )
@@ -218,9 +238,7 @@ def _split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _cleaning(own: Mapping[str, str]) -> Cleaning | None:
-    kind = own.get("cleansource", "OFF").upper()
-    if kind not in ("OFF", "MOVE", "DELETE"):
-        raise _invalid("cleanSource", kind, "OFF, MOVE or DELETE", ("OFF", "MOVE", "DELETE"))
+    kind = _choice("cleanSource", own.get("cleansource", "OFF"), ("OFF", "MOVE", "DELETE"))
     if kind == "OFF":
         return None
     retention = _seconds(own, "cleanSource.retentionDuration", "30 days")
@@ -268,25 +286,12 @@ def _seconds(own: Mapping[str, str], name: str, default: str) -> float:
     return seconds
 
 
-def _incremental_listing(own: Mapping[str, str]) -> IncrementalListing:
-    text = own.get("useincrementallisting", IncrementalListing.AUTO)
-    try:
-        return IncrementalListing(text.strip().lower())
-    except ValueError:
-        raise _invalid("useIncrementalListing", text, "auto, true or false") from None
-
-
 def _evolution(own: Mapping[str, str], *, has_schema: bool, streaming: bool) -> Evolution:
     name = own.get("schemaevolutionmode")
-    modes = {mode.lower(): mode for mode in Evolution}
-    if name is not None and name.strip().lower() not in modes:
-        raise _invalid(
-            "schemaEvolutionMode", name, "one of " + ", ".join(Evolution), tuple(Evolution)
-        )
     if name is None:
         evolution = Evolution.NONE if has_schema else Evolution.ADD
     else:
-        evolution = modes[name.strip().lower()]
+        evolution = _choice("schemaEvolutionMode", name, Evolution)
     if has_schema and evolution.adds_columns:
         raise ConnectorError(
             "AUTOLOADER_OPTION_INVALID",
@@ -297,13 +302,6 @@ def _evolution(own: Mapping[str, str], *, has_schema: bool, streaming: bool) -> 
         # A batch reads all files at once: there is no later start that could have the column.
         return Evolution.RESCUE
     return evolution
-
-
-def _mode(parse: Mapping[str, str]) -> ParseMode:
-    mode = _folded(parse).get("mode", "PERMISSIVE").strip().upper()
-    if mode not in set(ParseMode):
-        raise _invalid("mode", mode, "one of " + ", ".join(ParseMode), tuple(ParseMode), prefix="")
-    return ParseMode(mode)
 
 
 def _source_options(own: Mapping[str, str], *, streaming: bool) -> dict[str, str]:
@@ -317,7 +315,7 @@ def _source_options(own: Mapping[str, str], *, streaming: bool) -> dict[str, str
         return source
     # Spark's own default of 7 days skips files that are older without a word.
     source["maxFileAge"] = _FOREVER
-    if own.get("maxbytespertrigger"):
+    if "maxbytespertrigger" in own:
         # Spark takes one of the two limits.
         source["maxBytesPerTrigger"] = _bytes(own["maxbytespertrigger"])
     else:
@@ -360,6 +358,18 @@ def _flag(options: Mapping[str, str], name: str, *, default: bool = False) -> bo
     if text.strip().lower() not in ("true", "false"):
         raise _invalid(name, text, "true or false", prefix="")
     return text.strip().lower() == "true"
+
+
+def _choice(
+    name: str, text: str, choices: Iterable[Choice], *, prefix: str = "cloudFiles."
+) -> Choice:
+    """The choice that a text names, in any case."""
+    by_name = {choice.lower(): choice for choice in choices}
+    choice = by_name.get(text.strip().lower())
+    if choice is None:
+        names = tuple(by_name.values())
+        raise _invalid(name, text, "one of " + ", ".join(names), names, prefix=prefix)
+    return choice
 
 
 def _invalid(

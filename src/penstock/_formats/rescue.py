@@ -57,7 +57,7 @@ class Comparison:
         """SQL of `LEFT` for a record whose fields are in the map of variants `f`."""
         left, new, wide = self.left_over("f", TYPED, schema), NO_TEXTS, NO_TEXTS
         if options.evolution is not Evolution.NONE:
-            new = self.new_fields("f", schema)
+            new = self._names("f", schema, "", exact=False)
         if options.evolution is Evolution.WIDEN:
             wide = self.wider_types("f", schema)
         return left_sql(fragments=left, new=new, wide=wide)
@@ -95,8 +95,8 @@ class Comparison:
             )
             test = f"CASE WHEN {cell} IS NULL THEN {whole} ELSE {parts} END"
         elif isinstance(kind, ArrayType | MapType):
-            unplaced = f"size({self.unplaced(value, kind)}) > 0"
-            lost = f"{cell} IS NULL OR {unplaced} OR {self._broken(value, kind)}"
+            unplaced = self._names_inside(value, kind, "", exact=True)
+            lost = f"{cell} IS NULL OR size({unplaced}) > 0 OR {self._broken(value, kind)}"
             test = f"CASE WHEN {lost} THEN {whole} END"
         elif isinstance(kind, StringType) and not self.has_exact_strings:
             # A long fraction may have been shortened on its way into the string; up to 15 digits
@@ -123,12 +123,8 @@ class Comparison:
         text = f"concat('{{\"x\":', to_json({value}), '}}')"
         return f"from_json({text}, {wanted}, {options}).{FLAW} IS NOT NULL"
 
-    def new_fields(self, fields: str, schema: StructType, prefix: str = "") -> str:
-        """SQL: paths of the fields that the schema does not know in any case."""
-        return self._names(fields, schema, prefix, exact=False)
-
     def wider_types(self, fields: str, schema: StructType, prefix: str = "") -> str:
-        """SQL: columns that have no room for their values, as `path TYPE`; see `new_fields`."""
+        """SQL: columns that have no room for their values, as `path TYPE`."""
         parts = []
         for field in schema.fields:
             value = self._variable("w")
@@ -157,11 +153,8 @@ class Comparison:
             return inside and f"flatten(transform({_items(value)}, {item} -> {inside}))"
         return ""
 
-    def unplaced(self, variant: str, kind: DataType) -> str:
-        """SQL: names of the fields inside of a collection that have no place in its type."""
-        return self._names_inside(variant, kind, "", exact=True)
-
     def _names(self, fields: str, schema: StructType, prefix: str, *, exact: bool) -> str:
+        """SQL: paths of the fields that the schema does not have, in any case unless `exact`."""
         key = self._variable("k")
         if exact:
             known = literals(field.name for field in schema.fields)

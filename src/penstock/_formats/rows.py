@@ -97,7 +97,11 @@ def finished(rows: Rows, options: FileOptions, source: str) -> DataFrame:
         df = df.filter(F.expr(f"{LEFT} IS NULL OR NOT {LEFT}.bad"))
     columns = []
     # The rescued data is not requested, so it is not computed.
-    typed_only = columns_only(options)
+    typed_only = (
+        options.evolution in (Evolution.NONE, Evolution.RESCUE)
+        and options.mode is ParseMode.PERMISSIVE
+        and not options.reserved
+    )
     for field in rows.schema.fields:
         cell = f"{TYPED}.{quoted(field.name)}"
         value = cell if typed_only else f"CASE WHEN {LEFT}.bad THEN NULL ELSE {cell} END"
@@ -108,15 +112,6 @@ def finished(rows: Rows, options: FileOptions, source: str) -> DataFrame:
     if options.rescued:
         columns.append(F.expr(rescued_json(f"{LEFT}.fragments")).alias(options.rescued))
     return df.select(*columns)
-
-
-def columns_only(options: FileOptions) -> bool:
-    """Whether only what fits into the columns is asked for."""
-    return (
-        options.evolution in (Evolution.NONE, Evolution.RESCUE)
-        and options.mode is ParseMode.PERMISSIVE
-        and not options.reserved
-    )
 
 
 def failure_text(source: str) -> str:

@@ -47,10 +47,10 @@ def with_value(variable: str, value: str, body: str) -> str:
     return f"transform(array({value}), {variable} -> {body})[0]"
 
 
-def case_chain(*cases: tuple[str, str], otherwise: str = "NULL") -> str:
-    """`CASE WHEN .. THEN .. ELSE .. END`."""
+def case_chain(*cases: tuple[str, str]) -> str:
+    """`CASE WHEN .. THEN .. END`."""
     inside = " ".join(f"WHEN {condition} THEN {value}" for condition, value in cases)
-    return f"CASE {inside} ELSE {otherwise} END"
+    return f"CASE {inside} END"
 
 
 def json_text(text: str) -> str:

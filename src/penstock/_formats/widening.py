@@ -106,9 +106,8 @@ def _decimal_sql(whole: str, scale: str) -> str:
 
 def widen_columns(known: StructType, seen: StructType, file_format: str) -> StructType:
     """The known schema with room for files of a format; names and fields stay as they are."""
-    columns = {f.name.lower() for f in known.fields if not f.metadata.get(RESCUED)}
-    comparable = StructType([f for f in seen.fields if f.name.lower() in columns])
-    wide, changes = widen(known, _supported(known, comparable, file_format))
+    own = StructType([field for field in known.fields if not field.metadata.get(RESCUED)])
+    wide, changes = widen(known, _supported(own, seen, file_format))
     return wide if changes else known
 
 

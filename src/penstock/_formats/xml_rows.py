@@ -15,10 +15,6 @@ from penstock.errors import ConnectorError
 from penstock.parsing.exponents import LARGE_EXPONENT, decimal_fields
 
 _TEXT = "__files_text"
-_READER_ONLY = frozenset(
-    {"mode", "columnnameofcorruptrecord", "encoding", "charset", "inferschema", "samplingratio"}
-    | {"compression", "rowtag", "multiline", "roottag"}
-)
 
 
 def row_tag(options: FileOptions) -> str:
@@ -35,7 +31,7 @@ def row_tag(options: FileOptions) -> str:
 
 def xml_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
     """Parse text: column `value` with one file each."""
-    parse = {k: v for k, v in options.parse.items() if k.lower() not in _READER_ONLY}
+    parse = options.record_options
     elements = f"{_elements(row_tag(options))} AS {_TEXT}"
     df = decoded(raw, options, whole=True).selectExpr(FILE, elements)
     huge = _huge_number(schema, options)

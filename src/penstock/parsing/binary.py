@@ -53,8 +53,7 @@ def parse_avro(
     """
     require_fastavro()
     text = read_schema_file(avro_schema) if isinstance(avro_schema, Path) else avro_schema
-    derived = struct_of_avro(text) if schema is None else None
-    struct = derived if derived is not None else to_struct(schema or "")
+    struct = struct_of_avro(text) if schema is None else to_struct(schema)
     return decoded(df, column, struct, lambda payload: decode_avro(not_empty(payload), text), into)
 
 

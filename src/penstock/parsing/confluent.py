@@ -26,7 +26,7 @@ from penstock.errors import DefinitionError
 from penstock.parsing.avro import PayloadError, decode_avro, require_fastavro, struct_of_avro
 from penstock.parsing.binary import decoded, not_empty
 from penstock.parsing.protobuf import decode_protobuf, message_at, struct_of_message
-from penstock.parsing.registry import RegisteredSchema, SchemaRegistry, UnknownSchemaError
+from penstock.parsing.registry import SchemaRegistry, UnknownSchemaError
 from penstock.parsing.schema import to_struct
 from penstock.parsing.schema_errors import read_schema_file, schema_invalid
 
@@ -149,17 +149,12 @@ def _of_subject(registry: SchemaRegistry, subject: str) -> tuple[StructType, str
             hint="values of a topic are `<topic>-value`, keys `<topic>-key`, unless producers "
             "name subjects by record",
         ) from None
-    return _struct_of(
-        schema
-    ), schema.text if schema.kind == "AVRO" and not schema.references else None
-
-
-def _struct_of(schema: RegisteredSchema) -> StructType:
     if schema.kind == "AVRO":
-        return struct_of_avro(schema.text, schema.references)
+        reader = None if schema.references else schema.text
+        return struct_of_avro(schema.text, schema.references), reader
     if schema.kind == "PROTOBUF":
-        return struct_of_message(schema.files, message_at(schema.files, [0]))
-    return struct_of_json_schema(schema.text)
+        return struct_of_message(schema.files, message_at(schema.files, [0])), None
+    return struct_of_json_schema(schema.text), None
 
 
 def _of_schema(schema: StructType | str | Path | None) -> tuple[StructType, str | None]:

@@ -4,14 +4,14 @@ Used in Spark's Python workers: a value that does not fit is one row's error, ne
 """
 
 import base64
-import binascii
 import json
 import math
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Context, Decimal, InvalidOperation
-from typing import Any
+from typing import Any, TypeVar
 
 from pyspark.sql.types import (
     ArrayType,
@@ -34,6 +34,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+T = TypeVar("T")
 Fit = Callable[[Any], Any]
 
 _INTEGER_BITS = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
@@ -222,22 +223,22 @@ def _binary(value: Any) -> bytes:
     if isinstance(value, (bytes, bytearray)):
         return bytes(value)
     if isinstance(value, str):
-        try:
+        with suppress(ValueError):  # binascii's is one
             return base64.b64decode(value, validate=True)
-        except (binascii.Error, ValueError):
-            pass
     raise misfit(value, "base64")
+
+
+def _from_text(value: Any, parse: Callable[[str], T], wanted: str) -> T:
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return parse(value.strip())
+    raise misfit(value, wanted)
 
 
 def _date(value: Any) -> date:
     if isinstance(value, date) and not isinstance(value, datetime):
         return value
-    if isinstance(value, str):
-        try:
-            return date.fromisoformat(value.strip())
-        except ValueError:
-            pass
-    raise misfit(value, "a date")
+    return _from_text(value, date.fromisoformat, "a date")
 
 
 def _instant(value: Any) -> datetime:
@@ -260,12 +261,7 @@ def _in_utc(instant: datetime) -> datetime:
 def _iso(value: Any) -> datetime:
     if isinstance(value, datetime):
         return value
-    if isinstance(value, str):
-        try:
-            return datetime.fromisoformat(value.strip())
-        except ValueError:
-            pass
-    raise misfit(value, "a time")
+    return _from_text(value, datetime.fromisoformat, "a time")
 
 
 def _boolean(value: Any) -> bool:

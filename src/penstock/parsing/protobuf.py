@@ -4,6 +4,7 @@ import functools
 import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def require_protobuf() -> Any:
     """The `google.protobuf` package, or `MISSING_EXTRA`."""
     return import_extra(
         "google.protobuf",
+        "google.protobuf.descriptor_pb2",
         "google.protobuf.descriptor_pool",
         "google.protobuf.message_factory",
         "google.protobuf.unknown_fields",
@@ -70,7 +72,8 @@ def decode_protobuf(payload: bytes, files: bytes, message: str, *, strict: bool 
         made.ParseFromString(payload)
     except Exception as error:  # DecodeError; its class depends on the implementation
         raise PayloadError(f"the payload is not a {message}: {error}") from None
-    unknown = sorted({f.field_number for f in _unknown_fields(made)})
+    unknown_fields = require_protobuf().unknown_fields.UnknownFieldSet(made)
+    unknown = sorted({f.field_number for f in unknown_fields})
     if unknown and (strict or not made.ListFields()):
         numbers = ", ".join(str(number) for number in unknown[:10])
         raise PayloadError(f"the payload is not a {message}: it has unknown fields {numbers}")
@@ -81,9 +84,7 @@ def decode_protobuf(payload: bytes, files: bytes, message: str, *, strict: bool 
 def message_class(files: bytes, message: str) -> Any:
     """The Python class of a message."""
     protobuf = require_protobuf()
-    from google.protobuf import descriptor_pb2
-
-    file_set_message = descriptor_pb2.FileDescriptorSet()
+    file_set_message = protobuf.descriptor_pb2.FileDescriptorSet()
     try:
         file_set_message.ParseFromString(files)
         pool = protobuf.descriptor_pool.DescriptorPool()
@@ -103,12 +104,7 @@ def message_at(files: bytes, indexes: Sequence[int]) -> str:
 
     They are of the message in the last file, then of the nested one, and so on.
     """
-    require_protobuf()
-    from google.protobuf import descriptor_pb2
-
-    descriptors = descriptor_pb2.FileDescriptorSet()
-    descriptors.ParseFromString(files)
-    last = descriptors.file[-1]
+    last = require_protobuf().descriptor_pb2.FileDescriptorSet.FromString(files).file[-1]
     names = [last.package] if last.package else []
     messages: Any = last.message_type
     for index in indexes:
@@ -125,9 +121,7 @@ def file_set(file: bytes, imported: Mapping[str, bytes]) -> bytes:
 
     `imported` are FileDescriptorSets that end in the file of this name.
     """
-    require_protobuf()
-    from google.protobuf import descriptor_pb2
-
+    descriptor_pb2 = require_protobuf().descriptor_pb2
     made = descriptor_pb2.FileDescriptorSet()
     try:
         last = descriptor_pb2.FileDescriptorProto.FromString(file)
@@ -196,17 +190,13 @@ def _add(pool: Any, files: list[Any]) -> None:
 
 
 def _well_known(name: str) -> Any:
-    import importlib
-
-    from google.protobuf import descriptor_pb2
-
-    for short in _WELL_KNOWN:
-        if name == f"google/protobuf/{short}.proto":
-            module = importlib.import_module(f"google.protobuf.{short}_pb2")
-            file = descriptor_pb2.FileDescriptorProto()
-            module.DESCRIPTOR.CopyToProto(file)
-            return file
-    return None
+    short = name.removeprefix("google/protobuf/").removesuffix(".proto")
+    if short not in _WELL_KNOWN or name != f"google/protobuf/{short}.proto":
+        return None
+    module = import_module(f"google.protobuf.{short}_pb2")
+    file = require_protobuf().descriptor_pb2.FileDescriptorProto()
+    module.DESCRIPTOR.CopyToProto(file)
+    return file
 
 
 def _message_names(files: Any) -> list[str]:
@@ -215,10 +205,6 @@ def _message_names(files: Any) -> list[str]:
         for file in files.file
         for made in file.message_type
     ]
-
-
-def _unknown_fields(message: Any) -> Any:
-    return require_protobuf().unknown_fields.UnknownFieldSet(message)
 
 
 def _struct(descriptor: Any, above: tuple[str, ...]) -> StructType:

@@ -23,9 +23,12 @@ def to_struct(schema: StructType | str) -> StructType:
         struct = _from_json(schema, "the schema")
     else:
         try:
-            struct = _from_ddl(schema)
+            parsed = StructType.fromDDL(schema)
         except PySparkException as error:
             raise _invalid("the schema", first_line(error)) from error
+        if not isinstance(parsed, StructType):
+            raise _invalid("the schema", "it is a type, not a list of columns")
+        struct = parsed
     if not struct.fields:
         raise _invalid("the schema", "it has no fields")
     return struct
@@ -82,13 +85,6 @@ def schema_from_sample(sample: str | Sequence[str] | Path) -> StructType:
     spark = SparkSession.active()
     rows = spark.createDataFrame([(document,) for document in documents], "value STRING")
     return spark.read.json(rows).schema
-
-
-def _from_ddl(text: str) -> StructType:
-    struct = StructType.fromDDL(text)
-    if not isinstance(struct, StructType):
-        raise _invalid("the schema", "it is a type, not a list of columns")
-    return struct
 
 
 def _from_json(text: str, what: str) -> StructType:

@@ -39,7 +39,9 @@ def checkpoint(
         # A zero byte stands before the version: Spark writes it so.
         (sources / "0").write_text(f"\0v1\n{json.dumps(first)}")
     if files:
-        lines = [json.dumps({"path": path, "timestamp": at}) for path, at in files.items()]
+        lines = [
+            json.dumps({"path": path, "timestamp": at, "batchId": 0}) for path, at in files.items()
+        ]
         (sources / "0").write_text("\n".join(["v1", *lines]))
     batch = LoggedBatch(batch_id=0, offsets=planned, watermark_ms=None, timestamp_ms=None)
     return Checkpoint(

@@ -125,10 +125,10 @@ def test_names_are_one_when_spark_spells_them_differently():
 
 
 def test_a_source_keeps_its_key_when_other_options_change():
-    one = source_key("/in", {"cloudFiles.format": "json"})
-    assert one == source_key(["/in"], {"format": "JSON", "header": "true"})
-    assert one != source_key("/in2", {"cloudFiles.format": "json"})
-    assert one != source_key("/in", {"cloudFiles.format": "csv"})
+    one = source_key(["/in"], {"cloudFiles.format": "json"})
+    assert one == source_key(("/in",), {"format": "JSON", "header": "true"})
+    assert one != source_key(["/in2"], {"cloudFiles.format": "json"})
+    assert one != source_key(["/in"], {"cloudFiles.format": "csv"})
 
 
 def test_the_files_of_a_batch_are_those_between_its_offsets_when_logs_are_read(tmp_path):

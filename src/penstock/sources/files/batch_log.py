@@ -7,7 +7,7 @@ a file can have. Entries of a batch that was not committed stay as they are: it 
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from pyspark.sql import SparkSession
@@ -61,14 +61,17 @@ def _logged(files: StorageFiles, log: str, number: int) -> list[tuple[str, int]]
         text = files.read(f"{log}/{name}")
         if text is None:
             continue
-        entries = [json.loads(line) for line in lines_of(text)[1:] if line.strip()]
         # A compacted entry repeats all before it.
-        return [
-            (entry["path"], int(entry["timestamp"]))
-            for entry in entries
-            if entry.get("batchId", number) == number
-        ]
+        return [(path, changed) for path, changed, batch in logged_files(text) if batch == number]
     return []
+
+
+def logged_files(text: str) -> Iterator[tuple[str, int, int]]:
+    """Path (a URI), time of the last change, and log entry of each file in the text of a log."""
+    for line in lines_of(text)[1:]:
+        with suppress(ValueError, KeyError, TypeError):  # first offsets of another system
+            body = json.loads(line)
+            yield str(body["path"]), int(body["timestamp"]), int(body["batchId"])
 
 
 def forget_overwritten(
@@ -133,14 +136,10 @@ class SourceLogs(LogFiles):
         return last_entries(self.files, self._root, max(batches)) if batches else []
 
     def entries(self, source: int) -> list[tuple[str, int, int]]:
-        """Path (a URI), time of the last change, and log entry of each file of a source."""
-        entries = []
+        """As `logged_files`, of all files of a source."""
+        entries: list[tuple[str, int, int]] = []
         for name in self._current(f"sources/{source}"):
-            text = self.read(f"sources/{source}/{name}") or ""
-            for line in lines_of(text)[1:]:
-                with suppress(ValueError, KeyError, TypeError):  # first offsets of another system
-                    body = json.loads(line)
-                    entries.append((body["path"], int(body["timestamp"]), int(body["batchId"])))
+            entries += logged_files(self.read(f"sources/{source}/{name}") or "")
         return entries
 
     def rename(self, source: int, end: int, modified: Mapping[str, int]) -> set[str]:

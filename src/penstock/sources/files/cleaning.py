@@ -20,7 +20,7 @@ from penstock._tables.files import hadoop_path
 from penstock.errors import ConnectorError
 from penstock.sources.files.batch_log import SourceLogs
 from penstock.sources.files.listing import file_name_of_uri, folder_of
-from penstock.sources.files.opening import QUARANTINED, OpenedFiles
+from penstock.sources.files.opening import OpenedFiles
 
 _logger = logging.getLogger(__name__)
 _NOTE = "clean_source"
@@ -91,9 +91,7 @@ class Cleaner:
     def _remove(
         self, entries: list[tuple[str, int, int]], start: int, end: int, stop: threading.Event
     ) -> None:
-        state = self._source.state
-        kept = {entry["file"] for entry in state.note(QUARANTINED) or ()}
-        kept |= set(self._source.existing)
+        kept = self._source.quarantined | set(self._source.existing)
         earliest, latest = self._times()
         for uri, read, batch in entries:
             if stop.is_set():

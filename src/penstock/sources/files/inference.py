@@ -15,7 +15,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock._formats.columnar_rows import file_schemas
+from penstock._formats.columnar_rows import distinct_schemas
 from penstock._formats.csv_rows import headers, headers_of_whole_files, needs_whole_files
 from penstock._formats.merging import one_spelling, widest, without_void
 from penstock._formats.options import COLUMNAR, FORMATS, FileOptions
@@ -68,14 +68,14 @@ def infer(spark: SparkSession, options: FileOptions, files: Sequence[FoundFile])
     if not paths:
         return StructType([])
     if options.format in COLUMNAR:
-        schemas = file_schemas(spark, options, paths)
+        schema = widest(distinct_schemas(spark, options, paths))
     elif options.format == "json":
-        schemas = _json(spark, options, paths)
+        schema = _json(spark, options, paths)
     elif options.format == "csv":
-        schemas = _csv(spark, options, files)
+        schema = _csv(spark, options, files)
     else:
-        schemas = _xml(spark, options, paths)
-    return one_spelling(without_void(schemas)) if schemas is not None else StructType([])
+        schema = _xml(spark, options, paths)
+    return one_spelling(without_void(schema))
 
 
 def detect_format(files: Sequence[FoundFile]) -> str:
@@ -126,9 +126,7 @@ def _common_spelling(spark: SparkSession, schema: StructType, paths: list[str]) 
     return StructType(sorted(spelled, key=lambda field: field.name))
 
 
-def _csv(
-    spark: SparkSession, options: FileOptions, files: Sequence[FoundFile]
-) -> StructType | None:
+def _csv(spark: SparkSession, options: FileOptions, files: Sequence[FoundFile]) -> StructType:
     reader = spark.read.option("ignoreCorruptFiles", "true").options(**_readable(options))
     reader = reader.option("columnNameOfCorruptRecord", _CORRUPT)
     reader = reader.option("inferSchema", str(options.infer_types).lower())

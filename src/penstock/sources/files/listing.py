@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
@@ -106,17 +106,15 @@ class FileRoots:
         patterns = [path if path in present else _as_pattern(path) for path in self.paths]
         if len(patterns) == 1:
             return patterns[0]
+        problem = None
         if any("," in path or "{" in path for path in patterns):
+            problem = "cannot have commas or braces in them"
+        elif len({path.split("://")[0] if "://" in path else "" for path in patterns}) > 1:
+            problem = "must be on one file system"
+        if problem is not None:
             raise ConnectorError(
                 "AUTOLOADER_OPTION_INVALID",
-                "several paths in one stream cannot have commas or braces in them",
-                hint="read each path with a flow of its own into the same table",
-            )
-        schemes = {path.split("://")[0] if "://" in path else "" for path in patterns}
-        if len(schemes) > 1:
-            raise ConnectorError(
-                "AUTOLOADER_OPTION_INVALID",
-                "several paths in one stream must be on one file system",
+                f"several paths in one stream {problem}",
                 hint="read each path with a flow of its own into the same table",
             )
         start = commonprefix(patterns)  # noqa: RUF071 - cut at a slash below
@@ -268,13 +266,13 @@ def readable(path: str) -> str:
     return re.sub(r"([*?\[\]{}\\])", r"\\\1", path)
 
 
-def without_files(names: Sequence[str]) -> str:
+def without_files(names: Collection[str]) -> str:
     """A condition that leaves out files, by their names. Spark applies it before it opens any."""
     # In metadata, a path is a URI with escapes.
     path = f"regexp_replace(try_url_decode(replace({PATH}, '+', '%2B')), '^file:/+', '/')"
     # One literal: the time that Spark takes for a plan grows with the square of their number. No
     # path has the separator.
-    left_out = literal("///".join(sorted(set(names))))
+    left_out = literal("///".join(sorted(names)))
     return f"NOT array_contains(split({left_out}, '///'), {path})"
 
 
@@ -326,10 +324,7 @@ def _kind(values: Sequence[str]) -> DataType:
 
 
 def _is_date(text: str) -> bool:
-    if not re.fullmatch(r"\d{4}-\d\d-\d\d", text):
-        return False
     try:
-        date.fromisoformat(text)
+        return date.fromisoformat(text).isoformat() == text  # other forms are no dates here
     except ValueError:
         return False
-    return True

@@ -26,10 +26,7 @@ class LogFiles:
         self._manager = getattr(manager, "MODULE$").create(self._path(""), conf)
 
     def names(self, folder: str = "") -> list[str]:
-        path = self._path(folder)
-        if not self._manager.exists(path):
-            return []
-        return [status.getPath().getName() for status in self._manager.list(path)]
+        return self.files.names(f"{self._root}/{folder}".rstrip("/"))
 
     def read(self, name: str) -> str | None:
         return self.files.read(f"{self._root}/{name}")

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -13,19 +14,21 @@ from pyspark.sql.types import StructType
 from penstock._formats.columnar_rows import (
     avro_missing,
     columnar_rows,
-    file_schemas,
+    distinct_schemas,
     misfit,
     schema_by_file,
 )
 from penstock._formats.csv_rows import csv_rows, needs_whole_files
 from penstock._formats.json_rows import json_rows
-from penstock._formats.merging import add_fields, apply_hints, parse_ddl, unmarked, without_void
-from penstock._formats.options import (
-    COLUMNAR,
-    Evolution,
-    FileOptions,
-    file_options,
+from penstock._formats.merging import (
+    add_fields,
+    apply_hints,
+    parse_ddl,
+    unmarked,
+    widest,
+    without_void,
 )
+from penstock._formats.options import COLUMNAR, Evolution, FileOptions, file_options
 from penstock._formats.rows import Rows, finished
 from penstock._formats.widening import keep_wider
 from penstock._formats.xml_rows import xml_rows
@@ -80,6 +83,11 @@ class OpenedFiles:
         return None if self.discovery is Discovery.SPARK else f"{self.state.folder}/{FOLDER}"
 
     @property
+    def quarantined(self) -> set[str]:
+        """Names of files that were set aside."""
+        return {entry["file"] for entry in self.state.note(QUARANTINED) or ()}
+
+    @property
     def existing(self) -> list[str]:
         """Names of files that were there before the first start, and are never read."""
         names: list[str] = self.state.note(EXISTING) or []
@@ -98,18 +106,17 @@ class OpenedFiles:
         return self.options.format in COLUMNAR and wanted
 
 
-def source_key(path: str | Sequence[str], options: Mapping[str, str]) -> str:
+def source_key(paths: Sequence[str], options: Mapping[str, str]) -> str:
     """A name for a source that stays the same as long as it reads the same folder and format."""
-    paths = [path] if isinstance(path, str) else sorted(path)
     formats = [v for k, v in options.items() if k.lower().removeprefix("cloudfiles.") == "format"]
-    text = json.dumps([paths, [name.lower() for name in formats]])
+    text = json.dumps([sorted(paths), [name.lower() for name in formats]])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def open_source(
     spark: SparkSession,
     *,
-    path: str | list[str],
+    paths: Sequence[str],
     options: Mapping[str, str],
     schema: StructType | str | None,
     streaming: bool,
@@ -118,7 +125,7 @@ def open_source(
 ) -> OpenedFiles:
     """Files as Auto Loader reads them; a schema is inferred only if the memory has none."""
     chosen = file_options(options, has_schema=schema is not None, streaming=streaming)
-    roots = FileRoots(spark, [path] if isinstance(path, str) else path, chosen)
+    roots = FileRoots(spark, paths, chosen)
     check_destination(chosen, roots)
     sample = _Files(spark, roots)
     if not chosen.format:
@@ -136,9 +143,8 @@ def open_source(
         discovery = Discovery.SPARK
     elif streaming and discovery is not Discovery.QUEUE and state.note(LISTED) is not None:
         state.save_note(LISTED, None)  # a listing begins the next start with notifications
-    opened = OpenedFiles(
-        spark, source_key(path, options), chosen, roots, data, partitions, columns, state, discovery
-    )
+    key = source_key(paths, options)
+    opened = OpenedFiles(spark, key, chosen, roots, data, partitions, columns, state, discovery)
     if opened.announced is not None:
         AnnouncedFiles(spark, opened.announced).create()
     if streaming and not chosen.include_existing and not analysis and state.note(EXISTING) is None:
@@ -176,9 +182,9 @@ def _compared(opened: OpenedFiles, sample: "_Files") -> OpenedFiles:
             if why is not None:
                 entries.append({"file": names.pop(path), "reason": why})
         opened.state.save_note(QUARANTINED, entries)
-    seen = file_schemas(opened.spark, options, list(names))
-    if seen is None or not options.rescued:
+    if not options.rescued:
         return opened
+    seen = widest(distinct_schemas(opened.spark, options, list(names)))
     taken = {name.lower() for name in (*opened.partitions.fieldNames(), *options.reserved)}
     besides = StructType([f for f in seen.fields if f.name.lower() not in taken])
     return replace(opened, schema=add_fields(opened.schema, without_void(besides), rescued=True)[0])
@@ -350,16 +356,15 @@ def _raw(
         reader_options["wholetext"] = "true"
     elif separator := options.parser_option("lineSep"):
         reader_options["lineSep"] = separator
-    spark = opened.spark
+    reader: Any = opened.spark.readStream if streaming else opened.spark.read
+    reader = reader.format(reader_format).options(**reader_options)
+    if schema is not None:
+        reader = reader.schema(unmarked(schema))
     try:
         if streaming:
-            stream = spark.readStream.format(reader_format).options(**reader_options)
-            stream = stream if schema is None else stream.schema(unmarked(schema))
-            df = stream.load(opened.announced or opened.roots.stream_path())
+            df: DataFrame = reader.load(opened.announced or opened.roots.stream_path())
         else:
-            batch = spark.read.format(reader_format).options(**reader_options)
-            batch = batch if schema is None else batch.schema(unmarked(schema))
-            df = batch.load(opened.roots.existing() or list(opened.roots.paths))
+            df = reader.load(opened.roots.existing() or list(opened.roots.paths))
     except Exception as error:
         if options.format == "avro" and "AVRO" in str(error).upper():
             raise avro_missing() from error
@@ -370,11 +375,10 @@ def _raw(
 
 
 def _conditions(opened: OpenedFiles, *, streaming: bool) -> Iterator[str]:
-    options, state = opened.options, opened.state
-    left_out = [entry["file"] for entry in state.note(QUARANTINED) or ()]
+    options, left_out = opened.options, opened.quarantined
     # Files that are searched by name are left out before a batch has them.
     if streaming and not options.include_existing and not opened.skips_existing:
-        left_out += opened.existing
+        left_out |= set(opened.existing)
     if left_out:
         yield without_files(left_out)
     changed = "_metadata.file_modification_time"

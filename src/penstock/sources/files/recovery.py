@@ -14,13 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from penstock._formats.columnar_rows import distinct_schemas, misfit, schema_by_file
-from penstock._formats.merging import (
-    add_fields,
-    add_paths,
-    unmarked,
-    widest,
-    without_void,
-)
+from penstock._formats.merging import add_fields, add_paths, unmarked, widest, without_void
 from penstock._formats.options import COLUMNAR, Evolution
 from penstock._formats.rows import MALFORMED, UNKNOWN_FIELD
 from penstock._formats.widening import changed_types, told_columns, widen_columns, widen_paths
@@ -63,7 +57,7 @@ def check_files(source: OpenedFiles, paths: Sequence[str]) -> None:
     options = source.options
     if not source.shows_columns_by_file:
         return
-    left_out = {entry["file"] for entry in source.state.note(QUARANTINED) or ()}
+    left_out = source.quarantined
     names = [name for uri in paths if (name := file_name_of_uri(uri)) not in left_out]
     names = [name for name in names if source.roots.contains(name)]
     schemas = distinct_schemas(source.spark, options, [readable(name) for name in names])
@@ -73,7 +67,7 @@ def check_files(source: OpenedFiles, paths: Sequence[str]) -> None:
             wide = widen_columns(wide, schema, options.format)
     if options.format == "orc" and wide == source.schema:
         _check_types(source, names)
-    added = _unknown_columns(source, widest(schemas)) if schemas else []
+    added = _unknown_columns(source, widest(schemas))
     if added or wide != source.schema:
         body: dict[str, Any] = {"source": source.key, "fields": added, "file": [names[0]]}
         body |= {"files": names, "schema": wide.jsonValue()}
@@ -196,15 +190,11 @@ def _widen(
 
 
 def _seen(source: OpenedFiles, where: str, batch: Sequence[str]) -> StructType:
-    files = source.roots.list()
     if batch:
-        chosen = [file for file in files if file_name(file.path) in set(batch)]
+        chosen = [file for file in source.roots.list() if file_name(file.path) in set(batch)]
     else:
-        named = [file for file in files if file_name(file.path) == where]
-        since = named[0].modified if named else 0
-        later = [file for file in files if file.modified >= since and file not in named]
-        chosen = [*named, *later]
-    bad = {entry["file"] for entry in source.state.note(QUARANTINED) or ()}
+        chosen = _files_since(source, where)
+    bad = source.quarantined
     chosen = [file for file in chosen if file_name(file.path) not in bad]
     return infer(source.spark, source.options, sample(source.spark, chosen))
 
@@ -216,7 +206,9 @@ def _unreadable(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
         return None
     # Read once more: a connection that was cut looks the same. And others of the same delivery may
     # be broken as well: one restart for all of them.
-    broken = _broken_since(source, name)
+    known = source.quarantined - {name}
+    since = [f for f in _files_since(source, name) if file_name(f.path) not in known]
+    broken = _broken_among(source, since[:_MOST_PROBED])
     if name not in dict(broken):
         return None
     return _set_aside(source, broken, flow)
@@ -250,13 +242,12 @@ def _set_aside(
     )
 
 
-def _broken_since(source: OpenedFiles, failed: str) -> list[tuple[str, str]]:
+def _files_since(source: OpenedFiles, name: str) -> list[FoundFile]:
+    """A file, then those that did not change before it; all files if it no longer exists."""
     files = source.roots.list()
-    named = [file for file in files if file_name(file.path) == failed]
+    named = [file for file in files if file_name(file.path) == name]
     since = named[0].modified if named else 0
-    known = {entry["file"] for entry in source.state.note(QUARANTINED) or ()} | {failed}
-    rest = [f for f in files if f.modified >= since and file_name(f.path) not in known]
-    return _broken_among(source, [*named, *rest][:_MOST_PROBED])
+    return [*named, *(f for f in files if f.modified >= since and f not in named)]
 
 
 def _broken_among(source: OpenedFiles, files: list[FoundFile]) -> list[tuple[str, str]]:

@@ -1,6 +1,5 @@
 """Files as sources: Spark's own streams of them, and Auto Loader (`cloudFiles`)."""
 
-import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -11,7 +10,6 @@ from pyspark.sql import functions as F
 
 from penstock._model.flow import Flow
 from penstock._model.paths import real_path
-from penstock._tables.commits import lines_of
 from penstock._tables.files import StorageFiles
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock.errors import PenstockError
@@ -32,7 +30,12 @@ from penstock.sources.base import (
     path_key,
     start_not_available,
 )
-from penstock.sources.files.batch_log import batch_entries, batch_files, forget_overwritten
+from penstock.sources.files.batch_log import (
+    batch_entries,
+    batch_files,
+    forget_overwritten,
+    logged_files,
+)
 from penstock.sources.files.cleaning import Cleaner, refuse_shared
 from penstock.sources.files.inbox import FileInbox
 from penstock.sources.files.inboxes import open_inbox
@@ -110,14 +113,13 @@ class AutoLoaderSource(FileSource):
             options = {k: v for k, v in options.items() if k.lower() not in _EXISTING_FILES}
         if read.is_stream:
             options = options_at(options, read.position, times=True)
-        place = read.paths[0] if len(read.paths) == 1 else list(read.paths)
         opened = open_source(
             read.spark,
-            path=place,
+            paths=read.paths,
             options=options,
             schema=read.schema,
             streaming=read.is_stream,
-            state=read.memory(source_key(place, options)),
+            state=read.memory(source_key(read.paths, options)),
             analysis=read.is_analysis,
         )
         rows = read_source(opened, streaming=read.is_stream)
@@ -343,10 +345,6 @@ def _taken_by(done: Sequence[Checkpoint]) -> dict[str, int]:
         for log in (checkpoint.path / "sources").glob("*/*"):
             if not log.is_file() or not log.name.removesuffix(".compact").isdecimal():
                 continue
-            for line in lines_of(log.read_text(encoding="utf-8"))[1:]:
-                try:
-                    entry = json.loads(line)
-                    files[str(entry["path"])] = int(entry["timestamp"])
-                except (ValueError, KeyError, TypeError):
-                    continue  # the first offsets of another system
+            for path, changed, _ in logged_files(log.read_text(encoding="utf-8")):
+                files[path] = changed
     return files
