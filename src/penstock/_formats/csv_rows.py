@@ -20,8 +20,8 @@ from penstock._formats.options import Evolution, FileOptions
 from penstock._formats.rescue import FLAW, INTO_FLAW, typed_columns
 from penstock._formats.rows import (
     LEFT,
+    TEXT,
     TYPED,
-    Rows,
     broken_sql,
     decoded,
     interpreted,
@@ -42,7 +42,6 @@ from penstock._formats.widening import can_widen, entry, wider_for_text
 from penstock._model.sql_text import literal, quoted
 from penstock.parsing.exponents import LARGE_EXPONENT
 
-_LINE = "__files_line"
 _HEADER = "__files_header"
 _FITTED = "__files_fitted"
 _PARSED = "__files_parsed"
@@ -62,26 +61,25 @@ def needs_whole_files(spark: SparkSession, options: FileOptions) -> bool:
     )
 
 
-def csv_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
+def csv_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> DataFrame:
     """Parse text: column `value` with one file each, or a line unless `needs_whole_files`."""
     csv = _Csv(schema, options)
     whole = needs_whole_files(raw.sparkSession, options)
     df = decoded(raw, options, whole=whole)
-    fitted = f"CASE WHEN {_HEADER} IS NULL THEN {_LINE} ELSE {csv.fitted()} END"
+    fitted = f"CASE WHEN {_HEADER} IS NULL THEN {TEXT} ELSE {csv.fitted()} END"
     if whole:
-        df = csv.records(df).selectExpr(FILE, _HEADER, _LINE, f"{fitted} AS {_FITTED}")
-        df = df.selectExpr(FILE, _HEADER, _LINE, f"{csv.typed(_FITTED)} AS {TYPED}")
+        df = csv.records(df).selectExpr(FILE, _HEADER, TEXT, f"{fitted} AS {_FITTED}")
+        df = df.selectExpr(FILE, _HEADER, TEXT, f"{csv.typed(_FITTED)} AS {TYPED}")
     else:
         df = csv.lines_with_headers(df)
         parsed = F.col(_PARSED)
-        line = F.when(parsed.isNull(), interpreted(df, fitted, _HEADER, _LINE))
+        line = F.when(parsed.isNull(), interpreted(df, fitted, _HEADER, TEXT))
         df = df.withColumn(_FITTED, line)
         typed = F.when(parsed.isNull(), interpreted(df, csv.typed(_FITTED), _FITTED))
-        df = df.select(FILE, _HEADER, _LINE, typed.otherwise(parsed).alias(TYPED))
+        df = df.select(FILE, _HEADER, TEXT, typed.otherwise(parsed).alias(TYPED))
     fits, left = csv.left()
-    left_column = F.when(~F.expr(fits), interpreted(df, left, _HEADER, _LINE, TYPED))
-    df = df.select(FILE, _LINE, TYPED, left_column.alias(LEFT))
-    return Rows(df, schema, _LINE)
+    left_column = F.when(~F.expr(fits), interpreted(df, left, _HEADER, TEXT, TYPED))
+    return df.select(FILE, TEXT, TYPED, left_column.alias(LEFT))
 
 
 def headers(spark: SparkSession, options: FileOptions, files: Sequence[str]) -> list[list[str]]:
@@ -121,7 +119,7 @@ class _Csv:
         if self._options.parser_flag("header"):
             body = f"slice({_LINES}, 2, greatest(size({_LINES}) - 1, 0))"
         df = df.selectExpr(FILE, _LINES, f"{self.header(f'get({_LINES}, 0)')} AS {_HEADER}")
-        return df.selectExpr(FILE, _HEADER, f"explode({body}) AS {_LINE}")
+        return df.selectExpr(FILE, _HEADER, f"explode({body}) AS {TEXT}")
 
     def lines_with_headers(self, df: DataFrame) -> DataFrame:
         """As `records`, of lines, with the typed columns where the names are the schema's."""
@@ -135,10 +133,10 @@ class _Csv:
             self._options.case_sensitive,
             LARGE_EXPONENT,
         )
-        df = df.select(FILE, F.col("value").alias(_LINE), Column(java).alias(_RECORD))
+        df = df.select(FILE, F.col("value").alias(TEXT), Column(java).alias(_RECORD))
         df = df.filter(f"{_RECORD}.is_record")
         return df.selectExpr(
-            FILE, _LINE, f"{_RECORD}.header AS {_HEADER}", f"{_RECORD}.typed AS {_PARSED}"
+            FILE, TEXT, f"{_RECORD}.header AS {_HEADER}", f"{_RECORD}.typed AS {_PARSED}"
         )
 
     def options_of_lines(self) -> dict[str, str]:
@@ -251,7 +249,7 @@ class _Csv:
         """SQL: a line in the order of the schema."""
         cells = ", ".join(f"coalesce({_lookup(literal(n), _HEADER)}, '')" for n in self._names)
         line = f"concat_ws({literal(self._separator)}, {cells})" if cells else "''"
-        return with_value("tk", self._tokens(_LINE), line)
+        return with_value("tk", self._tokens(TEXT), line)
 
     def left(self) -> tuple[str, str]:
         """SQL: whether a line fits into the columns, and a value of `LEFT` if it does not."""
@@ -275,17 +273,17 @@ class _Csv:
         fragments = f"filter(concat({others}, array({parts})), x -> x IS NOT NULL)"
         new = NO_TEXTS
         if self._options.evolution is not Evolution.NONE:
-            taken = (*self._names, *self._options.reserved)
-            folded = literals(column.lower() for column in taken)
+            taken = [*(name.lower() for name in self._names), *self._options.reserved]
+            folded = literals(taken)
             test = f"NOT array_contains({folded}, lower(x)) AND NOT x RLIKE '^_c[0-9]+$'"
             new = f"coalesce(filter({_HEADER}, x -> {test}), {NO_TEXTS})"
-        tokens, wide = self._tokens(_LINE), self._wider()
+        tokens, wide = self._tokens(TEXT), self._wider()
         whole = left_sql(fragments=fragments, new=new, wide=wide)
         slow = with_value("tk", tokens, with_value("tn", names, whole))
         fits = f"{_HEADER} IS NULL AND {TYPED}.{FLAW} IS NULL"
         if self._quote:
             opened = self._has_open_quote()
-            slow = f"CASE WHEN {opened} THEN {broken_sql(_LINE)} ELSE {slow} END"
+            slow = f"CASE WHEN {opened} THEN {broken_sql(TEXT)} ELSE {slow} END"
             fits += f" AND NOT ({opened})"
         if any(isinstance(f.dataType, DecimalType) for f in self._schema) and wide != NO_TEXTS:
             fits += f" AND size({with_value('tk', tokens, with_value('tn', names, wide))}) = 0"
@@ -312,8 +310,8 @@ class _Csv:
         token = rf"[ \t]*+(?:{self._quoted()}|(?!{re.escape(self._quote)})){first}"
         closed = rf"^(?:{token}(?:{separator}|\z))*+\z"
         return (
-            f"contains({_LINE}, {literal(self._quote)}) AND {_LINE} RLIKE {literal(opened)} "
-            f"AND NOT {_LINE} RLIKE {literal(closed)}"
+            f"contains({TEXT}, {literal(self._quote)}) AND {TEXT} RLIKE {literal(opened)} "
+            f"AND NOT {TEXT} RLIKE {literal(closed)}"
         )
 
 

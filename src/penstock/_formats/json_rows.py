@@ -12,38 +12,37 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock._formats.options import Evolution, FileOptions
 from penstock._formats.rescue import FLAW, INTO_FLAW, Comparison
-from penstock._formats.rows import LEFT, TYPED, Rows, broken_sql, decoded, interpreted, own_class
+from penstock._formats.rows import LEFT, TEXT, TYPED, broken_sql, decoded, interpreted, own_class
 from penstock._formats.sqltext import FILE, NO_TEXTS, columns_sql, options_map, with_value
 from penstock._model.sql_text import literal
 from penstock.parsing.exponents import huge_number
 
-_TEXT = "__files_text"
 _ITEMS = "__files_items"
 _PARSED = "__files_parsed"
 
 
-def json_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
+def json_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> DataFrame:
     """Parse text: column `value` with one line each, or one file where records may span lines."""
     parse = options.record_options
     parser_options = parse | INTO_FLAW
     df = decoded(raw, options, whole=options.whole_files)
     records = _records(options, parse)
     if options.whole_files:
-        df = df.selectExpr(FILE, f"explode({records}) AS {_TEXT}")
-        df = df.selectExpr(FILE, f"coalesce({_TEXT}, 'null') AS {_TEXT}")
+        df = df.selectExpr(FILE, f"explode({records}) AS {TEXT}")
+        df = df.selectExpr(FILE, f"coalesce({TEXT}, 'null') AS {TEXT}")
     else:
         # Most lines are objects, which need no array. The array of a blank line is empty.
         items = F.when(F.expr("NOT startswith(value, '{')"), interpreted(df, records, "value"))
         df = df.select(FILE, "value", items.alias(_ITEMS))
         df = df.filter(f"{_ITEMS} IS NULL OR size({_ITEMS}) > 0")
-        df = df.selectExpr(FILE, "value", _ITEMS, f"explode_outer({_ITEMS}) AS {_TEXT}")
-        text = f"CASE WHEN {_ITEMS} IS NULL THEN value ELSE coalesce({_TEXT}, 'null') END"
-        df = df.selectExpr(FILE, f"{text} AS {_TEXT}")
+        df = df.selectExpr(FILE, "value", _ITEMS, f"explode_outer({_ITEMS}) AS {TEXT}")
+        text = f"CASE WHEN {_ITEMS} IS NULL THEN value ELSE coalesce({TEXT}, 'null') END"
+        df = df.selectExpr(FILE, f"{text} AS {TEXT}")
     if not options.case_sensitive:
-        df = df.withColumn(_TEXT, F.expr(_respelled(schema)))
-    huge = huge_number(F.col(_TEXT), schema)
+        df = df.withColumn(TEXT, F.expr(_respelled(schema)))
+    huge = huge_number(F.col(TEXT), schema)
     # Neither parsed nor compared: it is left as a broken record.
-    source = F.col(_TEXT) if huge is None else F.when(~huge, F.col(_TEXT))
+    source = F.col(TEXT) if huge is None else F.when(~huge, F.col(TEXT))
     java_class = own_class(df.sparkSession, "JsonRecords")
     if java_class is None:
         parsed = _parsed_in_sql(source, schema, parser_options)
@@ -52,16 +51,15 @@ def json_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
         session, java = df.sparkSession._jsparkSession, cast(Any, source)._jc
         ddl = columns_sql(schema, colon=True)
         parsed = Column(java_class.parsed(session, java, ddl, parser_options, is_widening))
-    df = df.select(FILE, _TEXT, parsed.alias(_PARSED))
-    df = df.selectExpr(FILE, _TEXT, _PARSED, f"{_PARSED}.typed AS {TYPED}")
+    df = df.select(FILE, TEXT, parsed.alias(_PARSED))
+    df = df.selectExpr(FILE, TEXT, _PARSED, f"{_PARSED}.typed AS {TYPED}")
     comparison = Comparison(
         parse, reserved=options.reserved, has_exact_strings=java_class is not None
     )
     slow = _slow(schema, options, comparison, parser_options)
     is_complete = F.coalesce(F.col(_PARSED).getField("is_complete"), F.lit(False))
-    left = F.when(~is_complete, interpreted(df, slow, _TEXT, TYPED, _PARSED))
-    df = df.select(FILE, _TEXT, TYPED, left.alias(LEFT))
-    return Rows(df, schema, _TEXT)
+    left = F.when(~is_complete, interpreted(df, slow, TEXT, TYPED, _PARSED))
+    return df.select(FILE, TEXT, TYPED, left.alias(LEFT))
 
 
 def _parsed_in_sql(source: Column, schema: StructType, options: dict[str, str]) -> Column:
@@ -112,7 +110,7 @@ def _slow(
 ) -> str:
     # In an array and an object of our own, what follows the record makes the whole invalid.
     wrapped = (
-        f"from_json(concat('[{{\"r\":', {_TEXT}, '}}]'), 'variant', {options_map(parser_options)})"
+        f"from_json(concat('[{{\"r\":', {TEXT}, '}}]'), 'variant', {options_map(parser_options)})"
     )
     alone = (
         "size(try_variant_get(w, '$', 'array<variant>')) = 1 AND "
@@ -124,7 +122,7 @@ def _slow(
         wrapped,
         f"CASE WHEN {alone} THEN try_variant_get(w, '$[0].r', 'map<string,variant>') END",
     )
-    broken = broken_sql(_TEXT, bad=f"coalesce({_PARSED}.is_flawed, true)")
+    broken = broken_sql(TEXT, bad=f"coalesce({_PARSED}.is_flawed, true)")
     whole = comparison.left_of_record(schema, options)
     return with_value("f", record, f"CASE WHEN f IS NULL THEN {broken} ELSE {whole} END")
 
@@ -135,18 +133,18 @@ def _respelled(schema: StructType) -> str:
         f"{literal(field.name.lower())}, {literal(field.name)}" for field in schema.fields
     )
     if not spelled:
-        return _TEXT
+        return TEXT
     known = f"array({', '.join(literal(field.name) for field in schema.fields)})"
-    keys = f"json_object_keys({_TEXT})"
+    keys = f"json_object_keys({TEXT})"
     names = f"map({spelled})"
     differs = (
         f"size(filter({keys}, k -> NOT array_contains({known}, k) AND "
         f"map_contains_key({names}, lower(k)))) > 0 AND "
         f"size(array_distinct(transform({keys}, k -> lower(k)))) = size({keys})"
     )
-    fields = f"try_variant_get(try_parse_json({_TEXT}), '$', 'map<string,variant>')"
+    fields = f"try_variant_get(try_parse_json({TEXT}), '$', 'map<string,variant>')"
     respelled = (
         f"to_json(transform_keys({fields}, "
         f"(k, v) -> coalesce(try_element_at({names}, lower(k)), k)))"
     )
-    return f"CASE WHEN {differs} THEN coalesce({respelled}, {_TEXT}) ELSE {_TEXT} END"
+    return f"CASE WHEN {differs} THEN coalesce({respelled}, {TEXT}) ELSE {TEXT} END"

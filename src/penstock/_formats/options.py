@@ -151,8 +151,8 @@ class FileOptions:
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """Names of columns that are not made of fields."""
-        return tuple(name for name in (self.rescued, self.corrupt) if name)
+        """Names of columns that are not made of fields, in lower case."""
+        return tuple(name.lower() for name in (self.rescued, self.corrupt) if name)
 
     def parser_option(self, *names: str, default: str = "") -> str:
         """A format option under the first of its names that was given, in any case."""

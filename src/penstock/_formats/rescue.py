@@ -161,7 +161,7 @@ class Comparison:
             test = f"NOT array_contains({known}, {key})"
         else:
             names = [field.name.lower() for field in schema.fields]
-            known = literals([*names, *(name.lower() for name in self.reserved if not prefix)])
+            known = literals([*names, *(() if prefix else self.reserved)])
             test = f"NOT array_contains({known}, lower({key}))"
         unknown = f"filter(map_keys({fields}), {key} -> {test})"
         here = f"transform({unknown}, {key} -> {dotted(prefix, key)})"

@@ -1,7 +1,6 @@
 """Parsed rows: typed columns and what did not fit, the same for every text format."""
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from py4j.java_gateway import JavaPackage
@@ -12,6 +11,9 @@ from pyspark.sql.types import StructType
 from penstock._formats.options import Evolution, FileOptions, ParseMode
 from penstock._formats.sqltext import FILE, NO_TEXTS, PATH, rescued_json, text_fragment
 from penstock._model.sql_text import literal, quoted
+
+TEXT = "__files_text"
+"""The record."""
 
 TYPED = "__files_typed"
 """Struct of the typed columns."""
@@ -61,15 +63,6 @@ def broken_sql(text: str, bad: str = "true") -> str:
     return left_sql(fragments=corrupt, bad=bad, malformed="true")
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Rows of a text format: `FILE`, `TYPED` (of `schema`), `LEFT`, the record in column `text`."""
-
-    df: DataFrame
-    schema: StructType
-    text: str
-
-
 def decoded(raw: DataFrame, options: FileOptions, *, whole: bool) -> DataFrame:
     """`FILE` and text in the user's encoding; of lines, Hadoop removes the byte order mark."""
     encoding = options.parser_option("encoding", "charset", default="UTF-8")
@@ -81,16 +74,18 @@ def decoded(raw: DataFrame, options: FileOptions, *, whole: bool) -> DataFrame:
     return raw.selectExpr(f"{PATH} AS {FILE}", f"{text} AS value")
 
 
-def finished(rows: Rows, options: FileOptions, source: str) -> DataFrame:
-    """The columns that the user sees, and a failure where the schema must grow first."""
-    df = rows.df
+def finished(df: DataFrame, schema: StructType, options: FileOptions, source: str) -> DataFrame:
+    """The columns that the user sees, and a failure where the schema must grow first.
+
+    `df` has the columns `FILE`, `TEXT`, `TYPED` (of `schema`) and `LEFT`.
+    """
     if options.evolution.adds_columns or options.evolution is Evolution.FAIL:
         # A filter, because a column that the query does not use would never be computed.
         raising = f"cast(raise_error({failure_text(source)}) AS boolean)"
         grows = f"size({LEFT}.new) > 0 OR size({LEFT}.wide) > 0"
         df = df.filter(F.expr(f"CASE WHEN {grows} THEN {raising} ELSE true END"))
     if options.mode is ParseMode.FAIL:
-        message = f"concat({literal(MALFORMED + ' ')}, {FILE}, ': ', substr({rows.text}, 1, 200))"
+        message = f"concat({literal(MALFORMED + ' ')}, {FILE}, ': ', substr({TEXT}, 1, 200))"
         raising = f"cast(raise_error({message}) AS boolean)"
         df = df.filter(F.expr(f"CASE WHEN {LEFT}.malformed THEN {raising} ELSE true END"))
     elif options.mode is ParseMode.DROP:
@@ -102,12 +97,12 @@ def finished(rows: Rows, options: FileOptions, source: str) -> DataFrame:
         and options.mode is ParseMode.PERMISSIVE
         and not options.reserved
     )
-    for field in rows.schema.fields:
+    for field in schema.fields:
         cell = f"{TYPED}.{quoted(field.name)}"
         value = cell if typed_only else f"CASE WHEN {LEFT}.bad THEN NULL ELSE {cell} END"
         columns.append(F.expr(value).alias(field.name))
     if options.corrupt:
-        shown = F.expr(f"CASE WHEN {LEFT}.malformed THEN {rows.text} END")
+        shown = F.expr(f"CASE WHEN {LEFT}.malformed THEN {TEXT} END")
         columns.append(shown.alias(options.corrupt))
     if options.rescued:
         columns.append(F.expr(rescued_json(f"{LEFT}.fragments")).alias(options.rescued))

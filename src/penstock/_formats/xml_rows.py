@@ -8,13 +8,11 @@ from pyspark.sql.types import StructType
 
 from penstock._formats.options import FileOptions
 from penstock._formats.rescue import INTO_FLAW, Comparison, typed_columns
-from penstock._formats.rows import LEFT, TYPED, Rows, broken_sql, decoded
+from penstock._formats.rows import LEFT, TEXT, TYPED, broken_sql, decoded
 from penstock._formats.sqltext import FILE, options_map, with_value
 from penstock._model.sql_text import literal
 from penstock.errors import ConnectorError
 from penstock.parsing.exponents import LARGE_EXPONENT, decimal_fields
-
-_TEXT = "__files_text"
 
 
 def row_tag(options: FileOptions) -> str:
@@ -29,31 +27,30 @@ def row_tag(options: FileOptions) -> str:
     return tag
 
 
-def xml_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> Rows:
+def xml_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> DataFrame:
     """Parse text: column `value` with one file each."""
     parse = options.record_options
-    elements = f"{_elements(row_tag(options))} AS {_TEXT}"
+    elements = f"{_elements(row_tag(options))} AS {TEXT}"
     df = decoded(raw, options, whole=True).selectExpr(FILE, elements)
     huge = _huge_number(schema, options)
-    source = f"CASE WHEN NOT ({huge}) THEN {_TEXT} END" if huge else _TEXT
+    source = f"CASE WHEN NOT ({huge}) THEN {TEXT} END" if huge else TEXT
     parsed = f"from_xml({source}, {typed_columns(schema)}, {options_map(parse | INTO_FLAW)})"
-    df = df.selectExpr(FILE, _TEXT, f"{parsed} AS {TYPED}")
+    df = df.selectExpr(FILE, TEXT, f"{parsed} AS {TYPED}")
     comparison = Comparison(parse, parser="from_xml", reserved=options.reserved)
-    variant = f"from_xml({_TEXT}, 'variant', {options_map(parse)})" if parse else ""
-    variant = variant or f"from_xml({_TEXT}, 'variant')"
+    variant = f"from_xml({TEXT}, 'variant', {options_map(parse)})" if parse else ""
+    variant = variant or f"from_xml({TEXT}, 'variant')"
     record = f"try_variant_get({variant}, '$', 'map<string,variant>')"
-    broken = broken_sql(_TEXT)
+    broken = broken_sql(TEXT)
     whole = comparison.left_of_record(schema, options)
     # A text that is no complete element cannot be made a variant: Spark would fail the batch.
     complete = literal(rf"(?:/>|</{re.escape(row_tag(options))}\s*>)\z")
-    is_broken = f"{_TEXT} NOT RLIKE {complete}" + (f" OR {huge}" if huge else "")
+    is_broken = f"{TEXT} NOT RLIKE {complete}" + (f" OR {huge}" if huge else "")
     slow = (
         f"CASE WHEN {is_broken} THEN {broken} ELSE "
         + with_value("f", record, f"CASE WHEN f IS NULL THEN {broken} ELSE {whole} END")
         + " END"
     )
-    df = df.selectExpr(FILE, _TEXT, TYPED, f"{slow} AS {LEFT}")
-    return Rows(df, schema, _TEXT)
+    return df.selectExpr(FILE, TEXT, TYPED, f"{slow} AS {LEFT}")
 
 
 def _huge_number(schema: StructType, options: FileOptions) -> str:
@@ -69,7 +66,7 @@ def _huge_number(schema: StructType, options: FileOptions) -> str:
         begins += rf"|\s(?:[^\s=:]++:)?(?:{_any_of(attributes)})\s*=\s*[\"']"
     number = rf"(?:{begins})\s*[+-]?[0-9.]+[eE][+-]?[0-9]{{4}}"
     # The first look is all that a normal record costs.
-    return f"{_TEXT} RLIKE {literal(LARGE_EXPONENT)} AND {_TEXT} RLIKE {literal(number)}"
+    return f"{TEXT} RLIKE {literal(LARGE_EXPONENT)} AND {TEXT} RLIKE {literal(number)}"
 
 
 def _any_of(names: Iterable[str]) -> str:

@@ -156,10 +156,9 @@ class _Types:
             return _PRIMITIVE[name]
         if name == "null":
             return StringType()
-        if self._named.get(name) is None:
+        named_type = self._named.get(name)
+        if named_type is None:
             raise _NoColumnTypeError(f"{name} contains itself, which columns do not support")
-        named_type = self._named[name]
-        assert named_type is not None
         return named_type
 
     def _union(self, branches: list[Any]) -> DataType:

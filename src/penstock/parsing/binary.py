@@ -86,16 +86,15 @@ def parse_protobuf(
         DefinitionError: `PAYLOAD_COLUMN_INVALID`, `PAYLOAD_SCHEMA_INVALID`, `PARSED_COLUMN_EXISTS`.
     """
     require_protobuf()
-    files = descriptor
-    if isinstance(files, Path):
-        with schema_file(files):
-            files = files.read_bytes()
-    struct = struct_of_message(files, message)
-    if schema is not None:
-        struct = to_struct(schema)
-    content = files
+    if isinstance(descriptor, Path):
+        with schema_file(descriptor):
+            files = descriptor.read_bytes()
+    else:
+        files = descriptor
+    derived = struct_of_message(files, message)
+    struct = derived if schema is None else to_struct(schema)
     return decoded(
-        df, column, struct, lambda payload: decode_protobuf(payload, content, message), into
+        df, column, struct, lambda payload: decode_protobuf(payload, files, message), into
     )
 
 

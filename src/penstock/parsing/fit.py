@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Context, Decimal, InvalidOperation
+from functools import partial
 from typing import Any, TypeVar
 
 from pyspark.sql.types import (
@@ -37,7 +38,6 @@ from pyspark.sql.types import (
 T = TypeVar("T")
 Fit = Callable[[Any], Any]
 
-_INTEGER_BITS = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
 _LONGEST_SHOWN = 60
 _EXACT = Context(prec=80)  # that of a thread has 28 digits
 
@@ -77,9 +77,6 @@ def compile_fit(data_type: DataType) -> Fit:
         return _map(data_type)
     if isinstance(data_type, DecimalType):
         return lambda value: _decimal(value, data_type)
-    for integer, bits in _INTEGER_BITS.items():
-        if isinstance(data_type, integer):
-            return _integer(bits)
     simple = _SIMPLE.get(type(data_type))
     if simple is None:
         raise UnsupportedTypeError(
@@ -264,10 +261,6 @@ def _iso(value: Any) -> datetime:
     return _from_text(value, datetime.fromisoformat, "a time")
 
 
-def _boolean(value: Any) -> bool:
-    return bool(_is(value, bool, "a boolean"))
-
-
 def _duration(value: Any) -> timedelta:
     duration: timedelta = _is(value, timedelta, "a duration")
     if abs(duration // timedelta(microseconds=1)) >= 1 << 63:
@@ -276,7 +269,11 @@ def _duration(value: Any) -> timedelta:
 
 
 _SIMPLE: dict[type[DataType], Fit] = {
-    BooleanType: _boolean,
+    BooleanType: partial(_is, kind=bool, name="a boolean"),
+    ByteType: _integer(8),
+    ShortType: _integer(16),
+    IntegerType: _integer(32),
+    LongType: _integer(64),
     FloatType: _float,
     DoubleType: _double,
     StringType: _string,

@@ -91,7 +91,8 @@ def message_class(files: bytes, message: str) -> Any:
         _add(pool, list(file_set_message.file))
         return protobuf.message_factory.GetMessageClass(pool.FindMessageTypeByName(message))
     except KeyError:
-        names = sorted(_message_names(file_set_message))
+        files_and_messages = ((f, m) for f in file_set_message.file for m in f.message_type)
+        names = sorted(f"{f.package}.{m.name}".lstrip(".") for f, m in files_and_messages)
         raise _invalid(f"there is no message {message!r}; there are {', '.join(names)}") from None
     except DefinitionError:
         raise
@@ -197,14 +198,6 @@ def _well_known(name: str) -> Any:
     file = require_protobuf().descriptor_pb2.FileDescriptorProto()
     module.DESCRIPTOR.CopyToProto(file)
     return file
-
-
-def _message_names(files: Any) -> list[str]:
-    return [
-        f"{file.package}.{made.name}" if file.package else made.name
-        for file in files.file
-        for made in file.message_type
-    ]
 
 
 def _struct(descriptor: Any, above: tuple[str, ...]) -> StructType:

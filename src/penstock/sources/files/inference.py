@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     BinaryType,
+    DataType,
     LongType,
     StringType,
     StructField,
@@ -136,15 +137,13 @@ def _csv(spark: SparkSession, options: FileOptions, files: Sequence[FoundFile]) 
     for names, path in _headers(spark, options, files):
         if names:
             by_header.setdefault(tuple(names), []).append(readable(path))
-    if not options.infer_types:
-        return widest(
-            [StructType([StructField(n, StringType(), True) for n in names]) for names in by_header]
-        )
     groups = []
     for names, group in by_header.items():
-        seen = reader.csv(group).schema
-        by_position = zip(names, seen.fields, strict=False)
-        groups.append(StructType([StructField(n, f.dataType, True) for n, f in by_position]))
+        types: list[DataType] = [StringType()] * len(names)
+        if options.infer_types:
+            types = [field.dataType for field in reader.csv(group).schema]
+        by_position = zip(names, types, strict=False)
+        groups.append(StructType([StructField(n, kind, True) for n, kind in by_position]))
     return widest(groups)
 
 

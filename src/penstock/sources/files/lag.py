@@ -31,7 +31,8 @@ class PendingFiles:
     def measure(self, source: Any) -> dict[str, Any]:
         """Files, bytes, age of the oldest of a `FileStreamSource`; `None` where unknown."""
         try:
-            files, known = self._listed(source), self._seen(source)
+            files = self._listed(source)
+            known = _field(_field(source, "seenFiles"), "map").keySet()
             waiting = self._unseen(files, known)
         except Py4JError:
             waiting = None  # Spark was changing its memory meanwhile, or its inside is another one
@@ -59,10 +60,6 @@ class PendingFiles:
             for path, length, changed in FILE_STATUS.findall(text)
             if length
         }
-
-    def _seen(self, source: Any) -> Any:
-        seen = _field(source, "seenFiles")
-        return _field(seen, "map").keySet()
 
     def _unseen(self, files: Collection[str], known: Any) -> list[str] | None:
         special = [path for path in files if not PLAIN_PATH.fullmatch(path)]

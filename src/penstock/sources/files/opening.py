@@ -29,7 +29,7 @@ from penstock._formats.merging import (
     without_void,
 )
 from penstock._formats.options import COLUMNAR, Evolution, FileOptions, file_options
-from penstock._formats.rows import Rows, finished
+from penstock._formats.rows import finished
 from penstock._formats.widening import keep_wider
 from penstock._formats.xml_rows import xml_rows
 from penstock._model.exception_text import first_line
@@ -81,6 +81,11 @@ class OpenedFiles:
     def announced(self) -> str | None:
         """The folder of the log that the stream reads instead of the roots."""
         return None if self.discovery is Discovery.SPARK else f"{self.state.folder}/{FOLDER}"
+
+    @property
+    def all_fields(self) -> StructType:
+        """The schema with the partition columns."""
+        return StructType([*self.schema.fields, *self.partitions.fields])
 
     @property
     def quarantined(self) -> set[str]:
@@ -185,7 +190,7 @@ def _compared(opened: OpenedFiles, sample: "_Files") -> OpenedFiles:
     if not options.rescued:
         return opened
     seen = widest(distinct_schemas(opened.spark, options, list(names)))
-    taken = {name.lower() for name in (*opened.partitions.fieldNames(), *options.reserved)}
+    taken = {*(name.lower() for name in opened.partitions.fieldNames()), *options.reserved}
     besides = StructType([f for f in seen.fields if f.name.lower() not in taken])
     return replace(opened, schema=add_fields(opened.schema, without_void(besides), rescued=True)[0])
 
@@ -236,7 +241,7 @@ def _learned(
     data = infer(sample.spark, options, chosen)
     partitions = partition_schema(chosen or sample.files, sample.roots, options)
     names = [field.name for field in partitions.fields]
-    folded = {name.lower() for name in (*names, *options.reserved)}
+    folded = {*(name.lower() for name in names), *options.reserved}
     kept = [field for field in data.fields if field.name.lower() not in folded]
     whole = _hinted(StructType([*kept, *partitions.fields]), options)
     if not [field for field in whole.fields if field.name not in names]:
@@ -294,7 +299,7 @@ def _given(
             state.save_note(_PARTITIONS, names)
     folded = [name.lower() for name in names or ()]
     partitions = [fields[name] for name in folded if name in fields]
-    left_out = {*folded, *(name.lower() for name in options.reserved)}
+    left_out = {*folded, *options.reserved}
     data = [field for field in schema.fields if field.name.lower() not in left_out]
     versions = state.load()
     if versions:
@@ -313,7 +318,7 @@ def _rows(opened: OpenedFiles, *, streaming: bool) -> DataFrame:
         raw = _raw(opened, options.format, schema, streaming=streaming)
         df = columnar_rows(raw, schema, options)
     else:
-        df = finished(_parse(opened, streaming=streaming), options, opened.key)
+        df = _parsed_rows(opened, streaming=streaming)
         df = df.select(*(quoted(c) for c in df.columns if c not in opened.partitions.fieldNames()))
     if not opened.partitions.fields:
         return df
@@ -323,10 +328,10 @@ def _rows(opened: OpenedFiles, *, streaming: bool) -> DataFrame:
     return df.select(*kept, *columns, *last)
 
 
-def _parse(opened: OpenedFiles, *, streaming: bool) -> Rows:
+def _parsed_rows(opened: OpenedFiles, *, streaming: bool) -> DataFrame:
     options = opened.options
     # A field that is in the path as well is known, though its value is taken from the path.
-    schema = StructType([*opened.schema.fields, *opened.partitions.fields])
+    schema = opened.all_fields
     whole = options.whole_files
     if options.format == "csv":
         whole = needs_whole_files(opened.spark, options)
@@ -334,10 +339,13 @@ def _parse(opened: OpenedFiles, *, streaming: bool) -> Rows:
         whole = True
     raw = _raw(opened, "text", None, streaming=streaming, whole=whole)
     if options.format == "csv":
-        return csv_rows(raw, opened.schema, options)
-    if options.format == "xml":
-        return xml_rows(raw, schema, options)
-    return json_rows(raw, schema, options)
+        schema = opened.schema
+        df = csv_rows(raw, schema, options)
+    elif options.format == "xml":
+        df = xml_rows(raw, schema, options)
+    else:
+        df = json_rows(raw, schema, options)
+    return finished(df, schema, options, opened.key)
 
 
 def _raw(

@@ -89,10 +89,8 @@ def _check_types(source: OpenedFiles, names: Sequence[str]) -> None:
 
 
 def _unknown_columns(source: OpenedFiles, seen: StructType) -> list[str]:
-    known = StructType([*source.schema.fields, *source.partitions.fields])
-    _, added = add_fields(known, without_void(seen))
-    taken = {name.lower() for name in source.options.reserved}
-    return [path for path in added if path.strip("`").lower() not in taken]
+    _, added = add_fields(source.all_fields, without_void(seen))
+    return [path for path in added if path.strip("`").lower() not in source.options.reserved]
 
 
 def _unknown_fields(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
@@ -156,11 +154,10 @@ def _grow(
 ) -> tuple[list[str], list[str]] | None:
     """Save a schema with room for a failure; the paths of new fields and the wider columns."""
     seen = _seen(source, where, [str(path) for path in message.get("files", ())])
-    current = StructType([*source.schema.fields, *source.partitions.fields])
-    taken = {name.lower() for name in source.options.reserved}
+    taken = source.options.reserved
     seen = StructType([field for field in seen.fields if field.name.lower() not in taken])
     adds_columns = source.options.evolution.adds_columns
-    grown, added = add_fields(current, seen, rescued=not adds_columns)
+    grown, added = add_fields(source.all_fields, seen, rescued=not adds_columns)
     if adds_columns:
         # What the sample does not show, as where files disagree about a field, is text.
         grown, besides = add_paths(grown, [field for field in fields if field not in taken])

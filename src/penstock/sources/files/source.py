@@ -250,7 +250,9 @@ class FileStream(OpenedSource):
             for path, changed in read.items()
             if (after is None or changed > after)
             and changed < before
-            and (wanted.files is None or fnmatchcase(_name_of(path), wanted.files))
+            and (
+                wanted.files is None or fnmatchcase(_file_of(path).rpartition("/")[2], wanted.files)
+            )
         ]
         text = f"changed from {'the beginning' if after is None else begin} to {iso(before)}"
         text += f", {wanted.files}" if wanted.files else ""
@@ -333,10 +335,6 @@ def _time_of(at: StartPosition, now_ms: int) -> int:
 def _file_of(uri: str) -> str:
     """The file of a log entry; a fragment marks one that was read before it changed."""
     return file_name_of_uri(uri.partition("#")[0])
-
-
-def _name_of(uri: str) -> str:
-    return _file_of(uri).rpartition("/")[2]
 
 
 def _taken_by(done: Sequence[Checkpoint]) -> dict[str, int]:
