@@ -41,11 +41,11 @@ _WIDER: dict[type[DataType], tuple[type[DataType], ...]] = {
 
 def columnar_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> DataFrame:
     """The columns that the user sees; in `schema`, the fields of the rescued data are marked."""
-    columns = []
-    for field in visible(schema).fields:
-        whole = next(known for known in schema.fields if known.name == field.name)
-        shown = _without_rescued(quoted(field.name), whole.dataType)
-        columns.append(F.expr(shown).alias(field.name))
+    columns = [
+        F.expr(_without_rescued(quoted(field.name), field.dataType)).alias(field.name)
+        for field in schema.fields
+        if not field.metadata.get(RESCUED)
+    ]
     if options.rescued:
         parts = _fragments("", schema)
         fragments = f"filter(array({', '.join(parts)}), x -> x IS NOT NULL)" if parts else ""

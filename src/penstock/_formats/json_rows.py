@@ -53,10 +53,8 @@ def json_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> DataF
         parsed = Column(java_class.parsed(session, java, ddl, parser_options, is_widening))
     df = df.select(FILE, TEXT, parsed.alias(_PARSED))
     df = df.selectExpr(FILE, TEXT, _PARSED, f"{_PARSED}.typed AS {TYPED}")
-    comparison = Comparison(
-        parse, reserved=options.reserved, has_exact_strings=java_class is not None
-    )
-    slow = _slow(schema, options, comparison, parser_options)
+    comparison = Comparison(options, has_exact_strings=java_class is not None)
+    slow = _slow(schema, comparison, parser_options)
     is_complete = F.coalesce(F.col(_PARSED).getField("is_complete"), F.lit(False))
     left = F.when(~is_complete, interpreted(df, slow, TEXT, TYPED, _PARSED))
     return df.select(FILE, TEXT, TYPED, left.alias(LEFT))
@@ -105,9 +103,7 @@ def _records(options: FileOptions, parse: dict[str, str]) -> str:
     )
 
 
-def _slow(
-    schema: StructType, options: FileOptions, comparison: Comparison, parser_options: dict[str, str]
-) -> str:
+def _slow(schema: StructType, comparison: Comparison, parser_options: dict[str, str]) -> str:
     # In an array and an object of our own, what follows the record makes the whole invalid.
     wrapped = (
         f"from_json(concat('[{{\"r\":', {TEXT}, '}}]'), 'variant', {options_map(parser_options)})"
@@ -123,7 +119,7 @@ def _slow(
         f"CASE WHEN {alone} THEN try_variant_get(w, '$[0].r', 'map<string,variant>') END",
     )
     broken = broken_sql(TEXT, bad=f"coalesce({_PARSED}.is_flawed, true)")
-    whole = comparison.left_of_record(schema, options)
+    whole = comparison.left_of_record(schema)
     return with_value("f", record, f"CASE WHEN f IS NULL THEN {broken} ELSE {whole} END")
 
 

@@ -42,23 +42,22 @@ def _items(variant: str) -> str:
 
 @dataclass
 class Comparison:
-    """Builds the three questions for one schema; fields with `reserved` names are rescued.
+    """Builds the three questions for one schema; fields with reserved names are rescued.
 
     Unless it `has_exact_strings`, a parser may shorten a number on its way into a string column.
     """
 
-    parse: dict[str, str]
+    options: FileOptions
     parser: str = "from_json"
-    reserved: tuple[str, ...] = ()
     has_exact_strings: bool = False
     _depth: int = 0
 
-    def left_of_record(self, schema: StructType, options: FileOptions) -> str:
+    def left_of_record(self, schema: StructType) -> str:
         """SQL of `LEFT` for a record whose fields are in the map of variants `f`."""
         left, new, wide = self.left_over("f", TYPED, schema), NO_TEXTS, NO_TEXTS
-        if options.evolution is not Evolution.NONE:
+        if self.options.evolution is not Evolution.NONE:
             new = self._names("f", schema, "", exact=False)
-        if options.evolution is Evolution.WIDEN:
+        if self.options.evolution is Evolution.WIDEN:
             wide = self.wider_types("f", schema)
         return left_sql(fragments=left, new=new, wide=wide)
 
@@ -119,7 +118,7 @@ class Comparison:
         if self.parser != "from_json" or isinstance(kind, MapType):
             return "false"
         wanted = literal(f"x {type_sql(kind)}, {FLAW} string")
-        options = options_map(self.parse | INTO_FLAW)
+        options = options_map(self.options.record_options | INTO_FLAW)
         text = f"concat('{{\"x\":', to_json({value}), '}}')"
         return f"from_json({text}, {wanted}, {options}).{FLAW} IS NOT NULL"
 
@@ -138,10 +137,7 @@ class Comparison:
 
     def _wider(self, value: str, kind: DataType, path: str) -> str:
         if can_widen(kind):
-            prefers = any(
-                k.lower() == "prefersdecimal" and v.strip().lower() == "true"
-                for k, v in self.parse.items()
-            )
+            prefers = self.options.parser_option("prefersDecimal").strip().lower() == "true"
             return f"array({entry(path, wider_for_variant(value, kind, prefers_decimal=prefers))})"
         if isinstance(kind, StructType):
             inner = self._variable("m")
@@ -161,7 +157,7 @@ class Comparison:
             test = f"NOT array_contains({known}, {key})"
         else:
             names = [field.name.lower() for field in schema.fields]
-            known = literals([*names, *(() if prefix else self.reserved)])
+            known = literals([*names, *(() if prefix else self.options.reserved)])
             test = f"NOT array_contains({known}, lower({key}))"
         unknown = f"filter(map_keys({fields}), {key} -> {test})"
         here = f"transform({unknown}, {key} -> {dotted(prefix, key)})"

@@ -52,14 +52,8 @@ def wider_for_variant(value: str, kind: DataType, *, prefers_decimal: bool) -> s
     is_decimal = f"{seen} LIKE 'DECIMAL(%'"
     exact = "true" if prefers_decimal else f"{scale} = 0"
     large = (f"{is_decimal} AND {exact} AND {_grows(kind, whole, scale)}", seen)
-    if isinstance(kind, LongType):
-        return case_chain(large)
-    low, high = _RANGES[type(kind)]
-    return case_chain(
-        (f"{seen} = 'BIGINT' AND NOT {number} BETWEEN {low} AND {high}", "'BIGINT'"),
-        large,
-        (f"{is_decimal} OR {seen} IN ('DOUBLE', 'FLOAT')", "'DOUBLE'"),
-    )
+    is_fraction = f"{is_decimal} OR {seen} IN ('DOUBLE', 'FLOAT')"
+    return _wider_integer(kind, number, f"{seen} = 'BIGINT'", large, is_fraction)
 
 
 def wider_for_text(text: str, kind: DataType) -> str:
@@ -75,14 +69,18 @@ def wider_for_text(text: str, kind: DataType) -> str:
     number = f"try_cast({text} AS bigint)"
     beyond = f"{is_whole} AND {number} IS NULL AND {_grows(kind, whole, '0')}"
     large = (beyond, _decimal_sql(whole, "0"))
+    is_fraction = f"{text} RLIKE '{_NUMBER}' AND NOT {is_whole}"
+    return _wider_integer(kind, number, is_whole, large, is_fraction)
+
+
+def _wider_integer(
+    kind: DataType, number: str, is_whole: str, large: tuple[str, str], is_fraction: str
+) -> str:
     if isinstance(kind, LongType):
         return case_chain(large)
     low, high = _RANGES[type(kind)]
-    return case_chain(
-        (f"{is_whole} AND NOT {number} BETWEEN {low} AND {high}", "'BIGINT'"),
-        large,
-        (f"{text} RLIKE '{_NUMBER}' AND NOT {is_whole}", "'DOUBLE'"),
-    )
+    is_long = f"{is_whole} AND NOT {number} BETWEEN {low} AND {high}"
+    return case_chain((is_long, "'BIGINT'"), large, (is_fraction, "'DOUBLE'"))
 
 
 def entry(path: str, wider: str) -> str:

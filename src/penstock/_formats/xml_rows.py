@@ -36,12 +36,11 @@ def xml_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> DataFr
     source = f"CASE WHEN NOT ({huge}) THEN {TEXT} END" if huge else TEXT
     parsed = f"from_xml({source}, {typed_columns(schema)}, {options_map(parse | INTO_FLAW)})"
     df = df.selectExpr(FILE, TEXT, f"{parsed} AS {TYPED}")
-    comparison = Comparison(parse, parser="from_xml", reserved=options.reserved)
-    variant = f"from_xml({TEXT}, 'variant', {options_map(parse)})" if parse else ""
-    variant = variant or f"from_xml({TEXT}, 'variant')"
+    shown_options = f", {options_map(parse)}" if parse else ""
+    variant = f"from_xml({TEXT}, 'variant'{shown_options})"
     record = f"try_variant_get({variant}, '$', 'map<string,variant>')"
     broken = broken_sql(TEXT)
-    whole = comparison.left_of_record(schema, options)
+    whole = Comparison(options, parser="from_xml").left_of_record(schema)
     # A text that is no complete element cannot be made a variant: Spark would fail the batch.
     complete = literal(rf"(?:/>|</{re.escape(row_tag(options))}\s*>)\z")
     is_broken = f"{TEXT} NOT RLIKE {complete}" + (f" OR {huge}" if huge else "")
