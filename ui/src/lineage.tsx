@@ -53,7 +53,7 @@ export function ColumnLineage({ lineage, columns, names, link }: Props) {
             ))}
             {lineage.influences.length > 0 && (
               <tr>
-                <td class="muted">which rows there are</td>
+                <td class="muted">filters, joins and grouping</td>
                 <td>
                   <ul class="inputs">{lineage.influences.map(input)}</ul>
                 </td>

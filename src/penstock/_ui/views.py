@@ -88,8 +88,8 @@ def _state(operator: Mapping[str, Any]) -> dict[str, Any]:
 def lineage_view(flows: Iterable[FlowLineage]) -> dict[str, Any] | None:
     """Lineage of a dataset from that of its flows; `None` if no plan has lineage.
 
-    `columns` are by name, `influences` determine which rows there are. Each input has `dataset` (of
-    the pipeline, or empty), `place` (outside of it), `column` and `how`.
+    `columns` are by name, `influences` are those of filters, joins and grouping. Each input has
+    `dataset` (of the pipeline, or empty), `place` (outside of it), `column` and `how`.
     """
     columns: dict[str, list[dict[str, str]]] = {}
     influences: list[dict[str, str]] = []

@@ -9,7 +9,7 @@ from planted_secrets import planted
 from starlette.testclient import TestClient
 
 from penstock._observe.events import EventOrigin, FlowMetrics, FlowStatus, UpdateState
-from penstock._ui.difference import differences
+from penstock._ui.difference import _other_lineage, differences
 from penstock._ui.model import UpdateModel
 from penstock._ui.server import build_app
 
@@ -130,6 +130,12 @@ def test_two_updates_are_compared_when_both_are_recorded(client, shop):
         ({"before": "x" * 101}, 422),
     ):
         assert client.get(address, params=params).status_code == status, params
+
+
+def test_the_page_of_a_dataset_has_the_same_words_when_influences_are_shown(client):
+    made_of, other = ({"columns": {}, "influences": [column]} for column in ("a", "b"))
+    (words,) = _other_lineage(made_of, other)
+    assert f"`{words}`" in client.get("/app.js").text
 
 
 def test_no_secret_is_told_when_definitions_hold_some(client, logs, shop):
