@@ -1,5 +1,6 @@
 """An update with many micro-batches, and what all readers of its log make of it."""
 
+import functools
 import threading
 import time
 from collections.abc import Iterator
@@ -46,7 +47,16 @@ VIEW = replace(UPDATE, dataset_name="c.s.view", flow_name="view")
 SMALL = EventLogSettings(keep_progress_days=None, max_progress_mb=0.25)
 ALL = EventLogSettings(keep_progress_days=1e-6, max_progress_mb=None)
 FLOWS = (SILVER, GOLD, OUT)
-NEVER = threading.Event()
+
+
+class _Never(threading.Event):
+    """Is never set, and does not wait: work that pauses for others is done without pauses."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return False
+
+
+NEVER = _Never()
 
 
 def committed(flow: EventOrigin, batch: int, message: str = "") -> Event:
@@ -97,11 +107,13 @@ def measured(flow: EventOrigin, batch: int) -> list[Event]:
     ]
 
 
-def events(batches: int = 250) -> list[Event]:
+@functools.cache
+def events(batches: int) -> tuple[Event, ...]:
     """All kinds of events of a long update that has not ended, a batch a minute."""
-    found = list(_events(batches))
-    moments = [START + timedelta(minutes=minute) for minute, _ in found]
-    return [replace(event, timestamp=at) for (_, event), at in zip(found, moments, strict=True)]
+    return tuple(
+        replace(event, timestamp=START + timedelta(minutes=minute))
+        for minute, event in _events(batches)
+    )
 
 
 def _events(batches: int) -> Iterator[tuple[int, Event]]:
@@ -161,12 +173,14 @@ def filled(folder: Path, batches: int = 150, keep: EventLogSettings = SMALL) -> 
     return log
 
 
-def rolled_up(log: EventLog, settings: EventLogSettings = ALL) -> bool:
+def rolled_up(
+    log: EventLog, settings: EventLogSettings = ALL, *, stop: threading.Event = NEVER
+) -> bool:
     """Roll its finished segments up; whether that was due."""
     if log.update is None:
         return False
     update, now = log.update.listed(), time.time() + 60
-    return roll_up(update, settings, now=now, is_over=False, stop=NEVER)
+    return roll_up(update, settings, now=now, is_over=False, stop=stop)
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
@@ -207,14 +221,13 @@ def total(folder: Path) -> float:
 
 def facts(folder: Path) -> dict[str, Any]:
     """What metrics, status, dashboard and the start of the next update find in a log."""
-    metrics, status, model = ObservedUpdate(), ObservedUpdate(), UpdateModel()
+    state, model = ObservedUpdate(), UpdateModel()
     now = START + timedelta(days=1)
     for body in lines_of(folder):
         event = event_of_json(body)
-        metrics(event)
-        status(event)
+        state(event)
         model.fold(event)
-    told = status_json(status, now)
+    told, metrics = status_json(state, now), metric_series(state)
     for flow in told["flows"]:
         # Of the newest batches, as many as there are.
         flow["recent_progress"] = flow["recent_progress"][-1:]
@@ -223,12 +236,12 @@ def facts(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"status": told, "head": {**model.head(), "events": None}}
     found["metrics"] = {
         (series.metric.name, labels): round(value, 6)
-        for series in metric_series(metrics)
+        for series in metrics
         for labels, value in series.values.items()
     }
     found["durations"] = {
         labels: (one.counts, round(one.total, 6))
-        for series in metric_series(metrics)
+        for series in metrics
         for labels, one in series.histograms.items()
     }
     for name in ("c.s.silver", "c.s.view", "out"):

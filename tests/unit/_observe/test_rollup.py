@@ -149,7 +149,7 @@ def test_commands_print_the_same_sums_of_a_log_that_was_rolled_up(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PENSTOCK_STORAGE", raising=False)
-    log = filled(tmp_path / ".penstock" / "events", 250)
+    log = filled(tmp_path / ".penstock" / "events", 160)
 
     def printed() -> tuple[Counter[str], Any]:
         sums: Counter[str] = Counter()
@@ -274,16 +274,15 @@ def histories(draw: st.DrawFn) -> list[Event]:
 
 def counters(text: bytes) -> dict[Any, Any]:
     """What metrics and terminal say: what is a sum, and the newest value of what is not."""
-    fold, snapshot = ObservedUpdate(), ObservedUpdate()
+    update = ObservedUpdate()
     states: dict[str, Any] = {}
     for line in text.splitlines():
         event = event_of_json(json.loads(line))
-        fold(event)
-        snapshot(event)
+        update(event)
         body = details(event)
         if event.event_type == "flow_progress" and ("metrics" not in body or event.message):
             # What came before a change of a flow's state stays before it.
-            views = [flow for one in update_view(snapshot).datasets for flow in one.flows]
+            views = [flow for one in update_view(update).datasets for flow in one.flows]
             states[event.id] = [
                 (flow.batches, flow.rows, flow.dropped, flow.lag, flow.state)
                 for flow in views
@@ -291,17 +290,18 @@ def counters(text: bytes) -> dict[Any, Any]:
             ]
     flows = {
         flow.name: replace(flow, rows_per_second=None, batch_seconds=None)
-        for one in update_view(snapshot, START + timedelta(days=9)).datasets
+        for one in update_view(update, START + timedelta(days=9)).datasets
         for flow in one.flows
     }
+    metrics = metric_series(update)
     values = {
         (series.metric.name, labels): round(value, 6)
-        for series in metric_series(fold)
+        for series in metrics
         for labels, value in series.values.items()
     }
     counts = {
         labels: (one.counts, round(one.total, 6))
-        for series in metric_series(fold)
+        for series in metrics
         for labels, one in series.histograms.items()
     }
     return {**values, **counts, **states, **flows}

@@ -38,7 +38,7 @@ from made_events import flow_progress, update_progress
 
 from penstock._model.pipeline import EventLogSettings
 from penstock._observe.events import FlowStatus, UpdateState
-from penstock._observe.log import EventLog, follow, last_batch, read_events
+from penstock._observe.log import EventLog, follow, last_batch, last_place, read_events
 from penstock._observe.retention import Retention, clean, roll_up
 from penstock._observe.segments import QUERIED, UpdateLog, plan_query, updates
 from penstock._observe.unfinished import end_unfinished
@@ -46,6 +46,11 @@ from penstock._ui.recording import Recorded
 
 EARLIER = Path(__file__).parent / "logs" / "version-2.jsonl"
 DEADLINE = 20
+
+
+@pytest.fixture(autouse=True)
+def _short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock._observe.log._POLL_SECONDS", 0.02)
 
 
 def test_a_segment_ends_when_it_is_large_or_old(tmp_path: Path):
@@ -127,7 +132,7 @@ def test_no_event_is_lost_or_duplicated_when_many_emit_and_one_follows(tmp_path:
             for event in (committed(flow, number), *measured(flow, number)):
                 log(event)
             number += 1
-            stop.wait(0.03)
+            stop.wait(0.01)
 
     def read() -> None:
         for event in follow(tmp_path, update="running"):
@@ -136,9 +141,11 @@ def test_no_event_is_lost_or_duplicated_when_many_emit_and_one_follows(tmp_path:
                 passed.notify_all()
 
     def is_followed() -> None:
-        newest = max(places(lines_of(tmp_path)))
+        newest = last_place(update_of(tmp_path))
         with passed:
-            assert passed.wait_for(lambda: seen and seen[-1] >= newest, DEADLINE)
+            assert newest is None or passed.wait_for(
+                lambda: seen and seen[-1] >= newest[1], DEADLINE
+            )
 
     threads = [threading.Thread(target=emit, args=(flow,), daemon=True) for flow in FLOWS]
     reader = threading.Thread(target=read, daemon=True)
@@ -147,7 +154,7 @@ def test_no_event_is_lost_or_duplicated_when_many_emit_and_one_follows(tmp_path:
     done = 0
     while done < 3:
         is_followed()
-        done += rolled_up(log, SMALL)
+        done += rolled_up(log, SMALL, stop=stop)
     is_followed()
     stop.set()
     for thread in threads:
@@ -308,6 +315,7 @@ for step in range(1, 99):
         (update,) = updates(copy)
         sys.addaudithook(watch)
         stop = threading.Event()
+        stop.wait = lambda timeout: False  # no pauses
         os._exit(0 if roll_up(update, old, now=time.time() + 60, is_over=False, stop=stop) else 1)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code != -signal.SIGKILL:
@@ -317,7 +325,7 @@ for step in range(1, 99):
 
 def test_the_log_is_whole_when_the_process_is_killed_at_any_step(tmp_path: Path):
     whole = tmp_path / "whole"
-    filled(whole, 40, EventLogSettings(keep_progress_days=None, max_progress_mb=0.5)).close()
+    filled(whole, 10, EventLogSettings(keep_progress_days=None, max_progress_mb=0.3)).close()
     before, events, states = facts(whole), total(whole), set[Any]()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", KILLED, tmp_path]
@@ -328,7 +336,7 @@ def test_the_log_is_whole_when_the_process_is_killed_at_any_step(tmp_path: Path)
             assert facts(folder) == before
         states.add(state)
         # What the kill left is seen to by the next update.
-        clean(folder, ALL, own="next", now=time.time() + 60)
+        clean(folder, ALL, own="next", now=time.time() + 60, stop=NEVER)
         assert update_of(folder).segments() == list(update_of(folder).files)
         assert {path.suffix for path in folder.iterdir()} == {".jsonl"}
         assert total(folder) == events
@@ -367,19 +375,19 @@ def test_updates_that_are_over_are_rolled_up_once(tmp_path: Path):
     log = filled(tmp_path)
     log.close()
     before = facts(tmp_path)
-    clean(tmp_path, SMALL, own="running", now=time.time())
+    clean(tmp_path, SMALL, own="running", now=time.time(), stop=NEVER)
     assert len(update_of(tmp_path).files) > 10
-    clean(tmp_path, SMALL, own="", now=time.time())
+    clean(tmp_path, SMALL, own="", now=time.time(), stop=NEVER)
     files = update_of(tmp_path).files
     assert 1 < len(files) < 10
     assert facts(tmp_path) == before
-    clean(tmp_path, SMALL, own="", now=time.time())
+    clean(tmp_path, SMALL, own="", now=time.time(), stop=NEVER)
     assert update_of(tmp_path).files == files
     # When it is old, all of it; the only file says that it is done.
-    clean(tmp_path, ALL, own="", now=time.time() + 60)
+    clean(tmp_path, ALL, own="", now=time.time() + 60, stop=NEVER)
     (file,) = update_of(tmp_path).files
     inode = file.path.stat().st_ino
-    clean(tmp_path, ALL, own="", now=time.time() + 60)
+    clean(tmp_path, ALL, own="", now=time.time() + 60, stop=NEVER)
     assert (file.is_roll_up, file.path.stat().st_ino) == (True, inode)
     assert facts(tmp_path) == before
 
@@ -405,7 +413,7 @@ def test_a_log_of_an_earlier_version_is_a_log_with_one_segment(tmp_path: Path):
     assert path.read_bytes().endswith(b'{"torn')
     assert recorded.refresh() and recorded.model.folded == folded + 1
     assert [event["error"]["exceptions"][0]["condition"] for event in following] == ["PROCESS_GONE"]
-    clean(tmp_path, ALL, own="", now=time.time() + 60)
+    clean(tmp_path, ALL, own="", now=time.time() + 60, stop=NEVER)
     assert (numbers(tmp_path), path.exists()) == ([(1, 2)], False)
     assert list(tmp_path.iterdir()) == [update_of(tmp_path).path(1, 2)]
     assert total(tmp_path) == before + 1
