@@ -127,7 +127,9 @@ class LineageFold:
             case DatasetDefinition() as body:
                 self._define(event.origin.dataset_name, body)
             case SinkDefinition() as body:
-                self._define_sink(event.origin.sink_name, body)
+                name = event.origin.sink_name
+                place = body.place or self._place(name)
+                self._datasets[name] = _Dataset(name=name, place=place, is_table=False)
             case FlowDefinition() as body:
                 name = event.origin.flow_name
                 self._flows[name] = _Flow(name, body)
@@ -143,23 +145,13 @@ class LineageFold:
 
     def _define(self, name: str, body: DatasetDefinition) -> None:
         path = body.path
-        place = LineageSource(namespace=self._namespace, name=f"{self._pipeline}.{name}")
-        schema: Any = {}
-        if body.schema_json:
-            schema = json.loads(body.schema_json)
         self._datasets[name] = _Dataset(
             name=name,
-            place=place_of(path) if path else place,
-            schema=schema.get("fields", []),
+            place=place_of(path) if path else self._place(name),
+            schema=json.loads(body.schema_json or "{}").get("fields", []),
             rules={rule.name: rule for rule in body.expectations},
             is_table="VIEW" not in body.dataset_type or bool(path),
         )
-
-    def _define_sink(self, name: str, body: SinkDefinition) -> None:
-        place = body.place or LineageSource(
-            namespace=self._namespace, name=f"{self._pipeline}.{name}"
-        )
-        self._datasets[name] = _Dataset(name=name, place=place, is_table=False)
 
     def _declare(self, event: Event) -> Iterator[event_v2.BaseEvent]:
         """Emit job and dataset events once, so that flows that never ran have lineage too."""
@@ -196,22 +188,19 @@ class LineageFold:
         parent = parent_run_facet()
         if parent is not None:
             run["parent"] = parent
-        job: dict[str, JobFacet] = {
-            "jobType": job_type_job.JobTypeJobFacet(
-                processingType="STREAMING" if self._is_continuous else "BATCH",
-                integration="PENSTOCK",
-                jobType="PIPELINE",
-                producer=PRODUCER,
-            )
-        }
+        job = event_v2.Job(
+            namespace=self._namespace,
+            name=self._pipeline,
+            facets={"jobType": _job_type("PIPELINE", is_streaming=self._is_continuous)},
+        )
         kind = _UPDATE_ENDS.get(state, "RUNNING" if state is UpdateState.RUNNING else "")
         if not self._has_begun:
             self._has_begun = True
-            yield self._run_event("START", event, self._update_id, self._pipeline, run, job)
+            yield _run_event("START", event, self._update_id, run, job)
         if kind:
             if event.error is not None:
                 run["errorMessage"] = error_facet(event)
-            yield self._run_event(kind, event, self._update_id, self._pipeline, run, job)
+            yield _run_event(kind, event, self._update_id, run, job)
 
     def _flow(self, event: Event, flow: _Flow, body: FlowProgress) -> Iterator[event_v2.BaseEvent]:
         status, has_counts = body.status, body.metrics is not None
@@ -263,55 +252,23 @@ class LineageFold:
         if flow.counts:
             run["test"] = test_run.TestRunFacet(
                 tests=[
-                    test_run.TestExecution(**self._assertion(flow, rule, "status"))
-                    for rule in flow.counts
+                    test_run.TestExecution(
+                        type="expectation",
+                        status="fail" if failed else "pass",
+                        **self._assertion(flow, rule),
+                    )
+                    for rule, (_, failed) in flow.counts.items()
                 ],
                 producer=PRODUCER,
             )
-        job = self._job(flow)
-        name = f"{self._update_id}/{flow.name}/{flow.number}"
-        return self._run_event(
-            kind,
-            event,
-            str(uuid.uuid5(uuid.NAMESPACE_URL, name)),
-            job.name,
-            run,
-            dict(job.facets or {}),
-            self._inputs(flow),
-            self._outputs(flow),
-        )
-
-    def _run_event(
-        self,
-        kind: str,
-        event: Event,
-        run_id: str,
-        job: str,
-        run_facets: dict[str, RunFacet],
-        job_facets: dict[str, JobFacet],
-        inputs: list[event_v2.InputDataset] | None = None,
-        outputs: list[event_v2.OutputDataset] | None = None,
-    ) -> event_v2.RunEvent:
-        return event_v2.RunEvent(
-            eventType=event_v2.RunState[kind],
-            eventTime=time_text(event.timestamp),
-            run=event_v2.Run(runId=run_id, facets=dict(run_facets)),
-            job=event_v2.Job(namespace=self._namespace, name=job, facets=job_facets),
-            inputs=inputs or [],
-            outputs=outputs or [],
-            producer=PRODUCER,
-        )
+        run_id = uuid.uuid5(uuid.NAMESPACE_URL, f"{self._update_id}/{flow.name}/{flow.number}")
+        sent = _run_event(kind, event, str(run_id), run, self._job(flow))
+        sent.inputs, sent.outputs = self._inputs(flow), self._outputs(flow)
+        return sent
 
     def _job(self, flow: _Flow) -> event_v2.Job:
         streams = flow.definition.flow_type not in ("MATERIALIZED_VIEW", "REPLACE_WHERE")
-        facets: dict[str, JobFacet] = {
-            "jobType": job_type_job.JobTypeJobFacet(
-                processingType="STREAMING" if streams else "BATCH",
-                integration="PENSTOCK",
-                jobType="FLOW",
-                producer=PRODUCER,
-            )
-        }
+        facets: dict[str, JobFacet] = {"jobType": _job_type("FLOW", is_streaming=streams)}
         if flow.definition.comment:
             facets["documentation"] = documentation_job.DocumentationJobFacet(
                 description=flow.definition.comment, producer=PRODUCER
@@ -327,9 +284,8 @@ class LineageFold:
         ]
 
     def _place(self, dataset: str) -> LineageSource:
-        known = self._datasets.get(dataset)
-        if known is not None:
-            return known.place
+        if dataset in self._datasets:
+            return self._datasets[dataset].place
         return LineageSource(namespace=self._namespace, name=f"{self._pipeline}.{dataset}")
 
     def _inputs(self, flow: _Flow) -> list[event_v2.InputDataset]:
@@ -362,13 +318,7 @@ class LineageFold:
         if target is None:
             return []
 
-        def output_facets(rows: int) -> dict[str, OutputDatasetFacet]:
-            statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
-                rowCount=rows, producer=PRODUCER
-            )
-            return {"outputStatistics": statistics}
-
-        facets: dict[str, Any] = {**self._facets(target)}
+        facets: dict[str, Any] = self._facets(target)
         if flow.lineage is not None:
             facets["columnLineage"] = self._column_lineage(flow, flow.lineage, target)
         if flow.version is not None:
@@ -381,9 +331,11 @@ class LineageFold:
                 data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(
                     assertions=[
                         data_quality_assertions_dataset.Assertion(
-                            **self._assertion(flow, rule, "success")
+                            assertion="expectation",
+                            success=not failed,
+                            **self._assertion(flow, rule),
                         )
-                        for rule in flow.counts
+                        for rule, (_, failed) in flow.counts.items()
                     ],
                     producer=PRODUCER,
                 )
@@ -391,30 +343,19 @@ class LineageFold:
         place = target.place
         outputs = [
             event_v2.OutputDataset(
-                place.namespace,
-                place.name,
-                facets=facets,
-                outputFacets=output_facets(flow.rows_out) if flow.rows_out is not None else {},
+                place.namespace, place.name, facets=facets, outputFacets=_row_count(flow.rows_out)
             )
         ]
         if flow.quarantined:
-            quarantine = f"{place.name}_quarantine"
-            outputs.append(
-                event_v2.OutputDataset(
-                    place.namespace, quarantine, outputFacets=output_facets(flow.quarantined)
-                )
-            )
+            quarantine, rows = f"{place.name}_quarantine", _row_count(flow.quarantined)
+            outputs.append(event_v2.OutputDataset(place.namespace, quarantine, outputFacets=rows))
         return outputs
 
-    def _assertion(self, flow: _Flow, rule: str, verdict: str) -> dict[str, Any]:
+    def _assertion(self, flow: _Flow, rule: str) -> dict[str, Any]:
         passed, failed = flow.counts[rule]
         target = self._datasets.get(flow.definition.target)
         declared = target.rules.get(rule) if target is not None else None
-        outcome: Any = failed == 0
-        if verdict == "status":
-            outcome = "pass" if failed == 0 else "fail"
-        assertion: dict[str, Any] = {
-            verdict: outcome,
+        return {
             "name": rule,
             "severity": "error" if declared is not None and declared.action == "fail" else "warn",
             "expected": "0 failed rows",
@@ -423,8 +364,6 @@ class LineageFold:
             "contentType": "sql",
             "params": {"passed_records": passed, "failed_records": failed},
         }
-        assertion["assertion" if verdict == "success" else "type"] = "expectation"
-        return assertion
 
     def _column_lineage(self, flow: _Flow, lineage: FlowLineage, target: _Dataset) -> DatasetFacet:
         sources = self._sources(flow)
@@ -456,3 +395,33 @@ class LineageFold:
         if not dataset.is_table:
             return schema_facets(dataset.schema)
         return {**schema_facets(dataset.schema), **table_facets(self._namespace, dataset.name)}
+
+
+def _run_event(
+    kind: str, event: Event, run_id: str, run_facets: dict[str, RunFacet], job: event_v2.Job
+) -> event_v2.RunEvent:
+    return event_v2.RunEvent(
+        eventType=event_v2.RunState[kind],
+        eventTime=time_text(event.timestamp),
+        run=event_v2.Run(runId=run_id, facets=dict(run_facets)),
+        job=job,
+        producer=PRODUCER,
+    )
+
+
+def _row_count(rows: int | None) -> dict[str, OutputDatasetFacet]:
+    if rows is None:
+        return {}
+    statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
+        rowCount=rows, producer=PRODUCER
+    )
+    return {"outputStatistics": statistics}
+
+
+def _job_type(kind: str, *, is_streaming: bool) -> JobFacet:
+    return job_type_job.JobTypeJobFacet(
+        processingType="STREAMING" if is_streaming else "BATCH",
+        integration="PENSTOCK",
+        jobType=kind,
+        producer=PRODUCER,
+    )

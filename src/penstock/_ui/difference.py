@@ -86,12 +86,8 @@ def _flow(before: Outline, after: Outline) -> dict[str, Any]:
 def _facts(
     before: Outline, after: Outline, names: Sequence[tuple[str, str]]
 ) -> list[dict[str, str]]:
-    facts = []
-    for name, label in dict(names).items():
-        old, new = _text(before.get(name)), _text(after.get(name))
-        if old != new:
-            facts.append({"name": label, "before": old, "after": new})
-    return facts
+    old, new = ({label: _text(side.get(name)) for name, label in names} for side in (before, after))
+    return _items(old, new)
 
 
 def _text(value: Any) -> str:

@@ -1,16 +1,12 @@
 """Authorisation of requests, and security headers of responses."""
 
 import hmac
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
-from penstock._observe.loopback import is_loopback, names_loopback
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from penstock._observe.loopback import is_loopback, names_loopback
 
 COOKIE = "penstock_token"
 CONTROL_HEADER = "x-penstock-control"
@@ -45,7 +41,7 @@ class Guard:
     from a page of this server. Clients without an Origin need the `Bearer` token.
     """
 
-    def __init__(self, app: App, *, host: str, token: str | None, acts: bool = False) -> None:
+    def __init__(self, app: ASGIApp, *, host: str, token: str | None, acts: bool = False) -> None:
         if not is_loopback(host) and not token:
             raise ValueError("an address that is not loopback requires a token")
         if acts and not token:
@@ -66,7 +62,7 @@ class Guard:
             for name, value in scope["headers"]
         }
 
-        async def with_headers(message: MutableMapping[str, Any]) -> None:
+        async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 sent = [*message.get("headers", ())]
                 if not any(name == b"cache-control" for name, _ in sent):
@@ -74,9 +70,14 @@ class Guard:
                 message["headers"] = [*sent, *_HEADERS]
             await send(message)
 
+        answer = self._answer(scope, headers) or self._app
+        await answer(scope, receive, with_headers)
+
+    def _answer(self, scope: Scope, headers: dict[str, str]) -> PlainTextResponse | None:
+        """The response to a request that does not reach the dashboard."""
         if refusal := self._refusal(scope, headers):
-            await _respond(with_headers, *refusal)
-            return
+            status, text = refusal
+            return PlainTextResponse(text, status)
         if self._token is not None:
             tokens = _given_tokens(scope, headers)
             right = {
@@ -85,15 +86,12 @@ class Guard:
                 if hmac.compare_digest(token.encode(), self._token.encode())
             }
             if not right:
-                await _respond(with_headers, 401, "open the URL with its token")
-                return
+                return PlainTextResponse("open the URL with its token", 401)
             if scope["method"] == "POST" and (reason := _no_action(headers, right)):
-                await _respond(with_headers, 403, reason)
-                return
+                return PlainTextResponse(reason, 403)
             if "query" in tokens and scope["method"] == "GET":
-                await _respond(with_headers, 303, "", self._signed_in(scope))
-                return
-        await self._app(scope, receive, with_headers)
+                return PlainTextResponse("", 303, self._signed_in(scope))
+        return None
 
     def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str] | None:
         is_action = self._acts and scope["method"] == "POST" and scope["path"].startswith("/api/")
@@ -115,7 +113,7 @@ class Guard:
             return 403, "requests from other origins are refused"
         return None
 
-    def _signed_in(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+    def _signed_in(self, scope: Scope) -> dict[str, str]:
         rest = [
             (key, value)
             for key, value in parse_qsl(scope["query_string"].decode("latin-1"))
@@ -128,7 +126,7 @@ class Guard:
             path += "?" + urlencode(rest)
         value = quote(self._token or "", safe="")
         cookie = f"{cookie_name(scope)}={value}; Path=/; HttpOnly; SameSite=Strict"
-        return [(b"location", path.encode()), (b"set-cookie", cookie.encode())]
+        return {"location": path, "set-cookie": cookie}
 
 
 def cookie_name(scope: Scope) -> str:
@@ -175,22 +173,3 @@ def _given_tokens(scope: Scope, headers: dict[str, str]) -> dict[str, str]:
         if key == "token":
             tokens["query"] = text
     return tokens
-
-
-async def _respond(
-    send: Send, status: int, text: str, headers: list[tuple[bytes, bytes]] | None = None
-) -> None:
-    body = text.encode()
-    await send(
-        {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [
-                (b"content-type", b"text/plain; charset=utf-8"),
-                (b"content-length", str(len(body)).encode()),
-                (b"cache-control", b"no-store"),
-                *(headers or ()),
-            ],
-        }
-    )
-    await send({"type": "http.response.body", "body": body})

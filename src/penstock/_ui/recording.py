@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from penstock._observe.codec import event_of_line, millis
-from penstock._observe.events import TERMINAL_STATES, CreateUpdate, Event, UpdateProgress
+from penstock._observe.events import TERMINAL_STATES, Event
 from penstock._observe.masking import masked
 from penstock._observe.segments import LATEST, Segment, UpdateLog, updates
+from penstock._observe.state import ObservedUpdate
 from penstock._observe.status_file import writer_of
 from penstock._ui.model import UpdateModel
 from penstock._ui.ports import CodeOf, Control, Tables
@@ -272,41 +273,27 @@ class Recording(WatchedLog):
 
 def _summary_of(log: UpdateLog) -> UpdateSummary:
     """From the first events of a log and its last ones, however long it is."""
-    first, last = _ends_of(log)
-    events = [*first, *last]
-    pipeline = next(
-        (event.origin.pipeline_name for event in first if event.origin.pipeline_name), ""
-    )
-    options = next(
-        (
-            event.body.properties
-            for event in reversed(first)
-            if isinstance(event.body, CreateUpdate)
-        ),
-        {},
-    )
-    change = next(
-        (event for event in reversed(events) if isinstance(event.body, UpdateProgress)), None
-    )
-    body = change.body if change is not None else None
-    state = body.state if isinstance(body, UpdateProgress) else None
-    is_over = state in TERMINAL_STATES
-    ending = change if is_over else next(reversed(events), None)
+    update = ObservedUpdate()
+    for event in _ends_of(log):
+        # As in `UpdateModel.fold`.
+        with contextlib.suppress(LookupError, ValueError, TypeError, AttributeError):
+            update(event)
+    options, ended = update.properties, update.ended or update.last_event
     return UpdateSummary(
         update_id=log.update_id,
-        pipeline_name=pipeline,
+        pipeline_name=update.pipeline_name,
         started=millis(log.started),
-        ended=millis(ending.timestamp) if ending is not None else None,
-        state=state.value if state is not None else "",
-        is_over=is_over,
+        ended=millis(ended) if ended is not None else None,
+        state=update.state.value if update.state is not None else "",
+        is_over=update.state in TERMINAL_STATES,
         continuous=bool(options.get("continuous")),
         full_refresh=bool(options.get("full_refresh") or options.get("full_refresh_selection")),
-        error=error_view(change.error) if change is not None else None,
-        message=change.message if change is not None else "",
+        error=error_view(update.error),
+        message=update.message,
     )
 
 
-def _ends_of(log: UpdateLog) -> tuple[list[Event], list[Event]]:
+def _ends_of(log: UpdateLog) -> list[Event]:
     try:
         with log.opened() as files:
             first, last = files[0][1], files[-1][1]
@@ -315,8 +302,8 @@ def _ends_of(log: UpdateLog) -> tuple[list[Event], list[Event]]:
             last.seek(max(begin, os.fstat(last.fileno()).st_size - _TAIL))
             tail = last.read(_TAIL)
     except (OSError, IndexError):
-        return [], []
-    return _events(head.split(b"\n")), _events(tail.split(b"\n"))
+        return []
+    return [*_events(head.split(b"\n")), *_events(tail.split(b"\n"))]
 
 
 def _events(lines: list[bytes]) -> list[Event]:

@@ -12,7 +12,7 @@ from fastapi.responses import Response, StreamingResponse
 from penstock._observe.segments import LATEST
 from penstock._ui.difference import differences
 from penstock._ui.endpoints import add_acting, add_stored, json_response
-from penstock._ui.guard import App, Guard
+from penstock._ui.guard import Guard
 from penstock._ui.hub import MAX_WATCHERS, Hub, whole_update, with_interrupted
 from penstock._ui.recording import Recording
 
@@ -68,7 +68,7 @@ def build_app(
     token: str | None,
     hub: Hub | None = None,
     acts: bool = False,
-) -> App:
+) -> Guard:
     """The dashboard over some pipelines, behind its guard; the caller closes `hub` at the end."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     pipelines = {recording.key: recording for recording in recordings}
