@@ -7,10 +7,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Self
 
 from penstock._display.lines import JsonPrinter, LinePrinter
-from penstock._display.render import final_line, live_view, summary_lines, summary_table
 from penstock._display.terminal import Output, Terminal, console, detect
+from penstock._display.text import plural, seconds
 from penstock._observe.bus import EventBus
-from penstock._observe.events import UpdateState
+from penstock._observe.events import FlowStatus, UpdateState
 from penstock._observe.snapshot import UpdateView, update_view
 from penstock._observe.state import ObservedUpdate
 
@@ -59,6 +59,8 @@ class LineDisplay:
         output = Output()
         if not self._quiet:
             if view.datasets:
+                from penstock._display.render import summary_table
+
                 drawing = console(self._terminal)
                 with drawing.capture() as captured:
                     drawing.print(summary_table(view, width=self._terminal.width))
@@ -102,6 +104,8 @@ class LiveDisplay:
     def _render(self) -> "RenderableType":
         from rich.text import Text
 
+        from penstock._display.render import live_view, summary_table
+
         view = update_view(self._update)
         width = self._console.width
         if self._has_ended:
@@ -117,3 +121,48 @@ def _ending(view: UpdateView, error: object) -> list[str]:
     if view.has_ended:
         return [final_line(view)]
     return ["interrupted"] if isinstance(error, KeyboardInterrupt) else []
+
+
+def summary_lines(view: UpdateView) -> list[str]:
+    """The lines below the summary table: violated rules and the paths of the logs."""
+    lines = []
+    for dataset in view.datasets:
+        for rule in dataset.rules:
+            if rule.failed:
+                total = rule.passed + rule.failed
+                lines.append(
+                    f"rule {rule.name} of {dataset.display}: broken by {rule.failed:,} of "
+                    f"{plural(total, 'row')}"
+                )
+        if dataset.deleted:
+            lines.append(f"{plural(dataset.deleted, 'row')} of {dataset.display} deleted")
+        if dataset.late:
+            lines.append(f"{plural(dataset.late, 'late row')} of {dataset.display}")
+        if dataset.duplicates:
+            duplicates = plural(dataset.duplicates, "duplicate")
+            lines.append(f"{duplicates} of {dataset.display} left out")
+    if view.properties.get("event_log"):
+        lines.append(f"event log: {view.properties['event_log']}")
+    if view.properties.get("spark_log"):
+        lines.append(f"Spark log: {view.properties['spark_log']}")
+    return lines
+
+
+def final_line(view: UpdateView) -> str:
+    """The update in one line; also printed with `--quiet`."""
+    state = view.state.value if view.state is not None else "ended"
+    parts = [
+        plural(len(view.datasets), "dataset"),
+        f"{plural(sum(d.rows for d in view.datasets), 'row')} written",
+    ]
+    quarantined = sum(dataset.quarantined for dataset in view.datasets)
+    if quarantined:
+        parts.append(f"{quarantined:,} quarantined")
+    failed = [dataset.display for dataset in view.datasets if dataset.state is FlowStatus.FAILED]
+    if failed:
+        parts.append(f"failed: {', '.join(failed)}")
+    skipped = [dataset.display for dataset in view.datasets if dataset.state is FlowStatus.SKIPPED]
+    if skipped:
+        parts.append(f"skipped: {', '.join(skipped)}")
+    name = view.pipeline_name or "pipeline"
+    return f"{name} {state} in {seconds(view.duration_seconds)}: {', '.join(parts)}"

@@ -1,15 +1,12 @@
 """Views of an update as Rich tables: while it runs, and when it has ended."""
 
-from typing import TYPE_CHECKING
+from rich.console import Group, JustifyMethod, RenderableType
+from rich.table import Table
+from rich.text import Text
 
-from penstock._display.text import count, error_line, plural, rate, seconds
+from penstock._display.text import count, error_line, rate, seconds
 from penstock._observe.events import FlowStatus, UpdateState
 from penstock._observe.snapshot import DatasetView, UpdateView
-
-if TYPE_CHECKING:
-    from rich.console import JustifyMethod, RenderableType
-    from rich.table import Table
-    from rich.text import Text
 
 WIDE = 110
 """Minimum width for a column with the last error; otherwise it is below the table."""
@@ -33,11 +30,8 @@ _UPDATE_STYLES = {
 }
 
 
-def live_view(view: UpdateView, *, width: int, note: str = "") -> "RenderableType":
+def live_view(view: UpdateView, *, width: int, note: str = "") -> RenderableType:
     """The running update: a head line, one row per dataset, the newest errors, and a `note`."""
-    from rich.console import Group
-    from rich.text import Text
-
     table = _table(
         ("dataset", "state", "rows", "rows/s", "batch", "quarantined", "lag"),
         [
@@ -69,7 +63,7 @@ def live_view(view: UpdateView, *, width: int, note: str = "") -> "RenderableTyp
     return Group(*parts)
 
 
-def summary_table(view: UpdateView, *, width: int) -> "Table":
+def summary_table(view: UpdateView, *, width: int) -> Table:
     return _table(
         ("dataset", "state", "rows", "quarantined", "dropped", "time"),
         [
@@ -87,54 +81,7 @@ def summary_table(view: UpdateView, *, width: int) -> "Table":
     )
 
 
-def summary_lines(view: UpdateView) -> list[str]:
-    """The lines below the summary table: violated rules and the paths of the logs."""
-    lines = []
-    for dataset in view.datasets:
-        for rule in dataset.rules:
-            if rule.failed:
-                total = rule.passed + rule.failed
-                lines.append(
-                    f"rule {rule.name} of {dataset.display}: broken by {rule.failed:,} of "
-                    f"{plural(total, 'row')}"
-                )
-        if dataset.deleted:
-            lines.append(f"{plural(dataset.deleted, 'row')} of {dataset.display} deleted")
-        if dataset.late:
-            lines.append(f"{plural(dataset.late, 'late row')} of {dataset.display}")
-        if dataset.duplicates:
-            duplicates = plural(dataset.duplicates, "duplicate")
-            lines.append(f"{duplicates} of {dataset.display} left out")
-    if view.properties.get("event_log"):
-        lines.append(f"event log: {view.properties['event_log']}")
-    if view.properties.get("spark_log"):
-        lines.append(f"Spark log: {view.properties['spark_log']}")
-    return lines
-
-
-def final_line(view: UpdateView) -> str:
-    """The update in one line; also printed with `--quiet`."""
-    state = view.state.value if view.state is not None else "ended"
-    parts = [
-        plural(len(view.datasets), "dataset"),
-        f"{plural(sum(d.rows for d in view.datasets), 'row')} written",
-    ]
-    quarantined = sum(dataset.quarantined for dataset in view.datasets)
-    if quarantined:
-        parts.append(f"{quarantined:,} quarantined")
-    failed = [dataset.display for dataset in view.datasets if dataset.state is FlowStatus.FAILED]
-    if failed:
-        parts.append(f"failed: {', '.join(failed)}")
-    skipped = [dataset.display for dataset in view.datasets if dataset.state is FlowStatus.SKIPPED]
-    if skipped:
-        parts.append(f"skipped: {', '.join(skipped)}")
-    name = view.pipeline_name or "pipeline"
-    return f"{name} {state} in {seconds(view.duration_seconds)}: {', '.join(parts)}"
-
-
-def _head(view: UpdateView) -> "Text":
-    from rich.text import Text
-
+def _head(view: UpdateView) -> Text:
     head = Text(no_wrap=True, overflow="ellipsis")
     head.append(view.pipeline_name or "pipeline", style="bold")
     if view.update_id:
@@ -148,10 +95,8 @@ def _head(view: UpdateView) -> "Text":
     return head
 
 
-def _table(columns: tuple[str, ...], rows: list[tuple["Text", ...]], *, width: int) -> "Table":
+def _table(columns: tuple[str, ...], rows: list[tuple[Text, ...]], *, width: int) -> Table:
     """A table of at most `width` columns: long names are truncated, figures never."""
-    from rich.table import Table
-
     # All widths are given: where columns do not fit, Rich would cut figures before names.
     is_wide = width >= WIDE
     gap = 2 if is_wide else 1
@@ -188,36 +133,26 @@ _WIDTHS = {
 }
 
 
-def _name_and_state(dataset: DatasetView) -> tuple["Text", "Text"]:
-    from rich.text import Text
-
+def _name_and_state(dataset: DatasetView) -> tuple[Text, Text]:
     style = _STYLES[dataset.state]
     return Text(dataset.display), Text(dataset.state.value, style=style)
 
 
-def _cell(text: str) -> "Text":
-    from rich.text import Text
-
+def _cell(text: str) -> Text:
     return Text(text, style="dim" if text == "-" else "")
 
 
-def _bad(number: int) -> "Text":
-    from rich.text import Text
-
+def _bad(number: int) -> Text:
     return Text(count(number), style="yellow" if number else "dim")
 
 
-def _error(dataset: DatasetView) -> "Text":
-    from rich.text import Text
-
+def _error(dataset: DatasetView) -> Text:
     if dataset.last_error is None:
         return Text("")
     return Text(error_line(dataset.last_error), style="red")
 
 
-def _errors(view: UpdateView) -> list["RenderableType"]:
-    from rich.text import Text
-
+def _errors(view: UpdateView) -> list[RenderableType]:
     return [
         Text(
             f"{dataset.display}: {error_line(dataset.last_error)}",

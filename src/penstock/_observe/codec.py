@@ -4,10 +4,11 @@
 becomes an `UnknownBody` and is written as it was read.
 """
 
+import functools
 import json
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -39,13 +40,7 @@ Convert = Callable[[Any], Any]
 
 def event_json(event: Event, *, instance: str, seq_no: int) -> dict[str, Any]:
     """An event in Lakeflow's format; `seq_no` is its number within the writer `instance`."""
-    origin = {
-        key: value
-        for key in ("pipeline_name", "update_id", "dataset_name", "flow_name", "sink_name")
-        if (value := getattr(event.origin, key))
-    }
-    if event.origin.batch_id is not None:
-        origin["batch_id"] = event.origin.batch_id
+    origin = {key: value for key, value in vars(event.origin).items() if value not in ("", None)}
     error = None
     if event.error is not None:
         error = {
@@ -127,14 +122,11 @@ def event_of_json(body: Mapping[str, Any]) -> Event:
     """The event that `event_json` wrote; raises `ValueError` or `KeyError` for invalid fields."""
     origin = body.get("origin") or {}
     batch_id = origin.get("batch_id")
-    event_type, details = str(body["event_type"]), body.get("details") or {}
     level = events.Level(body.get("level", "INFO"))
-    known = body_of(event_type, details)
+    known = body_of(str(body["event_type"]), body.get("details") or {})
     if isinstance(known, UnknownBody):
         maturity = str(body.get("maturity_level", "STABLE"))
-        known = UnknownBody(
-            event_type=event_type, details=details, recorded_level=level, maturity_level=maturity
-        )
+        known = replace(known, recorded_level=level, maturity_level=maturity)
     return Event(
         EventOrigin(
             pipeline_name=str(origin.get("pipeline_name", "")),
@@ -215,17 +207,16 @@ def body_of(event_type: str, details: Mapping[str, Any]) -> Body | UnknownBody:
                 return _from_json(known, {**body, "figures": figures})  # type: ignore[no-any-return]
             case _:
                 return _from_json(known, body)  # type: ignore[no-any-return]
-    except (ValueError, KeyError, TypeError, AttributeError, LookupError):
+    except (ValueError, TypeError, AttributeError, LookupError):
         pass
     return UnknownBody(event_type=event_type, details=details)
 
 
 def _flow_json(body: events.FlowProgress) -> dict[str, Any]:
     body_json: dict[str, Any] = {"status": body.status.value}
-    counts = body.metrics
     quality: dict[str, Any] = {}
-    if counts is not None:
-        values = vars(counts)
+    if body.metrics is not None:
+        values = vars(body.metrics)
         body_json["metrics"] = {key: values[key] for key in _METRICS if values[key] is not None}
         quality = {key: values[key] for key in _QUALITY if values[key] is not None}
     if body.expectations:
@@ -266,30 +257,25 @@ class _Column(NamedTuple):
     read: Convert
 
 
-_KNOWN: dict[type, tuple[_Column, ...]] = {}
-
-
-def _columns(kind: type) -> tuple[_Column, ...]:
-    known = _KNOWN.get(kind)
-    if known is None:
-        hints = get_type_hints(kind)
-        known = _KNOWN[kind] = tuple(
-            _Column(
-                each.name,
-                each.default is MISSING and each.default_factory is MISSING,
-                _writer(hints[each.name]),
-                _reader(hints[each.name]),
-            )
-            for each in fields(kind)
+@functools.cache
+def _columns(kind: Any) -> tuple[_Column, ...]:
+    hints = get_type_hints(kind)
+    return tuple(
+        _Column(
+            each.name,
+            each.default is MISSING and each.default_factory is MISSING,
+            _writer(hints[each.name]),
+            _reader(hints[each.name]),
         )
-    return known
+        for each in fields(kind)
+    )
 
 
 def _to_json(body: Any) -> dict[str, Any]:
     values, omits_none = vars(body), getattr(body, "omits_none", False)
     return {
         name: value if write is None or value is None else write(value)
-        for name, _, write, _ in _columns(type(body))
+        for name, _, write, _ in _columns(body.__class__)
         if (value := values[name]) is not None or not omits_none
     }
 

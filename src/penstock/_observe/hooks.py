@@ -73,18 +73,13 @@ class EventHooks:
         for worker in self._workers:
             assert worker.thread is not None
             worker.thread.join(max(0.0, until - time.monotonic()))
-            if worker.thread.is_alive():
-                left = worker.events.qsize() + worker.dropped
-                self._report(
-                    worker,
-                    f"did not finish in time; {left} events were not delivered",
-                    status="SLOW",
-                )
-            elif worker.dropped:
-                left = worker.dropped
-                self._report(
-                    worker, f"was too slow: {left} events were not delivered", status="SLOW"
-                )
+            is_late, left = worker.thread.is_alive(), worker.dropped
+            if is_late:
+                left += worker.events.qsize()
+            if is_late or left:
+                what = "did not finish in time;" if is_late else "was too slow:"
+                text = f"{what} {left} events were not delivered"
+                self._report(worker, text, status="SLOW")
 
     def _deliver(self, worker: "_Worker") -> None:
         failures = 0

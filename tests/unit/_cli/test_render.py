@@ -7,9 +7,16 @@ import pytest
 from made_events import definition, flow_progress, plan_warning
 from rich.console import Console
 
-from penstock._display.display import LineDisplay, LiveDisplay, LogFormat, choose_display
+from penstock._display.display import (
+    LineDisplay,
+    LiveDisplay,
+    LogFormat,
+    choose_display,
+    final_line,
+    summary_lines,
+)
 from penstock._display.lines import JsonPrinter, LinePrinter
-from penstock._display.render import WIDE, final_line, live_view, summary_lines, summary_table
+from penstock._display.render import WIDE, live_view, summary_table
 from penstock._display.terminal import Output, Terminal, console, detect
 from penstock._display.text import count, rate, seconds
 from penstock._observe.bus import EventBus
