@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from penstock._model.lineage import FlowLineage, LineageSource
+
+Key = TypeVar("Key")
 
 
 class Level(StrEnum):
@@ -87,6 +89,12 @@ class ExpectationCounts:
     dataset: str
     passed_records: int
     failed_records: int
+
+    def add_to(self, sums: dict[Key, list[int]], key: Key) -> None:
+        """Add the passed and failed records to the sums of a key."""
+        records = sums.setdefault(key, [0, 0])
+        records[0] += self.passed_records
+        records[1] += self.failed_records
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from penstock._observe.events import DatasetDefinition, Event
@@ -46,10 +46,7 @@ class FlowGraph:
             "version": 1,
             "nodes": [
                 {
-                    "id": node.id,
-                    "name": node.name,
-                    "kind": node.kind,
-                    "expectations": node.expectations,
+                    **asdict(node),
                     "state": node.state or None,
                     "declared_at": node.declared_at or None,
                 }

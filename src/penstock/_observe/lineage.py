@@ -229,9 +229,7 @@ class LineageFold:
         flow.quarantined += metrics.quarantined_records or 0
         flow.version = flow.version if body.table_version is None else body.table_version
         for counts in body.expectations:
-            sums = flow.counts.setdefault(counts.name, [0, 0])
-            sums[0] += counts.passed_records
-            sums[1] += counts.failed_records
+            counts.add_to(flow.counts, counts.name)
 
     def _is_due(self, flow: _Flow, now: datetime) -> bool:
         reported = flow.sent_at

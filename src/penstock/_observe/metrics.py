@@ -4,20 +4,19 @@ A scrape copies the state under its lock and renders it outside of the lock. Nee
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from penstock._observe.events import FlowStatus, LagProgress, LineageProgress, UpdateState
 from penstock._observe.lag import source_view
 from penstock._observe.spark_progress import operators_of, watermark_delay, watermark_of
-from penstock._observe.state import Histogram, ObservedFlow, ObservedUpdate
+from penstock._observe.state import ROW_COUNTS, Histogram, ObservedFlow, ObservedUpdate
 
 MAX_SERIES = 2000
 """Maximum number of label sets per metric; further ones are dropped and counted."""
 
 _MAX_LABEL = 200
-_FLOW = ("pipeline", "flow", "dataset")
 
 
 class Kind(StrEnum):
@@ -34,164 +33,145 @@ class Metric:
     help: str
 
 
-def _counter(name: str, labels: tuple[str, ...], text: str) -> Metric:
-    return Metric(name, Kind.COUNTER, labels, text)
+def _of_update(name: str, text: str, *labels: str) -> Metric:
+    kind = Kind.COUNTER if name.endswith("_total") else Kind.GAUGE
+    return Metric(name, kind, ("pipeline", *labels), text)
 
 
-def _gauge(name: str, labels: tuple[str, ...], text: str) -> Metric:
-    return Metric(name, Kind.GAUGE, labels, text)
+def _of_flow(name: str, text: str, *labels: str) -> Metric:
+    return _of_update(name, text, "flow", "dataset", *labels)
 
 
 METRICS: Mapping[str, Metric] = {
     metric.name: metric
     for metric in (
-        _gauge(
+        _of_update(
             "penstock_update_info",
-            ("pipeline", "update_id", "mode"),
             "Always 1; id and mode of the update, triggered or continuous.",
+            "update_id",
+            "mode",
         ),
-        _gauge(
+        _of_update(
             "penstock_update_state",
-            ("pipeline", "state"),
             "1 for the current state of the update, 0 for the others.",
+            "state",
         ),
-        _gauge(
-            "penstock_update_start_timestamp_seconds",
-            ("pipeline",),
-            "Start of the update, as Unix time.",
+        _of_update("penstock_update_start_timestamp_seconds", "Start of the update, as Unix time."),
+        _of_update("penstock_events_total", "Events of the update.", "level"),
+        _of_update(
+            "penstock_alert_firing", "Number of flows or rules for which the alert fires.", "alert"
         ),
-        _counter("penstock_events_total", ("pipeline", "level"), "Events of the update."),
-        _gauge(
-            "penstock_alert_firing",
-            ("pipeline", "alert"),
-            "Number of flows or rules for which the alert fires.",
+        _of_flow(
+            "penstock_flow_state", "1 for the current state of the flow, 0 for the others.", "state"
         ),
-        _gauge(
-            "penstock_flow_state",
-            (*_FLOW, "state"),
-            "1 for the current state of the flow, 0 for the others.",
-        ),
-        _counter("penstock_flow_batches_total", _FLOW, "Finished micro-batches and refreshes."),
-        _counter("penstock_flow_input_rows_total", _FLOW, "Rows read from the sources."),
-        _counter("penstock_flow_output_rows_total", _FLOW, "Rows inserted."),
-        _counter("penstock_flow_upserted_rows_total", _FLOW, "Rows merged by key."),
-        _counter("penstock_flow_deleted_rows_total", _FLOW, "Rows deleted by key."),
-        _counter(
+        _of_flow("penstock_flow_batches_total", "Finished micro-batches and refreshes."),
+        _of_flow("penstock_flow_input_rows_total", "Rows read from the sources."),
+        _of_flow("penstock_flow_output_rows_total", "Rows inserted."),
+        _of_flow("penstock_flow_upserted_rows_total", "Rows merged by key."),
+        _of_flow("penstock_flow_deleted_rows_total", "Rows deleted by key."),
+        _of_flow(
             "penstock_flow_dropped_rows_total",
-            _FLOW,
             "Rows that failed a drop rule, including quarantined rows.",
         ),
-        _counter("penstock_flow_quarantined_rows_total", _FLOW, "Rows written to quarantine."),
-        _counter("penstock_flow_late_rows_total", _FLOW, "Rows that arrived after the watermark."),
-        _counter(
+        _of_flow("penstock_flow_quarantined_rows_total", "Rows written to quarantine."),
+        _of_flow("penstock_flow_late_rows_total", "Rows that arrived after the watermark."),
+        _of_flow(
             "penstock_flow_duplicate_rows_total",
-            _FLOW,
             "Duplicate rows: their key was already in the table.",
         ),
-        Metric(
-            "penstock_flow_batch_duration_seconds",
-            Kind.HISTOGRAM,
-            _FLOW,
-            "Wall time of micro-batches and refreshes, in seconds.",
+        replace(
+            _of_flow(
+                "penstock_flow_batch_duration_seconds",
+                "Wall time of micro-batches and refreshes, in seconds.",
+            ),
+            kind=Kind.HISTOGRAM,
         ),
-        _counter(
+        _of_flow(
             "penstock_flow_phase_seconds_total",
-            (*_FLOW, "phase"),
             "Wall time of the phases of micro-batches, by Spark's names, in seconds.",
+            "phase",
         ),
-        _gauge(
-            "penstock_flow_last_batch_timestamp_seconds",
-            _FLOW,
-            "End of the newest batch, as Unix time.",
+        _of_flow(
+            "penstock_flow_last_batch_timestamp_seconds", "End of the newest batch, as Unix time."
         ),
-        _gauge("penstock_flow_backlog_rows", _FLOW, "Unread rows (Kafka: offsets) at the sources."),
-        _gauge("penstock_flow_backlog_files", _FLOW, "Unread files at the sources."),
-        _gauge("penstock_flow_backlog_bytes", _FLOW, "Unread bytes at the sources."),
-        _gauge(
+        _of_flow("penstock_flow_backlog_rows", "Unread rows (Kafka: offsets) at the sources."),
+        _of_flow("penstock_flow_backlog_files", "Unread files at the sources."),
+        _of_flow("penstock_flow_backlog_bytes", "Unread bytes at the sources."),
+        _of_flow(
             "penstock_flow_lag_seconds",
-            _FLOW,
             "Age of the oldest unread record, file or commit, in seconds.",
         ),
-        _gauge(
+        _of_flow(
             "penstock_flow_time_to_loss_seconds",
-            _FLOW,
             "Time until Kafka may delete an unread record, in seconds; 0 if it already has.",
         ),
-        _counter(
+        _of_flow(
             "penstock_flow_errors_total",
-            (*_FLOW, "condition", "fatal"),
             "Errors of the flow; non-fatal errors were followed by a restart.",
+            "condition",
+            "fatal",
         ),
-        _gauge("penstock_flow_table_version", _FLOW, "Delta version that the flow wrote last."),
-        _counter(
+        _of_flow("penstock_flow_table_version", "Delta version that the flow wrote last."),
+        _of_update(
             "penstock_expectation_passed_rows_total",
-            ("pipeline", "dataset", "rule"),
             "Rows that passed the expectation.",
+            "dataset",
+            "rule",
         ),
-        _counter(
+        _of_update(
             "penstock_expectation_failed_rows_total",
-            ("pipeline", "dataset", "rule"),
             "Rows that failed the expectation.",
+            "dataset",
+            "rule",
         ),
-        _gauge(
+        _of_flow(
             "penstock_kafka_lag_rows",
-            (*_FLOW, "topic", "partition"),
             "Unread offsets of the partition, as of the newest batch.",
+            "topic",
+            "partition",
         ),
-        _counter(
+        _of_flow(
             "penstock_source_lost_rows_total",
-            (*_FLOW, "topic"),
             "Offsets that the source had deleted before they were read.",
+            "topic",
         ),
-        _gauge("penstock_state_rows", (*_FLOW, "operator"), "Rows in the state store."),
-        _gauge(
-            "penstock_state_memory_bytes", (*_FLOW, "operator"), "Memory of the state, in bytes."
-        ),
-        _counter(
+        _of_flow("penstock_state_rows", "Rows in the state store.", "operator"),
+        _of_flow("penstock_state_memory_bytes", "Memory of the state, in bytes.", "operator"),
+        _of_flow(
             "penstock_state_dropped_rows_total",
-            (*_FLOW, "operator"),
             "Late rows dropped by stateful operators.",
+            "operator",
         ),
-        _gauge("penstock_watermark_timestamp_seconds", _FLOW, "The watermark, as Unix time."),
-        _gauge(
+        _of_flow("penstock_watermark_timestamp_seconds", "The watermark, as Unix time."),
+        _of_flow(
             "penstock_watermark_delay_seconds",
-            _FLOW,
             "How far the watermark is behind the newest batch, in seconds.",
         ),
-        _counter(
+        _of_update(
             "penstock_view_refreshes_total",
-            ("pipeline", "dataset", "technique"),
             "Refreshes of materialized views: NO_OP, APPEND_ONLY, COMPLETE_RECOMPUTE, ...",
+            "dataset",
+            "technique",
         ),
-        _counter(
+        _of_update(
             "penstock_lineage_events_total",
-            ("pipeline", "outcome"),
             "OpenLineage events sent, failed, or dropped because the queue was full.",
+            "outcome",
         ),
-        _counter(
+        _of_update(
             "penstock_telemetry_exports_total",
-            ("pipeline", "signal", "outcome"),
             "Spans and metric reports over OTLP sent, failed, or dropped.",
+            "signal",
+            "outcome",
         ),
-        _counter(
+        _of_update(
             "penstock_metrics_left_out_total",
-            ("pipeline", "metric"),
             "Values dropped because the metric had too many label sets.",
+            "metric",
         ),
     )
 }
 """All metrics by name. Names, types and labels are public; docs/metrics.md lists them."""
-
-_TOTALS = {
-    "num_input_rows": "penstock_flow_input_rows_total",
-    "num_output_rows": "penstock_flow_output_rows_total",
-    "num_upserted_rows": "penstock_flow_upserted_rows_total",
-    "num_deleted_rows": "penstock_flow_deleted_rows_total",
-    "dropped_records": "penstock_flow_dropped_rows_total",
-    "quarantined_records": "penstock_flow_quarantined_rows_total",
-    "late_records": "penstock_flow_late_rows_total",
-    "duplicate_records": "penstock_flow_duplicate_rows_total",
-}
 
 Labels = tuple[str, ...]
 
@@ -271,9 +251,9 @@ class _Figures:
             self._add("penstock_flow_batches_total", labels, flow.batches or 0)
         elif flow.batches is not None:
             self._add("penstock_flow_batches_total", labels, flow.batches)
-        for name, metric in _TOTALS.items():
+        for name, what in ROW_COUNTS.items():
             if name in totals:
-                self._add(metric, labels, totals[name])
+                self._add(f"penstock_flow_{what}_rows_total", labels, totals[name])
         for status in FlowStatus if flow.status is not None else ():
             self._set("penstock_flow_state", (*labels, status.value), flow.status is status)
         for (condition, fatal), count in flow.errors.items():

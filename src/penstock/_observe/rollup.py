@@ -114,9 +114,7 @@ class Counts:
                 is_sum = name != "backlog_records"
                 self.metrics[name] = count + (self.metrics.get(name, 0) if is_sum else 0)
         for counts in body.expectations:
-            sums = self.rules.setdefault((counts.dataset, counts.name), [0, 0])
-            sums[0] += counts.passed_records
-            sums[1] += counts.failed_records
+            counts.add_to(self.rules, (counts.dataset, counts.name))
         first_version, longest = before.first_table_version, before.longest_batch_ms
         if body.table_version is not None:
             self.version = body.table_version

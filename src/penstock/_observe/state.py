@@ -47,6 +47,12 @@ RECENT = 20
 BATCH_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 """Upper bounds of the histogram of batch times, in seconds."""
 
+ROW_COUNTS = {
+    **{f"num_{what}_rows": what for what in ("input", "output", "upserted", "deleted")},
+    **{f"{what}_records": what for what in ("dropped", "quarantined", "late", "duplicate")},
+}
+"""The fields of `FlowMetrics` that count rows, and what rows."""
+
 MATERIALIZED_VIEW = "materialized view"
 _RATE_BATCHES = 5
 _MAX_WARNINGS = 20
@@ -380,9 +386,7 @@ class ObservedUpdate:
             flow.add(event, metrics, body.rolled_up)
         for counts in body.expectations:
             for rules in (dataset.rules, self.rules):
-                sums = rules.setdefault((counts.dataset, counts.name), [0, 0])
-                sums[0] += counts.passed_records
-                sums[1] += counts.failed_records
+                counts.add_to(rules, (counts.dataset, counts.name))
 
     def _lose(self, event: Event, body: SourceRowsLost) -> None:
         for lost in body.ranges:

@@ -33,15 +33,11 @@ from penstock._observe.events import (
     UpdateState,
 )
 from penstock._observe.spark_progress import Progress, began_at, durations_of
+from penstock._observe.state import ROW_COUNTS
 
 SCOPE = "penstock"
 BATCHES_PER_MINUTE = 60
 """Maximum number of batch spans per flow and minute; further batches are counted."""
-
-_ROWS = {
-    **{f"num_{key}_rows": key for key in ("input", "output", "upserted", "deleted")},
-    **{f"{key}_records": key for key in ("dropped", "quarantined", "late", "duplicate")},
-}
 
 Attributes = dict[str, str | int | float]
 
@@ -49,6 +45,8 @@ Attributes = dict[str, str | int | float]
 @dataclass
 class _Flow:
     span: Span
+    name: str
+    about: Attributes
     sums: dict[str, int] = field(default_factory=dict)
     written: tuple[int, Attributes] = (-1, {})
     refresh_began: datetime | None = None
@@ -88,7 +86,7 @@ class TraceFold:
                 self._flows[flow].refresh_began = event.timestamp
                 self._flows[flow].is_refreshed = self._is_continuous
             case StreamProgress() as body if flow in self._flows:
-                self._batch(event, self._flows[flow], body.progress_json or {})
+                self._batch(self._flows[flow], body.progress_json or {})
         return self._taken()
 
     def finish(self) -> Iterable[ReadableSpan]:
@@ -144,9 +142,10 @@ class TraceFold:
             is_late = metrics is not None or status in (FlowStatus.QUEUED, FlowStatus.EXCLUDED)
             if is_late or self._update is None:
                 return
-            about = {"penstock.flow": name, "penstock.dataset": _target(event)}
+            target = event.origin.dataset_name or event.origin.sink_name
+            about: Attributes = {"penstock.flow": name, "penstock.dataset": target}
             span = self._child(self._update, f"flow {name}", event.timestamp, about)
-            self._flows[name] = _Flow(span)
+            self._flows[name] = _Flow(span, name, about)
         flow = self._flows[name]
         if metrics is not None:
             self._figures(event, flow, metrics, body.table_version)
@@ -176,7 +175,7 @@ class TraceFold:
     ) -> None:
         figures: Attributes = {
             f"penstock.rows.{key}": count
-            for name, key in _ROWS.items()
+            for name, key in ROW_COUNTS.items()
             if (count := getattr(metrics, name)) is not None
         }
         for key, count in figures.items():
@@ -188,12 +187,10 @@ class TraceFold:
             known, before = flow.written
             flow.written = (batch, {**before, **figures} if known == batch else figures)
         elif flow.refresh_began is not None:
-            self._add_batch_span(
-                flow, "refresh", flow.refresh_began, event.timestamp, figures, event
-            )
+            self._add_batch_span(flow, "refresh", flow.refresh_began, event.timestamp, figures)
             flow.refresh_began = None
 
-    def _batch(self, event: Event, flow: _Flow, progress: Progress) -> None:
+    def _batch(self, flow: _Flow, progress: Progress) -> None:
         durations = durations_of(progress)
         began, took = began_at(progress), durations.get("triggerExecution")
         batch = progress.get("batchId")
@@ -210,16 +207,10 @@ class TraceFold:
             if phase != "triggerExecution":
                 attributes[f"penstock.phase.{phase}_seconds"] = milliseconds / 1000
         ended = began + timedelta(milliseconds=took)
-        self._add_batch_span(flow, "batch", began, ended, attributes, event)
+        self._add_batch_span(flow, "batch", began, ended, attributes)
 
     def _add_batch_span(
-        self,
-        flow: _Flow,
-        what: str,
-        began: datetime,
-        ended: datetime,
-        attributes: Attributes,
-        event: Event,
+        self, flow: _Flow, what: str, began: datetime, ended: datetime, attributes: Attributes
     ) -> None:
         minute = int(ended.timestamp() // 60)
         if minute != flow.minute:
@@ -228,9 +219,7 @@ class TraceFold:
         if flow.in_minute > BATCHES_PER_MINUTE:
             flow.left_out += 1
             return
-        name = event.origin.flow_name
-        about: Attributes = {"penstock.flow": name, "penstock.dataset": _target(event)}
-        span = self._child(flow.span, f"{what} {name}", began, {**about, **attributes})
+        span = self._child(flow.span, f"{what} {flow.name}", began, {**flow.about, **attributes})
         span.end(_nanos(ended))
 
     # -- spans ---------------------------------------------------------------------------------
@@ -288,10 +277,6 @@ def _record(span: Span, error: ErrorInfo, at: datetime) -> None:
         "penstock.fatal": error.fatal,
     }
     span.add_event("exception", attributes, timestamp=_nanos(at))
-
-
-def _target(event: Event) -> str:
-    return event.origin.dataset_name or event.origin.sink_name
 
 
 def _nanos(at: datetime) -> int:

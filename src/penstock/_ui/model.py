@@ -35,6 +35,10 @@ _SHOWN_PROPERTIES = (
     "full_refresh_selection",
     "full_refresh",
 )
+_UNKNOWN = (
+    *("rows_per_second", "batch_seconds", "problem", "lag", "waiting_files"),
+    *("watermark_delay_seconds", "table_version", "error"),
+)
 NO_ANSWER = "NO_ANSWER"
 """Of a card: it runs, but a source of it does not respond."""
 
@@ -292,24 +296,10 @@ def _waits(dataset: DatasetView, known: list[dict[str, Any]]) -> tuple[int | Non
 
 
 def _bare_card(name: str, display: str, kind: str) -> dict[str, Any]:
-    return {
-        "id": name,
-        "name": display,
-        "kind": kind,
-        "state": "",
-        "rows": 0,
-        "rows_per_second": None,
-        "batch_seconds": None,
-        "problem": None,
-        "lag": None,
-        "waiting_files": None,
-        "quarantined": 0,
-        "dropped": 0,
-        "failed_checks": 0,
-        "watermark_delay_seconds": None,
-        "table_version": None,
-        "error": None,
-    }
+    """The card of something that has no rows of its own."""
+    counts = dict.fromkeys(("rows", "quarantined", "dropped", "failed_checks"), 0)
+    names = {"id": name, "name": display, "kind": kind, "state": ""}
+    return {**names, **counts, **dict.fromkeys(_UNKNOWN)}
 
 
 def _outside(body: FlowDefinition) -> list[str]:

@@ -79,9 +79,7 @@ class Series:
         longest = rolled.longest_batch_ms if rolled is not None else None
         point.slowest_ms = point.busy_ms if longest is None else longest
         for counts in body.expectations[:_MAX_RULES]:
-            sums = point.rules.setdefault(counts.name, [0, 0])
-            sums[0] += counts.passed_records
-            sums[1] += counts.failed_records
+            counts.add_to(point.rules, counts.name)
         key = (event.origin.flow_name, event.origin.batch_id)
         known = next((recent for other, recent in reversed(self._recent) if other == key), None)
         if known is not None and key[1] is not None and not rolled:
