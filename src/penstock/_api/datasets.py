@@ -159,10 +159,8 @@ def create_table(
         query_function: The query function; or the name of the empty table.
         replace_where: As for `table`; only on a function.
         output_mode: As for `table`; only on a function.
-        expect_all: Rules of an empty table whose violations are kept and counted.
-        expect_all_or_drop: Rules of an empty table whose violations go to quarantine.
-        expect_all_or_fail: Rules of an empty table whose violations fail the flow.
-        **options: The others as for `table`.
+        **options: The others as for `table` and `create_streaming_table`; with rules the table is
+            an empty one.
 
     Returns:
         The function itself, or a decorator that returns it.

@@ -70,12 +70,8 @@ class TableArguments(QueryArguments, total=False):
     deduplicate_by: ColumnNames | None
 
 
-class CreateTableArguments(QueryArguments, total=False):
-    replace_where: "str | Column | None"
-    output_mode: str | None
-    expect_all: Rules | None
-    expect_all_or_drop: Rules | None
-    expect_all_or_fail: Rules | None
+class CreateTableArguments(TableArguments, StreamingTableArguments, total=False):
+    """Parameters of `create_table`, on a function or without one."""
 
 
 @dataclass(frozen=True, kw_only=True)

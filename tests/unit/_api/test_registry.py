@@ -4,7 +4,7 @@ import pytest
 
 import penstock as dp
 from penstock._api.registry import Registry, registration
-from penstock._model.dataset import DatasetKind
+from penstock._model.dataset import DatasetKind, LateRows
 from penstock._model.expectation import OnViolation
 from penstock.errors import DefinitionError, DefinitionErrors
 
@@ -92,7 +92,14 @@ def test_order_is_kept_when_kinds_of_declarations_mix():
 def test_create_table_makes_an_empty_table_when_it_is_put_on_no_function():
     registry = Registry()
     with registration(registry):
-        dp.create_table("first", comment="c", expect_all={"known": "a > 0"})
+        dp.create_table(
+            "first",
+            comment="c",
+            expect_all={"known": "a > 0"},
+            expect_all_or_quarantine={"kept": "b > 0"},
+            late_rows="quarantine",
+            deduplicate_by=["a"],
+        )
         dp.create_table(name="last", private=True)
         old = dp.create_table(name="query", comment="q")
 
@@ -107,7 +114,9 @@ def test_create_table_makes_an_empty_table_when_it_is_put_on_no_function():
     assert list(found) == ["first", "query", "bare", "ruled", "last"]
     assert [d.kind for d in found.values()].count(DatasetKind.STREAMING_TABLE) == 3
     assert (found["query"].kind, found["query"].comment) == (None, "q")
-    assert [rule.name for rule in found["first"].expectations] == ["known"]
+    first = found["first"]
+    assert [rule.name for rule in first.expectations] == ["known", "kept"]
+    assert (first.late_rows, first.deduplicate_by) == (LateRows.QUARANTINE, ("a",))
     assert [flow.name for flow in registry.build().flows] == ["query", "bare"]
     assert found["last"].private
 
