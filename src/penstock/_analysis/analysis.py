@@ -318,7 +318,7 @@ class Analysis:
             check_assignable(self._spark, df.schema, declared, name=name, origin=flow.origin)
         if dataset is not None and dataset.declared.expectations:
             rows = df if declared is None else assigned(df, declared)
-            check_rules(rows, dataset.declared.expectations, assuming=self._assumptions is not None)
+            check_rules(rows, dataset.declared, assuming=self._assumptions is not None)
         if replaces_rows(flow) and not df.isStreaming:
             window_of(df, flow)
         operators = () if mode is None else plans.stateful_operators(df)

@@ -1,7 +1,5 @@
 """The columns and rules in a table's declaration, checked against its query."""
 
-from collections.abc import Sequence
-
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -9,7 +7,6 @@ from pyspark.sql.types import StructType
 from penstock._graph.cdc import is_cdc
 from penstock._graph.index import DeclaredDataset
 from penstock._model.dataset import Dataset
-from penstock._model.expectation import Expectation
 from penstock._model.flow import Flow, OutputMode
 from penstock._tables.write.schema import has_identity
 from penstock._tables.write.table_spec import parse_schema
@@ -100,11 +97,12 @@ def check_identity(
         )
 
 
-def check_rules(df: DataFrame, rules: Sequence[Expectation], *, assuming: bool) -> None:
+def check_rules(df: DataFrame, declared: Dataset, *, assuming: bool) -> None:
     """Check the expectations of a dataset.
 
     With assumptions about missing sources, the cause of an error has the column that is missing.
     """
+    rules, kind = declared.expectations, declared.kind
     if assuming:
         # `check_expectations` resolves the columns of rules about whole tables.
         for rule in (each for each in rules if not each.unique and each.rows is None):
@@ -112,7 +110,7 @@ def check_rules(df: DataFrame, rules: Sequence[Expectation], *, assuming: bool) 
                 df.select(condition_column(df.sparkSession, rule))
             except AnalysisException as error:
                 try:
-                    check_expectations(df, rules)
+                    check_expectations(df, rules, kind)
                 except DefinitionError as wrong:
                     raise wrong from error
-    check_expectations(df, rules)
+    check_expectations(df, rules, kind)

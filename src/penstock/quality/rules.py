@@ -9,6 +9,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, DataType, NullType, StructType
 
+from penstock._model.dataset import DatasetKind
 from penstock._model.exception_text import first_line
 from penstock._model.expectation import Expectation
 from penstock._model.similar import nearest
@@ -25,8 +26,10 @@ _REFUSED_FUNCTIONS = frozenset({"reflect", "java_method", "try_reflect"})
 _HASHABLE_FIRST = ("boolean", "byte", "short", "integer", "long", "date", "timestamp", "double")
 
 
-def check_expectations(df: DataFrame, expectations: Sequence[Expectation]) -> None:
-    """Check every expectation against the columns of its dataset.
+def check_expectations(
+    df: DataFrame, expectations: Sequence[Expectation], kind: DatasetKind | None = None
+) -> None:
+    """Check every expectation against the columns of its dataset, which is of this kind.
 
     Raises:
         DefinitionErrors: Several are invalid.
@@ -37,7 +40,7 @@ def check_expectations(df: DataFrame, expectations: Sequence[Expectation]) -> No
     columns: list[Column] = []
     for rule in expectations:
         if rule.unique or rule.rows is not None:
-            errors += _check_whole(df, rule)
+            errors += _check_whole(df, rule, kind)
     expectations = [rule for rule in expectations if not rule.unique and rule.rows is None]
     parsed: list[Expectation] = []
     for rule in expectations:
@@ -133,13 +136,20 @@ def _check_one(df: DataFrame, rule: Expectation, column: Column) -> None:
         raise _invalid(rule, f"it is {data_type.simpleString().upper()}, not a BOOLEAN")
 
 
-def _check_whole(df: DataFrame, rule: Expectation) -> Iterator[DefinitionError]:
+def _check_whole(
+    df: DataFrame, rule: Expectation, kind: DatasetKind | None
+) -> Iterator[DefinitionError]:
+    reason, hint = "", "put it on a materialized view"
     if df.isStreaming:
-        yield _invalid(
-            rule,
-            "it needs all rows of a table, which a stream never has",
-            hint="put it on a materialized view; for a stream use dropDuplicatesWithinWatermark",
-        )
+        reason = "it needs all rows of a table, which a stream never has"
+        hint += "; for a stream use dropDuplicatesWithinWatermark"
+    elif kind is DatasetKind.STREAMING_TABLE:
+        reason = "it needs all rows of a table, and each batch has only a part of them"
+    elif kind is DatasetKind.TEMPORARY_VIEW and rule.rows is not None:
+        reason = "it needs the number of rows, and a temporary view is not stored"
+        hint += " that reads this one"
+    if reason:
+        yield _invalid(rule, reason, hint=hint)
     known = {column.lower(): column for column in df.columns}
     for column in rule.unique:
         if column.lower() not in known:
