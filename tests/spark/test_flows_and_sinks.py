@@ -2,6 +2,8 @@
 
 import json
 from pathlib import Path
+from threading import Event, Thread
+from typing import Any
 
 import pytest
 from update_project import Project
@@ -26,7 +28,9 @@ def test_sinks_hooks_and_dependencies_work_together_in_one_update(project: Proje
     project.source(
         """
 import json
+from threading import Event, Thread
 from pathlib import Path
+from typing import Any
 
 @dp.on_event_hook(max_allowable_consecutive_failures=2)
 def remember(event):
@@ -130,13 +134,25 @@ def counted():
     assert project.rows("people", "id") == [(1,), (2,)]
 
 
-def test_rule_about_a_whole_table_is_refused_when_the_dataset_is_a_stream(project: Project):
+def test_rule_about_a_whole_table_is_refused_when_the_dataset_lacks_rows(project: Project):
     project.source(
         """
 @dp.table
 @dp.expect_unique("one", ["idd"])
 def bronze():
     return rows()
+
+@dp.temporary_view
+@dp.expect_unique("allowed", ["id"])
+@dp.expect_row_count("some", minimum=1)
+def view():
+    return spark.range(1)
+
+@dp.table(replace_where="id > 5")
+@dp.expect_row_count("enough", minimum=1)
+@dp.expect_unique("single", ["id"])
+def window():
+    return spark.range(9)
 """
     )
     with pytest.raises(DefinitionErrors) as caught:
@@ -145,6 +161,10 @@ def bronze():
     assert "which a stream never has" in text
     assert "there is no column 'idd'" in text
     assert "did you mean 'id'?" in text
+    assert "'some' cannot be used: it needs the number of rows, and a temporary view" in text
+    for name in ("enough", "single"):
+        assert f"'{name}' cannot be used: it needs all rows of a table, and each batch" in text
+    assert "'allowed'" not in text
 
 
 def test_types_fit_when_flows_differ_in_width_or_have_none(project: Project):
@@ -169,3 +189,76 @@ def shown():
     assert project.table("ids").schema.simpleString() == "struct<id:bigint,note:string>"
     assert project.rows("ids", "id") == [(0,), (1,), (99,)]
     assert project.rows("shown") == [(0, None, None), (1, None, None), (99, None, None)]
+
+
+def test_declared_columns_stay_when_the_query_of_a_view_or_an_upsert_lacks_them(project: Project):
+    project.source(
+        """
+SCHEMA = "id BIGINT, amount BIGINT, note STRING, twice BIGINT GENERATED ALWAYS AS (amount * 2)"
+
+@dp.table
+def bronze():
+    return rows()
+
+@dp.materialized_view(schema=SCHEMA)
+def copied():
+    return spark.read.table("bronze").select("id", "amount")
+
+@dp.materialized_view(schema=SCHEMA, refresh_policy="incremental")
+def grouped():
+    return spark.read.table("bronze").groupBy("id").agg(F.sum("amount").alias("amount"))
+
+@dp.table(schema="id BIGINT, amount BIGINT, note STRING", output_mode="update")
+def upserted():
+    return spark.readStream.table("bronze").groupBy("id").agg(F.sum("amount").alias("amount"))
+"""
+    )
+    for name in ("a.json", "b.json"):
+        project.add(name, amounts(1, 2))
+        result = project.run()
+        assert result.state is UpdateState.COMPLETED, result.failures
+        factor = 1 if name == "a.json" else 2
+        copied = sorted([(0, 1, None, 2), (1, 2, None, 4)] * factor)
+        assert project.rows("copied", "id", "amount", "note", "twice", key=str) == copied
+        sums = [(0, factor, None), (1, 2 * factor, None)]
+        assert project.rows("upserted", "id", "amount", "note", key=str) == sums
+        grouped = [(*row, 2 * row[1]) for row in sums]
+        assert project.rows("grouped", "id", "amount", "note", "twice", key=str) == grouped
+
+
+def test_jobs_of_other_code_continue_when_an_update_is_interrupted(project: Project, spark):
+    slow = "reflect('java.lang.Thread', 'sleep', 100L) IS NOT NULL"
+    project.source(
+        f"""
+@dp.materialized_view
+def endless():
+    return spark.range(0, 3000, 1, 3000).where("{slow}")
+"""
+    )
+    failures: list[Exception] = []
+
+    def other_code() -> None:
+        try:
+            spark.range(0, 60, 1, 60).where(slow).count()
+        except Exception as error:
+            failures.append(error)
+
+    tracker, other = spark.sparkContext.statusTracker(), Thread(target=other_code)
+
+    def interrupt(update: Any) -> None:
+        pause = Event()
+        while len(tracker.getActiveJobsIds()) < 1:
+            pause.wait(0.1)
+        other.start()
+        while len(tracker.getActiveJobsIds()) < 2:
+            pause.wait(0.1)
+        update.request_stop()
+        update.request_stop()
+
+    result = project.run(
+        on_running=lambda update: Thread(target=interrupt, args=(update,), daemon=True).start()
+    )
+    assert result.state is UpdateState.CANCELED
+    other.join(60)
+    assert not failures
+    assert not tracker.getActiveJobsIds()

@@ -2,11 +2,13 @@
 
 import contextlib
 import json
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
@@ -81,6 +83,8 @@ class FlowQueries:
         self.context = context
         self.writers = TableWriters(tables, self.warn)
         self.confs = FlowConfs(spark, graph)
+        self.tag = f"penstock-{uuid.uuid4()}"
+        """Of the jobs of this engine: a borrowed session also has those of other code."""
         self._evaluator = evaluator
         # Flows whose query has other columns than in the analysis.
         self._grown: dict[str, FlowNode] = {}
@@ -142,7 +146,10 @@ class FlowQueries:
 
     @contextlib.contextmanager
     def translated(self, node: FlowNode, sources: Sequence[OpenedSource] = ()) -> Iterator[None]:
+        """A step of the update: its jobs have the tag, its exceptions become Penstock errors."""
+        context = self.spark.sparkContext
         try:
+            context.addJobTag(self.tag)
             yield
         except PenstockError:
             raise
@@ -154,6 +161,9 @@ class FlowQueries:
             if known is not None:
                 raise known from error
             raise flow_error(error, node.flow) from error
+        finally:
+            with contextlib.suppress(Py4JError, ConnectionError):  # the JVM is gone
+                context.removeJobTag(self.tag)
 
     def declaration(self, node: FlowNode) -> dict[str, Any]:
         """What is recorded about a flow or a view that has run."""

@@ -191,4 +191,4 @@ class SparkEngine:
 
     def cancel(self) -> None:
         self._is_cancelled = True
-        self._spark.sparkContext.cancelAllJobs()
+        self._spark.sparkContext.cancelJobsWithTag(self._queries.tag)

@@ -29,7 +29,7 @@ from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.read.log_scan import read_commit_counts
 from penstock._tables.write import view_writer
-from penstock._tables.write.assignment import assigned
+from penstock._tables.write.assignment import assigned, filled
 from penstock._tables.write.cdc_events import RowShape
 from penstock._tables.write.cdc_snapshot import SnapshotWriter
 from penstock._tables.write.cdc_writer import CdcWriter, split_events
@@ -133,13 +133,14 @@ class TableWriters:
     ) -> BatchWriter:
         if node.flow.cdc is not None:
             return self._cdc_writer(dataset, node, df, epoch=epoch)
-        df = self.conformed(dataset, df)
+        is_upsert = mode is OutputMode.UPDATE
+        df = self.conformed(dataset, df, fills=is_upsert and len(dataset.flows) == 1)
         split = self.split(dataset, df)
         judge = self._judge(dataset, node, lambda batch: self.split(dataset, batch))
         options = self._batch_options(dataset, node, split, epoch, judge)
         options["late"] = late
         writer: FlowWriter
-        if mode is OutputMode.UPDATE:
+        if is_upsert:
             from penstock._tables.write.upsert import UpsertWriter
 
             options["allow_missing"] = False
@@ -158,7 +159,6 @@ class TableWriters:
         else:
             writes = WriteMode.COMPLETE if mode is OutputMode.COMPLETE else WriteMode.APPEND
             writer = FlowWriter(self._tables.spark, mode=writes, **options)
-        is_upsert = mode is OutputMode.UPDATE
         removes = is_upsert or bool(dataset.declared.deduplicate_by)
 
         def write(batch: DataFrame, batch_id: int) -> Commit:
@@ -278,11 +278,16 @@ class TableWriters:
                 changes = is_cdc(node.flow)
                 yield Commit(result, dataset.key, merges or changes, changes)
 
-    def conformed(self, node: DatasetNode, df: DataFrame) -> DataFrame:
-        """The query with the declared types, or the types of its table if no value changes."""
+    def conformed(self, node: DatasetNode, df: DataFrame, *, fills: bool = False) -> DataFrame:
+        """The query with the declared types, or the types of its table if no value changes.
+
+        Declared columns that the query of a view lacks are NULL; with `fills`, of any query.
+        """
+        is_view = node.kind is DatasetKind.MATERIALIZED_VIEW
         if (declared := self._tables.declared_columns(node.key)) is not None:
-            return assigned(df, declared)
-        if node.kind is DatasetKind.MATERIALIZED_VIEW:
+            df = assigned(df, declared)
+            return filled(df, declared) if is_view or fills else df
+        if is_view:
             return df
         state = table_state(self._tables.spark, self._tables.table(node).path)
         return df if state is None else conform(df, state.schema)
