@@ -137,16 +137,15 @@ class Arguments:
         self.registry = active_registry(self.function)
         self.origin = capture_origin()
 
+    def record(self, condition: str, problem: str, hint: str | None = None) -> None:
+        """Record an error of the call."""
+        message = f"`{self.function}`: {problem}"
+        error = DefinitionError(condition, message, origin=self.origin, hint=hint)
+        self.registry.record(error)
+
     def reject(self, parameter: str, problem: str, hint: str | None = None) -> None:
         """Record that the value of a parameter cannot be used."""
-        self.registry.record(
-            DefinitionError(
-                "INVALID_PARAMETER",
-                f"`{self.function}`: `{parameter}` {problem}",
-                origin=self.origin,
-                hint=hint,
-            )
-        )
+        self.record("INVALID_PARAMETER", f"`{parameter}` {problem}", hint)
 
     def require(self, **values: object) -> None:
         """Record which of these parameters are `None`."""
@@ -156,14 +155,8 @@ class Arguments:
 
     def conflict(self, first: str, second: str, hint: str = "keep one of the two") -> None:
         """Record that two parameters cannot be used together."""
-        self.registry.record(
-            DefinitionError(
-                "CONFLICTING_PARAMETERS",
-                f"`{self.function}`: `{first}` and `{second}` cannot be used together",
-                origin=self.origin,
-                hint=hint,
-            )
-        )
+        problem = f"`{first}` and `{second}` cannot be used together"
+        self.record("CONFLICTING_PARAMETERS", problem, hint)
 
     def _reject_type(self, parameter: str, wanted: str, value: object) -> None:
         self.reject(parameter, f"must be {wanted}, not {type(value).__name__}")
@@ -221,10 +214,9 @@ class Arguments:
         if not isinstance(value, list | tuple):
             self._reject_type(parameter, f"a list of {kind} names", value)
             return ()
-        for entry in value:
-            if not isinstance(entry, str) or not entry.strip():
-                self.reject(parameter, "must contain only strings")
-                return ()
+        if not all(isinstance(entry, str) and entry.strip() for entry in value):
+            self.reject(parameter, "must contain only strings")
+            return ()
         names = tuple(entry.strip() for entry in value)
         return () if self.has_duplicates(parameter, names, kind=kind) else names
 
@@ -238,17 +230,14 @@ class Arguments:
 
     def mapping(self, parameter: str, value: object) -> Mapping[str, str]:
         """String keys with string values; numbers and booleans are converted."""
-        if value is None:
-            return MappingProxyType({})
-        if not isinstance(value, Mapping):
-            self._reject_type(parameter, "a dictionary", value)
-            return MappingProxyType({})
         result: dict[str, str] = {}
-        for key, entry in value.items():
+        if value is not None and not isinstance(value, Mapping):
+            self._reject_type(parameter, "a dictionary", value)
+            value = None
+        for key, entry in (value or {}).items():
             if not isinstance(key, str):
-                self.reject(
-                    parameter, f"has a key of type {type(key).__name__}; it must be a string"
-                )
+                kind = type(key).__name__
+                self.reject(parameter, f"has a key of type {kind}; it must be a string")
             elif isinstance(entry, bool):
                 result[key] = "true" if entry else "false"
             elif isinstance(entry, str | int | float):
@@ -262,47 +251,29 @@ class Arguments:
         return MappingProxyType(result)
 
     def schema(self, value: object) -> "str | StructType | None":
-        if value is None or isinstance(value, str):
-            return self.text("schema", value)
-        if is_a(value, "StructType"):
-            return cast("StructType", value)
-        self._reject_type("schema", "a DDL string or a StructType", value)
-        return None
+        return cast("str | StructType | None", self._text_or("schema", value, "DDL", "StructType"))
 
     def dataset_name(self, parameter: str, value: object) -> str | None:
         """A name of one to three parts."""
-        text = self.text(parameter, value)
-        if text is not None:
-            try:
-                resolve_name(text, catalog="", schema="")
-            except ValueError as error:
-                self.reject_name(parameter, str(error))
-                return None
-        return text
+        return self._name(parameter, value, lambda text: resolve_name(text, catalog="", schema=""))
 
     def single_name(self, parameter: str, value: object) -> str | None:
         """A name of one part, as flows and sinks have."""
+        return self._name(parameter, value, _check_single)
+
+    def _name(self, parameter: str, value: object, check: Callable[[str], object]) -> str | None:
         text = self.text(parameter, value)
         if text is not None:
             try:
-                if len(split_name(text)) > 1:
-                    self.reject_name(parameter, f"{text!r} must not have dots")
-                    return None
+                check(text)
             except ValueError as error:
-                self.reject_name(parameter, str(error))
+                self.record(
+                    "INVALID_NAME",
+                    f"`{parameter}`: {error}",
+                    "use letters, digits and underscores; put other characters in `backticks`",
+                )
                 return None
         return text
-
-    def reject_name(self, parameter: str, problem: str) -> None:
-        """Record that a name cannot be used as one."""
-        self.registry.record(
-            DefinitionError(
-                "INVALID_NAME",
-                f"`{self.function}`: `{parameter}`: {problem}",
-                origin=self.origin,
-                hint="use letters, digits and underscores; put other characters in `backticks`",
-            )
-        )
 
     def condition(self, rule: str, value: object) -> "str | Column | None":
         """The condition of an expectation: SQL string that is not blank, or a Column."""
@@ -315,35 +286,31 @@ class Arguments:
             if isinstance(value, str)
             else f"must be a SQL string or a Column, not {type(value).__name__}"
         )
-        self.registry.record(
-            DefinitionError(
-                "INVALID_EXPECTATION",
-                f"`{self.function}`: the condition of `{rule}` {problem}",
-                origin=self.origin,
-            )
-        )
+        self.record("INVALID_EXPECTATION", f"the condition of `{rule}` {problem}")
         return None
 
     def row_condition(self, parameter: str, value: object) -> "str | Column | None":
         """A condition of rows: SQL string that is not blank, or a Column."""
+        return cast("str | Column | None", self._text_or(parameter, value, "SQL", "Column"))
+
+    def _text_or(self, parameter: str, value: object, language: str, class_name: str) -> object:
         if value is None or isinstance(value, str):
             return self.text(parameter, value)
-        if is_a(value, "Column"):
-            return cast("Column", value)
-        self._reject_type(parameter, "a SQL string or a Column", value)
+        if is_a(value, class_name):
+            return value
+        self._reject_type(parameter, f"a {language} string or a {class_name}", value)
         return None
 
     def unavailable(self, parameter: str, value: object) -> None:
         """Record that a parameter is not available yet, if it is given."""
         if value is not None:
-            self.registry.record(
-                DefinitionError(
-                    "FEATURE_NOT_AVAILABLE",
-                    f"`{self.function}`: `{parameter}` is not available yet",
-                    origin=self.origin,
-                    hint="leave the parameter out",
-                )
-            )
+            problem = f"`{parameter}` is not available yet"
+            self.record("FEATURE_NOT_AVAILABLE", problem, "leave the parameter out")
+
+
+def _check_single(name: str) -> None:
+    if len(split_name(name)) > 1:
+        raise ValueError(f"{name!r} must not have dots")
 
 
 def is_a(value: object, class_name: str) -> bool:

@@ -83,7 +83,7 @@ def create_auto_cdc_flow(
     arguments.unavailable("system_sequence_by", system_sequence_by)
     checked_target = arguments.dataset_name("target", target)
     checked_source = arguments.dataset_name("source", source)
-    checked_keys = _columns(arguments, "keys", keys)
+    checked_keys = _keys(arguments, keys)
     sequence = arguments.row_condition("sequence_by", sequence_by)
     condition = arguments.text("where", where)
     scd_type = _scd_type(arguments, stored_as_scd_type)
@@ -110,8 +110,6 @@ def create_auto_cdc_flow(
     runs_once = bool(arguments.flag("once", once))
     checked_name = _flow_name(arguments, name, flow_name)
     conf = arguments.mapping("spark_conf", spark_conf)
-    if checked_keys == ():
-        arguments.reject("keys", "is empty: at least one column identifies a row")
     if checked_target is None or checked_source is None or not checked_keys or sequence is None:
         return
     arguments.registry.add_flow(
@@ -182,9 +180,7 @@ def create_auto_cdc_from_snapshot_flow(
     snapshots = source if source is not None else snapshot_and_version
     arguments.require(target=target, source=snapshots, keys=keys)
     checked_target = arguments.dataset_name("target", target)
-    checked_keys = _columns(arguments, "keys", keys)
-    if checked_keys == ():
-        arguments.reject("keys", "is empty: at least one column identifies a row")
+    checked_keys = _keys(arguments, keys)
     scd_type = _scd_type(arguments, stored_as_scd_type)
     track = _track_history(
         arguments, scd_type, track_history_column_list, track_history_except_column_list
@@ -267,6 +263,12 @@ def _no_query() -> None:
 # -- arguments ----------------------------------------------------------------------------------
 
 
+def _keys(arguments: Arguments, value: object) -> tuple[str, ...] | None:
+    if isinstance(value, list | tuple) and not value:
+        arguments.reject("keys", "is empty: at least one column identifies a row")
+    return _columns(arguments, "keys", value)
+
+
 def _columns(arguments: Arguments, parameter: str, value: object) -> tuple[str, ...] | None:
     if value is None:
         return None
@@ -281,7 +283,7 @@ def _columns(arguments: Arguments, parameter: str, value: object) -> tuple[str, 
     if arguments.has_duplicates(parameter, known):
         return None
     # An empty list is what generated code passes for "not given".
-    return tuple(known) if known or parameter == "keys" else None
+    return tuple(known) or None
 
 
 def _column(arguments: Arguments, parameter: str, value: object) -> str | None:

@@ -5,10 +5,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock._api.arguments import Arguments, ColumnNames, F, checked_call, excusing, stand_in
-from penstock._api.registry import active_registry
+from penstock._api.query import decorator
 from penstock._model.expectation import Expectation, OnViolation, RowBounds
-from penstock._model.origin import capture_origin
-from penstock.errors import DefinitionError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -36,34 +34,19 @@ def expect(name: str, inv: "str | Column") -> Callable[[F], F]:
 
 @checked_call
 def expect_or_drop(name: str, inv: "str | Column") -> Callable[[F], F]:
-    """Move rows that break a rule to quarantine and count them.
-
-    Args:
-        name: Name of the rule, unique within its dataset.
-        inv: SQL boolean expression or Column. A row passes only when it is true: NULL breaks it.
-    """
+    """Move rows that break a rule to quarantine and count them; parameters as of `expect`."""
     return _single_rule("expect_or_drop", name, inv, OnViolation.DROP)
 
 
 @checked_call
 def expect_or_quarantine(name: str, inv: "str | Column") -> Callable[[F], F]:
-    """Like `expect_or_drop`; the rows are kept even where the pipeline's quarantine is off.
-
-    Args:
-        name: Name of the rule, unique within its dataset.
-        inv: SQL boolean expression or Column. A row passes only when it is true: NULL breaks it.
-    """
+    """Like `expect_or_drop`; the rows are kept even where the pipeline's quarantine is off."""
     return _single_rule("expect_or_quarantine", name, inv, OnViolation.QUARANTINE)
 
 
 @checked_call
 def expect_or_fail(name: str, inv: "str | Column") -> Callable[[F], F]:
-    """Fail the flow, before anything of the batch is written, if a row breaks a rule.
-
-    Args:
-        name: Name of the rule, unique within its dataset.
-        inv: SQL boolean expression or Column. A row passes only when it is true: NULL breaks it.
-    """
+    """Fail the flow, and write nothing of its batch; parameters as of `expect`."""
     return _single_rule("expect_or_fail", name, inv, OnViolation.FAIL)
 
 
@@ -110,7 +93,7 @@ def expect_unique(
     if not columns:
         arguments.reject("columns", "must name at least one column")
     rules = _named(arguments, name, f"unique ({', '.join(keys)})", action, unique=keys)
-    return _decorator("expect_unique", rules) if rules and keys else excusing(arguments.registry)
+    return _decorator(arguments, rules) if rules and keys else excusing(arguments.registry)
 
 
 @checked_call
@@ -145,7 +128,7 @@ def expect_row_count(
     )
     bounds = RowBounds(minimum=minimum, maximum=maximum)
     rules = _named(arguments, name, f"{words} rows", action, rows=bounds)
-    return _decorator("expect_row_count", rules) if rules else excusing(arguments.registry)
+    return _decorator(arguments, rules) if rules else excusing(arguments.registry)
 
 
 def _named(
@@ -208,7 +191,7 @@ def _single_rule(
 ) -> Callable[[F], F]:
     arguments = Arguments(function_name)
     rules = _parse_pairs(arguments, "name", [(name, inv)], on_violation)
-    return _decorator(function_name, rules) if rules else excusing(arguments.registry)
+    return _decorator(arguments, rules) if rules else excusing(arguments.registry)
 
 
 def _all_rules(function_name: str, rules: object, on_violation: OnViolation) -> Callable[[F], F]:
@@ -217,25 +200,13 @@ def _all_rules(function_name: str, rules: object, on_violation: OnViolation) -> 
         arguments.reject("expectations", "must be a dictionary of rule name to condition, not None")
     parsed = _parse_rules(arguments, "expectations", rules, on_violation)
     if parsed:
-        return _decorator(function_name, parsed)
+        return _decorator(arguments, parsed)
     # An empty dictionary is no error: rules that are read from a table may be none.
     return cast("Callable[[F], F]", stand_in(arguments.registry, (rules,)))
 
 
-def _decorator(function_name: str, rules: tuple[Expectation, ...]) -> Callable[[F], F]:
-    def decorate(function: F) -> F:
-        registry = active_registry(function_name)
-        origin = capture_origin()
-        if callable(function):
-            registry.add_expectations(function, rules, origin)
-        else:
-            registry.record(
-                DefinitionError(
-                    "DECORATOR_ARGUMENT_NOT_CALLABLE",
-                    f"`{function_name}` decorates a function, not {type(function).__name__}",
-                    origin=origin,
-                )
-            )
-        return function
+def _decorator(arguments: Arguments, rules: tuple[Expectation, ...]) -> Callable[[F], F]:
+    def declare(applied: Arguments, function: Callable[..., Any]) -> None:
+        applied.registry.add_expectations(function, rules, applied.origin)
 
-    return decorate
+    return decorator(arguments, None, declare)

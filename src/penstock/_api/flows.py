@@ -1,11 +1,10 @@
 """`append_flow`, `update_flow` and sinks."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any, cast, overload
 
 from penstock._api.arguments import Arguments, ConfValues, F, checked_call, stand_in
-from penstock._api.query import decorator, is_query_function
+from penstock._api.query import decorator, is_query_function, own_name, takes
 from penstock._model.dataset import Sink
 from penstock._model.flow import Flow, OutputMode
 
@@ -51,7 +50,11 @@ def append_flow(
             "output_mode": OutputMode(mode) if mode else None,
             "spark_conf": arguments.mapping("spark_conf", spark_conf),
             "comment": arguments.free_text("comment", comment),
-            "depends_on": _names(arguments, depends_on),
+            "depends_on": arguments.columns(
+                "depends_on",
+                [depends_on] if isinstance(depends_on, str) else depends_on,
+                kind="dataset",
+            ),
         },
     )
 
@@ -102,11 +105,7 @@ def _flow(
     known_target = checked_target
 
     def declare(application: Arguments, function: Callable[..., Any]) -> None:
-        flow_name = checked_name or application.single_name(
-            "name", getattr(function, "__name__", None)
-        )
-        if flow_name is None and not hasattr(function, "__name__"):
-            application.reject("name", "must be given: the function has no name of its own")
+        flow_name = checked_name or own_name(application, function, application.single_name)
         if not is_query_function(application, function) or flow_name is None:
             application.registry.excuse(function)
             return
@@ -121,11 +120,6 @@ def _flow(
         )
 
     return decorator(arguments, None, declare)
-
-
-def _names(arguments: Arguments, value: object) -> tuple[str, ...]:
-    names = [value] if isinstance(value, str) else value
-    return arguments.columns("depends_on", names, kind="dataset")
 
 
 @checked_call
@@ -175,15 +169,9 @@ def foreach_batch_sink(
     checked_name = call.single_name("name", name)
 
     def declare(arguments: Arguments, write: Callable[..., Any]) -> None:
-        sink_name = checked_name or arguments.single_name("name", getattr(write, "__name__", None))
-        try:
-            inspect.signature(write).bind(None, 0)
-        except TypeError:
-            arguments.reject("function", "must take two arguments, the rows and the batch id")
-            return
-        except ValueError:  # a callable of C code without a signature
-            pass
-        if sink_name is not None:
+        sink_name = checked_name or own_name(arguments, write, arguments.single_name)
+        problem = "must take two arguments, the rows and the batch id"
+        if takes(arguments, write, None, 0, problem=problem) and sink_name is not None:
             arguments.registry.add_sink(
                 Sink(
                     name=sink_name,

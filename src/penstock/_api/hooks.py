@@ -1,11 +1,10 @@
 """`on_event_hook`: functions of the user that are called with every event of an update."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any, overload
 
 from penstock._api.arguments import Arguments, F, checked_call
-from penstock._api.query import decorator
+from penstock._api.query import decorator, takes
 from penstock._model.pipeline import EventHook
 
 
@@ -40,13 +39,8 @@ def on_event_hook(
         limit = None
 
     def declare(arguments: Arguments, hook: Callable[..., Any]) -> None:
-        try:
-            inspect.signature(hook).bind(None)
-        except TypeError:
-            arguments.reject("function", "must take one argument, the event")
+        if not takes(arguments, hook, None, problem="must take one argument, the event"):
             return
-        except ValueError:  # a callable of C code without a signature
-            pass
         arguments.registry.add_hook(
             EventHook(
                 name=str(getattr(hook, "__name__", type(hook).__name__)),

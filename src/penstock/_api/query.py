@@ -64,6 +64,30 @@ def is_query_function(arguments: Arguments, function: Callable[..., Any]) -> boo
     return False
 
 
+def takes(
+    arguments: Arguments, function: Callable[..., Any], *values: object, problem: str
+) -> bool:
+    """Whether a function can be called with these values; if not, the problem is recorded."""
+    try:
+        inspect.signature(function).bind(*values)
+    except TypeError:
+        arguments.reject("function", problem)
+        return False
+    except ValueError:  # a callable of C code without a signature
+        pass
+    return True
+
+
+def own_name(
+    arguments: Arguments, function: object, check: Callable[[str, object], str | None]
+) -> str | None:
+    """The name of a function, for what it defines; recorded if it has none or a wrong one."""
+    if not hasattr(function, "__name__"):
+        arguments.reject("name", "must be given: the function has no name of its own")
+        return None
+    return check("name", function.__name__)
+
+
 def _not_callable(arguments: Arguments, value: object) -> None:
     hint = f"write `@{arguments.function}(name=...)`" if isinstance(value, str) else None
     arguments.registry.record(

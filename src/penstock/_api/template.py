@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from penstock._api.arguments import Arguments, ColumnNames, ConfValues
 from penstock._api.expectations import Rules
-from penstock._api.query import is_query_function
+from penstock._api.query import is_query_function, own_name
 from penstock._model.dataset import Dataset, DatasetKind, LateRows
 from penstock._model.expectation import Expectation
 from penstock._model.flow import Flow, OutputMode
@@ -145,11 +145,9 @@ class DatasetTemplate:
         if not is_query_function(arguments, function):
             arguments.registry.excuse(function)
             return
-        name = self.name or arguments.dataset_name("name", getattr(function, "__name__", None))
+        name = self.name or own_name(arguments, function, arguments.dataset_name)
         if name is None:
             arguments.registry.excuse(function)
-            if not hasattr(function, "__name__"):
-                arguments.reject("name", "must be given: the function has no name of its own")
             return
         dataset = Dataset(name=name, origin=arguments.origin, **self.properties)
         flow = Flow(
