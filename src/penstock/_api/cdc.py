@@ -100,7 +100,9 @@ def create_auto_cdc_flow(
     )
     ignores = bool(arguments.flag("ignore_null_updates", ignore_null_updates))
     ignores = ignores or null_columns is not None or null_except is not None
-    update_list = _column(arguments, "columns_to_update", columns_to_update)
+    update_list = None
+    if columns_to_update is not None:
+        update_list = _column(arguments, "columns_to_update", columns_to_update)
     if ignores and update_list is not None:
         arguments.conflict("ignore_null_updates", "columns_to_update")
     truncates = arguments.row_condition("apply_as_truncates", apply_as_truncates)
@@ -276,19 +278,14 @@ def _columns(arguments: Arguments, parameter: str, value: object) -> tuple[str, 
         shown = f"write [{value!r}]" if isinstance(value, str) else None
         arguments.reject(parameter, f"must be a list of columns, not {type(value).__name__}", shown)
         return None
-    names = [_column(arguments, parameter, entry) for entry in value]
-    known = [name for name in names if name is not None]
-    if len(known) < len(names):
-        return None
-    if arguments.has_duplicates(parameter, known):
+    known = [name for entry in value if (name := _column(arguments, parameter, entry)) is not None]
+    if len(known) < len(value) or arguments.has_duplicates(parameter, known):
         return None
     # An empty list is what generated code passes for "not given".
     return tuple(known) or None
 
 
 def _column(arguments: Arguments, parameter: str, value: object) -> str | None:
-    if value is None and parameter == "columns_to_update":
-        return None
     if is_a(value, "Column"):
         match = _COLUMN_TEXT.fullmatch(str(value))
         text = match.group(1) if match else str(value)

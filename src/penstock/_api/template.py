@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from penstock._api.arguments import Arguments, ColumnNames, ConfValues
 from penstock._api.expectations import Rules
@@ -14,6 +14,8 @@ from penstock._model.flow import Flow, OutputMode
 if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import StructType
+
+V = TypeVar("V")
 
 _REFRESH_POLICIES = ("auto", "incremental", "incremental_strict", "full")
 
@@ -95,46 +97,44 @@ class DatasetTemplate:
         cls, arguments: Arguments, kind: DatasetKind | None, values: Mapping[str, object]
     ) -> "DatasetTemplate":
         """Check the arguments of a dataset, by parameter; wrong ones are recorded."""
-        value_of = values.get
-        mode = arguments.choice("output_mode", value_of("output_mode"), list(OutputMode))
-        partitions = arguments.columns("partition_cols", value_of("partition_cols"))
-        clusters = arguments.columns("cluster_by", value_of("cluster_by"))
+
+        def checked(check: Callable[[str, object], V], parameter: str) -> V:
+            return check(parameter, values.get(parameter))
+
+        mode = arguments.choice("output_mode", values.get("output_mode"), list(OutputMode))
+        partitions = checked(arguments.columns, "partition_cols")
+        clusters = checked(arguments.columns, "cluster_by")
         if partitions and clusters:
             arguments.conflict("partition_cols", "cluster_by")
-        window = arguments.row_condition("replace_where", value_of("replace_where"))
+        window = checked(arguments.row_condition, "replace_where")
         if window is not None:
             kind = DatasetKind.STREAMING_TABLE  # keeps its other rows, with a batch query
             if mode is not None:
-                arguments.conflict(
-                    "replace_where",
-                    "output_mode",
-                    hint="an output mode belongs to a stream; keep `replace_where` alone",
-                )
-        hidden = [arguments.flag(name, value_of(name)) for name in ("private", "temporary")]
+                hint = "an output mode belongs to a stream; keep `replace_where` alone"
+                arguments.conflict("replace_where", "output_mode", hint=hint)
+        policy = arguments.choice("refresh_policy", values.get("refresh_policy"), _REFRESH_POLICIES)
+        late_rows = arguments.choice("late_rows", values.get("late_rows"), list(LateRows))
+        hidden = [checked(arguments.flag, name) for name in ("private", "temporary")]
         properties: dict[str, Any] = {
             "kind": kind,
-            "comment": arguments.free_text("comment", value_of("comment")),
-            "spark_conf": arguments.mapping("spark_conf", value_of("spark_conf")),
-            "table_properties": arguments.mapping("table_properties", value_of("table_properties")),
+            "comment": checked(arguments.free_text, "comment"),
+            "spark_conf": checked(arguments.mapping, "spark_conf"),
+            "table_properties": checked(arguments.mapping, "table_properties"),
             "partition_cols": partitions,
             "cluster_by": clusters,
-            "cluster_by_auto": bool(arguments.flag("cluster_by_auto", value_of("cluster_by_auto"))),
-            "schema": arguments.schema(value_of("schema")),
-            "path": arguments.text("path", value_of("path")),
+            "cluster_by_auto": bool(checked(arguments.flag, "cluster_by_auto")),
+            "schema": arguments.schema(values.get("schema")),
+            "path": checked(arguments.text, "path"),
             "private": any(hidden),
-            "row_filter": arguments.text("row_filter", value_of("row_filter")),
-            "refresh_policy": arguments.choice(
-                "refresh_policy", value_of("refresh_policy"), _REFRESH_POLICIES
-            ),
-            "format": arguments.text("format", value_of("format")),
-            "quarantine": arguments.flag("quarantine", value_of("quarantine")),
-            "deduplicate_by": arguments.columns("deduplicate_by", value_of("deduplicate_by")),
+            "row_filter": checked(arguments.text, "row_filter"),
+            "refresh_policy": policy,
+            "format": checked(arguments.text, "format"),
+            "quarantine": checked(arguments.flag, "quarantine"),
+            "deduplicate_by": checked(arguments.columns, "deduplicate_by"),
+            "late_rows": LateRows(late_rows or LateRows.DROP),
         }
-        late_rows = arguments.choice("late_rows", value_of("late_rows"), list(LateRows))
-        if late_rows is not None:
-            properties["late_rows"] = LateRows(late_rows)
         return cls(
-            name=arguments.dataset_name("name", value_of("name")),
+            name=checked(arguments.dataset_name, "name"),
             properties=properties,
             output_mode=OutputMode(mode) if mode else None,
             replace_where=window,

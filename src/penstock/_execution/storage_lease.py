@@ -14,14 +14,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from py4j.java_gateway import JavaPackage
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from penstock._runtime.lease import describe_holder, holder_lives, own_record
+from penstock._runtime.lease import describe_holder, holder_lives, own_record, record_of
 from penstock._runtime.system import SystemProcesses
 from penstock._spark.failures import full_text
 from penstock._tables.delta_log import DeltaJvm
@@ -131,12 +130,7 @@ class StorageLease:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Release the lease. Without a borrowed session, all later commits of this driver fail."""
         self._end(kind)
 
@@ -157,19 +151,17 @@ class StorageLease:
     def _acquire(self, on_wait: Callable[[str], None]) -> None:
         while True:
             term, text = self._newest()
-            before = _record(text)
-            if term and not _may_be_taken(before):
+            if term and not _may_be_taken(_record(text)):
                 text = self._wait(term, text, on_wait)
-                before = _record(text)
             self._term = term + 1
-            self._tables = set(before.get("tables", ()))
+            self._tables = set(_record(text).get("tables", ()))
             if self._create() and self._newest()[0] == self._term:
                 break
         # The other driver renews before it looks for a newer term: if it renewed after we looked,
         # it has seen ours, or will.
         while term and not _may_be_taken(_record(now := self._read(term))) and now != text:
             text = now
-            self._sleep(self._seconds)
+            self._ended.wait(self._seconds)
         java: Any = self._java
         self._jvm = java.hold(
             self._path(self._term), self._text(), int(self._seconds * 1000), self._conf
@@ -187,7 +179,7 @@ class StorageLease:
         on_wait(f"waiting at most {self._seconds:g} s for the lease of {describe_holder(record)}")
         deadline = time.monotonic() + self._seconds
         while time.monotonic() < deadline:
-            self._sleep(self._seconds / _LOOKS)
+            self._ended.wait(self._seconds / _LOOKS)
             now = self._read(term)
             if _may_be_taken(_record(now)):
                 return now
@@ -206,10 +198,8 @@ class StorageLease:
     def _fence(self) -> None:
         """Commit to every table that the driver before may write."""
         delta = DeltaJvm(self._spark)
-        operation = getattr(
-            getattr(delta.jvm.org.apache.spark.sql.delta, "DeltaOperations$ManualUpdate$"),
-            "MODULE$",
-        )
+        operations = delta.jvm.org.apache.spark.sql.delta
+        operation = getattr(getattr(operations, "DeltaOperations$ManualUpdate$"), "MODULE$")
         for path in sorted(self._tables):
             transaction = delta.begin(path)
             if int(transaction.snapshot().version()) >= 0:
@@ -242,9 +232,6 @@ class StorageLease:
 
     # -- renewal -------------------------------------------------------------------------------
 
-    def _sleep(self, seconds: float) -> None:
-        self._ended.wait(seconds)
-
     def _renew(self) -> None:
         while not self._ended.wait(self._seconds / _RENEWALS):
             try:
@@ -263,12 +250,7 @@ def has_java_classes(spark: SparkSession) -> bool:
 
 
 def _record(text: str) -> dict[str, Any]:
-    """What the holder of a term wrote; empty while it writes it, where that is visible."""
-    try:
-        record = json.loads(text.partition("\n")[0])
-    except ValueError:
-        return {}
-    return record if isinstance(record, dict) else {}
+    return record_of(text.partition("\n")[0])
 
 
 def _may_be_taken(record: Mapping[str, Any]) -> bool:

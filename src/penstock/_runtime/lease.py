@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from penstock._runtime.boundary import disk_full
@@ -32,10 +31,6 @@ _DYING_SECONDS = 0.3
 """A process that was just killed is still in the process table for a moment."""
 
 
-def _wait(seconds: float) -> None:
-    threading.Event().wait(seconds)
-
-
 @dataclass(frozen=True, kw_only=True)
 class LeaseEnvironment:
     """The machine; replaceable in tests.
@@ -46,7 +41,7 @@ class LeaseEnvironment:
 
     clock: Clock = field(default_factory=SystemScheduler)
     processes: ProcessTable = field(default_factory=SystemProcesses)
-    wait: Callable[[float], None] = _wait
+    wait: Callable[[float], object] = threading.Event().wait
     leftover_timeout_seconds: float = LEFTOVER_TIMEOUT_SECONDS
 
 
@@ -124,27 +119,20 @@ class Lease:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
-def living_holder(path: Path, processes: ProcessTable | None = None) -> Mapping[str, Any] | None:
+def living_holder(path: Path) -> Mapping[str, Any] | None:
     """What the holder of a lease wrote (`pid`, `host`, `since`, ...); `None` if no holder lives.
 
     Takes no lock.
     """
     try:
-        record = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        record = record_of(path.read_bytes())
+    except OSError:
         return None
-    if not isinstance(record, dict):
-        return None
-    return record if holder_lives(record, processes or SystemProcesses()) else None
+    return record if holder_lives(record, SystemProcesses()) else None
 
 
 # The file
@@ -186,10 +174,16 @@ def _write_record(fd: int, path: Path, record: Mapping[str, Any]) -> None:
 
 
 def _read_record(fd: int) -> dict[str, Any]:
+    with suppress(OSError):
+        return record_of(os.pread(fd, 65536, 0))
+    return {}
+
+
+def record_of(text: bytes | str) -> dict[str, Any]:
     """What the holder wrote; empty while it is still about to write."""
     try:
-        record = json.loads(os.pread(fd, 65536, 0))
-    except (OSError, ValueError):
+        record = json.loads(text)
+    except ValueError:
         return {}
     return record if isinstance(record, dict) else {}
 

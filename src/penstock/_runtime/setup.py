@@ -4,12 +4,15 @@ import logging
 from collections import deque
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from penstock._plan.steps import Plan, PrepareTable, ResetTable
 from penstock._runtime.restart import JVM_DIED, RestartAfter, RunHistory
 from penstock._runtime.services import Services
 from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock._runtime.update import Update
 
 _logger = logging.getLogger(__name__)
 
@@ -19,22 +22,6 @@ _AT_ONCE = 8
 """Tables at a time: most of the time of a step is spent waiting for the storage."""
 
 
-class SetupOwner(Protocol):
-    """Receives the progress of the setup: the update."""
-
-    def needs_table(self, dataset: str) -> bool:
-        """Whether setting this table up is still of use."""
-
-    def setup_started(self, step: SetupStep) -> None:
-        """A step is about to be carried out."""
-
-    def setup_failed(self, step: SetupStep, error: PenstockError) -> None:
-        """A step failed for good."""
-
-    def setup_retries(self, step: SetupStep, error: PenstockError, seconds: float) -> None:
-        """A step failed and is tried again after some seconds."""
-
-
 @dataclass(eq=False)
 class _Task:
     step: SetupStep
@@ -42,18 +29,18 @@ class _Task:
 
 
 class TableSetup:
-    """Executes the resets, then the preparations of a plan.
+    """Executes the resets, then the preparations of a plan; its update learns the progress.
 
     `was_cut`: a stop, or the end of Spark's JVM, left steps undone.
     """
 
-    def __init__(self, plan: Plan, owner: SetupOwner, services: Services) -> None:
+    def __init__(self, plan: Plan, update: "Update", services: Services) -> None:
         steps: list[SetupStep] = [*plan.resets, *plan.tables]
         self._left = deque(_Task(step, RunHistory(started_at=0.0)) for step in steps)
         self._busy: list[_Task] = []
         self._paused: list[_Task] = []
         self._max_retries = plan.setup_retries
-        self._owner = owner
+        self._update = update
         self._services = services
         self._broken: set[str] = set()
         self._stopped = False
@@ -71,11 +58,11 @@ class TableSetup:
             if isinstance(step, PrepareTable) and self._is_resetting:
                 break
             task = self._left.popleft()
-            if step.dataset in self._broken or not self._owner.needs_table(step.dataset):
+            if step.dataset in self._broken or not self._update.needs_table(step.dataset):
                 continue
             self._busy.append(task)
             task.history = replace(task.history, started_at=self._services.clock.monotonic())
-            self._owner.setup_started(step)
+            self._update.setup_started(step)
             self._services.calls.set_up(step, partial(self._on_end, task))
         return self.has_ended
 
@@ -114,11 +101,11 @@ class TableSetup:
             task.history = replace(task.history, retries=decision.retry)
             self._paused.append(task)
             services.timers.add(now + decision.seconds, partial(self._end_pause, task))
-            self._owner.setup_retries(step, error, decision.seconds)
+            self._update.setup_retries(step, error, decision.seconds)
         else:
             self.was_cut = self.was_cut or error.condition == JVM_DIED
             self._broken.add(step.dataset)
-            self._owner.setup_failed(step, error)
+            self._update.setup_failed(step, error)
 
     def end_pauses(self) -> None:
         """Try the failed steps again now."""
