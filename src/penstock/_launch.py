@@ -116,9 +116,7 @@ class OpenPipeline:
 
     def engine(self, tables: PipelineTables, context: EngineContext) -> SparkEngine:
         """An engine for the flows, which writes to `tables`."""
-        return SparkEngine(
-            self.spark, self.graph, self.evaluator, self.source, tables, self.state, context
-        )
+        return SparkEngine(self.evaluator, self.source, tables, self.state, context)
 
     def lease(self, *nodes: "DatasetNode") -> None:
         """Keep other pipelines from writing to tables."""
@@ -192,7 +190,7 @@ def open_pipeline(
         )
         tables = PipelineTables(spark, graph, layout, settings)
         if settings.defer is not None:
-            graph = defer_unchanged(spark, tables, settings.defer, source_digest(settings))
+            graph = defer_unchanged(tables, settings.defer, source_digest(settings))
             tables = PipelineTables(spark, graph, layout, settings)
             context.external_tables.located.update(_located(graph, tables))
         deferred = {n.key: n.read_from for n in graph.datasets.values() if n.read_from is not None}

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from pyspark.sql import SparkSession
-
 from penstock._execution.flow_state import FlowState
 from penstock._execution.tables import PipelineTables
 from penstock._graph.dataflow import DatasetNode, FlowNode
@@ -39,10 +37,8 @@ _COMMITS_BEHIND = 20
 class DamageCheck:
     """Checks for loss of data in storage since the last update."""
 
-    def __init__(
-        self, spark: SparkSession, tables: PipelineTables, warn: Callable[[FlowNode, str], None]
-    ) -> None:
-        self._delta = DeltaJvm(spark)
+    def __init__(self, tables: PipelineTables, warn: Callable[[FlowNode, str], None]) -> None:
+        self._delta = DeltaJvm(tables.spark)
         self._tables = tables
         self._warn = warn
 

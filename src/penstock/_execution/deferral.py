@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from py4j.protocol import Py4JError
-from pyspark.sql import SparkSession
 
 from penstock._execution.declaration import declaration_of, stored_declaration
 from penstock._execution.declaration_changes import flow_differences
@@ -31,7 +30,7 @@ from penstock.errors import PlanError
 
 
 def defer_unchanged(
-    spark: SparkSession, tables: PipelineTables, production: Deferral, source_digest: str
+    tables: PipelineTables, production: Deferral, source_digest: str
 ) -> DataflowGraph:
     """The graph without the flows of unchanged datasets, which are read from `production`.
 
@@ -40,7 +39,7 @@ def defer_unchanged(
             `TARGETS_SHARE_TABLE`: A changed table would be written at the path of the deployed one.
     """
     try:
-        comparison = _Comparison(spark, tables, production, source_digest)
+        comparison = _Comparison(tables, production, source_digest)
         built = comparison.built()
     except (OSError, Py4JError) as error:
         raise _not_readable(production, error) from error
@@ -49,20 +48,14 @@ def defer_unchanged(
 
 
 class _Comparison:
-    def __init__(
-        self,
-        spark: SparkSession,
-        tables: PipelineTables,
-        production: Deferral,
-        source_digest: str,
-    ) -> None:
+    def __init__(self, tables: PipelineTables, production: Deferral, source_digest: str) -> None:
         self._tables = tables
         self._graph = tables.graph
         self._production = production
-        self._delta = DeltaJvm(spark)
+        self._delta = DeltaJvm(tables.spark)
         self._defaults = {"catalog": tables.settings.catalog, "schema": tables.settings.schema}
         layout = StorageLayout(production.storage, production.home)
-        store = StateStore(StorageFiles(spark), layout.state_dir)
+        store = StateStore(StorageFiles(tables.spark), layout.state_dir)
         try:
             self._flows = {name: store.flow(name) for name in store.names("flows")}
             views = [store.view(key) for key in store.names("views")]

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from py4j.protocol import Py4JError
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
@@ -29,7 +29,7 @@ from penstock._execution.sink_writers import sink_writer
 from penstock._execution.tables import PipelineTables
 from penstock._execution.writers import TableWriters
 from penstock._graph.cdc import is_cdc
-from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
+from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._model.dataset import LateRows
 from penstock._model.flow import Flow, OutputMode
 from penstock._model.trigger import TriggerKind
@@ -69,20 +69,18 @@ class FlowQueries:
 
     def __init__(
         self,
-        spark: SparkSession,
-        graph: DataflowGraph,
         evaluator: Evaluator,
         tables: PipelineTables,
         state: StateStore,
         context: EngineContext,
     ) -> None:
-        self.spark = spark
-        self.graph = graph
+        self.spark = tables.spark
+        self.graph = tables.graph
         self.tables = tables
         self.state = state
         self.context = context
         self.writers = TableWriters(tables, self.warn)
-        self.confs = FlowConfs(spark, graph)
+        self.confs = FlowConfs(self.spark, self.graph)
         self.tag = f"penstock-{uuid.uuid4()}"
         """Of the jobs of this engine: a borrowed session also has those of other code."""
         self._evaluator = evaluator
@@ -131,24 +129,19 @@ class FlowQueries:
         jvm: Any = self.spark._jvm
         jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(self.spark._jsparkSession)
         # The query copies the session, with its confs, when it starts.
-        with self.pool(node.flow.name), self.confs.applied(node):
+        with self.confs.applied(node):
             query: StreamingQuery = writer.start()
         return query
 
     @contextlib.contextmanager
-    def pool(self, flow: str) -> Iterator[None]:
-        context = self.spark.sparkContext
-        context.setLocalProperty("spark.scheduler.pool", flow)
-        try:
-            yield
-        finally:
-            context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
-
-    @contextlib.contextmanager
     def translated(self, node: FlowNode, sources: Sequence[OpenedSource] = ()) -> Iterator[None]:
-        """A step of the update: its jobs have the tag, its exceptions become Penstock errors."""
-        context = self.spark.sparkContext
+        """A step of the update: its jobs have the tag and the scheduler pool of the flow.
+
+        Exceptions become Penstock errors. A query that is started in it inherits both.
+        """
+        context: Any = self.spark.sparkContext
         try:
+            context.setLocalProperty("spark.scheduler.pool", node.flow.name)
             context.addJobTag(self.tag)
             yield
         except PenstockError:
@@ -163,6 +156,7 @@ class FlowQueries:
             raise flow_error(error, node.flow) from error
         finally:
             with contextlib.suppress(Py4JError, ConnectionError):  # the JVM is gone
+                context.setLocalProperty("spark.scheduler.pool", None)
                 context.removeJobTag(self.tag)
 
     def declaration(self, node: FlowNode) -> dict[str, Any]:

@@ -5,13 +5,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-from pyspark.sql import SparkSession
-
 from penstock._execution.flow_state import StateStore
 from penstock._execution.savepoints import Savepoints
 from penstock._execution.table_care import MaintenanceTimes, TableCare
 from penstock._execution.tables import PipelineTables
-from penstock._graph.dataflow import DataflowGraph, DatasetNode
+from penstock._graph.dataflow import DatasetNode
 from penstock._model.pipeline import MaintenanceSettings
 from penstock._observe.events import EventOrigin
 from penstock._plan.maintenance import TableMaintenance, table_maintenance
@@ -31,8 +29,6 @@ _APPENDED = TableMaintenance(
 
 
 def maintained_tables(
-    spark: SparkSession,
-    graph: DataflowGraph,
     tables: PipelineTables,
     state: StateStore,
     settings: MaintenanceSettings,
@@ -45,10 +41,11 @@ def maintained_tables(
 
     `with_events` adds the tables of the setting `events`.
     """
-    delta = DeltaJvm(maintenance_session(spark))
-    files = StorageFiles(spark)
+    graph = tables.graph
+    delta = DeltaJvm(maintenance_session(tables.spark))
+    files = StorageFiles(tables.spark)
     times = MaintenanceTimes(files, tables.layout.state_dir)
-    needed = NeededFiles(spark, graph, tables, state)
+    needed = NeededFiles(tables, state)
     cares = []
     for node in graph.stored():
         if node.key not in keys:
@@ -98,16 +95,10 @@ def _of_quarantine(
 class NeededFiles:
     """Old files that a table does not have any more, and that flows are going to read."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        graph: DataflowGraph,
-        tables: PipelineTables,
-        state: StateStore,
-    ) -> None:
-        self._delta = DeltaJvm(spark)
-        self._files = StorageFiles(spark)
-        self._graph = graph
+    def __init__(self, tables: PipelineTables, state: StateStore) -> None:
+        self._delta = DeltaJvm(tables.spark)
+        self._files = StorageFiles(tables.spark)
+        self._graph = tables.graph
         self._tables = tables
         self._state = state
 

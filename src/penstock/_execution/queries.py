@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from penstock._analysis.evaluation import Evaluator
 from penstock._analysis.table_sources import DeltaSource
@@ -18,9 +18,10 @@ from penstock._execution.running import RunningQuery
 from penstock._execution.tables import PipelineTables
 from penstock._execution.views import ViewRefresh
 from penstock._execution.writers import BatchWriter
-from penstock._graph.dataflow import DataflowGraph, FlowNode
+from penstock._graph.dataflow import FlowNode
 from penstock._model.flow import OutputMode
 from penstock._model.pipeline import MaintenanceSettings
+from penstock._observe.events import EventOrigin
 from penstock._plan.maintenance import table_maintenance
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
 from penstock._runtime.ports import FlowEnded, RunOutcome
@@ -37,20 +38,18 @@ class SparkEngine:
 
     def __init__(
         self,
-        spark: SparkSession,
-        graph: DataflowGraph,
         evaluator: Evaluator,
         source: DeltaSource,
         tables: PipelineTables,
         state: StateStore,
         context: EngineContext,
     ) -> None:
-        self._queries = FlowQueries(spark, graph, evaluator, tables, state, context)
+        self._queries = FlowQueries(evaluator, tables, state, context)
         self._views = ViewRefresh(self._queries)
-        self._damage = DamageCheck(spark, tables, self._queries.warn)
+        self._damage = DamageCheck(tables, self._queries.warn)
         self._streams = StreamingFlows(self._queries, evaluator, source, self._damage)
-        self._spark = spark
-        self._graph = graph
+        self._spark = tables.spark
+        self._graph = tables.graph
         self._tables = tables
         self._state = state
         self._context = context
@@ -63,8 +62,6 @@ class SparkEngine:
         context = self._context
         find_tables = partial(
             maintained_tables,
-            self._spark,
-            self._graph,
             self._tables,
             self._state,
             settings,
@@ -141,7 +138,7 @@ class SparkEngine:
     def run_once(self, step: RunOnceFlow) -> RunOutcome:
         node = self._graph.flows[step.flow]
         sources: list[OpenedSource] = []
-        with self._queries.translated(node, sources), self._queries.pool(step.flow):
+        with self._queries.translated(node, sources):
             state = self._state.flow(step.flow) or self._state.new_flow(step.flow)
             if state.once_done:
                 self._queries.record(node)
@@ -154,40 +151,37 @@ class SparkEngine:
             writer = self._queries.writers.stream_writer(
                 dataset, node, df, epoch=state.epoch, mode=OutputMode.APPEND
             )
+            state = replace(state, target_id=self._tables.check_ownership(node, state))
             if writer.df.isStreaming:
-                return self._stream_once(step, node, state, writer)
-            result = writer.write(writer.df, 0)
-            table_id = self._tables.check_ownership(node, state)
-            self._state.save_flow(step.flow, replace(state, once_done=True, target_id=table_id))
+                self._stream_once(node, state, writer)
+            else:
+                self._write(writer, writer.df, 0, self._queries.origin(node))
+            self._state.save_flow(step.flow, replace(state, once_done=True))
             self._queries.record(node)
-            if not result.replayed:
-                self._context.emit(result.event(self._queries.origin(node), "one-time flow"))
             return RunOutcome(changed=True, reason="one-time flow")
 
-    def _stream_once(
-        self, step: RunOnceFlow, node: FlowNode, state: FlowState, writer: BatchWriter
-    ) -> RunOutcome:
+    def _write(self, writer: BatchWriter, df: DataFrame, batch: int, origin: EventOrigin) -> None:
+        result = writer.write(df, batch)
+        if not result.replayed:
+            self._context.emit(result.event(origin, "one-time flow"))
+
+    def _stream_once(self, node: FlowNode, state: FlowState, writer: BatchWriter) -> None:
         """Apply the available rows of a streaming view; resumes after a kill."""
-        table_id = self._tables.check_ownership(node, state)
-        self._state.save_flow(step.flow, replace(state, target_id=table_id))
+        flow = node.flow.name
+        self._state.save_flow(flow, state)
 
         def on_batch(df: DataFrame, batch_id: int) -> None:
-            result = writer.write(df, batch_id)
-            if not result.replayed:
-                origin = replace(self._queries.origin(node), batch_id=batch_id)
-                self._context.emit(result.event(origin, "one-time flow"))
+            origin = replace(self._queries.origin(node), batch_id=batch_id)
+            self._write(writer, df, batch_id, origin)
 
-        checkpoint = self._tables.layout.checkpoint_path(step.flow, state.epoch)
-        stream: Any = writer.df.writeStream.foreachBatch(on_batch).queryName(step.flow)
+        checkpoint = self._tables.layout.checkpoint_path(flow, state.epoch)
+        stream: Any = writer.df.writeStream.foreachBatch(on_batch).queryName(flow)
         stream = stream.option("checkpointLocation", checkpoint).trigger(availableNow=True)
         query = self._queries.start(stream, node)
         try:
             query.awaitTermination()
         finally:
             query.stop()
-        self._state.save_flow(step.flow, replace(state, once_done=True, target_id=table_id))
-        self._queries.record(node)
-        return RunOutcome(changed=True, reason="one-time flow")
 
     def cancel(self) -> None:
         self._is_cancelled = True

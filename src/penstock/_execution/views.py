@@ -37,12 +37,11 @@ class ViewRefresh:
 
     def refresh(self, step: RefreshView) -> RunOutcome:
         node = self._queries.graph.flows[step.flow]
-        if node.flow.snapshot is not None:
-            with self._queries.translated(node), self._queries.pool(step.flow):
-                return self._follow_snapshots(step, node)
         dataset = self._queries.graph.datasets[step.target]
         sources: list[OpenedSource] = []
-        with self._queries.translated(node, sources), self._queries.pool(step.flow):
+        with self._queries.translated(node, sources):
+            if node.flow.snapshot is not None:
+                return self._follow_snapshots(step, node, dataset)
             df, opened = self._queries.evaluate(node)
             sources += opened
             node = self._queries.adopt(node, df)
@@ -121,13 +120,14 @@ class ViewRefresh:
         self._queries.context.emit(result.event(origin, reason, duration_ms=duration))
         return RunOutcome(changed=True, reason=reason)
 
-    def _follow_snapshots(self, step: RefreshView, node: FlowNode) -> RunOutcome:
+    def _follow_snapshots(
+        self, step: RefreshView, node: FlowNode, dataset: DatasetNode
+    ) -> RunOutcome:
         """Apply the snapshots that are newer than the last one.
 
         The version of a snapshot is recorded before it is applied; after a kill the number of the
         last commit shows whether it was applied.
         """
-        dataset = self._queries.graph.datasets[step.target]
         state = self._queries.state.flow(step.flow) or self._queries.state.new_flow(step.flow)
         if node.flow.once and state.once_done:
             return RunOutcome(changed=False, reason="it already ran; a full refresh repeats it")

@@ -50,8 +50,6 @@ def maintain_tables(
             text="maintaining tables",
         ) as record:
             tables = maintained_tables(
-                pipeline.spark,
-                pipeline.graph,
                 pipeline.tables,
                 pipeline.state,
                 settings.maintenance,
