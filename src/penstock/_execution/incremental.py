@@ -99,8 +99,7 @@ class IncrementalViews:
         writer = self._queries.writers.view_writer(dataset, node, df, version)
         if technique == APPEND_ONLY:
             rows, reason = DataFrame(changes.rows(), df.sparkSession), "rows were only added"
-            split = self._queries.writers.split(dataset, rows)
-            rows = rows if split is None else split.df
+            rows = self._queries.writers.with_rules(dataset, rows)
         else:
             if dataset.declared.expectations:
                 raise NotIncrementalError("its expectations apply to rows that change")

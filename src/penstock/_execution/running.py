@@ -198,16 +198,11 @@ class RunningQuery:
         if not self._end():
             return
         if self._close is None and (error is None or not self._sources):
-            known = self._succeeded() if error is None else None
-            self._on_end(FlowEnded(flow=self._flow.name, error=known or self._translate(error)))
+            self._end_recovered(error)
             return
         # A recovery reads files, a sink may send: the progress of other queries must not wait.
-        threading.Thread(
-            target=self._end_recovered,
-            args=(error,),
-            name=f"recover {self._flow.name}",
-            daemon=True,
-        ).start()
+        name = f"recover {self._flow.name}"
+        threading.Thread(target=self._end_recovered, args=(error,), name=name, daemon=True).start()
 
     def _end_recovered(self, error: str | None) -> None:
         try:

@@ -92,28 +92,29 @@ class ViewRefresh:
             df = self._delta.pinned(df)
             result = self._queries.writers.replace(dataset, node, df, fingerprint, where=where)
         spent = time.monotonic() - started
-        known = self._queries.tables.version(dataset) if result.version is None else result.version
+        rows: int | None = result.result.rows_written
+        full_seconds: float | None = spent - attempt_seconds
+        if is_incremental and before is not None:
+            rows, full_seconds = before.rows, before.full_seconds
+        seconds = share = None
+        if attempt.share is not None:
+            seconds, share = spent, attempt.share
+        elif before is not None and before.fingerprint == fingerprint:
+            seconds, share = before.incremental_seconds, before.incremental_share
+            if seconds is not None and not is_incremental:
+                seconds *= _AGING
+        known = result.result.version
         state = ViewState(
             fingerprint=fingerprint,
             sources=sources.versions,
-            table_version=known,
+            table_version=self._queries.tables.version(dataset) if known is None else known,
             quarantine_version=self._incremental.quarantine_version(dataset),
+            rows=rows,
+            full_seconds=full_seconds,
+            incremental_seconds=seconds,
+            incremental_share=share,
             deployed=declared,
         )
-        if is_incremental and before is not None:
-            state = replace(state, rows=before.rows, full_seconds=before.full_seconds)
-        else:
-            seconds = spent - attempt_seconds
-            state = replace(state, rows=result.rows_written, full_seconds=seconds)
-        if attempt.share is not None:
-            state = replace(state, incremental_seconds=spent, incremental_share=attempt.share)
-        elif before is not None and before.fingerprint == fingerprint:
-            last = before.incremental_seconds
-            state = replace(
-                state,
-                incremental_seconds=last if last is None or is_incremental else last * _AGING,
-                incremental_share=before.incremental_share,
-            )
         self._queries.state.save_view(step.target, state)
         self._queries.state.forget_declaration(step.flow)
         duration = round(spent * 1000)

@@ -62,15 +62,6 @@ class Commit:
         """Whether an earlier attempt had already committed it."""
         return self.result.replayed
 
-    @property
-    def version(self) -> int | None:
-        """Version of the target; `None` for a batch without rows."""
-        return self.result.version
-
-    @property
-    def rows_written(self) -> int:
-        return self.result.rows_written
-
     def event(self, origin: EventOrigin, message: str, *, duration_ms: int | None = None) -> Event:
         """The `flow_progress` event with the counts of this batch."""
         result = self.result
@@ -136,7 +127,7 @@ class TableWriters:
         is_upsert = mode is OutputMode.UPDATE
         df = self.conformed(dataset, df, fills=is_upsert and len(dataset.flows) == 1)
         split = self.split(dataset, df)
-        judge = self._judge(dataset, node, lambda batch: self.split(dataset, batch))
+        judge = self._judge(dataset, node, partial(self.with_rules, dataset))
         options = self._batch_options(dataset, node, split, epoch, judge)
         options["late"] = late
         writer: FlowWriter
@@ -183,7 +174,7 @@ class TableWriters:
             return split_events(batch, events, rules, quarantine=keeps, origin=node.flow.origin)
 
         split = split_batch(df)
-        judge = self._judge(dataset, node, split_batch)
+        judge = self._judge(dataset, node, lambda batch: split_batch(batch).df)
         writer = CdcWriter(
             self._tables.spark,
             state=self._tables.layout.cdc_state(dataset.name),
@@ -298,6 +289,11 @@ class TableWriters:
             df, node.declared.expectations, quarantine=self._tables.keeps_dropped(node)
         )
 
+    def with_rules(self, node: DatasetNode, df: DataFrame) -> DataFrame:
+        """The rows, with the helper columns of the dataset's expectations if it has any."""
+        split = self.split(node, df)
+        return df if split is None else split.df
+
     # -- parts ---------------------------------------------------------------------------------
 
     def _options(
@@ -329,7 +325,7 @@ class TableWriters:
         }
 
     def _judge(
-        self, dataset: DatasetNode, node: FlowNode, split: Callable[[DataFrame], RowSplit | None]
+        self, dataset: DatasetNode, node: FlowNode, with_rules: Callable[[DataFrame], DataFrame]
     ) -> Callable[[DataFrame], DataFrame] | None:
         """Applies the rules to each batch, where they cannot be part of the query.
 
@@ -337,14 +333,7 @@ class TableWriters:
         query would check its rows again, and stop a flow whose rows were committed.
         """
         fails = any(r.on_violation is OnViolation.FAIL for r in dataset.declared.expectations)
-        if not fails or not has_state(node.analysis.stateful_operators):
-            return None
-
-        def judged(batch: DataFrame) -> DataFrame:
-            parts = split(batch)
-            return batch if parts is None else parts.df
-
-        return judged
+        return with_rules if fails and has_state(node.analysis.stateful_operators) else None
 
     def _warn_of_vectors(
         self, dataset: DatasetNode, node: FlowNode, rewrite_bytes: int = REWRITE_BYTES
