@@ -98,10 +98,9 @@ class FlowQueries:
         return with_types(df, declared), evaluation.sources
 
     def evaluate_flow(self, flow: Flow) -> DataFrame:
-        node = self.graph.flows[flow.name]
-        with self.confs.applied(node):
-            df, _ = self._evaluator.evaluate(flow)
-        return self.confs.bound(with_types(df), node)
+        node = replace(self.graph.flows[flow.name], flow=flow)
+        df, _ = self.evaluate(node)
+        return self.confs.bound(df, node)
 
     def adopt(self, node: FlowNode, df: DataFrame) -> FlowNode:
         """The flow with the current schema of its query; new columns are added to its table.

@@ -52,7 +52,6 @@ class FlowLag:
         """Whether it was measured after its end."""
 
     def attach(self, java_sources: Callable[[], Sequence[Any]]) -> None:
-        """Set the function that returns Spark's objects of the sources."""
         self._java_sources = java_sources
 
     def progressed(self, progress: Mapping[str, Any]) -> None:

@@ -101,7 +101,6 @@ class RunningQuery:
         return [sources.apply(number) for number in range(int(sources.size()))]
 
     def attach(self, query: StreamingQuery) -> None:
-        """Set the Spark query, once it has started."""
         with self._changed:
             self._query = query
             self._changed.notify_all()
@@ -121,7 +120,6 @@ class RunningQuery:
         return java_query._jsq.streamingQuery().lastExecution()
 
     def on_batch(self, df: DataFrame, batch_id: int) -> None:
-        """Commit one micro-batch, for `foreachBatch`."""
         if self._write is None:
             raise RuntimeError("the query has no batch writer")
         with self._changed:

@@ -79,7 +79,6 @@ class Savepoints:
         return savepoint
 
     def save(self, savepoint: Savepoint) -> None:
-        """Complete a savepoint whose copies are stored."""
         content = json.dumps({"format": _FORMAT, **asdict(savepoint)}, indent=1)
         self._files.write(f"{self._layout.savepoint_folder(savepoint.name)}/{_FILE}", content)
 

@@ -111,7 +111,8 @@ class TableCare:
         version = int(snapshot.version())
         if version < 0:
             return []
-        events = self._due_events()
+        waited = time.monotonic() - self._sums.since
+        events = self.pending_events() if waited >= _REPORT_SECONDS else []
         if version != self._version and self._has_grown(snapshot):
             policy = self._policy(_properties(snapshot))
             if policy.compacts:
@@ -181,10 +182,6 @@ class TableCare:
         return events
 
     # -- parts ---------------------------------------------------------------------------------
-
-    def _due_events(self) -> list[Event]:
-        waited = time.monotonic() - self._sums.since
-        return self.pending_events() if self._sums.runs and waited >= _REPORT_SECONDS else []
 
     def _has_grown(self, snapshot: Any) -> bool:
         known = snapshot.checksumOpt().isDefined()

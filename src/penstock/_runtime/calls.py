@@ -78,7 +78,6 @@ class EngineCalls:
         self._aside(running.interrupt, f"interrupt {flow}")
 
     def cancel(self) -> None:
-        """Cancel the batch steps that are running."""
         self._aside(self._engine.cancel, "cancel batch steps")
 
     def _call(

@@ -48,7 +48,6 @@ class TableSetup:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing is running or left."""
         return not (self._busy or self._paused or self._left)
 
     def advance(self) -> bool:

@@ -16,13 +16,11 @@ class SystemScheduler:
     """The machine's monotonic clock and daemon threads."""
 
     def monotonic(self) -> float:
-        """Seconds that never go backwards."""
         return time.monotonic()
 
     def receive(
         self, inbox: "queue.SimpleQueue[Callable[[], None]]", deadline: float | None
     ) -> Callable[[], None] | None:
-        """Take the next message, waiting for it until `deadline`."""
         try:
             if deadline is None:
                 return inbox.get()
@@ -41,7 +39,6 @@ class SystemProcesses:
     """The processes of this machine: `/proc` where there is one, else signal 0."""
 
     def look_up(self, pid: int) -> ProcessInfo | None:
-        """The process with this id; `None` if there is none or it is a zombie."""
         if pid <= 0:
             return None
         try:

@@ -206,7 +206,6 @@ class Update:
             self._enter(UpdateState.SETTING_UP_TABLES, "setting up tables")
 
     def setup_retries(self, step: SetupStep, error: PenstockError, seconds: float) -> None:
-        """Report the wait on every flow that waits for the table."""
         name = self._report.name_of(step.dataset)
         message = f"setting up {name} failed, retry in {seconds:.1f} s: {error.message}"
         for task in self._board.into(step.dataset):
@@ -215,7 +214,6 @@ class Update:
                 self._report.flow(task, FlowStatus.QUEUED, message, error=error)
 
     def setup_failed(self, step: SetupStep, error: PenstockError) -> None:
-        """Fail the flows into the table, skip those below."""
         self._supervisor.fail_table(step.dataset, error)
 
     # Stopping

@@ -39,7 +39,8 @@ def starting_executors(spark: SparkSession) -> Iterator[Callable[[], None]]:
     """
     context: Any = spark.sparkContext
     is_borrowed = getattr(context._gateway, "spark_log", None) is None
-    if is_borrowed or is_local(context.master) or _allocates_dynamically(context):
+    is_dynamic = context.getConf().get("spark.dynamicAllocation.enabled", "").lower() == "true"
+    if is_borrowed or is_local(context.master) or is_dynamic:
         yield lambda: None
         return
     failures: list[SetupError] = []
@@ -69,11 +70,6 @@ def starting_executors(spark: SparkSession) -> Iterator[Callable[[], None]]:
     finally:
         over.set()
         thread.join(_WATCH_SECONDS)
-
-
-def _allocates_dynamically(context: Any) -> bool:
-    setting: str = context.getConf().get("spark.dynamicAllocation.enabled", "false")
-    return setting.lower() == "true"
 
 
 def _wait_for_executors(spark: SparkSession, over: threading.Event) -> None:

@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
@@ -30,7 +28,6 @@ from penstock._spark.session_defaults import is_local, session_defaults
 from penstock._spark.spark_log import SparkLog
 from penstock.errors import FlowError, SetupError
 
-_EMPTY: Mapping[str, str] = MappingProxyType({})
 _WATCH_SECONDS = 2.0
 _BROKEN_SECONDS = 3.0
 _LOG4J = Path(__file__).with_name("log4j2.properties")
@@ -64,7 +61,7 @@ class SessionOptions:
     storage_root: str | None = None
     warehouse: str | None = None
     master: str | None = None
-    configuration: Mapping[str, str] = field(default_factory=lambda: _EMPTY, repr=False)
+    configuration: Mapping[str, str] = field(default_factory=dict, repr=False)
     jars: tuple[str, ...] = ()
     store_jars: tuple[str, ...] = ()
     java_options: tuple[str, ...] = ()
@@ -165,8 +162,7 @@ def jvm_watch(spark: SparkSession, on_death: Callable[[int], None]) -> Iterator[
 
     A dead JVM does not report the end of a query.
     """
-    gateway: Any = spark._sc._gateway
-    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    process: subprocess.Popen[bytes] | None = getattr(spark._sc._gateway, "proc", None)
     if process is None:
         yield
         return
@@ -194,12 +190,10 @@ def jvm_exit_code(spark: SparkSession, error: BaseException | None = None) -> in
     With the `error` of a call of the JVM it waits: the connection may break shortly before the
     process ends.
     """
-    gateway: Any = spark._sc._gateway
-    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    process: subprocess.Popen[bytes] | None = getattr(spark._sc._gateway, "proc", None)
     if process is None:
         return None
-    is_cut = isinstance(error, Py4JError | ConnectionError) and not isinstance(error, Py4JJavaError)
-    if is_cut:
+    if isinstance(error, Py4JError | ConnectionError) and not isinstance(error, Py4JJavaError):
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_BROKEN_SECONDS)
     return process.poll()
@@ -235,11 +229,15 @@ def effective_configuration(options: SessionOptions) -> dict[str, str]:
     _append(conf, "spark.driver.extraClassPath", os.pathsep.join(options.jars), os.pathsep)
     if not is_local(master):
         _append(conf, "spark.jars", ",".join((*options.jars, *options.store_jars)), ",")
-    if options.python is not None and not is_local(master):
-        _add_python(conf, options.python)
+    if options.python is not None and not is_local(master) and "spark.pyspark.python" not in conf:
+        conf["spark.pyspark.python"] = f"./{options.python.name}"
+        conf["spark.executorEnv.PEX_INTERPRETER"] = "1"
+        _append(conf, "spark.files", options.python.as_uri(), ",")
     if options.java_options:
         _append(conf, "spark.driver.extraJavaOptions", shlex.join(options.java_options), " ")
-    _append(conf, "spark.driver.extraJavaOptions", _log4j_option(conf), " ")
+    if "log4j" not in conf.get("spark.driver.extraJavaOptions", ""):
+        log4j = shlex.quote(f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}")
+        _append(conf, "spark.driver.extraJavaOptions", log4j, " ")
     return conf
 
 
@@ -250,18 +248,6 @@ def _user_configuration(options: SessionOptions) -> dict[str, str]:
     master = options.master or conf.get("spark.master", "local[*]")
     needs_no_cluster = options.analysis_only and not is_local(master)
     return conf | {"spark.master": "local[*]" if needs_no_cluster else master}
-
-
-def _log4j_option(conf: Mapping[str, str]) -> str:
-    has_own = "log4j" in conf.get("spark.driver.extraJavaOptions", "")
-    return "" if has_own else shlex.quote(f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}")
-
-
-def _add_python(conf: dict[str, str], python: Path) -> None:
-    if "spark.pyspark.python" not in conf:
-        conf["spark.pyspark.python"] = f"./{python.name}"
-        conf["spark.executorEnv.PEX_INTERPRETER"] = "1"
-        _append(conf, "spark.files", python.as_uri(), ",")
 
 
 def _append(conf: dict[str, str], key: str, value: str, separator: str) -> None:

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, Window
@@ -166,7 +167,13 @@ class _Judged:
 def _judge(df: DataFrame, expectations: Sequence[Expectation]) -> _Judged:
     spark = df.sparkSession
     guard = row_guard(df.schema)
-    counts = _same_keys(df, expectations)
+    counts = {  # number of rows with the same key, for each rule about uniqueness
+        _count_name(rule): F.count(F.lit(1)).over(
+            Window.partitionBy(*[F.col(quoted(column)) for column in rule.unique])
+        )
+        for rule in expectations
+        if rule.unique
+    }
     if counts:
         df = df.withColumns(counts)
     masks: dict[str, Column] = {}
@@ -198,17 +205,6 @@ def _count_name(rule: Expectation) -> str:
     return f"{MASK_PREFIX}same_{'_'.join(name.lower().encode().hex() for name in rule.unique)}"
 
 
-def _same_keys(df: DataFrame, expectations: Sequence[Expectation]) -> dict[str, Column]:
-    """Number of rows with the same key, for each rule about uniqueness."""
-    return {
-        _count_name(rule): F.count(F.lit(1)).over(
-            Window.partitionBy(*[F.col(quoted(column)) for column in rule.unique])
-        )
-        for rule in expectations
-        if rule.unique
-    }
-
-
 def is_broken(mask: str, bit: int) -> Column:
     """Whether the rule with this mask column and bit is broken; NULL where the mask is NULL."""
     return F.col(mask).bitwiseAND(F.lit(bit).cast("bigint")) != 0
@@ -229,10 +225,7 @@ def _check_names(
 
 
 def _any(conditions: Sequence[Column]) -> Column:
-    result = F.lit(False)
-    for position, condition in enumerate(conditions):
-        result = condition if position == 0 else result | condition
-    return result
+    return reduce(Column.__or__, conditions) if conditions else F.lit(False)
 
 
 def _names(rules: Sequence[str], broken: dict[str, Column]) -> Column:
