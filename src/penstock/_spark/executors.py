@@ -39,8 +39,9 @@ def starting_executors(spark: SparkSession) -> Iterator[Callable[[], None]]:
     """
     context: Any = spark.sparkContext
     is_borrowed = getattr(context._gateway, "spark_log", None) is None
-    is_dynamic = context.getConf().get("spark.dynamicAllocation.enabled", "").lower() == "true"
-    if is_borrowed or is_local(context.master) or is_dynamic:
+    has_all = is_borrowed or is_local(context.master)
+    dynamic = "spark.dynamicAllocation.enabled"
+    if has_all or context.getConf().get(dynamic, "false").lower() == "true":
         yield lambda: None
         return
     failures: list[SetupError] = []
