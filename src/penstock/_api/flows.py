@@ -41,21 +41,16 @@ def append_flow(
     arguments = Arguments("append_flow")
     arguments.unavailable("import_checkpoint", import_checkpoint)
     mode = arguments.choice("output_mode", output_mode, list(OutputMode))
+    names = [depends_on] if isinstance(depends_on, str) else depends_on
     return _flow(
         arguments,
         target,
         name,
-        {
-            "once": bool(arguments.flag("once", once)),
-            "output_mode": OutputMode(mode) if mode else None,
-            "spark_conf": arguments.mapping("spark_conf", spark_conf),
-            "comment": arguments.free_text("comment", comment),
-            "depends_on": arguments.columns(
-                "depends_on",
-                [depends_on] if isinstance(depends_on, str) else depends_on,
-                kind="dataset",
-            ),
-        },
+        spark_conf,
+        comment,
+        once=bool(arguments.flag("once", once)),
+        output_mode=OutputMode(mode) if mode else None,
+        depends_on=arguments.columns("depends_on", names, kind="dataset"),
     )
 
 
@@ -82,21 +77,19 @@ def update_flow(
         A decorator that returns the function itself.
     """
     arguments = Arguments("update_flow")
-    return _flow(
-        arguments,
-        target,
-        name,
-        {
-            "output_mode": OutputMode.UPDATE,
-            "spark_conf": arguments.mapping("spark_conf", spark_conf),
-            "comment": arguments.free_text("comment", comment),
-        },
-    )
+    return _flow(arguments, target, name, spark_conf, comment, output_mode=OutputMode.UPDATE)
 
 
 def _flow(
-    arguments: Arguments, target: object, name: object, properties: dict[str, Any]
+    arguments: Arguments,
+    target: object,
+    name: object,
+    spark_conf: object,
+    comment: object,
+    **properties: Any,
 ) -> Callable[[F], F]:
+    properties["spark_conf"] = arguments.mapping("spark_conf", spark_conf)
+    properties["comment"] = arguments.free_text("comment", comment)
     arguments.require(target=target)
     checked_target = arguments.dataset_name("target", target)
     checked_name = arguments.single_name("name", name)

@@ -64,14 +64,7 @@ def read(name: str) -> "DataFrame":
 
 
 def read_stream(name: str) -> "DataFrame":
-    """Return a dataset of the pipeline as a stream; only inside of a query function.
-
-    Args:
-        name: One to three parts, with or without a leading `LIVE.`.
-
-    Raises:
-        DefinitionError: Called anywhere else.
-    """
+    """Return a dataset of the pipeline as a streaming DataFrame; else as `read`."""
     return _current("read_stream").read_stream(name)
 
 

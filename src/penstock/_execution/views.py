@@ -183,12 +183,12 @@ class ViewRefresh:
             return "first refresh"
         if before.fingerprint != fingerprint:
             return _QUERY_CHANGED
-        path = self._queries.tables.table(self._queries.graph.datasets[step.target]).path
+        dataset = self._queries.graph.datasets[step.target]
+        path = self._queries.tables.table(dataset).path
         if before.table_version is None or not (
             keeps_rows(self._delta, path, before.table_version, version)
         ):
             return "the table was changed since the last refresh"
-        dataset = self._queries.graph.datasets[step.target]
         if before.quarantine_version < 0 <= self._incremental.quarantine_version(dataset):
             return "its quarantine is new"
         if sources.unversioned is not None:
