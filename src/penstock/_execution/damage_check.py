@@ -76,7 +76,7 @@ class DamageCheck:
         def read(version: int) -> list[str] | None:
             return self._delta.commit_lines(path, version)
 
-        if not is_lost(commit, read, lambda: self._version(path)):
+        if not is_lost(commit, read, lambda: self._delta.version(path)):
             if role == TARGET:
                 self._check_restored(node, epoch, dataset, commit, read)
             return
@@ -124,7 +124,7 @@ class DamageCheck:
             else:
                 app_id = self._tables.app_id(name, segment_name(checkpoint.name))
                 is_used = (
-                    self._version(target.path) >= 0
+                    self._delta.version(target.path) >= 0
                     and last_number(self._delta, target.path, app_id) >= 0
                 )
             if is_used:
@@ -165,9 +165,6 @@ class DamageCheck:
         # Of remote storage only this file is read.
         folder = self._tables.layout.checkpoint_path(checkpoint.flow, checkpoint.epoch)
         return StorageFiles(self._delta.spark).exists(f"{folder}/commits/{batch_id}")
-
-    def _version(self, path: str) -> int:
-        return int(self._delta.snapshot(path).version())
 
     def _checkpoint(self, flow: str, epoch: str) -> Checkpoint:
         path = self._tables.layout.checkpoint_path(flow, epoch)

@@ -91,7 +91,7 @@ class Update:
         max_batch_steps: int | None = None,
     ) -> None:
         self._plan = plan
-        self._update_id = update_id
+        self.update_id = update_id
         self._engine = engine
         self._scheduler: Scheduler = scheduler or SystemScheduler()
         self._stop_timeout_seconds = stop_timeout_seconds
@@ -126,10 +126,6 @@ class Update:
         self._state = UpdateState.CREATED
         self._stopping = False
         self._interrupted = False
-
-    @property
-    def update_id(self) -> str:
-        return self._update_id
 
     def request_stop(self) -> None:
         """Stop.
@@ -262,7 +258,7 @@ class Update:
             state = UpdateState.COMPLETED
             self._report.update(state, "update completed")
         return UpdateResult(
-            update_id=self._update_id,
+            update_id=self.update_id,
             state=state,
             failures=failures,
             skipped=skipped,

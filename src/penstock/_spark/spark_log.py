@@ -62,7 +62,7 @@ class SparkLog:
         return f"\nlast lines of {self.path}:\n" + "\n".join(last) if last else ""
 
     def _copy(self) -> None:
-        for text in masked_lines(self._blocks()):
+        for text in masked_lines(iter(lambda: os.read(self._reader, _BLOCK), b"")):
             # A full disk loses lines, but must not stop the reader: the JVM would block.
             with contextlib.suppress(OSError):
                 data = text.encode("utf-8", "surrogateescape")
@@ -70,10 +70,6 @@ class SparkLog:
                     data = data[os.write(self._file, data) :]
         os.close(self._file)
         os.close(self._reader)
-
-    def _blocks(self) -> Iterator[bytes]:
-        while block := os.read(self._reader, _BLOCK):
-            yield block
 
 
 def masked_lines(blocks: Iterator[bytes]) -> Iterator[str]:
