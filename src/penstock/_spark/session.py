@@ -30,6 +30,7 @@ from penstock.errors import FlowError, SetupError
 
 _WATCH_SECONDS = 2.0
 _BROKEN_SECONDS = 3.0
+_EXTENSIONS = "spark.sql.extensions"
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 
 
@@ -80,7 +81,7 @@ def borrow_session() -> SparkSession | None:
     if spark is None or spark._sc._jsc is None:
         return None
     require_supported_pair(spark.version)
-    if "DeltaSparkSessionExtension" not in (spark.conf.get("spark.sql.extensions", "") or ""):
+    if "DeltaSparkSessionExtension" not in (spark.conf.get(_EXTENSIONS, "") or ""):
         raise SetupError(
             "SESSION_WITHOUT_DELTA",
             "the active SparkSession was built without Delta Lake",
@@ -216,14 +217,20 @@ def jvm_died(exit_code: int, *, flow: str = "", log: str = "") -> FlowError:
 
 
 def effective_configuration(options: SessionOptions) -> dict[str, str]:
-    """All `spark.*` settings of the session: defaults < spark-defaults.conf < the user's."""
+    """All `spark.*` settings of the session: defaults < spark-defaults.conf < the user's.
+
+    Class path, jars, Java options and session extensions are added to those of the user.
+    """
     conf_of_user = _user_configuration(options)
     master = conf_of_user["spark.master"]
     root = options.storage_root
     warehouse = options.warehouse or (f"{root.rstrip('/')}/warehouse" if root else None)
     conf = session_defaults(master, conf_of_user, storage_root=root, warehouse=warehouse)
     conf["spark.app.name"] = options.app_name
+    extensions = [name.strip() for name in conf_of_user.get(_EXTENSIONS, "").split(",")]
+    missing = [name for name in conf[_EXTENSIONS].split(",") if name not in extensions]
     conf.update(conf_of_user)
+    conf[_EXTENSIONS] = ",".join(filter(None, (*missing, *extensions)))
     # Hadoop's file system and an AppCDS archive see only the class path of the JVM; spark.jars are
     # those of executors.
     _append(conf, "spark.driver.extraClassPath", os.pathsep.join(options.jars), os.pathsep)

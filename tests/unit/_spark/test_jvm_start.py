@@ -135,6 +135,28 @@ def test_large_generated_methods_are_compiled() -> None:
     assert conf["spark.executor.defaultJavaOptions"] == option
 
 
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ("org.example.Extension", "{batch_files},{delta},org.example.Extension"),
+        ("{delta}, org.example.Extension", "{batch_files},{delta},org.example.Extension"),
+        ("{delta},{batch_files}", "{delta},{batch_files}"),
+    ],
+)
+def test_session_extensions_of_the_user_are_added_to_those_of_penstock(
+    own: str, expected: str
+) -> None:
+    names = {
+        "batch_files": "penstock.delta.BatchFiles",
+        "delta": "io.delta.sql.DeltaSparkSessionExtension",
+    }
+    configuration = {"spark.sql.extensions": own.format(**names)}
+    conf = effective_configuration(
+        SessionOptions(app_name="p", configuration=configuration, log_file="spark.log")
+    )
+    assert conf["spark.sql.extensions"] == expected.format(**names)
+
+
 def test_jars_of_stores_come_behind_the_class_path_of_the_archive() -> None:
     conf = effective_configuration(
         SessionOptions(app_name="p", master="local[2]", jars=("a.jar",), log_file="spark.log")
