@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from penstock._model.alert import AlertKind, AlertRule, AlertSettings, AlertTarget
-from penstock._project.export_spec import SpecPart
+from penstock._project.export_spec import Count, PositiveCount, PositiveNumber, SpecPart
 
 
 def _listed(value: Any) -> Any:
@@ -23,14 +23,11 @@ class AlertRuleSpec(SpecPart):
         lt=1,
         description="Share of rows that break a rule: 0.05 is 5 %.",
     )
-    backlog: int | None = Field(
-        default=None, strict=False, ge=0, description="Records that wait at the sources of a flow."
+    backlog: Count | None = Field(
+        default=None, description="Records that wait at the sources of a flow."
     )
-    no_progress_seconds: float | None = Field(
-        default=None,
-        strict=False,
-        gt=0,
-        description="Seconds since the last batch of a running flow.",
+    no_progress_seconds: PositiveNumber | None = Field(
+        default=None, description="Seconds since the last batch of a running flow."
     )
     lag_seconds: float | None = Field(
         default=None,
@@ -38,17 +35,11 @@ class AlertRuleSpec(SpecPart):
         ge=0,
         description="Age of the oldest record, file or commit that a flow has not read.",
     )
-    retention_seconds: float | None = Field(
-        default=None,
-        strict=False,
-        gt=0,
-        description="Seconds until the source removes rows that a flow has not read.",
+    retention_seconds: PositiveNumber | None = Field(
+        default=None, description="Seconds until the source removes rows that a flow has not read."
     )
-    watermark_seconds: float | None = Field(
-        default=None,
-        strict=False,
-        gt=0,
-        description="Seconds without watermark advance while rows arrived.",
+    watermark_seconds: PositiveNumber | None = Field(
+        default=None, description="Seconds without watermark advance while rows arrived."
     )
     schema_change: bool | None = Field(
         default=None, description="true: columns of a dataset or source changed."
@@ -57,11 +48,9 @@ class AlertRuleSpec(SpecPart):
     flow: str = Field(default="", description="Only this flow.")
     dataset: str = Field(default="", description="Only this dataset and its rules.")
     rule: str = Field(default="", description="Only this expectation.")
-    batches: int = Field(
-        default=5, strict=False, ge=1, description="Number of batches of a failure rate."
-    )
-    min_rows: int = Field(
-        default=1, strict=False, ge=1, description="Minimum number of rows for a failure rate."
+    batches: PositiveCount = Field(default=5, description="Number of batches of a failure rate.")
+    min_rows: PositiveCount = Field(
+        default=1, description="Minimum number of rows for a failure rate."
     )
 
     @model_validator(mode="after")
@@ -146,10 +135,8 @@ class AlertsSpec(SpecPart):
         default_factory=list,
         description="Destinations of notifications; default: only the event log.",
     )
-    repeat_seconds: float = Field(
+    repeat_seconds: PositiveNumber = Field(
         default=3600.0,
-        strict=False,
-        gt=0,
         description="Minimum interval between notifications about the same condition.",
     )
 

@@ -1,6 +1,7 @@
 """What a pipeline keeps and sends: `events`, `maintenance`, `metrics`, `lineage`, ..."""
 
-from typing import Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, Union
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
@@ -15,6 +16,21 @@ class SpecPart(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+# Numbers are text until here, as all values are.
+Count = Annotated[int, Field(strict=False, ge=0)]
+PositiveCount = Annotated[int, Field(strict=False, ge=1)]
+PositiveNumber = Annotated[float, Field(strict=False, gt=0)]
+
+
+def shorthand(kind: type | UnionType, key: str, *types: Any) -> BeforeValidator:
+    """Lets a value of a type stand for a mapping that has only this key; `types` are all forms."""
+
+    def written_out(value: Any) -> Any:
+        return {key: value} if isinstance(value, kind) else value
+
+    return BeforeValidator(written_out, json_schema_input_type=Union[(kind, *types)])
+
+
 class EventsSpec(SpecPart):
     """`events: {table: ..., quality_table: ..., keep_days: ..., ...}`."""
 
@@ -26,22 +42,16 @@ class EventsSpec(SpecPart):
         description="Delta table that gets a row per batch, dataset and rule; default: no table.",
     )
 
-    keep_days: float | None = Field(
+    keep_days: PositiveNumber | None = Field(
         default=None,
-        strict=False,
-        gt=0,
         description="Days until an update is deleted from the event log; default: never.",
     )
-    keep_progress_days: float | None = Field(
+    keep_progress_days: PositiveNumber | None = Field(
         default=EventLogSettings().keep_progress_days,
-        strict=False,
-        gt=0,
         description="Days until details of single batches are rolled up; null: never.",
     )
-    max_progress_mb: float | None = Field(
+    max_progress_mb: PositiveNumber | None = Field(
         default=EventLogSettings().max_progress_mb,
-        strict=False,
-        gt=0,
         description="MiB of details of single batches to keep per update; null: all.",
     )
 
@@ -62,10 +72,8 @@ class EventsSpec(SpecPart):
 class MetricsSpec(SpecPart):
     """`metrics: {port: ..., address: ...}`."""
 
-    port: int | None = Field(
+    port: Count | None = Field(
         default=None,
-        strict=False,
-        ge=0,
         le=65535,
         description="Serve metrics for Prometheus on this port; 0 for any free one.",
     )
@@ -73,10 +81,6 @@ class MetricsSpec(SpecPart):
 
     def settings(self) -> MetricsSettings:
         return MetricsSettings(**dict(self))
-
-
-def _as_switch(value: Any) -> Any:
-    return {"enabled": value} if isinstance(value, bool) else value
 
 
 class MaintenanceSpec(SpecPart):
@@ -89,16 +93,12 @@ class MaintenanceSpec(SpecPart):
         ge=2,
         description="Number of small files from which a table is compacted.",
     )
-    optimize_interval_hours: float = Field(
+    optimize_interval_hours: PositiveNumber = Field(
         default=MaintenanceSettings().optimize_interval_hours,
-        strict=False,
-        gt=0,
         description="Hours between two runs of Z-order or clustering of a table.",
     )
-    vacuum_interval_hours: float | None = Field(
+    vacuum_interval_hours: PositiveNumber | None = Field(
         default=MaintenanceSettings().vacuum_interval_hours,
-        strict=False,
-        gt=0,
         description="Hours between two runs of VACUUM of a table; null: never.",
     )
 
@@ -106,10 +106,7 @@ class MaintenanceSpec(SpecPart):
         return MaintenanceSettings(**dict(self))
 
 
-Maintenance = Annotated[
-    MaintenanceSpec | None,
-    BeforeValidator(_as_switch, json_schema_input_type=bool | MaintenanceSpec | None),
-]
+Maintenance = Annotated[MaintenanceSpec | None, shorthand(bool, "enabled", MaintenanceSpec, None)]
 
 
 class LineageSpec(SpecPart):
@@ -127,10 +124,7 @@ class LineageSpec(SpecPart):
         return LineageSettings(is_wanted=values.pop("enabled"), **values)
 
 
-Lineage = Annotated[
-    LineageSpec | None,
-    BeforeValidator(_as_switch, json_schema_input_type=bool | LineageSpec | None),
-]
+Lineage = Annotated[LineageSpec | None, shorthand(bool, "enabled", LineageSpec, None)]
 
 
 class TelemetrySpec(SpecPart):
@@ -159,7 +153,4 @@ class TelemetrySpec(SpecPart):
         return TelemetrySettings(is_wanted=values.pop("enabled"), **values)
 
 
-Telemetry = Annotated[
-    TelemetrySpec | None,
-    BeforeValidator(_as_switch, json_schema_input_type=bool | TelemetrySpec | None),
-]
+Telemetry = Annotated[TelemetrySpec | None, shorthand(bool, "enabled", TelemetrySpec, None)]

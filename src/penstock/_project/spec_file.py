@@ -30,6 +30,7 @@ from penstock._project.export_spec import (
     MetricsSpec,
     SpecPart,
     Telemetry,
+    shorthand,
 )
 from penstock._project.file_settings import table_key
 from penstock._project.yaml_text import KeyPath
@@ -47,20 +48,8 @@ _PROBLEMS = {
 _METASTORE_KEYS = ("hive.", "javax.jdo.option.", "datanucleus.")
 
 
-def _as_name(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) or value is None else value
-
-
 def _written_out(value: Any) -> Any:
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else value
-
-
-def _as_path(value: Any) -> Any:
-    return {"path": value} if isinstance(value, str) else value
-
-
-def _as_file(value: Any) -> Any:
-    return {"file": value} if isinstance(value, str) else value
 
 
 Text = Annotated[
@@ -174,9 +163,7 @@ class _Settings(SpecPart):
     shared_storage: bool | None = Field(
         default=None, description="Whether other pipelines use the same storage."
     )
-    catalog: Annotated[
-        CatalogSpec, BeforeValidator(_as_name, json_schema_input_type=str | CatalogSpec | None)
-    ] = Field(
+    catalog: Annotated[CatalogSpec, shorthand(str | None, "name", CatalogSpec)] = Field(
         default_factory=CatalogSpec,
         description="Default catalog; or a mapping that also says where tables are registered.",
     )
@@ -208,9 +195,7 @@ class _Settings(SpecPart):
         default_factory=dict,
         description="Path prefix in source files to local location.",
     )
-    tables: dict[
-        str, Annotated[TableSpec, BeforeValidator(_as_path, json_schema_input_type=str | TableSpec)]
-    ] = Field(
+    tables: dict[str, Annotated[TableSpec, shorthand(str, "path", TableSpec)]] = Field(
         default_factory=dict,
         description="External tables that the pipeline reads: a path, or a mapping.",
     )
@@ -272,9 +257,7 @@ class TargetSpec(_Settings):
 class PipelineSpec(_Settings):
     """All keys of a spec file. Every one may be left out."""
 
-    extends: Annotated[
-        Extends | None, BeforeValidator(_as_file, json_schema_input_type=str | Extends | None)
-    ] = Field(
+    extends: Annotated[Extends | None, shorthand(str, "file", Extends, None)] = Field(
         default=None,
         description="Another settings file (a bundle, a Lakeflow file, another spec file), which "
         "supplies the keys that this file does not set.",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from penstock._model.missing import assumed_value
 from penstock._model.similar import suggested
-from penstock._project.databricks.lakeflow import is_ingestion, read_lakeflow
+from penstock._project.databricks.lakeflow import READ_KEYS, is_ingestion, read_lakeflow
 from penstock._project.documents import Node, list_of, read_document, text_of, truth_of
 from penstock._project.file_settings import FileSettings
 from penstock._project.substitution import Substitution
@@ -23,22 +23,6 @@ BUNDLE_NAMES = ("databricks.yml", "databricks.yaml", "bundle.yml", "bundle.yaml"
 _SUFFIXES = {".yml", ".yaml", ".json"}
 # Taken from the target over the rest of the bundle; the other keys of a target are read apart.
 _OVERRIDABLE = ("bundle", "workspace", "resources")
-# What chooses people, compute or a schedule is not filled in: its variables need no value here.
-_EFFECTIVE = (
-    "name",
-    "catalog",
-    "schema",
-    "target",
-    "database",
-    "storage",
-    "configuration",
-    "parameters",
-    "libraries",
-    "root_path",
-    "environment",
-    "continuous",
-    "development",
-)
 
 
 class SeveralPipelinesError(SpecError):
@@ -263,7 +247,8 @@ class _Bundle:
         pipeline = self.pipelines[key]
         assert isinstance(pipeline.value, dict)
         parts = dict(pipeline.value)
-        for name in _EFFECTIVE:
+        # What chooses people, compute or a schedule needs no values of its variables here.
+        for name in READ_KEYS:
             if name in parts:
                 parts[name] = self.substitution.fill(parts[name])
         parts.pop("clusters", None)

@@ -29,8 +29,8 @@ class Dbutils(Part):
         self.widgets = Widgets(configuration)
         self.notebook = Notebook(name)
         self.jobs = Jobs()
-        self.library = Library()
-        self.data = Data()
+        self.library = Library("dbutils.library")
+        self.data = Data("dbutils.data")
         self.credentials = Part("dbutils.credentials")
 
 
@@ -161,14 +161,11 @@ def widget_values(dbutils: object, values: Mapping[str, str]) -> Iterator[None]:
 class Jobs(Part):
     def __init__(self) -> None:
         super().__init__("dbutils.jobs")
-        self.taskValues = TaskValues()
+        self.taskValues = TaskValues("dbutils.jobs.taskValues")
 
 
 class TaskValues(Part):
     """`dbutils.jobs.taskValues`: there is no job, so `get` returns `debugValue` or `default`."""
-
-    def __init__(self) -> None:
-        super().__init__("dbutils.jobs.taskValues")
 
     def get(
         self, taskKey: str = "", key: str = "", default: Any = None, debugValue: Any = None
@@ -193,9 +190,6 @@ class TaskValues(Part):
 class Library(Part):
     """`dbutils.library`: without effect."""
 
-    def __init__(self) -> None:
-        super().__init__("dbutils.library")
-
     restartPython = staticmethod(nothing)
     installPyPI = staticmethod(nothing)
     install = staticmethod(nothing)
@@ -203,9 +197,6 @@ class Library(Part):
 
 class Data(Part):
     """`dbutils.data`: without effect."""
-
-    def __init__(self) -> None:
-        super().__init__("dbutils.data")
 
     summarize = staticmethod(nothing)
 

@@ -58,21 +58,22 @@ _REFUSED = {
     "gateway_definition": "an ingestion gateway",
     "ingestion_definition": "a managed ingestion pipeline",
 }
-_READ = {
-    "catalog",
-    "configuration",
-    "continuous",
-    "database",
-    "development",
-    "environment",
-    "libraries",
+READ_KEYS = (
     "name",
-    "parameters",
-    "root_path",
+    "catalog",
     "schema",
-    "storage",
     "target",
-}
+    "database",
+    "storage",
+    "configuration",
+    "parameters",
+    "libraries",
+    "root_path",
+    "environment",
+    "continuous",
+    "development",
+)
+"""Keys that have an effect here."""
 FOREIGN_KEYS = frozenset(
     {*(key for keys in _WITHOUT_EFFECT.values() for key in keys), *_SILENT, *_REFUSED}
 )
@@ -217,7 +218,9 @@ def _label(name: str | None) -> str | None:
 
 
 def _unknown_notes(pipeline: Node) -> Iterator[str]:
-    unknown = [key for key, _ in pipeline.items() if key not in _READ and key not in FOREIGN_KEYS]
+    unknown = [
+        key for key, _ in pipeline.items() if key not in READ_KEYS and key not in FOREIGN_KEYS
+    ]
     if unknown:
         yield f"{', '.join(f'`{key}`' for key in unknown)}: ignored (unknown)"
 
