@@ -179,7 +179,9 @@ class TableWriters:
             self._tables.spark,
             state=self._tables.layout.cdc_state(dataset.name),
             events=events,
-            tombstone_seconds=tombstone_seconds(dataset, node, self._tables.settings.configuration),
+            tombstone_seconds=tombstone_seconds(
+                self._tables.graph, node, self._tables.settings.configuration
+            ),
             is_streamed=self._tables.is_streamed(dataset),
             on_vectors=partial(self._warn_of_vectors, dataset, node),
             **self._batch_options(dataset, node, split, epoch, judge),

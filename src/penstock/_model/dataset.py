@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from penstock._model.expectation import Expectation
@@ -14,8 +13,6 @@ from penstock._model.trigger import TriggerKind
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
-
-_EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
 class DatasetKind(StrEnum):
@@ -43,16 +40,12 @@ class Dataset:
         name: As written, one to three parts.
         kind: `None` for `@table`: the DataFrame decides (streaming: streaming table, batch:
             materialized view).
-        origin: Location of the declaration.
-        comment: Table comment.
         spark_conf: Settings of the decorator's own flow.
         table_properties: Properties of Delta and of users; `pipelines.*` are for Penstock.
         partition_cols: Partition columns, without transforms; excludes `cluster_by`.
-        cluster_by: Liquid clustering columns.
         cluster_by_auto: Accepted; open-source Delta has no automatic clustering.
         schema: DDL string or StructType; checked against the schema of the query.
         path: Location instead of the managed one.
-        private: Not published outside of the pipeline.
         row_filter: Accepted for compatibility; refused at plan time because open-source Spark has
             no row filters.
         refresh_policy: `auto`, `incremental`, `incremental_strict` or `full`.
@@ -61,17 +54,15 @@ class Dataset:
             takes the pipeline's default.
         is_quarantine_taken: Whether the pipeline declares a dataset with the name of the
             quarantine, which is then off.
-        late_rows: What happens to rows that a stateful operator drops because of the watermark.
         deduplicate_by: Key columns: rows whose key is already in the table are not added.
-        expectations: In the order of their declaration.
     """
 
     name: str
     kind: DatasetKind | None
     origin: SourceLocation
     comment: str | None = None
-    spark_conf: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
-    table_properties: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    spark_conf: Mapping[str, str] = field(default_factory=dict)
+    table_properties: Mapping[str, str] = field(default_factory=dict)
     partition_cols: tuple[str, ...] = ()
     cluster_by: tuple[str, ...] = ()
     cluster_by_auto: bool = False
@@ -117,18 +108,13 @@ class SinkFacts:
 class Sink:
     """One declared sink: an external target that append flows and update flows write to.
 
-    Attributes:
-        name: One part.
-        format: Any Structured Streaming sink format.
-        options: Passed to the writer. Never shown: they may contain secrets.
-        origin: Location of the declaration.
-        write_batch: Receives the rows and the id of each micro-batch, with format `foreach_batch`.
-        facts: Set by the analysis.
+    The options are never shown: they may contain secrets. `write_batch` receives the rows and the
+    id of each micro-batch, with format `foreach_batch`. The analysis sets the facts.
     """
 
     name: str
     format: str
-    options: Mapping[str, str] = field(default_factory=lambda: _EMPTY, repr=False)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
     origin: SourceLocation
     write_batch: "Callable[[DataFrame, int], object] | None" = field(default=None, repr=False)
     facts: SinkFacts = SinkFacts()

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from penstock._model.cdc import CdcSpec, SnapshotSpec
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from penstock.errors import PenstockError
-
-_EMPTY: Mapping[str, str] = MappingProxyType({})
 
 QueryFunction = Callable[[], "DataFrame | Any"]
 
@@ -36,12 +33,9 @@ class Flow:
         name: Unique in the pipeline; the key of the flow's checkpoint. The flow that a dataset
             decorator makes has the name of the dataset as the user wrote it.
         target: Name of a dataset or a sink, as the user wrote it.
-        function: The query function; takes nothing, returns a DataFrame.
-        origin: Where it was declared.
         once: Batch query that runs one time, and again only after a full refresh.
         output_mode: `None` lets analysis choose.
         spark_conf: Overrides the dataset's and the pipeline's configuration.
-        comment: Free text.
         implicit: Made by a dataset decorator rather than declared by itself.
         language: `PYTHON` or `SQL`.
         cdc: The rows of the query are change events, applied to the target that way.
@@ -57,7 +51,7 @@ class Flow:
     origin: SourceLocation
     once: bool = False
     output_mode: OutputMode | None = None
-    spark_conf: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    spark_conf: Mapping[str, str] = field(default_factory=dict)
     comment: str | None = None
     implicit: bool = False
     language: str = "PYTHON"
@@ -74,7 +68,6 @@ class FlowAnalysis:
     Attributes:
         inputs: Keys (`DatasetName.key`) of the pipeline's datasets that it reads.
         external_inputs: What it reads from outside, as readable text (`kafka: orders`).
-        is_streaming: Whether the DataFrame is a stream.
         schema_json: The DataFrame's schema, Spark's JSON form; of an auto CDC flow what its target
             gets: the chosen columns, and the two of the interval.
         output_mode: Declared or chosen; `None` for a batch query.

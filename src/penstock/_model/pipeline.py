@@ -12,7 +12,7 @@ from penstock._model.flow import Flow
 from penstock._model.name import DatasetName, path_segment
 from penstock._model.origin import SourceLocation
 
-_EMPTY: Mapping[str, str] = MappingProxyType({})
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 PIPELINES = "pipelines"
 """Folder of a shared storage with a folder per pipeline."""
@@ -25,46 +25,34 @@ DEFAULT_SCHEMA = "default"
 class ExternalTable:
     """A table that the pipeline reads but does not declare.
 
-    Attributes:
-        path: Where it lies: absolute path or URI of a folder or a file. Of a name that ends in `*`,
-            the folder of its schemas or tables.
-        format: Spark's name of their format, in lower case; empty = as the files show.
-        options: Of the reader.
-        schema: DDL; `None` = as the files show.
+    `path` is an absolute path or URI of a folder or a file; of a name that ends in `*`, the folder
+    of its schemas or tables. `format`, in lower case, and `schema`, as DDL, are those that the
+    files show if they are not set.
     """
 
     path: str
     format: str = ""
-    options: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    options: Mapping[str, str] = field(default_factory=dict)
     schema: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetastoreSettings:
-    """The Hive metastore that tables are registered in.
+    """The Hive metastore that tables are registered in, with settings of Hive.
 
-    Attributes:
-        options: Settings of Hive; without an address, the metastore is a Derby database below the
-            storage root.
+    Without an address, it is a Derby database below the storage root.
     """
 
-    options: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
-
-
-_NO_TABLES: Mapping[str, ExternalTable] = MappingProxyType({})
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EventLogSettings:
     """What the event log keeps, and the Delta tables that it is copied to.
 
-    Attributes:
-        keep_days: After so many days an update that has ended is deleted; `None` = never.
-        keep_progress_days: After so many days the details of single batches are deleted, and their
-            sums are kept; `None` = never.
-        max_progress_mb: So many MiB of them stay of an update, the newest ones; `None` = all.
-        table: Name of a table with a row per event; `None` = no table.
-        quality_table: Name of a table with a row per batch and rule; `None` = no table.
+    Updates that have ended are deleted after `keep_days`. The details of single batches are deleted
+    after `keep_progress_days`, and their sums are kept; of one update, the newest MiB stay. The
+    tables have a row per event, and a row per batch and rule. `None` = never, all, no table.
     """
 
     keep_days: float | None = None
@@ -75,19 +63,15 @@ class EventLogSettings:
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The names of the tables."""
         return tuple(name for name in (self.table, self.quality_table) if name is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaintenanceSettings:
-    """Maintenance of the pipeline's tables.
+    """When updates compact, cluster and VACUUM tables.
 
-    Attributes:
-        enabled: Whether updates maintain tables.
-        min_small_files: Small files that a compaction must be able to remove.
-        optimize_interval_hours: Between two runs of Z-order or clustering of a table.
-        vacuum_interval_hours: Between two runs of VACUUM of a table; `None` = never.
+    A compaction must be able to remove `min_small_files`. The intervals are between two runs of
+    Z-order or clustering, and of VACUUM (`None` = never), of a table.
     """
 
     enabled: bool = True
@@ -100,12 +84,7 @@ class MaintenanceSettings:
 class Deferral:
     """The deployed pipeline whose tables are read instead of building unchanged datasets.
 
-    Attributes:
-        name: Its target, else its storage; for messages.
-        storage: Root URI of its tables; only read.
-        home: As of `PipelineSettings`.
-        catalog: Its default catalog.
-        schema: Its default schema.
+    `name` is its target, else its storage, for messages; the others are as of `PipelineSettings`.
     """
 
     name: str
@@ -132,29 +111,18 @@ class PipelineSettings:
         shared_storage: Whether other pipelines use the same root.
         root: Folder of the project on this machine; source files are found below it.
         started_in: Folder from which it was started; the second place of relative paths.
-        catalog: Default catalog of names with fewer than three parts.
-        schema: Default schema of one-part names.
         configuration: Spark and free keys that source files read with `spark.conf.get`.
         source_patterns: File paths, or folders ending in `/**`, relative to `root`.
         quarantine: Whether rows that break a drop rule are kept in `<table>_quarantine`.
         master: Spark master URL; `None` means `local[*]` unless Spark's own conf says otherwise.
         continuous: Whether the pipeline is meant to run until it is stopped.
-        development: Whether its settings mark it as one under development.
-        parameters: Named values of the pipeline, apart from its configuration.
         import_roots: Absolute folders that source files import from, besides root and their own.
         dependencies: Python requirements as pip understands them; nothing installs them.
-        paths: From a prefix of paths in source files to what stands for it here: absolute paths or
-            URIs. `penstock._model.paths.PathMap` applies them.
+        paths: From a prefix of paths in source files to what stands for it here, for `PathMap`.
         tables: Tables that the pipeline reads but does not make, by the name that it uses.
         metastore: Where tables are registered under their names; `None` = nowhere.
         notes: One sentence for each thing that was read but has no effect here.
         lint_ignore: Ids of rules of `penstock lint` that are accepted everywhere.
-        alerts: Alert rules and targets.
-        metrics: The endpoint for Prometheus.
-        lineage: OpenLineage events.
-        events: What the event log keeps, and the tables that it is copied to.
-        telemetry: Metrics and traces over OpenTelemetry's protocol.
-        maintenance: Compaction, clustering and VACUUM of tables.
         local_dir: Folder on this machine for the event log and logs of a remote storage, and the
             default storage; empty = `.penstock` in the root.
         defer: From where datasets are read that are deployed there as they are declared.
@@ -177,7 +145,7 @@ class PipelineSettings:
     import_roots: tuple[str, ...] = ()
     dependencies: tuple[str, ...] = ()
     paths: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
-    tables: Mapping[str, ExternalTable] = field(default_factory=lambda: _NO_TABLES)
+    tables: Mapping[str, ExternalTable] = field(default_factory=lambda: _EMPTY)
     metastore: MetastoreSettings | None = None
     notes: tuple[str, ...] = ()
     lint_ignore: tuple[str, ...] = ()
@@ -210,13 +178,9 @@ class PipelineSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class EventHook:
-    """A function of the user that gets every event of an update.
+    """A function of the user that gets every event of an update, in the shape of the event log.
 
-    Attributes:
-        name: Of the function.
-        function: Takes an event as a dictionary in the shape of the event log.
-        max_consecutive_failures: After more failures in a row it is disabled; `None` = never.
-        origin: Where it was declared.
+    After more than `max_consecutive_failures` in a row it is disabled; `None` = never.
     """
 
     name: str

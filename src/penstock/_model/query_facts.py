@@ -15,10 +15,7 @@ class ReadFacts:
         source: Format in lower case; `table` for one that is read by name; empty for the default.
         name: Of the table; empty for other reads.
         is_own: Whether it is a dataset of the pipeline.
-        is_streaming: Whether it is read as a stream.
         options: As the user gave them, keys in lower case, secrets not filled in.
-        has_schema: Whether the user gave a schema.
-        origin: The line of the read.
     """
 
     source: str
@@ -42,11 +39,9 @@ class StateKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class StateFacts:
-    """One stateful operator.
+    """One stateful operator, with its keys as SQL.
 
     Attributes:
-        kind: Which.
-        keys: Its keys as SQL.
         has_watermark: Whether a watermark is defined below it.
         is_bounded: Whether Spark will ever remove what it keeps.
         nondeterministic_keys: Functions in its keys that are nondeterministic or return the time.
@@ -64,7 +59,6 @@ class QueryFacts:
     """A query.
 
     Attributes:
-        is_streaming: Whether it is a stream.
         watermarks: Column to delay in milliseconds.
         state: Stateful operators, from the result downwards.
         nondeterministic: Functions in it whose value differs between evaluations.

@@ -1,6 +1,7 @@
 """Plan -> what `penstock dry-run` shows: lines of text, or a dictionary for JSON."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from penstock._graph.cdc import cdc_text, is_cdc
@@ -23,7 +24,7 @@ def explain_text(graph: DataflowGraph, plan: Plan) -> list[str]:
     roots = [node for node in graph.datasets.values() if not node.upstream]
     seen: set[str] = set()
     for node in roots:
-        _tree(graph, plan, steps, node, "", seen, lines)
+        lines += _tree(graph, plan, steps, node, "", seen)
     for name, sink in graph.sinks.items():
         for (target, flow), step in steps.items():
             if target == name:
@@ -40,39 +41,35 @@ def _tree(
     node: DatasetNode,
     indent: str,
     seen: set[str],
-    lines: list[str],
-) -> None:
-    again = node.key in seen
-    seen.add(node.key)
+) -> Iterator[str]:
     head = f"{indent}{node.display} [{node.kind.value}]"
-    if again:
-        lines.append(f"{head} (shown above)")
+    if node.key in seen:
+        yield f"{head} (shown above)"
         return
-    if node.key in plan.excluded:
-        head += " (not selected)"
-    lines.append(head)
+    seen.add(node.key)
+    yield f"{head} (not selected)" if node.key in plan.excluded else head
     pad = indent + "  | "
     if text := graph.deferral_text(node):
-        lines.append(f"{pad}{text}")
+        yield f"{pad}{text}"
     for table in plan.tables:
         if table.dataset == node.key and table.registered_as is not None:
-            lines.append(f"{pad}registered in the Hive metastore as {table.registered_as}")
+            yield f"{pad}registered in the Hive metastore as {table.registered_as}"
     for name in node.flows:
         step = steps.get((node.key, name))
         outside = graph.flows[name].analysis.external_inputs
         source = f" from {', '.join(outside)}" if outside else ""
         if step is not None:
-            lines.append(f"{pad}{_step_text(graph, step, name)}{source}")
+            yield f"{pad}{_step_text(graph, step, name)}{source}"
         elif source:
-            lines.append(f"{pad}flow {name}{source}")
+            yield f"{pad}flow {name}{source}"
     for rule in node.declared.expectations:
-        lines.append(f"{pad}expect {rule.name}: {rule.condition} [{rule.on_violation.value}]")
+        yield f"{pad}expect {rule.name}: {rule.condition} [{rule.on_violation.value}]"
     fields = json.loads(node.schema_json)["fields"]
     columns = ", ".join(f"{field['name']} {_type_text(field['type'])}" for field in fields)
-    lines.append(f"{pad}columns: {columns}")
+    yield f"{pad}columns: {columns}"
     for key in graph.datasets:
         if key in node.downstream:
-            _tree(graph, plan, steps, graph.datasets[key], indent + "  ", seen, lines)
+            yield from _tree(graph, plan, steps, graph.datasets[key], indent + "  ", seen)
 
 
 def _step_text(graph: DataflowGraph, step: RunStep, name: str) -> str:

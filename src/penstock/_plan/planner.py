@@ -80,11 +80,10 @@ def make_plan(
     check_settings(graph, conf)
     for flow in graph.flows.values():
         declared_trigger(graph, flow, conf)
-    _check_datasets(graph)
+    _refuse_row_filters(graph)
     all_notes = [*notes, *notes_on(graph)]
     refreshed = _select(graph, options.refresh)
-    reset = _select(graph, options.full_refresh)
-    _refuse_sinks(graph, options.full_refresh)
+    reset = _select(graph, options.full_refresh, is_reset=True)
     selected = {node.key for node in graph.stored()}
     if options.refresh or options.full_refresh:
         selected = refreshed | reset
@@ -140,13 +139,20 @@ def make_plan(
     )
 
 
-def _select(graph: DataflowGraph, names: Iterable[str]) -> set[str]:
+def _select(graph: DataflowGraph, names: Iterable[str], *, is_reset: bool = False) -> set[str]:
     keys: set[str] = set()
     for name in names:
         node = graph.find(name)
         if node is not None and node.is_stored:
             keys.add(node.key)
             continue
+        if name in graph.sinks and is_reset and node is None:
+            raise PlanError(
+                "SINK_NOT_RESETTABLE",
+                f"{name!r} is a sink: its data is outside of the pipeline and cannot be reset",
+                origin=graph.sinks[name].origin,
+                hint="to write everything again, rename its flow, which starts a new checkpoint",
+            )
         if name in graph.sinks:
             continue
         if node is not None and node.read_from is not None:
@@ -162,25 +168,13 @@ def _select(graph: DataflowGraph, names: Iterable[str]) -> set[str]:
     return keys
 
 
-def _refuse_sinks(graph: DataflowGraph, names: Iterable[str]) -> None:
-    for name in names:
-        if graph.find(name) is None and name in graph.sinks:
-            raise PlanError(
-                "SINK_NOT_RESETTABLE",
-                f"{name!r} is a sink: its data is outside of the pipeline and cannot be reset",
-                origin=graph.sinks[name].origin,
-                hint="to write everything again, rename its flow, which starts a new checkpoint",
-            )
-
-
-def _check_datasets(graph: DataflowGraph) -> None:
+def _refuse_row_filters(graph: DataflowGraph) -> None:
     for node in graph.stored():
-        declared = node.declared
-        if declared.row_filter:
+        if node.declared.row_filter:
             raise PlanError(
                 "ROW_FILTER_NOT_SUPPORTED",
                 f"{node.display!r} has a row filter, which open-source Spark does not support",
-                origin=declared.origin,
+                origin=node.declared.origin,
                 hint="remove row_filter and provide a view with the filter",
             )
 
@@ -193,12 +187,14 @@ def _run_step(
     continuous: bool,
     conf: Mapping[str, str],
 ) -> RunStep:
-    upstream = tuple(sorted(key for key in flow.upstream if key in selected))
+    upstream = tuple(sorted(flow.upstream & selected))
     node = graph.datasets.get(flow.target)
-    trigger = _trigger(graph, flow, conf) if continuous else None
+    is_repeated = _is_repeated(node, flow.flow)
+    declared = declared_trigger(graph, flow, conf)
+    trigger = _trigger(graph, flow, declared, is_repeated) if continuous else None
     interval = None if trigger is None else trigger.seconds
     retries = flow_retries(graph, flow, conf)
-    if node is not None and _looks(node, flow.flow):
+    if node is not None and is_repeated:
         return RefreshView(
             target=node.key,
             flow=flow.flow.name,
@@ -216,32 +212,27 @@ def _run_step(
         target=flow.target,
         output_mode=flow.analysis.output_mode or OutputMode.APPEND,
         interval_seconds=interval,
-        is_eager=continuous and declared_trigger(graph, flow, conf) is None,
-        trigger=_special(trigger),
+        is_eager=continuous and declared is None,
+        trigger=trigger if trigger and trigger.kind is not TriggerKind.PROCESSING_TIME else None,
         upstream=upstream,
         max_retries=retries,
     )
 
 
-def _special(trigger: Trigger | None) -> Trigger | None:
-    is_plain = trigger is None or trigger.kind is TriggerKind.PROCESSING_TIME
-    return None if is_plain else trigger
+def _trigger(
+    graph: DataflowGraph, flow: FlowNode, declared: Trigger | None, is_repeated: bool
+) -> Trigger:
+    """The trigger of a flow of a continuous update."""
+    if declared is not None:
+        check_trigger(graph, flow, declared)
+        if declared.kind is not TriggerKind.DEFAULT:
+            return declared
+    interval = STREAM_INTERVAL_SECONDS if declared is None else 0.0
+    seconds = VIEW_INTERVAL_SECONDS if is_repeated else interval
+    return Trigger(TriggerKind.PROCESSING_TIME, seconds)
 
 
-def _trigger(graph: DataflowGraph, flow: FlowNode, conf: Mapping[str, str]) -> Trigger:
-    trigger = declared_trigger(graph, flow, conf)
-    looks = _looks(graph.datasets.get(flow.target), flow.flow)
-    if trigger is None:
-        seconds = VIEW_INTERVAL_SECONDS if looks else STREAM_INTERVAL_SECONDS
-        return Trigger(TriggerKind.PROCESSING_TIME, seconds)
-    check_trigger(graph, flow, trigger)
-    if trigger.kind is TriggerKind.DEFAULT:
-        seconds = VIEW_INTERVAL_SECONDS if looks else 0.0
-        return Trigger(TriggerKind.PROCESSING_TIME, seconds)
-    return trigger
-
-
-def _looks(node: DatasetNode | None, flow: Flow) -> bool:
+def _is_repeated(node: DatasetNode | None, flow: Flow) -> bool:
     """Whether a flow is a batch query that is repeated: of a view, or into a streaming table."""
     is_view = node is not None and node.kind is DatasetKind.MATERIALIZED_VIEW
     return is_view or flow.snapshot is not None or replaces_rows(flow)

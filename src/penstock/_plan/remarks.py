@@ -47,8 +47,8 @@ def _other_formats(graph: DataflowGraph) -> Iterator[str]:
 
 
 def _streamed_changes(graph: DataflowGraph) -> Iterator[str]:
-    changing = {key: None for flow in graph.flows.values() for key in flow.analysis.changing_inputs}
-    for key in changing:
+    flows = graph.flows.values()
+    for key in dict.fromkeys(key for flow in flows for key in flow.analysis.changing_inputs):
         yield (
             f"{graph.datasets[key].display} is read as a stream, and auto CDC changes its rows in "
             "place: the stream fails at the first change after its start; set the reader option "
@@ -162,15 +162,12 @@ def _triggers_of_a_triggered_update(
     """What is told of triggers that an update which ends by itself does not use as they are."""
     once, special = [], []
     for step in runs:
-        if not isinstance(step, StartFlow):
-            continue
         trigger = declared_trigger(graph, graph.flows[step.flow], conf)
-        if trigger is not None and trigger.kind is TriggerKind.ONCE:
+        if trigger is None or not isinstance(step, StartFlow):
+            continue
+        if trigger.kind is TriggerKind.ONCE:
             once.append(step.flow)
-        elif trigger is not None and trigger.kind in (
-            TriggerKind.CONTINUOUS,
-            TriggerKind.REAL_TIME,
-        ):
+        elif trigger.kind in (TriggerKind.CONTINUOUS, TriggerKind.REAL_TIME):
             special.append(f"{step.flow} ({trigger})")
     if once:
         yield (

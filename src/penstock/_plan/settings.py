@@ -40,18 +40,18 @@ def check_settings(graph: DataflowGraph, configuration: Mapping[str, str]) -> No
     for flow in graph.flows.values():
         flow_retries(graph, flow, configuration)
         growing_state_action(graph, flow, configuration)
-        tombstone_seconds(graph.datasets.get(flow.target), flow, configuration)
+        tombstone_seconds(graph, flow, configuration)
 
 
 def flow_setting(
-    node: DatasetNode | None, flow: FlowNode, configuration: Mapping[str, str], *keys: str
+    graph: DataflowGraph, flow: FlowNode, configuration: Mapping[str, str], *keys: str
 ) -> tuple[str, str] | None:
-    """A setting of a flow, its table `node` or the pipeline, with its key.
+    """A setting of a flow, its table or the pipeline, with its key.
 
     Of several keys, the first one that a level has is taken.
     """
     levels = [flow.flow.spark_conf, configuration]
-    if node is not None:
+    if (node := graph.datasets.get(flow.target)) is not None:
         levels[1:1] = [node.declared.spark_conf, node.declared.table_properties]
     for level in levels:
         for key in keys:
@@ -85,8 +85,7 @@ def flow_retries(
     graph: DataflowGraph, flow: FlowNode, configuration: Mapping[str, str]
 ) -> int | None:
     """How often a failed flow is started again; `None` without a setting."""
-    node = graph.datasets.get(flow.target)
-    setting = flow_setting(node, flow, configuration, *FLOW_RETRIES)
+    setting = flow_setting(graph, flow, configuration, *FLOW_RETRIES)
     return None if setting is None else _retries(*setting)
 
 
@@ -94,8 +93,7 @@ def growing_state_action(
     graph: DataflowGraph, flow: FlowNode, configuration: Mapping[str, str]
 ) -> str:
     """`allow`, `warn` (the default) or `error`."""
-    node = graph.datasets.get(flow.target)
-    _, text = flow_setting(node, flow, configuration, GROWING_STATE) or ("", "warn")
+    _, text = flow_setting(graph, flow, configuration, GROWING_STATE) or ("", "warn")
     if text.lower() not in ("allow", "warn", "error"):
         raise SpecError(
             "INVALID_GROWING_STATE",
@@ -106,10 +104,10 @@ def growing_state_action(
 
 
 def tombstone_seconds(
-    node: DatasetNode | None, flow: FlowNode, configuration: Mapping[str, str]
+    graph: DataflowGraph, flow: FlowNode, configuration: Mapping[str, str]
 ) -> float | None:
     """For how long an auto CDC flow keeps deleted keys, in seconds; `None` = forever."""
-    setting = flow_setting(node, flow, configuration, *TOMBSTONES)
+    setting = flow_setting(graph, flow, configuration, *TOMBSTONES)
     if setting is None:
         return None
     key, text = setting

@@ -33,74 +33,59 @@ class PrepareTable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartFlow:
-    """Run a streaming flow: once over what is available, or until stopped.
+class _FlowStep:
+    """What all steps that run a flow have.
 
     Attributes:
-        flow: Name of the flow.
         target: Key of the table, or name of the sink, that it writes to.
-        output_mode: Spark's output mode.
-        interval_seconds: Trigger interval; `None` = everything available, then end.
-        is_eager: The interval applies only while there are no new rows.
-        trigger: Continuous processing or real-time mode instead of micro-batches at the interval.
-        upstream: Datasets (keys) of this plan that must be done first when `interval_seconds` is
-            `None`.
+        upstream: Datasets (keys) of this plan that must be done first; see `_runtime.tasks`.
         max_retries: Retries in a row before the flow is given up; `None` = as the update has it.
     """
 
     flow: str
     target: str
+    upstream: tuple[str, ...] = ()
+    max_retries: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartFlow(_FlowStep):
+    """Run a streaming flow: once over what is available, or until stopped.
+
+    Attributes:
+        interval_seconds: Trigger interval; `None` = everything available, then end.
+        is_eager: The interval applies only while there are no new rows.
+        trigger: Continuous processing or real-time mode instead of micro-batches at the interval.
+    """
+
     output_mode: OutputMode
     interval_seconds: float | None = None
     is_eager: bool = False
     trigger: Trigger | None = None
-    upstream: tuple[str, ...] = ()
-    max_retries: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOnceFlow:
-    """Run a batch flow into a streaming table, unless it already ran since the last reset.
-
-    Attributes:
-        flow: Name of the flow.
-        target: Key of the table.
-        upstream: Datasets (keys) of this plan that must be done first.
-        max_retries: As of `StartFlow`.
-    """
-
-    flow: str
-    target: str
-    upstream: tuple[str, ...] = ()
-    max_retries: int | None = None
+class RunOnceFlow(_FlowStep):
+    """Run a batch flow into a streaming table, unless it already ran since the last reset."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RefreshView:
+class RefreshView(_FlowStep):
     """Repeat a batch query when one of its sources or the query changed.
 
     It makes all rows of a materialized view, or those of a window of a streaming table; or it gives
     new snapshots, which are applied.
 
     Attributes:
-        flow: Name of its one flow.
-        target: Key of the view or the table.
         interval_seconds: How often a continuous update looks again; `None` = one time.
-        upstream: Datasets (keys) of this plan that must be done first.
         full: Recompute even if nothing changed.
-        max_retries: As of `StartFlow`.
     """
 
-    flow: str
-    target: str
     interval_seconds: float | None = None
-    upstream: tuple[str, ...] = ()
     full: bool = False
-    max_retries: int | None = None
 
 
 RunStep = StartFlow | RunOnceFlow | RefreshView
-Step = ResetTable | PrepareTable | RunStep
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ _NAMES = {TriggerKind.CONTINUOUS: "continuous processing", TriggerKind.REAL_TIME
 def declared_trigger(
     graph: DataflowGraph, flow: FlowNode, conf: Mapping[str, str]
 ) -> Trigger | None:
-    setting = flow_setting(graph.datasets.get(flow.target), flow, conf, TRIGGER, INTERVAL)
+    setting = flow_setting(graph, flow, conf, TRIGGER, INTERVAL)
     if setting is None:
         return None
     key, text = setting
@@ -40,7 +40,7 @@ def declared_trigger(
 
 def check_trigger(graph: DataflowGraph, flow: FlowNode, trigger: Trigger) -> None:
     """Refuse a trigger that a flow of a continuous update cannot have."""
-    name, target = flow.flow.name, flow.target
+    name = flow.flow.name
     if trigger.ends:
         raise PlanError(
             "TRIGGER_NOT_SUPPORTED",
@@ -51,17 +51,16 @@ def check_trigger(graph: DataflowGraph, flow: FlowNode, trigger: Trigger) -> Non
         )
     if trigger.kind not in _NAMES:
         return
-    reason = hint = ""
-    sink = graph.sinks.get(target)
+    reason = ""
+    sink = graph.sinks.get(flow.target)
     hint = 'use "processingTime=0 seconds", which starts a batch as soon as the last one is done'
     sources = [
         text.partition(":")[0].split(" ")[0].lower() for text in flow.analysis.external_inputs
     ]
     known = _SOURCES[trigger.kind]
     if sink is None:
-        reason = (
-            f"it writes to a table: {_NAMES[trigger.kind]} has no batches that could be committed"
-        )
+        mode = _NAMES[trigger.kind]
+        reason = f"it writes to a table: {mode} has no batches that could be committed"
     elif trigger.kind not in sink.facts.triggers:
         reason = f"its sink has the format {sink.format}, which is written in micro-batches"
     elif sink.facts.needs_batches:
