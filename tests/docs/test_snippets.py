@@ -25,11 +25,11 @@ import typer
 from penstock._api.modules import installed_modules
 from penstock._cli.main import app, main
 from penstock._cli.scaffold import write_project
-from penstock._project.documents import read_document
 from penstock._project.loader import load_definitions
 from penstock._project.sources import imports_api
 from penstock._project.spec import load_settings
 from penstock._project.spec_file import spec_of
+from penstock._project.yaml_text import read_document
 from penstock._spark.session_defaults import session_defaults
 
 ROOT = Path(__file__).resolve().parents[2]

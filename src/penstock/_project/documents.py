@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock._model.origin import SourceLocation, source_location
-from penstock._project.yaml_text import KeyPath, YamlText, parse_yaml
 from penstock.errors import SpecError
 
-_DEEPEST = 60
+KeyPath = tuple[str | int, ...]
+
 _TRUE, _FALSE = frozenset({"true", "yes", "on"}), frozenset({"false", "no", "off"})
 
 
@@ -42,12 +42,6 @@ class Node:
         """The non-null entries of a mapping; nothing for other parts."""
         if isinstance(self.value, dict):
             yield from ((key, part) for key, part in self.value.items() if part.value is not None)
-
-    def entries(self) -> "list[Node]":
-        """The non-null items of a list; nothing for other parts."""
-        if not isinstance(self.value, list):
-            return []
-        return [part for part in self.value if part.value is not None]
 
     def at(self, path: KeyPath) -> "Node":
         """Return the part at a path, or the nearest one around it."""
@@ -87,40 +81,6 @@ class Node:
         return SpecError(
             "SPEC_INVALID", f"{self.origin.file}: {message}", origin=self.origin, hint=hint
         )
-
-
-def read_document(path: Path, *, is_bundle: bool = False) -> Node:
-    """Read a YAML or JSON file, which may be of a bundle; an empty file is an empty mapping."""
-    shown = source_location(str(path), 1).file
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError("SPEC_NOT_READABLE", f"{shown} cannot be read: {error}") from error
-    parsed = parse_yaml(text, shown, is_bundle=is_bundle)
-    if parsed.content is None:
-        return Node({}, path, 1)
-    if not isinstance(parsed.content, dict):
-        raise SpecError(
-            "SPEC_INVALID",
-            f"{shown} must be a mapping of keys to values",
-            origin=SourceLocation(shown, 1),
-            hint="write `key: value` lines, such as `name: orders`",
-        )
-    return _node(parsed.content, (), parsed, path)
-
-
-def _node(content: object, at: KeyPath, parsed: YamlText, file: Path) -> Node:
-    line = parsed.line_of(at)
-    if len(at) > _DEEPEST:
-        origin = source_location(str(file), line)
-        raise SpecError("SPEC_SYNTAX", f"{origin.file} is nested too deeply", origin=origin)
-    if isinstance(content, dict):
-        inside = {key: _node(part, (*at, key), parsed, file) for key, part in content.items()}
-        return Node(inside, file, line)
-    if isinstance(content, list):
-        parts = [_node(part, (*at, number), parsed, file) for number, part in enumerate(content)]
-        return Node(parts, file, line)
-    return Node(content if isinstance(content, str | bool) else None, file, line)
 
 
 def text_of(part: Node | None, key: str) -> str | None:
@@ -163,9 +123,9 @@ def texts_of(part: Node | None, key: str) -> dict[str, str]:
 
 
 def list_of(part: Node | None, key: str) -> list[Node]:
-    """Return the parts of a list; nothing if it is missing."""
+    """Return the non-null parts of a list; nothing if it is missing."""
     if part is None or part.value is None:
         return []
     if not isinstance(part.value, list):
         raise part.error(f"`{key}` must be a list")
-    return part.entries()
+    return [entry for entry in part.value if entry.value is not None]

@@ -107,8 +107,12 @@ def without_sql_comments(text: str) -> str:
     return _TOKEN.sub(blank, text)
 
 
+_ARGUMENTS = {
+    "conf": ("key", "default"),
+    "secrets": ("scope", "key"),
+    "widgets": ("name", "defaultValue"),
+}
 _IMPORT_ERRORS = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
-_WIDGET_KINDS = {"text", "dropdown", "combobox", "multiselect"}
 
 _CALL = re.compile(
     r"\b(?P<part>conf|secrets|widgets)\s*\.\s*(?P<function>get\w*|text|dropdown|combobox|multiselect)"
@@ -214,25 +218,12 @@ class _Visitor(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _call(self, part: str, function: str, node: ast.Call) -> None:
-        line = node.lineno
-        if part == "conf" and function in ("get", "set"):
-            name = self._argument(node, 0, "key")
-            if name and function == "set":
-                self._add(FindingKind.KEY_SET, name, line)
-            elif name:
-                has_default = self._argument(node, 1, "default") is not None
-                self.result.findings.append(key(name, line=line, has_default=has_default))
-        elif part == "secrets" and function in ("get", "getBytes"):
-            scope, secret = self._argument(node, 0, "scope"), self._argument(node, 1, "key")
-            if scope and secret:
-                self._add(FindingKind.SECRET, f"{scope}/{secret}", line)
-        elif part == "widgets":
-            name = self._argument(node, 0, "name")
-            if name and function in _WIDGET_KINDS:
-                self._add(FindingKind.WIDGET_DEFAULT, name, line)
-            elif name and function in ("get", "getArgument"):
-                has_default = self._argument(node, 1, "defaultValue") is not None
-                self._add(FindingKind.WIDGET, name, line, has_default=has_default)
+        if part in _ARGUMENTS:
+            first, second = _ARGUMENTS[part]
+            name = self._argument(node, 0, first)
+            self.result.findings += _called(
+                part, function, name or "", self._argument(node, 1, second), node.lineno
+            )
 
     def _sql(self, node: ast.Call) -> None:
         text = self._argument(node, 0, "sqlQuery")
@@ -331,25 +322,34 @@ def _catches_import(handler: ast.ExceptHandler) -> bool:
     )
 
 
+def _called(
+    part: str, function: str, first: str, second: str | None, line: int
+) -> Iterator[Finding]:
+    """What a call with these arguments needs; the second one is `None` if it is absent."""
+    has_default = second is not None
+    match part, function:
+        case _ if not first:
+            return
+        case "conf", "set":
+            yield Finding(kind=FindingKind.KEY_SET, name=first, line=line)
+        case "conf", "get":
+            yield key(first, line=line, has_default=has_default)
+        case "secrets", "get" | "getBytes" if second:
+            yield Finding(kind=FindingKind.SECRET, name=f"{first}/{second}", line=line)
+        case "widgets", "text" | "dropdown" | "combobox" | "multiselect":
+            yield Finding(kind=FindingKind.WIDGET_DEFAULT, name=first, line=line)
+        case "widgets", "get" | "getArgument":
+            yield Finding(kind=FindingKind.WIDGET, name=first, line=line, has_default=has_default)
+
+
 def _line_findings(code: str) -> Iterator[Finding]:
     """Findings of a search by line, without a syntax tree."""
     for number, line in enumerate(code.split("\n"), start=1):
         if line.lstrip().startswith("#"):
             continue
         for match in _CALL.finditer(line):
-            first, second = match.group("one")[1:-1], (match.group("two") or "")[1:-1]
-            has_default = match.group("comma") is not None
-            part, function = match.group("part"), match.group("function")
-            if part == "conf" and function == "get":
-                yield key(first, line=number, has_default=has_default)
-            elif part == "secrets" and second:
-                yield Finding(kind=FindingKind.SECRET, name=f"{first}/{second}", line=number)
-            elif part == "widgets" and function in _WIDGET_KINDS:
-                yield Finding(kind=FindingKind.WIDGET_DEFAULT, name=first, line=number)
-            elif part == "widgets":
-                yield Finding(
-                    kind=FindingKind.WIDGET, name=first, line=number, has_default=has_default
-                )
+            second = (match["two"] or "")[1:-1] if match["comma"] else None
+            yield from _called(match["part"], match["function"], match["one"][1:-1], second, number)
         for match in _LITERAL.finditer(line):
             if finding := path_in(match.group(1) or match.group(2) or "", number):
                 yield finding

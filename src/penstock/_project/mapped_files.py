@@ -55,7 +55,6 @@ def _place(path: Any, map_path: Callable[[str], str]) -> Any:
     mapped = map_path(text)
     if mapped == text:
         return path
-    mapped = (
-        "/" + mapped.removeprefix("file:").lstrip("/") if mapped.startswith("file:") else mapped
-    )
+    if mapped.startswith("file:"):
+        return "/" + mapped.removeprefix("file:").lstrip("/")
     return mapped if mapped.startswith("/") else path

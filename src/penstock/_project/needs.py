@@ -5,7 +5,7 @@ compute is not known, so a key or path that is put together at run time may be m
 with its expression (`/Volumes/{catalog}/raw`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -113,35 +113,64 @@ class ProjectNeeds:
         )
 
 
-def needs(settings: PipelineSettings, *, environ: Mapping[str, str] | None = None) -> ProjectNeeds:
+def needs(settings: PipelineSettings) -> ProjectNeeds:
     """Return what the sources of a pipeline need; nothing is executed.
 
     Modules of the project that sources import, and notebooks that they run, are read as well.
     """
     reader = _Reader(settings)
-    findings = reader.findings
+    of = {kind: [item for item in reader.findings if item.kind is kind] for kind in FindingKind}
+    keys_set = {*settings.configuration, *(item.name for item in of[FindingKind.KEY_SET])}
+    declared = {item.name for item in of[FindingKind.WIDGET_DEFAULT]}
     return ProjectNeeds(
-        configuration=tuple(_configuration(findings, settings)),
-        widgets=tuple(_widgets(findings, settings)),
-        secrets=tuple(_secrets(findings, settings, environ)),
+        configuration=tuple(
+            ConfigurationNeed(
+                key=item.name,
+                has_default=item.has_default,
+                is_set=item.name in keys_set,
+                origin=item.origin,
+            )
+            for item in of[FindingKind.KEY]
+        ),
+        widgets=tuple(
+            ConfigurationNeed(
+                key=item.name,
+                has_default=item.has_default or item.name in declared,
+                is_set=item.name in settings.configuration,
+                origin=item.origin,
+            )
+            for item in of[FindingKind.WIDGET]
+        ),
+        secrets=tuple(
+            SecretNeed(name=item.name, is_found=_is_found(item.name, settings), origin=item.origin)
+            for item in of[FindingKind.SECRET]
+        ),
         paths=tuple(
             PathNeed(path=item.name, scheme=item.detail, origin=item.origin)
-            for item in findings
-            if item.kind is FindingKind.PATH
+            for item in of[FindingKind.PATH]
         ),
         imports=tuple(
             ImportNeed(module=item.name, is_optional=item.has_default, origin=item.origin)
-            for item in findings
-            if item.kind is FindingKind.IMPORT and not reader.modules.is_known(item.name)
+            for item in of[FindingKind.IMPORT]
+            if not reader.modules.is_known(item.name)
         ),
         packages=tuple(
             PackageNeed(name=item.name, is_installed=is_installed(item.name), origin=item.origin)
-            for item in findings
-            if item.kind is FindingKind.PACKAGE
+            for item in of[FindingKind.PACKAGE]
         ),
         ignored=ignored_sources(settings),
         problems=tuple(reader.problems),
     )
+
+
+def _is_found(secret: str, settings: PipelineSettings) -> bool | None:
+    if "{" in secret:
+        return None
+    try:
+        resolve_secrets(f"${{secret:{secret}}}", root=settings.root)
+    except SpecError:
+        return False
+    return True
 
 
 def project_cells(settings: PipelineSettings) -> tuple[Cell, ...]:
@@ -158,14 +187,10 @@ class _Reader:
         self.modules = ModuleSearch(module_folders(self._root, sources))
         self.problems: list[PenstockError] = []
         self.cells: list[Cell] = []
-        self._found: dict[Finding, None] = {}
+        self.findings: dict[Finding, None] = {}
         self._read: set[Path] = set()
         for source in sources:
             self._read_file(source)
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        return tuple(self._found)
 
     def _read_file(self, path: Path) -> None:
         waiting = [path]
@@ -213,50 +238,4 @@ class _Reader:
     def _add(self, findings: Iterable[Finding], cell: Cell) -> None:
         for finding in findings:
             origin = source_location(cell.file, cell.line + finding.line - 1)
-            self._found.setdefault(replace(finding, origin=origin))
-
-
-# -- what is there ------------------------------------------------------------------------------
-
-
-def _configuration(
-    findings: Iterable[Finding], settings: PipelineSettings
-) -> Iterable[ConfigurationNeed]:
-    own = {item.name for item in findings if item.kind is FindingKind.KEY_SET}
-    for item in findings:
-        if item.kind is FindingKind.KEY:
-            yield ConfigurationNeed(
-                key=item.name,
-                has_default=item.has_default,
-                is_set=item.name in settings.configuration or item.name in own,
-                origin=item.origin,
-            )
-
-
-def _widgets(
-    findings: Iterable[Finding], settings: PipelineSettings
-) -> Iterable[ConfigurationNeed]:
-    declared = {item.name for item in findings if item.kind is FindingKind.WIDGET_DEFAULT}
-    for item in findings:
-        if item.kind is FindingKind.WIDGET:
-            yield ConfigurationNeed(
-                key=item.name,
-                has_default=item.has_default or item.name in declared,
-                is_set=item.name in settings.configuration,
-                origin=item.origin,
-            )
-
-
-def _secrets(
-    findings: Iterable[Finding], settings: PipelineSettings, environ: Mapping[str, str] | None
-) -> Iterable[SecretNeed]:
-    for item in findings:
-        if item.kind is FindingKind.SECRET:
-            is_found: bool | None = None
-            if "{" not in item.name:
-                try:
-                    resolve_secrets(f"${{secret:{item.name}}}", root=settings.root, environ=environ)
-                    is_found = True
-                except SpecError:
-                    is_found = False
-            yield SecretNeed(name=item.name, is_found=is_found, origin=item.origin)
+            self.findings.setdefault(replace(finding, origin=origin))

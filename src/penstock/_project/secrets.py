@@ -72,42 +72,35 @@ def _resolve(reference: str, root: Path, environ: Mapping[str, str]) -> str:
             hint="write ${secret:NAME} or ${secret:scope/key}, with letters, digits, `_`, `-`, `.`",
         )
     looked: list[str] = []
-    value = _from_environment(name, environ, looked)
-    if value is None:
-        value = _from_file(name, environ, looked)
-    if value is None:
-        value = _from_folders(name, root, environ, looked)
-    if value is None and _allow_missing.get():
+    for place, value in _places(name, root, environ):
+        if value is not None:
+            remember_secret(value)
+            return value
+        looked.append(place)
+    if _allow_missing.get():
         return PLACEHOLDER
-    if value is None:
-        raise SpecError(
-            "SECRET_NOT_FOUND",
-            f"the secret `{name}` was not found; searched {', '.join(looked)}",
-            hint=f"set the environment variable {_variable(name)}",
-        )
-    remember_secret(value)
-    return value
+    raise SpecError(
+        "SECRET_NOT_FOUND",
+        f"the secret `{name}` was not found; searched {', '.join(looked)}",
+        hint=f"set the environment variable {_variable(name)}",
+    )
 
 
 def _variable(name: str) -> str:
     return "PENSTOCK_SECRET_" + re.sub(r"\W", "_", name).upper()
 
 
-def _from_environment(name: str, environ: Mapping[str, str], looked: list[str]) -> str | None:
+def _places(name: str, root: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
+    """Where a secret may be, for messages, and its value there."""
     for variable in (_variable(name), name):
         if "/" not in variable:
-            looked.append(f"environment variable {variable}")
-            if value := environ.get(variable):
-                return value
-    return None
-
-
-def _from_file(name: str, environ: Mapping[str, str], looked: list[str]) -> str | None:
-    path = environ.get("PENSTOCK_SECRETS_FILE")
-    if not path:
-        return None
-    looked.append(f"file {path}")
-    return _parse_file(Path(path)).get(name)
+            yield f"environment variable {variable}", environ.get(variable) or None
+    if file := environ.get("PENSTOCK_SECRETS_FILE"):
+        yield f"file {file}", _parse_file(Path(file)).get(name)
+    mounted = environ.get("PENSTOCK_SECRETS_DIR")
+    for folder in (*([mounted] if mounted else []), str(root / ".secrets")):
+        path = Path(folder, name)
+        yield f"file {path}", _text_of(path)
 
 
 def _parse_file(path: Path) -> dict[str, str]:
@@ -151,21 +144,11 @@ def _parse_lines(text: str) -> dict[str, str]:
     return secrets
 
 
-def _from_folders(
-    name: str, root: Path, environ: Mapping[str, str], looked: list[str]
-) -> str | None:
-    mounted = environ.get("PENSTOCK_SECRETS_DIR")
-    folders = [*([Path(mounted)] if mounted else []), root / ".secrets"]
-    for folder in folders:
-        path = folder / name
-        looked.append(f"file {path}")
-        try:
-            # A mounted file mostly ends in a line break that is no part of the value.
-            return path.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError):
-            raise SpecError(
-                "SECRETS_FILE_INVALID", f"the secret file {path} cannot be read"
-            ) from None
-    return None
+def _text_of(path: Path) -> str | None:
+    try:
+        # A mounted file mostly ends in a line break that is no part of the value.
+        return path.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        raise SpecError("SECRETS_FILE_INVALID", f"the secret file {path} cannot be read") from None

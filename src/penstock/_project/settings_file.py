@@ -26,12 +26,13 @@ from penstock._project.databricks.bundle import (
     with_target,
 )
 from penstock._project.databricks.lakeflow import looks_foreign, read_lakeflow, unwrapped
-from penstock._project.documents import Node, read_document, text_of
+from penstock._project.documents import Node, text_of
 from penstock._project.file_settings import FileSettings
 from penstock._project.locations import nearest_file
 from penstock._project.spec_file import PipelineSpec, spec_of
 from penstock._project.spec_settings import spec_settings
 from penstock._project.workspace_files import WorkspaceFiles
+from penstock._project.yaml_text import read_document
 from penstock.errors import SpecError
 
 SPEC_NAMES = ("pipeline.yaml", "pipeline.yml", "spark-pipeline.yaml", "spark-pipeline.yml")

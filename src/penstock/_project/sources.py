@@ -17,6 +17,7 @@ from penstock._project.databricks.notebook import (
 from penstock._project.findings import without_sql_comments
 from penstock._project.locations import nearest_file
 from penstock._project.query_starts import starts_queries
+from penstock._project.workspace_files import NO_FOLDERS, is_searched
 from penstock.errors import SpecError
 
 OTHER_LANGUAGES = {".scala": "Scala", ".r": "R"}
@@ -37,9 +38,6 @@ _SQL_VIEW = re.compile(r"\bCREATE\s+(?:TEMPORARY\s+)?VIEW\b", re.IGNORECASE)
 # Where projects keep their sources, if neither a spec file nor the root tells.
 _CONVENTIONAL = ("transformations", "src", "pipelines", "notebooks", "dlt", "sql")
 _NO_SOURCE = re.compile(r"(?:test_.*|.*_test|conftest|setup)\.py$")
-_NO_FOLDERS = {"__pycache__", "node_modules", "site-packages"}
-# Of tables, and of virtual environments.
-_MARKS_OF_NO_FOLDER = ("_delta_log", "pyvenv.cfg")
 _WILDCARDS = re.compile(r"[*?\[]")
 _MOST_FOLDERS = 2000
 
@@ -89,7 +87,7 @@ def files_below(
     for number, (current, folders, files) in enumerate(os.walk(folder)):
         if most_folders is not None and number >= most_folders:
             return
-        folders[:] = sorted(name for name in folders if _is_searched(Path(current), name))
+        folders[:] = sorted(name for name in folders if is_searched(Path(current, name)))
         for name in sorted(files):
             if _is_searched_file(name) and name.lower().endswith(endings):
                 yield Path(current, name)
@@ -97,20 +95,12 @@ def files_below(
 
 def ignored_sources(settings: PipelineSettings) -> tuple[Path, ...]:
     """Return the files in source folders that only Databricks would run: Scala and R."""
-    root = Path(settings.root)
-    folders = [
-        root / pattern.strip().removesuffix("**")
-        for pattern in settings.source_patterns
-        if pattern.strip().endswith("**")
-    ]
-    if not settings.source_patterns:
-        folders = [root]
     files: dict[Path, None] = {}
-    for folder in folders:
-        below = files_below(
-            Path(os.path.normpath(folder)), OTHER_LANGUAGES, most_folders=_MOST_FOLDERS
-        )
-        files.update(dict.fromkeys(below))
+    for pattern in settings.source_patterns or ("**",):
+        if pattern.strip().endswith("**"):
+            folder = os.path.normpath(Path(settings.root, pattern.strip().removesuffix("**")))
+            below = files_below(Path(folder), OTHER_LANGUAGES, most_folders=_MOST_FOLDERS)
+            files.update(dict.fromkeys(below))
     return tuple(files)
 
 
@@ -214,7 +204,7 @@ def _wildcard_matches(root: Path, pattern: str) -> list[Path]:
     files = {
         path
         for path in matched
-        if _is_candidate(path) and not _NO_FOLDERS.intersection(path.parts[len(root.parts) :])
+        if _is_candidate(path) and not NO_FOLDERS.intersection(path.parts[len(root.parts) :])
     }
     if not files:
         if others := [path for path in matched if path.suffix.lower() in OTHER_LANGUAGES]:
@@ -243,12 +233,6 @@ def _named(root: Path, path: Path, pattern: str) -> Path:
         f"there is no file {path}, which the pattern `{pattern}` names",
         hint=nearest_file(path),
     )
-
-
-def _is_searched(parent: Path, name: str) -> bool:
-    if name.startswith(".") or name in _NO_FOLDERS:
-        return False
-    return not any((parent / name / mark).exists() for mark in _MARKS_OF_NO_FOLDER)
 
 
 def _is_searched_file(name: str) -> bool:

@@ -99,7 +99,9 @@ def load_settings(
     source = None if source is None else _existing_source(start / source)
     if source is not None and source.is_file() and source.suffix.lower() in SUFFIXES:
         spec, source = spec or source, None
-    folder = start.resolve() if source is None else _folder_of(source)
+    folder = start.resolve()
+    if source is not None:
+        folder = source.parent if source.is_file() else source
     choice = Choice(pipeline=pipeline, target=target, source=source, environ=environment)
     file = None if spec is None else existing_spec(start / spec)
     read = _read(folder, file, choice)
@@ -204,10 +206,6 @@ def _absolute(paths: Mapping[str, str], folder: Path) -> dict[str, str]:
                 hint="write a path, or an absolute URI (file:///data/raw, s3a://bucket/raw)",
             ) from None
     return absolute
-
-
-def _folder_of(place: Path) -> Path:
-    return place.parent if place.is_file() else place
 
 
 def _existing_source(path: Path) -> Path:

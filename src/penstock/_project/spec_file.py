@@ -22,7 +22,7 @@ from penstock._model.paths import PathMap
 from penstock._model.similar import nearest
 from penstock._project.alert_spec import AlertsSpec
 from penstock._project.databricks.lakeflow import FOREIGN_KEYS, refuse_ingestion
-from penstock._project.documents import Node
+from penstock._project.documents import KeyPath, Node
 from penstock._project.export_spec import (
     EventsSpec,
     Lineage,
@@ -33,7 +33,6 @@ from penstock._project.export_spec import (
     shorthand,
 )
 from penstock._project.file_settings import table_key
-from penstock._project.yaml_text import KeyPath
 from penstock.errors import SpecError
 
 _PROBLEMS = {

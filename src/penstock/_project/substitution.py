@@ -7,7 +7,7 @@ other kinds, such as `${secret:scope/key}`, are not touched.
 
 import getpass
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -116,8 +116,9 @@ class Substitution:
                 hint=suggested(name, names, f"it has {', '.join(names) or 'none'}"),
             )
         is_looked_up = False
-        for source in _sources(self.overrides, self.variables, declared, name=name):
-            value, looked_up = _assigned(source)
+        for mapping in (self.overrides, self.variables, declared):
+            source = mapping and mapping.get(name)
+            value, looked_up = _assigned(source) if source else (None, False)
             is_looked_up = is_looked_up or looked_up
             if value is not None:
                 return value
@@ -175,12 +176,6 @@ def local_user() -> str:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):  # in a container
         return ""
-
-
-def _sources(*mappings: Node | None, name: str) -> Iterator[Node]:
-    for mapping in mappings:
-        if mapping is not None and (source := mapping.get(name)) is not None:
-            yield source
 
 
 def _assigned(source: Node) -> tuple[Node | None, bool]:

@@ -92,10 +92,9 @@ def _hint(error: BaseException, root: str, missing_packages: Collection[str]) ->
 
 
 def _origin(trace: TracebackType | None, source: Path, root: str) -> SourceLocation:
-    frames = list(traceback.walk_tb(trace))
     own = [
         (frame.f_code.co_filename, line)
-        for frame, line in frames
+        for frame, line in traceback.walk_tb(trace)
         if _is_project_file(frame.f_code.co_filename, source, root)
     ]
     file, line = own[-1] if own else (str(source), 1)
@@ -108,9 +107,8 @@ def _is_file(filename: str | None) -> bool:
 
 def _is_project_file(filename: str, source: Path, root: str) -> bool:
     path = Path(file_of_cell(filename))
-    if path == source:
-        return True
-    return path.is_relative_to(root) and "site-packages" not in path.parts
+    is_below = path.is_relative_to(root) and "site-packages" not in path.parts
+    return path == source or is_below
 
 
 def _trim(trace: TracebackType | None) -> TracebackType | None:

@@ -17,7 +17,9 @@ SourcePattern = tuple[Path, str]
 """A folder, and a path relative to it: of a file, or of a folder with `/**` at its end."""
 
 _EXTENSIONS = ("", ".py", ".ipynb", ".sql", ".scala", ".r", ".R")
-_SKIPPED = {"__pycache__", "node_modules", "site-packages"}
+NO_FOLDERS = {"__pycache__", "node_modules", "site-packages"}
+# Of tables, and of virtual environments.
+_MARKS_OF_NO_FOLDER = ("_delta_log", "pyvenv.cfg")
 _MOST_ENTRIES = 50_000
 _MAGIC = "*?[{"
 
@@ -99,7 +101,7 @@ class WorkspaceFiles:
         if top not in self._listed:
             listed = self._listed[top] = []
             for current, folders, files in os.walk(top):
-                folders[:] = sorted(name for name in folders if _is_own(Path(current, name)))
+                folders[:] = sorted(name for name in folders if is_searched(Path(current, name)))
                 here = PurePosixPath(Path(current).relative_to(top).as_posix())
                 listed += [(here / name, True) for name in folders]
                 listed += [(here / name, False) for name in sorted(files) if name[0] != "."]
@@ -157,9 +159,8 @@ def _repository_of(root: Path) -> Path:
     return root
 
 
-def _is_own(folder: Path) -> bool:
-    return (
-        not folder.name.startswith(".")
-        and folder.name not in _SKIPPED
-        and not (folder / "pyvenv.cfg").exists()
-    )
+def is_searched(folder: Path) -> bool:
+    """Whether a folder may have files that belong to the source of a project."""
+    if folder.name.startswith(".") or folder.name in NO_FOLDERS:
+        return False
+    return not any((folder / mark).exists() for mark in _MARKS_OF_NO_FOLDER)

@@ -1,4 +1,4 @@
-"""YAML that remembers its lines: for errors that name the key and the line.
+"""Reads YAML and JSON files: errors name the key and the line.
 
 Values are text as it is written, except booleans and null: `0.10`, `08:30` and `2024-01-01` mean
 the same to Spark as to the person who wrote them. In a bundle, only `true` and `false` are
@@ -6,49 +6,38 @@ booleans, as for Databricks' CLI: `country: NO` is a string. JSON is read by the
 YAML but for tabs, and for characters that it escapes in two halves.
 """
 
-from dataclasses import dataclass, field
+from pathlib import Path
 
 import yaml
 
-from penstock._model.origin import SourceLocation
+from penstock._model.origin import SourceLocation, source_location
+from penstock._project.documents import Node
 from penstock.errors import SpecError
 
-Key = str | int
-KeyPath = tuple[Key, ...]
-
 _MOST_PARTS = 100_000
+_DEEPEST = 60
 _TAG = "tag:yaml.org,2002:"
 
 
-@dataclass(frozen=True)
-class YamlText:
-    """A parsed file: leaves are strings, booleans or `None`; `lines` are counted from 1."""
-
-    content: object
-    lines: dict[KeyPath, int] = field(default_factory=dict)
-
-    def line_of(self, path: KeyPath) -> int:
-        """Return the line of a key, or of the nearest one around it."""
-        while path and path not in self.lines:
-            path = path[:-1]
-        return self.lines.get(path, 1)
-
-
-def parse_yaml(text: str, file: str, *, is_bundle: bool = False) -> YamlText:
-    """Parse the text of `file`, which is JSON if its name says so.
+def read_document(path: Path, *, is_bundle: bool = False) -> Node:
+    """Read a file, which is JSON if its name says so; an empty file is an empty mapping.
 
     It is part of a bundle if `is_bundle` says so or it has one of the keys of bundles.
     """
-    lines: dict[KeyPath, int] = {}
-    is_json = file.lower().endswith(".json")
+    shown = source_location(str(path), 1).file
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError("SPEC_NOT_READABLE", f"{shown} cannot be read: {error}") from error
+    is_json = path.suffix.lower() == ".json"
     if is_json:
         text = text.replace("\t", " ")  # JSON has tabs between its parts only
     try:
         loader = yaml.SafeLoader(text)
         try:
-            node = loader.get_single_node()
-            reader = _Reader(loader, lines, file, is_bundle or _has_keys_of_bundles(node))
-            content = None if node is None else reader.value(node, ())
+            root = loader.get_single_node()
+            reader = _Reader(loader, path, shown, is_bundle or _has_keys_of_bundles(root))
+            document = Node(None, path, 1) if root is None else reader.node(root, 1, 0)
         finally:
             loader.dispose()
     except yaml.YAMLError as error:
@@ -56,8 +45,8 @@ def parse_yaml(text: str, file: str, *, is_bundle: bool = False) -> YamlText:
         problem = getattr(error, "problem", None) or "the text cannot be read"
         raise SpecError(
             "SPEC_SYNTAX",
-            f"{file} is not valid {'JSON' if is_json else 'YAML'}: {problem}",
-            origin=None if mark is None else SourceLocation(file, mark.line + 1),
+            f"{shown} is not valid {'JSON' if is_json else 'YAML'}: {problem}",
+            origin=None if mark is None else SourceLocation(shown, mark.line + 1),
             hint=(
                 "JSON requires a comma between entries and double quotes around strings"
                 if is_json
@@ -66,28 +55,52 @@ def parse_yaml(text: str, file: str, *, is_bundle: bool = False) -> YamlText:
             ),
         ) from None
     except RecursionError:
-        raise SpecError("SPEC_SYNTAX", f"{file} refers to itself") from None
-    return YamlText(content, lines)
+        raise SpecError("SPEC_SYNTAX", f"{shown} refers to itself") from None
+    if reader.too_deep:
+        raise reader.error(reader.too_deep, f"{shown} is nested too deeply")
+    if document.value is None:
+        return Node({}, path, 1)
+    if not isinstance(document.value, dict):
+        raise SpecError(
+            "SPEC_INVALID",
+            f"{shown} must be a mapping of keys to values",
+            origin=SourceLocation(shown, 1),
+            hint="write `key: value` lines, such as `name: orders`",
+        )
+    return document
 
 
 class _Reader:
-    def __init__(
-        self, loader: yaml.SafeLoader, lines: dict[KeyPath, int], file: str, is_bundle: bool
-    ) -> None:
+    """Makes the parts of a document; `too_deep` is the line of one that is nested too deeply."""
+
+    def __init__(self, loader: yaml.SafeLoader, path: Path, shown: str, is_bundle: bool) -> None:
         self._loader = loader
-        self._lines = lines
-        self._file = file
+        self._path = path
+        self._shown = shown
         self._is_bundle = is_bundle
         self._parts = 0
+        self.too_deep = 0
 
-    def value(self, node: yaml.Node, path: KeyPath) -> object:
+    def node(self, node: yaml.Node, line: int, depth: int) -> Node:
         self._parts += 1
         if self._parts > _MOST_PARTS:  # aliases of aliases grow without bounds
-            raise SpecError("SPEC_SYNTAX", f"{self._file} has more than {_MOST_PARTS:,} parts")
+            raise SpecError("SPEC_SYNTAX", f"{self._shown} has more than {_MOST_PARTS:,} parts")
+        if depth > _DEEPEST:
+            self.too_deep = self.too_deep or line
+        value: dict[str, Node] | list[Node] | str | bool | None
         if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, path)
-        if isinstance(node, yaml.SequenceNode):
-            return [self._entry(node, entry, path, at) for at, entry in enumerate(node.value)]
+            value = self._mapping(node, depth)
+        elif isinstance(node, yaml.SequenceNode):
+            entries: list[yaml.Node] = node.value
+            value = [self.node(part, _line(part), depth + 1) for part in entries]
+        else:
+            value = self._scalar(node)
+        return Node(value, self._path, line)
+
+    def error(self, line: int, message: str) -> SpecError:
+        return SpecError("SPEC_SYNTAX", message, origin=SourceLocation(self._shown, line))
+
+    def _scalar(self, node: yaml.Node) -> str | bool | None:
         if node.tag == f"{_TAG}null":
             return None
         if node.tag == f"{_TAG}bool" and isinstance(node, yaml.ScalarNode):
@@ -96,35 +109,28 @@ class _Reader:
                 return value
         return _whole(str(node.value))
 
-    def _entry(self, parent: yaml.Node, node: yaml.Node, path: KeyPath, at: int) -> object:
-        self._lines[(*path, at)] = node.start_mark.line + 1
-        return self.value(node, (*path, at))
-
-    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, object]:
+    def _mapping(self, node: yaml.MappingNode, depth: int) -> dict[str, Node]:
         seen: set[str] = set()
         for key, _ in node.value:
-            line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
-                raise SpecError(
-                    "SPEC_SYNTAX",
-                    f"{self._file} has a key that is not a string",
-                    origin=SourceLocation(self._file, line),
-                )
+                raise self.error(_line(key), f"{self._shown} has a key that is not a string")
             if key.value in seen:
                 raise SpecError(
                     "SPEC_DUPLICATE_KEY",
-                    f"{self._file} has the key `{key.value}` twice",
-                    origin=SourceLocation(self._file, line),
+                    f"{self._shown} has the key `{key.value}` twice",
+                    origin=SourceLocation(self._shown, _line(key)),
                     hint="remove one of them",
                 )
             seen.add(key.value)
         self._loader.flatten_mapping(node)  # `<<: *defaults`; own keys come last and win
-        result: dict[str, object] = {}
-        for key, entry in node.value:
-            name = _whole(str(key.value))
-            self._lines[(*path, name)] = key.start_mark.line + 1
-            result[name] = self.value(entry, (*path, name))
-        return result
+        return {
+            _whole(str(key.value)): self.node(part, _line(key), depth + 1)
+            for key, part in node.value
+        }
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
 
 
 def _has_keys_of_bundles(node: yaml.Node | None) -> bool:

@@ -9,7 +9,7 @@ from penstock.errors import SpecError
 HEADER = "# Databricks notebook source\n"
 
 
-def _needs(project, *patterns, environ=None, **configuration):
+def _needs(project, *patterns, **configuration):
     settings = PipelineSettings(
         name="p",
         storage="file:///x",
@@ -17,7 +17,7 @@ def _needs(project, *patterns, environ=None, **configuration):
         source_patterns=patterns or ("**",),
         configuration=configuration,
     )
-    return needs(settings, environ=environ or {})
+    return needs(settings)
 
 
 def _at(found, project):
@@ -87,7 +87,8 @@ def test_widgets_are_missing_when_nothing_gives_them_a_value(project):
     ]
 
 
-def test_secrets_are_looked_for_when_their_names_are_known(project):
+def test_secrets_are_looked_for_when_their_names_are_known(project, monkeypatch):
+    monkeypatch.setenv("TOKEN", "x")
     project.write(".secrets/kafka/user", "me")
     project.write(
         "a.py",
@@ -97,7 +98,7 @@ def test_secrets_are_looked_for_when_their_names_are_known(project):
         "option('a', '${secret:TOKEN}')\n"
         "option('a', '${not.a.key}')\n",
     )
-    result = _needs(project, environ={"TOKEN": "x"})
+    result = _needs(project)
     assert [(item.name, item.is_found) for item in result.secrets] == [
         *(("kafka/user", True), ("kafka/password", False), ("{s}/x", None), ("TOKEN", True)),
     ]

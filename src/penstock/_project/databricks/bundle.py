@@ -13,10 +13,11 @@ from pathlib import Path
 from penstock._model.missing import assumed_value
 from penstock._model.similar import suggested
 from penstock._project.databricks.lakeflow import READ_KEYS, is_ingestion, read_lakeflow
-from penstock._project.documents import Node, list_of, read_document, text_of, truth_of
+from penstock._project.documents import Node, list_of, text_of, truth_of
 from penstock._project.file_settings import FileSettings
 from penstock._project.substitution import Substitution
 from penstock._project.workspace_files import SourcePattern, WorkspaceFiles
+from penstock._project.yaml_text import read_document
 from penstock.errors import SpecError
 
 BUNDLE_NAMES = ("databricks.yml", "databricks.yaml", "bundle.yml", "bundle.yaml")
