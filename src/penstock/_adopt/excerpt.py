@@ -161,23 +161,18 @@ class Program:
 
 
 class Body:
-    """The statements that the query of a dataset depends on."""
+    """What the query of a dataset depends on; `statements` of the job are copied."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
         self._scopes: dict[str, ast.FunctionDef | None] = {}
         self._kept: dict[ast.AST, tuple[int, int, str]] = {}
-        self._statements: set[ast.stmt] = set()
+        self.statements: set[ast.stmt] = set()
 
     def lines(self) -> list[str]:
         """Statements, those of callers first."""
         kept = sorted(self._kept.values(), key=lambda part: part[:2])
         return list(dict.fromkeys(text for *_, text in kept))
-
-    @property
-    def statements(self) -> set[ast.stmt]:
-        """The statements of the job that are copied."""
-        return self._statements
 
     def add(self, node: ast.AST, scope: Scope, line: int, depth: int = 0) -> None:
         """Keep what an expression at a line depends on."""
@@ -196,7 +191,8 @@ class Body:
             if name != "spark":
                 self._kept[ast.Name(name)] = (-sys.maxsize, 0, f"    {name} = spark")
         elif bound:
-            if not whole or any(not isinstance(node, _WHOLE | _CHANGES) for node in bound):
+            known = _WHOLE | ast.AugAssign | ast.Expr
+            if not whole or any(not isinstance(node, known) for node in bound):
                 raise NotRecognizedError(
                     f"`{name}` gets its value in a branch, a loop or by parts, line "
                     f"{bound[-1].lineno}"
@@ -228,16 +224,13 @@ class Body:
             program.keep(name)
             return
         self._check_meaning(name, scope)
-        self._statements.add(node)
+        self.statements.add(node)
         self._kept[node] = (depth, node.lineno, program.source(node, 4))
         self.add(node, scope, node.lineno, depth)
 
     def _check_meaning(self, name: str, scope: Scope) -> None:
         if self._scopes.setdefault(name, scope.function) is not scope.function:
             raise NotRecognizedError(f"`{name}` has another meaning in each function")
-
-
-_CHANGES = ast.AugAssign | ast.Expr
 
 
 def free_names(node: ast.AST) -> set[str]:

@@ -57,16 +57,9 @@ def build_graph(
             for name, analysis in analyses.items()
             if analysis.refusal and (selected is None or index.flow_targets[name] in selected)
         ]
-        raise DefinitionErrors(_in_order(index, _distinct(problems)))
+        distinct = {str(error): error for error in problems}
+        raise DefinitionErrors(_in_order(index, distinct.values()))
     return _assemble(index, analyses, kinds)
-
-
-def _distinct(errors: Iterable[PenstockError]) -> Iterator[PenstockError]:
-    seen: set[str] = set()
-    for error in errors:
-        if str(error) not in seen:
-            seen.add(str(error))
-            yield error
 
 
 def _in_order(index: DefinitionIndex, errors: Iterable[PenstockError]) -> tuple[PenstockError, ...]:

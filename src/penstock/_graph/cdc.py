@@ -1,9 +1,9 @@
 """Auto CDC in the graph: which flows may share a table, and what they must agree on."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock._model.cdc import CdcSpec, SnapshotSpec
+from penstock._model.cdc import CdcSpec
 from penstock._model.dataset import Dataset
 from penstock._model.flow import Flow, FlowAnalysis
 from penstock.errors import DefinitionError, PenstockError
@@ -72,21 +72,22 @@ def _what(flow: Flow) -> str:
     return f"auto CDC flow {flow.name!r}" if flow.cdc is not None else f"flow {flow.name!r}"
 
 
-_AGREED: Mapping[str, Callable[[CdcSpec | SnapshotSpec], Any]] = {
-    "keys": lambda spec: {key.lower() for key in spec.keys},
-    "stored_as_scd_type": lambda spec: spec.scd_type,
-    "the tracked history columns": lambda spec: (
-        _folded(spec.track_history.columns),
-        _folded(spec.track_history.except_columns),
-    ),
-}
-
-
 def _compare(shown: str, first: Flow, other: Flow) -> Iterator[PenstockError]:
     assert first.cdc is not None and other.cdc is not None
-    for what, value in _AGREED.items():
-        if value(first.cdc) != value(other.cdc):
+    agreed = _agreed(other.cdc)
+    for what, value in _agreed(first.cdc).items():
+        if value != agreed[what]:
             yield _disagreement(shown, first, other, f"{what} differ")
+
+
+def _agreed(spec: CdcSpec) -> dict[str, Any]:
+    """What flows into one table have in common."""
+    history = spec.track_history
+    return {
+        "keys": _folded(spec.keys),
+        "stored_as_scd_type": spec.scd_type,
+        "the tracked history columns": (_folded(history.columns), _folded(history.except_columns)),
+    }
 
 
 def _folded(columns: Sequence[str] | None) -> frozenset[str] | None:

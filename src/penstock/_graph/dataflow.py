@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from penstock._model.dataset import Dataset, DatasetKind, Sink
 from penstock._model.flow import Flow, FlowAnalysis
-from penstock._model.name import DatasetName, split_name
+from penstock._model.name import DatasetName, comparable_parts
 from penstock.errors import PlanError
 
 
@@ -109,17 +109,11 @@ class DataflowGraph:
 
     def find(self, display: str) -> DatasetNode | None:
         """Look up a name as shown, or as code has it: with `LIVE.`, backticks, in any case."""
-        try:
-            parts = [part.lower() for part in split_name(display)]
-        except ValueError:
-            return next((node for node in self.datasets.values() if node.display == display), None)
-        if len(parts) > 1 and parts[0] == "live":
-            del parts[0]
-        wanted = ".".join(parts)
-        for node in self.datasets.values():
-            if wanted in node.spellings:
-                return node
-        return None
+        nodes = self.datasets.values()
+        parts = comparable_parts(display)
+        if parts is None:
+            return next((node for node in nodes if node.display == display), None)
+        return next((node for node in nodes if ".".join(parts) in node.spellings), None)
 
 
 def deferring(

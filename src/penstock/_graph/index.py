@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from penstock._model.dataset import Dataset, Sink
 from penstock._model.flow import Flow
-from penstock._model.name import DatasetName, resolve_name, split_name
+from penstock._model.name import DatasetName, comparable_parts, resolve_name
 from penstock._model.pipeline import DEFAULT_CATALOG, DEFAULT_SCHEMA
 from penstock._model.similar import nearest
 from penstock.errors import DefinitionError, PenstockError
@@ -57,7 +57,7 @@ class DefinitionIndex:
         settings set neither catalog nor schema, it may also be less qualified: on Databricks the
         settings would complete it.
         """
-        wanted = parts_of(text)
+        wanted = comparable_parts(text)
         if wanted is None:
             return None
         has_defaults = (self.catalog, self.schema) != (DEFAULT_CATALOG, DEFAULT_SCHEMA)
@@ -66,7 +66,7 @@ class DefinitionIndex:
         matches = [
             dataset
             for dataset in self.datasets.values()
-            if (declared := parts_of(dataset.declared.name)) is not None
+            if (declared := comparable_parts(dataset.declared.name)) is not None
             and len(declared) != len(wanted)
             and (
                 declared[-len(wanted) :] == wanted
@@ -128,15 +128,6 @@ class DefinitionIndex:
     def nearest(self, text: str) -> str | None:
         """The declared name most similar to `text`, if any is similar."""
         return nearest_name(text, map(self.display, self.datasets))
-
-
-def parts_of(text: str) -> tuple[str, ...] | None:
-    """The parts of a name for comparing, without `LIVE.`; `None` if it is no name."""
-    try:
-        parts = tuple(part.lower() for part in split_name(text))
-    except ValueError:
-        return None
-    return parts[1:] if len(parts) > 1 and parts[0] == "live" else parts
 
 
 def nearest_name(text: str, names: Iterable[str]) -> str | None:

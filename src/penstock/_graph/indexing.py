@@ -10,14 +10,13 @@ from penstock._graph.index import (
     DefinitionIndex,
     display_name,
     nearest_name,
-    parts_of,
     taken_for,
 )
 from penstock._graph.replacing import check_alone, replaces_rows
 from penstock._model.dataset import Dataset, DatasetKind, LateRows, Sink
 from penstock._model.expectation import OnViolation
 from penstock._model.flow import Flow
-from penstock._model.name import DatasetName, resolve_name
+from penstock._model.name import DatasetName, comparable_parts, resolve_name
 from penstock._model.origin import SourceLocation
 from penstock._model.paths import PathMap, canonical_path, real_path
 from penstock._model.pipeline import PipelineDefinition, PipelineSettings
@@ -247,11 +246,11 @@ def _target_of(
         return key
     if flow.target in sinks:
         return flow.target
-    wanted = parts_of(flow.target)
+    wanted = comparable_parts(flow.target)
     longer = [
         (known, name)
         for known, (name, declared) in names.items()
-        if wanted and (parts_of(declared.name) or ())[-len(wanted) :] == wanted
+        if wanted and (comparable_parts(declared.name) or ())[-len(wanted) :] == wanted
     ]
     if len(longer) != 1 or flow.implicit:
         return None

@@ -89,9 +89,8 @@ def run_job(
             queries,
             bus,
             observed.origin,
-            arguments=options.arguments,
-            stop_timeout_seconds=options.stop_timeout_seconds,
-            on_interrupt=on_interrupt,
+            options,
+            on_interrupt,
         )
 
         def executors_changed(change: ClusterResources, message: str) -> None:
@@ -142,8 +141,7 @@ class Job:
     queries: JobQueries
     bus: EventBus
     origin: EventOrigin
-    arguments: tuple[str, ...]
-    stop_timeout_seconds: float
+    options: UpdateOptions
     on_interrupt: Callable[[], None]
 
     def __post_init__(self) -> None:
@@ -178,15 +176,19 @@ class Job:
                     self.settings,
                     [program.source for program in self.programs],
                     self.spark,
-                    arguments=self.arguments,
+                    arguments=self.options.arguments,
                     on_configure=self._configured,
                     on_stop=self._spark_stopped,
                 ),
             ):
-                if len(self.programs) == 1:
-                    self._run_here()
-                else:
+                if len(self.programs) > 1:
                     self._run_on_threads()
+                else:
+                    self._main_runs_program = True
+                    try:
+                        self._run_program(self.programs[0])
+                    finally:
+                        self._main_runs_program = False
                 self._wait()
         except KeyboardInterrupt:
             if not self._was_stopped:
@@ -196,14 +198,6 @@ class Job:
             self._inbox.put(_Message.END)
             stopper.join(_INTERRUPT_SECONDS)
         return self._conclude()
-
-    def _run_here(self) -> None:
-        (program,) = self.programs
-        self._main_runs_program = True
-        try:
-            self._run_program(program)
-        finally:
-            self._main_runs_program = False
 
     def _run_on_threads(self) -> None:
         threads = [
@@ -291,10 +285,10 @@ class Job:
         self.queries.request_stop()
         reason = "stop was requested a second time"
         try:
-            if self._inbox.get(timeout=self.stop_timeout_seconds) is _Message.END:
+            if self._inbox.get(timeout=self.options.stop_timeout_seconds) is _Message.END:
                 return
         except Empty:
-            reason = f"not stopped within {self.stop_timeout_seconds:g} s"
+            reason = f"not stopped within {self.options.stop_timeout_seconds:g} s"
         self._report(UpdateState.STOPPING, f"interrupting: {reason}")
         self._was_interrupted.set()
         self.queries.interrupt()

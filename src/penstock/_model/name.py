@@ -29,6 +29,15 @@ def split_name(text: str) -> tuple[str, ...]:
         position += 1
 
 
+def comparable_parts(text: str) -> tuple[str, ...] | None:
+    """The parts of a name for comparing, without `LIVE.`; `None` if it is no name."""
+    try:
+        parts = tuple(part.lower() for part in split_name(text))
+    except ValueError:
+        return None
+    return parts[1:] if len(parts) > 1 and parts[0] == "live" else parts
+
+
 @dataclass(frozen=True)
 class DatasetName:
     """A resolved name: catalog, schema and name, each as first written.

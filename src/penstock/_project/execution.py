@@ -49,11 +49,9 @@ class SourceExecutor:
     ) -> None:
         """Execute a file. What it declared before at the same line is not declared again.
 
-        Args:
-            path: The file.
-            namespace: Globals of its Python cells.
-            context: Of the file that runs it with `%run`: both are one session.
-            running: That file and those that run it, the last one last.
+        The Python cells have the `namespace` as globals. A file that is run with `%run` has the
+        `context` of the one that runs it: both are one session; `running` are that file and those
+        that run it, the last one last.
 
         Raises:
             BaseException: Whatever a Python cell raises; the cells below it are not executed.

@@ -177,7 +177,9 @@ class _Visitor(ast.NodeVisitor):
 
     def _import(self, module: str, line: int) -> None:
         self.result.modules.append(module)
-        self._add(FindingKind.IMPORT, module, line, has_default=self._is_guarded)
+        self.result.findings.append(
+            Finding(kind=FindingKind.IMPORT, name=module, line=line, has_default=self._is_guarded)
+        )
 
     def visit_Try(self, node: ast.Try) -> None:
         before = self._is_guarded
@@ -292,11 +294,6 @@ class _Visitor(ast.NodeVisitor):
             self.result.findings.append(finding)
         secrets = [item for item in references_in(text, line) if item.kind is FindingKind.SECRET]
         self.result.findings += secrets
-
-    def _add(self, kind: FindingKind, name: str, line: int, *, has_default: bool = False) -> None:
-        self.result.findings.append(
-            Finding(kind=kind, name=name, line=line, has_default=has_default)
-        )
 
 
 def _constants(tree: ast.Module) -> dict[str, str]:

@@ -101,14 +101,7 @@ def job_programs(
 ) -> Iterator[None]:
     """Let files of a job be executed as programs by `run_job_file`, several on a thread each.
 
-    Args:
-        settings: Of the job.
-        sources: The files.
-        spark: The session.
-        arguments: Of the programs.
-        on_configure: Called with the options of `SparkSession.builder`; returns the session that
-            the program gets, or `None` for the one of this process.
-        on_stop: Called instead of `SparkSession.stop`.
+    `arguments` are those of all programs; see `shared_session` for the functions.
     """
     with (
         project_imports(settings) as imports,
@@ -123,11 +116,6 @@ def run_job_file(
     settings: PipelineSettings, source: Path, *, namespace: Mapping[str, object]
 ) -> None:
     """Execute a file of a job as a program; return when it has ended.
-
-    Args:
-        settings: Of the job.
-        source: The file.
-        namespace: Names that a notebook has without importing them.
 
     Raises:
         BaseException: Whatever the file raises, as `UserCodeError` if it is an `Exception`.
@@ -178,22 +166,19 @@ def shared_session(
 ) -> Iterator[None]:
     """Prevent source files from stopping the session, by patching its classes.
 
-    `on_stop` is called instead, and `on_configure` with the options of a builder; it may return
-    the session of the caller.
+    `on_stop` is called instead, and `on_configure` with the options of a builder; it returns the
+    session that the caller gets, or `None` for the one of this process.
     """
     with ExitStack() as patches:
         for owner in (spark, getattr(spark, "sparkContext", None)):
-            if holder := _holder(type(owner), "stop"):
+            holder = next((base for base in type(owner).__mro__ if "stop" in vars(base)), None)
+            if holder is not None:
                 patches.enter_context(replaced(holder, "stop", on_stop))
         builder = getattr(type(spark), "Builder", None)
         if isinstance(builder, type) and "getOrCreate" in vars(builder):
             get_or_create = _without_remote(vars(builder)["getOrCreate"], on_configure)
             patches.enter_context(replaced(builder, "getOrCreate", get_or_create))
         yield
-
-
-def _holder(kind: type, name: str) -> type | None:
-    return next((base for base in kind.__mro__ if name in vars(base)), None)
 
 
 def _without_remote(

@@ -6,7 +6,6 @@ and becomes a note, and so does an unknown key.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from penstock._project.documents import Node, list_of, text_of, texts_of, truth_of
@@ -115,8 +114,8 @@ def read_lakeflow(
     refuse_ingestion(pipeline)
     catalog, schema = _default_names(pipeline)
     listed = [] if without_sources else list_of(pipeline.get("libraries"), "libraries")
-    libraries = _Libraries.read(listed, files)
-    notes = [*foreign_notes(pipeline), *_unknown_notes(pipeline), *libraries.notes]
+    sources, packages, notes_on_libraries = _libraries(listed, files)
+    notes = [*foreign_notes(pipeline), *_unknown_notes(pipeline), *notes_on_libraries]
     if storage := text_of(pipeline.get("storage"), "storage"):
         notes.append(
             f"`storage` ({storage}) belongs to the workspace: tables are stored in the location "
@@ -130,7 +129,7 @@ def read_lakeflow(
         notes.append(
             f"`{key}` is ignored: it names a class of Databricks' Spark ({configuration.pop(key)})"
         )
-    required = (*libraries.dependencies, *dependencies(pipeline))
+    required = (*packages, *dependencies(pipeline))
     roots = editable_folders(required)
     if (named := pipeline.get("root_path")) and (path := text_of(named, "root_path")):
         folder = files.folder(named, path)
@@ -149,7 +148,7 @@ def read_lakeflow(
         development=truth_of(pipeline.get("development"), "development"),
         configuration=_with_secrets(configuration),
         parameters=texts_of(pipeline.get("parameters"), "parameters"),
-        sources=libraries.sources,
+        sources=tuple(dict.fromkeys(sources)),
         import_roots=roots,
         dependencies=required,
         notes=tuple(notes),
@@ -253,48 +252,41 @@ def editable_folders(requirements: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(folders))
 
 
-@dataclass(frozen=True)
-class _Libraries:
+def _libraries(
+    entries: list[Node], files: WorkspaceFiles
+) -> tuple[list[SourcePattern], list[str], list[str]]:
     """Source files and Python requirements of a list of libraries, and notes about all others."""
-
-    sources: tuple[SourcePattern, ...]
-    dependencies: tuple[str, ...]
-    notes: tuple[str, ...]
-
-    @classmethod
-    def read(cls, entries: list[Node], files: WorkspaceFiles) -> "_Libraries":
-        sources: list[SourcePattern] = []
-        dependencies: list[str] = []
-        ignored: set[str] = set()
-        elsewhere: list[SpecError] = []
-        for entry in entries:
-            if not isinstance(entry.value, dict):
-                raise entry.error("an entry of `libraries` must be a mapping such as `file: {...}`")
-            for key, part in entry.items():
-                try:
-                    if key in ("file", "notebook"):
-                        named, path = _required(part, key, "path")
-                        sources.append(files.file(named, path, key))
-                    elif key == "glob":
-                        sources.append(files.pattern(*_required(part, key, "include")))
-                    elif key == "pypi":
-                        dependencies.append(_required(part, key, "package")[1])
-                    else:
-                        ignored.add(key)
-                except SpecError as error:
-                    if error.condition != "SOURCE_NOT_FOUND" or not _is_of_workspace(part):
-                        raise
-                    elsewhere.append(error)
-        if elsewhere and sources:
-            raise elsewhere[0]
-        notes = library_notes(ignored)
-        if elsewhere:
-            notes = (
-                *notes,
-                f"{elsewhere[0].message}: the files with declarations are used instead of those in "
-                "`libraries`",
-            )
-        return cls(tuple(dict.fromkeys(sources)), tuple(dependencies), notes)
+    sources: list[SourcePattern] = []
+    dependencies: list[str] = []
+    ignored: set[str] = set()
+    elsewhere: list[SpecError] = []
+    for entry in entries:
+        if not isinstance(entry.value, dict):
+            raise entry.error("an entry of `libraries` must be a mapping such as `file: {...}`")
+        for key, part in entry.items():
+            try:
+                if key in ("file", "notebook"):
+                    named, path = _required(part, key, "path")
+                    sources.append(files.file(named, path, key))
+                elif key == "glob":
+                    sources.append(files.pattern(*_required(part, key, "include")))
+                elif key == "pypi":
+                    dependencies.append(_required(part, key, "package")[1])
+                else:
+                    ignored.add(key)
+            except SpecError as error:
+                if error.condition != "SOURCE_NOT_FOUND" or not _is_of_workspace(part):
+                    raise
+                elsewhere.append(error)
+    if elsewhere and sources:
+        raise elsewhere[0]
+    notes = [*library_notes(ignored)]
+    if elsewhere:
+        notes.append(
+            f"{elsewhere[0].message}: the files with declarations are used instead of those in "
+            "`libraries`"
+        )
+    return sources, dependencies, notes
 
 
 def _is_of_workspace(part: Node) -> bool:

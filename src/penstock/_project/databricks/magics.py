@@ -70,23 +70,28 @@ def cells_of(lines: list[str], *, file: str, line: int, language: CellKind) -> l
             argument, count = _continued(lines, at, match.group(3) or "")
             cells.append(_line_magic(name, argument, file, line + at))
             at += count
-        elif is_double or name in _OF_WHOLE_CELLS:
-            body = [match.group(3) or "", *lines[at + 1 :]]
-            return cells + _cell_magic(match.group(2), body, file, line + at)
-        elif name not in _TIMERS and not _is_language(lines[at + 1 :], language):
-            # Of a magic that nobody knows, the text below is its own.
+        elif (
+            is_double
+            or name in _OF_WHOLE_CELLS
+            # Of an unknown magic, the text below is its own.
+            or (name not in _TIMERS and not _is_language(lines[at + 1 :], language))
+        ):
             body = [match.group(3) or "", *lines[at + 1 :]]
             return cells + _cell_magic(match.group(2), body, file, line + at)
         elif language is CellKind.PYTHON:
             break  # `%time`, `%matplotlib inline`: told apart below, with those in the code
         else:
             at += 1
-    code = lines[at:]
-    if not any(text.strip() for text in code):
-        return cells
+    return cells + code_cells(lines[at:], file, line + at, language)
+
+
+def code_cells(lines: list[str], file: str, line: int, language: CellKind) -> list[Cell]:
+    """Return the cells of code without magic commands at its beginning."""
+    if not any(text.strip() for text in lines):
+        return []
     if language is CellKind.PYTHON:
-        return cells + python_cells(code, file=file, line=line + at)
-    return [*cells, Cell(kind=language, text="\n".join(code), file=file, line=line + at)]
+        return _python_cells(lines, file, line)
+    return [Cell(kind=language, text="\n".join(lines), file=file, line=line)]
 
 
 def _is_language(lines: list[str], language: CellKind) -> bool:
@@ -124,7 +129,7 @@ def _cell_magic(name: str, body: list[str], file: str, line: int) -> list[Cell]:
     if key in _WITHOUT_EFFECT or not text.strip():
         return []
     if key in _PYTHON:
-        return python_cells(body, file=file, line=line)
+        return _python_cells(body, file, line)
     if key in _SHELL | _INSTALLERS:
         text = f"{name} {text}" if key in _INSTALLERS else text
         return [Cell(kind=CellKind.PACKAGES, text=text, file=file, line=line, magic=name)]
@@ -132,8 +137,8 @@ def _cell_magic(name: str, body: list[str], file: str, line: int) -> list[Cell]:
     return [Cell(kind=kind, text=text, file=file, line=line, magic=name)]
 
 
-def python_cells(lines: list[str], *, file: str, line: int) -> list[Cell]:
-    """Return Python code, split at `%run`; other magics in it have no effect."""
+def _python_cells(lines: list[str], file: str, line: int) -> list[Cell]:
+    """Python code, split at `%run`; other magics in it have no effect."""
     lines, magics = _without_magics(lines)
     cells: list[Cell] = []
     begin = 0

@@ -93,7 +93,8 @@ class _Modules(MetaPathFinder, Loader):
 
     def _runtime(self) -> dict[str, object]:
         namespace = self._namespace()
-        content = {**namespace, "udf": _spark_function("udf")}
+        functions = sys.modules.get("pyspark.sql.functions")
+        content = {**namespace, "udf": getattr(functions, "udf", None)}
         spark: Any = namespace.get("spark")
         if hasattr(spark, "table"):
             content["table"] = lambda name: spark.table(name)
@@ -115,8 +116,3 @@ class _Builder:
         if name.startswith("_"):
             raise AttributeError(name)
         return lambda *_arguments, **_parameters: self
-
-
-def _spark_function(name: str) -> object:
-    functions = sys.modules.get("pyspark.sql.functions")
-    return getattr(functions, name, None)

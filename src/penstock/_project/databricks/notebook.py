@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock._model.origin import source_location
-from penstock._project.databricks.magics import Cell, CellKind, cells_of, python_cells
+from penstock._project.databricks.magics import Cell, CellKind, cells_of, code_cells
 from penstock.errors import DefinitionError, PenstockError
 
 SUFFIXES = (".py", ".sql", ".ipynb")
@@ -151,7 +151,8 @@ def _script_cells(text: str, file: str, language: CellKind, marker: str) -> list
         nonlocal begin
         parsed = cells_of(magics, file=file, line=number - len(magics), language=language)
         if any(cell.kind is not CellKind.PACKAGES for cell in parsed):
-            cells.extend(_plain(code[: len(code) - len(magics)], file, begin, language))
+            # `!pip install` is no MAGIC line.
+            cells.extend(code_cells(code[: len(code) - len(magics)], file, begin, language))
             code.clear()
             begin = number
         cells.extend(parsed)
@@ -160,7 +161,7 @@ def _script_cells(text: str, file: str, language: CellKind, marker: str) -> list
     for number, line in enumerate(text.split("\n"), start=1):
         if separator.fullmatch(line):
             end_magics(number)
-            cells.extend(_plain(code, file, begin, language))
+            cells.extend(code_cells(code, file, begin, language))
             code.clear()
             begin = number + 1
         elif match := magic.fullmatch(line):
@@ -171,16 +172,8 @@ def _script_cells(text: str, file: str, language: CellKind, marker: str) -> list
                 end_magics(number)
             code.append(line)
     end_magics(begin + len(code))
-    cells.extend(_plain(code, file, begin, language))
+    cells.extend(code_cells(code, file, begin, language))
     return cells
-
-
-def _plain(lines: list[str], file: str, line: int, language: CellKind) -> list[Cell]:
-    if not any(text.strip() for text in lines):
-        return []
-    if language is CellKind.PYTHON:
-        return python_cells(lines, file=file, line=line)  # `!pip install` is no MAGIC line
-    return [Cell(kind=language, text="\n".join(lines), file=file, line=line)]
 
 
 # -- .ipynb -------------------------------------------------------------------------------------

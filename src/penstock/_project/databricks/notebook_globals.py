@@ -27,7 +27,7 @@ def notebook_globals(
         "sqlContext": spark,  # has all that the SQLContext of old had for queries
         "dbutils": dbutils,
         "display": display,
-        "displayHTML": display_html,
+        "displayHTML": display,
         "sql": _late_sql(spark),
         "getArgument": dbutils.widgets.getArgument,
     }
@@ -43,10 +43,6 @@ def _late_sql(spark: Any) -> Callable[..., Any]:
 
 def display(*_objects: Any, **_options: Any) -> None:
     """Ignore the arguments; starts no query."""
-
-
-def display_html(_html: str = "", *_options: Any, **_more: Any) -> None:
-    """Ignore the HTML."""
 
 
 @contextmanager
