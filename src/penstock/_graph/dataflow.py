@@ -68,12 +68,9 @@ class DatasetNode:
 
 @dataclass(frozen=True, kw_only=True)
 class Deferred:
-    """What is read from a deployed pipeline.
+    """What is read from a deployed pipeline: `name` is its target or storage.
 
-    Attributes:
-        name: Target or storage of that pipeline.
-        built: Key of each dataset that is built here, and why.
-        warnings: One sentence each.
+    `built` has the key of each dataset that is built here, and why.
     """
 
     name: str

@@ -36,7 +36,6 @@ class JobQuery(RunningQuery):
         super().__init__(flow, origin, emit, on_end)
         self.declared = flow
         self._mode = mode
-        self._event_origin = origin
         self._hold = hold
         self._spark_query = query
         self._is_defined = False
@@ -58,7 +57,7 @@ class JobQuery(RunningQuery):
             flow_type=self._mode,
             language=self._flow.language,
         )
-        return Event(self._event_origin, body, f"flow {self.flow}")
+        return Event(self._origin, body, f"flow {self.flow}")
 
     def progressed(self, progress: Mapping[str, Any]) -> None:
         if not self._is_defined:

@@ -134,7 +134,10 @@ class PathMap:
                 f"`..` in the path `{path}` leads out of `{prefix or '/'}`, which `paths` maps",
                 hint="write the path without `..`, or map the folder that it leads to as well",
             )
-        return _joined(self._targets[prefix], f"{rest}/" if rest and path[-1] == "/" else rest)
+        target = self._targets[prefix]
+        if not rest:
+            return target
+        return f"{target.rstrip('/')}/{rest}{'/' if path[-1] == '/' else ''}"
 
 
 def _longest(prefixes: Mapping[str, str] | list[str], path: str) -> str | None:
@@ -153,12 +156,6 @@ def _leaves(rest: str) -> bool:
         if depth < 0:
             return True
     return False
-
-
-def _joined(target: str, rest: str) -> str:
-    if not rest:
-        return target
-    return f"{target.rstrip('/')}/{rest}"
 
 
 def local_path(uri: str) -> Path | None:

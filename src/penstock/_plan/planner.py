@@ -39,11 +39,8 @@ VIEW_INTERVAL_SECONDS = 10.0
 class PlanOptions:
     """Options that decide what an update does.
 
-    Attributes:
-        refresh: Tables to update; empty = all.
-        full_refresh: Tables to empty and rebuild.
-        full_refresh_all: Empty and rebuild everything that allows it.
-        continuous: Run until stopped.
+    Tables of `refresh` are updated, empty = all; those of `full_refresh` are emptied before, or all
+    that allow it.
     """
 
     refresh: tuple[str, ...] = ()

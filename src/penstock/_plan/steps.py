@@ -23,9 +23,7 @@ class ResetTable:
 class PrepareTable:
     """Create a table, or bring its schema, comment and properties up to date.
 
-    Attributes:
-        dataset: Key of the table.
-        registered_as: Name in the Hive metastore; `None` = it is not registered.
+    `registered_as` is its name in the Hive metastore; `None` = it is not registered.
     """
 
     dataset: str

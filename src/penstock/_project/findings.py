@@ -22,7 +22,7 @@ class FindingKind(Enum):
     PACKAGE = auto()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """Something that a source needs: a key, `scope/key`, path, module or package.
 
@@ -54,7 +54,7 @@ def path_in(text: str, line: int = 1) -> Finding | None:
     if match is None or "\n" in text:
         return None
     scheme = match.group("folder") or f"{match.group('scheme')}:"
-    return Finding(kind=FindingKind.PATH, name=text, line=line, detail=scheme)
+    return Finding(FindingKind.PATH, text, line, detail=scheme)
 
 
 def references_in(text: str, line: int = 1) -> Iterator[Finding]:
@@ -63,16 +63,14 @@ def references_in(text: str, line: int = 1) -> Iterator[Finding]:
         at = line + text.count("\n", 0, match.start())
         name = match.group(1)
         if name.startswith("secret:"):
-            yield Finding(kind=FindingKind.SECRET, name=name.removeprefix("secret:"), line=at)
+            yield Finding(FindingKind.SECRET, name.removeprefix("secret:"), at)
         elif not name.startswith(_FOREIGN_REFERENCES):
             yield key(name, line=at)
 
 
 def key(name: str, *, line: int, has_default: bool = False) -> Finding:
     is_of_spark = name.startswith(_OF_SPARK)
-    return Finding(
-        kind=FindingKind.KEY, name=name, line=line, has_default=has_default or is_of_spark
-    )
+    return Finding(FindingKind.KEY, name, line, has_default=has_default or is_of_spark)
 
 
 _TOKEN = re.compile(
@@ -87,7 +85,7 @@ def sql_findings(text: str) -> Iterator[Finding]:
     text = without_sql_comments(text)
     for match in _SET.finditer(text):
         line = 1 + text.count("\n", 0, match.start(1))
-        yield Finding(kind=FindingKind.KEY_SET, name=match.group(1), line=line)
+        yield Finding(FindingKind.KEY_SET, match.group(1), line)
     yield from references_in(text)
     for match in _TOKEN.finditer(text):
         line = 1 + text.count("\n", 0, match.start())
@@ -177,9 +175,8 @@ class _Visitor(ast.NodeVisitor):
 
     def _import(self, module: str, line: int) -> None:
         self.result.modules.append(module)
-        self.result.findings.append(
-            Finding(kind=FindingKind.IMPORT, name=module, line=line, has_default=self._is_guarded)
-        )
+        finding = Finding(FindingKind.IMPORT, module, line, has_default=self._is_guarded)
+        self.result.findings.append(finding)
 
     def visit_Try(self, node: ast.Try) -> None:
         before = self._is_guarded
@@ -328,15 +325,15 @@ def _called(
         case _ if not first:
             return
         case "conf", "set":
-            yield Finding(kind=FindingKind.KEY_SET, name=first, line=line)
+            yield Finding(FindingKind.KEY_SET, first, line)
         case "conf", "get":
             yield key(first, line=line, has_default=has_default)
         case "secrets", "get" | "getBytes" if second:
-            yield Finding(kind=FindingKind.SECRET, name=f"{first}/{second}", line=line)
+            yield Finding(FindingKind.SECRET, f"{first}/{second}", line)
         case "widgets", "text" | "dropdown" | "combobox" | "multiselect":
-            yield Finding(kind=FindingKind.WIDGET_DEFAULT, name=first, line=line)
+            yield Finding(FindingKind.WIDGET_DEFAULT, first, line)
         case "widgets", "get" | "getArgument":
-            yield Finding(kind=FindingKind.WIDGET, name=first, line=line, has_default=has_default)
+            yield Finding(FindingKind.WIDGET, first, line, has_default=has_default)
 
 
 def _line_findings(code: str) -> Iterator[Finding]:

@@ -220,7 +220,7 @@ class _Reader:
             return [] if notebook is None else [notebook]
         elif cell.kind is CellKind.PACKAGES:
             names = requested_packages(cell.text, path.parent)
-            self._add([Finding(kind=FindingKind.PACKAGE, name=name) for name in names], cell)
+            self._add([Finding(FindingKind.PACKAGE, name) for name in names], cell)
         elif cell.kind is CellKind.PYTHON:
             result = python_findings(cell.text)
             if result.error is not None:

@@ -30,33 +30,23 @@ def user_code_error(
     """
     error = error.with_traceback(_trim(error.__traceback__))
     kind = type(error).__name__
-    result: UserCodeError
-    if isinstance(error, SyntaxError) and _is_file(error.filename):
-        result = UserCodeError(
-            "USER_CODE_SYNTAX",
-            f"{kind}: {error.msg}" + (f": {error.text.strip()}" if error.text else ""),
-            origin=source_location(str(error.filename), error.lineno or 1),
-        )
+    condition, hint = "USER_CODE_RAISED", None
+    origin = _origin(error.__traceback__, source, root)
+    if isinstance(error, SyntaxError) and error.filename and _path_of(error.filename).is_file():
+        condition = "USER_CODE_SYNTAX"
+        message = f"{kind}: {error.msg}" + (f": {error.text.strip()}" if error.text else "")
+        origin = source_location(error.filename, error.lineno or 1)
+    elif isinstance(error, SystemExit):
+        message = shown(f"the file ended the program: exit code {error.code!r}")
+        hint = "remove exit() and sys.exit() from source files"
     else:
-        if isinstance(error, SystemExit):
-            message = f"the file ended the program: exit code {error.code!r}"
-            hint: str | None = "remove exit() and sys.exit() from source files"
-        else:
-            message = f"{kind}: {_first_line(error)}" if str(error) else kind
-            hint = _hint(error, root, missing_packages)
-        result = UserCodeError(
-            "USER_CODE_RAISED",
-            shown(message),
-            origin=_origin(error.__traceback__, source, root),
-            hint=hint,
-        )
+        line = first_line(error)
+        line = line if len(line) <= _LONGEST else line[:_LONGEST] + " ..."
+        message = shown(f"{kind}: {line}" if str(error) else kind)
+        hint = _hint(error, root, missing_packages)
+    result = UserCodeError(condition, message, origin=origin, hint=hint)
     result.__cause__ = error
     return result
-
-
-def _first_line(error: BaseException) -> str:
-    line = first_line(error)
-    return line if len(line) <= _LONGEST else line[:_LONGEST] + " ..."
 
 
 def _hint(error: BaseException, root: str, missing_packages: Collection[str]) -> str | None:
@@ -101,12 +91,12 @@ def _origin(trace: TracebackType | None, source: Path, root: str) -> SourceLocat
     return source_location(file, line)
 
 
-def _is_file(filename: str | None) -> bool:
-    return filename is not None and Path(file_of_cell(filename)).is_file()
+def _path_of(filename: str) -> Path:
+    return Path(file_of_cell(filename))
 
 
 def _is_project_file(filename: str, source: Path, root: str) -> bool:
-    path = Path(file_of_cell(filename))
+    path = _path_of(filename)
     is_below = path.is_relative_to(root) and "site-packages" not in path.parts
     return path == source or is_below
 

@@ -57,11 +57,6 @@ class Secrets(Part):
         self._root = root
 
     def get(self, scope: str, key: str) -> str:
-        """Return the value of a secret.
-
-        Raises:
-            SpecError: It is nowhere.
-        """
         try:
             return resolve_secrets(f"${{secret:{scope}/{key}}}", root=self._root)
         except SpecError as error:
@@ -104,11 +99,7 @@ class Widgets(Part):
     multiselect = dropdown
 
     def get(self, name: str) -> str:
-        """Return the value of a widget, declared or not.
-
-        Raises:
-            DefinitionError: Neither the configuration nor a declaration has one.
-        """
+        """Return the value of a widget, declared or not."""
         for values in (self._given, self._configuration, self._defaults):
             if name in values:
                 return values[name]
@@ -170,11 +161,6 @@ class TaskValues(Part):
     def get(
         self, taskKey: str = "", key: str = "", default: Any = None, debugValue: Any = None
     ) -> Any:
-        """Return the debug value, else the default.
-
-        Raises:
-            UnavailableError: There is neither.
-        """
         value = default if debugValue is None else debugValue
         if value is None:
             raise UnavailableError(

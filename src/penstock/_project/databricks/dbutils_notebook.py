@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from penstock._api.registry import active_registry
@@ -40,7 +41,9 @@ class Notebook(Part):
     def __init__(self, pipeline: str) -> None:
         super().__init__("dbutils.notebook")
         self._pipeline = pipeline
-        self.entry_point = _EntryPoint(self)
+        # The chain `entry_point.getDbutils().notebook().getContext()`.
+        entry = SimpleNamespace(notebook=lambda: self)
+        self.entry_point = SimpleNamespace(getDbutils=lambda: entry)
 
     def getContext(self) -> "NotebookContext":
         """Metadata of the running notebook."""
@@ -109,19 +112,6 @@ class NotebookContext:
         if name.startswith("_"):
             raise AttributeError(name)
         return lambda: _Answer(self._values().get(name))
-
-
-class _EntryPoint:
-    """The chain `entry_point.getDbutils().notebook().getContext()`."""
-
-    def __init__(self, notebook: Notebook) -> None:
-        self._notebook = notebook
-
-    def getDbutils(self) -> "_EntryPoint":
-        return self
-
-    def notebook(self) -> Notebook:
-        return self._notebook
 
 
 class _Answer:

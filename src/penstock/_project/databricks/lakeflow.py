@@ -80,6 +80,7 @@ FOREIGN_KEYS = frozenset(
 
 _CLUSTER_ONLY = {"spark.master", "spark.databricks.cluster.profile"}
 _SECRET = re.compile(r"\{\{\s*secrets/([\w.\-]+)/([\w.\-]+)\s*\}\}")
+_SHUFFLE_MANAGER = "spark.shuffle.manager"
 _EDITABLE = re.compile(r"(?:-e|--editable)[ =]\s*(/.*)")
 _SHUFFLES_OF_DATABRICKS = ("org.apache.spark.shuffle.streaming.", "com.databricks.")
 _WORKSPACE_PATH = re.compile(r"/(?:Workspace|Repos|Users|Shared)/", re.IGNORECASE)
@@ -125,9 +126,11 @@ def read_lakeflow(
         **cluster_configuration(pipeline),
         **texts_of(pipeline.get("configuration"), "configuration"),
     }
-    for key in [key for key, value in configuration.items() if _needs_databricks(key, value)]:
+    manager = configuration.get(_SHUFFLE_MANAGER, "")
+    if manager.startswith(_SHUFFLES_OF_DATABRICKS):  # of real-time mode; Spark would not start
+        del configuration[_SHUFFLE_MANAGER]
         notes.append(
-            f"`{key}` is ignored: it names a class of Databricks' Spark ({configuration.pop(key)})"
+            f"`{_SHUFFLE_MANAGER}` is ignored: it names a class of Databricks' Spark ({manager})"
         )
     required = (*packages, *dependencies(pipeline))
     roots = editable_folders(required)
@@ -146,7 +149,9 @@ def read_lakeflow(
         schema=schema,
         continuous=truth_of(pipeline.get("continuous"), "continuous"),
         development=truth_of(pipeline.get("development"), "development"),
-        configuration=_with_secrets(configuration),
+        configuration={
+            key: _SECRET.sub(r"${secret:\1/\2}", value) for key, value in configuration.items()
+        },
         parameters=texts_of(pipeline.get("parameters"), "parameters"),
         sources=tuple(dict.fromkeys(sources)),
         import_roots=roots,
@@ -182,16 +187,6 @@ def cluster_configuration(pipeline: Node) -> dict[str, str]:
         if text_of(cluster.get("label"), "clusters.label") != "maintenance":
             values.update(texts_of(cluster.get("spark_conf"), "clusters.spark_conf"))
     return {key: value for key, value in values.items() if key not in _CLUSTER_ONLY}
-
-
-def _needs_databricks(key: str, value: str) -> bool:
-    """Whether Spark would not start with a setting: real-time mode asks for a shuffle manager."""
-    return key == "spark.shuffle.manager" and value.startswith(_SHUFFLES_OF_DATABRICKS)
-
-
-def _with_secrets(configuration: dict[str, str]) -> dict[str, str]:
-    """References to secrets of a workspace become ours."""
-    return {key: _SECRET.sub(r"${secret:\1/\2}", value) for key, value in configuration.items()}
 
 
 def _default_names(pipeline: Node) -> tuple[str | None, str | None]:
