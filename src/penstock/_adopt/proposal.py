@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+from itertools import count
 from operator import attrgetter
 
 from penstock._adopt.batches import Split, merge_keys, split_of
@@ -324,12 +325,10 @@ class _Writer:
 
     def _identifier(self, name: str) -> str:
         base = re.sub(r"\W", "_", name) or "query"
-        base = f"_{base}" if base[0].isdecimal() else base
-        number = 1
-        result = base
+        result = base = f"_{base}" if base[0].isdecimal() else base
+        numbers = count(2)
         while result in self._names:
-            number += 1
-            result = f"{base}_{number}"
+            result = f"{base}_{next(numbers)}"
         self._names.add(result)
         return result
 

@@ -47,7 +47,12 @@ class Proposal:
 
 def left_out(program: Program, kept: set[ast.stmt]) -> Iterator[NotRecognized]:
     """Statements that are neither kept nor needed, but for constants and imports."""
-    functions = {scope for node in kept for scope in [_owner(program, node)] if scope}
+    functions = {
+        function
+        for functions in program.code.functions.values()
+        for function in functions
+        if kept.intersection(program.block(function))
+    }
     for function in [None, *functions]:
         for node in program.block(function):
             value, text = getattr(node, "value", None), program.source(node)
@@ -75,11 +80,3 @@ def short_text(text: str) -> str:
     """The beginning of a text."""
     line, _, rest = text.strip().partition("\n")
     return line[:60] + (" ..." if rest or len(line) > 60 else "")
-
-
-def _owner(program: Program, node: ast.stmt) -> ast.FunctionDef | None:
-    for functions in program.code.functions.values():
-        for function in functions:
-            if node in program.block(function):
-                return function
-    return None

@@ -17,7 +17,6 @@ from penstock._model.dataset import Dataset, DatasetKind, LateRows, Sink
 from penstock._model.expectation import OnViolation
 from penstock._model.flow import Flow
 from penstock._model.name import DatasetName, comparable_parts, resolve_name
-from penstock._model.origin import SourceLocation
 from penstock._model.paths import PathMap, canonical_path, real_path
 from penstock._model.pipeline import PipelineDefinition, PipelineSettings
 from penstock.errors import DefinitionError, PenstockError
@@ -28,10 +27,12 @@ def build_index(definition: PipelineDefinition, settings: PipelineSettings) -> D
     errors: list[PenstockError] = []
     notes = list(settings.notes)
     placed = [_placed(dataset, PathMap(settings.paths), notes) for dataset in definition.datasets]
-    names = _dataset_names(placed, settings, errors)
+    names: dict[str, tuple[DatasetName, Dataset]] = {}
+    errors += _name_datasets(placed, settings, names)
     errors += _event_table_errors(names, settings)
     errors += _own_quarantines(names, definition, settings, notes)
-    sinks = _sinks(definition.sinks, names, settings, errors)
+    sinks: dict[str, Sink] = {}
+    errors += _name_sinks(definition.sinks, names, settings, sinks)
     flows: dict[str, Flow] = {}
     flow_names: dict[str, Flow] = {}
     targets: dict[str, str] = {}
@@ -46,32 +47,13 @@ def build_index(definition: PipelineDefinition, settings: PipelineSettings) -> D
         if target is None and flow.implicit:
             continue  # the flow of a dataset whose name is no name, which is reported already
         if target is None:
-            near = nearest_name(flow.target, [*shown.values(), *sinks])
-            hint = (
-                f"did you mean {near!r}?"
-                if near
-                else f'declare it with create_streaming_table("{flow.target}")'
-            )
-            errors.append(
-                DefinitionError(
-                    "FLOW_TARGET_NOT_FOUND",
-                    f"flow {flow.name!r} writes to {flow.target!r}, which is not declared",
-                    origin=flow.origin,
-                    hint=hint,
-                )
-            )
+            errors.append(_target_not_found(flow, [*shown.values(), *sinks]))
             continue
         attempted.add(target)
         changes = is_cdc(flow) or replaces_rows(flow)
         if changes and target in sinks and target not in names:
-            errors.append(
-                DefinitionError(
-                    "FLOW_TARGET_NOT_STREAMING",
-                    f"flow {flow.name!r} changes rows of {flow.target!r}, which is a sink",
-                    origin=flow.origin,
-                    hint="declare the target with create_streaming_table",
-                )
-            )
+            text = f"flow {flow.name!r} changes rows of {flow.target!r}, which is a sink"
+            errors.append(_not_streaming(flow, text))
             continue
         if flow.implicit:
             has_one = any(other.implicit for other in by_target.get(target, ()))
@@ -83,7 +65,7 @@ def build_index(definition: PipelineDefinition, settings: PipelineSettings) -> D
         # As names of checkpoints, on disks that do not distinguish upper and lower case.
         other = flow_names.setdefault(flow.name.lower(), flow)
         if other is not flow:
-            errors.append(_duplicate("flow", flow.name, flow.origin, other.origin))
+            errors.append(_duplicate("flow", flow, other))
             continue
         flows[flow.name] = flow
         targets[flow.name] = target
@@ -120,29 +102,26 @@ def _placed(dataset: Dataset, paths: PathMap, notes: list[str]) -> Dataset:
     return replace(dataset, path=real_path(path, str))
 
 
-def _dataset_names(
-    declared: Iterable[Dataset], settings: PipelineSettings, errors: list[PenstockError]
-) -> dict[str, tuple[DatasetName, Dataset]]:
-    names: dict[str, tuple[DatasetName, Dataset]] = {}
+def _name_datasets(
+    declared: Iterable[Dataset],
+    settings: PipelineSettings,
+    names: dict[str, tuple[DatasetName, Dataset]],
+) -> Iterator[PenstockError]:
+    """Put the valid datasets into `names`, by key; give the errors of the others."""
     for dataset in declared:
         try:
             name = resolve_name(dataset.name, catalog=settings.catalog, schema=settings.schema)
         except ValueError as error:
-            errors.append(
-                DefinitionError(
-                    "INVALID_DATASET_NAME",
-                    str(error),
-                    origin=dataset.origin,
-                    hint="use one to three parts separated by dots; quote other names with `",
-                )
+            yield DefinitionError(
+                "INVALID_DATASET_NAME",
+                str(error),
+                origin=dataset.origin,
+                hint="use one to three parts separated by dots; quote other names with `",
             )
             continue
-        if name.key in names:
-            first = names[name.key][1]
-            errors.append(_duplicate("dataset", dataset.name, dataset.origin, first.origin))
-            continue
-        names[name.key] = (name, dataset)
-    return names
+        _, first = names.setdefault(name.key, (name, dataset))
+        if first is not dataset:
+            yield _duplicate("dataset", dataset, first)
 
 
 def _own_quarantines(
@@ -201,30 +180,25 @@ def _event_table_errors(
         seen.add(key)
 
 
-def _sinks(
+def _name_sinks(
     declared: Iterable[Sink],
     names: Mapping[str, tuple[DatasetName, Dataset]],
     settings: PipelineSettings,
-    errors: list[PenstockError],
-) -> dict[str, Sink]:
-    sinks: dict[str, Sink] = {}
+    sinks: dict[str, Sink],
+) -> Iterator[PenstockError]:
+    """Put the sinks into `sinks`, by name, and give the errors."""
     for sink in declared:
-        if sink.name in sinks:
-            errors.append(_duplicate("sink", sink.name, sink.origin, sinks[sink.name].origin))
-            continue
-        key = _key_of(sink.name, settings)
-        if key in names:
-            errors.append(
-                DefinitionError(
-                    "SINK_NAMED_AS_DATASET",
-                    f"sink {sink.name!r} has the name of a dataset, declared at "
-                    f"{names[key][1].origin}; the target of a flow would be ambiguous",
-                    origin=sink.origin,
-                    hint="rename the sink or the dataset",
-                )
+        first = sinks.setdefault(sink.name, sink)
+        if first is not sink:
+            yield _duplicate("sink", sink, first)
+        elif (key := _key_of(sink.name, settings)) in names:
+            yield DefinitionError(
+                "SINK_NAMED_AS_DATASET",
+                f"sink {sink.name!r} has the name of a dataset, declared at "
+                f"{names[key][1].origin}; the target of a flow would be ambiguous",
+                origin=sink.origin,
+                hint="rename the sink or the dataset",
             )
-        sinks[sink.name] = sink
-    return sinks
 
 
 def _key_of(text: str, settings: PipelineSettings) -> str:
@@ -259,14 +233,30 @@ def _target_of(
 
 
 def _duplicate(
-    what: str, name: str, origin: SourceLocation, first: SourceLocation
+    what: str, second: Dataset | Sink | Flow, first: Dataset | Sink | Flow
 ) -> DefinitionError:
     return DefinitionError(
         f"DUPLICATE_{what.upper()}",
-        f"{what} {name!r} is declared twice; first at {first}",
-        origin=origin,
+        f"{what} {second.name!r} is declared twice; first at {first.origin}",
+        origin=second.origin,
         hint=f"rename or remove one of the two {what}s",
     )
+
+
+def _target_not_found(flow: Flow, known: Iterable[str]) -> DefinitionError:
+    near = nearest_name(flow.target, known)
+    declare = f'declare it with create_streaming_table("{flow.target}")'
+    return DefinitionError(
+        "FLOW_TARGET_NOT_FOUND",
+        f"flow {flow.name!r} writes to {flow.target!r}, which is not declared",
+        origin=flow.origin,
+        hint=f"did you mean {near!r}?" if near else declare,
+    )
+
+
+def _not_streaming(flow: Flow, message: str) -> DefinitionError:
+    hint = "declare the target with create_streaming_table"
+    return DefinitionError("FLOW_TARGET_NOT_STREAMING", message, origin=flow.origin, hint=hint)
 
 
 def _check_flows(
@@ -290,12 +280,8 @@ def _check_flows(
                 hint="declare the table with create_streaming_table and each query as a flow",
             )
         elif explicit and declared.kind is not DatasetKind.STREAMING_TABLE:
-            yield DefinitionError(
-                "FLOW_TARGET_NOT_STREAMING",
-                f"flow {explicit[0].name!r} writes to {name!r}, which is not a streaming table",
-                origin=explicit[0].origin,
-                hint="declare the target with create_streaming_table",
-            )
+            text = f"flow {explicit[0].name!r} writes to {name!r}, which is not a streaming table"
+            yield _not_streaming(explicit[0], text)
         else:
             yield from check_target(name, declared, dataset.flows)
             yield from check_alone(name, dataset.flows)

@@ -24,7 +24,6 @@ from penstock._launch import project_session, read_context
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.bus import EventBus
 from penstock._observe.events import (
-    ClusterResources,
     Event,
     EventOrigin,
     FlowStatus,
@@ -93,16 +92,15 @@ def run_job(
             on_interrupt,
         )
 
-        def executors_changed(change: ClusterResources, message: str) -> None:
-            bus.emit(Event(observed.origin, change, message))
-
         if observed.leases.remote is not None:
             observed.leases.remote.on_lost(job.lease_lost)
         on_running(job)
         executors_ready()
         with (
             jvm_watch(spark, queries.jvm_died),
-            executor_watch(spark, executors_changed),
+            executor_watch(
+                spark, lambda change, text: bus.emit(Event(observed.origin, change, text))
+            ),
             queries.observed(),
         ):
             return job.run()

@@ -55,10 +55,8 @@ def flow_name(
     """
     if query_name:
         return query_name
-    if target.name is not None:
-        last = target.name.rstrip("/").rpartition("/")[2]
-        if last:
-            return last
+    if last := (target.name or "").rstrip("/").rpartition("/")[2]:
+        return last
     variable = _variable(origin) or "query"
     return f"{program}_{variable}" if program else variable
 

@@ -22,21 +22,21 @@ def registered_names(nodes: Iterable[DatasetNode], catalog: str | None) -> dict[
         return {}
     names = {}
     for node in nodes:
+        parts = node.name.schema, node.name.name
+        refused = [part for part in parts if not _HIVE_NAME.fullmatch(part)]
+        reason = hint = ""
         if node.name.catalog.lower() != catalog.lower():
+            reason = f"the Hive metastore holds tables of the default catalog {catalog!r} only"
+            hint = "declare the table without a catalog, or in a pipeline of its own"
+        elif refused:
+            reason = f"Hive does not allow the name {refused[0]!r}"
+            hint = "use letters, digits and `_`"
+        if reason:
             raise PlanError(
                 "NAME_NOT_REGISTRABLE",
-                f"{node.name} cannot be registered: the Hive metastore holds tables of the default "
-                f"catalog {catalog!r} only",
+                f"{node.name} cannot be registered: {reason}",
                 origin=node.declared.origin,
-                hint="declare the table without a catalog, or in a pipeline of its own",
+                hint=hint,
             )
-        for part in (node.name.schema, node.name.name):
-            if not _HIVE_NAME.fullmatch(part):
-                raise PlanError(
-                    "NAME_NOT_REGISTRABLE",
-                    f"{node.name} cannot be registered: Hive does not allow the name {part!r}",
-                    origin=node.declared.origin,
-                    hint="use letters, digits and `_`",
-                )
-        names[node.key] = f"{node.name.schema}.{node.name.name}".lower()
+        names[node.key] = ".".join(parts).lower()
     return names

@@ -29,10 +29,17 @@ class Node:
         return source_location(str(self.file), self.line)
 
     def get(self, *keys: str) -> "Node | None":
-        """Return the part at a path of keys, or `None` if there is none or it is null."""
+        """Return the part at a path of keys, or `None` if there is none or it is null.
+
+        Of a list, a key is the number of an entry.
+        """
         node = self
         for key in keys:
-            inside = node.value.get(key) if isinstance(node.value, dict) else None
+            inside = None
+            if isinstance(node.value, dict):
+                inside = node.value.get(key)
+            elif isinstance(node.value, list) and key.isdecimal() and int(key) < len(node.value):
+                inside = node.value[int(key)]
             if inside is None or inside.value is None:
                 return None
             node = inside

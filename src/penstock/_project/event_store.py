@@ -67,7 +67,8 @@ class EventStore:
         for path in sorted(paths, key=lambda path: _order(path.name), reverse=True):
             if path.name == LAST_BATCHES or path.name[0] != ".":
                 with contextlib.suppress(FileNotFoundError):  # rolled up meanwhile
-                    present[path.name] = path.read_bytes() if self._changed(path) else None
+                    is_changed = path.stat().st_size != self._sizes.get(path.name)
+                    present[path.name] = path.read_bytes() if is_changed else None
         for name, content in reversed(present.items()):
             if content is not None:
                 with self._files.open_output_stream(f"{self._path}/{name}") as stream:
@@ -77,9 +78,6 @@ class EventStore:
             with contextlib.suppress(FileNotFoundError):
                 self._files.delete_file(f"{self._path}/{name}")
             del self._sizes[name]
-
-    def _changed(self, path: Path) -> bool:
-        return path.stat().st_size != self._sizes.get(path.name)
 
     def folders(self, name: str) -> list[str]:
         """Names of the folders in a folder beside the copy."""

@@ -1,9 +1,9 @@
 """What one settings file, or several over each other, say: the common form of all their kinds."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock._model.alert import AlertSettings
 from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySettings
@@ -16,6 +16,8 @@ from penstock._model.pipeline import (
     MetastoreSettings,
 )
 from penstock._project.workspace_files import SourcePattern
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +72,8 @@ class FileSettings:
             "configuration": {**base.configuration, **self.configuration},
             "parameters": {**base.parameters, **self.parameters},
             "import_roots": tuple(dict.fromkeys(roots)),
-            "paths": merged_paths(base.paths, self.paths),
-            "tables": _merged_tables(base.tables, self.tables),
+            "paths": merged_by(path_key, base.paths, self.paths),
+            "tables": merged_by(table_key, base.tables, self.tables),
             "alerts": self.alerts if self.alerts.rules or self.alerts.targets else base.alerts,
         }
         for name in ("dependencies", "notes", "targets", "lint_ignore"):
@@ -79,18 +81,12 @@ class FileSettings:
         return replace(base, **own | merged)
 
 
-def merged_paths(base: Mapping[str, str], over: Mapping[str, str]) -> dict[str, str]:
-    """Merge two path maps; another spelling of the same prefix is the same key."""
-    said = {path_key(prefix) for prefix in over}
-    kept = {prefix: place for prefix, place in base.items() if path_key(prefix) not in said}
-    return {**kept, **over}
-
-
-def _merged_tables(
-    base: Mapping[str, ExternalTable], over: Mapping[str, ExternalTable]
-) -> dict[str, ExternalTable]:
-    said = {table_key(name) for name in over}
-    return {**{name: table for name, table in base.items() if table_key(name) not in said}, **over}
+def merged_by(
+    key_of: Callable[[str], object], base: Mapping[str, _T], over: Mapping[str, _T]
+) -> dict[str, _T]:
+    """Merge two mappings; spellings with the same `key_of` are the same key."""
+    said = set(map(key_of, over))
+    return {**{name: value for name, value in base.items() if key_of(name) not in said}, **over}
 
 
 def table_key(name: str) -> tuple[str, ...]:

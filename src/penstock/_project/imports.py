@@ -67,14 +67,13 @@ def project_imports(settings: PipelineSettings) -> Iterator["ProjectImports"]:
         _open.remove(imports)
         sys.meta_path.remove(imports)
         sys.meta_path.remove(around)
-        for folder in imports.folders:
-            if folder not in paths and folder in sys.path:
-                sys.path.remove(folder)
         # What files added relative to themselves means nothing to the next project.
-        added = [entry for entry in sys.path if entry not in paths]
-        for entry in added:
-            if not Path(entry).is_absolute() or not Path(entry).exists():
-                sys.path.remove(entry)
+        sys.path[:] = [
+            entry
+            for entry in sys.path
+            if entry in paths
+            or (entry not in imports.folders and Path(entry).is_absolute() and Path(entry).exists())
+        ]
         imports.drop()
 
 

@@ -46,18 +46,12 @@ _OWN_KEYS = ("extends", "master", "paths", "quarantine", "tables", "targets")
 
 def find_spec(folder: Path) -> Path | None:
     """Return the settings file of a folder or of the nearest folder above it."""
-    for candidate in (folder, *folder.parents):
-        if (file := spec_in(candidate)) is not None:
-            return file
-    return None
+    return next(filter(None, map(spec_in, (folder, *folder.parents))), None)
 
 
 def spec_in(folder: Path) -> Path | None:
     """Return the settings file of a folder; several are an error."""
-    for paths in _candidates(folder):
-        if (path := _only(folder, paths)) is not None:
-            return path
-    return None
+    return next(filter(None, (_only(folder, paths) for paths in _candidates(folder))), None)
 
 
 def existing_spec(path: Path) -> Path:

@@ -37,18 +37,11 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySettings
-from penstock._model.paths import PathMap
-from penstock._model.pipeline import (
-    DEFAULT_CATALOG,
-    DEFAULT_SCHEMA,
-    EventLogSettings,
-    MaintenanceSettings,
-    PipelineSettings,
-)
+from penstock._model.paths import PathMap, path_key
+from penstock._model.pipeline import DEFAULT_CATALOG, DEFAULT_SCHEMA, PipelineSettings
 from penstock._project.databricks.bundle import Choice
 from penstock._project.deferral import with_deferral
-from penstock._project.file_settings import FileSettings, merged_paths
+from penstock._project.file_settings import FileSettings, merged_by
 from penstock._project.locations import absolute_location, nearest_file, storage_uri
 from penstock._project.packed import packed_project
 from penstock._project.settings_file import SUFFIXES, existing_spec, find_spec, read_settings
@@ -56,6 +49,11 @@ from penstock._project.sources import declaring_files
 from penstock._project.workspace_files import SourcePattern
 from penstock.errors import SpecError
 
+# Settings of files only, with the defaults of `PipelineSettings`.
+_AS_READ = (
+    *("development", "shared_storage", "dependencies", "metastore", "notes", "lint_ignore"),
+    *("alerts", "metrics", "lineage", "events", "telemetry", "maintenance"),
+)
 _TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -108,7 +106,7 @@ def load_settings(
     given_storage = storage or environment.get("PENSTOCK_STORAGE")
     given_paths = _absolute(paths or {}, start.resolve())
     local_dir = _local_dir(environment.get("PENSTOCK_LOCAL_DIR"), start.resolve(), read.root)
-    merged = merged_paths(read.paths, given_paths)
+    merged = merged_by(path_key, read.paths, given_paths)
     PathMap(merged)
     settings = PipelineSettings(
         name=_checked_name(name or environment.get("PENSTOCK_NAME") or read.name or read.root.name),
@@ -126,23 +124,12 @@ def load_settings(
         quarantine=_first_truth("QUARANTINE", quarantine, environment, read.quarantine, True),
         master=master or environment.get("PENSTOCK_MASTER") or read.master,
         continuous=_first_truth("CONTINUOUS", continuous, environment, read.continuous, False),
-        development=bool(read.development),
-        shared_storage=bool(read.shared_storage),
         parameters=MappingProxyType({**read.parameters, **(parameters or {})}),
         import_roots=tuple(dict.fromkeys(p for p in read.import_roots if p != str(read.root))),
-        dependencies=read.dependencies,
         paths=MappingProxyType(merged),
         tables=MappingProxyType(dict(read.tables)),
-        metastore=read.metastore,
-        notes=read.notes,
-        lint_ignore=read.lint_ignore,
-        alerts=read.alerts,
-        metrics=read.metrics or MetricsSettings(),
-        lineage=read.lineage or LineageSettings(),
-        events=read.events or EventLogSettings(),
-        telemetry=read.telemetry or TelemetrySettings(),
         local_dir=local_dir,
-        maintenance=read.maintenance or MaintenanceSettings(),
+        **{name: value for name in _AS_READ if (value := getattr(read, name)) is not None},
     )
 
     def of_target(name: str) -> PipelineSettings:

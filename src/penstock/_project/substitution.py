@@ -91,12 +91,12 @@ class Substitution:
             if kind == "variables" and steps[:1] == ["value"]:
                 steps = steps[1:]
             node = self._variable(name, part)
-            node = node and _walked(self.fill(node, inner), steps)
+            node = node and self.fill(node, inner).get(*steps)
         else:
             known = self._known(reference)
             if known is not None:
                 return Node(known, part.file, part.line)
-            node = _walked(self.tree, _STEP.findall(reference))
+            node = self.tree.get(*_STEP.findall(reference))
             node = node and self.fill(node, inner)
         if node is None or node.value is None:
             self.notes[f"`${{{reference}}}` is known in the workspace only and not replaced"] = None
@@ -164,9 +164,9 @@ class Substitution:
             "volumes": ("catalog_name", "schema_name", "name"),
         }.get(kind, ())
         parts = [text_of(self.fill(part), step) for step in steps if (part := resource.get(step))]
-        if not steps or len(parts) < len(steps) or None in parts:
-            return None
         names = [part for part in parts if part is not None]
+        if not steps or len(names) < len(steps):
+            return None
         return "/".join(["/Volumes", *names]) if wanted == "volume_path" else ".".join(names)
 
 
@@ -185,19 +185,6 @@ def _assigned(source: Node) -> tuple[Node | None, bool]:
     ):
         return source.get("default"), source.get("lookup") is not None
     return source, False
-
-
-def _walked(part: Node, steps: list[str]) -> Node | None:
-    node: Node | None = part
-    for step in steps:
-        if node is None:
-            return None
-        if isinstance(node.value, list):
-            entries = node.value
-            node = entries[int(step)] if step.isdecimal() and int(step) < len(entries) else None
-        else:
-            node = node.get(step)
-    return node
 
 
 def _variable_error(part: Node, message: str, *, hint: str | None = None) -> SpecError:

@@ -83,15 +83,15 @@ class WorkspaceFiles:
     def _longest_suffix(self, named: Node, path: str, *, folders: bool) -> Path | None:
         wanted = [part for part in path.split("/") if part not in ("", ".", "..")]
         for top in dict.fromkeys([self.root, self._top]):
-            ranked: list[tuple[tuple[int, int, int], PurePosixPath]] = []
+            ranked: dict[tuple[int, int, int], list[PurePosixPath]] = {}
             for entry, is_folder in self._entries(top):
                 if is_folder == folders:
                     length, extension = _common_end(entry, wanted, folders=folders)
                     if length:
-                        ranked.append(((-length, len(entry.parts), extension), entry))
+                        rank = -length, len(entry.parts), extension
+                        ranked.setdefault(rank, []).append(entry)
             if ranked:
-                best = min(rank for rank, _ in ranked)
-                fitting = sorted(entry for rank, entry in ranked if rank == best)
+                fitting = sorted(ranked[min(ranked)])
                 if len(fitting) > 1:
                     raise _ambiguous(named, path, fitting)
                 return top / fitting[0]
@@ -153,10 +153,8 @@ def _common_end(entry: PurePosixPath, wanted: list[str], *, folders: bool) -> tu
 
 def _repository_of(root: Path) -> Path:
     """The nearest folder around `root` that is the top of a Git repository, else `root`."""
-    for folder in (root, *root.parents):
-        if (folder / ".git").exists():
-            return folder
-    return root
+    around = (folder for folder in (root, *root.parents) if (folder / ".git").exists())
+    return next(around, root)
 
 
 def is_searched(folder: Path) -> bool:

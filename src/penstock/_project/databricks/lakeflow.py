@@ -191,14 +191,8 @@ def cluster_configuration(pipeline: Node) -> dict[str, str]:
 
 def _default_names(pipeline: Node) -> tuple[str | None, str | None]:
     catalog = text_of(pipeline.get("catalog"), "catalog")
-    schema = next(
-        (
-            text
-            for key in ("schema", "target", "database")
-            if (text := text_of(pipeline.get(key), key))
-        ),
-        None,
-    )
+    texts = (text_of(pipeline.get(key), key) for key in ("schema", "target", "database"))
+    schema = next(filter(None, texts), None)
     if schema is not None and catalog is None and schema.count(".") == 1:
         catalog, schema = schema.split(".")  # the older `target: catalog.schema`
     return catalog, schema
@@ -224,13 +218,11 @@ def dependencies(pipeline: Node) -> Iterator[str]:
     environment = pipeline.get("environment")
     for part in list_of(environment and environment.get("dependencies"), "dependencies"):
         text = text_of(part, "environment.dependencies")
-        if text is None:
-            continue
-        match = _LOCAL_REQUIREMENT.fullmatch(text)
-        if match is not None:
+        if text and (match := _LOCAL_REQUIREMENT.fullmatch(text)):
             place = (part.file.parent / match.group(2)).resolve()
             text = f"{match.group(1) or ''}{place}"
-        yield text
+        if text:
+            yield text
 
 
 def editable_folders(requirements: Iterable[str]) -> tuple[str, ...]:
@@ -240,8 +232,7 @@ def editable_folders(requirements: Iterable[str]) -> tuple[str, ...]:
     """
     folders: list[str] = []
     for requirement in requirements:
-        match = _EDITABLE.fullmatch(requirement)
-        if match is not None:
+        if match := _EDITABLE.fullmatch(requirement):
             folder = Path(match.group(1).strip())
             folders += [str(path) for path in (folder, folder / "src") if path.is_dir()]
     return tuple(dict.fromkeys(folders))

@@ -21,7 +21,12 @@ SUFFIXES = (".py", ".sql", ".ipynb")
 _CELL_NAME = re.compile(r"\[cell \d+\]$")
 _RUN_ARGUMENT = re.compile(r"""\s\$([\w.\-]+)\s*=\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\S*)""")
 _LANGUAGES = {"python": CellKind.PYTHON, "ipython": CellKind.PYTHON, "sql": CellKind.SQL}
-_DATABRICKS = "application/vnd.databricks.v1+notebook"
+# Where the metadata of a notebook names its language.
+_OF_NOTEBOOK = (
+    ("application/vnd.databricks.v1+notebook", "language"),
+    ("language_info", "name"),
+    ("kernelspec", "language"),
+)
 
 
 def read_cells(path: Path) -> list[Cell]:
@@ -69,11 +74,8 @@ def find_notebook(place: Path) -> Path | None:
     """Return the source file of a path with or without its suffix; `None` if it does not exist."""
     if place.suffix.lower() in SUFFIXES and place.is_file():
         return place
-    for suffix in SUFFIXES:
-        path = place.with_name(place.name + suffix)
-        if path.is_file():
-            return path
-    return None
+    named = (place.with_name(place.name + suffix) for suffix in SUFFIXES)
+    return next((path for path in named if path.is_file()), None)
 
 
 def find_notebook_of_workspace(place: str, root: Path) -> Path | None:
@@ -82,11 +84,8 @@ def find_notebook_of_workspace(place: str, root: Path) -> Path | None:
     Of `/Repos/someone/shop/notebooks/bronze` the longest end that is in the project counts.
     """
     parts = [part for part in place.split("/") if part]
-    for start in range(len(parts)):
-        notebook = find_notebook(root.joinpath(*parts[start:]))
-        if notebook is not None:
-            return notebook
-    return None
+    notebooks = (find_notebook(root.joinpath(*parts[start:])) for start in range(len(parts)))
+    return next(filter(None, notebooks), None)
 
 
 def find_run_target(target: str, caller: Path, root: Path) -> Path | None:
@@ -181,7 +180,7 @@ def _script_cells(text: str, file: str, language: CellKind, marker: str) -> list
 
 def _jupyter_cells(path: Path) -> list[Cell]:
     content = _read_json(path)
-    default = _language(content.get("metadata"))
+    default = _language(content.get("metadata"), *_OF_NOTEBOOK) or CellKind.PYTHON
     cells: list[Cell] = []
     for number, cell in enumerate(content["cells"], start=1):
         if not isinstance(cell, dict) or cell.get("cell_type") != "code":
@@ -189,7 +188,7 @@ def _jupyter_cells(path: Path) -> list[Cell]:
         source = cell.get("source") or ""
         text = source if isinstance(source, str) else "".join(map(str, source))
         lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-        own = _own_language(cell.get("metadata"))
+        own = _language(cell.get("metadata"), ("vscode", "languageId"))
         name = f"{path}[cell {number}]"
         cells += cells_of(lines, file=name, line=1, language=own or default)
     return cells
@@ -222,26 +221,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     )
 
 
-def _language(metadata: object) -> CellKind:
-    for holder, key in ((_DATABRICKS, "language"), ("language_info", "name"),
-                        ("kernelspec", "language")):  # fmt: skip
-        name = _text(_part(metadata, holder), key)
-        if name:
+def _language(metadata: object, *places: tuple[str, str]) -> CellKind | None:
+    """The language of a notebook or cell, at the first of these places that has one."""
+    for holder, key in places:
+        part = metadata.get(holder) if isinstance(metadata, dict) else None
+        name = part.get(key) if isinstance(part, dict) else None
+        if isinstance(name, str) and name and name.lower() != "plaintext":  # the editor's default
             return _LANGUAGES.get(name.lower(), CellKind.LOST)
-    return CellKind.PYTHON
-
-
-def _own_language(metadata: object) -> CellKind | None:
-    name = _text(_part(metadata, "vscode"), "languageId")
-    if not name or name.lower() == "plaintext":  # the editor's default
-        return None
-    return _LANGUAGES.get(name.lower(), CellKind.LOST)
-
-
-def _part(content: object, key: str) -> object:
-    return content.get(key) if isinstance(content, dict) else None
-
-
-def _text(content: object, key: str) -> str:
-    value = _part(content, key)
-    return value if isinstance(value, str) else ""
+    return None
