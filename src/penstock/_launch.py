@@ -28,7 +28,7 @@ from penstock._execution.tables import PipelineTables
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode, deferred_error
 from penstock._graph.index import DefinitionIndex
 from penstock._graph.indexing import build_index
-from penstock._graph.windows import with_windows
+from penstock._graph.replacing import with_windows
 from penstock._model.pipeline import EventHook, PipelineDefinition, PipelineSettings
 from penstock._observe.log import event_directory
 from penstock._project.databricks.notebook_globals import notebook_globals

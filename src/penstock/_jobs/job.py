@@ -16,9 +16,9 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from penstock._jobs.builder import ignored_settings
-from penstock._jobs.hints import job_hint
 from penstock._jobs.program import Program, programs_of
 from penstock._jobs.queries import JobQueries
+from penstock._jobs.query import job_hint
 from penstock._jobs.tables import register_tables
 from penstock._launch import project_session, read_context
 from penstock._model.pipeline import PipelineSettings

@@ -1,4 +1,4 @@
-"""One streaming query of a job."""
+"""One streaming query of a job, and what to do about errors that only jobs have."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,10 +7,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock._execution.admission import BatchAdmission
 from penstock._execution.running import RunningQuery
-from penstock._jobs.hints import job_hint
 from penstock._model.flow import Flow
 from penstock._observe.events import Event, EventOrigin, FlowDefinition
 from penstock._runtime.ports import FlowEnded
+from penstock._spark.failures import is_refused_by_ansi
 
 # Of a pipeline, other hints apply.
 _HINTS = {
@@ -18,6 +18,16 @@ _HINTS = {
     "SOURCE_ROWS_LOST": 'failOnDataLoss "false" continues without them',
     "FLOW_FAILED": None,
 }
+_EXISTS = "[LOCATION_ALREADY_EXISTS]"
+_EXISTS_HINT = (
+    "only Delta tables are registered again for the next run: move the folder and the checkpoint "
+    'of the table away, then add `.format("delta")` to the writer, or set '
+    "`spark.sql.sources.default: delta` below `configuration` in penstock.yaml"
+)
+_ANSI_HINT = (
+    "Spark 4 has ANSI mode by default; if the program works with an older Spark, run it with "
+    "`--conf spark.sql.ansi.enabled=false`"
+)
 
 
 class JobQuery(RunningQuery):
@@ -83,3 +93,10 @@ class JobQuery(RunningQuery):
         if known is not None and known.condition in _HINTS:
             known.hint = _HINTS[known.condition] or job_hint(known.message)
         return known
+
+
+def job_hint(message: str) -> str | None:
+    """The hint for a message: about a table of an earlier run, or about ANSI mode."""
+    if _EXISTS in message:
+        return _EXISTS_HINT
+    return _ANSI_HINT if is_refused_by_ansi(message) else None

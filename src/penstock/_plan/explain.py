@@ -76,9 +76,12 @@ def _step_text(graph: DataflowGraph, step: RunStep, name: str) -> str:
     flow = graph.flows[name].flow
     if is_cdc(flow):
         return f"flow {name}: {cdc_text(flow)}, {_when(flow, step)}"
-    if replaces_rows(flow):
-        return f"flow {name}: replaces rows where {window_text(flow)}, {_looking(step)}"
     match step:
+        case RefreshView() if replaces_rows(flow):
+            when = "fully recomputed" if step.full else "if a source changed"
+            if step.interval_seconds is not None:
+                when = f"checked every {step.interval_seconds:g} s"
+            return f"flow {name}: replaces rows where {window_text(flow)}, {when}"
         case StartFlow(interval_seconds=None):
             return f"flow {name}: {step.output_mode.value}, everything available"
         case StartFlow(trigger=Trigger() as trigger):
@@ -91,14 +94,6 @@ def _step_text(graph: DataflowGraph, step: RunStep, name: str) -> str:
             return "refresh: " + ("recompute" if step.full else "recompute if a source changed")
         case RefreshView():
             return f"refresh: if a source changed, checked every {step.interval_seconds:g} s"
-
-
-def _looking(step: RunStep) -> str:
-    if isinstance(step, RefreshView) and step.interval_seconds is not None:
-        return f"checked every {step.interval_seconds:g} s"
-    return (
-        "fully recomputed" if isinstance(step, RefreshView) and step.full else "if a source changed"
-    )
 
 
 def _when(flow: Flow, step: RunStep) -> str:

@@ -1,6 +1,6 @@
 import pytest
 
-from penstock._graph.windows import with_windows
+from penstock._graph.replacing import with_windows
 from penstock._model.dataset import DatasetKind
 from penstock.errors import DefinitionErrors, SpecError
 

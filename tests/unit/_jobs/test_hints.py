@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock._jobs.hints import job_hint
+from penstock._jobs.query import job_hint
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
 from penstock._model.pipeline import PipelineSettings

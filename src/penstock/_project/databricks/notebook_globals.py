@@ -1,7 +1,7 @@
 """The names that every notebook has without importing them; `display` has no effect here."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,17 +28,10 @@ def notebook_globals(
         "dbutils": dbutils,
         "display": display,
         "displayHTML": display,
-        "sql": _late_sql(spark),
+        # Looked up when called: while query functions run, it reads the pipeline's datasets.
+        "sql": lambda query, *arguments, **options: spark.sql(query, *arguments, **options),
         "getArgument": dbutils.widgets.getArgument,
     }
-
-
-def _late_sql(spark: Any) -> Callable[..., Any]:
-    def sql(query: str, *arguments: Any, **parameters: Any) -> Any:
-        # Looked up when called: while query functions run, it reads the pipeline's datasets.
-        return spark.sql(query, *arguments, **parameters)
-
-    return sql
 
 
 def display(*_objects: Any, **_options: Any) -> None:
