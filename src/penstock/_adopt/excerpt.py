@@ -106,9 +106,8 @@ class Program:
             return
         if not bindings or bindings[0] in self.module:
             return
-        if len([node for node in bindings if isinstance(node, _WHOLE)]) > 1 or not isinstance(
-            bindings[0], _WHOLE
-        ):
+        whole = [node for node in bindings if isinstance(node, _WHOLE)]
+        if len(whole) > 1 or bindings[0] not in whole:
             raise NotRecognizedError(f"`{name}` has several values, line {bindings[-1].lineno}")
         if isinstance(bindings[0], ast.Assign | ast.AnnAssign) and self.reads_stream(name):
             raise NotRecognizedError(f"`{name}` is a stream that a function uses")

@@ -172,7 +172,9 @@ class JobQueries:
         error = ended.error
         if error is not None:
             status, text = FlowStatus.FAILED, error.message
-        elif self._is_stopping or self._is_of_failure(ended.flow):
+        elif self._is_stopping or any(
+            program.failure and ended.flow in program.flows for program in self._programs
+        ):
             status, text = FlowStatus.STOPPED, f"{ended.flow} was stopped"
         else:
             status, text = FlowStatus.COMPLETED, f"{ended.flow} has ended"
@@ -184,9 +186,6 @@ class JobQueries:
             if error is not None:
                 self._errors[ended.flow] = error
             self._changed.notify_all()
-
-    def _is_of_failure(self, flow: str) -> bool:
-        return any(program.failure and flow in program.flows for program in self._programs)
 
     # -- the end -------------------------------------------------------------------------------
 

@@ -65,6 +65,7 @@ def table_maintenance(
     )
     wants = managed is not False and not is_replaced
     orders = wants and not declared.cluster_by and not is_view
+    columns = properties.get(Z_ORDER.lower(), "").split(",") if orders else ()
     return TableMaintenance(
         compacts=wants and auto in (None, *_COMPACTS),
         compacts_at_end=wants and auto in _COMPACTS,
@@ -73,7 +74,7 @@ def table_maintenance(
         or any(
             is_cdc(flow.flow) or flow.analysis.output_mode is OutputMode.UPDATE for flow in flows
         ),
-        z_order=_columns(properties.get(Z_ORDER.lower(), "")) if orders else (),
+        z_order=tuple(name.strip().strip("`") for name in columns if name.strip()),
         vacuums=managed is True or (managed is None and declared.path is None),
     )
 
@@ -85,7 +86,3 @@ def boolean(what: str, text: str, origin: SourceLocation | None = None) -> bool:
         message = f"{what} is {text!r}"
         raise SpecError("SETTING_INVALID", message, origin=origin, hint="set it to true or false")
     return value == "true"
-
-
-def _columns(text: str) -> tuple[str, ...]:
-    return tuple(name.strip().strip("`") for name in text.split(",") if name.strip())

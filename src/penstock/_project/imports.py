@@ -147,15 +147,9 @@ class ProjectImports(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         parent = fullname.rpartition(".")[0]
-        if parent:
-            if parent not in self._imported_names:
-                return None
-            search: Sequence[str] | None = path
-        else:
-            if fullname in _PROTECTED:
-                return None
-            search = self._source.folders
-        return self.find_in(fullname, search, target)
+        if fullname in _PROTECTED or (parent and parent not in self._imported_names):
+            return None
+        return self.find_in(fullname, path if parent else self._source.folders, target)
 
     def find_in(
         self, fullname: str, search: Sequence[str] | None, target: ModuleType | None = None

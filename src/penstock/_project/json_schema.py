@@ -2,15 +2,12 @@
 
 `docs/pipeline.schema.json` holds this text. After a change of the keys, generate it again:
 
-    python -c "from penstock._project import json_schema as it; it.write_schema('docs')"
+    python -c "from penstock._project import json_schema as it; print(it.schema_text(), end='')"
 """
 
 import json
-from pathlib import Path
 
 from penstock._project.spec_file import PipelineSpec
-
-SCHEMA_NAME = "pipeline.schema.json"
 
 
 def schema_text() -> str:
@@ -24,8 +21,3 @@ def schema_text() -> str:
         "description": "pipeline.yaml, or penstock.yaml beside a bundle or Lakeflow settings.",
     }
     return json.dumps(schema, indent=2, sort_keys=True) + "\n"
-
-
-def write_schema(folder: str) -> None:
-    """Write the schema into a folder, under the name that it is published by."""
-    Path(folder, SCHEMA_NAME).write_text(schema_text(), encoding="utf-8")

@@ -59,10 +59,8 @@ def find_sources(settings: PipelineSettings) -> tuple[Path, ...]:
     root = Path(settings.root)
     if not settings.source_patterns:
         return _pipeline_files(root)
-    files: dict[Path, None] = {}
-    for pattern in settings.source_patterns:
-        files.update(dict.fromkeys(_matches(root, pattern)))
-    return tuple(files)
+    files = (path for pattern in settings.source_patterns for path in _matches(root, pattern))
+    return tuple(dict.fromkeys(files))
 
 
 def declaring_files(folder: Path) -> tuple[Path, ...]:

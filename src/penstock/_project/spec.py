@@ -94,7 +94,12 @@ def load_settings(
         start, source = start.parent, start if source is None else source
     if not start.is_dir():
         raise SpecError("SOURCE_NOT_FOUND", f"there is no folder {start}", hint=nearest_file(start))
-    source = None if source is None else _existing_source(start / source)
+    if source is not None:
+        place = start / source
+        if not place.exists():
+            message = f"there is no file or folder {place}"
+            raise SpecError("SOURCE_NOT_FOUND", message, hint=nearest_file(place))
+        source = place.resolve()
     if source is not None and source.is_file() and source.suffix.lower() in SUFFIXES:
         spec, source = spec or source, None
     folder = start.resolve()
@@ -193,14 +198,6 @@ def _absolute(paths: Mapping[str, str], folder: Path) -> dict[str, str]:
                 hint="write a path, or an absolute URI (file:///data/raw, s3a://bucket/raw)",
             ) from None
     return absolute
-
-
-def _existing_source(path: Path) -> Path:
-    if not path.exists():
-        raise SpecError(
-            "SOURCE_NOT_FOUND", f"there is no file or folder {path}", hint=nearest_file(path)
-        )
-    return path.resolve()
 
 
 def _checked_name(name: str) -> str:

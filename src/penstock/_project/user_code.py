@@ -74,9 +74,8 @@ def _hint(error: BaseException, root: str, missing_packages: Collection[str]) ->
             f"`{error.name}` is defined in source files only; in a module that they import, use "
             f"`from databricks.sdk.runtime import {error.name}`"
         )
-    if isinstance(error, NameError) and error.name == "get_ipython":
-        return _NO_NOTEBOOK
-    if isinstance(error, AttributeError) and error.name == "user_ns":
+    of_ipython = ("get_ipython", "user_ns")
+    if isinstance(error, NameError | AttributeError) and error.name in of_ipython:
         return _NO_NOTEBOOK
     return None
 

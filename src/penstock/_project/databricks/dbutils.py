@@ -129,15 +129,6 @@ class Widgets(Part):
     def removeAll(self) -> None:
         self._defaults.clear()
 
-    @contextmanager
-    def _giving(self, values: Mapping[str, str]) -> Iterator[None]:
-        before = self._given
-        self._given = {**before, **values}
-        try:
-            yield
-        finally:
-            self._given = before
-
 
 @contextmanager
 def widget_values(dbutils: object, values: Mapping[str, str]) -> Iterator[None]:
@@ -145,8 +136,13 @@ def widget_values(dbutils: object, values: Mapping[str, str]) -> Iterator[None]:
     if not isinstance(dbutils, Dbutils):
         yield
         return
-    with dbutils.widgets._giving(values):
+    widgets = dbutils.widgets
+    before = widgets._given
+    widgets._given = {**before, **values}
+    try:
         yield
+    finally:
+        widgets._given = before
 
 
 class Jobs(Part):

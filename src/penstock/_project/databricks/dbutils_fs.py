@@ -27,14 +27,6 @@ class FileInfo(NamedTuple):
         return not self.isDir()
 
 
-class MountInfo(NamedTuple):
-    """A result of `mounts`; there are none here."""
-
-    mountPoint: str
-    source: str
-    encryptionType: str
-
-
 class FileSystem(Part):
     """Files and folders, mapped by `map_path`; a missing one is a `FileNotFoundError`."""
 
@@ -103,7 +95,7 @@ class FileSystem(Part):
         self.cp(source, to, recurse)
         return self.rm(source, recurse)
 
-    def mounts(self) -> list[MountInfo]:
+    def mounts(self) -> list[Any]:
         """Always empty: paths are mapped."""
         return []
 

@@ -116,7 +116,11 @@ def read_lakeflow(
     catalog, schema = _default_names(pipeline)
     listed = [] if without_sources else list_of(pipeline.get("libraries"), "libraries")
     sources, packages, notes_on_libraries = _libraries(listed, files)
-    notes = [*foreign_notes(pipeline), *_unknown_notes(pipeline), *notes_on_libraries]
+    notes = [*foreign_notes(pipeline)]
+    known = {*READ_KEYS, *FOREIGN_KEYS}
+    if unknown := [f"`{key}`" for key, _ in pipeline.items() if key not in known]:
+        notes.append(f"{', '.join(unknown)}: ignored (unknown)")
+    notes += notes_on_libraries
     if storage := text_of(pipeline.get("storage"), "storage"):
         notes.append(
             f"`storage` ({storage}) belongs to the workspace: tables are stored in the location "
@@ -203,14 +207,6 @@ def _label(name: str | None) -> str | None:
     if name is None:
         return None
     return "".join("-" if c in "/\\" or not c.isprintable() else c for c in name).strip() or None
-
-
-def _unknown_notes(pipeline: Node) -> Iterator[str]:
-    unknown = [
-        key for key, _ in pipeline.items() if key not in READ_KEYS and key not in FOREIGN_KEYS
-    ]
-    if unknown:
-        yield f"{', '.join(f'`{key}`' for key in unknown)}: ignored (unknown)"
 
 
 def dependencies(pipeline: Node) -> Iterator[str]:
