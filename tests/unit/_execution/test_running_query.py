@@ -1,4 +1,6 @@
-"""A query whose success cannot be recorded."""
+"""A query whose success cannot be recorded, or whose sink cannot be closed."""
+
+import threading
 
 from penstock._execution.running import RunningQuery
 from penstock._model.flow import Flow
@@ -46,3 +48,30 @@ def test_nothing_is_recorded_when_a_query_fails_at_once():
     query.terminated("java.lang.IllegalStateException: x")
     assert failures == [None]
     assert ends[0].error is not None
+
+
+def end_of(query, ends, error):
+    query.terminated(error)
+    for thread in threading.enumerate():
+        if thread.name == "recover f":
+            thread.join(10)
+    (end,) = ends
+    return str(end.error)
+
+
+def failing_close():
+    raise OSError("mail server is away")
+
+
+def test_the_failure_of_a_batch_is_reported_when_closing_its_sink_fails_too():
+    query, _, ends = query_with([])
+    query.writes_batches(lambda df, batch_id: None, failing_close)
+    text = end_of(query, ends, "java.lang.IllegalStateException: batch failed")
+    assert "batch failed" in text
+    assert "mail server" not in text
+
+
+def test_the_flow_fails_when_only_closing_its_sink_fails():
+    query, _, ends = query_with([None])
+    query.writes_batches(lambda df, batch_id: None, failing_close)
+    assert "mail server is away" in end_of(query, ends, None)

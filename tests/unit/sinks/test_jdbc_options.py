@@ -247,3 +247,30 @@ def test_mysql_keeps_the_newest_row_of_a_key_as_the_table_compares_keys():
         f'"Orders"."at" = IF({newer}, VALUES("at"), "Orders"."at"), '
         f'"Orders"."c0" = IF({newer}, VALUES("c0"), "Orders"."c0")'
     )
+
+
+class Staged:
+    """A database whose staging table has these partitions, attempts and counts."""
+
+    def __init__(self, *rows):
+        self.rows = [tuple(map(str, row)) for row in rows]
+
+    def query(self, sql):
+        return self.rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "count", "attempts"),
+    [
+        ([(-1, 7, 1), (0, 8, 3), (0, 9, 3), (1, 10, 2)], 5, [(0, 8), (1, 10)]),
+        # The second task of a partition may end after the count: the first one is named always.
+        ([(-1, 7, 1), (0, 8, 3)], 3, [(0, 8)]),
+        ([(-1, 7, 1)], 0, []),
+    ],
+)
+def test_one_attempt_per_partition_counts_in_postgresql(rows, count, attempts):
+    database, staging = Staged(*rows), TableName(None, "stage")
+    dialect = dialect_of(POSTGRESQL)
+    assert dialect.count_staged(database, staging) == (count, attempts)
+    moved = dialect.move_rows(staging, (), jdbc_sink_options(GIVEN), attempts)
+    assert ("IN (" in moved) == bool(attempts)
