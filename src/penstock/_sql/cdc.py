@@ -1,6 +1,7 @@
 """`AUTO CDC` and `APPLY CHANGES`: the clauses after the target, in any order."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
@@ -9,7 +10,7 @@ from penstock._sql.clauses import unavailable
 from penstock._sql.cursor import Cursor
 from penstock._sql.names import SqlName, parse_columns, parse_name
 from penstock._sql.substitution import BEFORE_EXPRESSION
-from penstock._sql.syntax import CdcSource, FlowBody, Query
+from penstock._sql.syntax import FlowBody, Query
 from penstock._sql.tokens import Token, TokenKind
 from penstock.errors import DefinitionError
 
@@ -21,7 +22,7 @@ def parse_cdc(cursor: Cursor, what: str, *, once: bool) -> FlowBody:
     first = cursor.current
     if not cursor.at("FROM"):
         raise cursor.unexpected(f"`FROM STREAM(source)` in `{what}`", ("FROM",))
-    source = _parse_source(cursor)
+    body = _parse_source(cursor)
     clauses: _Parsed = {}
     while not cursor.is_done:
         start = cursor.current
@@ -37,9 +38,9 @@ def parse_cdc(cursor: Cursor, what: str, *, once: bool) -> FlowBody:
     for key, clause in (("keys", "KEYS (...)"), ("sequence_by", "SEQUENCE BY")):
         if key not in clauses:
             raise cursor.error(f"`{what}` needs `{clause}`", at=first)
-    spec = CdcSpec(source="a query" if source.name is None else source.name.text, **clauses)
+    spec = CdcSpec(source="a query" if body.source is None else body.source.text, **clauses)
     _check(cursor, spec)
-    return FlowBody(cdc=spec, source=source, once=once)
+    return replace(body, cdc=spec, once=once)
 
 
 def _check(cursor: Cursor, spec: CdcSpec) -> None:
@@ -59,13 +60,12 @@ def _check(cursor: Cursor, spec: CdcSpec) -> None:
         )
 
 
-def _parse_source(cursor: Cursor) -> CdcSource:
+def _parse_source(cursor: Cursor) -> FlowBody:
     cursor.expect("FROM")
     if cursor.at("(", "SELECT") or cursor.at("(", "WITH"):
         first = cursor.ahead(1)
         line, column = cursor.source.line(first.start), cursor.source.column(first.start)
-        query = Query(text=cursor.group(), line=line, column=column)
-        return CdcSource(name=None, is_stream=True, query=query)
+        return FlowBody(query=Query(text=cursor.group(), line=line, column=column))
     if cursor.at("(") or cursor.at("SELECT"):
         raise _not_a_name(cursor)
     # A dataset may have the name `stream`.
@@ -78,8 +78,8 @@ def _parse_source(cursor: Cursor) -> CdcSource:
         name = _source_name(cursor)
         if closing and not cursor.accept(")"):
             raise cursor.unexpected("`)`")
-        return CdcSource(name=name, is_stream=True)
-    return CdcSource(name=_source_name(cursor), is_stream=False)
+        return FlowBody(source=name, is_stream=True)
+    return FlowBody(source=_source_name(cursor))
 
 
 def _source_name(cursor: Cursor) -> SqlName:

@@ -2,21 +2,22 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from penstock._sql.cursor import Cursor
 from penstock._sql.names import parse_columns, parse_name
-from penstock._sql.syntax import TableClauses
 from penstock._sql.tokens import Token, TokenKind
 from penstock.errors import DefinitionError
 
 _PLAIN_COLLATION = "UTF8_BINARY"
 
 
-def parse_clauses(cursor: Cursor, *, ends: Sequence[str]) -> TableClauses:
-    """Parse the clauses up to one of the keywords `ends`, or the end of the statement."""
-    clauses = TableClauses()
+def parse_clauses(cursor: Cursor, *, ends: Sequence[str]) -> dict[str, Any]:
+    """Parse the clauses up to one of the keywords `ends`, or the end of the statement.
+
+    Returns fields of `Dataset`.
+    """
+    clauses: dict[str, Any] = {}
     seen: set[str] = set()
     while not cursor.is_done and cursor.current.word not in ends:
         if cursor.at("SELECT") and cursor.ahead(-1).word != "AS":
@@ -28,12 +29,11 @@ def parse_clauses(cursor: Cursor, *, ends: Sequence[str]) -> TableClauses:
             wanted = " or ".join(f"`{word}`" for word in ends)
             raise cursor.unexpected(f"{wanted} or a clause of a table", (*known, *ends, "FLOW"))
         clause = parse(cursor)
-        names = clause or {first.word: None}
-        for name in names:
+        for name in clause or (first.word,):
             if name in seen:
                 raise cursor.error(f"`{first.text}` is given twice", at=first)
             seen.add(name)
-        clauses = replace(clauses, **clause)
+        clauses |= clause
     return clauses
 
 
@@ -84,7 +84,7 @@ def _properties(cursor: Cursor) -> dict[str, Any]:
             properties[key] = _property_value(cursor, key)
             if not cursor.accept(","):
                 break
-    return {"properties": properties}
+    return {"table_properties": properties}
 
 
 def _property_key(cursor: Cursor) -> str:

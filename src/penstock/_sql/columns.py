@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from penstock._model.expectation import OnViolation
+from penstock._model.expectation import Expectation, OnViolation
 from penstock._sql.cursor import Cursor
-from penstock._sql.syntax import ColumnList, ColumnName, Rule
+from penstock._sql.syntax import ColumnList, ColumnName
 from penstock._sql.tokens import Token, TokenKind
 from penstock.errors import DefinitionError
 
@@ -29,7 +29,7 @@ class _Column:
 def parse_column_list(cursor: Cursor) -> ColumnList:
     cursor.expect("(")
     columns: list[_Column] = []
-    rules: list[Rule] = []
+    rules: list[Expectation] = []
     while True:
         if _at_constraint(cursor):
             rule = _parse_constraint(cursor)
@@ -79,7 +79,7 @@ def _at_constraint(cursor: Cursor) -> bool:
     return cursor.at("CONSTRAINT") and cursor.ahead(2).word not in _AFTER_TYPE
 
 
-def _parse_constraint(cursor: Cursor) -> Rule | None:
+def _parse_constraint(cursor: Cursor) -> Expectation | None:
     if not cursor.at("CONSTRAINT"):
         _skip_information(cursor)
         return None
@@ -93,14 +93,13 @@ def _parse_constraint(cursor: Cursor) -> Rule | None:
             f"`EXPECT (condition)` for constraint `{name}`", ("EXPECT", *_INFORMATION)
         )
     condition = cursor.group()
-    line = cursor.source.line(first.start)
+    origin = cursor.source.origin(first.start)
     if not condition:
         raise DefinitionError(
-            "INVALID_EXPECTATION",
-            f"the condition of `{name}` is blank",
-            origin=cursor.source.origin(first.start),
+            "INVALID_EXPECTATION", f"the condition of `{name}` is blank", origin=origin
         )
-    return Rule(name=name, condition=condition, on_violation=_parse_violation(cursor), line=line)
+    violation = _parse_violation(cursor)
+    return Expectation(name=name, condition=condition, on_violation=violation, origin=origin)
 
 
 _ACTIONS = (

@@ -3,13 +3,14 @@
 from collections.abc import Set
 
 from penstock._model.dataset import DatasetKind
+from penstock._model.origin import SourceLocation
 from penstock._sql.clauses import parse_clauses
 from penstock._sql.columns import parse_column_list
 from penstock._sql.cursor import Cursor
 from penstock._sql.flow import parse_create_flow, parse_inline_flow
 from penstock._sql.names import parse_name
 from penstock._sql.query_text import take_query
-from penstock._sql.syntax import ColumnList, CreateDataset, CreateFlow, FlowBody, TableClauses
+from penstock._sql.syntax import ColumnList, CreateDataset, CreateFlow, FlowBody
 from penstock.errors import DefinitionError
 
 _MODIFIERS = (
@@ -25,7 +26,7 @@ _ELSEWHERE = (
 
 
 def parse_create(cursor: Cursor) -> CreateDataset | CreateFlow:
-    line = cursor.source.line(cursor.expect("CREATE").start)
+    origin = cursor.source.origin(cursor.expect("CREATE").start)
     refresh = _parse_or(cursor)
     modifiers: set[str] = set()
     while cursor.current.word in _MODIFIERS:
@@ -35,7 +36,7 @@ def parse_create(cursor: Cursor) -> CreateDataset | CreateFlow:
     if cursor.accept("FLOW"):
         if modifiers or refresh:
             raise cursor.error("a flow is created with `CREATE FLOW`, without modifiers")
-        return parse_create_flow(cursor, line)
+        return parse_create_flow(cursor, origin)
     if cursor.current.word not in _OBJECTS:
         expected = "`STREAMING TABLE`, `MATERIALIZED VIEW`, `TEMPORARY VIEW` or `FLOW`"
         raise cursor.unexpected(expected, (*_OBJECTS, *_MODIFIERS))
@@ -44,8 +45,8 @@ def parse_create(cursor: Cursor) -> CreateDataset | CreateFlow:
     cursor.advance()
     cursor.accept("IF", "NOT", "EXISTS")
     if is_view:
-        return _parse_view(cursor, modifiers, line)
-    return _parse_table(cursor, modifiers, line)
+        return _parse_view(cursor, modifiers, origin)
+    return _parse_table(cursor, modifiers, origin)
 
 
 def _parse_or(cursor: Cursor) -> bool:
@@ -72,7 +73,7 @@ def _check_modifiers(cursor: Cursor, modifiers: Set[str]) -> None:
         raise cursor.unexpected("`TABLE` after `STREAMING`", ("TABLE",))
 
 
-def _parse_view(cursor: Cursor, modifiers: Set[str], line: int) -> CreateDataset:
+def _parse_view(cursor: Cursor, modifiers: Set[str], origin: SourceLocation) -> CreateDataset:
     name = parse_name(cursor, "a view")
     at_columns = cursor.current
     columns = parse_column_list(cursor) if cursor.at("(") else ColumnList()
@@ -84,7 +85,8 @@ def _parse_view(cursor: Cursor, modifiers: Set[str], line: int) -> CreateDataset
         )
     before = cursor.current
     clauses = parse_clauses(cursor, ends=("AS",))
-    if clauses != TableClauses(comment=clauses.comment, properties=clauses.properties):
+    clauses.pop("table_properties", None)
+    if any(value for name, value in clauses.items() if name != "comment"):
         raise cursor.error(
             "a view is not stored: its only clauses are `COMMENT` and `TBLPROPERTIES`",
             at=before,
@@ -98,11 +100,11 @@ def _parse_view(cursor: Cursor, modifiers: Set[str], line: int) -> CreateDataset
         columns=columns,
         clauses=clauses,
         flow=_parse_query(cursor),
-        line=line,
+        origin=origin,
     )
 
 
-def _parse_table(cursor: Cursor, modifiers: Set[str], line: int) -> CreateDataset:
+def _parse_table(cursor: Cursor, modifiers: Set[str], origin: SourceLocation) -> CreateDataset:
     streaming = bool(modifiers & _STREAMING)
     plain = not modifiers & {*_STREAMING, "LIVE", "MATERIALIZED"}
     kind = DatasetKind.STREAMING_TABLE if streaming or plain else DatasetKind.MATERIALIZED_VIEW
@@ -126,7 +128,7 @@ def _parse_table(cursor: Cursor, modifiers: Set[str], line: int) -> CreateDatase
         flow = parse_inline_flow(cursor)
     elif not cursor.is_done:
         flow = _parse_query(cursor)
-    if columns.names and (flow is None or flow.query is None):
+    if columns.names and (flow is None or flow.cdc is not None):
         raise cursor.error(
             f"column `{columns.names[0].name}` has no type, and there is no query to take it from",
             at=at_columns,
@@ -140,7 +142,7 @@ def _parse_table(cursor: Cursor, modifiers: Set[str], line: int) -> CreateDatase
         columns=columns,
         clauses=clauses,
         flow=flow,
-        line=line,
+        origin=origin,
     )
 
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from penstock._api.registry import Registry, active_registry
-from penstock._model.dataset import Dataset, DatasetKind
-from penstock._model.expectation import Expectation
+from penstock._model.dataset import Dataset
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
 from penstock._sql.cursor import Cursor
@@ -74,13 +73,14 @@ def declare_sql(
     not supported in a pipeline are skipped.
     """
     registry = active_registry("SQL")
+    declarer = _Declarer(registry, context)
     for raw in split_statements(SqlSource.of(text, file=file, first_line=first_line)):
         try:
             if raw.error is None and raw.is_display:
                 check_single(Cursor(raw.source, _significant(tokens_of(raw.source.text))))
                 continue
             for declaration in _declarations(raw, context):
-                _Declarer(registry, context, raw.source).declare(declaration)
+                declarer.declare(declaration)
         except DefinitionError as error:
             if not (declarations_only and error.condition == "SQL_STATEMENT_NOT_SUPPORTED"):
                 registry.record(error)
@@ -106,17 +106,16 @@ def _significant(tokens: "Iterator[Token] | tuple[Token, ...]") -> tuple[Token, 
     return tuple(token for token in tokens if token.kind is not TokenKind.COMMENT)
 
 
+@dataclass(frozen=True)
 class _Declarer:
     """Adds parsed statements to the registry, with the current names and settings."""
 
-    def __init__(self, registry: Registry, context: SqlContext, source: SqlSource) -> None:
-        self._registry = registry
-        self._context = context
-        self._file = source.file
+    registry: Registry
+    context: SqlContext
 
     def declare(self, declaration: Declaration) -> None:
         """Add a statement to the registry, or change the context."""
-        context = self._context
+        context = self.context
         if isinstance(declaration, CreateDataset):
             self._dataset(declaration)
         elif isinstance(declaration, CreateFlow):
@@ -130,98 +129,74 @@ class _Declarer:
             context.schema = declaration.schema
 
     def _dataset(self, statement: CreateDataset) -> None:
-        origin = SourceLocation(self._file, statement.line)
+        name, settings = statement.name, dict(self.context.settings)
         # A temporary view belongs to the pipeline as a whole, not to a schema.
-        name = (
-            statement.name
-            if statement.is_temporary_view
-            else self._context.qualified(statement.name)
-        )
-        clauses, settings = statement.clauses, dict(self._context.settings)
-        is_view = statement.kind is DatasetKind.TEMPORARY_VIEW
+        if not statement.is_temporary_view:
+            name = self.context.qualified(name)
         dataset = Dataset(
             name=name.text,
             kind=statement.kind,
-            origin=origin,
-            comment=clauses.comment,
+            origin=statement.origin,
             spark_conf=settings,
-            table_properties={} if is_view else clauses.properties,
-            partition_cols=clauses.partition_cols,
-            cluster_by=clauses.cluster_by,
-            cluster_by_auto=clauses.cluster_by_auto,
             schema=statement.columns.schema,
-            path=clauses.path,
             private=statement.private,
-            row_filter=clauses.row_filter,
-            refresh_policy=clauses.refresh_policy,
-            format=clauses.format,
-            expectations=tuple(
-                Expectation(
-                    name=rule.name,
-                    condition=rule.condition,
-                    on_violation=rule.on_violation,
-                    origin=SourceLocation(self._file, rule.line),
-                )
-                for rule in statement.columns.rules
-            ),
+            expectations=statement.columns.rules,
+            **statement.clauses,
         )
         if statement.flow is None:
-            self._registry.add_dataset(dataset)
+            self.registry.add_dataset(dataset)
             return
+        columns, origin = statement.columns.names, statement.origin
         flow = Flow(
             name=name.text,
             target=name.text,
-            function=self._function(name.shown, statement.flow, statement.columns.names, origin),
+            function=self._function(name.shown, statement.flow, columns, origin),
             origin=origin,
             spark_conf=settings,
-            comment=clauses.comment,
+            comment=dataset.comment,
             implicit=True,
             language="SQL",
         )
         flow = self._with_body(flow, statement.flow)
-        self._registry.add_dataset(dataset, function=flow.function, flow=flow)
+        self.registry.add_dataset(dataset, function=flow.function, flow=flow)
 
     def _flow(self, statement: CreateFlow) -> None:
-        origin = SourceLocation(self._file, statement.line)
-        target = self._context.qualified(statement.target)
+        target = self.context.qualified(statement.target)
         name = statement.name or target.shown
         flow = Flow(
             name=name,
             target=target.text,
-            function=self._function(name, statement.body, (), origin),
-            origin=origin,
-            spark_conf=dict(self._context.settings),
+            function=self._function(name, statement.body, (), statement.origin),
+            origin=statement.origin,
+            spark_conf=dict(self.context.settings),
             comment=statement.comment,
             language="SQL",
         )
-        self._registry.add_flow(self._with_body(flow, statement.body))
+        self.registry.add_flow(self._with_body(flow, statement.body))
 
     def _with_body(self, flow: Flow, body: FlowBody) -> Flow:
         cdc = body.cdc
-        if cdc is not None and body.source is not None and body.source.name is not None:
-            cdc = replace(cdc, source=self._context.qualified(body.source.name).text)
+        if cdc is not None and body.source is not None:
+            cdc = replace(cdc, source=self.context.qualified(body.source).text)
         return replace(flow, once=body.once, replace_where=body.replace_where, cdc=cdc)
 
     def _function(
         self, name: str, body: FlowBody, columns: tuple[ColumnName, ...], origin: SourceLocation
     ) -> "Callable[[], DataFrame]":
-        query = body.query
-        if body.source is not None and body.source.name is None:
-            query = body.source.query
-        elif body.source is not None and body.source.name is not None:
+        if body.source is not None:
             return ChangeEvents(
                 name=name,
-                source=self._context.qualified(body.source.name).text,
+                source=self.context.qualified(body.source).text,
                 # Events that are applied once may be read as a batch.
-                is_stream=body.source.is_stream or not body.once,
+                is_stream=body.is_stream or not body.once,
                 origin=origin,
             )
-        assert query is not None  # a body has events or a query
+        assert body.query is not None  # a body has a source or a query
         return SqlQuery(
             name=name,
-            query=query,
-            catalog=self._context.catalog,
-            schema=self._context.schema,
+            query=body.query,
+            catalog=self.context.catalog,
+            schema=self.context.schema,
             columns=columns,
             origin=origin,
         )

@@ -1,5 +1,6 @@
 """Flows: `CREATE FLOW`, `APPLY CHANGES INTO`, and flows in the statement of a table."""
 
+from penstock._model.origin import SourceLocation
 from penstock._sql.cdc import parse_cdc
 from penstock._sql.clauses import unavailable
 from penstock._sql.cursor import Cursor
@@ -12,7 +13,7 @@ from penstock.errors import DefinitionError
 _AFTER_TARGET = ("BY", "FROM", "REPLACE", "SELECT", "WITH", "VALUES")
 
 
-def parse_create_flow(cursor: Cursor, line: int) -> CreateFlow:
+def parse_create_flow(cursor: Cursor, origin: SourceLocation) -> CreateFlow:
     first = cursor.current
     name = parse_name(cursor, "a flow")
     if len(name.parts) > 1 or name.is_live:
@@ -31,14 +32,14 @@ def parse_create_flow(cursor: Cursor, line: int) -> CreateFlow:
         target, body = _parse_changes_into(cursor)
     else:
         raise cursor.unexpected("`INSERT INTO` or `AUTO CDC INTO`", ("INSERT", "AUTO", "APPLY"))
-    return CreateFlow(name=name.shown, target=target, comment=comment, body=body, line=line)
+    return CreateFlow(name=name.shown, target=target, comment=comment, body=body, origin=origin)
 
 
 def parse_changes(cursor: Cursor) -> CreateFlow:
     """Parse `APPLY CHANGES INTO` or `AUTO CDC INTO` as a statement, named by its target."""
-    line = cursor.source.line(cursor.current.start)
+    origin = cursor.source.origin(cursor.current.start)
     target, body = _parse_changes_into(cursor)
-    return CreateFlow(name=None, target=target, comment=None, body=body, line=line)
+    return CreateFlow(name=None, target=target, comment=None, body=body, origin=origin)
 
 
 def parse_inline_flow(cursor: Cursor) -> FlowBody:

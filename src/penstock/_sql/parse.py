@@ -106,8 +106,6 @@ def _parse_use(cursor: Cursor) -> UseDefaults:
         parts, most, what = _parse_parts(cursor, "a schema"), 2, "schema"
     if len(parts) > most:
         raise cursor.error(f"the name of a {what} has too many parts", at=first)
-    if not cursor.is_done:
-        raise cursor.unexpected("the end of the statement")
     if what == "catalog":
         return UseDefaults(catalog=parts[0], schema=None)
     return UseDefaults(catalog=parts[0] if len(parts) > 1 else None, schema=parts[-1])

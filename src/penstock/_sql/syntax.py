@@ -1,10 +1,12 @@
 """Parsed statements, before names are resolved."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 from penstock._model.cdc import CdcSpec
 from penstock._model.dataset import DatasetKind
-from penstock._model.expectation import OnViolation
+from penstock._model.expectation import Expectation
+from penstock._model.origin import SourceLocation
 from penstock._sql.names import SqlName
 
 
@@ -15,16 +17,6 @@ class Query:
     text: str
     line: int
     column: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """`CONSTRAINT name EXPECT (condition)`, with its line of the file."""
-
-    name: str
-    condition: str
-    on_violation: OnViolation
-    line: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,56 +33,33 @@ class ColumnList:
 
     schema: str | None = None
     names: tuple[ColumnName, ...] = ()
-    rules: tuple[Rule, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableClauses:
-    """The clauses between the columns and the query of a dataset, in any order."""
-
-    format: str | None = None
-    partition_cols: tuple[str, ...] = ()
-    cluster_by: tuple[str, ...] = ()
-    cluster_by_auto: bool = False
-    path: str | None = None
-    comment: str | None = None
-    properties: dict[str, str] = field(default_factory=dict)
-    row_filter: str | None = None
-    refresh_policy: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CdcSource:
-    """The source of change events: the name of a dataset, or a query in parentheses."""
-
-    name: SqlName | None
-    is_stream: bool
-    query: "Query | None" = None
+    rules: tuple[Expectation, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlowBody:
-    """The rows of a query, or the change events of a source."""
+    """The rows of a query or of a dataset: of `source`, which only change events have."""
 
     query: Query | None = None
     cdc: CdcSpec | None = None
-    source: CdcSource | None = None
+    source: SqlName | None = None
+    is_stream: bool = False  # of the source
     once: bool = False
     replace_where: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CreateDataset:
-    """A dataset, with the flow of the same statement, if any."""
+    """A dataset, with the flow of the same statement, if any; `clauses` are fields of `Dataset`."""
 
     kind: DatasetKind
     name: SqlName
     is_temporary_view: bool
     private: bool
     columns: ColumnList
-    clauses: TableClauses
+    clauses: dict[str, Any]
     flow: FlowBody | None
-    line: int
+    origin: SourceLocation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +70,7 @@ class CreateFlow:
     target: SqlName
     comment: str | None
     body: FlowBody
-    line: int
+    origin: SourceLocation
 
 
 @dataclass(frozen=True, kw_only=True)
