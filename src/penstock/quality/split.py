@@ -7,6 +7,7 @@ by the mask columns of the written rows.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -31,6 +32,7 @@ QUARANTINE_COLUMNS = (FAILED_RULES, ROW, SOURCE)
 
 FAILURE_MARK = "PENSTOCK_EXPECTATION_FAILED "
 _SHOWN_ROW_CHARACTERS = 2000
+_BETWEEN_NAMES = "\x01"  # not in names of rules
 # Bits of a mask column; the sign bit stays free.
 _MASK_BITS = 63
 _KINESIS_COLUMNS = ("stream", "shardId", "sequenceNumber")
@@ -96,7 +98,11 @@ def split_rows(
 
     drop = [r.name for r in expectations if r.on_violation.removes]
     fail = [r.name for r in expectations if r.on_violation is OnViolation.FAIL]
-    bad = _any([broken[name] for name in drop])
+    drop_bits: Counter[str] = Counter()
+    for name in drop:
+        mask, bit = judged.bits[name]
+        drop_bits[mask] += bit
+    bad = _any([is_broken(mask, bits) for mask, bits in drop_bits.items()])
     destination = F.when(bad, F.lit(TO_QUARANTINE)).otherwise(F.lit(TO_TABLE))
     if fail:
         raised = F.raise_error(_failure_message(with_masks, data, fail, broken))
@@ -229,7 +235,12 @@ def _any(conditions: Sequence[Column]) -> Column:
 
 
 def _names(rules: Sequence[str], broken: dict[str, Column]) -> Column:
-    return F.array_compact(F.array(*[F.when(broken[name], F.lit(name)) for name in rules]))
+    """Names of the broken ones of these rules, at least one.
+
+    Not `array_compact`: Spark does not compile it, nor then the rest of the query's last step.
+    """
+    names = F.concat_ws(_BETWEEN_NAMES, *[F.when(broken[name], F.lit(name)) for name in rules])
+    return F.split(names, _BETWEEN_NAMES)
 
 
 def row_json(df: DataFrame, columns: Sequence[str]) -> Column:
