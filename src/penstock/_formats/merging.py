@@ -206,7 +206,7 @@ def parse_ddl(text: str) -> StructType:
 
 def _top_level(text: str) -> Iterator[str]:
     depth, quoted, part = 0, False, ""
-    for char in f"{text},":
+    for char in text:
         if char == "`":
             quoted = not quoted
         elif not quoted and char in "<(":
@@ -219,6 +219,8 @@ def _top_level(text: str) -> Iterator[str]:
             part = ""
         else:
             part += char
+    if part.strip():
+        yield part.strip()
 
 
 def _path(part: str) -> tuple[list[str], str]:

@@ -315,9 +315,9 @@ def _source_options(own: Mapping[str, str], *, streaming: bool) -> dict[str, str
         return source
     # Spark's own default of 7 days skips files that are older without a word.
     source["maxFileAge"] = _FOREVER
-    if "maxbytespertrigger" in own:
+    if limit := own.get("maxbytespertrigger"):
         # Spark takes one of the two limits.
-        source["maxBytesPerTrigger"] = _bytes(own["maxbytespertrigger"])
+        source["maxBytesPerTrigger"] = _bytes(limit)
     else:
         source["maxFilesPerTrigger"] = _count(
             own.get("maxfilespertrigger", "1000"), "maxFilesPerTrigger"

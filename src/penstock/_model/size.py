@@ -1,6 +1,7 @@
 """Sizes as people write them: `"10mb"`, `"1.5 g"`; a kilobyte has 1024 bytes."""
 
 import re
+from decimal import Decimal
 
 _SIZE = re.compile(r"(?i)\s*(\d+(?:\.\d+)?)\s*([kmgt]?)b?\s*")
 _UNIT_BYTES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -11,4 +12,4 @@ def parse_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a size")
-    return int(float(match[1]) * _UNIT_BYTES[match[2].lower()])
+    return int(Decimal(match[1]) * _UNIT_BYTES[match[2].lower()])

@@ -5,7 +5,15 @@ from penstock._model.size import parse_bytes
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("100", 100), ("1k", 1024), ("2 KB", 2048), ("1.5mb", 1572864), ("10b", 10), ("1G", 2**30)],
+    [
+        ("100", 100),
+        ("1k", 1024),
+        ("2 KB", 2048),
+        ("1.5mb", 1572864),
+        ("10b", 10),
+        ("1G", 2**30),
+        (str(2**63 - 1), 2**63 - 1),
+    ],
 )
 def test_a_size_is_understood_when_it_has_a_unit(text: str, size: int):
     assert parse_bytes(text) == size
