@@ -117,7 +117,7 @@ class Alerts:
             while (notification := self._next()) is not None:
                 self._deliver(notification)
 
-    def _next(self) -> "_Notification | None":
+    def _next(self) -> _Notification | None:
         with self._lock:
             return self._queue[0] if self._queue else None
 
@@ -133,7 +133,7 @@ class Alerts:
         else:
             self._queue.extend(_Notification(notice) for notice in notices)
 
-    def _deliver(self, notification: "_Notification") -> None:
+    def _deliver(self, notification: _Notification) -> None:
         """Notify the targets and emit the result, unless `close` has timed out and reported it."""
         for target in self._settings.targets:
             error = self._try(target, notification.notice)
@@ -151,7 +151,7 @@ class Alerts:
             self._queue.popleft()
         self._emit(notification)
 
-    def _emit(self, notification: "_Notification") -> None:
+    def _emit(self, notification: _Notification) -> None:
         notice, info = notification.notice, None
         if notification.errors:
             info = ErrorInfo(
@@ -185,7 +185,9 @@ def deliver(
     target: AlertTarget, notice: AlertProgress, resolve_secrets: Callable[[str], str]
 ) -> None:
     if target.webhook:
-        _post(target, notice, resolve_secrets)
+        body = slack_form(notice) if target.slack else notice_json(notice)
+        headers = {key: resolve_secrets(value) for key, value in target.headers.items()}
+        post_json(resolve_secrets(target.webhook), body, headers)
     elif target.command:
         subprocess.run(  # noqa: S603 - the program that the settings of the pipeline name
             target.command,
@@ -197,7 +199,13 @@ def deliver(
             stderr=subprocess.DEVNULL,
         )
     else:
-        _mail(target, notice, resolve_secrets)
+        details = json.dumps(notice_json(notice), indent=2, ensure_ascii=False)
+        send_mail(
+            {key: resolve_secrets(value) for key, value in target.mail.items()},
+            target.mail_to,
+            f"[{notice.pipeline}] {notice.alert} is {notice.state}",
+            f"{notice.message}\n\n{details}\n",
+        )
 
 
 def notice_json(notice: AlertProgress) -> dict[str, Any]:
@@ -211,18 +219,3 @@ def slack_form(notice: AlertProgress) -> dict[str, Any]:
     text = f"{sign} *{notice.pipeline}*: {notice.alert} is {notice.state}"
     safe = slack_text(notice.message)
     return slack_body(f"{text}: {safe}", f"{text}\n{safe}"[:SLACK_TEXT])
-
-
-def _post(target: AlertTarget, notice: AlertProgress, resolve: Callable[[str], str]) -> None:
-    body = slack_form(notice) if target.slack else notice_json(notice)
-    headers = {key: resolve(value) for key, value in target.headers.items()}
-    post_json(resolve(target.webhook), body, headers)
-
-
-def _mail(target: AlertTarget, notice: AlertProgress, resolve: Callable[[str], str]) -> None:
-    send_mail(
-        {key: resolve(value) for key, value in target.mail.items()},
-        target.mail_to,
-        f"[{notice.pipeline}] {notice.alert} is {notice.state}",
-        f"{notice.message}\n\n{json.dumps(notice_json(notice), indent=2, ensure_ascii=False)}\n",
-    )

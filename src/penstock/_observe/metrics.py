@@ -4,6 +4,7 @@ A scrape copies the state under its lock and renders it outside of the lock. Nee
 """
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -272,7 +273,7 @@ class _Figures:
         if flow.batch_times is not None and self._has_room(
             "penstock_flow_batch_duration_seconds", len(self._histograms)
         ):
-            self._histograms[self._key(labels)] = flow.batch_times.copy()
+            self._histograms[self._key(labels)] = deepcopy(flow.batch_times)
         self._take_waiting(flow, labels)
         for name, state in operators_of(flow.progress).items():
             known = (*labels, name)

@@ -74,7 +74,6 @@ class MetricsEndpoint:
 
     def __init__(self, update: ObservedUpdate, *, address: str, port: int) -> None:
         require_metrics_extra()
-        self._expositions = _Expositions(update)
         self._address = address
         try:
             family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
@@ -87,7 +86,7 @@ class MetricsEndpoint:
                 hint="set another port with --metrics-port or `metrics.port` in the settings; 0 "
                 "selects a free port",
             ) from error
-        self._server.expositions = self._expositions
+        self._server.update = update
         self._server.checks_host = is_loopback(address)
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="metrics", daemon=True
@@ -106,15 +105,20 @@ class MetricsEndpoint:
         self._thread.join(timeout=5.0)
 
 
-class _Expositions:
-    """Renders the response of a scrape and caches it for half a second."""
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    update: ObservedUpdate
+    checks_host: bool
 
-    def __init__(self, update: ObservedUpdate) -> None:
-        self._update = update
+    def __init__(self, *arguments: Any) -> None:
+        self._room = threading.BoundedSemaphore(_MAX_CLIENTS)
         self._lock = threading.Lock()
         self._kept: dict[str, tuple[float, bytes, str]] = {}
+        super().__init__(*arguments)
 
-    def of(self, accept: str) -> tuple[bytes, str]:
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """The response of a scrape, which is rendered at most every half a second."""
         form = "openmetrics" if "openmetrics" in accept else ""
         with self._lock:
             made, body, content_type = self._kept.get(form, (-_FRESH_SECONDS, b"", ""))
@@ -122,20 +126,9 @@ class _Expositions:
             if not body or now - made >= _FRESH_SECONDS:
                 # Cached by format, not by header: the cache has one entry per format.
                 wanted = "application/openmetrics-text;version=1.0.0" if form else ""
-                body, content_type = exposition(self._update, wanted)
+                body, content_type = exposition(self.update, wanted)
                 self._kept[form] = (now, body, content_type)
         return body, content_type
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    expositions: _Expositions
-    checks_host: bool
-
-    def __init__(self, *arguments: Any) -> None:
-        self._room = threading.BoundedSemaphore(_MAX_CLIENTS)
-        super().__init__(*arguments)
 
     def server_bind(self) -> None:
         # HTTPServer.server_bind would look up the host name in DNS and block.
@@ -169,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path.partition("?")[0] != PATH:
             self._answer(404, b"the metrics are at /metrics\n")
         else:
-            body, content_type = self.server.expositions.of(self.headers.get("Accept", ""))
+            body, content_type = self.server.exposition(self.headers.get("Accept", ""))
             self._answer(200, body, content_type)
 
     def _answer(

@@ -152,8 +152,10 @@ def measured_of(recorded: Recorded) -> RolledUp | None:
     body, since = recorded.event.body, recorded.line["timestamp"]
     if isinstance(body, LagProgress):
         return RolledUp(events=1, since=since)
-    if not isinstance(body, StreamProgress) or body.rolled_up is not None:
-        return body.rolled_up if isinstance(body, StreamProgress) else None
+    if not isinstance(body, StreamProgress):
+        return None
+    if body.rolled_up is not None:
+        return body.rolled_up
     try:
         dropped = dropped_by_watermark(body.progress_json or {})
         durations = dict(durations_of(body.progress_json or {}))

@@ -27,21 +27,15 @@ def recorded_schemas(directory: Path) -> dict[str, str]:
             for line in update.lines():
                 if _FLOWS in line:
                     break
-                if _DEFINITION in line:
-                    schemas.update(_schema_of(line))
+                event = event_of_line(line) if _DEFINITION in line else None
+                body = event.body if event is not None else None
+                if event is not None and isinstance(body, DatasetDefinition) and body.schema_json:
+                    schemas[event.origin.dataset_name] = body.schema_json
         except OSError:
             continue
         if schemas:
             return schemas
     return {}
-
-
-def _schema_of(line: bytes) -> dict[str, str]:
-    event = event_of_line(line)
-    body = event.body if event is not None else None
-    if event is None or not isinstance(body, DatasetDefinition) or not body.schema_json:
-        return {}
-    return {event.origin.dataset_name: body.schema_json}
 
 
 def differences(before: str, after: str) -> list[str]:

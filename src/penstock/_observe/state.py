@@ -5,6 +5,7 @@ themselves. Its size is bounded.
 """
 
 import threading
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -87,13 +88,10 @@ class Histogram:
             self.counts[bucket_of(float(bound))] += count
         self.total += total
 
-    def copy(self) -> "Histogram":
-        return Histogram(list(self.counts), self.total)
-
 
 def bucket_of(seconds: float) -> int:
-    """Index of the bucket of a batch time; -1 above all bounds."""
-    return next((at for at, bound in enumerate(BATCH_BUCKETS) if seconds <= bound), -1)
+    """Index of the bucket of a batch time; the last one is above all bounds."""
+    return bisect_left(BATCH_BUCKETS, seconds)
 
 
 @dataclass

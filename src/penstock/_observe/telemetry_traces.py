@@ -96,13 +96,14 @@ class TraceFold:
         return self._taken()
 
     def _taken(self) -> list[ReadableSpan]:
-        ended, self._ended = self._ended, []
+        ended = list(self._ended)
+        self._ended.clear()
         return ended
 
     # -- the update ----------------------------------------------------------------------------
 
     def _begin(self, event: Event) -> None:
-        self._tracer = _tracer(self._resource, self._ended_span, event.origin.update_id)
+        self._tracer = _tracer(self._resource, self._ended.append, event.origin.update_id)
         pipeline = event.origin.pipeline_name
         attributes: Attributes = {
             "penstock.pipeline": pipeline,
@@ -234,9 +235,6 @@ class TraceFold:
             attributes=dict(attributes),
             start_time=_nanos(began),
         )
-
-    def _ended_span(self, span: ReadableSpan) -> None:
-        self._ended.append(span)
 
 
 def _tracer(resource: Resource, ended: Any, update_id: str) -> Tracer:

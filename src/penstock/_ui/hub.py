@@ -79,10 +79,9 @@ class _Shown:
 
     def message(self, since: int) -> bytes:
         """A server-sent event with what is newer than a version; encoded once for all watchers."""
-        known = self.encoded.get(since)
-        if known is None:
-            known = self.encoded[since] = self._message(since)
-        return known
+        if since not in self.encoded:
+            self.encoded[since] = self._message(since)
+        return self.encoded[since]
 
     def _message(self, since: int) -> bytes:
         if since < self.whole_at or since == 0:

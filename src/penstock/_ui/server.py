@@ -11,7 +11,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from penstock._observe.segments import LATEST
 from penstock._ui.difference import differences
-from penstock._ui.endpoints import add_acting, add_stored, json_response
+from penstock._ui.endpoints import Name, add_acting, add_stored, json_response
 from penstock._ui.guard import Guard
 from penstock._ui.hub import MAX_WATCHERS, Hub, whole_update, with_interrupted
 from penstock._ui.recording import Recording
@@ -93,9 +93,7 @@ def build_app(
         return json_response(body)
 
     @app.get("/api/pipelines/{key}/dataset")
-    def show_dataset(
-        key: str, name: Annotated[str, Query(max_length=1000)], update: Update = LATEST
-    ) -> Response:
+    def show_dataset(key: str, name: Name, update: Update = LATEST) -> Response:
         recording = recording_of(key)
         recorded = recording.recorded(update)
         if recorded is None:
@@ -130,8 +128,8 @@ def build_app(
     @app.get("/api/pipelines/{key}/differences")
     def show_differences(
         key: str,
-        before: Annotated[str, Query(max_length=100)],
-        after: Annotated[str, Query(max_length=100)] = LATEST,
+        before: Update,
+        after: Update = LATEST,
     ) -> Response:
         recording = recording_of(key)
         outlines = []
