@@ -14,10 +14,8 @@ def count(number: int | None) -> str:
         return "-"
     if abs(number) < 10_000_000:
         return f"{number:,}"
-    for size, unit in _UNITS:
-        if abs(number) >= size:
-            return f"{number / size:,.1f}{unit}"
-    raise AssertionError("the smallest unit is below the bound")
+    size, unit = next(each for each in _UNITS if abs(number) >= each[0])
+    return f"{number / size:,.1f}{unit}"
 
 
 def rate(per_second: float | None) -> str:

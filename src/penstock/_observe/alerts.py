@@ -192,10 +192,8 @@ class AlertBook:
         for rule in self._of(AlertKind.FAILURE_RATE, dataset=dataset):
             if rule.rule and rule.rule != name:
                 continue
-            window = self._counts.setdefault((rule.name, dataset, name), deque())
+            window = self._counts.setdefault((rule.name, dataset, name), deque(maxlen=rule.batches))
             window.append((counts.passed_records, counts.failed_records))
-            while len(window) > rule.batches:
-                window.popleft()
             failed = sum(broken for _, broken in window)
             total = failed + sum(passed for passed, _ in window)
             if total < max(1, rule.min_rows):

@@ -145,15 +145,14 @@ def event_of_json(body: Mapping[str, Any]) -> Event:
 
 
 def _error(body: Mapping[str, Any] | None) -> events.ErrorInfo | None:
-    exceptions = (body or {}).get("exceptions") or []
-    if not exceptions:
+    if not body or not body.get("exceptions"):
         return None
-    first = exceptions[0]
+    first = body["exceptions"][0]
     return events.ErrorInfo(
         condition=str(first.get("condition") or ""),
         class_name=str(first.get("class_name") or ""),
         message=str(first.get("message") or ""),
-        fatal=bool((body or {}).get("fatal", True)),
+        fatal=bool(body.get("fatal", True)),
     )
 
 

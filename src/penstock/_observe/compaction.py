@@ -22,8 +22,7 @@ NEWEST = 128
 """So many events with counts of each flow stay: a micro-batch has two, and pages show 60."""
 
 _FLOW = re.compile(rb'"flow_name":("(?:[^"\\]|\\.)*")')
-_TIME = re.compile(rb'"timestamp":"([^"]*)"')
-_HOUR = len("2026-11-22T09")
+_HOUR = re.compile(rb'"timestamp":"(.{13})')  # 2026-11-22T09
 _STREAM = b'"event_type":"stream_progress"}'
 _LAG = b'"event_type":"lag_progress"}'
 _PROGRESS = b'"event_type":"flow_progress"}'
@@ -134,7 +133,8 @@ class _Writer:
             self._define(line)
             self._keep(number, line)
             return
-        hour = _time_of(line)[:_HOUR]
+        match = _HOUR.search(line)
+        hour = match[1] if match is not None else b""
         if hour != self._hour:
             self.close_groups()
             self._hour = hour
@@ -239,8 +239,3 @@ def _kind_of(line: bytes) -> tuple[_Kind, bytes]:
         return (_Kind.DEFINITION if is_definition else _Kind.OTHER), b""
     flow = _FLOW.search(line)
     return kind, flow[1] if flow is not None else b""
-
-
-def _time_of(line: bytes) -> bytes:
-    match = _TIME.search(line)
-    return match[1] if match is not None else b""

@@ -1,5 +1,6 @@
 """Exports of an update while it runs: metrics endpoint, OpenLineage and OpenTelemetry."""
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from penstock._model.pipeline import PipelineSettings
 from penstock._observe import lineage_delivery, telemetry
 from penstock._observe.bus import EventBus
 from penstock._observe.events import Event, EventOrigin, PlanWarning
-from penstock._observe.lineage_delivery import Lineage, close_client, is_wanted, make_client
+from penstock._observe.lineage_delivery import Lineage, is_wanted, make_client
 from penstock._observe.metrics_endpoint import MetricsEndpoint
 from penstock._observe.state import ObservedUpdate
 from penstock._observe.telemetry import Telemetry
@@ -67,7 +68,8 @@ class Exports:
         closing.start()
         if self._lineage is not None:
             self._lineage.close()
-            close_client(self._client)
+            with contextlib.suppress(Exception):
+                self._client.close(timeout=1.0)
         closing.join()
         if self._endpoint is not None:
             self._endpoint.close()

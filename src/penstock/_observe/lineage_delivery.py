@@ -1,6 +1,5 @@
 """Sends OpenLineage events with OpenLineage's client."""
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -132,9 +131,3 @@ class Lineage(Delivery):
             ignored=(StreamProgress,),
             queue_size=queue_size,
         )
-
-
-def close_client(client: "OpenLineageClient") -> None:
-    """Close the connections of the client; errors are ignored."""
-    with contextlib.suppress(Exception):
-        client.close(timeout=1.0)

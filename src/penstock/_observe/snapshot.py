@@ -1,13 +1,15 @@
 """An immutable view of an update for the terminal and the dashboard."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock._observe.events import TERMINAL_STATES, ErrorInfo, FlowStatus, UpdateState
 from penstock._observe.state import ENDED, ObservedDataset, ObservedFlow, ObservedUpdate
+
+Number = TypeVar("Number", int, float)
 
 _RATE_AGE_SECONDS = 30.0
 _STATE_ORDER = (
@@ -154,8 +156,6 @@ def _dataset_view(dataset: ObservedDataset, display: str, now: datetime) -> Data
     states = {flow.state for flow in flows}
     if dataset.is_excluded or not states:
         states.add(FlowStatus.EXCLUDED if dataset.is_excluded else FlowStatus.QUEUED)
-    rates = [flow.rows_per_second for flow in flows if flow.rows_per_second is not None]
-    lags = [flow.lag for flow in flows if flow.lag is not None]
     batches = [flow.batch_seconds for flow in flows if flow.batch_seconds is not None]
     durations = [flow.duration_seconds for flow in flows if flow.duration_seconds is not None]
     errors = [flow.last_error for flow in flows if flow.last_error is not None]
@@ -165,22 +165,28 @@ def _dataset_view(dataset: ObservedDataset, display: str, now: datetime) -> Data
         kind=dataset.kind,
         state=next(state for state in _STATE_ORDER if state in states),
         rows=sum(flow.rows for flow in flows),
-        rows_per_second=sum(rates) if rates else None,
-        batch_seconds=max(batches) if batches else None,
+        rows_per_second=known_sum(flow.rows_per_second for flow in flows),
+        batch_seconds=max(batches, default=None),
         quarantined=sum(flow.quarantined for flow in flows),
         dropped=sum(flow.dropped for flow in flows),
         late=sum(flow.late for flow in flows),
         duplicates=sum(flow.duplicates for flow in flows),
         deleted=sum(flow.deleted for flow in flows),
-        lag=sum(lags) if lags else None,
+        lag=known_sum(flow.lag for flow in flows),
         last_error=errors[-1] if errors else None,
-        duration_seconds=max(durations) if durations else None,
+        duration_seconds=max(durations, default=None),
         rules=tuple(
             RuleView(name=name, dataset=owner, passed=passed, failed=failed)
             for (owner, name), (passed, failed) in dataset.rules.items()
         ),
         flows=flows,
     )
+
+
+def known_sum(values: Iterable[Number | None]) -> Number | None:
+    """The sum of the values that are known; `None` if none is."""
+    known = [value for value in values if value is not None]
+    return sum(known[1:], known[0]) if known else None
 
 
 def short_names(names: list[str]) -> dict[str, str]:

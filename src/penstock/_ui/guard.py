@@ -97,7 +97,9 @@ class Guard:
         is_action = self._acts and scope["method"] == "POST" and scope["path"].startswith("/api/")
         if scope["method"] not in ("GET", "HEAD") and not is_action:
             return 405, "the dashboard only reads"
-        if not _has_length(headers, _most(scope["path"]) if is_action else 0):
+        # A replay names the rows that were marked.
+        longest = _MAX_MARKED if scope["path"].endswith("/replay") else _MAX_BODY
+        if not _has_length(headers, longest if is_action else 0):
             return 413, "the body is too long"
         if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > _MAX_PATH:
             return 414, "the address is too long"
@@ -133,11 +135,6 @@ def cookie_name(scope: Scope) -> str:
     """Of this server: another dashboard on the host has another port."""
     server = scope.get("server")
     return f"{COOKIE}_{server[1]}" if server else COOKIE
-
-
-def _most(path: str) -> int:
-    """How long a body may be: a replay names the rows that were marked."""
-    return _MAX_MARKED if path.endswith("/replay") else _MAX_BODY
 
 
 def _has_length(headers: dict[str, str], most: int) -> bool:

@@ -122,19 +122,16 @@ class _Topic:
         version, structure = shown.version + 1, recorded.model.structure
         same_update = shown.seen is not None and shown.seen[0] == seen[0]
         whole = not same_update or structure != shown.structure
-        stamps = {} if whole else dict(shown.stamps)
-        changed = whole
-        for kind, key in _PARTS:
-            for item in body[kind]:
-                stamp = f"{kind}:{item[key]}"
-                if stamp not in stamps or stamps[stamp][1] != item:
-                    stamps[stamp] = (version, item)
-                    changed = True
-        head = ("update", body["newest"], body["read_percent"], body["update"])
-        if "head" not in stamps or stamps["head"][1] != head:
-            stamps["head"] = (version, head)
-            changed = True
-        if not changed:
+        parts: dict[str, Any] = {
+            f"{kind}:{item[key]}": item for kind, key in _PARTS for item in body[kind]
+        }
+        parts["head"] = (body["newest"], body["read_percent"], body["update"])
+        known = {} if whole else shown.stamps
+        stamps = {
+            name: known[name] if name in known and known[name][1] == part else (version, part)
+            for name, part in parts.items()
+        }
+        if stamps == known:
             return replace(shown, seen=seen)
         return _Shown(
             version=version,

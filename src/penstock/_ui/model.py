@@ -14,7 +14,14 @@ from penstock._observe.events import (
     SinkDefinition,
     StreamProgress,
 )
-from penstock._observe.snapshot import DatasetView, FlowView, UpdateView, short_names, update_view
+from penstock._observe.snapshot import (
+    DatasetView,
+    FlowView,
+    UpdateView,
+    known_sum,
+    short_names,
+    update_view,
+)
 from penstock._observe.state import ObservedUpdate
 from penstock._ui.series import Series
 from penstock._ui.views import (
@@ -153,8 +160,7 @@ class UpdateModel:
             {"from": source, "to": target, "flow": flow} for (source, target), flow in edges.items()
         ]
 
-    def flows(self, view: UpdateView | None = None) -> list[dict[str, Any]]:
-        view = view or self.view()
+    def flows(self, view: UpdateView) -> list[dict[str, Any]]:
         return [self._flow(flow) for dataset in view.datasets for flow in dataset.flows]
 
     def dataset(self, name: str) -> dict[str, Any] | None:
@@ -288,11 +294,10 @@ def _waits(dataset: DatasetView, known: list[dict[str, Any]]) -> tuple[int | Non
 
     What was measured beside the batches is newer than what the last batch saw.
     """
-    rows = [source["waiting_rows"] for source in known if source["waiting_rows"] is not None]
-    files = [source["waiting_files"] for source in known if source["waiting_files"] is not None]
     if not known:
         return dataset.lag, None
-    return sum(rows) if rows else None, sum(files) if files else None
+    rows = known_sum(progress["waiting_rows"] for progress in known)
+    return rows, known_sum(progress["waiting_files"] for progress in known)
 
 
 def _bare_card(name: str, display: str, kind: str) -> dict[str, Any]:

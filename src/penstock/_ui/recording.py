@@ -223,8 +223,7 @@ class Recording(WatchedLog):
         """Whether an update ended without a final state, as far as that is known."""
         if recorded.model.view().has_ended:
             return False
-        update = recorded.log.update_id
-        return self.newest() != update or self.is_writer_gone(update)
+        return self._is_gone(recorded.log.update_id)
 
     def history(self, *, before: int | None = None, limit: int = 50) -> list[UpdateSummary]:
         """Updates, newest first; `before` is a position counted from the oldest."""
@@ -232,14 +231,14 @@ class Recording(WatchedLog):
             self._list()
             end = len(self._logs) if before is None else max(0, min(before, len(self._logs)))
             logs = self._logs[max(0, end - limit) : end]
-            return [self._with_life(self._summary(log)) for log in reversed(logs)]
+            summaries = [self._summary(log) for log in reversed(logs)]
+            return [
+                each if each.is_over else replace(each, is_gone=self._is_gone(each.update_id))
+                for each in summaries
+            ]
 
-    def _with_life(self, summary: UpdateSummary) -> UpdateSummary:
-        if summary.is_over:
-            return summary
-        is_newest = summary.update_id == self._logs[-1].update_id
-        is_gone = not is_newest or self.is_writer_gone(summary.update_id)
-        return replace(summary, is_gone=is_gone)
+    def _is_gone(self, update: str) -> bool:
+        return self.newest() != update or self.is_writer_gone(update)
 
     def _list(self) -> None:
         """List the folder again if something was added to it or taken away."""

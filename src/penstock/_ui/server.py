@@ -35,14 +35,14 @@ class Asset:
     etag: str
 
 
-def load_assets(directory: Path = STATIC) -> dict[str, Asset]:
+def load_assets() -> dict[str, Asset]:
     """All files of the bundle by name.
 
     A request looks its name up here and nowhere else, so no path of a request ever reaches the file
     system.
     """
     assets = {}
-    for path in sorted(directory.iterdir()):
+    for path in sorted(STATIC.iterdir()):
         if path.suffix not in _TYPES:
             continue
         body = path.read_bytes()

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock._model.lineage import ColumnInput, FlowLineage, LineageSource
-from penstock._observe.events import DatasetDefinition, ErrorInfo, LagProgress
+from penstock._observe.events import DatasetDefinition, ErrorInfo, LagProgress, Rule
 from penstock._observe.lag import lag_sources, problem_of, waiting_rows
-from penstock._observe.snapshot import DatasetView
+from penstock._observe.snapshot import DatasetView, known_sum
 from penstock._observe.spark_progress import (
     Progress,
     durations_of,
@@ -33,15 +33,10 @@ def progress_view(body: Progress, measured: LagProgress | None) -> dict[str, Any
         "watermark_delay_seconds": None if delay is None else max(0.0, delay),
         "sources": [_source(source) for source in sources],
         "waiting_rows": waiting_rows(sources),
-        "waiting_files": _sum(source["files"] for source in sources if source["files"] is not None),
+        "waiting_files": known_sum(source["files"] for source in sources),
         "problem": problem_of(sources),
         "state": [_state(operator) for operator in operators_of(body).values()],
     }
-
-
-def _sum(counts: Iterable[int]) -> int | None:
-    present = list(counts)
-    return sum(present) if present else None
 
 
 def _source(source: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,19 +155,13 @@ def _type_text(kind: Any) -> str:
 
 def rules_view(declared: DatasetDefinition, dataset: DatasetView | None) -> list[dict[str, Any]]:
     counted = {rule.name: rule for rule in dataset.rules} if dataset is not None else {}
-    rules = [
-        {"name": rule.name, "condition": rule.condition, "action": rule.action}
-        for rule in declared.expectations
-    ]
-    known = {rule["name"] for rule in rules}
-    rules += [
-        {"name": name, "condition": "", "action": ""} for name in counted if name not in known
-    ]
+    known = {rule.name for rule in declared.expectations}
+    rules = [*declared.expectations, *(Rule(name=name) for name in counted if name not in known)]
     return [
         {
-            **rule,
-            "passed": counted[rule["name"]].passed if rule["name"] in counted else None,
-            "failed": counted[rule["name"]].failed if rule["name"] in counted else None,
+            **vars(rule),
+            "passed": counted[rule.name].passed if rule.name in counted else None,
+            "failed": counted[rule.name].failed if rule.name in counted else None,
         }
         for rule in rules
     ]
