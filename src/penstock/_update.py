@@ -245,7 +245,6 @@ def _run(
         emit=bus.emit,
         origin=origin,
         last_batch=lambda flow: last_batch(events, flow),
-        resolve_secrets=resolve_secrets,
         lost_lease=(lambda: None) if leases.remote is None else leases.remote.failure,
     )
     engine = pipeline.engine(tables, context)

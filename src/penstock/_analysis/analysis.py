@@ -7,7 +7,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock._analysis.ansi_fallback import text_numbers
-from penstock._analysis.assumptions import reachable
 from penstock._analysis.boundary import DatasetCycleError, DatasetNotReadyError
 from penstock._analysis.cdc import (
     CdcAwareSource,
@@ -102,8 +101,8 @@ class Analysis:
         self.table_errors: dict[str, PenstockError] = {}
         self._source = source
         self._spark = spark
+        self._context = context
         self._assumptions = context.assumptions
-        self._resolve_secrets = context.resolve_secrets
         self._evaluator = evaluator(spark, index, source, context)
         self._path: list[str] = []
         self._versions: dict[str, object] = {}
@@ -173,13 +172,8 @@ class Analysis:
             version = self._versions.get(flow.name)
             analysis, schema = as_cdc(analysis, df, flow, dataset, version)
         if dataset is None and analysis.output_mode is not None and self._assumptions is None:
-            checked_options(
-                self.index.sinks[self.index.flow_targets[flow.name]],
-                column_types(df),
-                analysis.output_mode,
-                resolve_secrets=self._resolve_secrets,
-                map_path=self._evaluator.map_path,
-            )
+            sink = self.index.sinks[self.index.flow_targets[flow.name]]
+            checked_options(sink, column_types(df), analysis.output_mode, self._context)
         self.analyses[flow.name] = replace(
             analysis,
             plain_streams=streamed,
@@ -199,16 +193,18 @@ class Analysis:
 
     def missing_below(self, flow: str) -> list[str]:
         """Names of the missing sources that a flow reads, directly or not; nearest first."""
-        return list(reachable(flow, self._read_by))
-
-    def _read_by(self, flow: str) -> tuple[list[str], list[str]]:
-        evaluation = self._evaluator.evaluations.get(flow)
-        if evaluation is None:
-            return [], []
-        upstream = [
-            up.name for key in sorted(evaluation.inputs) for up in self.index.datasets[key].flows
-        ]
-        return evaluation.assumed, upstream
+        waiting, seen = [flow], {flow}
+        missing: dict[str, None] = {}
+        for name in waiting:  # which grows
+            evaluation = self._evaluator.evaluations.get(name)
+            if evaluation is None:
+                continue
+            missing |= dict.fromkeys(evaluation.assumed)
+            for key in sorted(evaluation.inputs):
+                new = [up.name for up in self.index.datasets[key].flows if up.name not in seen]
+                waiting += new
+                seen |= {*new}
+        return list(missing)
 
     def _learns(self, flow: str, error: PenstockError) -> bool:
         """Whether a missing source was changed, so that a retry may succeed."""

@@ -8,7 +8,7 @@ evaluated again.
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -201,27 +201,6 @@ class _Attempt:
     position: int = 0
     added: tuple[AssumedSource, str] | None = None
     is_everywhere: bool = False
-
-
-def reachable(
-    flow: str, read_by: Callable[[str], tuple[Sequence[str], Sequence[str]]]
-) -> Iterator[str]:
-    """Missing sources upstream of a flow, nearest first, without duplicates."""
-    seen_flows, seen_sources = {flow}, set()
-    level = [flow]
-    while level:
-        following: list[str] = []
-        for name in level:
-            sources, flows = read_by(name)
-            for source in sources:
-                if source not in seen_sources:
-                    seen_sources.add(source)
-                    yield source
-            for upstream in flows:
-                if upstream not in seen_flows:
-                    seen_flows.add(upstream)
-                    following.append(upstream)
-        level = following
 
 
 def _missing_columns(error: BaseException) -> tuple[Mapping[str, DataType], bool]:

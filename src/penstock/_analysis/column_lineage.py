@@ -178,7 +178,7 @@ class _Reader:
         if node.kind in _NAMED:
             named = [self._named(part) for part in _expressions(node.fields[_NAMED[node.kind]])]
             own = [expr_id for expr_id in named if expr_id is not None]
-            return [*below[0], *own] if node.kind in ("Window",) else own
+            return [*below[0], *own] if node.kind == "Window" else own
         if node.kind == "Union":
             for alike in zip(*below, strict=False):
                 self._derive(alike[0], set(alike[1:]) - {alike[0]}, 0)

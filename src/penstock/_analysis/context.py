@@ -80,14 +80,7 @@ class ReadContext:
     notes: dict[str, None] = field(default_factory=dict)
 
     def resolved(self, options: Mapping[str, str]) -> dict[str, str]:
-        """Options of a reader or sink with secrets filled in."""
-        return resolved_options(options, self.resolve_secrets)
-
-
-def resolved_options(
-    options: Mapping[str, str], resolve_secrets: Callable[[str], str]
-) -> dict[str, str]:
-    """Fill in the secrets of options, and register them for masking."""
-    resolved = {name: resolve_secrets(value) for name, value in options.items()}
-    remember_named(resolved)
-    return resolved
+        """Options of a reader or sink with secrets filled in, which are registered for masking."""
+        resolved = {name: self.resolve_secrets(value) for name, value in options.items()}
+        remember_named(resolved)
+        return resolved

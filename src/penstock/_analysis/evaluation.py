@@ -76,7 +76,7 @@ class Evaluator(ExternalReads, DatasetReader):
                 return move(df), evaluation
         except PenstockError as error:
             # Assumed types may be the reason: the analysis corrects them first.
-            if self._context.assumptions is not None or not self._may_disable_ansi(flow, error):
+            if self.context.assumptions is not None or not self._may_disable_ansi(flow, error):
                 raise
             try:
                 evaluated = self._call_without_ansi(flow, position, is_triggered)
@@ -87,7 +87,7 @@ class Evaluator(ExternalReads, DatasetReader):
 
     def disable_ansi(self, flow: Flow, error: PenstockError) -> bool:
         """Disable ANSI mode for a flow; return whether evaluating it again may help."""
-        has_guessed = self._context.assumptions and self._context.assumptions.sources
+        has_guessed = self.context.assumptions and self.context.assumptions.sources
         if has_guessed or flow.name in self._without_ansi:
             return False
         if not self._may_disable_ansi(flow, error):
@@ -97,7 +97,7 @@ class Evaluator(ExternalReads, DatasetReader):
 
     def _may_disable_ansi(self, flow: Flow, error: PenstockError) -> bool:
         readers = [self.index.flows.get(name, flow) for name, _ in self._stack.get()]
-        settings = [self._context.configuration, *(part.spark_conf for part in (*readers, flow))]
+        settings = [self.context.configuration, *(part.spark_conf for part in (*readers, flow))]
         has_chosen = any(ansi_fallback.ANSI in each for each in settings)
         return not has_chosen and ansi_fallback.is_about_types(error.__cause__)
 
@@ -167,7 +167,7 @@ class Evaluator(ExternalReads, DatasetReader):
     def _find_by_end(self, name: str) -> DeclaredDataset | None:
         """The dataset that an incomplete name means, if there is no table of that name."""
         dataset = self.index.find_by_end(name)
-        if dataset is None or self._context.external_tables.find(name) is not None:
+        if dataset is None or self.context.external_tables.find(name) is not None:
             return None
         # A flow does not read its own target.
         if {flow.name for flow in dataset.flows} & {flow for flow, _ in self._stack.get()}:
@@ -237,8 +237,8 @@ class Evaluator(ExternalReads, DatasetReader):
         dataset = self._find(name)
         if dataset is None:
             return super().table_exists(name)
-        table = self._context.external_tables.find(str(dataset.name))
-        return table is not None and self._context.external_tables.is_there(table)
+        table = self.context.external_tables.find(str(dataset.name))
+        return table is not None and self.context.external_tables.is_there(table)
 
     def delta_path(self, name: str) -> str | None:
         dataset = self._find(name)
@@ -254,7 +254,7 @@ class Evaluator(ExternalReads, DatasetReader):
             is_analysis=is_analysis,
             position=evaluation.position,
             is_triggered=evaluation.is_triggered,
-            memory=partial(self._context.memories, flow, analysis=is_analysis),
+            memory=partial(self.context.memories, flow, analysis=is_analysis),
         )
 
     def note(self, opened: OpenedSource) -> None:

@@ -57,21 +57,21 @@ class ExternalReads:
     def __init__(self, spark: SparkSession, context: ReadContext) -> None:
         self.guessing: dict[str, list[str]] = {}
         self._spark = spark
-        self._context = context
+        self.context = context
 
     def table(self, name: str, reader: Reader) -> DataFrame | None:
         """The rows of a table, or `None` to use Spark's catalog."""
         self.record(f"table {name.replace('`', '')}")
-        table = self._context.external_tables.find(name)
+        table = self.context.external_tables.find(name)
         try:
             if table is not None:
-                return self._context.external_tables.read(table, reader, name)
-            if self._context.assumptions is None:
+                return self.context.external_tables.read(table, reader, name)
+            if self.context.assumptions is None:
                 return None
             with own_read():
                 return reader.table(name)
         except (DefinitionError, AnalysisException, Py4JJavaError) as error:
-            if self._context.assumptions is None:
+            if self.context.assumptions is None:
                 raise
             return self._stand_in(
                 f"table {name.replace('`', '')}",
@@ -110,9 +110,11 @@ class ExternalReads:
         """
         source = source_of(reader_format(reader))
         is_stream = isinstance(reader, DataStreamReader)
-        options = source.map_options(self._context.resolved(reader_options(reader)), self.map_path)
-        if self._context.assumptions is not None:
-            self._context.assumptions.servers |= dict.fromkeys(source.endpoints(options))
+        options = source.map_options(
+            self.context.resolved(reader_options(reader)), self.context.map_path
+        )
+        if self.context.assumptions is not None:
+            self.context.assumptions.servers |= dict.fromkeys(source.endpoints(options))
         options = source.check_options(options, is_stream=is_stream)
 
         def loaded(wanted: Mapping[str, str]) -> DataFrame:
@@ -137,19 +139,19 @@ class ExternalReads:
 
     def _described(self, read: Read) -> Read:
         return replace(
-            read, is_analysis=True, memory=partial(self._context.memories, "", analysis=True)
+            read, is_analysis=True, memory=partial(self.context.memories, "", analysis=True)
         )
 
     def _opened(self, source: Source, read: Read) -> DataFrame:
         try:
-            if self._context.assumptions is not None and read.schema is None:
+            if self.context.assumptions is not None and read.schema is None:
                 require_files_beside_hints(read.options, read.paths)
             with own_read():
                 opened = source.open(read)
         except (PenstockError, AnalysisException, Py4JJavaError) as error:
             if isinstance(error, PenstockError):
                 error.origin = error.origin or capture_origin()
-            if self._context.assumptions is None:
+            if self.context.assumptions is None:
                 raise
             return self._stand_in(
                 source.describe(read),
@@ -167,10 +169,10 @@ class ExternalReads:
         """Record a source that was opened; ignored outside of flows."""
 
     def _stand_in(self, what: str, error: Exception, **reader: Any) -> DataFrame:
-        assert self._context.assumptions is not None
+        assert self.context.assumptions is not None
         self.assumed(what)
         with own_read():
-            return self._context.assumptions.frame(what, error, **reader)
+            return self.context.assumptions.frame(what, error, **reader)
 
     def assumed(self, what: str) -> None:
         """Record that a source was assumed."""
@@ -178,7 +180,7 @@ class ExternalReads:
 
     def redirecting(self, function: Callable[..., Any]) -> Callable[..., None]:
         """A function in which tables and paths are resolved as in source files."""
-        reads = ExternalReads(self._spark, self._context)
+        reads = ExternalReads(self._spark, self.context)
 
         def call(*arguments: Any) -> None:
             with redirected(reads):
@@ -192,9 +194,9 @@ class ExternalReads:
         Raises:
             DefinitionError: `CONFIGURATION_MISSING`.
         """
-        if self._context.assumptions is not None:
-            return self._context.assumptions.setting(key)
-        near = nearest(key, self._context.configuration)
+        if self.context.assumptions is not None:
+            return self.context.assumptions.setting(key)
+        near = nearest(key, self.context.configuration)
         raise DefinitionError(
             "CONFIGURATION_MISSING",
             f"the setting {key!r} is read, but not set",
@@ -203,26 +205,22 @@ class ExternalReads:
             + f"add it below `configuration` in the settings, or use `--conf {key}=...`",
         )
 
-    def map_path(self, path: str) -> str:
-        """The location that a path of the user is mapped to."""
-        return self._context.map_path(path)
-
     def record(self, what: str) -> None:
         """Record an external source, for the plan; ignored while source files are loaded."""
 
     def table_exists(self, name: str) -> bool | None:
         """Whether a table exists; `None` to use Spark's catalog."""
-        tables = self._context.external_tables
+        tables = self.context.external_tables
         return None if (table := tables.find(name)) is None else tables.is_there(table)
 
     def delta_path(self, name: str) -> str | None:
         """The path of the Delta table of that name; `None` to use Spark's catalog."""
-        table = self._context.external_tables.find(name)
+        table = self.context.external_tables.find(name)
         return table.path if table is not None and table.format == "delta" else None
 
     def new_table(self, name: str) -> str:
         """The path of a table that user code writes by name."""
-        return self._context.external_tables.location_of(name)
+        return self.context.external_tables.location_of(name)
 
     # -- SQL -----------------------------------------------------------------------------------
 
@@ -235,7 +233,7 @@ class ExternalReads:
     def _files_of(self, reference: NameReference) -> DataFrame | None:
         """What a table function or ``json.`/path` `` reads; `None` for a name."""
         if isinstance(reference, FunctionCall):
-            return call_function(self._spark, reference, self._read_files, self._context.events)
+            return call_function(self._spark, reference, self._read_files, self.context.events)
         if len(reference.parts) == 2 and reference.parts[0].lower() in _PATH_FORMATS:
             return self._path_relation(reference)
         return None
@@ -273,14 +271,14 @@ class ExternalReads:
     ) -> DataFrame:
         self.record(f"files {path}")
         source = source_of("cloudfiles")
-        options = source.map_options(self._context.resolved(options), self.map_path)
+        options = source.map_options(self.context.resolved(options), self.context.map_path)
         read = Read(
             spark=self._spark,
             format="cloudfiles",
             options=options,
             load=lambda _: self._spark.createDataFrame([], ""),
             schema=schema,
-            paths=tuple(real_path(part.strip(), self.map_path) for part in path.split(",")),
+            paths=tuple(real_path(part.strip(), self.context.map_path) for part in path.split(",")),
             is_stream=streaming,
         )
         return self._opened(source, self._described(read))

@@ -132,8 +132,6 @@ class ExternalTables:
 
     def is_there(self, table: ExternalTable) -> bool:
         """Whether the files of a table exist, which may be mapped to a path without any."""
-        if table.path is None:
-            return True
         return self._exists(f"{table.path}/_delta_log" if _is_delta(table) else table.path)
 
     def _exists(self, path: str) -> bool:

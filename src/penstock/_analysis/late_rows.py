@@ -101,22 +101,18 @@ class LateRowFinder:
 
     def __init__(self, execution: Callable[[], Any], *, keeps: bool) -> None:
         self._execution = execution
-        self._keeps = keeps
-
-    @property
-    def keeps(self) -> bool:
-        return self._keeps
+        self.keeps = keeps
 
     def find(self, df: DataFrame) -> Refused:
         execution = self._execution()
         watermark, dropped = _applied(execution.executedPlan())
-        if not self._keeps and not dropped:
+        if not self.keeps and not dropped:
             return Refused()
         try:
             operator = _operator(execution.analyzed())
         except _UnknownError:
             return Refused(dropped)
-        if not self._keeps and not operator.drops_groups:
+        if not self.keeps and not operator.drops_groups:
             return Refused(dropped)
         session = df.sparkSession
         # The plan reads the micro-batch, but is still marked as streaming.
@@ -126,7 +122,7 @@ class LateRowFinder:
             for frame in frames[1:]:
                 rows = rows.unionByName(frame, allowMissingColumns=True)
             plain = _as_batch(session, rows)
-        return Refused(-1, plain) if self._keeps else Refused(plain.count())
+        return Refused(-1, plain) if self.keeps else Refused(plain.count())
 
     def _frames(
         self, session: SparkSession, operator: _Operator, watermark: int | None
@@ -138,7 +134,7 @@ class LateRowFinder:
             limit = F.timestamp_millis(F.lit(watermark if watermark is not None else 0))
             is_late = end <= limit if watermark is not None else F.lit(False)
             yield _with_reason(frame, names, is_late, LATE)
-            if source.before_window is not None and self._keeps:
+            if source.before_window is not None and self.keeps:
                 plan, position = source.before_window
                 frame, names = _frame(session, plan)
                 is_null = F.col(f"`{frame.columns[position]}`").isNull()

@@ -94,12 +94,7 @@ def choose_output_mode(
     hint = next((hint for words, hint in _HINTS if words in reason), _DEFAULT_HINT)
     if sink is not None and len(takes) == 1:
         hint += f". A {sink.format} sink takes rows in append mode only"
-    raise DefinitionError(
-        "OUTPUT_MODE_NOT_SUPPORTED",
-        f"flow {flow.name!r} cannot run in {wanted[0].value} mode: {reason}",
-        origin=flow.origin,
-        hint=hint,
-    )
+    raise _not_supported(flow, wanted[0], reason, hint)
 
 
 def _check_target(
@@ -109,23 +104,27 @@ def _check_target(
     dataset: Dataset | None,
     sink: Sink | None,
 ) -> None:
-    reason = hint = ""
     if mode not in takes:
         assert sink is not None
         system = sink_of(sink.format)
-        reason, hint = system.refused_modes[mode], system.instead
-    elif dataset is not None and mode is not _APPEND:
-        appends = str(dataset.table_properties.get("delta.appendOnly", "")).lower() == "true"
-        if appends:
-            reason = "the table has delta.appendOnly = true, and the mode changes rows"
-            hint = "remove the property, or give the query a watermark and write in append mode"
-    if reason:
-        raise DefinitionError(
-            "OUTPUT_MODE_NOT_SUPPORTED",
-            f"flow {flow.name!r} cannot run in {mode.value} mode: {reason}",
-            origin=flow.origin,
-            hint=hint,
+        raise _not_supported(flow, mode, system.refused_modes[mode], system.instead)
+    properties = {} if dataset is None else dataset.table_properties
+    if mode is not _APPEND and str(properties.get("delta.appendOnly")).lower() == "true":
+        raise _not_supported(
+            flow,
+            mode,
+            "the table has delta.appendOnly = true, and the mode changes rows",
+            "remove the property, or give the query a watermark and write in append mode",
         )
+
+
+def _not_supported(flow: Flow, mode: OutputMode, reason: str, hint: str) -> DefinitionError:
+    return DefinitionError(
+        "OUTPUT_MODE_NOT_SUPPORTED",
+        f"flow {flow.name!r} cannot run in {mode.value} mode: {reason}",
+        origin=flow.origin,
+        hint=hint,
+    )
 
 
 def _refusal(df: "DataFrame", mode: OutputMode) -> str | None:

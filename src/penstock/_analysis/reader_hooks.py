@@ -28,6 +28,7 @@ from penstock._analysis import file_metadata
 from penstock._analysis.delta_hooks import wrap_delta_tables
 from penstock._analysis.json_paths import with_json_paths
 from penstock._analysis.local_rows import with_floats
+from penstock._analysis.replaced_methods import replaces
 from penstock._analysis.writer_hooks import PATH_OPTION, ROW_FORMATS, wrap_writer
 from penstock._model.paths import real_path
 from penstock._sql.query_text import spell_names
@@ -125,39 +126,32 @@ def install_reader_hooks() -> None:
 
 
 def _wrap_settings() -> None:
-    original_get = RuntimeConfig.get
-
-    @functools.wraps(original_get)
-    def get(self: RuntimeConfig, key: str, *default: Any, **options: Any) -> str | None:
+    @replaces(RuntimeConfig, "get")
+    def get(original: Any, self: RuntimeConfig, key: str, *default: Any, **options: Any) -> Any:
         redirect = _redirect()
         if redirect is None or default or options:
-            return original_get(self, key, *default, **options)
+            return original(self, key, *default, **options)
         try:
-            return original_get(self, key)
+            return original(self, key)
         except (PySparkException, Py4JJavaError):
             missing = key
         return redirect.setting(missing)
 
-    RuntimeConfig.get = get  # type: ignore[method-assign]
-
 
 def _wrap_session() -> None:
-    original_create = SparkSession.createDataFrame
-
-    @functools.wraps(original_create)
-    def create(self: SparkSession, data: Any, schema: Any = None, *args: Any, **kw: Any) -> Any:
+    @replaces(SparkSession, "createDataFrame")
+    def create(
+        original: Any, self: Any, data: Any, schema: Any = None, *args: Any, **kw: Any
+    ) -> Any:
         if _redirect() is not None:
             data = with_floats(data, schema)
-        return original_create(self, data, schema, *args, **kw)
+        return original(self, data, schema, *args, **kw)
 
-    SparkSession.createDataFrame = create  # type: ignore[method-assign,assignment]
-    original_sql = SparkSession.sql
-
-    @functools.wraps(original_sql)
-    def sql(self: SparkSession, sqlQuery: str, args: Any = None, **kwargs: Any) -> DataFrame:
+    @replaces(SparkSession, "sql")
+    def sql(original: Any, self: Any, sqlQuery: str, args: Any = None, **kwargs: Any) -> Any:
         redirect = _redirect()
         if redirect is None:
-            return original_sql(self, sqlQuery, args, **kwargs)
+            return original(self, sqlQuery, args, **kwargs)
         formatter = SQLStringFormatter(self)
         try:
             # DataFrames in braces become temporary views first: the parser has no braces.
@@ -167,35 +161,28 @@ def _wrap_session() -> None:
             rewritten = redirect.sql(text)
             if rewritten is None:
                 return self.createDataFrame([], "result STRING")
-            df = with_json_paths(lambda spell: original_sql(self, spell(rewritten), args), self)
+            df = with_json_paths(lambda spell: original(self, spell(rewritten), args), self)
             return file_metadata.without_shown(df, text)
         finally:
             formatter.clear()
 
-    @functools.wraps(SparkSession.table)
-    def table(self: SparkSession, tableName: str) -> DataFrame:
+    @replaces(SparkSession, "table")
+    def table(_: Any, self: SparkSession, tableName: str) -> DataFrame:
         return self.read.table(tableName)
-
-    SparkSession.sql = sql  # type: ignore[method-assign]
-    SparkSession.table = table  # type: ignore[method-assign]
 
 
 def _wrap_select() -> None:
-    original_select = ClassicDataFrame.selectExpr
-
-    @functools.wraps(original_select)
-    def select_expr(self: Any, *expr: Any) -> DataFrame:
+    @replaces(ClassicDataFrame, "selectExpr")
+    def select_expr(original: Any, self: Any, *expr: Any) -> Any:
         texts = expr[0] if len(expr) == 1 and isinstance(expr[0], list) else expr
         if _redirect() is None:
-            return original_select(self, *texts)
+            return original(self, *texts)
         return with_json_paths(
-            lambda spell: original_select(
+            lambda spell: original(
                 self, *(spell(f"SELECT {text}").removeprefix("SELECT ") for text in texts)
             ),
             self.sparkSession,
         )
-
-    ClassicDataFrame.selectExpr = select_expr  # type: ignore[method-assign]
 
 
 def _texts(arguments: Any) -> dict[str, str]:
@@ -204,31 +191,22 @@ def _texts(arguments: Any) -> dict[str, str]:
 
 
 def _wrap_catalog() -> None:
-    original_exists = Catalog.tableExists
-
-    @functools.wraps(original_exists)
-    def exists(self: Catalog, tableName: str, dbName: str | None = None) -> bool:
+    @replaces(Catalog, "tableExists")
+    def exists(original: Any, self: Catalog, tableName: str, dbName: str | None = None) -> Any:
         redirect = _redirect()
         if redirect is not None:
             is_there = redirect.table_exists(f"{dbName}.{tableName}" if dbName else tableName)
             if is_there is not None:
                 return is_there
-        return original_exists(self, tableName, dbName)
+        return original(self, tableName, dbName)
 
-    Catalog.tableExists = exists  # type: ignore[method-assign]
-    for name in ("setCurrentCatalog", "setCurrentDatabase"):
-        setattr(Catalog, name, _without_effect(getattr(Catalog, name)))
-
-
-def _without_effect(original: Callable[[Any, str], None]) -> Callable[[Any, str], None]:
-    """The settings of the pipeline decide its catalog and schema."""
-
-    @functools.wraps(original)
-    def ignored(self: Any, name: str) -> None:
+    # The settings of the pipeline decide its catalog and schema.
+    def ignored(original: Any, self: Catalog, name: str) -> None:
         if _redirect() is None:
             original(self, name)
 
-    return ignored
+    for name in ("setCurrentCatalog", "setCurrentDatabase"):
+        replaces(Catalog, name)(ignored)
 
 
 def _wrap_reader(reader: Any) -> None:
@@ -302,17 +280,17 @@ def _mapped(
     if path is None:
         for key, value in list(reader_options(reader).items()):
             if key.lower() == PATH_OPTION:
-                mapped = real_path(value, redirect.map_path)
+                mapped = real_path(value, redirect.context.map_path)
                 reader.__dict__["_penstock_paths"] = (mapped,)
                 reader_options(reader)[key] = mapped
                 set_option(reader, key, mapped)
         return None
     if isinstance(path, list | tuple):
-        paths = [real_path(str(entry), redirect.map_path) for entry in path]
+        paths = [real_path(str(entry), redirect.context.map_path) for entry in path]
         reader.__dict__["_penstock_paths"] = tuple(paths)
         return paths
     if isinstance(path, str | Path):
-        mapped = real_path(str(path), redirect.map_path)
+        mapped = real_path(str(path), redirect.context.map_path)
         reader.__dict__["_penstock_paths"] = (mapped,)
         return mapped
     return path

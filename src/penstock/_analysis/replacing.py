@@ -40,10 +40,7 @@ def window_of(df: DataFrame, flow: Flow) -> Window:
     empty = df.sparkSession.createDataFrame([], df.schema)
     try:
         column = condition_column(df.sparkSession, rule)
-        try:
-            plan: Any = empty.where(column)._jdf.queryExecution().analyzed()
-        except AnalysisException as error:
-            raise _invalid(flow, first_line(error)) from error
+        plan: Any = empty.where(column)._jdf.queryExecution().analyzed()
         check_expectations(empty, [replace(rule, condition=column)])
         fixed = _with_current_time(df, plan)
         if not fixed.deterministic():

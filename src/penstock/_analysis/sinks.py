@@ -1,12 +1,12 @@
 """Checks of declarations, options and queries by the systems of sinks."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from pyspark.sql import DataFrame
 
-from penstock._analysis.context import ReadContext, resolved_options
+from penstock._analysis.context import ReadContext
 from penstock._graph.index import DefinitionIndex
 from penstock._model.dataset import Sink
 from penstock._model.flow import OutputMode
@@ -37,16 +37,11 @@ def note_endpoints(index: DefinitionIndex, context: ReadContext) -> None:
 
 
 def checked_options(
-    sink: Sink,
-    columns: Mapping[str, str],
-    mode: OutputMode,
-    *,
-    resolve_secrets: Callable[[str], str],
-    map_path: Callable[[str], str],
+    sink: Sink, columns: Mapping[str, str], mode: OutputMode, context: ReadContext
 ) -> dict[str, str]:
     """The options of a sink for its writer, checked against a query."""
     system = sink_of(sink.format)
-    options = system.map_options(resolved_options(sink.options, resolve_secrets), map_path)
+    options = system.map_options(context.resolved(sink.options), context.map_path)
     options = system.check_options(options)
     system.check_query(options, columns, mode)
     return options

@@ -45,12 +45,7 @@ def _grows(jvm: Any, node: Any, mode: OutputMode | None) -> Iterator[str]:
                 "the de-duplication keeps every key forever: withWatermark and "
                 "dropDuplicatesWithinWatermark, or deduplicate_by=[...] on the table"
             )
-    elif kind == "Join":
-        yield from _join_grows(jvm, node)
-
-
-def _join_grows(jvm: Any, node: Any) -> Iterator[str]:
-    if sides := growing_sides(jvm, join_as_run(jvm, node)):
+    elif kind == "Join" and (sides := growing_sides(jvm, join_as_run(jvm, node))):
         yield (
             f"the stream-stream join keeps every row of its {' and '.join(sides)} side forever: "
             "give both sides withWatermark, and the join a condition that bounds the time between "

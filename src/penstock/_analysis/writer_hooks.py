@@ -1,12 +1,12 @@
 """Hooks of PySpark's batch writer: paths and tables that user code writes."""
 
-import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.readwriter import DataFrameWriter
 
+from penstock._analysis.replaced_methods import replaces
 from penstock._model.paths import real_path
 from penstock._model.sql_text import delta_table
 
@@ -27,40 +27,33 @@ def wrap_writer(
     `active` returns the redirect of the current context, `unhooked` disables the hooks.
     """
 
-    def path_writer(original: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(original)
-        def write(self: Any, path: Any = None, *args: Any, **kwargs: Any) -> None:
-            redirect = active()
-            if redirect is not None and isinstance(path, str):
-                path = real_path(path, redirect.map_path)
-            with unhooked():
-                original(self, path, *args, **kwargs)
-
-        return write
+    def write(original: Any, self: Any, path: Any = None, *args: Any, **kwargs: Any) -> None:
+        redirect = active()
+        if redirect is not None and isinstance(path, str):
+            path = real_path(path, redirect.context.map_path)
+        with unhooked():
+            original(self, path, *args, **kwargs)
 
     for name in ("save", *ROW_FORMATS):
         if hasattr(DataFrameWriter, name):
-            setattr(DataFrameWriter, name, path_writer(getattr(DataFrameWriter, name)))
-    original_option = DataFrameWriter.option
+            replaces(DataFrameWriter, name)(write)
 
-    @functools.wraps(original_option)
-    def option(self: DataFrameWriter, key: str, value: Any) -> DataFrameWriter:
+    @replaces(DataFrameWriter, "option")
+    def option(original: Any, self: DataFrameWriter, key: str, value: Any) -> Any:
         redirect = active()
         if redirect is not None and key.lower() == PATH_OPTION and isinstance(value, str):
-            value = real_path(value, redirect.map_path)
-        return original_option(self, key, value)
+            value = real_path(value, redirect.context.map_path)
+        return original(self, key, value)
 
-    def options(self: DataFrameWriter, **values: Any) -> DataFrameWriter:
+    @replaces(DataFrameWriter, "options")
+    def options(_: Any, self: DataFrameWriter, **values: Any) -> DataFrameWriter:
         for key, value in values.items():
             option(self, key, value)
         return self
 
-    DataFrameWriter.option = option  # type: ignore[method-assign]
-    DataFrameWriter.options = functools.wraps(DataFrameWriter.options)(options)  # type: ignore[method-assign]
-    original_table = DataFrameWriter.saveAsTable
-
-    @functools.wraps(original_table)
+    @replaces(DataFrameWriter, "saveAsTable")
     def save_as_table(
+        original: Any,
         self: DataFrameWriter,
         name: str,
         format: str | None = None,
@@ -70,23 +63,20 @@ def wrap_writer(
     ) -> None:
         redirect = active()
         if redirect is None:
-            original_table(self, name, format, mode, partitionBy, **options)
+            original(self, name, format, mode, partitionBy, **options)
             return
         path = redirect.delta_path(name) or redirect.new_table(name)
         with unhooked():
             self.save(path, "delta", mode, partitionBy, **options)
 
-    original_insert = DataFrameWriter.insertInto
-
-    @functools.wraps(original_insert)
-    def insert_into(self: DataFrameWriter, tableName: str, overwrite: bool | None = None) -> None:
+    @replaces(DataFrameWriter, "insertInto")
+    def insert_into(
+        original: Any, self: DataFrameWriter, tableName: str, overwrite: bool | None = None
+    ) -> None:
         redirect = active()
         path = redirect.delta_path(tableName) if redirect is not None else None
         if path is None:
-            original_insert(self, tableName, overwrite)
+            original(self, tableName, overwrite)
             return
         with unhooked():
-            original_insert(self, delta_table(path), overwrite)
-
-    DataFrameWriter.saveAsTable = save_as_table  # type: ignore[method-assign]
-    DataFrameWriter.insertInto = insert_into  # type: ignore[method-assign]
+            original(self, delta_table(path), overwrite)

@@ -60,7 +60,6 @@ class EngineContext:
     emit: Callable[[Any], None]
     origin: EventOrigin
     last_batch: Callable[[str], tuple[int, int | None] | None]
-    resolve_secrets: Callable[[str], str]
     lost_lease: Callable[[], str | None] = lambda: None
 
 

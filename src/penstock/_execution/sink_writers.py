@@ -44,13 +44,7 @@ def sink_writer(
         return layout.table_path(resolve_name(name, catalog=index.catalog, schema=index.schema))
 
     try:
-        options = checked_options(
-            sink,
-            column_types(df),
-            mode,
-            resolve_secrets=queries.context.resolve_secrets,
-            map_path=evaluator.map_path,
-        )
+        options = checked_options(sink, column_types(df), mode, evaluator.context)
         function = sink.write_batch
         opened = system.open(
             Write(
@@ -64,7 +58,7 @@ def sink_writer(
                 options=options,
                 has_batches=has_batches,
                 function=None if function is None else evaluator.redirecting(function),
-                map_path=evaluator.map_path,
+                map_path=evaluator.context.map_path,
                 table_path=table_path,
                 notes=f"{layout.state_dir}/batches/{path_segment(flow.name)}/{epoch}",
             )

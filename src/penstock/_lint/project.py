@@ -346,7 +346,7 @@ def _line_of(key: str, settings: PipelineSettings) -> SourceLocation:
 
 
 def _of_analysis(
-    opened: OpenedProject, seen: "Observations", settings: PipelineSettings
+    opened: OpenedProject, seen: Observations, settings: PipelineSettings
 ) -> Iterator[Finding]:
     index = opened.index
     for name, flow in index.flows.items():

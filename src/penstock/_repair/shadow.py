@@ -103,7 +103,6 @@ class Shadow:
                 emit=on_event,
                 origin=origin,
                 last_batch=lambda _: (0, read_version(pipeline.spark, self.table.path)),
-                resolve_secrets=str,  # for sinks only
             )
             engine = pipeline.engine(tables, context)
             try:
