@@ -34,9 +34,9 @@ from penstock._model.extras import import_extra
 from penstock.errors import SetupError
 
 _START_SECONDS = 60.0
-_GRACE_SECONDS = 10.0
 _PORT_ATTEMPTS = 3
 _POLL_SECONDS = 0.05
+_TOPIC_SECONDS = 30.0
 _SHOWN_LOG_LINES = 15
 _MARKER = "-Dpenstock.broker.directory="
 # The first compiler only: half the time to start, and enough speed for one machine.
@@ -95,16 +95,16 @@ def start_broker(
         ) from error
 
 
-def stop_broker(directory: Path, *, grace_seconds: float = _GRACE_SECONDS) -> bool:
+def stop_broker(directory: Path) -> bool:
     """Stop the broker and wait until its process has ended; its data stay.
 
-    It is killed after `grace_seconds`. Returns whether a broker was running.
+    It is killed if it does not end in time. Returns whether a broker was running.
     """
     directory = directory.absolute()
     state = _running(directory)
     if state is None:
         return False
-    process.end(state.pid, state.started, grace_seconds=grace_seconds)
+    process.end(state.pid, state.started)
     _reap(state.pid)
     with suppress(OSError):  # a record that cannot be written is recognised as stale
         write_state(directory, replace(state, pid=0, started=""))
@@ -144,7 +144,7 @@ def _start(
             write_state(directory, state)
             _wait_ready(directory, state, offset=offset, deadline=deadline)
         except BaseException as error:
-            process.end(state.pid, state.started, grace_seconds=_GRACE_SECONDS)
+            process.end(state.pid, state.started)
             _reap(state.pid)
             clash = any(text in read_log(directory, offset) for text in _CLASHES)
             if isinstance(error, SetupError) and clash and attempt < _PORT_ATTEMPTS:
@@ -295,22 +295,20 @@ def answers(admin: Any, cluster_id: str) -> bool:
     return bool(metadata.brokers) and metadata.cluster_id == cluster_id
 
 
-def ensure_topic(
-    bootstrap_servers: str, topic: str, partitions: int = 1, *, timeout_seconds: float = 30.0
-) -> int:
+def ensure_topic(bootstrap_servers: str, topic: str, partitions: int = 1) -> int:
     """Create a topic unless it exists, and wait until it has leaders.
 
     Returns its number of partitions; an existing topic is not changed.
     """
     admin = admin_client(bootstrap_servers)
-    deadline = time.monotonic() + timeout_seconds
+    deadline = time.monotonic() + _TOPIC_SECONDS
     known = _partitions(admin, topic)
     if known:
         return known
     new_topic = import_admin().NewTopic(topic, num_partitions=partitions, replication_factor=1)
-    future = admin.create_topics([new_topic], operation_timeout=timeout_seconds)[topic]
+    future = admin.create_topics([new_topic], operation_timeout=_TOPIC_SECONDS)[topic]
     try:
-        future.result(timeout_seconds)
+        future.result(_TOPIC_SECONDS)
     except Exception as error:
         if not _already_exists(error):
             raise SetupError(
@@ -326,7 +324,7 @@ def ensure_topic(
         pause.wait(_POLL_SECONDS)
     raise SetupError(
         "BROKER_TIMEOUT",
-        f"the topic {topic!r} got no leader within {timeout_seconds:g} s",
+        f"the topic {topic!r} got no leader within {_TOPIC_SECONDS:g} s",
         hint="see the broker's log",
     )
 

@@ -8,11 +8,11 @@ import fcntl
 import hashlib
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from penstock._local import process
-from penstock._local.java import Java, require_java
+from penstock._local.java import require_java
 from penstock._local.lock import cache_directory
 from penstock._local.repository import spark_jars_directory
 from penstock.errors import SetupError
@@ -24,12 +24,10 @@ _SHOWN_OUTPUT_LINES = 15
 _QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
 
 
-def archive_path(
-    class_path: Sequence[Path], *, java: Java | None = None, cache_root: Path | None = None
-) -> Path:
+def archive_path(class_path: Sequence[Path]) -> Path:
     """Path of the archive for this Java, PySpark and extra class path of the driver."""
-    chosen = java or require_java()
-    digest = hashlib.sha256(f"{chosen.executable}\n{chosen.version}\n".encode())
+    java = require_java()
+    digest = hashlib.sha256(f"{java.executable}\n{java.version}\n".encode())
     spark = spark_jars_directory()
     for jar in [*class_path, *(sorted(spark.glob("*.jar")) if spark else [])]:
         # As Java does: it refuses the archive when a jar's place, size or time changed.
@@ -38,67 +36,50 @@ def archive_path(
         except OSError:
             continue
         digest.update(f"{jar}\n{status.st_size}\n{status.st_mtime_ns}\n".encode())
-    root = cache_root or cache_directory()
-    return root / "cds" / f"spark-java{chosen.feature}-{digest.hexdigest()[:20]}.jsa"
+    name = f"spark-java{java.feature}-{digest.hexdigest()[:20]}.jsa"
+    return cache_directory() / "cds" / name
 
 
-def is_ready(
-    class_path: Sequence[Path], *, java: Java | None = None, cache_root: Path | None = None
-) -> bool:
-    return archive_path(class_path, java=java, cache_root=cache_root).is_file()
+def is_ready(class_path: Sequence[Path]) -> bool:
+    return archive_path(class_path).is_file()
 
 
-def is_training(environ: Mapping[str, str] | None = None) -> bool:
-    return bool((os.environ if environ is None else environ).get(_TRAINING_VARIABLE))
+def is_training() -> bool:
+    return bool(os.environ.get(_TRAINING_VARIABLE))
 
 
-def java_options(
-    class_path: Sequence[Path],
-    *,
-    java: Java | None = None,
-    cache_root: Path | None = None,
-    environ: Mapping[str, str] | None = None,
-) -> list[str]:
+def java_options(class_path: Sequence[Path]) -> list[str]:
     """Options for `spark.driver.extraJavaOptions`; none without an archive.
 
     In a training run, the options that create the archive.
     """
-    env = os.environ if environ is None else environ
-    training = env.get(_TRAINING_VARIABLE)
-    if training:
+    if training := os.environ.get(_TRAINING_VARIABLE):
         return [f"-XX:ArchiveClassesAtExit={training}", *_QUIET]
-    archive = archive_path(class_path, java=java, cache_root=cache_root)
+    archive = archive_path(class_path)
     # Java would read a colon as the seam between two archives.
     if os.pathsep in str(archive) or not archive.is_file():
         return []
     return [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", *_QUIET]
 
 
-def build(
-    command: Sequence[str],
-    class_path: Sequence[Path],
-    *,
-    java: Java | None = None,
-    cache_root: Path | None = None,
-    timeout_seconds: float = _BUILD_SECONDS,
-) -> Path:
+def build(command: Sequence[str], class_path: Sequence[Path]) -> Path:
     """Create the archive with a training run unless it exists.
 
     `command` starts Spark with `java_options`, uses what pipelines use, and ends its JVM normally.
     """
-    target = archive_path(class_path, java=java, cache_root=cache_root)
+    target = archive_path(class_path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.with_suffix(".lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.is_file():
-                _train(command, target, timeout_seconds)
+                _train(command, target)
     except OSError as error:
         raise _failure(f"{target.parent} cannot be used: {error}") from error
     return target
 
 
-def _train(command: Sequence[str], target: Path, timeout_seconds: float) -> None:
+def _train(command: Sequence[str], target: Path) -> None:
     fresh = target.with_name(f"{target.stem}.{os.getpid()}.tmp")
     try:
         result = subprocess.run(  # noqa: S603 - our caller's own command
@@ -109,7 +90,7 @@ def _train(command: Sequence[str], target: Path, timeout_seconds: float) -> None
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            timeout=timeout_seconds,
+            timeout=_BUILD_SECONDS,
             check=False,
         )
         if result.returncode != 0 or not fresh.is_file():
@@ -120,7 +101,7 @@ def _train(command: Sequence[str], target: Path, timeout_seconds: float) -> None
             )
         fresh.replace(target)
     except subprocess.TimeoutExpired as error:
-        raise _failure(f"the training run took longer than {timeout_seconds:g} s") from error
+        raise _failure(f"the training run took longer than {_BUILD_SECONDS:g} s") from error
     finally:
         fresh.unlink(missing_ok=True)
 

@@ -21,7 +21,6 @@ from penstock.errors import SetupError
 
 _STATE_FILE = "cluster.json"
 _START_SECONDS = 60.0
-_GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 _SHOWN_LOG_LINES = 10
 _HOST = "127.0.0.1"
@@ -175,7 +174,7 @@ def _await(log: Path, pattern: re.Pattern[str], started: tuple[int, str], deadli
 
 def _end(cluster: Cluster) -> None:
     for pid, started in reversed(cluster.processes):  # workers stop their executors
-        process.end(pid, started, grace_seconds=_GRACE_SECONDS)
+        process.end(pid, started)
     (cluster.directory / _STATE_FILE).unlink(missing_ok=True)
 
 

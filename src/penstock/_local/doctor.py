@@ -2,13 +2,13 @@
 
 import importlib.metadata
 import os
+import platform
 import re
 import shutil
 import socket
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import eq, ge, gt, le, lt, ne
@@ -17,8 +17,8 @@ from typing import Any
 
 from penstock._local.broker_files import free_ports
 from penstock._local.jars import JarState, verify
-from penstock._local.java import MINIMUM_JAVA, require_java
-from penstock._local.lock import JarLock, cache_directory, load_lock
+from penstock._local.java import require_java
+from penstock._local.lock import cache_directory, load_lock
 from penstock._model.spark_version import (
     fix_of,
     installed_version,
@@ -27,7 +27,6 @@ from penstock._model.spark_version import (
 )
 from penstock.errors import SetupError
 
-_MINIMUM_PYTHON = (3, 11)
 _OPTIONAL_JAR_SETS = frozenset({"postgresql-server"})
 _LOW_DISK_BYTES = 2 * 1024**3
 _LOW_MEMORY_BYTES = 3 * 1024**3
@@ -59,40 +58,18 @@ class Check:
     fix: str = ""
 
 
-def run_checks(
-    storage: Path | None = None,
-    *,
-    sets: Iterable[str] | None = None,
-    lock: JarLock | None = None,
-    cache_root: Path | None = None,
-) -> list[Check]:
-    """Check all requirements of a pipeline, without a JVM or network.
-
-    `sets` are the required jar sets; by default all but the optional ones.
-    """
-    locked = lock or load_lock()
-    required = frozenset(locked.sets) - _OPTIONAL_JAR_SETS if sets is None else frozenset(sets)
-    checks = [check_python(), check_java(), check_spark(), check_package("pandas")]
-    checks += [
-        check_jars(name, locked, cache_root, required=name in required) for name in locked.sets
-    ]
-    checks += [check_ports(), check_clock(_newest_jar(locked, cache_root)), check_memory()]
-    if storage is not None:
-        checks.append(check_storage(storage))
+def run_checks(storage: Path) -> list[Check]:
+    """Check all requirements of a pipeline, without a JVM or network."""
+    python = _ok("Python", platform.python_version())  # an older one cannot import this module
+    checks = [python, check_java(), check_spark(), check_package("pandas")]
+    checks += [check_jars(name) for name in load_lock().sets]
+    checks += [check_ports(), check_clock(_newest_jar()), check_memory(), check_storage(storage)]
     return checks
-
-
-def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
-    text = ".".join(str(part) for part in version)
-    if version >= _MINIMUM_PYTHON:
-        return _ok("Python", text)
-    wanted = ".".join(str(part) for part in _MINIMUM_PYTHON)
-    return _fail("Python", text, f"use Python {wanted} or newer")
 
 
 def check_java() -> Check:
     try:
-        java = require_java(MINIMUM_JAVA)
+        java = require_java()
     except SetupError as error:
         return _fail("Java", error.message, error.hint or "")
     return _ok("Java", f"{java.version} ({java.executable})")
@@ -107,9 +84,9 @@ def check_spark() -> Check:
     return _fail("Spark and Delta", reason, fix_of(reason))
 
 
-def check_package(name: str, installed: str | None = None) -> Check:
+def check_package(name: str) -> Check:
     try:
-        actual = installed or importlib.metadata.version(name)
+        actual = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return _fail(name, "not installed", "install Penstock again: pip install penstock")
     wanted = _requirement(name)
@@ -120,9 +97,9 @@ def check_package(name: str, installed: str | None = None) -> Check:
     return _fail(name, f"{actual}, but Penstock needs {wanted}", f"pip install '{name}{wanted}'")
 
 
-def check_jars(name: str, lock: JarLock, cache_root: Path | None, *, required: bool) -> Check:
+def check_jars(name: str) -> Check:
     label = f"jars: {name}"
-    statuses = verify([name], lock=lock, cache_root=cache_root)
+    statuses = verify([name])
     fix = f"penstock jars sync --set {name}"
     wrong = [status.path.name for status in statuses if status.state is JarState.WRONG]
     if wrong:
@@ -130,7 +107,9 @@ def check_jars(name: str, lock: JarLock, cache_root: Path | None, *, required: b
     missing = sum(status.state is JarState.MISSING for status in statuses)
     if missing:
         detail = f"{missing} of {len(statuses)} missing"
-        return _fail(label, detail, fix) if required else _warn(label, detail + ", optional", fix)
+        if name in _OPTIONAL_JAR_SETS:
+            return _warn(label, detail + ", optional", fix)
+        return _fail(label, detail, fix)
     megabytes = sum(status.jar.size for status in statuses) / 1e6
     return _ok(label, f"{len(statuses)} jars, {megabytes:.1f} MB")
 
@@ -178,29 +157,21 @@ def check_storage(storage: Path) -> Check:
     return _ok("storage", detail)
 
 
-def check_clock(
-    not_before: float,
-    *,
-    now: Callable[[], float] = time.time,
-    monotonic: Callable[[], float] = time.monotonic,
-) -> Check:
+def check_clock(not_before: float) -> Check:
     """Check the clock, which leases, watermarks and table versions depend on.
 
     `not_before` is a time that is certainly past, in seconds since 1970.
     """
-    timestamp = now()
+    timestamp = time.time()
     shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(timestamp))
     if timestamp < not_before - _CLOCK_SLACK_SECONDS:
         past = time.strftime("%Y-%m-%d", time.gmtime(not_before))
         return _fail("clock", f"{shown}, but files here are from {past}", "set the system's clock")
-    first = monotonic()
-    if monotonic() < first:
-        return _fail("clock", "the monotonic clock runs backwards", "restart the machine")
     return _ok("clock", shown)
 
 
-def check_memory(available: int | None = None) -> Check:
-    memory = available if available is not None else _available_memory()
+def check_memory() -> Check:
+    memory = _available_memory()
     if memory is None:
         return _ok("memory", "unknown on this system")
     detail = f"{memory / 1024**3:.1f} GiB available"
@@ -239,9 +210,9 @@ def _requirement(name: str) -> str | None:
     return None
 
 
-def _newest_jar(lock: JarLock, cache_root: Path | None) -> float:
-    root = cache_root or cache_directory()
-    paths = [jar.path(root) for jar_set in lock.sets.values() for jar in jar_set.jars]
+def _newest_jar() -> float:
+    root = cache_directory()
+    paths = [jar.path(root) for jar_set in load_lock().sets.values() for jar in jar_set.jars]
     return max(path.stat().st_mtime for path in [Path(__file__), *paths] if path.exists())
 
 

@@ -18,7 +18,7 @@ from penstock._local.download import (
     is_intact,
     sha256_of,
 )
-from penstock._local.lock import Jar, JarLock, cache_directory, load_lock
+from penstock._local.lock import Jar, cache_directory, load_lock
 from penstock._local.repository import Repository, find_repository
 from penstock.errors import SetupError
 
@@ -67,16 +67,13 @@ class SyncResult:
     fetched_bytes: int
 
 
-def class_path(
-    sets: Iterable[str], *, lock: JarLock | None = None, cache_root: Path | None = None
-) -> list[Path]:
+def class_path(sets: Iterable[str]) -> list[Path]:
     """The jars of some sets in the order of the lock, after a check of their sizes.
 
     With the set `delta` come the Java classes of Penstock. The sets of Spark and of the broker have
     different class paths: a `ValueError` if they are combined.
     """
-    root = cache_root or cache_directory()
-    selected = (lock or load_lock()).select(sets)
+    root, selected = cache_directory(), load_lock().select(sets)
     if len({jar_set.folder for jar_set in selected}) > 1:
         raise ValueError("the broker's jars must not stand on one class path with Spark's")
     missing = [
@@ -96,15 +93,10 @@ def class_path(
     return [*own, *(jar.path(root) for jar_set in selected for jar in jar_set.jars)]
 
 
-def verify(
-    sets: Iterable[str] | None = None,
-    *,
-    lock: JarLock | None = None,
-    cache_root: Path | None = None,
-) -> list[JarStatus]:
-    root = cache_root or cache_directory()
+def verify(sets: Iterable[str] | None = None) -> list[JarStatus]:
+    root = cache_directory()
     statuses = []
-    for jar_set in (lock or load_lock()).select(sets):
+    for jar_set in load_lock().select(sets):
         for jar in jar_set.jars:
             path = jar.path(root)
             try:
@@ -123,9 +115,6 @@ def sync(
     repository: str | None = None,
     from_dir: Path | None = None,
     progress: Callable[[SyncProgress], None] | None = None,
-    lock: JarLock | None = None,
-    cache_root: Path | None = None,
-    local_repository: Path | None = None,
 ) -> SyncResult:
     """Download missing jars and replace damaged ones.
 
@@ -134,13 +123,12 @@ def sync(
     locked. `from_dir` is a flat folder or one laid out like a repository, used instead of the
     network; `progress` is called from several threads, one at a time.
     """
-    root = cache_root or cache_directory()
-    jars = [jar for jar_set in (lock or load_lock()).select(sets) for jar in jar_set.jars]
+    root = cache_directory()
+    jars = [jar for jar_set in load_lock().select(sets) for jar in jar_set.jars]
     missing = [jar for jar in jars if not is_intact(jar, jar.path(root))]
     if missing:
         _prepare(root, missing)
-        maven = local_repository or Path.home() / ".m2" / "repository"
-        _Sync(root, missing, repository, from_dir, maven, progress).run()
+        _Sync(root, missing, repository, from_dir, progress).run()
     return SyncResult(
         paths=tuple(jar.path(root) for jar in jars),
         fetched=tuple(jar.path(root) for jar in missing),
@@ -170,7 +158,6 @@ class _Sync:
     missing: list[Jar]
     argument: str | None  # of the repository
     from_dir: Path | None
-    maven: Path
     progress: Callable[[SyncProgress], None] | None
 
     def __post_init__(self) -> None:
@@ -201,7 +188,7 @@ class _Sync:
         if self.from_dir is not None:
             copy_jar(jar, target, self._find(self.from_dir, jar), stop=self._stop)
         else:
-            local = self.maven / jar.repository_path
+            local = Path.home() / ".m2" / "repository" / jar.repository_path
             if is_intact(jar, local):
                 copy_jar(jar, target, local, stop=self._stop)
             else:

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,13 +40,12 @@ def parse_version_output(text: str) -> str | None:
     return match.group(1) if match else None
 
 
-def find_java(environ: Mapping[str, str] | None = None) -> Java:
+def require_java() -> Java:
     """The Java that Spark would start: of `JAVA_HOME`, else of PATH.
 
     A `JAVA_HOME` without Java is an error even if PATH has one: Spark would not look there.
     """
-    env = os.environ if environ is None else environ
-    home = env.get("JAVA_HOME")
+    home = os.environ.get("JAVA_HOME")
     if home:
         executable = Path(home) / "bin" / "java"
         if not os.access(executable, os.X_OK):
@@ -57,24 +55,20 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
                 hint=f"correct or unset JAVA_HOME; or {_INSTALL_HINT}",
             )
     else:
-        path = shutil.which("java", path=env.get("PATH"))
+        path = shutil.which("java")
         if path is None:
             raise SetupError("JAVA_NOT_FOUND", "there is no Java on PATH", hint=_INSTALL_HINT)
         executable = Path(path)
     executable = executable.resolve()
-    version = _release_version(executable) or _run_version(executable, env)
-    return Java(executable=executable, version=version, feature=parse_feature(version))
-
-
-def require_java(minimum: int = MINIMUM_JAVA, *, environ: Mapping[str, str] | None = None) -> Java:
-    java = find_java(environ)
-    if java.feature < minimum:
+    version = _release_version(executable) or _run_version(executable)
+    feature = parse_feature(version)
+    if feature < MINIMUM_JAVA:
         raise SetupError(
             "JAVA_TOO_OLD",
-            f"{java.executable} is Java {java.version}, but Spark needs {minimum} or newer",
+            f"{executable} is Java {version}, but Spark needs {MINIMUM_JAVA} or newer",
             hint=_INSTALL_HINT,
         )
-    return java
+    return Java(executable=executable, version=version, feature=feature)
 
 
 def _release_version(executable: Path) -> str | None:
@@ -86,11 +80,10 @@ def _release_version(executable: Path) -> str | None:
     return match.group(1) if match else None
 
 
-def _run_version(executable: Path, environ: Mapping[str, str]) -> str:
+def _run_version(executable: Path) -> str:
     try:
         result = subprocess.run(  # noqa: S603 - the command is the user's own Java
             [str(executable), "-version"],
-            env=dict(environ),
             capture_output=True,
             text=True,
             timeout=_RUN_SECONDS,

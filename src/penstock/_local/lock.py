@@ -90,11 +90,10 @@ def load_lock() -> JarLock:
     return parse_lock(_LOCK_FILE.read_text(encoding="utf-8"), installed_spark())
 
 
-def cache_directory(environ: Mapping[str, str] | None = None) -> Path:
+def cache_directory() -> Path:
     """`PENSTOCK_CACHE`, else `penstock` below `XDG_CACHE_HOME`, else `~/.cache/penstock`."""
-    env = os.environ if environ is None else environ
-    if env.get("PENSTOCK_CACHE"):
-        return Path(env["PENSTOCK_CACHE"]).expanduser().absolute()
-    if env.get("XDG_CACHE_HOME"):
-        return Path(env["XDG_CACHE_HOME"]).expanduser().absolute() / "penstock"
+    if own := os.environ.get("PENSTOCK_CACHE"):
+        return Path(own).expanduser().absolute()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared).expanduser().absolute() / "penstock"
     return Path.home() / ".cache" / "penstock"

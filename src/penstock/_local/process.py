@@ -84,7 +84,7 @@ def wait_gone(pid: int, started: str, timeout_seconds: float) -> bool:
     return True
 
 
-def end(pid: int, started: str, *, grace_seconds: float) -> None:
+def end(pid: int, started: str, *, grace_seconds: float = 10.0) -> None:
     """Terminate the recorded process, and kill it after `grace_seconds`."""
     if _signal(pid, started, signal.SIGTERM) and not wait_gone(pid, started, grace_seconds):
         _signal(pid, started, signal.SIGKILL)

@@ -6,7 +6,6 @@ import os
 import re
 import urllib.request
 import zipfile
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -57,23 +56,14 @@ def parse_repository(url: str) -> Repository:
     return Repository(clean, authorization)
 
 
-def find_repository(
-    argument: str | None = None,
-    *,
-    environ: Mapping[str, str] | None = None,
-    spark_jars: Path | None = None,
-) -> Repository:
+def find_repository(argument: str | None) -> Repository:
     """The repository of the argument, of `PENSTOCK_JARS_REPOSITORY`, or Spark's own.
 
     Spark's own is the default of PySpark's Ivy library, the same as of `spark.jars.packages`.
     """
-    env = os.environ if environ is None else environ
-    url = argument or env.get(_VARIABLE)
-    if url:
-        return parse_repository(url)
-    folder = spark_jars or spark_jars_directory()
-    url = _ivy_default(folder) if folder is not None else None
-    if url is None:
+    folder = spark_jars_directory()
+    url = argument or os.environ.get(_VARIABLE) or (folder and _ivy_default(folder))
+    if not url:
         raise SetupError(
             "JARS_REPOSITORY_UNKNOWN",
             "the Maven repository that Spark uses could not be read from PySpark's Ivy library",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock._local import doctor, jars
 from penstock._local.lock import Jar, JarLock, JarSet
 
 
@@ -112,22 +113,28 @@ def make_jar(name: str, size: int, folder: str = "jars") -> tuple[Jar, bytes]:
 
 
 @pytest.fixture
-def lock(repository: FakeRepository) -> JarLock:
+def lock(repository: FakeRepository, monkeypatch: pytest.MonkeyPatch) -> JarLock:
     """Two sets, `first` (three jars, one of them large) and `broker` (one), all of them served."""
     sets = {}
     for name, folder, sizes in (
         ("first", "jars", {"a": 700_000, "b": 1000, "c": 2000}),
         ("broker", "kafka-broker", {"d": 3000}),
     ):
-        jars = []
+        made = []
         for jar_name, size in sizes.items():
             jar, body = make_jar(jar_name, size, folder)
             repository.files[jar.repository_path] = body
-            jars.append(jar)
-        sets[name] = JarSet(name=name, description="", folder=folder, jars=tuple(jars))
-    return JarLock(sets=sets)
+            made.append(jar)
+        sets[name] = JarSet(name=name, description="", folder=folder, jars=tuple(made))
+    lock = JarLock(sets=sets)
+    for module in (jars, doctor):
+        monkeypatch.setattr(module, "load_lock", lambda: lock)
+    return lock
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of this test, which has no repository of Maven."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"

@@ -1,4 +1,5 @@
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ def test_every_check_that_is_not_ok_has_a_fix_when_nothing_is_there(
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "no-java"))
     (tmp_path / "file").write_text("")
-    checks = _by_name(run_checks(tmp_path / "file" / "storage", lock=lock, cache_root=cache))
+    checks = _by_name(run_checks(tmp_path / "file" / "storage"))
     for name in ("Java", "jars: first", "jars: broker", "storage"):
         assert checks[name].state is CheckState.FAIL, name
     assert checks["jars: first"].fix == "penstock jars sync --set first"
@@ -30,18 +31,19 @@ def test_every_check_that_is_not_ok_has_a_fix_when_nothing_is_there(
 def test_all_is_well_when_the_machine_is_ready(
     lock: JarLock, cache: Path, repository: Any, tmp_path: Path
 ) -> None:
-    sync(lock=lock, cache_root=cache, repository=repository.url, local_repository=tmp_path)
+    sync(repository=repository.url)
     storage = tmp_path / "storage"
-    checks = _by_name(run_checks(storage, lock=lock, cache_root=cache))
+    checks = _by_name(run_checks(storage))
     for name in ("Python", "jars: first", "jars: broker", "loopback ports", "clock", "storage"):
         assert checks[name].state is CheckState.OK, name
     assert not storage.exists()
 
 
 def test_jars_fail_or_warn_when_they_are_missing_and_needed_or_not(
-    lock: JarLock, cache: Path
+    lock: JarLock, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checks = _by_name(run_checks(lock=lock, cache_root=cache, sets=["first"]))
+    monkeypatch.setattr(doctor, "_OPTIONAL_JAR_SETS", {"broker"})
+    checks = _by_name(run_checks(cache))
     assert checks["jars: first"].state is CheckState.FAIL
     assert checks["jars: broker"].state is CheckState.WARN
 
@@ -49,15 +51,10 @@ def test_jars_fail_or_warn_when_they_are_missing_and_needed_or_not(
 def test_damaged_jar_is_named_when_its_sum_is_wrong(
     lock: JarLock, cache: Path, repository: Any, tmp_path: Path
 ) -> None:
-    result = sync(lock=lock, cache_root=cache, repository=repository.url, local_repository=tmp_path)
+    result = sync(repository=repository.url)
     result.paths[1].write_bytes(b"0" * result.paths[1].stat().st_size)
-    check = _by_name(run_checks(lock=lock, cache_root=cache))["jars: first"]
+    check = _by_name(run_checks(tmp_path))["jars: first"]
     assert (check.state, check.detail) == (CheckState.FAIL, "damaged: b-1.0.jar")
-
-
-def test_python_fails_when_it_is_too_old() -> None:
-    assert doctor.check_python((3, 10, 12)).state is CheckState.FAIL
-    assert doctor.check_python((3, 11, 0)).state is CheckState.OK
 
 
 def test_package_fails_when_it_is_not_installed() -> None:
@@ -72,11 +69,14 @@ def test_package_fails_with_the_wanted_version_when_another_is_installed(
         "requires",
         lambda _: ["pyspark==4.2.0", 'pandas<3,>=2.2; python_version > "3"', "x>=1; extra == 'a'"],
     )
-    check = doctor.check_package("pyspark", installed="4.2.1")
+    versions = {"pyspark": "4.2.1", "pandas": "3.0.1"}
+    monkeypatch.setattr(doctor.importlib.metadata, "version", versions.get)
+    check = doctor.check_package("pyspark")
     assert check.state is CheckState.FAIL
     assert check.fix == "pip install 'pyspark==4.2.0'"
-    assert doctor.check_package("pandas", installed="3.0.1").state is CheckState.FAIL
-    assert doctor.check_package("pandas", installed="2.3.3").state is CheckState.OK
+    assert doctor.check_package("pandas").state is CheckState.FAIL
+    versions["pandas"] = "2.3.3"
+    assert doctor.check_package("pandas").state is CheckState.OK
 
 
 @pytest.mark.parametrize(
@@ -98,21 +98,16 @@ def test_version_is_compared_by_number_when_a_specifier_is_given(
 
 
 def test_clock_fails_when_it_is_before_what_is_certainly_past() -> None:
-    day = 24 * 3600
-    late = doctor.check_clock(100 * day, now=lambda: 98.0 * day)
-    assert late.state is CheckState.FAIL
-    assert doctor.check_clock(100 * day, now=lambda: 99.5 * day).state is CheckState.OK
+    day, now = 24 * 3600, time.time()
+    assert doctor.check_clock(now + 2 * day).state is CheckState.FAIL
+    assert doctor.check_clock(now + day / 2).state is CheckState.OK
 
 
-def test_clock_fails_when_the_monotonic_clock_runs_backwards() -> None:
-    ticks = iter([5.0, 4.0])
-    check = doctor.check_clock(0, now=lambda: 1e9, monotonic=lambda: next(ticks))
-    assert check.state is CheckState.FAIL
-
-
-def test_memory_warns_when_there_is_little() -> None:
-    assert doctor.check_memory(1024**3).state is CheckState.WARN
-    assert doctor.check_memory(8 * 1024**3).state is CheckState.OK
+def test_memory_warns_when_there_is_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    available = iter([1024**3, 8 * 1024**3])
+    monkeypatch.setattr(doctor, "_available_memory", lambda: next(available))
+    assert doctor.check_memory().state is CheckState.WARN
+    assert doctor.check_memory().state is CheckState.OK
 
 
 def test_a_metastore_that_does_not_listen_is_reported() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock._local import download
+from penstock._local import download, jars
 from penstock._local.jars import JarState, SyncProgress, SyncResult, class_path, sync, verify
 from penstock._local.lock import Jar, JarLock, JarSet, cache_directory, load_lock
 from penstock._local.repository import parse_repository
@@ -19,18 +19,11 @@ Fetch = Callable[..., SyncResult]
 
 
 @pytest.fixture
-def fetch(repository: Any, lock: JarLock, cache: Path, tmp_path: Path) -> Fetch:
+def fetch(repository: Any, lock: JarLock, cache: Path) -> Fetch:
     """`sync` from the loopback repository into the test's own cache."""
 
     def run(sets: list[str] | None = None, **changes: Any) -> SyncResult:
-        arguments = {
-            "repository": repository.url,
-            "lock": lock,
-            "cache_root": cache,
-            "local_repository": tmp_path / "no-maven",
-            **changes,
-        }
-        return sync(sets, **arguments)
+        return sync(sets, **{"repository": repository.url, **changes})
 
     return run
 
@@ -65,7 +58,7 @@ def test_sync_brings_every_jar_to_the_folder_of_its_set_when_the_cache_is_empty(
     assert result.fetched == result.paths
     assert result.fetched_bytes == 706_000
     assert _leftovers(cache) == []
-    assert {status.state for status in verify(lock=lock, cache_root=cache)} == {JarState.OK}
+    assert {status.state for status in verify()} == {JarState.OK}
 
 
 def test_sync_fetches_jars_at_the_same_time_when_several_are_missing(
@@ -253,17 +246,17 @@ def test_sync_refuses_a_jar_of_the_folder_when_its_checksum_is_wrong(
 
 
 def test_sync_copies_from_maven_when_maven_has_the_right_jar(
-    fetch: Fetch, lock: JarLock, repository: Any, tmp_path: Path
+    fetch: Fetch, lock: JarLock, repository: Any
 ) -> None:
     right, wrong = _jar(lock, "a"), _jar(lock, "b")
     for jar, body in (
         (right, repository.files[right.repository_path]),
         (wrong, b"z" * wrong.size),
     ):
-        place = tmp_path / "m2" / jar.repository_path
+        place = Path.home() / ".m2" / "repository" / jar.repository_path
         place.parent.mkdir(parents=True)
         place.write_bytes(body)
-    fetch(["first"], local_repository=tmp_path / "m2")
+    fetch(["first"])
     assert repository.hits[right.repository_path] == 0
     assert repository.hits[wrong.repository_path] == 1
 
@@ -309,12 +302,13 @@ def test_sync_says_so_when_a_file_is_in_the_place_of_the_cache(fetch: Fetch, cac
 
 
 def test_sync_refuses_before_it_downloads_when_the_disk_is_too_small(
-    cache: Path, repository: Any
+    cache: Path, repository: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     huge = Jar(coordinate="g:huge:1", size=2**62, sha256="0" * 64, folder="jars")
-    lock = JarLock(sets={"s": JarSet(name="s", description="", folder="jars", jars=(huge,))})
+    only = JarSet(name="s", description="", folder="jars", jars=(huge,))
+    monkeypatch.setattr(jars, "load_lock", lambda: JarLock(sets={"s": only}))
     with pytest.raises(SetupError) as caught:
-        sync(lock=lock, cache_root=cache, repository=repository.url)
+        sync(repository=repository.url)
     assert caught.value.condition == "DISK_FULL"
     assert repository.requests == []
 
@@ -339,10 +333,10 @@ def test_download_says_so_when_the_disk_fills_up_on_the_way(
     assert caught.value.condition == "DISK_FULL"
 
 
-def _sync_in_process(url: str, lock: JarLock, cache: Path, start: Any, results: Any) -> None:
+def _sync_in_process(url: str, start: Any, results: Any) -> None:
     start.wait(20)
     try:
-        results.put(len(sync(lock=lock, cache_root=cache, repository=url).paths))
+        results.put(len(sync(repository=url).paths))
     except Exception as error:
         results.put(repr(error))
 
@@ -353,7 +347,7 @@ def test_sync_leaves_whole_jars_when_several_processes_do_it_at_once(
     context = multiprocessing.get_context("fork")
     start, results = context.Event(), context.Queue()
     workers = [
-        context.Process(target=_sync_in_process, args=(repository.url, lock, cache, start, results))
+        context.Process(target=_sync_in_process, args=(repository.url, start, results))
         for _ in range(4)
     ]
     for worker in workers:
@@ -362,13 +356,13 @@ def test_sync_leaves_whole_jars_when_several_processes_do_it_at_once(
     assert [results.get(timeout=30) for _ in workers] == [4, 4, 4, 4]
     for worker in workers:
         worker.join(10)
-    assert {status.state for status in verify(lock=lock, cache_root=cache)} == {JarState.OK}
+    assert {status.state for status in verify()} == {JarState.OK}
     assert _leftovers(cache) == []
 
 
 def test_class_path_names_the_command_when_jars_are_missing(lock: JarLock, cache: Path) -> None:
     with pytest.raises(SetupError) as caught:
-        class_path(["first"], lock=lock, cache_root=cache)
+        class_path(["first"])
     assert caught.value.condition == "JARS_MISSING"
     assert "penstock jars sync --set first" in (caught.value.hint or "")
 
@@ -377,21 +371,21 @@ def test_class_path_refuses_a_jar_when_it_is_cut_short(
     fetch: Fetch, lock: JarLock, cache: Path
 ) -> None:
     fetch()
-    assert [p.name for p in class_path(["first"], lock=lock, cache_root=cache)] == [
+    assert [p.name for p in class_path(["first"])] == [
         "a-1.0.jar",
         "b-1.0.jar",
         "c-1.0.jar",
     ]
     _jar(lock, "c").path(cache).write_bytes(b"short")
     with pytest.raises(SetupError, match="JARS_MISSING"):
-        class_path(["first"], lock=lock, cache_root=cache)
+        class_path(["first"])
 
 
 def test_class_path_refuses_when_broker_and_spark_jars_would_meet(
     lock: JarLock, cache: Path
 ) -> None:
     with pytest.raises(ValueError, match="broker"):
-        class_path(["first", "broker"], lock=lock, cache_root=cache)
+        class_path(["first", "broker"])
 
 
 def test_verify_tells_missing_from_wrong_when_asked(
@@ -400,7 +394,7 @@ def test_verify_tells_missing_from_wrong_when_asked(
     fetch()
     _jar(lock, "b").path(cache).write_bytes(b"n" * 1000)
     _jar(lock, "c").path(cache).unlink()
-    found = {s.path.name: s for s in verify(["first"], lock=lock, cache_root=cache)}
+    found = {s.path.name: s for s in verify(["first"])}
     assert [found[f"{n}-1.0.jar"].state for n in "abc"] == [
         JarState.OK,
         JarState.WRONG,
@@ -431,7 +425,13 @@ def test_lock_is_sound_when_it_is_loaded() -> None:
             assert jar.coordinate.count(":") == (3 if "shaded" in jar.coordinate else 2)
 
 
-def test_cache_is_where_the_environment_says_when_it_says_so() -> None:
-    assert cache_directory({"PENSTOCK_CACHE": "/x/y", "XDG_CACHE_HOME": "/z"}) == Path("/x/y")
-    assert cache_directory({"XDG_CACHE_HOME": "/z"}) == Path("/z/penstock")
-    assert cache_directory({}) == Path.home() / ".cache" / "penstock"
+def test_cache_is_where_the_environment_says_when_it_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", "/x/y")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/z")
+    assert cache_directory() == Path("/x/y")
+    monkeypatch.delenv("PENSTOCK_CACHE")
+    assert cache_directory() == Path("/z/penstock")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_directory() == Path.home() / ".cache" / "penstock"

@@ -1,8 +1,9 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from penstock._local.java import find_java, parse_feature, parse_version_output, require_java
+from penstock._local.java import parse_feature, parse_version_output, require_java
 from penstock.errors import SetupError
 
 
@@ -16,6 +17,19 @@ def _fake_java(home: Path, *, release: str | None = None, prints: str | None = N
     if release is not None:
         (home / "release").write_text(f'IMPLEMENTOR="X"\nJAVA_VERSION="{release}"\n')
     return executable
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets `JAVA_HOME` and PATH."""
+
+    def set_both(home: Path | None, path: str = "/usr/bin:/bin") -> None:
+        monkeypatch.delenv("JAVA_HOME", raising=False)
+        if home is not None:
+            monkeypatch.setenv("JAVA_HOME", str(home))
+        monkeypatch.setenv("PATH", path)
+
+    return set_both
 
 
 @pytest.mark.parametrize(
@@ -39,47 +53,65 @@ def test_version_is_found_when_other_lines_come_first() -> None:
     assert parse_version_output("command not found") is None
 
 
-def test_java_home_wins_when_path_has_another_java(tmp_path: Path) -> None:
+def test_java_home_wins_when_path_has_another_java(
+    tmp_path: Path, use: Callable[..., None]
+) -> None:
     wanted = _fake_java(tmp_path / "a", release="21.0.2")
     other = _fake_java(tmp_path / "b", release="17.0.1")
-    found = find_java({"JAVA_HOME": str(tmp_path / "a"), "PATH": str(other.parent)})
+    use(tmp_path / "a", str(other.parent))
+    found = require_java()
     assert (found.executable, found.version, found.feature) == (wanted.resolve(), "21.0.2", 21)
-    assert find_java({"PATH": str(other.parent)}).feature == 17
+    use(None, str(other.parent))
+    assert require_java().feature == 17
 
 
-def test_java_is_asked_when_it_has_no_release_file(tmp_path: Path) -> None:
+def test_java_is_asked_when_it_has_no_release_file(
+    tmp_path: Path, use: Callable[..., None]
+) -> None:
     _fake_java(tmp_path, prints='openjdk version "17.0.9" 2023-10-17')
-    path = {"JAVA_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    assert find_java(path).version == "17.0.9"
+    use(tmp_path)
+    assert require_java().version == "17.0.9"
 
 
-def test_too_old_java_is_refused_with_its_version_when_it_is_found(tmp_path: Path) -> None:
+def test_too_old_java_is_refused_with_its_version_when_it_is_found(
+    tmp_path: Path, use: Callable[..., None]
+) -> None:
     _fake_java(tmp_path, release="1.8.0_392")
+    use(tmp_path)
     with pytest.raises(SetupError) as caught:
-        require_java(environ={"JAVA_HOME": str(tmp_path)})
+        require_java()
     assert caught.value.condition == "JAVA_TOO_OLD"
     assert "1.8.0_392" in caught.value.message
     assert "17" in (caught.value.hint or "")
 
 
-def test_missing_java_is_reported_when_path_has_none(tmp_path: Path) -> None:
+def test_missing_java_is_reported_when_path_has_none(
+    tmp_path: Path, use: Callable[..., None]
+) -> None:
+    use(None, str(tmp_path))
     with pytest.raises(SetupError) as caught:
-        find_java({"PATH": str(tmp_path)})
+        require_java()
     assert caught.value.condition == "JAVA_NOT_FOUND"
     assert "JAVA_HOME" in (caught.value.hint or "")
 
 
-def test_wrong_java_home_is_reported_when_path_has_a_good_java(tmp_path: Path) -> None:
+def test_wrong_java_home_is_reported_when_path_has_a_good_java(
+    tmp_path: Path, use: Callable[..., None]
+) -> None:
     good = _fake_java(tmp_path / "good", release="17.0.1")
+    use(tmp_path / "gone", str(good.parent))
     with pytest.raises(SetupError) as caught:
-        find_java({"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(good.parent)})
+        require_java()
     assert caught.value.condition == "JAVA_NOT_FOUND"
     assert str(tmp_path / "gone") in caught.value.message
 
 
-def test_java_that_does_not_run_is_reported_when_it_is_asked(tmp_path: Path) -> None:
+def test_java_that_does_not_run_is_reported_when_it_is_asked(
+    tmp_path: Path, use: Callable[..., None]
+) -> None:
     _fake_java(tmp_path)
+    use(tmp_path)
     with pytest.raises(SetupError) as caught:
-        find_java({"JAVA_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"})
+        require_java()
     assert caught.value.condition == "JAVA_NOT_FOUND"
     assert "status 1" in caught.value.message

@@ -7,48 +7,50 @@ import pytest
 
 from penstock._local.jars import sync
 from penstock._local.lock import JarLock
-from penstock._local.repository import find_repository, parse_repository, spark_jars_directory
+from penstock._local.repository import find_repository, parse_repository
 from penstock.errors import SetupError, SpecError
 
 _CLASS = "org/apache/ivy/plugins/resolver/IBiblioResolver.class"
 
 
-def _ivy(folder: Path, content: bytes) -> None:
-    with zipfile.ZipFile(folder / "ivy-9.9.jar", "w") as archive:
+@pytest.fixture(autouse=True)
+def spark_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    monkeypatch.delenv("PENSTOCK_JARS_REPOSITORY", raising=False)
+
+
+def _ivy(home: Path, content: bytes) -> None:
+    (home / "jars").mkdir(exist_ok=True)
+    with zipfile.ZipFile(home / "jars" / "ivy-9.9.jar", "w") as archive:
         archive.writestr(_CLASS, content)
 
 
-def test_repository_is_the_argument_when_all_are_given(tmp_path: Path) -> None:
+def test_repository_is_the_argument_when_all_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _ivy(tmp_path, b"\x01\x00\x20https://spark.invalid/maven2/\x01")
-    env = {"PENSTOCK_JARS_REPOSITORY": "https://env.invalid/m"}
-    found = [
-        find_repository("https://argument.invalid", environ=env, spark_jars=tmp_path),
-        find_repository(None, environ=env, spark_jars=tmp_path),
-        find_repository(None, environ={}, spark_jars=tmp_path),
-    ]
-    assert [repository.url for repository in found] == [
-        "https://argument.invalid/",
-        "https://env.invalid/m/",
-        "https://spark.invalid/maven2/",
-    ]
+    assert find_repository(None).url == "https://spark.invalid/maven2/"
+    monkeypatch.setenv("PENSTOCK_JARS_REPOSITORY", "https://env.invalid/m")
+    assert find_repository(None).url == "https://env.invalid/m/"
+    assert find_repository("https://argument.invalid").url == "https://argument.invalid/"
 
 
 @pytest.mark.parametrize("content", [None, b"\x01https://other.invalid/maven/\x01"])
 def test_repository_asks_for_one_when_ivy_does_not_tell(
     tmp_path: Path, content: bytes | None
 ) -> None:
+    (tmp_path / "jars").mkdir()
     if content is not None:
         _ivy(tmp_path, content)
     with pytest.raises(SetupError) as caught:
-        find_repository(None, environ={}, spark_jars=tmp_path)
+        find_repository(None)
     assert caught.value.condition == "JARS_REPOSITORY_UNKNOWN"
     assert "--repo" in (caught.value.hint or "")
 
 
-def test_repository_is_found_when_pyspark_is_installed() -> None:
-    folder = spark_jars_directory()
-    assert folder is not None
-    assert find_repository(None, environ={}, spark_jars=folder).url.endswith("/maven2/")
+def test_repository_is_found_when_pyspark_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_HOME")
+    assert find_repository(None).url.endswith("/maven2/")
 
 
 @pytest.mark.parametrize("url", ["", "ftp://x/y", "/a/folder", "https://", "http://[::1", "jars"])
@@ -65,7 +67,7 @@ def test_password_is_sent_but_never_shown_when_the_url_has_one(
     shown: list[object] = [parse_repository(url)]
     repository.files.clear()
     with pytest.raises(SetupError) as caught:
-        sync(["broker"], repository=url, lock=lock, cache_root=cache, local_repository=tmp_path)
+        sync(["broker"], repository=url)
     shown.append(str(caught.value))
     expected = "Basic " + base64.b64encode(b"user:s3cr/t").decode()
     assert repository.authorizations == [expected]
@@ -78,6 +80,6 @@ def test_password_stays_at_home_when_the_repository_redirects(
     other_repository.files = repository.files
     repository.redirect_to = other_repository.url + "/"
     url = repository.url.replace("://", "://user:secret@")
-    sync(["broker"], repository=url, lock=lock, cache_root=cache, local_repository=tmp_path)
+    sync(["broker"], repository=url)
     assert repository.authorizations != [None]
     assert other_repository.authorizations == [None]
