@@ -3,11 +3,12 @@
 import json
 
 from database_server import PASSWORD, USER, DatabaseServer
+from pyspark.sql.types import StructType
 from update_project import Project
 
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
-from penstock.sinks.jdbc.options import jdbc_sink_options
+from penstock.sinks.base import Write
 from penstock.sinks.jdbc.writer import JdbcSinkWriter
 
 SINK = """
@@ -51,9 +52,18 @@ def sink_rows(project: Project) -> list[int]:
 def writer(
     spark, server: DatabaseServer, table: str, *, epoch: str = "e", flow: str = "f", **more: str
 ) -> JdbcSinkWriter:
-    options = jdbc_sink_options(
-        {"url": server.url, "dbtable": table, "user": USER, "password": PASSWORD, **more}
-    )
+    options = {"url": server.url, "dbtable": table, "user": USER, "password": PASSWORD, **more}
     origin = SourceLocation(file="p.py", line=1)
     declared = Flow(name=flow, target="out", function=lambda: None, origin=origin)
-    return JdbcSinkWriter(spark, options, pipeline="p", flow=declared, epoch=epoch)
+    return JdbcSinkWriter(
+        Write(
+            spark=spark,
+            pipeline="p",
+            flow=declared,
+            epoch=epoch,
+            checkpoint="",
+            schema=StructType(),
+            format="jdbc",
+            options=options,
+        )
+    )

@@ -1,5 +1,6 @@
 """Analysis: calls every query function once the schemas of its upstreams are known."""
 
+import contextlib
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
@@ -70,15 +71,12 @@ def analyse(
     keys of datasets and names of sinks that must be valid; `None` = all. With `keeps_refused`,
     flows that cannot run as streams stay in the graph, with the reason: they fail alone.
     """
-    source = CdcAwareSource(index)
-    try:
+    with contextlib.closing(CdcAwareSource(index)) as source:
         analysis = Analysis(spark, index, source, context, evaluator, keeps_refused=keeps_refused)
         analysis.everything()
         return build_graph(
             with_sink_facts(index), analysis.analyses, analysis.all_errors(), selected
         )
-    finally:
-        source.close()
 
 
 class Analysis:

@@ -214,27 +214,23 @@ class SnapshotQuery:
         )
 
 
+# The first one that fits: a bool is an int, a datetime a date.
+_VERSION_TYPES: tuple[tuple[Any, DataType | None], ...] = (
+    (bool, None),
+    (int, LongType()),
+    (str, StringType()),
+    (float, DoubleType()),
+    ((bytes, bytearray), BinaryType()),
+    (datetime, TimestampType()),
+    (date, DateType()),
+    (Decimal, DecimalType(38, 18)),
+)
+
+
 def version_type(version: Any) -> DataType | None:
     """The column type for a version; `None` if it is not a valid one."""
-    match version:
-        case bool():
-            return None
-        case int():
-            return LongType()
-        case str():
-            return StringType()
-        case float():
-            return DoubleType()
-        case bytes() | bytearray():
-            return BinaryType()
-        case datetime():
-            return TimestampType()
-        case date():
-            return DateType()
-        case Decimal():
-            return DecimalType(38, 18)
-        case _:
-            return None
+    types = (kind for known, kind in _VERSION_TYPES if isinstance(version, known))
+    return next(types, None)
 
 
 def encode_version(version: Any) -> str:

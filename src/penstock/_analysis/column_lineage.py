@@ -85,14 +85,8 @@ def _source(kind: str, leaf: Any, own: Callable[[str], str | None]) -> LineageSo
         path = str(paths.head() if option.isEmpty() else option.get())
     elif kind in ("StreamingRelationV2", "DataSourceV2Relation"):
         options = leaf.extraOptions() if kind == "StreamingRelationV2" else leaf.options()
-        topic = next(
-            (
-                options.get(key)
-                for key in ("subscribe", "subscribePattern", "assign")
-                if options.get(key) is not None
-            ),
-            None,
-        )
+        topics = map(options.get, ("subscribe", "subscribePattern", "assign"))
+        topic = next((topic for topic in topics if topic is not None), None)
         servers = options.get("kafka.bootstrap.servers")
         if topic is not None and servers is not None:
             return LineageSource(namespace=f"kafka://{servers}", name=str(topic))

@@ -218,10 +218,6 @@ class ExternalReads:
         table = self.context.external_tables.find(name)
         return table.path if table is not None and table.format == "delta" else None
 
-    def new_table(self, name: str) -> str:
-        """The path of a table that user code writes by name."""
-        return self.context.external_tables.location_of(name)
-
     # -- SQL -----------------------------------------------------------------------------------
 
     def _replacement(self, reference: NameReference) -> str | None:
@@ -239,7 +235,12 @@ class ExternalReads:
         return None
 
     def _relation(self, reference: RelationReference) -> str | None:
-        return None if self._is_temporary(reference) else self._through_view(reference)
+        """What replaces a name; `None` for a temporary view that user code has created."""
+        if len(reference.parts) == 1:
+            catalog: Any = self._spark._jsparkSession.sessionState().catalog()
+            if catalog.getTempView(reference.parts[0]).isDefined():
+                return None
+        return self._through_view(reference)
 
     def _through_view(self, reference: RelationReference) -> str | None:
         reader: Any = self._spark.readStream if reference.is_streaming else self._spark.read
@@ -247,13 +248,6 @@ class ExternalReads:
             reader = reader.options(**reference.options)
         df = self.table(reference.name, reader)
         return None if df is None else sql_names.as_view(df)
-
-    def _is_temporary(self, reference: RelationReference) -> bool:
-        """Whether user code has created a temporary view of that name."""
-        if len(reference.parts) > 1:
-            return False
-        catalog: Any = self._spark._jsparkSession.sessionState().catalog()
-        return bool(catalog.getTempView(reference.parts[0]).isDefined())
 
     def _path_relation(self, reference: RelationReference) -> DataFrame:
         """``json.`/path` ``: the files of the mapped path; below STREAM a real stream."""

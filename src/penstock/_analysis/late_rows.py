@@ -255,10 +255,8 @@ def _before(child: Any, window: int) -> tuple[Any, int] | None:
 
 
 def _position(plan: Any, number: int) -> int | None:
-    for position, attribute in enumerate(iterate(plan.output())):
-        if attribute.exprId().id() == number:
-            return position
-    return None
+    ids = [attribute.exprId().id() for attribute in iterate(plan.output())]
+    return ids.index(number) if number in ids else None
 
 
 def is_watermarked(expression: Any) -> bool:

@@ -65,19 +65,16 @@ class PlanTexts(Evaluator):
         self, flow: Flow, position: Position = NOWHERE, *, is_triggered: bool = True
     ) -> tuple[DataFrame, Evaluation]:
         df, evaluation = super().evaluate(flow, position, is_triggered=is_triggered)
-        self._texts[flow.name] = self._text(df)
-        return df, evaluation
-
-    def _text(self, df: DataFrame) -> str:
         text = _IDS.sub("", str(analyzed(df).toString()))
         source: Any = self._source
         text = _EMPTY_SOURCE.sub(lambda match: source.dataset_at(match[1]) or match[0], text)
         lines = [line.rstrip() for line in text.splitlines()]
-        return "\n".join(
+        self._texts[flow.name] = "\n".join(
             line if len(line) <= _MAX_WIDTH else f"{line[: _MAX_WIDTH - 3]}..."
             for line in lines
             if line
         )
+        return df, evaluation
 
 
 class ObservingEvaluator(Evaluator):
@@ -139,7 +136,8 @@ class ObservingEvaluator(Evaluator):
 
     def _facts_of(self, df: DataFrame, rule: Expectation) -> RuleFacts:
         # Over an empty folder, so that only NULLs can be folded.
-        rows = self._empty(df)
+        folder = Path(self._folder.name).as_uri()
+        rows = self._spark.read.schema(df.schema).format("parquet").load(folder)
         condition = condition_column(self._spark, rule)
         selected = rows.select(condition.alias("rule"))
         expression = selected._jdf.queryExecution().analyzed().projectList().head()
@@ -162,10 +160,6 @@ class ObservingEvaluator(Evaluator):
             breaks=tuple(breaks),
             mentioned=tuple(mentioned),
         )
-
-    def _empty(self, df: DataFrame) -> DataFrame:
-        folder = Path(self._folder.name).as_uri()
-        return self._spark.read.schema(df.schema).format("parquet").load(folder)
 
 
 def _is_never_true(rows: DataFrame, condition: Column) -> bool:

@@ -210,67 +210,66 @@ def _wrap_catalog() -> None:
 
 
 def _wrap_reader(reader: Any) -> None:
-    original = {
-        name: getattr(reader, name)
-        for name in ("table", "load", "format", "schema", "option", "options", *ROW_FORMATS)
-        if hasattr(reader, name)
-    }
+    set_option = reader.option
 
-    def wrap(name: str, replacement: Callable[..., Any]) -> None:
-        setattr(reader, name, functools.wraps(original[name])(replacement))
-
-    def table(self: Any, tableName: str) -> DataFrame:
+    @replaces(reader, "table")
+    def table(original: Any, self: Any, tableName: str) -> Any:
         redirect = _redirect()
         df = redirect.table(tableName, self) if redirect is not None else None
-        result: DataFrame = df if df is not None else original["table"](self, tableName)
-        return result
+        return df if df is not None else original(self, tableName)
 
-    def format_(self: Any, source: str) -> Any:
+    @replaces(reader, "format")
+    def format_(original: Any, self: Any, source: str) -> Any:
         self.__dict__["_penstock_format"] = source
-        return original["format"](self, source)
+        return original(self, source)
 
-    def schema_(self: Any, schema: Any) -> Any:
+    @replaces(reader, "schema")
+    def schema_(original: Any, self: Any, schema: Any) -> Any:
         self.__dict__["_penstock_schema"] = schema
-        return original["schema"](self, schema)
+        return original(self, schema)
 
-    def option(self: Any, key: str, value: Any) -> Any:
+    @replaces(reader, "option")
+    def option(original: Any, self: Any, key: str, value: Any) -> Any:
         text = _as_text(value)
         if text is not None:
             reader_options(self)[key] = text
-        return original["option"](self, key, value)
+        return original(self, key, value)
 
-    def options(self: Any, **values: Any) -> Any:
+    @replaces(reader, "options")
+    def options(original: Any, self: Any, **values: Any) -> Any:
         reader_options(self).update(
             {key: text for key, value in values.items() if (text := _as_text(value)) is not None}
         )
-        return original["options"](self, **values)
+        return original(self, **values)
 
+    @replaces(reader, "load")
     def load(
-        self: Any, path: Any = None, format: Any = None, schema: Any = None, **more: Any
+        original: Any,
+        self: Any,
+        path: Any = None,
+        format: Any = None,
+        schema: Any = None,
+        **more: Any,
     ) -> Any:
         redirect = _redirect()
         if redirect is None:
-            return original["load"](self, path, format, schema, **more)
+            return original(self, path, format, schema, **more)
         if format is not None:
             format_(self, format)
         if schema is not None:
             schema_(self, schema)
         options(self, **more)
-        path = _mapped(self, path, redirect, original["option"])
+        path = _mapped(self, path, redirect, set_option)
         what = describe_source(reader_format(self), path, reader_options(self))
-        rows = redirect.load(self, lambda: original["load"](self, path))
+        rows = redirect.load(self, lambda: original(self, path))
         redirect.record(what)
         return rows
 
-    wrap("table", table)
-    wrap("format", format_)
-    wrap("schema", schema_)
-    wrap("option", option)
-    wrap("options", options)
-    wrap("load", load)
     for name in ROW_FORMATS:
-        if name in original:
-            wrap(name, _row_reader(name, original[name], original["option"]))
+        if hasattr(reader, name):
+            parameters = inspect.signature(getattr(reader, name)).parameters
+            keyword = "paths" if "paths" in parameters else "path"
+            replaces(reader, name)(_row_reader(name, keyword, set_option))
 
 
 def _mapped(
@@ -285,23 +284,17 @@ def _mapped(
                 reader_options(reader)[key] = mapped
                 set_option(reader, key, mapped)
         return None
-    if isinstance(path, list | tuple):
-        paths = [real_path(str(entry), redirect.context.map_path) for entry in path]
-        reader.__dict__["_penstock_paths"] = tuple(paths)
-        return paths
-    if isinstance(path, str | Path):
-        mapped = real_path(str(path), redirect.context.map_path)
-        reader.__dict__["_penstock_paths"] = (mapped,)
-        return mapped
-    return path
+    is_list = isinstance(path, list | tuple)
+    if not is_list and not isinstance(path, str | Path):
+        return path
+    entries = path if is_list else [path]
+    paths = [real_path(str(entry), redirect.context.map_path) for entry in entries]
+    reader.__dict__["_penstock_paths"] = tuple(paths)
+    return paths if is_list else paths[0]
 
 
-def _row_reader(
-    name: str, original: Callable[..., Any], set_option: Callable[..., Any]
-) -> Callable[..., Any]:
-    keyword = "paths" if "paths" in inspect.signature(original).parameters else "path"
-
-    def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _row_reader(name: str, keyword: str, set_option: Callable[..., Any]) -> Callable[..., Any]:
+    def read(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         redirect = _redirect()
         if redirect is None:
             return original(self, *args, **kwargs)

@@ -1,5 +1,6 @@
 """The analysis of a pipeline on a machine that may lack its data."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -42,8 +43,7 @@ def survey(
     evaluator: Callable[..., Evaluator] = Evaluator,
 ) -> Survey:
     """Analyse every flow of a pipeline, with assumptions about missing sources. Never raises."""
-    source = CdcAwareSource(index)
-    try:
+    with contextlib.closing(CdcAwareSource(index)) as source:
         analysis = Analysis(spark, index, source, context, evaluator)
         # A column that is added to a source makes earlier analyses stale.
         while any(name not in {*analysis.analyses, *analysis.errors} for name in index.flows):
@@ -71,5 +71,3 @@ def survey(
             missing=tuple(assumptions.sources.values()) if assumptions is not None else (),
             graph=graph,
         )
-    finally:
-        source.close()

@@ -122,15 +122,10 @@ def _take(options: dict[str, str], key: str) -> str | None:
 def _kafka(spark: SparkSession, options: dict[str, str], streaming: bool) -> DataFrame:
     reader: Any = (spark.readStream if streaming else spark.read).format("kafka")
     for key, value in options.items():
-        reader = reader.option(_kafka_option(key), value)
+        is_servers = key.lower() in ("bootstrapservers", "bootstrap_servers", "bootstrap.servers")
+        reader = reader.option("kafka.bootstrap.servers" if is_servers else key, value)
     result: DataFrame = reader.load()
     return result
-
-
-def _kafka_option(key: str) -> str:
-    if key.lower() in ("bootstrapservers", "bootstrap_servers", "bootstrap.servers"):
-        return "kafka.bootstrap.servers"
-    return key
 
 
 def _event_log(spark: SparkSession, folder: Path | None) -> DataFrame:

@@ -65,7 +65,7 @@ def wrap_writer(
         if redirect is None:
             original(self, name, format, mode, partitionBy, **options)
             return
-        path = redirect.delta_path(name) or redirect.new_table(name)
+        path = redirect.delta_path(name) or redirect.context.external_tables.location_of(name)
         with unhooked():
             self.save(path, "delta", mode, partitionBy, **options)
 

@@ -7,7 +7,7 @@ import io
 import os
 import re
 import tokenize
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -46,32 +46,6 @@ class Suppression:
     lines: frozenset[int]
 
 
-def suppressions_in_python(
-    text: str, file: str, first_line: int, spans: Iterable[tuple[int, int]]
-) -> Iterator[Suppression]:
-    """Suppressions in Python code.
-
-    A comment applies to its own line; a comment that stands alone applies to the next line of code.
-    On or above one of `spans`, heads of functions (decorators and `def`) and simple statements, it
-    applies to all of its lines.
-    """
-    ranges = [range(first, last + 1) for first, last in spans]
-    yield from _suppressions(_python_comments(text), text, file, first_line, ranges)
-
-
-def suppressions_in_sql(
-    text: str, file: str, first_line: int, statements: Iterable[tuple[int, int]]
-) -> Iterator[Suppression]:
-    """Suppressions in SQL: a comment in or directly above a statement applies to all of it."""
-    comments = [
-        (number, line.index("--"), line[line.index("--") :])
-        for number, line in enumerate(text.split("\n"), start=1)
-        if "--" in line and _COMMENT.search(line[line.index("--") :])
-    ]
-    spans = [range(first, last + 1) for first, last in statements]
-    yield from _suppressions(comments, text, file, first_line, spans)
-
-
 def apply_suppressions(
     findings: Iterable[Finding], suppressions: Iterable[Suppression], ignored: Iterable[str]
 ) -> tuple[list[Finding], list[Finding], list[Suppression]]:
@@ -102,17 +76,17 @@ def apply_suppressions(
 
 
 def unused_suppressions(
-    suppressions: Iterable[Suppression], looked_at: Mapping[str, bool]
+    suppressions: Iterable[Suppression], looked_at: Collection[str]
 ) -> Iterator[Finding]:
     """Findings about suppressions without effect.
 
-    `looked_at` tells per rule id whether it was applied: without Spark, some rules are not.
+    `looked_at` are ids of rules that were applied: without Spark, some rules are not.
     """
     rule = RULES["PSL901"]
     for suppression in suppressions:
         if suppression.rule not in RULES:
             message = f"there is no rule {suppression.rule or '(blank)'}"
-        elif looked_at.get(suppression.rule, True):
+        elif suppression.rule in looked_at:
             message = f"{suppression.rule} has no finding here"
         else:
             continue
@@ -120,13 +94,16 @@ def unused_suppressions(
 
 
 def _suppressions(
-    comments: Iterable[tuple[int, int, str]],
-    text: str,
-    file: str,
-    first_line: int,
-    spans: list[range],
+    cell: Cell, comments: Iterable[tuple[int, int, str]], spans: Iterable[tuple[int, int]]
 ) -> Iterator[Suppression]:
-    lines = text.split("\n")
+    """Suppressions in comments, which are given by line, column and text.
+
+    A comment applies to its own line; a comment that stands alone applies to the next line of code.
+    On or above one of `spans` it applies to all of its lines: statements of SQL; in Python, heads
+    of functions (decorators and `def`) and simple statements.
+    """
+    lines = cell.text.split("\n")
+    ranges = [range(first, last + 1) for first, last in spans]
     for number, column, comment in comments:
         match = _COMMENT.search(comment)
         if match is None:
@@ -135,11 +112,11 @@ def _suppressions(
         if match.group("what").lower() == "ignore":
             target = number if lines[number - 1][:column].strip() else _next_code(lines, number)
             spoken = {number, target}
-            for span in spans:
+            for span in ranges:
                 if number in span or target in span:
                     spoken |= set(span)
-        shifted = frozenset(line + first_line - 1 for line in spoken)
-        at = SourceLocation(file, number + first_line - 1)
+        shifted = frozenset(line + cell.line - 1 for line in spoken)
+        at = _at(cell, number)
         for rule in match.group("ids").split(","):
             yield Suppression(rule.strip().upper(), at, shifted)
 
@@ -150,6 +127,12 @@ def _next_code(lines: list[str], number: int) -> int:
         if line and not line.startswith(("#", "--")):
             return following
     return number
+
+
+def _sql_comments(text: str) -> Iterator[tuple[int, int, str]]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if "--" in line:
+            yield number, line.index("--"), line[line.index("--") :]
 
 
 def _python_comments(text: str) -> list[tuple[int, int, str]]:
@@ -255,9 +238,7 @@ def lint_project(settings: PipelineSettings, *, text_only: bool = False) -> Lint
     )
     # Without an analysis it is unknown whether rules of plans have findings.
     is_analysed = not (text_only or refused or unsure)
-    counted += unused_suppressions(
-        without_effect, {name: is_analysed or name in TEXT_RULES for name in RULES}
-    )
+    counted += unused_suppressions(without_effect, RULES if is_analysed else TEXT_RULES)
     counted.sort(key=lambda each: (each.origin.file, each.origin.line, each.rule.id))
     return LintReport(
         settings=settings,
@@ -296,20 +277,19 @@ def _of_cell(
     checkpoints: dict[str, list[SourceLocation]],
 ) -> Iterator[Finding]:
     at = partial(_at, cell)
-    file = source_location(cell.file, 1).file
     if cell.kind is CellKind.SQL:
         hits = list(sql_code_findings(cell.text))
         for key, value, line in setting_statements(cell.text):
             for rule, message in setting_findings(key, value):
                 yield Finding(rule=RULES[rule], origin=at(line), message=message)
         lines = statement_lines(cell.text)
-        suppressions += suppressions_in_sql(cell.text, file, cell.line, lines)
+        suppressions += _suppressions(cell, _sql_comments(cell.text), lines)
     elif cell.kind is CellKind.PYTHON:
         code = code_findings(cell.text)
         hits = code.hits
         for location, line in code.checkpoints:
             checkpoints.setdefault(location, []).append(at(line))
-        suppressions += suppressions_in_python(cell.text, file, cell.line, code.spans)
+        suppressions += _suppressions(cell, _python_comments(cell.text), code.spans)
     else:
         return
     for hit in hits:
@@ -321,14 +301,12 @@ def _at(cell: Cell, line: int) -> SourceLocation:
 
 
 def _of_settings(settings: PipelineSettings) -> Iterator[Finding]:
-    for key, value in {**settings.parameters, **settings.configuration}.items():
+    parts = [{**settings.parameters, **settings.configuration}]
+    for target in settings.alerts.targets:
+        parts.append({"webhook": target.webhook, **target.headers, **target.mail})
+    for key, value in (pair for part in parts for pair in part.items()):
         for rule, message in setting_findings(key, value):
             yield Finding(rule=RULES[rule], origin=_line_of(key, settings), message=message)
-    for target in settings.alerts.targets:
-        values = {"webhook": target.webhook, **target.headers, **target.mail}
-        for key, value in values.items():
-            for rule, message in setting_findings(key, value):
-                yield Finding(rule=RULES[rule], origin=_line_of(key, settings), message=message)
 
 
 def _line_of(key: str, settings: PipelineSettings) -> SourceLocation:

@@ -310,7 +310,8 @@ def ensure_topic(bootstrap_servers: str, topic: str, partitions: int = 1) -> int
     try:
         future.result(_TOPIC_SECONDS)
     except Exception as error:
-        if not _already_exists(error):
+        cause = error.args[0] if error.args else None
+        if getattr(cause, "name", lambda: "")() != "TOPIC_ALREADY_EXISTS":
             raise SetupError(
                 "TOPIC_FAILED",
                 f"the broker at {bootstrap_servers} did not create the topic {topic!r}: {error}",
@@ -338,8 +339,3 @@ def _partitions(admin: Any, topic: str) -> int:
         return 0
     leaders = [partition.leader for partition in metadata.partitions.values()]
     return len(leaders) if all(leader >= 0 for leader in leaders) else 0
-
-
-def _already_exists(error: Exception) -> bool:
-    cause = error.args[0] if error.args else None
-    return getattr(cause, "name", lambda: "")() == "TOPIC_ALREADY_EXISTS"

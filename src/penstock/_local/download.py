@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedRandom
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import BinaryIO, NoReturn
 
 from penstock._local.lock import Jar
 from penstock._local.repository import Repository
@@ -46,10 +46,6 @@ class _TransientError(Exception):
         self.reason = reason
         self.has_response = has_response
         super().__init__(reason)
-
-
-class _Readable(Protocol):
-    def read(self, amount: int, /) -> bytes: ...
 
 
 def sha256_of(path: Path) -> str:
@@ -210,7 +206,7 @@ def _continues(response: http.client.HTTPResponse, offset: int) -> bool:
 
 def _append(
     part: BufferedRandom,
-    stream: _Readable,
+    stream: BinaryIO | http.client.HTTPResponse,
     jar: Jar,
     stop: threading.Event,
     report: Callable[[int], None],

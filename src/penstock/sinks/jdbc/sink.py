@@ -40,12 +40,6 @@ class JdbcSink(Sink):
             )
 
     def open(self, write: Write) -> OpenedSink:
-        writer = JdbcSinkWriter(
-            write.spark,
-            jdbc_sink_options(write.options),
-            pipeline=write.pipeline,
-            flow=write.flow,
-            epoch=write.epoch,
-        )
+        writer = JdbcSinkWriter(write)
         writer.start(write.schema)
         return writer

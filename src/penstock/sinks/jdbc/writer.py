@@ -20,19 +20,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from penstock._model.flow import Flow
 from penstock._model.sql_text import quoted
 from penstock._spark.failures import full_text
 from penstock._tables.kill_points import is_switched_off, kill_point
 from penstock.errors import CheckpointError, ConnectorError, FlowError
-from penstock.sinks.base import BatchSink, SinkCommit, evaluate
+from penstock.sinks.base import BatchSink, SinkCommit, Write, evaluate
 from penstock.sinks.jdbc.connection import connected, dialect_of
 from penstock.sinks.jdbc.dialect import PART, SinkColumn, Unstorable
-from penstock.sinks.jdbc.options import JdbcSinkOptions, TableName, WriteRows, quote
+from penstock.sinks.jdbc.options import TableName, WriteRows, jdbc_sink_options, quote
 from penstock.sources.jdbc.database import Database, DatabaseError
 
 _JSON = {
@@ -55,26 +54,18 @@ class _Fence:
 class JdbcSinkWriter(BatchSink):
     """Writes the batches of one flow; pipeline, flow and target are the key of its fence."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        options: JdbcSinkOptions,
-        *,
-        pipeline: str,
-        flow: Flow,
-        epoch: str,
-    ) -> None:
-        self._spark = spark
-        self._options = options
-        self._dialect = dialect_of(options.system)
+    def __init__(self, write: Write) -> None:
+        self._spark = write.spark
+        self._options = jdbc_sink_options(write.options)
+        self._dialect = dialect_of(self._options.system)
         self._staging_options: dict[str, str] = {}
-        self._pipeline = pipeline
-        self._flow = flow
-        self._epoch = epoch
+        self._flow = write.flow
+        self._epoch = write.epoch
         self._writer = uuid.uuid4().hex
         self._columns: tuple[SinkColumn, ...] = ()
-        identity = "\0".join((pipeline, flow.name, str(options.table)))
-        self._prefix = f"penstock_stage_{hashlib.sha256(identity.encode()).hexdigest()[:16]}_"
+        self._identity = (write.pipeline, write.flow.name, str(self._options.table))
+        digest = hashlib.sha256("\0".join(self._identity).encode()).hexdigest()
+        self._prefix = f"penstock_stage_{digest[:16]}_"
 
     # -- before the query ----------------------------------------------------------------------
 
@@ -179,11 +170,14 @@ class JdbcSinkWriter(BatchSink):
 
     def write(self, df: DataFrame, batch_id: int) -> SinkCommit:
         kill_point("before_write", self._flow.name, batch_id)
+        name = f"{self._prefix}{uuid.uuid4().hex[:12]}"
+        staging = TableName(self._options.staging_schema, name)
         try:
             with connected(self._spark, self._options) as database:
                 known = self._known(self._read_fence(database), batch_id)
-                staging = None if known else self._make_staging(database)
-            if staging is None:
+                if not known:
+                    self._dialect.make_staging(database, staging, self._columns)
+            if known:
                 evaluate(df)
                 return SinkCommit(rows=0, replayed=True)
             self._stage(df, staging, batch_id)
@@ -219,11 +213,6 @@ class JdbcSinkWriter(BatchSink):
                 'set {"onGap": "continue"} on the sink to continue without the rows between',
             )
         return fence.last_batch >= batch_id
-
-    def _make_staging(self, database: Database) -> TableName:
-        staging = TableName(self._options.staging_schema, self._prefix + uuid.uuid4().hex[:12])
-        self._dialect.make_staging(database, staging, self._columns)
-        return staging
 
     def _stage(self, df: DataFrame, staging: TableName, batch_id: int) -> None:
         options = self._options
@@ -309,10 +298,6 @@ class JdbcSinkWriter(BatchSink):
         return rows
 
     # -- parts ---------------------------------------------------------------------------------
-
-    @property
-    def _identity(self) -> tuple[str, str, str]:
-        return (self._pipeline, self._flow.name, str(self._options.table))
 
     def _named(self, names: Sequence[str]) -> list[SinkColumn]:
         by_name = {column.source.lower(): column for column in self._columns}
