@@ -8,7 +8,7 @@ from types import TracebackType
 
 from pyspark.errors import AnalysisException
 
-from penstock._analysis.missing_sources import MAP_PATH, error_details, lacks_file_system
+from penstock._analysis.missing_sources import MAP_PATH, NO_TABLE, error_details, lacks_file_system
 from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation, is_ours, source_location
@@ -83,11 +83,7 @@ def query_error(
             hint="functions of a workspace are not available: compute it in the query, or register "
             "a function under a one-part name with spark.udf.register in a source file",
         )
-    if condition in (
-        "TABLE_OR_VIEW_NOT_FOUND",
-        "REQUIRES_SINGLE_PART_NAMESPACE",
-        "SCHEMA_NOT_FOUND",
-    ):
+    if condition in NO_TABLE:
         keys = ("relationName", "schemaName", "namespace", "tableName")
         known = next((parameters[key] for key in keys if key in parameters), None)
         name = shown(first_line(error)) if known is None else known.replace("`", "")

@@ -24,7 +24,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock._analysis.reader_hooks import reader_options
+from penstock._analysis.reader_hooks import reader_state
 from penstock._analysis.table_columns import declared_schema
 from penstock._analysis.table_sources import SchemaSource
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
@@ -144,7 +144,7 @@ class CdcAwareSource(SchemaSource):
             DefinitionError: `REPLACE_WHERE_TARGET_STREAMED`.
         """
         dataset = self._index.datasets[key]
-        options = {name.lower(): value for name, value in reader_options(reader).items()}
+        options = {name.lower(): value for name, value in reader_state(reader).options.items()}
         if not any(options.get(name, "").lower() == "true" for name in _READS_CHANGES):
             if any(replaces_rows(flow) for flow in dataset.flows):
                 shown = self._index.display(key)

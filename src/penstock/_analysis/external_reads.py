@@ -14,15 +14,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 from penstock._analysis import file_metadata, sql_names
 from penstock._analysis.context import ReadContext
 from penstock._analysis.missing_sources import format_option, require_files_beside_hints
-from penstock._analysis.reader_hooks import (
-    Reader,
-    own_read,
-    reader_format,
-    reader_options,
-    reader_paths,
-    reader_schema,
-    redirected,
-)
+from penstock._analysis.reader_hooks import Reader, own_read, reader_state, redirected
 from penstock._analysis.sql_names import (
     FunctionCall,
     NameReference,
@@ -76,10 +68,10 @@ class ExternalReads:
             return self._stand_in(
                 f"table {name.replace('`', '')}",
                 error,
-                paths=reader_paths(reader),
+                paths=reader_state(reader).paths,
                 streaming=isinstance(reader, DataStreamReader),
-                source_format=reader_format(reader),
-                schema=reader_schema(reader),
+                source_format=reader_state(reader).format,
+                schema=reader_state(reader).schema,
             )
 
     def sql(self, text: str) -> str | None:
@@ -105,33 +97,30 @@ class ExternalReads:
     def load(self, reader: Reader, spark_load: Callable[[], DataFrame]) -> DataFrame:
         """The rows of `reader.load()`; `spark_load` loads with the current options of the reader.
 
-        Format, options, schema and paths are in `reader_format`, `reader_options`, `reader_schema`
-        and `reader_paths`.
+        Format, options, schema and paths are in `reader_state(reader)`.
         """
-        source = source_of(reader_format(reader))
+        state = reader_state(reader)
+        source = source_of(state.format)
         is_stream = isinstance(reader, DataStreamReader)
-        options = source.map_options(
-            self.context.resolved(reader_options(reader)), self.context.map_path
-        )
+        options = source.map_options(self.context.resolved(state.options), self.context.map_path)
         if self.context.assumptions is not None:
             self.context.assumptions.servers |= dict.fromkeys(source.endpoints(options))
         options = source.check_options(options, is_stream=is_stream)
 
         def loaded(wanted: Mapping[str, str]) -> DataFrame:
-            known = reader_options(reader)
             for key, value in wanted.items():
-                if known.get(key) != value:
+                if state.options.get(key) != value:
                     reader._jreader = reader._jreader.option(key, value)
             return spark_load()
 
         read = self._described(
             Read(
                 spark=self._spark,
-                format=reader_format(reader).lower(),
+                format=state.format.lower(),
                 options=options,
                 load=loaded,
-                schema=reader_schema(reader),
-                paths=tuple(reader_paths(reader)),
+                schema=state.schema,
+                paths=state.paths,
                 is_stream=is_stream,
             )
         )

@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
-from penstock._analysis.reader_hooks import Reader, own_read, reader_schema
+from penstock._analysis.reader_hooks import Reader, own_read, reader_state
 from penstock._model.name import DatasetName, resolve_name, split_name
 from penstock._model.pipeline import Deferral, ExternalTable
 from penstock._tables.files import local_path
@@ -108,7 +108,7 @@ class ExternalTables:
         with own_read():
             options = {**(_CSV_DEFAULTS if table.format == "csv" else {}), **table.options}
             source: Any = reader.format(table.format)
-            if not _is_delta(table) and reader_schema(reader) is None:
+            if not _is_delta(table) and reader_state(reader).schema is None:
                 schema: Any = table.schema
                 if schema is None and isinstance(reader, DataStreamReader):
                     batch = self._spark.read.format(table.format).options(**options)

@@ -13,13 +13,8 @@ from penstock.errors import DefinitionError, PenstockError
 
 MAP_PATH = "map its prefix under `paths` in the settings"
 NOTHING_THERE = f"the path does not exist; {MAP_PATH}"
-_NO_TABLE = "neither in the pipeline nor in the catalog; map it under `tables` in the settings"
-_CONDITIONS = {
-    **dict.fromkeys(
-        ("TABLE_OR_VIEW_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE", "SCHEMA_NOT_FOUND"), _NO_TABLE
-    ),
-    "PATH_NOT_FOUND": NOTHING_THERE,
-}
+NO_TABLE = ("TABLE_OR_VIEW_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE", "SCHEMA_NOT_FOUND")
+"""Conditions of errors of Spark."""
 _HINTS = "schemahints"
 _NO_FILE_SYSTEM = re.compile(
     r'No FileSystem for scheme "?(?P<scheme>[\w+.-]+)|Class [\w.$]*FileSystem[\w$]* not found'
@@ -54,8 +49,10 @@ def missing_reason(error: Exception, paths: Sequence[str]) -> str:
     if isinstance(error, PenstockError):
         return error.message
     condition, _ = error_details(error)
-    if condition in _CONDITIONS:
-        return _CONDITIONS[condition]
+    if condition == "PATH_NOT_FOUND":
+        return NOTHING_THERE
+    if condition in NO_TABLE:
+        return "neither in the pipeline nor in the catalog; map it under `tables` in the settings"
     return f"{first_line(error)}; {MAP_PATH}" if paths else first_line(error)
 
 

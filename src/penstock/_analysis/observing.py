@@ -16,13 +16,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 from penstock._analysis.context import Evaluation
 from penstock._analysis.evaluation import Evaluator
 from penstock._analysis.query_facts import query_facts
-from penstock._analysis.reader_hooks import (
-    Reader,
-    own_read,
-    reader_format,
-    reader_options,
-    reader_schema,
-)
+from penstock._analysis.reader_hooks import Reader, own_read, reader_state
 from penstock._model.expectation import Expectation
 from penstock._model.flow import Flow
 from penstock._model.origin import capture_origin
@@ -104,17 +98,17 @@ class ObservingEvaluator(Evaluator):
         return super().table(name, reader)
 
     def load(self, reader: Reader, spark_load: Callable[[], DataFrame]) -> DataFrame:
-        self._read(reader, reader_format(reader))
+        self._read(reader, reader_state(reader).format)
         return super().load(reader, spark_load)
 
     def _read(self, reader: Reader, source: str, **more: Any) -> None:
-        options = {key.lower(): value for key, value in reader_options(reader).items()}
+        options = {key.lower(): value for key, value in reader_state(reader).options.items()}
         self.seen.reads[self._stack.get()[-1][0]].append(
             ReadFacts(
                 source=source.lower(),
                 is_streaming=isinstance(reader, DataStreamReader),
                 options=options,
-                has_schema=reader_schema(reader) is not None,
+                has_schema=reader_state(reader).schema is not None,
                 origin=capture_origin(),
                 **more,
             )

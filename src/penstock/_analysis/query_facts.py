@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -20,6 +19,13 @@ _CLOCK = re.compile(
 )
 _NOTED = re.compile(r"\b(from_json|from_csv|from_xml|from_avro|from_protobuf)\(", re.I)
 _COORDINATES = ("partition", "offset")
+# The state of an operator, and the method with its keys.
+_KEYED = {
+    "Aggregate": (StateKind.AGGREGATE, "groupingExpressions"),
+    "Distinct": (StateKind.AGGREGATE, "output"),
+    "Deduplicate": (StateKind.DEDUPLICATE, "keys"),
+    "DeduplicateWithinWatermark": (StateKind.DEDUPLICATE_WITHIN, "keys"),
+}
 _TIMELESS = {"NoTimeout", "NoTimeout$", "NoTime", "NoTime$"}
 
 
@@ -29,20 +35,13 @@ def query_facts(df: DataFrame) -> QueryFacts:
     return reader.facts()
 
 
-@dataclass
-class _Derived:
-    """References and SQL of the expression of an attribute."""
-
-    parts: set[int]
-    text: str
-
-
 class _Reader:
     def __init__(self, df: DataFrame) -> None:
         self.plan = analyzed(df)
         self._df = df
         self._jvm: Any = df.sparkSession._jvm
-        self._derived: dict[int, _Derived] = {}
+        # References and SQL of the expression of an attribute.
+        self._derived: dict[int, tuple[set[int], str]] = {}
         self._nodes: list[Any] = []
         self._watermarks: dict[str, int] = {}
         self._coordinates: dict[int, str] = {}
@@ -71,7 +70,7 @@ class _Reader:
             self.walk(child)
 
     def facts(self) -> QueryFacts:
-        text = "\n".join([*self._texts, *(derived.text for derived in self._derived.values())])
+        text = "\n".join([*self._texts, *(sql for _, sql in self._derived.values())])
         nondeterministic = _names(_NONDETERMINISTIC, text)
         if not nondeterministic and not self.plan.deterministic():
             nondeterministic = ("a function that is declared as not deterministic",)
@@ -97,7 +96,7 @@ class _Reader:
         if kind_of(item) != "Alias":
             return
         references = {a.exprId().id() for a in iterate(item.references().toSeq())}
-        self._derived[item.exprId().id()] = _Derived(references, str(item.child().sql()))
+        self._derived[item.exprId().id()] = references, str(item.child().sql())
 
     def _all_parts(self, attribute: int) -> set[int]:
         seen: set[int] = set()
@@ -108,7 +107,7 @@ class _Reader:
                 continue
             seen.add(part)
             if part in self._derived:
-                waiting += self._derived[part].parts
+                waiting += self._derived[part][0]
         return seen
 
     def _nondeterministic_in(self, expressions: list[Any]) -> tuple[str, ...]:
@@ -117,7 +116,7 @@ class _Reader:
             texts.append(str(expression.sql()))
             for attribute in iterate(expression.references().toSeq()):
                 parts = self._all_parts(attribute.exprId().id())
-                texts += [self._derived[part].text for part in parts if part in self._derived]
+                texts += [self._derived[part][1] for part in parts if part in self._derived]
         text = "\n".join(texts)
         return (*_names(_NONDETERMINISTIC, text), *_names(_CLOCK, text))
 
@@ -128,16 +127,9 @@ class _Reader:
             if not node.isStreaming():
                 continue
             kind = kind_of(node)
-            if kind == "Aggregate":
-                keys = list(iterate(node.groupingExpressions()))
-                yield self._keyed(node, StateKind.AGGREGATE, keys)
-            elif kind == "Distinct":
-                yield self._keyed(node, StateKind.AGGREGATE, list(iterate(node.output())))
-            elif kind == "Deduplicate":
-                yield self._keyed(node, StateKind.DEDUPLICATE, list(iterate(node.keys())))
-            elif kind == "DeduplicateWithinWatermark":
-                keyed = self._keyed(node, StateKind.DEDUPLICATE_WITHIN, list(iterate(node.keys())))
-                yield replace(keyed, is_bounded=True)
+            if kind in _KEYED:
+                state, method = _KEYED[kind]
+                yield self._keyed(node, state, list(iterate(getattr(node, method)())))
             elif kind == "Join":
                 if all(child.isStreaming() for child in iterate(node.children())):
                     yield self._join(node)
@@ -149,7 +141,7 @@ class _Reader:
             kind=kind,
             keys=tuple(shown_expression(key) for key in keys),
             has_watermark=_has_watermark(node),
-            is_bounded=any(is_watermarked(key) for key in keys),
+            is_bounded=kind is StateKind.DEDUPLICATE_WITHIN or any(map(is_watermarked, keys)),
             nondeterministic_keys=self._nondeterministic_in(keys),
         )
 

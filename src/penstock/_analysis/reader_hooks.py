@@ -11,6 +11,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,25 +71,27 @@ def _redirect() -> "ExternalReads | None":
 # -- configuration of a reader ---------------------------------------------------------------------
 
 
-def reader_options(reader: Any) -> dict[str, str]:
-    """Options given so far to a reader that was made while user code ran."""
-    options: dict[str, str] = reader.__dict__.setdefault("_penstock_options", {})
-    return options
+@dataclass
+class ReaderState:
+    """What user code has given a reader.
+
+    Attributes:
+        format: Empty if it was not.
+        options: As text.
+        schema: `None` if it was not.
+        paths: To load from, mapped and absolute.
+    """
+
+    format: str = ""
+    options: dict[str, str] = field(default_factory=dict)
+    schema: Any = None
+    paths: tuple[str, ...] = ()
 
 
-def reader_format(reader: Any) -> str:
-    """What was given to `format`; empty if nothing was."""
-    return str(reader.__dict__.get("_penstock_format", ""))
-
-
-def reader_schema(reader: Any) -> Any:
-    """What was given to `schema`; `None` if nothing was."""
-    return reader.__dict__.get("_penstock_schema")
-
-
-def reader_paths(reader: Any) -> tuple[str, ...]:
-    """Paths to load from, mapped and absolute."""
-    return tuple(reader.__dict__.get("_penstock_paths", ()))
+def reader_state(reader: Any) -> ReaderState:
+    """What a reader that was made while user code ran has been given so far."""
+    so_far: ReaderState = reader.__dict__.setdefault("_penstock_given", ReaderState())
+    return so_far
 
 
 def _as_text(value: Any) -> str | None:
@@ -220,24 +223,24 @@ def _wrap_reader(reader: Any) -> None:
 
     @replaces(reader, "format")
     def format_(original: Any, self: Any, source: str) -> Any:
-        self.__dict__["_penstock_format"] = source
+        reader_state(self).format = source
         return original(self, source)
 
     @replaces(reader, "schema")
     def schema_(original: Any, self: Any, schema: Any) -> Any:
-        self.__dict__["_penstock_schema"] = schema
+        reader_state(self).schema = schema
         return original(self, schema)
 
     @replaces(reader, "option")
     def option(original: Any, self: Any, key: str, value: Any) -> Any:
         text = _as_text(value)
         if text is not None:
-            reader_options(self)[key] = text
+            reader_state(self).options[key] = text
         return original(self, key, value)
 
     @replaces(reader, "options")
     def options(original: Any, self: Any, **values: Any) -> Any:
-        reader_options(self).update(
+        reader_state(self).options.update(
             {key: text for key, value in values.items() if (text := _as_text(value)) is not None}
         )
         return original(self, **values)
@@ -260,7 +263,7 @@ def _wrap_reader(reader: Any) -> None:
             schema_(self, schema)
         options(self, **more)
         path = _mapped(self, path, redirect, set_option)
-        what = describe_source(reader_format(self), path, reader_options(self))
+        what = describe_source(reader_state(self).format, path, reader_state(self).options)
         rows = redirect.load(self, lambda: original(self, path))
         redirect.record(what)
         return rows
@@ -277,11 +280,11 @@ def _mapped(
 ) -> Any:
     """Map the paths of a reader, given as an argument or as an option; returns the argument."""
     if path is None:
-        for key, value in list(reader_options(reader).items()):
+        for key, value in list(reader_state(reader).options.items()):
             if key.lower() == PATH_OPTION:
                 mapped = real_path(value, redirect.context.map_path)
-                reader.__dict__["_penstock_paths"] = (mapped,)
-                reader_options(reader)[key] = mapped
+                reader_state(reader).paths = (mapped,)
+                reader_state(reader).options[key] = mapped
                 set_option(reader, key, mapped)
         return None
     is_list = isinstance(path, list | tuple)
@@ -289,7 +292,7 @@ def _mapped(
         return path
     entries = path if is_list else [path]
     paths = [real_path(str(entry), redirect.context.map_path) for entry in entries]
-    reader.__dict__["_penstock_paths"] = tuple(paths)
+    reader_state(reader).paths = tuple(paths)
     return paths if is_list else paths[0]
 
 
@@ -298,7 +301,7 @@ def _row_reader(name: str, keyword: str, set_option: Callable[..., Any]) -> Call
         redirect = _redirect()
         if redirect is None:
             return original(self, *args, **kwargs)
-        self.__dict__["_penstock_format"] = name
+        reader_state(self).format = name
         if args:
             # `parquet(*paths)` takes any number of paths, the others one path first.
             count = len(args) if name == "parquet" else 1
@@ -310,7 +313,7 @@ def _row_reader(name: str, keyword: str, set_option: Callable[..., Any]) -> Call
             if shown is not None:
                 kwargs[keyword] = shown
         if kwargs.get("schema") is not None:
-            self.__dict__["_penstock_schema"] = kwargs["schema"]
+            reader_state(self).schema = kwargs["schema"]
         what = describe_source(name, shown if isinstance(shown, str) else None, {})
         redirect.record(what)
         return redirect.load(self, lambda: original(self, *args, **kwargs))

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 from pyspark.sql.types import LongType, StringType, StructType, TimestampType
 
 from penstock._analysis.boundary import DatasetNotReadyError
-from penstock._analysis.reader_hooks import reader_options
+from penstock._analysis.reader_hooks import reader_state
 from penstock._tables.write.schema import plain_schema
 from penstock.sources.base import OpenedSource, Position, Read
 from penstock.sources.delta.source import DeltaStream
@@ -67,7 +67,7 @@ class SchemaSource:
         # A watermark is metadata of a query. With it, an aggregation would be planned in append
         # mode, which Spark refuses for the real table.
         schema = plain_schema(self.schemas[key])
-        options = {name.lower(): value for name, value in reader_options(reader).items()}
+        options = {name.lower(): value for name, value in reader_state(reader).options.items()}
         if options.get("readchangefeed", options.get("readchangedata", "")).lower() == "true":
             schema = schema.add("_change_type", StringType()).add("_commit_version", LongType())
             schema = schema.add("_commit_timestamp", TimestampType())
@@ -117,7 +117,7 @@ class DeltaSource:
         return reader.format("delta").load(self._paths[key])
 
     def stream(self, key: str, reader: DataStreamReader, position: Position) -> OpenedSource:
-        path, options = self._paths[key], reader_options(reader)
+        path, options = self._paths[key], reader_state(reader).options
         start = None if position else self._start(key, reader)
         if start is not None:
             options = {**options, "startingVersion": str(start)}
@@ -137,7 +137,7 @@ class DeltaSource:
 
     def _start(self, key: str, reader: DataStreamReader) -> int | None:
         starts = self._starts.get()
-        if starts is None or {name.lower() for name in reader_options(reader)} & _OWN_START:
+        if starts is None or {name.lower() for name in reader_state(reader).options} & _OWN_START:
             return None
         # The version of a deployed table must not be taken for one of the pipeline's own.
         known = self._deferred.get(key, key)

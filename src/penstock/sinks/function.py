@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from penstock._api.batches import MicroBatch, writing
 from penstock._model.paths import path_key, real_path
@@ -65,7 +65,7 @@ class FunctionSinkWriter(BatchSink):
         batch = MicroBatch(
             pipeline=opened.pipeline, flow=flow.name, epoch=opened.epoch, batch_id=batch_id
         )
-        tools = _Tools(opened.spark, batch, opened.notes, opened.map_path)
+        tools = _Tools(opened, batch)
         try:
             with writing(tools), user_columns():
                 self._function(df, batch_id)
@@ -85,13 +85,10 @@ class FunctionSinkWriter(BatchSink):
 class _Tools:
     """See `BatchTools`."""
 
-    def __init__(
-        self, spark: SparkSession, batch: MicroBatch, notes: str, map_path: Callable[[str], str]
-    ) -> None:
+    def __init__(self, opened: Write, batch: MicroBatch) -> None:
         self.batch = batch
-        self._spark = spark
-        self._notes = notes
-        self._map_path = map_path
+        self._opened = opened
+        self._spark = opened.spark
         self._written: set[tuple[str, str]] = set()
 
     def write_delta(
@@ -104,7 +101,7 @@ class _Tools:
         partition_by: Sequence[str],
         options: Mapping[str, str],
     ) -> bool:
-        location = real_path(path, self._map_path)
+        location = real_path(path, self._opened.map_path)
         place = path_key(location) or location  # however it is spelled
         if (place, name) in self._written:
             raise DefinitionError(
@@ -128,12 +125,19 @@ class _Tools:
         writer.save(location)
         return True
 
-    def each_row(self, df: DataFrame, writer: object) -> None:
-        write_rows(df, writer, self.batch.batch_id)
+    def each_row(self, df: DataFrame, writer: Any) -> None:
+        if not callable(writer.process if hasattr(writer, "process") else writer):
+            raise DefinitionError(
+                "FOREACH_WRITER_INVALID",
+                f"foreach_row got {type(writer).__name__}, which has no method `process`",
+                hint="give a function of a row, or an object with process(row) and, if it needs "
+                "them, open(partition_id, batch_id) and close(error)",
+            )
+        df.rdd.mapPartitionsWithIndex(_task(writer, self.batch.batch_id)).count()
 
     def once(self, action: Callable[[], object], name: str) -> bool:
         files = StorageFiles(self._spark)
-        note = f"{self._notes}/{quote(name, safe='')}"
+        note = f"{self._opened.notes}/{quote(name, safe='')}"
         known = files.read(note)
         # A file that was being written when the process died has no number.
         if known is not None and known.isdecimal() and int(known) >= self.batch.batch_id:
@@ -143,46 +147,23 @@ class _Tools:
         return True
 
 
-def write_rows(df: DataFrame, writer: Any, batch_id: int) -> None:
-    """Hand each row of a micro-batch to an object or a function; see `batches.foreach_row`."""
-    process = writer if callable(writer) and not hasattr(writer, "process") else None
-    if process is None and not callable(getattr(writer, "process", None)):
-        raise DefinitionError(
-            "FOREACH_WRITER_INVALID",
-            f"foreach_row got {type(writer).__name__}, which has no method `process`",
-            hint="give a function of a row, or an object with process(row) and, if it needs them, "
-            "open(partition_id, batch_id) and close(error)",
-        )
-    task = _row_by_row(process) if process is not None else _opened_and_closed(writer, batch_id)
-    df.rdd.mapPartitionsWithIndex(task).count()
+def _task(writer: Any, batch_id: int) -> Callable[[int, Iterable[Any]], Iterator[Any]]:
+    """What hands the rows of a partition to an object or a function."""
+    is_object = hasattr(writer, "process")
 
-
-Task = Callable[[int, Iterable[Any]], Iterator[Any]]
-
-
-def _row_by_row(process: Callable[[Any], object]) -> Task:
-    def task(_: int, rows: Iterable[Any]) -> Iterator[Any]:
-        for row in rows:
-            process(row)
-        return iter(())
-
-    return task
-
-
-def _opened_and_closed(writer: Any, batch_id: int) -> Task:
     def task(partition: int, rows: Iterable[Any]) -> Iterator[Any]:
         is_open, error = True, None
-        if hasattr(writer, "open"):
+        if is_object and hasattr(writer, "open"):
             is_open = writer.open(partition, batch_id)
         try:
             if is_open:
                 for row in rows:
-                    writer.process(row)
+                    (writer.process if is_object else writer)(row)
         except Exception as raised:
             error = raised
             raise
         finally:
-            if hasattr(writer, "close"):
+            if is_object and hasattr(writer, "close"):
                 writer.close(error)
         return iter(())
 

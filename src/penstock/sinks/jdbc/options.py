@@ -141,9 +141,8 @@ def jdbc_sink_options(options: Mapping[str, str]) -> JdbcSinkOptions:
     by_lower_name = {name.lower(): value for name, value in options.items()}
     system = _system(by_lower_name.get("url", "").strip())
     _refuse_unknown(options, system)
-    for name in ("url", "dbtable"):
-        if not by_lower_name.get(name, "").strip():
-            raise invalid(f"option `{name}` is missing or empty")
+    if not by_lower_name.get("dbtable", "").strip():
+        raise invalid("option `dbtable` is missing or empty")
     url, parameters = _split_url(by_lower_name["url"].strip(), system)
     if by_lower_name.get("driver", system.driver) != system.driver:
         raise _other_database(
