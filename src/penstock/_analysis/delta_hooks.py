@@ -1,19 +1,15 @@
 """Hooks of Delta's `DeltaTable`: names of datasets, and paths as Spark's readers take them."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql import SparkSession
 
-from penstock._analysis.replaced_methods import replaces
+from penstock._analysis.hooks import active, replaces
 from penstock._model.paths import real_path
 
-if TYPE_CHECKING:
-    from penstock._analysis.external_reads import ExternalReads
 
-
-def wrap_delta_tables(active: "Callable[[], ExternalReads | None]") -> None:
-    """Wrap the class for this process; `active` returns the redirect of the current context."""
+def wrap_delta_tables() -> None:
+    """Wrap the class for this process."""
     from delta.tables import DeltaTable, DeltaTableBuilder
 
     def located(path: str) -> str:

@@ -14,7 +14,8 @@ from penstock._analysis import ansi_fallback
 from penstock._analysis.boundary import DatasetCycleError, DatasetNotReadyError, user_code
 from penstock._analysis.context import Evaluation, ReadContext
 from penstock._analysis.external_reads import ExternalReads
-from penstock._analysis.reader_hooks import Reader, install_reader_hooks, own_read, redirected
+from penstock._analysis.hooks import own_read
+from penstock._analysis.reader_hooks import Reader, install_reader_hooks, redirected
 from penstock._analysis.sql_names import RelationReference
 from penstock._analysis.table_sources import DeltaSource, SchemaSource
 from penstock._api.reading import DatasetReader, reading

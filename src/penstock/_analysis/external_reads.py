@@ -13,8 +13,9 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from penstock._analysis import file_metadata, sql_names
 from penstock._analysis.context import ReadContext
+from penstock._analysis.hooks import own_read
 from penstock._analysis.missing_sources import format_option, require_files_beside_hints
-from penstock._analysis.reader_hooks import Reader, own_read, reader_state, redirected
+from penstock._analysis.reader_hooks import Reader, reader_state, redirected
 from penstock._analysis.sql_names import (
     FunctionCall,
     NameReference,

@@ -13,7 +13,8 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
-from penstock._analysis.reader_hooks import Reader, own_read, reader_state
+from penstock._analysis.hooks import own_read
+from penstock._analysis.reader_hooks import Reader, reader_state
 from penstock._model.name import DatasetName, resolve_name, split_name
 from penstock._model.pipeline import Deferral, ExternalTable
 from penstock._tables.files import local_path

@@ -47,16 +47,10 @@ def without_shown(df: DataFrame, text: str) -> DataFrame:
     names = list(df.columns)
     for position in positions:
         names[position] = f"{SHOWN}_{position}"
-    if _is_selected(text):
+    tokens = _TOKENS.finditer(text)
+    if any(_is_name(match) and _END_OF_COLUMN.match(text, match.end()) for match in tokens):
         names[positions.pop()] = _NAME
     return df.toDF(*names).drop(*(names[position] for position in positions))
-
-
-def _is_selected(text: str) -> bool:
-    return any(
-        _is_name(match) and _END_OF_COLUMN.match(text, match.end()) is not None
-        for match in _TOKENS.finditer(text)
-    )
 
 
 def _is_name(match: re.Match[str]) -> bool:

@@ -15,8 +15,9 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from penstock._analysis.context import Evaluation
 from penstock._analysis.evaluation import Evaluator
+from penstock._analysis.hooks import own_read
 from penstock._analysis.query_facts import query_facts
-from penstock._analysis.reader_hooks import Reader, own_read, reader_state
+from penstock._analysis.reader_hooks import Reader, reader_state
 from penstock._model.expectation import Expectation
 from penstock._model.flow import Flow
 from penstock._model.origin import capture_origin

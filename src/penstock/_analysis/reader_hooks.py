@@ -10,7 +10,6 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,9 +26,9 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from penstock._analysis import file_metadata
 from penstock._analysis.delta_hooks import wrap_delta_tables
+from penstock._analysis.hooks import active, replaces, through
 from penstock._analysis.json_paths import with_json_paths
 from penstock._analysis.local_rows import with_floats
-from penstock._analysis.replaced_methods import replaces
 from penstock._analysis.writer_hooks import PATH_OPTION, ROW_FORMATS, wrap_writer
 from penstock._model.paths import real_path
 from penstock._sql.query_text import spell_names
@@ -39,33 +38,13 @@ if TYPE_CHECKING:
 
 Reader = DataFrameReader | DataStreamReader
 
-_active: "ContextVar[ExternalReads | None]" = ContextVar("penstock_redirect", default=None)
-_inner_read: ContextVar[bool] = ContextVar("penstock_inner_read", default=False)
-
 
 @contextlib.contextmanager
 def redirected(redirect: "ExternalReads") -> Iterator[None]:
     """Let reads of this context go through `redirect`."""
     install_reader_hooks()
-    token = _active.set(redirect)
-    try:
+    with through(redirect):
         yield
-    finally:
-        _active.reset(token)
-
-
-@contextlib.contextmanager
-def own_read() -> Iterator[None]:
-    """Disable the hooks: for reads of Penstock itself."""
-    token = _inner_read.set(True)
-    try:
-        yield
-    finally:
-        _inner_read.reset(token)
-
-
-def _redirect() -> "ExternalReads | None":
-    return None if _inner_read.get() else _active.get()
 
 
 # -- configuration of a reader ---------------------------------------------------------------------
@@ -120,18 +99,18 @@ def install_reader_hooks() -> None:
     logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL + 1)
     for reader in (DataFrameReader, DataStreamReader):
         _wrap_reader(reader)
-    wrap_writer(_redirect, own_read)
+    wrap_writer()
     _wrap_session()
     _wrap_select()
     _wrap_catalog()
-    wrap_delta_tables(_redirect)
+    wrap_delta_tables()
     _wrap_settings()
 
 
 def _wrap_settings() -> None:
     @replaces(RuntimeConfig, "get")
     def get(original: Any, self: RuntimeConfig, key: str, *default: Any, **options: Any) -> Any:
-        redirect = _redirect()
+        redirect = active()
         if redirect is None or default or options:
             return original(self, key, *default, **options)
         try:
@@ -146,13 +125,13 @@ def _wrap_session() -> None:
     def create(
         original: Any, self: Any, data: Any, schema: Any = None, *args: Any, **kw: Any
     ) -> Any:
-        if _redirect() is not None:
+        if active() is not None:
             data = with_floats(data, schema)
         return original(self, data, schema, *args, **kw)
 
     @replaces(SparkSession, "sql")
     def sql(original: Any, self: Any, sqlQuery: str, args: Any = None, **kwargs: Any) -> Any:
-        redirect = _redirect()
+        redirect = active()
         if redirect is None:
             return original(self, sqlQuery, args, **kwargs)
         formatter = SQLStringFormatter(self)
@@ -178,7 +157,7 @@ def _wrap_select() -> None:
     @replaces(ClassicDataFrame, "selectExpr")
     def select_expr(original: Any, self: Any, *expr: Any) -> Any:
         texts = expr[0] if len(expr) == 1 and isinstance(expr[0], list) else expr
-        if _redirect() is None:
+        if active() is None:
             return original(self, *texts)
         return with_json_paths(
             lambda spell: original(
@@ -196,7 +175,7 @@ def _texts(arguments: Any) -> dict[str, str]:
 def _wrap_catalog() -> None:
     @replaces(Catalog, "tableExists")
     def exists(original: Any, self: Catalog, tableName: str, dbName: str | None = None) -> Any:
-        redirect = _redirect()
+        redirect = active()
         if redirect is not None:
             is_there = redirect.table_exists(f"{dbName}.{tableName}" if dbName else tableName)
             if is_there is not None:
@@ -205,7 +184,7 @@ def _wrap_catalog() -> None:
 
     # The settings of the pipeline decide its catalog and schema.
     def ignored(original: Any, self: Catalog, name: str) -> None:
-        if _redirect() is None:
+        if active() is None:
             original(self, name)
 
     for name in ("setCurrentCatalog", "setCurrentDatabase"):
@@ -213,11 +192,9 @@ def _wrap_catalog() -> None:
 
 
 def _wrap_reader(reader: Any) -> None:
-    set_option = reader.option
-
     @replaces(reader, "table")
     def table(original: Any, self: Any, tableName: str) -> Any:
-        redirect = _redirect()
+        redirect = active()
         df = redirect.table(tableName, self) if redirect is not None else None
         return df if df is not None else original(self, tableName)
 
@@ -254,7 +231,7 @@ def _wrap_reader(reader: Any) -> None:
         schema: Any = None,
         **more: Any,
     ) -> Any:
-        redirect = _redirect()
+        redirect = active()
         if redirect is None:
             return original(self, path, format, schema, **more)
         if format is not None:
@@ -262,7 +239,7 @@ def _wrap_reader(reader: Any) -> None:
         if schema is not None:
             schema_(self, schema)
         options(self, **more)
-        path = _mapped(self, path, redirect, set_option)
+        path = _mapped(self, path, redirect)
         what = describe_source(reader_state(self).format, path, reader_state(self).options)
         rows = redirect.load(self, lambda: original(self, path))
         redirect.record(what)
@@ -272,20 +249,17 @@ def _wrap_reader(reader: Any) -> None:
         if hasattr(reader, name):
             parameters = inspect.signature(getattr(reader, name)).parameters
             keyword = "paths" if "paths" in parameters else "path"
-            replaces(reader, name)(_row_reader(name, keyword, set_option))
+            replaces(reader, name)(_row_reader(name, keyword))
 
 
-def _mapped(
-    reader: Any, path: Any, redirect: "ExternalReads", set_option: Callable[..., Any]
-) -> Any:
+def _mapped(reader: Any, path: Any, redirect: "ExternalReads") -> Any:
     """Map the paths of a reader, given as an argument or as an option; returns the argument."""
     if path is None:
         for key, value in list(reader_state(reader).options.items()):
             if key.lower() == PATH_OPTION:
                 mapped = real_path(value, redirect.context.map_path)
                 reader_state(reader).paths = (mapped,)
-                reader_state(reader).options[key] = mapped
-                set_option(reader, key, mapped)
+                reader.option(key, mapped)
         return None
     is_list = isinstance(path, list | tuple)
     if not is_list and not isinstance(path, str | Path):
@@ -296,20 +270,20 @@ def _mapped(
     return paths if is_list else paths[0]
 
 
-def _row_reader(name: str, keyword: str, set_option: Callable[..., Any]) -> Callable[..., Any]:
+def _row_reader(name: str, keyword: str) -> Callable[..., Any]:
     def read(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        redirect = _redirect()
+        redirect = active()
         if redirect is None:
             return original(self, *args, **kwargs)
         reader_state(self).format = name
         if args:
             # `parquet(*paths)` takes any number of paths, the others one path first.
             count = len(args) if name == "parquet" else 1
-            mapped = (_mapped(self, value, redirect, set_option) for value in args[:count])
+            mapped = (_mapped(self, value, redirect) for value in args[:count])
             args = (*mapped, *args[count:])
             shown = args[0]
         else:
-            shown = _mapped(self, kwargs.get(keyword), redirect, set_option)
+            shown = _mapped(self, kwargs.get(keyword), redirect)
             if shown is not None:
                 kwargs[keyword] = shown
         if kwargs.get("schema") is not None:

@@ -42,7 +42,9 @@ def window_of(df: DataFrame, flow: Flow) -> Window:
         column = condition_column(df.sparkSession, rule)
         plan: Any = empty.where(column)._jdf.queryExecution().analyzed()
         check_expectations(empty, [replace(rule, condition=column)])
-        fixed = _with_current_time(df, plan)
+        optimizer: Any = df.sparkSession._jvm.org.apache.spark.sql.catalyst.optimizer  # type: ignore[union-attr]
+        rule = getattr(optimizer, "ComputeCurrentTime$").__getattr__("MODULE$")
+        fixed = rule.apply(plan).condition()
         if not fixed.deterministic():
             raise _invalid(flow, "it is not deterministic")
         where = str(fixed.sql())
@@ -54,11 +56,6 @@ def window_of(df: DataFrame, flow: Flow) -> Window:
             raise
         raise _invalid(flow, _reason(error)) from error
     return Window(kept, where)
-
-
-def _with_current_time(df: DataFrame, plan: Any) -> Any:
-    optimizer: Any = df.sparkSession._jvm.org.apache.spark.sql.catalyst.optimizer  # type: ignore[union-attr]
-    return getattr(optimizer, "ComputeCurrentTime$").__getattr__("MODULE$").apply(plan).condition()
 
 
 def _reason(error: PenstockError) -> str:

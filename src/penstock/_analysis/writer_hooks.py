@@ -1,37 +1,26 @@
 """Hooks of PySpark's batch writer: paths and tables that user code writes."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql.readwriter import DataFrameWriter
 
-from penstock._analysis.replaced_methods import replaces
+from penstock._analysis.hooks import active, own_read, replaces
 from penstock._model.paths import real_path
 from penstock._model.sql_text import delta_table
-
-if TYPE_CHECKING:
-    from penstock._analysis.external_reads import ExternalReads
 
 ROW_FORMATS = ("json", "csv", "parquet", "orc", "text", "xml")
 """Formats that readers and writers have a method for."""
 PATH_OPTION = "path"
 
 
-def wrap_writer(
-    active: "Callable[[], ExternalReads | None]",
-    unhooked: Callable[[], AbstractContextManager[None]],
-) -> None:
-    """Map paths; a table by name is written to Delta files in the pipeline's storage.
-
-    `active` returns the redirect of the current context, `unhooked` disables the hooks.
-    """
+def wrap_writer() -> None:
+    """Map paths; a table by name is written to Delta files in the pipeline's storage."""
 
     def write(original: Any, self: Any, path: Any = None, *args: Any, **kwargs: Any) -> None:
         redirect = active()
         if redirect is not None and isinstance(path, str):
             path = real_path(path, redirect.context.map_path)
-        with unhooked():
+        with own_read():
             original(self, path, *args, **kwargs)
 
     for name in ("save", *ROW_FORMATS):
@@ -66,7 +55,7 @@ def wrap_writer(
             original(self, name, format, mode, partitionBy, **options)
             return
         path = redirect.delta_path(name) or redirect.context.external_tables.location_of(name)
-        with unhooked():
+        with own_read():
             self.save(path, "delta", mode, partitionBy, **options)
 
     @replaces(DataFrameWriter, "insertInto")
@@ -78,5 +67,5 @@ def wrap_writer(
         if path is None:
             original(self, tableName, overwrite)
             return
-        with unhooked():
+        with own_read():
             original(self, delta_table(path), overwrite)

@@ -63,10 +63,9 @@ def findings(function: ast.FunctionDef, rows: str, batch_id: str) -> Iterator[Hi
     writes = [call for call in calls if _is_write(call, frames)]
     unsafe = [call for call in writes if not _is_safe(call, function)]
     if unsafe and not _is_guarded(function, calls, batch_id):
-        first = getattr(min(unsafe, key=lambda call: call.lineno).func, "attr", "")
-        yield Hit(
-            "PSL305", function.lineno, f"{function.name} calls {first}() without the batch id"
-        )
+        first = _method(min(unsafe, key=lambda call: call.lineno))
+        message = f"{function.name} calls {first}() without the batch id"
+        yield Hit("PSL305", function.lineno, message)
 
     def is_action(call: ast.Call) -> bool:
         if not isinstance(call.func, ast.Attribute) or call.func.attr not in _ACTIONS:
@@ -77,28 +76,24 @@ def findings(function: ast.FunctionDef, rows: str, batch_id: str) -> Iterator[Hi
 
     actions = _in_one_run(function.body, is_action)
     kept = {"persist", "cache", "localCheckpoint", "checkpoint"}
-    if len(actions) > 1 and not any(getattr(call.func, "attr", "") in kept for call in calls):
+    if len(actions) > 1 and not kept & set(map(_method, calls)):
         yield Hit("PSL306", actions[1].lineno, f"{function.name} recomputes its rows")
-    persists = [
-        call
-        for call in calls
-        if getattr(call.func, "attr", "") in ("persist", "cache") and root_name(call) in frames
-    ]
-    released = {getattr(call.func, "attr", "") for call in calls} & {"unpersist", "clearCache"}
-    if persists and not released:
+    of_frames = [call for call in calls if root_name(call.func) in frames]
+    persists = [call for call in of_frames if _method(call) in ("persist", "cache")]
+    if persists and not {"unpersist", "clearCache"} & set(map(_method, calls)):
         yield Hit("PSL311", persists[0].lineno, f"{function.name} does not call unpersist()")
-    for call in calls:
-        if (
-            getattr(call.func, "attr", "") == "subtract"
-            and root_name(call.func) in frames
-            and any(root_name(argument) in frames for argument in call.args)
-        ):
+    for call in of_frames:
+        if _method(call) == "subtract" and any(root_name(part) in frames for part in call.args):
             yield Hit("PSL308", call.lineno, f"subtract in {function.name}")
+
+
+def _method(call: ast.Call) -> str:
+    return getattr(call.func, "attr", "")
 
 
 def _merges(call: ast.Call, frames: set[str]) -> bool:
     return (
-        getattr(call.func, "attr", "") == "execute"
+        _method(call) == "execute"
         and not call.args
         and any(isinstance(node, ast.Name) and node.id in frames for node in ast.walk(call))
     )
@@ -153,7 +148,7 @@ def _made_of(function: ast.FunctionDef, rows: str) -> tuple[set[str], set[str]]:
 
 
 def _is_write(call: ast.Call, frames: set[str]) -> bool:
-    name = getattr(call.func, "attr", "")
+    name = _method(call)
     if name == "execute":
         # The statement of a database may be in a variable: only an INSERT that is seen counts.
         return not call.args or "insert" in ast.unparse(call.args[0]).lower()

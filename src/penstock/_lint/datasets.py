@@ -87,12 +87,12 @@ def _of_rule(rule: Expectation, facts: RuleFacts | None) -> Iterator[tuple[str, 
         return
     passes = [name for name in facts.passes if name not in facts.mentioned]
     if passes:
-        yield "PSL502", f"a row passes {rule.name!r} when {_alternatives(passes)} is NULL"
+        yield "PSL502", f"a row passes {rule.name!r} when {' or '.join(passes)} is NULL"
     breaks = [name for name in facts.breaks if name not in facts.mentioned]
     if breaks:
         yield (
             "PSL501",
-            f"a row breaks {rule.name!r} when {_alternatives(breaks)} is NULL"
+            f"a row breaks {rule.name!r} when {' or '.join(breaks)} is NULL"
             + (", and is removed" if rule.on_violation.removes else ""),
         )
 
@@ -104,12 +104,10 @@ def _partitions(dataset: Dataset, columns: Mapping[str, str]) -> Iterator[str]:
         kind = columns.get(name.lower(), "")
         if kind.startswith(_MANY_VALUES):
             yield f"{dataset.name} is partitioned by {name}, a {kind}"
-        elif kind not in ("date", "boolean") and _sounds_unique(name):
+        elif kind in ("date", "boolean") or _SOME_VALUES.search(name):
+            continue
+        elif _IDENTITY.search(name):
             yield f"{dataset.name} is partitioned by {name}, whose name suggests one value per row"
-
-
-def _sounds_unique(name: str) -> bool:
-    return _IDENTITY.search(name) is not None and _SOME_VALUES.search(name) is None
 
 
 def _days(text: str) -> float | None:
@@ -118,7 +116,3 @@ def _days(text: str) -> float | None:
         return None
     unit = match.group(2).lower()
     return int(match.group(1)) * _DAYS.get(unit, 30)
-
-
-def _alternatives(names: list[str]) -> str:
-    return " or ".join(names)

@@ -222,11 +222,8 @@ def _read(call: ast.Call, code: Bindings, function: ast.FunctionDef | None) -> I
             rule = finding.rule.id
             if unknown and rule in _OF_ABSENCE:
                 continue
-            if rule == "PSL211" and not _is_known_broker(values):
+            servers = values.get("kafka.bootstrap.servers")
+            known = servers and "?" not in (servers, values.get("kafka.security.protocol"))
+            if rule == "PSL211" and not known:
                 continue
             yield Hit(rule, last.line, finding.message)
-
-
-def _is_known_broker(values: dict[str, str]) -> bool:
-    keys = ("kafka.bootstrap.servers", "kafka.security.protocol")
-    return bool(values.get(keys[0])) and "?" not in (values.get(key) for key in keys)

@@ -20,7 +20,7 @@ from penstock._local.broker_files import (
     LOG_FILE,
     BrokerState,
     configuration,
-    is_formatted,
+    formatted_cluster_id,
     new_state,
     read_log,
     read_state,
@@ -135,7 +135,7 @@ def _start(
         write_configuration(directory, {**configuration(state), **properties})
         write_state(directory, state)
         offset = trim_log(directory)
-        if not is_formatted(directory):
+        if formatted_cluster_id(directory) is None:
             _format(directory, command, state, offset, deadline)
         child = _spawn(directory, [*command, "kafka.Kafka", "server.properties"], own_group=True)
         started = process.start_time(child.pid)

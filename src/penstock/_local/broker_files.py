@@ -91,7 +91,7 @@ def write_state(directory: Path, state: BrokerState) -> None:
 
 def new_state(directory: Path, earlier: BrokerState | None, *, keep_ports: bool) -> BrokerState:
     """Cluster id of the data and ports for the next start; earlier ports if they are free."""
-    cluster_id = _formatted_cluster_id(directory) or (earlier.cluster_id if earlier else None)
+    cluster_id = formatted_cluster_id(directory) or (earlier.cluster_id if earlier else None)
     if earlier and keep_ports and are_free(earlier.port, earlier.controller_port):
         port, controller_port = earlier.port, earlier.controller_port
     else:
@@ -99,10 +99,6 @@ def new_state(directory: Path, earlier: BrokerState | None, *, keep_ports: bool)
     return BrokerState(
         cluster_id=cluster_id or _new_cluster_id(), port=port, controller_port=controller_port
     )
-
-
-def is_formatted(directory: Path) -> bool:
-    return _formatted_cluster_id(directory) is not None
 
 
 def configuration(state: BrokerState) -> dict[str, str]:
@@ -171,7 +167,7 @@ def _first_outgoing_port() -> int:
         return _OUTGOING_PORT
 
 
-def _formatted_cluster_id(directory: Path) -> str | None:
+def formatted_cluster_id(directory: Path) -> str | None:
     try:
         text = (directory / "data" / "meta.properties").read_text(encoding="utf-8")
     except OSError:

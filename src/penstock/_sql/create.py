@@ -27,14 +27,16 @@ _ELSEWHERE = (
 
 def parse_create(cursor: Cursor) -> CreateDataset | CreateFlow:
     origin = cursor.source.origin(cursor.expect("CREATE").start)
-    refresh = _parse_or(cursor)
+    is_replaced = cursor.accept("OR")
+    if is_replaced and not (cursor.accept("REFRESH") or cursor.accept("REPLACE")):
+        raise cursor.unexpected("`REFRESH` after `OR`", ("REFRESH", "REPLACE"))
     modifiers: set[str] = set()
     while cursor.current.word in _MODIFIERS:
         modifiers.add(cursor.advance().word)
     if cursor.current.word in _ELSEWHERE:
         raise not_supported(cursor, f"CREATE {cursor.current.word}")
     if cursor.accept("FLOW"):
-        if modifiers or refresh:
+        if modifiers or is_replaced:
             raise cursor.error("a flow is created with `CREATE FLOW`, without modifiers")
         return parse_create_flow(cursor, origin)
     if cursor.current.word not in _OBJECTS:
@@ -47,14 +49,6 @@ def parse_create(cursor: Cursor) -> CreateDataset | CreateFlow:
     if is_view:
         return _parse_view(cursor, modifiers, origin)
     return _parse_table(cursor, modifiers, origin)
-
-
-def _parse_or(cursor: Cursor) -> bool:
-    if not cursor.accept("OR"):
-        return False
-    if not (cursor.accept("REFRESH") or cursor.accept("REPLACE")):
-        raise cursor.unexpected("`REFRESH` after `OR`", ("REFRESH", "REPLACE"))
-    return True
 
 
 def _check_modifiers(cursor: Cursor, modifiers: Set[str]) -> None:

@@ -83,12 +83,9 @@ def _touch_ups(cursor: Cursor, start: int) -> Iterator[Edit]:
         first = cursor.current
         if cursor.at("DELAY", "OF", "INTERVAL"):
             period = cursor.ahead(3)
-            if _is_whole_period(period):
-                yield Edit(period.start, period.end, text_value(period).strip())
+            text = text_value(period) if period.kind is TokenKind.STRING else ""
+            if _PERIOD.fullmatch(text + " "):
+                yield Edit(period.start, period.end, text.strip())
         elif cursor.at("IDENTIFIER", "(") and (name := computed_name(cursor)) is not None:
             yield Edit(first.start, cursor.ahead(-1).end, quoted(*name))
     cursor.position = end
-
-
-def _is_whole_period(token: Token) -> bool:
-    return token.kind is TokenKind.STRING and _PERIOD.fullmatch(text_value(token) + " ") is not None

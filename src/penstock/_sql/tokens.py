@@ -60,11 +60,6 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _COMMENT_MARK = re.compile(r"/\*|\*/")
-_UNCLOSED = {
-    "'": ("the string that begins here", "'"),
-    '"': ("the string that begins here", '"'),
-    "`": ("the identifier that begins here", "`"),
-}
 _ESCAPE = re.compile(
     r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-3][0-7]{2})|(.))|''|\"\"", re.DOTALL
 )
@@ -88,8 +83,9 @@ def tokens_of(text: str) -> Iterator[Token]:
             yield Token(TokenKind.COMMENT, text[position:end], position, end)
         elif kind == "symbol":
             sign = match.group()
-            if sign in _UNCLOSED:
-                raise UnclosedError(position, *_UNCLOSED[sign])
+            if sign in ("'", '"', "`"):
+                what = "identifier" if sign == "`" else "string"
+                raise UnclosedError(position, f"the {what} that begins here", sign)
             yield Token(TokenKind.SYMBOL, sign, position, end, sign)
         elif kind == "word":
             word = match.group()

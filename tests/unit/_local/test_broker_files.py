@@ -50,7 +50,7 @@ def test_ports_change_when_one_is_taken_or_new_ones_are_wanted(tmp_path: Path) -
 def test_cluster_id_is_that_of_the_data_when_the_record_is_lost(tmp_path: Path) -> None:
     _formatted(tmp_path, "MkU3OEVBNTcwNTJENDM2Qk")
     assert new_state(tmp_path, None, keep_ports=True).cluster_id == "MkU3OEVBNTcwNTJENDM2Qk"
-    assert broker_files.is_formatted(tmp_path)
+    assert broker_files.formatted_cluster_id(tmp_path)
 
 
 def test_properties_of_the_caller_win_when_they_are_given(tmp_path: Path) -> None:
