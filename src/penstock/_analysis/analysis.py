@@ -20,7 +20,7 @@ from penstock._analysis.column_lineage import column_lineage
 from penstock._analysis.context import Evaluation, ReadContext
 from penstock._analysis.evaluation import Evaluator
 from penstock._analysis.late_rows import check_late_rows
-from penstock._analysis.missing_sources import NOTHING_THERE, files_name
+from penstock._analysis.missing_sources import NOTHING_THERE
 from penstock._analysis.output_modes import choose_output_mode
 from penstock._analysis.replacing import window_of
 from penstock._analysis.sinks import checked_options, column_types, with_sink_facts
@@ -347,6 +347,6 @@ class Analysis:
         missing = {path: opened for opened in evaluation.files for path in opened.roots.missing()}
         for path, opened in missing.items():
             if self._assumptions is not None:
-                name = files_name([path], opened.options.format)
+                name = f"{opened.options.format.lower() or 'files'} {path}"
                 self._assumptions.note(name, NOTHING_THERE, opened.schema)
         return tuple(missing)

@@ -21,11 +21,6 @@ _NO_FILE_SYSTEM = re.compile(
 )
 
 
-def files_name(paths: Sequence[str], source_format: str) -> str:
-    """A source of files as readable text: `json /Volumes/main/raw`."""
-    return f"{source_format.lower() or 'files'} {','.join(paths)}"
-
-
 def lacks_file_system(error: BaseException) -> bool:
     """Whether this installation has no file system for the scheme of a path."""
     return _NO_FILE_SYSTEM.search(str(error)) is not None
