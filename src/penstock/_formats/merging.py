@@ -26,7 +26,7 @@ RESCUED = "penstock.rescued"
 """Metadata key of a field that files have, but that belongs into the rescued data."""
 
 _NAME = r"(?:[^\s`.:]|`(?:[^`]|``)*`)+"
-_PATH = re.compile(rf"{_NAME}(?:\.{_NAME})*")
+_PATH = re.compile(rf"{_NAME}(?:\.{_NAME})*(?=[\s:]|\Z)")
 _QUOTED = re.compile("`((?:[^`]|``)*)`")
 _WIDTH: dict[type[DataType], int] = {IntegerType: 1, LongType: 2, FloatType: 3, DoubleType: 4}
 
