@@ -117,9 +117,8 @@ class LateRowFinder:
         session = df.sparkSession
         # The plan reads the micro-batch, but is still marked as streaming.
         with session_conf(session, {_CHECK: "false"}):
-            frames = list(self._frames(session, operator, watermark))
-            rows = frames[0]
-            for frame in frames[1:]:
+            rows, *others = self._frames(session, operator, watermark)
+            for frame in others:
                 rows = rows.unionByName(frame, allowMissingColumns=True)
             plain = _as_batch(session, rows)
         return Refused(-1, plain) if self.keeps else Refused(plain.count())

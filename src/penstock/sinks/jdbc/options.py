@@ -148,7 +148,7 @@ def jdbc_sink_options(options: Mapping[str, str]) -> JdbcSinkOptions:
         raise _other_database(
             f"option `driver` must be {system.driver}, which the sink uses for {system.name}"
         )
-    mode = _choice(by_lower_name, "mode", [*WriteRows], WriteRows.APPEND)
+    mode = _choice(by_lower_name, "mode", [*WriteRows])
     keys = tuple(key.strip() for key in by_lower_name.get("keys", "").split(",") if key.strip())
     sequence = by_lower_name.get("sequenceby", "").strip() or None
     if mode == WriteRows.UPSERT and not keys:
@@ -176,14 +176,13 @@ def jdbc_sink_options(options: Mapping[str, str]) -> JdbcSinkOptions:
         mode=WriteRows(mode),
         keys=keys,
         sequence_by=sequence,
-        create_table=_choice(by_lower_name, "createTable", ["true", "false"], "true") == "true",
+        create_table=_choice(by_lower_name, "createTable", ["true", "false"]) == "true",
         fence=table_name(fence, system) if fence else TableName(table.schema, "penstock_fence"),
         staging_schema=_schema_name(by_lower_name.get("stagingschema", ""), system) or table.schema,
         partitions=count(by_lower_name, "numPartitions", 8),
         batch_size=count(by_lower_name, "batchsize", 2000),
-        replace_nul=_choice(by_lower_name, "nulCharacters", ["fail", "replace"], "fail")
-        == "replace",
-        accept_gap=_choice(by_lower_name, "onGap", ["refuse", "continue"], "refuse") == "continue",
+        replace_nul=_choice(by_lower_name, "nulCharacters", ["fail", "replace"]) == "replace",
+        accept_gap=_choice(by_lower_name, "onGap", ["refuse", "continue"]) == "continue",
         connection={**parameters, **connection},
     )
 
@@ -243,8 +242,9 @@ def _split_url(url: str, system: DatabaseSystem) -> tuple[str, dict[str, str]]:
     return system.prefixes[0] + base.removeprefix(prefix), parameters
 
 
-def _choice(options: Mapping[str, str], name: str, choices: Sequence[str], default: str) -> str:
-    value = options.get(name.lower(), default).strip().lower()
+def _choice(options: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
+    """The value of an option, by default the first choice."""
+    value = options.get(name.lower(), choices[0]).strip().lower()
     if value not in choices:
         raise invalid(f"option `{name}` must be one of {', '.join(choices)}")
     return value
