@@ -346,7 +346,7 @@ def test_texts_are_calculated_with_when_ansi_mode_alone_would_refuse(
         lambda: spark.createDataFrame(rows, ["total", "quantity"]).select(
             (F.col("total") / F.col("quantity")).alias("price")
         ),
-        lambda: spark.sql("SELECT total / quantity AS price FROM {frame}", frame=frame),
+        lambda: spark.sql("SELECT total / quantity AS price FROM {original}", original=frame),
     ]
     found = [world.evaluate(function, **columns) for function in divided]
     assert [df.schema.simpleString() for df, _ in found] == ["struct<price:double>"] * 4

@@ -17,7 +17,7 @@ def wrap_delta_tables() -> None:
         return path if redirect is None else real_path(path, redirect.context.map_path)
 
     @replaces(DeltaTable, "forName")
-    def for_name(original: Any, sparkSession: SparkSession, tableOrViewName: str) -> Any:
+    def for_name(original: Any, /, sparkSession: SparkSession, tableOrViewName: str) -> Any:
         redirect = active()
         path = redirect.delta_path(tableOrViewName) if redirect is not None else None
         if path is not None:
@@ -26,15 +26,15 @@ def wrap_delta_tables() -> None:
 
     @replaces(DeltaTable, "forPath")
     def for_path(
-        original: Any, sparkSession: SparkSession, path: str, hadoopConf: Any = None
+        original: Any, /, sparkSession: SparkSession, path: str, hadoopConf: Any = None
     ) -> Any:
         return original(sparkSession, located(path), hadoopConf or {})
 
     # A table that is not there by its path as it is written would be overwritten.
     @replaces(DeltaTable, "isDeltaTable")
-    def is_delta_table(original: Any, sparkSession: SparkSession, identifier: str) -> bool:
+    def is_delta_table(original: Any, /, sparkSession: SparkSession, identifier: str) -> bool:
         return bool(original(sparkSession, located(identifier)))
 
     @replaces(DeltaTableBuilder, "location")
-    def builder_location(original: Any, self: Any, location: str) -> Any:
+    def builder_location(original: Any, /, self: Any, location: str) -> Any:
         return original(self, located(location))

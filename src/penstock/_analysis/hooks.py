@@ -34,8 +34,9 @@ def own_read() -> contextlib.AbstractContextManager[None]:
 def replaces(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Replace a method of a class by the decorated function.
 
-    The function gets the original method first, then `self` and the arguments. A class method stays
-    one: the original is bound to its class, and the function gets no `cls`.
+    The function gets the original method first, then `self` and the arguments. The first parameter
+    must be positional-only: a keyword of the user may have its name. A class method stays one: the
+    original is bound to its class, and the function gets no `cls`.
     """
     original = getattr(owner, name)
     is_bound = hasattr(original, "__self__")

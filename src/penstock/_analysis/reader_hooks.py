@@ -109,7 +109,7 @@ def install_reader_hooks() -> None:
 
 def _wrap_settings() -> None:
     @replaces(RuntimeConfig, "get")
-    def get(original: Any, self: RuntimeConfig, key: str, *default: Any, **options: Any) -> Any:
+    def get(original: Any, /, self: RuntimeConfig, key: str, *default: Any, **options: Any) -> Any:
         redirect = active()
         if redirect is None or default or options:
             return original(self, key, *default, **options)
@@ -123,14 +123,14 @@ def _wrap_settings() -> None:
 def _wrap_session() -> None:
     @replaces(SparkSession, "createDataFrame")
     def create(
-        original: Any, self: Any, data: Any, schema: Any = None, *args: Any, **kw: Any
+        original: Any, /, self: Any, data: Any, schema: Any = None, *args: Any, **kw: Any
     ) -> Any:
         if active() is not None:
             data = with_floats(data, schema)
         return original(self, data, schema, *args, **kw)
 
     @replaces(SparkSession, "sql")
-    def sql(original: Any, self: Any, sqlQuery: str, args: Any = None, **kwargs: Any) -> Any:
+    def sql(original: Any, /, self: Any, sqlQuery: str, args: Any = None, **kwargs: Any) -> Any:
         redirect = active()
         if redirect is None:
             return original(self, sqlQuery, args, **kwargs)
@@ -149,13 +149,13 @@ def _wrap_session() -> None:
             formatter.clear()
 
     @replaces(SparkSession, "table")
-    def table(_: Any, self: SparkSession, tableName: str) -> DataFrame:
+    def table(_: Any, /, self: SparkSession, tableName: str) -> DataFrame:
         return self.read.table(tableName)
 
 
 def _wrap_select() -> None:
     @replaces(ClassicDataFrame, "selectExpr")
-    def select_expr(original: Any, self: Any, *expr: Any) -> Any:
+    def select_expr(original: Any, /, self: Any, *expr: Any) -> Any:
         texts = expr[0] if len(expr) == 1 and isinstance(expr[0], list) else expr
         if active() is None:
             return original(self, *texts)
@@ -174,7 +174,7 @@ def _texts(arguments: Any) -> dict[str, str]:
 
 def _wrap_catalog() -> None:
     @replaces(Catalog, "tableExists")
-    def exists(original: Any, self: Catalog, tableName: str, dbName: str | None = None) -> Any:
+    def exists(original: Any, /, self: Catalog, tableName: str, dbName: str | None = None) -> Any:
         redirect = active()
         if redirect is not None:
             is_there = redirect.table_exists(f"{dbName}.{tableName}" if dbName else tableName)
@@ -183,7 +183,7 @@ def _wrap_catalog() -> None:
         return original(self, tableName, dbName)
 
     # The settings of the pipeline decide its catalog and schema.
-    def ignored(original: Any, self: Catalog, name: str) -> None:
+    def ignored(original: Any, /, self: Catalog, name: str) -> None:
         if active() is None:
             original(self, name)
 
@@ -193,30 +193,30 @@ def _wrap_catalog() -> None:
 
 def _wrap_reader(reader: Any) -> None:
     @replaces(reader, "table")
-    def table(original: Any, self: Any, tableName: str) -> Any:
+    def table(original: Any, /, self: Any, tableName: str) -> Any:
         redirect = active()
         df = redirect.table(tableName, self) if redirect is not None else None
         return df if df is not None else original(self, tableName)
 
     @replaces(reader, "format")
-    def format_(original: Any, self: Any, source: str) -> Any:
+    def format_(original: Any, /, self: Any, source: str) -> Any:
         reader_state(self).format = source
         return original(self, source)
 
     @replaces(reader, "schema")
-    def schema_(original: Any, self: Any, schema: Any) -> Any:
+    def schema_(original: Any, /, self: Any, schema: Any) -> Any:
         reader_state(self).schema = schema
         return original(self, schema)
 
     @replaces(reader, "option")
-    def option(original: Any, self: Any, key: str, value: Any) -> Any:
+    def option(original: Any, /, self: Any, key: str, value: Any) -> Any:
         text = _as_text(value)
         if text is not None:
             reader_state(self).options[key] = text
         return original(self, key, value)
 
     @replaces(reader, "options")
-    def options(original: Any, self: Any, **values: Any) -> Any:
+    def options(original: Any, /, self: Any, **values: Any) -> Any:
         reader_state(self).options.update(
             {key: text for key, value in values.items() if (text := _as_text(value)) is not None}
         )
@@ -225,6 +225,7 @@ def _wrap_reader(reader: Any) -> None:
     @replaces(reader, "load")
     def load(
         original: Any,
+        /,
         self: Any,
         path: Any = None,
         format: Any = None,
@@ -271,7 +272,7 @@ def _mapped(reader: Any, path: Any, redirect: "ExternalReads") -> Any:
 
 
 def _row_reader(name: str, keyword: str) -> Callable[..., Any]:
-    def read(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    def read(original: Any, /, self: Any, *args: Any, **kwargs: Any) -> Any:
         redirect = active()
         if redirect is None:
             return original(self, *args, **kwargs)

@@ -43,8 +43,8 @@ def window_of(df: DataFrame, flow: Flow) -> Window:
         plan: Any = empty.where(column)._jdf.queryExecution().analyzed()
         check_expectations(empty, [replace(rule, condition=column)])
         optimizer: Any = df.sparkSession._jvm.org.apache.spark.sql.catalyst.optimizer  # type: ignore[union-attr]
-        rule = getattr(optimizer, "ComputeCurrentTime$").__getattr__("MODULE$")
-        fixed = rule.apply(plan).condition()
+        current_time = getattr(optimizer, "ComputeCurrentTime$").__getattr__("MODULE$")
+        fixed = current_time.apply(plan).condition()
         if not fixed.deterministic():
             raise _invalid(flow, "it is not deterministic")
         where = str(fixed.sql())

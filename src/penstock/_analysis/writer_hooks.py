@@ -16,7 +16,7 @@ PATH_OPTION = "path"
 def wrap_writer() -> None:
     """Map paths; a table by name is written to Delta files in the pipeline's storage."""
 
-    def write(original: Any, self: Any, path: Any = None, *args: Any, **kwargs: Any) -> None:
+    def write(original: Any, /, self: Any, path: Any = None, *args: Any, **kwargs: Any) -> None:
         redirect = active()
         if redirect is not None and isinstance(path, str):
             path = real_path(path, redirect.context.map_path)
@@ -28,14 +28,14 @@ def wrap_writer() -> None:
             replaces(DataFrameWriter, name)(write)
 
     @replaces(DataFrameWriter, "option")
-    def option(original: Any, self: DataFrameWriter, key: str, value: Any) -> Any:
+    def option(original: Any, /, self: DataFrameWriter, key: str, value: Any) -> Any:
         redirect = active()
         if redirect is not None and key.lower() == PATH_OPTION and isinstance(value, str):
             value = real_path(value, redirect.context.map_path)
         return original(self, key, value)
 
     @replaces(DataFrameWriter, "options")
-    def options(_: Any, self: DataFrameWriter, **values: Any) -> DataFrameWriter:
+    def options(_: Any, /, self: DataFrameWriter, **values: Any) -> DataFrameWriter:
         for key, value in values.items():
             option(self, key, value)
         return self
@@ -43,6 +43,7 @@ def wrap_writer() -> None:
     @replaces(DataFrameWriter, "saveAsTable")
     def save_as_table(
         original: Any,
+        /,
         self: DataFrameWriter,
         name: str,
         format: str | None = None,
@@ -60,7 +61,7 @@ def wrap_writer() -> None:
 
     @replaces(DataFrameWriter, "insertInto")
     def insert_into(
-        original: Any, self: DataFrameWriter, tableName: str, overwrite: bool | None = None
+        original: Any, /, self: DataFrameWriter, tableName: str, overwrite: bool | None = None
     ) -> None:
         redirect = active()
         path = redirect.delta_path(tableName) if redirect is not None else None

@@ -223,22 +223,25 @@ class Recording(WatchedLog):
         """Whether an update ended without a final state, as far as that is known."""
         if recorded.model.view().has_ended:
             return False
-        return self._is_gone(recorded.log.update_id)
+        return self._is_gone(recorded.log.update_id, self.newest())
 
     def history(self, *, before: int | None = None, limit: int = 50) -> list[UpdateSummary]:
         """Updates, newest first; `before` is a position counted from the oldest."""
         with self.lock:
             self._list()
+            newest = self._logs[-1].update_id if self._logs else None
             end = len(self._logs) if before is None else max(0, min(before, len(self._logs)))
             logs = self._logs[max(0, end - limit) : end]
             summaries = [self._summary(log) for log in reversed(logs)]
             return [
-                each if each.is_over else replace(each, is_gone=self._is_gone(each.update_id))
+                each
+                if each.is_over
+                else replace(each, is_gone=self._is_gone(each.update_id, newest))
                 for each in summaries
             ]
 
-    def _is_gone(self, update: str) -> bool:
-        return self.newest() != update or self.is_writer_gone(update)
+    def _is_gone(self, update: str, newest: str | None) -> bool:
+        return newest != update or self.is_writer_gone(update)
 
     def _list(self) -> None:
         """List the folder again if something was added to it or taken away."""
