@@ -28,9 +28,7 @@ def test_sinks_hooks_and_dependencies_work_together_in_one_update(project: Proje
     project.source(
         """
 import json
-from threading import Event, Thread
 from pathlib import Path
-from typing import Any
 
 @dp.on_event_hook(max_allowable_consecutive_failures=2)
 def remember(event):
@@ -200,6 +198,7 @@ SCHEMA = "id BIGINT, amount BIGINT, note STRING, twice BIGINT GENERATED ALWAYS A
 def bronze():
     return rows()
 
+@dp.expect("no note", "note IS NULL")
 @dp.materialized_view(schema=SCHEMA)
 def copied():
     return spark.read.table("bronze").select("id", "amount")

@@ -49,8 +49,8 @@ def left_out(program: Program, kept: set[ast.stmt]) -> Iterator[NotRecognized]:
     """Statements that are neither kept nor needed, but for constants and imports."""
     functions = {
         function
-        for functions in program.code.functions.values()
-        for function in functions
+        for same_name in program.code.functions.values()
+        for function in same_name
         if kept.intersection(program.block(function))
     }
     for function in [None, *functions]:

@@ -42,7 +42,7 @@ from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow, FlowAnalysis, OutputMode
 from penstock._model.table_properties import effective_properties
 from penstock._spark import plans
-from penstock._tables.write.assignment import assigned, check_assignable
+from penstock._tables.write.assignment import assigned, check_assignable, filled
 from penstock._tables.write.schema import merged, with_types
 from penstock._tables.write.table_spec import check_properties
 from penstock.errors import DefinitionError, PenstockError
@@ -311,7 +311,12 @@ class Analysis:
             name = self.index.display(dataset.name.key)
             check_assignable(self._spark, df.schema, declared, name=name, origin=flow.origin)
         if dataset is not None and dataset.declared.expectations:
-            rows = df if declared is None else assigned(df, declared)
+            rows = df
+            if declared is not None:
+                rows = assigned(df, declared)
+                is_upsert = mode is OutputMode.UPDATE and len(dataset.flows) == 1
+                if is_upsert or dataset.declared.kind is DatasetKind.MATERIALIZED_VIEW:
+                    rows = filled(rows, declared)
             check_rules(rows, dataset.declared, assuming=self._assumptions is not None)
         if replaces_rows(flow) and not df.isStreaming:
             window_of(df, flow)

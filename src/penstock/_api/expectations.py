@@ -34,19 +34,28 @@ def expect(name: str, inv: "str | Column") -> Callable[[F], F]:
 
 @checked_call
 def expect_or_drop(name: str, inv: "str | Column") -> Callable[[F], F]:
-    """Move rows that break a rule to quarantine and count them; parameters as of `expect`."""
+    """Move rows that break a rule to quarantine and count them.
+
+    Parameters as of `expect`: a row passes only when `inv` is true.
+    """
     return _single_rule("expect_or_drop", name, inv, OnViolation.DROP)
 
 
 @checked_call
 def expect_or_quarantine(name: str, inv: "str | Column") -> Callable[[F], F]:
-    """Like `expect_or_drop`; the rows are kept even where the pipeline's quarantine is off."""
+    """Like `expect_or_drop`; the rows are kept even where the pipeline's quarantine is off.
+
+    Parameters as of `expect`: a row passes only when `inv` is true.
+    """
     return _single_rule("expect_or_quarantine", name, inv, OnViolation.QUARANTINE)
 
 
 @checked_call
 def expect_or_fail(name: str, inv: "str | Column") -> Callable[[F], F]:
-    """Fail the flow, and write nothing of its batch; parameters as of `expect`."""
+    """Fail the flow if a row breaks a rule, and write nothing of its batch.
+
+    Parameters as of `expect`: a row passes only when `inv` is true.
+    """
     return _single_rule("expect_or_fail", name, inv, OnViolation.FAIL)
 
 

@@ -89,7 +89,8 @@ def own_name(
 
 
 def _not_callable(arguments: Arguments, value: object) -> None:
-    hint = f"write `@{arguments.function}(name=...)`" if isinstance(value, str) else None
+    has_name = isinstance(value, str) and not arguments.function.startswith("expect")
+    hint = f"write `@{arguments.function}(name=...)`" if has_name else None
     arguments.registry.record(
         DefinitionError(
             "DECORATOR_ARGUMENT_NOT_CALLABLE",

@@ -153,7 +153,8 @@ class FlowQueries:
                 raise known from error
             raise flow_error(error, node.flow) from error
         finally:
-            with contextlib.suppress(Py4JError, ConnectionError):  # the JVM is gone
+            # The JVM is gone, or the owner of the session has stopped it.
+            with contextlib.suppress(Py4JError, ConnectionError, AttributeError):
                 context.setLocalProperty("spark.scheduler.pool", None)
                 context.removeJobTag(self.tag)
 

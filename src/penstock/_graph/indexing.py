@@ -27,12 +27,10 @@ def build_index(definition: PipelineDefinition, settings: PipelineSettings) -> D
     errors: list[PenstockError] = []
     notes = list(settings.notes)
     placed = [_placed(dataset, PathMap(settings.paths), notes) for dataset in definition.datasets]
-    names: dict[str, tuple[DatasetName, Dataset]] = {}
-    errors += _name_datasets(placed, settings, names)
+    names = _dataset_names(placed, settings, errors)
     errors += _event_table_errors(names, settings)
     errors += _own_quarantines(names, definition, settings, notes)
-    sinks: dict[str, Sink] = {}
-    errors += _name_sinks(definition.sinks, names, settings, sinks)
+    sinks = _sinks(definition.sinks, names, settings, errors)
     flows: dict[str, Flow] = {}
     flow_names: dict[str, Flow] = {}
     targets: dict[str, str] = {}
@@ -102,26 +100,25 @@ def _placed(dataset: Dataset, paths: PathMap, notes: list[str]) -> Dataset:
     return replace(dataset, path=real_path(path, str))
 
 
-def _name_datasets(
-    declared: Iterable[Dataset],
-    settings: PipelineSettings,
-    names: dict[str, tuple[DatasetName, Dataset]],
-) -> Iterator[PenstockError]:
-    """Put the valid datasets into `names`, by key; give the errors of the others."""
+def _dataset_names(
+    declared: Iterable[Dataset], settings: PipelineSettings, errors: list[PenstockError]
+) -> dict[str, tuple[DatasetName, Dataset]]:
+    names: dict[str, tuple[DatasetName, Dataset]] = {}
     for dataset in declared:
         try:
             name = resolve_name(dataset.name, catalog=settings.catalog, schema=settings.schema)
         except ValueError as error:
-            yield DefinitionError(
-                "INVALID_DATASET_NAME",
-                str(error),
-                origin=dataset.origin,
-                hint="use one to three parts separated by dots; quote other names with `",
+            hint = "use one to three parts separated by dots; quote other names with `"
+            errors.append(
+                DefinitionError(
+                    "INVALID_DATASET_NAME", str(error), origin=dataset.origin, hint=hint
+                )
             )
             continue
         _, first = names.setdefault(name.key, (name, dataset))
         if first is not dataset:
-            yield _duplicate("dataset", dataset, first)
+            errors.append(_duplicate("dataset", dataset, first))
+    return names
 
 
 def _own_quarantines(
@@ -180,25 +177,28 @@ def _event_table_errors(
         seen.add(key)
 
 
-def _name_sinks(
+def _sinks(
     declared: Iterable[Sink],
     names: Mapping[str, tuple[DatasetName, Dataset]],
     settings: PipelineSettings,
-    sinks: dict[str, Sink],
-) -> Iterator[PenstockError]:
-    """Put the sinks into `sinks`, by name, and give the errors."""
+    errors: list[PenstockError],
+) -> dict[str, Sink]:
+    sinks: dict[str, Sink] = {}
     for sink in declared:
         first = sinks.setdefault(sink.name, sink)
         if first is not sink:
-            yield _duplicate("sink", sink, first)
+            errors.append(_duplicate("sink", sink, first))
         elif (key := _key_of(sink.name, settings)) in names:
-            yield DefinitionError(
-                "SINK_NAMED_AS_DATASET",
-                f"sink {sink.name!r} has the name of a dataset, declared at "
-                f"{names[key][1].origin}; the target of a flow would be ambiguous",
-                origin=sink.origin,
-                hint="rename the sink or the dataset",
+            errors.append(
+                DefinitionError(
+                    "SINK_NAMED_AS_DATASET",
+                    f"sink {sink.name!r} has the name of a dataset, declared at "
+                    f"{names[key][1].origin}; the target of a flow would be ambiguous",
+                    origin=sink.origin,
+                    hint="rename the sink or the dataset",
+                )
             )
+    return sinks
 
 
 def _key_of(text: str, settings: PipelineSettings) -> str:

@@ -37,8 +37,15 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
+from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySettings
 from penstock._model.paths import PathMap, path_key
-from penstock._model.pipeline import DEFAULT_CATALOG, DEFAULT_SCHEMA, PipelineSettings
+from penstock._model.pipeline import (
+    DEFAULT_CATALOG,
+    DEFAULT_SCHEMA,
+    EventLogSettings,
+    MaintenanceSettings,
+    PipelineSettings,
+)
 from penstock._project.databricks.bundle import Choice
 from penstock._project.deferral import with_deferral
 from penstock._project.file_settings import FileSettings, merged_by
@@ -49,11 +56,6 @@ from penstock._project.sources import declaring_files
 from penstock._project.workspace_files import SourcePattern
 from penstock.errors import SpecError
 
-# Settings of files only, with the defaults of `PipelineSettings`.
-_AS_READ = (
-    *("development", "shared_storage", "dependencies", "metastore", "notes", "lint_ignore"),
-    *("alerts", "metrics", "lineage", "events", "telemetry", "maintenance"),
-)
 _TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -134,7 +136,18 @@ def load_settings(
         paths=MappingProxyType(merged),
         tables=MappingProxyType(dict(read.tables)),
         local_dir=local_dir,
-        **{name: value for name in _AS_READ if (value := getattr(read, name)) is not None},
+        development=bool(read.development),
+        shared_storage=bool(read.shared_storage),
+        dependencies=read.dependencies,
+        metastore=read.metastore,
+        notes=read.notes,
+        lint_ignore=read.lint_ignore,
+        alerts=read.alerts,
+        metrics=read.metrics or MetricsSettings(),
+        lineage=read.lineage or LineageSettings(),
+        events=read.events or EventLogSettings(),
+        telemetry=read.telemetry or TelemetrySettings(),
+        maintenance=read.maintenance or MaintenanceSettings(),
     )
 
     def of_target(name: str) -> PipelineSettings:

@@ -32,7 +32,7 @@ QUARANTINE_COLUMNS = (FAILED_RULES, ROW, SOURCE)
 
 FAILURE_MARK = "PENSTOCK_EXPECTATION_FAILED "
 _SHOWN_ROW_CHARACTERS = 2000
-_BETWEEN_NAMES = "\x01"  # not in names of rules
+_BETWEEN_NAMES = "\x01"  # a name that contains it is shown as two
 # Bits of a mask column; the sign bit stays free.
 _MASK_BITS = 63
 _KINESIS_COLUMNS = ("stream", "shardId", "sequenceNumber")
