@@ -256,6 +256,18 @@ def test_rows_go_where_they_were_decided_to_go_when_the_rules_were_removed(
     assert result.rules["positive"].failed == 10
 
 
+def test_decided_rows_stay_out_of_a_dataset_that_has_the_name_of_the_quarantine_now(
+    spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(harness, harness.prepare(spark.range(100), RULES), monkeypatch, "after_decision")
+    harness.split = None
+    # As `PipelineTables.quarantine` names it then.
+    off = TableRef(f"{harness.quarantine.path}_off", "orders_quarantine")
+    result = harness.writer(quarantine=off).write(spark.range(100), 0)
+    assert (harness.rows().count(), harness.bad().count()) == (100, 0)
+    assert (result.rows_written, result.rows_quarantined) == (100, 0)
+
+
 def test_rows_are_judged_anew_when_the_files_of_a_decision_were_deleted_before_any_commit(
     spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

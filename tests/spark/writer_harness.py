@@ -76,7 +76,7 @@ class Harness:
             self.spark,
             target=self.target,
             split=self.split,
-            quarantine=self.quarantine if self.split and self.split.quarantine else None,
+            quarantine=options.pop("quarantine", self.quarantine),
             **options,
         )
 
@@ -89,7 +89,7 @@ class Harness:
             target=self.target,
             keys=keys,
             split=self.split,
-            quarantine=self.quarantine if self.split and self.split.quarantine else None,
+            quarantine=self.quarantine,
             **options,
         )
 

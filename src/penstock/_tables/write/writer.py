@@ -20,7 +20,7 @@ from penstock._tables.commit_note import QUARANTINE, TARGET, CommitNote
 from penstock._tables.commits import CommitResult, RuleCounts
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.kill_points import is_switched_off, kill_point
-from penstock._tables.layout import QUARANTINE_SUFFIX, TableRef
+from penstock._tables.layout import TableRef
 from penstock._tables.write.decision import BatchDecision, DecisionFile, QuarantineFiles
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.kept import release
@@ -111,9 +111,11 @@ class FlowWriter:
         self._app_id = app_id
         self._split = split
         self._target = FencedTable(self._delta, target, app_id)
-        self._quarantine = (
-            FencedTable(self._delta, quarantine, app_id) if keeps and quarantine else None
+        # If rows are not kept any more, those of an earlier decision still go there.
+        self._decided_quarantine = (
+            None if quarantine is None else FencedTable(self._delta, quarantine, app_id)
         )
+        self._quarantine = self._decided_quarantine if keeps else None
         if (mode is WriteMode.WINDOW) is not (where is not None):
             raise InternalError("WRITER_MISUSED", f"the window of {flow!r} needs a condition")
         self._replaces = mode is WriteMode.COMPLETE
@@ -305,15 +307,17 @@ class FlowWriter:
         decision = self._decisions.load(self._app_id, batch_id)
         if decision is None:
             return None
-        table = self._quarantine_of(decision)
-        exists = table is None or self._delta.version(table.ref.path) >= 0
+        table = self._decided_quarantine if decision.quarantine is not None else None
         path = self._target.ref.path if table is None else table.ref.path
+        exists = decision.quarantine is None or (table and self._delta.version(path) >= 0)
         problem = ""
         if decision.kind != self.kind:
             problem = f"it was started in mode {decision.kind}, and the flow now has {self.kind}"
         elif decision.is_outdated:
             problem = "an earlier version of Penstock started it"
-        elif not exists or not self._decisions.is_complete(decision, self._files_path, path):
+        elif not exists:
+            problem = "the quarantine that it has rows for does not exist any more"
+        elif not self._decisions.is_complete(decision, self._files_path, path):
             problem = "some of its files were deleted since"
         if not problem:
             return decision
@@ -331,16 +335,6 @@ class FlowWriter:
     def _is_partly_committed(self, decision: BatchDecision, quarantine: FencedTable | None) -> bool:
         return quarantine is not None and quarantine.begin(decision.result.batch_id).is_committed
 
-    def _quarantine_of(self, decision: BatchDecision) -> FencedTable | None:
-        if decision.quarantine is None:
-            return None
-        if self._quarantine is not None:
-            return self._quarantine
-        # The rules were removed since; the rows still go to quarantine as decided.
-        ref = self._target.ref
-        quarantine = TableRef(f"{ref.path}{QUARANTINE_SUFFIX}", f"{ref.name}{QUARANTINE_SUFFIX}")
-        return FencedTable(self._delta, quarantine, self._app_id)
-
     def _resume(self, decision: BatchDecision) -> Batch:
         result, quarantine = decision.result, decision.quarantine
         txn = self._target.begin(result.batch_id)
@@ -353,7 +347,7 @@ class FlowWriter:
             Written(counts, bad=bad, duplicates=result.rows_duplicate),
             result,
             decision.schema,
-            None if quarantine is None else self._quarantine_of(decision),
+            None if quarantine is None else self._decided_quarantine,
             None if quarantine is None else quarantine.schema,
         )
         return self._with_recorded_rows(batch, decision)
