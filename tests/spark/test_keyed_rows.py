@@ -13,6 +13,7 @@ from writer_harness import Harness
 
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.jvm import iterate
 from penstock._tables.read.live_files import LiveFiles
 from penstock._tables.write.fenced import FencedTable
 from penstock._tables.write.keyed import KeyedTable, Way
@@ -203,7 +204,7 @@ def test_only_a_few_files_are_read_when_statistics_exclude_the_others(
     table = keyed.table
     search = keyed.delta.keyed_rows(txn.jvm, table.table.live_files.jvm, table.collected(txn, keys))
     assert search.files().size() == 1
-    (file,) = keyed.delta.items(search.files())
+    (file,) = iterate(search.files())
     assert '"minValues":{"id":100' in file.stats()
 
 

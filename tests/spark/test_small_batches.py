@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from writer_harness import Harness, rule
 
-from penstock._spark import plans
 from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.jvm import iterate
 from penstock._tables.write import kept
 from penstock.quality.split import MASK_PREFIX, split_rows
 
@@ -106,7 +106,7 @@ def test_files_of_a_small_table_are_listed_without_a_query(
 
 
 def _indexes(df: DataFrame) -> set[str]:
-    leaves = plans.iterate(df._jdf.queryExecution().optimizedPlan().collectLeaves())
+    leaves = iterate(df._jdf.queryExecution().optimizedPlan().collectLeaves())
     names = [leaf.relation().location().getClass().getName() for leaf in leaves]
     return {name.rpartition(".")[2] for name in names}
 

@@ -16,15 +16,8 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock._spark.generated_names import without_generated_names
-from penstock._spark.plans import (
-    analyzed,
-    dataframe,
-    iterate,
-    kind_of,
-    shown_expression,
-    walk,
-    whole_text,
-)
+from penstock._spark.plans import analyzed, kind_of, shown_expression, walk, whole_text
+from penstock._tables.jvm import dataframe, iterate
 
 _Session = contextlib.AbstractContextManager[Callable[[DataFrame], DataFrame]]
 ANSI = "spark.sql.ansi.enabled"

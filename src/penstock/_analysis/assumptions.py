@@ -30,7 +30,8 @@ from pyspark.sql.types import (
 
 from penstock._analysis.missing_sources import error_details, hinted_columns, missing_reason
 from penstock._model.missing import plausible_value
-from penstock._spark.plans import iterate, kind_of, walk
+from penstock._spark.plans import kind_of, walk
+from penstock._tables.jvm import iterate
 
 _FIXED: Mapping[str, str] = {
     "text": "value STRING",

@@ -13,7 +13,8 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from penstock._model.lineage import ColumnInput, FlowLineage, LineageSource, place_of
-from penstock._spark.plans import analyzed, iterate, kind_of, location_of
+from penstock._spark.plans import analyzed, kind_of, location_of
+from penstock._tables.jvm import iterate
 
 _MAX_COLUMNS = 1000
 _MAX_INPUTS = 100

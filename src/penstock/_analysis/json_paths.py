@@ -15,7 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock._analysis.sql_names import SUBQUERIES
 from penstock._model.sql_text import literal, quoted
-from penstock._spark.plans import analyzed, iterate, kind_of
+from penstock._spark.plans import analyzed, kind_of
+from penstock._tables.jvm import iterate
 
 # Part of Spark's message for the operator on another type than VARIANT.
 _NOT_VARIANT = "COLUMN_IS_NOT_VARIANT_TYPE"

@@ -16,7 +16,8 @@ from pyspark.sql import functions as F
 
 from penstock._model.dataset import LateRows
 from penstock._model.flow import Flow, OutputMode
-from penstock._spark.plans import analyzed, dataframe, is_stateful, iterate, kind_of, walk
+from penstock._spark.plans import analyzed, is_stateful, kind_of, walk
+from penstock._tables.jvm import dataframe, iterate
 from penstock._tables.session_conf import session_conf
 from penstock._tables.write.row_files import LATE, NO_EVENT_TIME, Refused
 from penstock.errors import DefinitionError

@@ -22,7 +22,8 @@ from penstock._model.expectation import Expectation
 from penstock._model.flow import Flow
 from penstock._model.origin import capture_origin
 from penstock._model.query_facts import QueryFacts, ReadFacts, RuleFacts
-from penstock._spark.plans import analyzed, iterate, kind_of
+from penstock._spark.plans import analyzed, kind_of
+from penstock._tables.jvm import iterate
 from penstock.errors import PenstockError
 from penstock.quality.rules import condition_column
 from penstock.sources.base import NOWHERE, Position

@@ -9,7 +9,8 @@ from pyspark.sql import DataFrame
 from penstock._analysis.late_rows import is_watermarked
 from penstock._analysis.state_growth import growing_sides, join_as_run
 from penstock._model.query_facts import QueryFacts, StateFacts, StateKind
-from penstock._spark.plans import analyzed, iterate, kind_of, shown_expression, walk
+from penstock._spark.plans import analyzed, kind_of, shown_expression, walk
+from penstock._tables.jvm import iterate
 
 _NONDETERMINISTIC = re.compile(
     r"\b(rand|randn|random|uuid|shuffle|monotonically_increasing_id)\(", re.I

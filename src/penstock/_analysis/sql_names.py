@@ -15,8 +15,9 @@ from typing import Any
 from penstock._model.spark_version import is_marked, mark_streams, require_spark
 from penstock._model.sql_text import quoted
 from penstock._spark.generated_names import VIEW_PREFIX
-from penstock._spark.plans import iterate, kind_of
+from penstock._spark.plans import kind_of
 from penstock._sql.tokens import tokens_of
+from penstock._tables.jvm import iterate
 
 _STREAM = re.compile(r"\s*STREAM\s*\(?\s*", re.IGNORECASE)
 _PART = r"(?:`(?:[^`]|``)+`|[\w$]+)"

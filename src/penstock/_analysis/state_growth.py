@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._analysis.late_rows import is_watermarked
 from penstock._model.flow import OutputMode
-from penstock._spark.plans import analyzed, is_stateful, iterate, kind_of, shown_expression, walk
+from penstock._spark.plans import analyzed, is_stateful, kind_of, shown_expression, walk
+from penstock._tables.jvm import iterate
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

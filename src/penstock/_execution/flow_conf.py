@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock._graph.dataflow import DataflowGraph, FlowNode
-from penstock._tables.session_conf import in_session, own_session, session_conf
+from penstock._tables.jvm import dataframe
+from penstock._tables.session_conf import own_session, session_conf
 
 
 class FlowConfs:
@@ -42,7 +43,7 @@ class FlowConfs:
         conf = self.of(node)
         if not conf or df.isStreaming:
             return df
-        return in_session(df, own_session(self._spark, conf))
+        return dataframe(own_session(self._spark, conf), df._jdf.logicalPlan())
 
 
 def _spark_keys(conf: Mapping[str, str]) -> dict[str, str]:

@@ -20,6 +20,7 @@ from penstock._model.sql_text import quoted
 from penstock._spark import plans
 from penstock._spark.failures import full_text
 from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.jvm import iterate
 from penstock._tables.write.keyed import MOST_KEYS
 from penstock._tables.write.view_writer import ViewChangedError, ViewWriter
 from penstock.errors import PenstockError, PlanError
@@ -140,8 +141,8 @@ class IncrementalViews:
 def _groups(writer: ViewWriter, df: DataFrame, changes: Any) -> tuple[DataFrame, str]:
     """The aggregates of the changed rows of the sources."""
     rows = DataFrame(changes.collectedRows(MOST_KEYS + 1), df.sparkSession)
-    merges = dict(zip(rows.columns, plans.iterate(changes.merges()), strict=True))
-    keys = rows.select(*[quoted(name) for name in plans.iterate(changes.keyColumns())])
+    merges = dict(zip(rows.columns, iterate(changes.merges()), strict=True))
+    keys = rows.select(*[quoted(name) for name in iterate(changes.keyColumns())])
     row_count = changes.rowCount()
     count, _ = writer.collect(keys, merges, row_count, int(changes.collected()))
     return rows, f"{'new' if row_count is None else 'changed'} rows in {count} group(s)"
@@ -176,7 +177,7 @@ def _keys(
     count, keys = writer.collect(DataFrame(changes.changedKeys(MOST_KEYS + 1), df.sparkSession))
     if view_rows is not None and count > _MOST_SHARE * view_rows:
         raise NotIncrementalError(f"{count} keys changed, of {view_rows} rows")
-    names = ", ".join(plans.iterate(changes.keyColumns()))
+    names = ", ".join(iterate(changes.keyColumns()))
     rows = DataFrame(changes.rowsOf(keys._jdf), df.sparkSession)
     return rows, f"rows of {count} key(s) may have changed: {names}"
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from py4j.protocol import Py4JError
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from penstock._model.flow import Flow
 from penstock._spark.generated_names import stable_operators, stable_plan, without_generated_names
+from penstock._tables.jvm import iterate
 from penstock.errors import DefinitionError
 
 MERGE_KEYS_PROPERTY = "penstock.mergeKeys"
@@ -41,17 +42,6 @@ _CHANGING = re.compile(
 )
 
 
-def iterate(sequence: Any) -> Iterator[Any]:
-    """The items of a collection of Scala or Java.
-
-    Python's own iteration over a collection of Java ends by an exception of Java, which PySpark
-    examines for 5 ms.
-    """
-    iterator = sequence.iterator()
-    while iterator.hasNext():
-        yield iterator.next()
-
-
 def kind_of(node: Any) -> str:
     """The class name of a node or an expression."""
     return str(node.getClass().getSimpleName())
@@ -60,19 +50,6 @@ def kind_of(node: Any) -> str:
 def analyzed(df: DataFrame) -> Any:
     """Spark's analysed logical plan of a DataFrame."""
     return df._jdf.queryExecution().analyzed()
-
-
-def dataframe(session: SparkSession, plan: Any, jsession: Any = None) -> DataFrame:
-    """A DataFrame of a logical plan.
-
-    Args:
-        session: The DataFrame's session.
-        plan: Analysed, or not yet.
-        jsession: Analyses and executes it, if not that of `session`.
-    """
-    jvm: Any = session._jvm
-    datasets = jvm.org.apache.spark.sql.classic.Dataset
-    return DataFrame(datasets.ofRows(jsession or session._jsparkSession, plan), session)
 
 
 def shown_expression(expression: Any) -> str:

@@ -4,7 +4,7 @@ Actions cross as JSON, Delta's own format: one call for a list of files instead 
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from penstock._tables.commits import actions_of, lines_of
 from penstock._tables.files import commit_file, commit_lines, if_exists, local_path
+from penstock._tables.jvm import dataframe, iterate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,12 +230,6 @@ class DeltaJvm:
     def seq(self, items: Sequence[Any]) -> Any:
         return self._convert.asScala(list(items)).toSeq()
 
-    def items(self, seq: Any) -> Iterator[Any]:
-        # py4j ends its own iteration by an exception of Java, which takes PySpark 5 ms to examine.
-        iterator = self._convert.asJava(seq).iterator()
-        while iterator.hasNext():
-            yield iterator.next()
-
     def action(self, content: Mapping[str, Any]) -> Any:
         """One action of the log, such as `{"metaData": {...}}`."""
         return self._actions.Action.fromJson(json.dumps(content))
@@ -260,7 +255,7 @@ class DeltaJvm:
 
     def write_files(self, transaction: Any, rows: DataFrame) -> list[Any]:
         """Write rows as data files; `AddFile` actions for the commit of the transaction."""
-        return list(self.items(transaction.writeFiles(rows._jdf)))
+        return list(iterate(transaction.writeFiles(rows._jdf)))
 
     def read_files(
         self, path: str, snapshot: Any, files: Any, session: SparkSession | None = None
@@ -309,9 +304,7 @@ class DeltaJvm:
             relation.options(),
             session,
         )
-        plan = self._logical_relation.apply(rebuilt, False)
-        dataset = self.jvm.org.apache.spark.sql.classic.Dataset
-        return DataFrame(dataset.ofRows(session, plan), self.spark)
+        return dataframe(self.spark, self._logical_relation.apply(rebuilt, False))
 
     def streaming_operation(
         self, app_id: str, batch_id: int, user_metadata: str, *, complete: bool
@@ -376,7 +369,7 @@ class DeltaJvm:
         # Change files of the deletion alone would hide the rows that the commit adds.
         actions = [
             action
-            for action in self.items(deletion._1())
+            for action in iterate(deletion._1())
             if action.getClass().getSimpleName() != "AddCDCFile"
         ]
         return actions, int(deleted)
@@ -403,8 +396,8 @@ class DeltaJvm:
         info = self.jvm.org.apache.spark.sql.delta.skipping.clustering.ClusteringColumnInfo
         attribute = self.jvm.org.apache.spark.sql.catalyst.analysis.UnresolvedAttribute
         return tuple(
-            ".".join(map(str, self.items(attribute.parseAttributeName(name))))
-            for name in self.items(info.extractLogicalNames(snapshot))
+            ".".join(map(str, iterate(attribute.parseAttributeName(name))))
+            for name in iterate(info.extractLogicalNames(snapshot))
         )
 
     def commit_lines(self, path: str, version: int) -> list[str] | None:

@@ -7,7 +7,7 @@ that did not change costs two look-ups.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -20,6 +20,7 @@ from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation
 from penstock._model.sql_text import literal, quoted
 from penstock._tables.files import local_path
+from penstock._tables.jvm import iterate
 from penstock._tables.layout import TableRef
 from penstock._tables.write.schema import plain_schema
 from penstock.errors import FlowError, PlanError, SetupError
@@ -93,7 +94,7 @@ class HiveMetastore:
         if entry is None or not _is_same(_location(entry), wanted.table.path):
             _refuse(wanted, entry)
         fingerprint = wanted.fingerprint()
-        properties = dict(_items(entry.properties()))
+        properties = {str(p._1()): str(p._2()) for p in iterate(entry.properties())}
         if properties.get(_FINGERPRINT) == fingerprint:
             return False
         jvm: Any = self._spark._jvm
@@ -152,13 +153,6 @@ def _is_same(location: str | None, path: str) -> bool:
 def _plain(path: str) -> str:
     local = local_path(path)
     return path.rstrip("/") if local is None else str(local)
-
-
-def _items(properties: Any) -> Iterator[tuple[str, str]]:
-    pairs = properties.iterator()
-    while pairs.hasNext():
-        pair = pairs.next()
-        yield str(pair._1()), str(pair._2())
 
 
 def _refuse(wanted: Registration, entry: Any) -> NoReturn:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pyspark import RDD
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 
 def own_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
@@ -18,13 +18,6 @@ def own_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
     for key, value in conf.items():
         copy.conf.set(key, value)
     return copy
-
-
-def in_session(df: DataFrame, session: SparkSession) -> DataFrame:
-    """The rows of a DataFrame, computed with the settings of a session."""
-    jvm: Any = session._jvm
-    datasets = jvm.org.apache.spark.sql.classic.Dataset
-    return DataFrame(datasets.ofRows(session._jsparkSession, df._jdf.logicalPlan()), session)
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock._model.dataset import Dataset
 from penstock._model.expectation import Expectation
-from penstock._spark.plans import analyzed, dataframe
+from penstock._spark.plans import analyzed
 from penstock._sql.tokens import tokens_of
+from penstock._tables.jvm import dataframe
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CALL = re.compile(r"\s*\(\s*\)")

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from penstock._model.exception_text import first_line
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.jvm import iterate
 from penstock._tables.layout import TableRef
 from penstock._tables.write.cdc_history import (
     StateColumns,
@@ -86,7 +87,7 @@ class StateCompaction:
     def _merge(self, session: SparkSession, *, drops: bool) -> bool:
         """Whether it is done; not if there are keys to drop, and `drops` is false."""
         txn = self._table.begin(None)
-        files = list(self._delta.items(self._table.files(txn)))
+        files = list(iterate(self._table.files(txn)))
         chosen: list[Any] = []
         total = 0
         for file in sorted(files, key=lambda file: int(file.size())):

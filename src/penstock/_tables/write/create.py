@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 from penstock._model.sql_text import quoted
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import local_path
+from penstock._tables.jvm import iterate
 from penstock._tables.layout import TableRef
 from penstock._tables.read.damage import check_log
 from penstock._tables.read.live_files import LiveFiles
@@ -122,7 +123,7 @@ def reset_table(spark: SparkSession, table: TableRef) -> int | None:
     if transaction.snapshot().version() < 0:
         return None
     transaction.readWholeTable()
-    removed = list(delta.items(LiveFiles(delta, table.path).removals(transaction.snapshot())))
+    removed = list(iterate(LiveFiles(delta, table.path).removals(transaction.snapshot())))
     if not removed:
         return int(transaction.snapshot().version())
     operation = delta.write_operation("", overwrite=True)

@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 from penstock._tables.commit_note import NotedCommit
 from penstock._tables.commits import CommitResult, result_from_commit
 from penstock._tables.delta_log import DeltaJvm, TableMetadata
+from penstock._tables.jvm import iterate
 from penstock._tables.kill_points import is_switched_off
 from penstock._tables.layout import TableRef
 from penstock._tables.read.damage import check_commit
@@ -186,7 +187,7 @@ class FencedTable:
     def removals(self, txn: TableTransaction) -> list[Any]:
         # As if all files had been read: a concurrent append must fail our commit.
         txn.jvm.readWholeTable()
-        return list(self.delta.items(self.live_files.removals(txn.jvm.snapshot())))
+        return list(iterate(self.live_files.removals(txn.jvm.snapshot())))
 
     def commit(
         self,

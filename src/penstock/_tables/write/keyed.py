@@ -21,7 +21,8 @@ from pyspark.sql.types import StructType
 from penstock._model.sql_text import quoted
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.session_conf import in_session, own_session
+from penstock._tables.jvm import dataframe, iterate
+from penstock._tables.session_conf import own_session
 from penstock._tables.write.cdc_events import START_AT, comparable
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.key_joins import (
@@ -273,7 +274,7 @@ class KeyedTable:
                 other = without_keys(in_one_task(other) if small else other, known)
             rows = other.unionByName(rows, allowMissingColumns=True)
         added = delta.write_files(txn.jvm, rows.coalesce(1) if small else rows)
-        actions = [*delta.items(actions), *added]
+        actions = [*iterate(actions), *added]
         return self.table.commit(txn, actions, result.batch_id, result, complete=False)
 
     def _rewrite(
@@ -340,7 +341,10 @@ class KeyedTable:
         (
             DeltaTable.forPath(own, self.table.ref.path)
             .alias("t")
-            .merge(in_session(changes, own).alias("s"), reduce(Column.__and__, matches))
+            .merge(
+                dataframe(own, changes._jdf.logicalPlan()).alias("s"),
+                reduce(Column.__and__, matches),
+            )
             .whenMatchedDelete(condition=~stays)
             .whenMatchedUpdate(condition=stays & ~reduce(Column.__and__, same), set=columns)
             .whenNotMatchedInsert(condition=stays, values=columns)

@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 
 from penstock._model.sql_text import quoted
 from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.jvm import iterate
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.kept import keep, keep_and_count, release
 from penstock._tables.write.schema import plain_schema
@@ -97,7 +98,7 @@ class RowFiles:
         if self._split is None:
             files = txn.jvm.writeFiles(df._jdf)
             rows = self.row_count(self._delta.file_contents(files))
-            return Written(RowCounts(rows, 0, {}), list(self._delta.items(files)))
+            return Written(RowCounts(rows, 0, {}), list(iterate(files)))
         if self._uses_one_job(df, txn):
             return self._one_job(df, txn, schema, self._split)
         return self._two_jobs(df, txn, self._split)

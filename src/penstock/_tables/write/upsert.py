@@ -11,6 +11,7 @@ from pyspark.sql.types import StructType
 
 from penstock._model.sql_text import quoted
 from penstock._tables.commits import CommitResult
+from penstock._tables.jvm import iterate
 from penstock._tables.write.decision import BatchDecision, DecisionFile
 from penstock._tables.write.fenced import TableTransaction
 from penstock._tables.write.kept import keep_and_count
@@ -159,7 +160,7 @@ class UniqueWriter(FlowWriter):
         return replace(
             written,
             counts=replace(counts, clean_rows=new),
-            actions=list(self._delta.items(files)) if new else [],
+            actions=list(iterate(files)) if new else [],
             duplicates=written.duplicates + counts.clean_rows - new,
         )
 

@@ -8,9 +8,9 @@ from pyspark.sql import functions as F
 
 from penstock._model.flow import Flow
 from penstock._model.sql_text import delta_table
-from penstock._spark.plans import dataframe
 from penstock._tables.commits import actions_of
 from penstock._tables.delta_log import DeltaJvm, size_in_bytes
+from penstock._tables.jvm import dataframe
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock._tables.read.log_scan import LoggedRemovals, append_only_start, logged_removals
 from penstock.errors import FlowError, PenstockError, PlanError

@@ -20,7 +20,7 @@ from pyspark.sql import types as T
 from penstock._model.exception_text import first_line
 from penstock._model.sql_text import quoted
 from penstock._observe.masking import shown
-from penstock._spark.plans import dataframe
+from penstock._tables.jvm import dataframe
 from penstock.errors import ConnectorError, FlowError, PenstockError, SetupError
 from penstock.sources.jdbc.commit_visibility import Marks, NotSettledError, check_postgresql
 from penstock.sources.jdbc.database import Database, DatabaseError, translated
