@@ -7,11 +7,11 @@ strings are searched, so that a secret cannot be guessed.
 import re
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from penstock._model.name import DatasetName, segment_name
 from penstock._observe.masking import masked_values, shown
@@ -61,9 +61,9 @@ class TableBrowser:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._readers = threading.BoundedSemaphore(_READERS)
-        self._tables: OrderedDict[Path, StoredTable] = OrderedDict()
-        self._counted: OrderedDict[Path, tuple[int, Counter[str]]] = OrderedDict()
-        self._commits: OrderedDict[Path, Commits] = OrderedDict()
+        self._tables = lru_cache(_MAX_TABLES)(partial(StoredTable, monotonic=monotonic))
+        self._commits = lru_cache(_MAX_TABLES)(Commits)
+        self._counted: dict[Path, tuple[int, Counter[str]]] = {}
 
     def preview(self, dataset: str, path: str | None, *, limit: int) -> dict[str, Any]:
         """Some rows of a table, starting with its newest files; values as strings or null.
@@ -109,7 +109,7 @@ class TableBrowser:
                 "bytes": size,
                 "small_files": small,
                 "advice": _advice(small, size),
-                "versions": newest_versions(folder / "_delta_log", snapshot.version),
+                "versions": newest_versions(folder, snapshot.version),
             }
 
     def quarantines(self, paths: Mapping[str, str | None]) -> list[dict[str, Any]]:
@@ -221,10 +221,7 @@ class TableBrowser:
     def _table(self, folder: Path | None) -> StoredTable:
         if folder is None:
             raise _not_local()
-        with self._lock:
-            if folder not in self._tables:
-                self._tables[folder] = StoredTable(folder, monotonic=self._monotonic)
-            return _used(self._tables, folder, _MAX_TABLES)
+        return self._tables(folder)
 
     # -- counts ---------------------------------------------------------------------------------
 
@@ -240,7 +237,8 @@ class TableBrowser:
                 known = _count(snapshot, file)
                 with self._lock:
                     self._counted[file.path] = known
-                    _used(self._counted, file.path, _MAX_COUNTED_FILES)
+                    if len(self._counted) > _MAX_COUNTED_FILES:
+                        del self._counted[next(iter(self._counted))]
             counted += known[0]
             rules.update(known[1])
         return {
@@ -255,21 +253,7 @@ class TableBrowser:
     ) -> Mapping[str, dict[str, Any]]:
         if not files:
             return {}
-        with self._lock:
-            self._commits.setdefault(folder, Commits(folder / "_delta_log"))
-            commits = _used(self._commits, folder, _MAX_TABLES)
-        return commits.of({file.name for file in files}, version)
-
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
-
-
-def _used(cache: OrderedDict[Key, Value], key: Key, size: int) -> Value:
-    cache.move_to_end(key)
-    while len(cache) > size:
-        cache.popitem(last=False)
-    return cache[key]
+        return self._commits(folder).of({file.name for file in files}, version)
 
 
 def _advice(small: int, size: int) -> str | None:

@@ -2,13 +2,13 @@
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from penstock._observe.masking import shown
-from penstock._tables.commits import lines_of
-from penstock._tables.files import commit_file
+from penstock._tables.commits import actions_of
+from penstock._tables.files import commit_file, commit_lines
 
 _MAX_COMMITS = 500
 _SHOWN_VERSIONS = 20
@@ -18,8 +18,8 @@ _MOST_BYTES = 8 << 20
 class Commits:
     """The commits that added files; read from the newest one back, as far as needed."""
 
-    def __init__(self, log: Path) -> None:
-        self._log = log
+    def __init__(self, table: Path) -> None:
+        self._table = table
         self._lock = threading.Lock()
         self._by_file: dict[str, dict[str, Any]] = {}
         self._newest = -1
@@ -43,67 +43,59 @@ class Commits:
             return dict(self._by_file)
 
     def _read(self, number: int) -> None:
-        actions = read_commit(self._log, number)
-        if actions is None:
-            return  # deleted by log cleanup
-        commit = description(number, actions)
-        for action in actions:
-            if "add" in action:
-                self._by_file[action["add"]["path"]] = commit
+        commit, added = _commit(self._table, number)
+        self._by_file |= {file["path"]: commit for file in added}
 
 
-def newest_versions(log: Path, version: int) -> list[dict[str, Any]]:
+def newest_versions(table: Path, version: int) -> list[dict[str, Any]]:
     """The last commits up to a version, newest first, without deleted ones."""
     versions = []
     left = _MOST_BYTES
     for number in range(version, max(-1, version - _SHOWN_VERSIONS), -1):
-        path = log / commit_file(number)
         try:
-            size = path.stat().st_size
+            size = (table / "_delta_log" / commit_file(number)).stat().st_size
             # Commits with very many files are not read.
             if size > left:
                 break
             left -= size
         except OSError:
             break
-        actions = read_commit(log, number)
-        if actions is None:
+        commit, _ = _commit(table, number)
+        if not commit:
             break
-        versions.append(description(number, actions))
+        versions.append(commit)
     return versions
 
 
-def read_commit(log: Path, number: int) -> list[dict[str, Any]] | None:
-    """The actions of a commit; `None` if it was deleted."""
-    try:
-        text = (log / commit_file(number)).read_text(encoding="utf-8")
-        return [json.loads(line) for line in lines_of(text) if line]
-    except (OSError, ValueError):
-        return None
+def _commit(table: Path, number: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Operation, flow and counts of a commit, with secrets masked; and the files that it added.
 
-
-def description(number: int, actions: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Operation, flow and counts of a commit, with secrets masked.
-
-    `at` is in milliseconds, `rows` is the number of added rows, null if unknown.
+    `at` is in milliseconds, `rows` is the number of added rows, null if unknown. Both are empty if
+    the commit was deleted.
     """
-    info: dict[str, Any] = next(
-        (action["commitInfo"] for action in actions if "commitInfo" in action), {}
-    )
+    try:
+        lines = commit_lines(table, number)
+        if lines is None:
+            return {}, []
+        info = next(actions_of(lines, "commitInfo"), {})
+        added = list(actions_of(lines, "add"))
+        removed = list(actions_of(lines, "remove"))
+    except (OSError, ValueError):
+        return {}, []
     record = _record(info)
-    added = [action["add"] for action in actions if "add" in action]
     counts = [_rows_of(file) for file in added]
     flow, batch = record.get("flow"), record.get("batch")
-    return {
+    commit = {
         "version": number,
         "at": int(info.get("inCommitTimestamp") or info.get("timestamp") or 0),
         "operation": shown(str(info.get("operation") or "")),
         "flow": shown(str(flow or "")),
         "batch_id": batch if isinstance(batch, int) else None,
         "files_added": len(added),
-        "files_removed": sum("remove" in action for action in actions),
+        "files_removed": len(removed),
         "rows": None if None in counts else sum(count or 0 for count in counts),
     }
+    return commit, added
 
 
 def _record(info: dict[str, Any]) -> dict[str, Any]:

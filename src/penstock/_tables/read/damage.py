@@ -11,10 +11,12 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock._tables.commit_note import CDC_STATE, QUARANTINE, TARGET, NotedCommit
+from penstock._tables.commits import actions_of
 from penstock._tables.files import commit_file, local_path
 from penstock._tables.layout import TableRef
 from penstock._tables.read.checkpoint_files import Checkpoint
@@ -172,12 +174,8 @@ def restored_to(lines: Iterable[str]) -> int | None:
 
 
 def _actions(lines: Iterable[str], kind: str) -> Iterator[Mapping[str, Any]]:
-    for line in lines:
-        if f'"{kind}"' in line[:20]:
-            try:
-                yield json.loads(line).get(kind) or {}
-            except ValueError:
-                continue
+    with suppress(ValueError):  # a torn commit
+        yield from actions_of(lines, kind)
 
 
 @dataclass(frozen=True, kw_only=True)

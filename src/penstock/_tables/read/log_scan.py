@@ -72,14 +72,14 @@ def append_only_start(
     shape: tuple[str, ...] | None = None
     live: set[tuple[str, str]] = set()
     for at in range(version + 1):
-        actions = _actions(delta, path, at)
-        if actions is None:
+        lines = delta.commit_lines(path, at)
+        if lines is None:
             return None
-        new_shape = _shape(actions) or shape
+        new_shape = _shape(lines) or shape
         if shape is not None and new_shape != shape:
             start = None
         shape = new_shape
-        removed, added = _of_kind(actions, "remove"), _of_kind(actions, "add")
+        removed, added = list(actions_of(lines, "remove")), list(actions_of(lines, "add"))
         live -= set(map(file_identity, removed))
         live |= set(map(file_identity, added))
         if any(file.get("deletionVector") for file in added):
@@ -116,10 +116,10 @@ def keeps_rows(delta: DeltaJvm, path: str, since: int, version: int) -> bool:
     if not since <= version <= since + _WHOLE:
         return False
     for at in range(version, since, -1):
-        actions = _actions(delta, path, at)
-        if actions is None or _of_kind(actions, "metaData"):
+        lines = delta.commit_lines(path, at)
+        if lines is None or any(actions_of(lines, "metaData")):
             return False
-        files = [*_of_kind(actions, "add"), *_of_kind(actions, "remove")]
+        files = [*actions_of(lines, "add"), *actions_of(lines, "remove")]
         if any(file.get("dataChange", True) for file in files):
             return False
     return True
@@ -153,17 +153,8 @@ def file_identity(file: Mapping[str, Any]) -> tuple[str, str]:
     return file["path"], json.dumps(vector, sort_keys=True) if vector else ""
 
 
-def _actions(delta: DeltaJvm, path: str, version: int) -> list[dict[str, Any]] | None:
-    lines = delta.commit_lines(path, version)
-    return None if lines is None else [json.loads(line) for line in lines]
-
-
-def _of_kind(actions: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    return [action[kind] for action in actions if kind in action]
-
-
-def _shape(actions: list[dict[str, Any]]) -> tuple[str, ...] | None:
-    metadata = _of_kind(actions, "metaData")
+def _shape(lines: list[str]) -> tuple[str, ...] | None:
+    metadata = list(actions_of(lines, "metaData"))
     return (metadata[-1]["schemaString"], *metadata[-1]["partitionColumns"]) if metadata else None
 
 

@@ -51,11 +51,9 @@ def read_table(
 ) -> TablePreview:
     """Some rows of the newest version of a table, starting with its newest file."""
     with _readable(settings, name) as snapshot:
-        columns = [column for column in snapshot.columns if column.name in only]
-        columns = columns or list(snapshot.columns)
-        names = tuple(column.name for column in columns)
-        if only:
-            names = tuple(name for name in only if name in names) or names
+        known = {column.name: column for column in snapshot.columns}
+        names = tuple(name for name in only if name in known) or tuple(known)
+        columns = [known[name] for name in names]
         rows = []
         at_once = max(1, min(limit, _MOST_AT_ONCE))
         for file, position, row in islice(snapshot.scan(columns, at_once=at_once), limit):
