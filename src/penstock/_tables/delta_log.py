@@ -88,10 +88,11 @@ class DeltaJvm:
         self._logical_relation = getattr(getattr(sources, "LogicalRelation$"), "MODULE$")
         self._relation = sources.HadoopFsRelation
         self._file_format = delta.DeltaParquetFileFormat
-        self._own = jvm.penstock.delta
-        self.has_own_classes = not isinstance(self._own.SplitTransaction, JavaPackage)
+        self.own = jvm.penstock.delta
+        """Penstock's Java classes."""
+        self.has_own_classes = not isinstance(self.own.SplitTransaction, JavaPackage)
         """False in a borrowed session without Penstock's Java classes."""
-        self._statistics = getattr(self._own, "WriteTransaction$Statistics")
+        self._statistics = getattr(self.own, "WriteTransaction$Statistics")
 
     def log(self, path: str) -> Any:
         """Delta's `DeltaLog` of a table, cached by Delta."""
@@ -101,7 +102,7 @@ class DeltaJvm:
         """The newest snapshot; its version is -1 if there is no table."""
         log = self.log(path)
         if self.has_own_classes:
-            return self._own.WriteTransaction.newest(log)
+            return self.own.WriteTransaction.newest(log)
         return log.update(False, self.none, self.none)
 
     def snapshot_at(self, path: str, version: int) -> Any:
@@ -111,32 +112,13 @@ class DeltaJvm:
     def version(self, path: str) -> int:
         return int(self.snapshot(path).version())
 
-    def split_transaction(
-        self, target: Any, snapshot: Any, folder: str, other: str | None, statistics: Any
-    ) -> Any:
-        """A transaction on a version; needs Penstock's Java classes.
-
-        It writes the files of a partition folder below another table, if there is one.
-        """
-        if other is None:
-            return self._own.WriteTransaction(target, snapshot, statistics)
-        return self._own.SplitTransaction(target, snapshot, folder, other, statistics)
-
     def statistics(self) -> Any:
         """What `begin` keeps from one write for the next one; for one thread."""
         return self._statistics() if self.has_own_classes else None
 
-    def live_files(self, path: str) -> Any:
-        """Penstock's `LiveFiles` of a table."""
-        return self._own.LiveFiles(self.log(path))
-
     def batch_keys(self, keys: DataFrame, columns: Sequence[str]) -> Any:
         """Penstock's `BatchKeys`: collects the keys of a batch."""
-        return self._own.BatchKeys(keys._jdf, list(columns))
-
-    def small_batch(self, df: DataFrame, most_bytes: int, counted: Sequence[str]) -> Any:
-        """Penstock's `SmallBatch`: runs a query, counts its rows, and collects them if few."""
-        return self._own.SmallBatch(df._jdf, most_bytes, list(counted))
+        return self.own.BatchKeys(keys._jdf, list(columns))
 
     def frame_of_keys(self, keys: Any, session: SparkSession) -> DataFrame:
         """Each of some `BatchKeys` once, without a job."""
@@ -144,7 +126,7 @@ class DeltaJvm:
 
     def query_changes(self, df: DataFrame, since: Mapping[str, str]) -> Any:
         """Penstock's `QueryChanges`: how the result changed since versions of its tables."""
-        return self._own.QueryChanges(df._jdf, dict(since))
+        return self.own.QueryChanges(df._jdf, dict(since))
 
     def pinned(self, df: DataFrame) -> DataFrame:
         """The query on the versions of its Delta tables as of its analysis.
@@ -153,36 +135,14 @@ class DeltaJvm:
         """
         if not self.has_own_classes:
             return df
-        return DataFrame(self._own.QueryChanges.pinned(df._jdf), df.sparkSession)
+        return DataFrame(self.own.QueryChanges.pinned(df._jdf), df.sparkSession)
 
     def keyed_rows(
         self, transaction: Any, live_files: Any, keys: Any, *, returns_rows: bool = False
     ) -> Any:
         """Penstock's `KeyedRows`: the rows of some `BatchKeys` in the table of a transaction."""
         session = self.spark._jsparkSession
-        return self._own.KeyedRows(session, transaction, live_files, keys, returns_rows)
-
-    def rows_of_keys(
-        self, snapshot: Any, live_files: Any, keys: Any, columns: StructType, session: SparkSession
-    ) -> DataFrame:
-        """Some columns of the rows with some `BatchKeys`, which are the fields of a column `k`."""
-        types = self.jvm.org.apache.spark.sql.types.DataType
-        frame = self._own.KeySearch.rows(
-            self.spark._jsparkSession, snapshot, live_files, keys, types.fromJson(columns.json())
-        )
-        return DataFrame(frame, session)
-
-    def table_rows(
-        self, snapshot: Any, live_files: Any, session: SparkSession, *, without_keys: Any = None
-    ) -> DataFrame | None:
-        """The rows of a table that have none of some `BatchKeys`, read by one task.
-
-        `None` if a query would not return the rows of the files as they are.
-        """
-        frame = self._own.FileRows.tableRows(
-            session._jsparkSession, snapshot, live_files, without_keys
-        )
-        return None if frame is None else DataFrame(frame, session)
+        return self.own.KeyedRows(session, transaction, live_files, keys, returns_rows)
 
     def begin(self, path: str, statistics: Any = None) -> Any:
         """A transaction on the newest version, to be committed on this thread."""
@@ -193,7 +153,7 @@ class DeltaJvm:
             sessions.setActiveSession(self.spark._jsparkSession)
         if statistics is None:
             return self.log(path).startTransaction(self.none, self.none)
-        return self._own.WriteTransaction(self.log(path), statistics)
+        return self.own.WriteTransaction(self.log(path), statistics)
 
     def commit(self, transaction: Any, actions: Sequence[Any], operation: Any) -> int:
         """Commit, and compact the table if it has `delta.autoOptimize.autoCompact`; the version.
@@ -203,7 +163,7 @@ class DeltaJvm:
         """
         transaction.registerPostCommitHook(self._auto_compact)
         if self.has_own_classes:
-            self._own.Checkpoints.writeLater(transaction)
+            self.own.Checkpoints.writeLater(transaction)
         return int(transaction.commit(self.seq(actions), operation))
 
     def restore(self, path: str, version: int) -> bool:
@@ -211,10 +171,10 @@ class DeltaJvm:
         if not self.has_own_classes:
             return False
         transaction = self.begin(path, self._statistics())
-        actions = self._own.Restore.actions(transaction, version)
+        actions = self.own.Restore.actions(transaction, version)
         if actions is None:
             return False
-        self._own.Checkpoints.writeLater(transaction)
+        self.own.Checkpoints.writeLater(transaction)
         operation = self._restore(self._option.apply(version), self.none)
         transaction.commit(self.seq(list(actions)), operation)
         return True
@@ -222,7 +182,7 @@ class DeltaJvm:
     def await_checkpoints(self, seconds: int) -> None:
         """Wait for the checkpoints of all commits of this process."""
         if self.has_own_classes:
-            self._own.Checkpoints.finish(seconds)
+            self.own.Checkpoints.finish(seconds)
 
     def option(self, value: Any) -> Any:
         return self.none if value is None else self._option.apply(value)
@@ -322,7 +282,7 @@ class DeltaJvm:
 
     def optimize_operation(self, transaction: Any, metrics: Mapping[str, int]) -> Any:
         """OPTIMIZE, with its metrics in the history; needs Penstock's Java classes."""
-        self._own.WriteTransaction.measure(transaction, dict(metrics))
+        self.own.WriteTransaction.measure(transaction, dict(metrics))
         nothing = self.seq([])
         return self._optimize(nothing, nothing, False, self.none, False)
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -46,14 +46,14 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding about the checkpoint of a flow; `kind` is a stable name."""
+    """A finding about a checkpoint, or about the log of a table; `kind` is a stable name."""
 
-    flow: str
-    epoch: str
     kind: str
     severity: Severity
     message: str
     hint: str = ""
+    flow: str = ""
+    epoch: str = ""
 
 
 def examine(settings: PipelineSettings, flow: str | None = None) -> list[Finding]:
@@ -65,20 +65,20 @@ def examine(settings: PipelineSettings, flow: str | None = None) -> list[Finding
     tables = _tables_by_id(settings)
     known = flow_records(settings)
     for checkpoint in examined:
-        if not checkpoint.is_current:
+        if checkpoint.is_current:
+            own = list(_files(checkpoint))
+            if checkpoint.exists:
+                query = checkpoint.query_id
+                if query is not None and owners[query] > 1:
+                    flows = sorted(item.flow for item in every if item.query_id == query)
+                    own.append(_copied(checkpoint, flows))
+                own += _state(checkpoint)
+                own += _table(checkpoint, settings, tables, known.get(checkpoint.flow))
+        else:
             is_lost_flow = checkpoint.flow not in known
             lost = _lost_state(checkpoint, settings, tables) if is_lost_flow else None
-            findings.append(lost or _old(checkpoint))
-            continue
-        findings += _files(checkpoint)
-        if not checkpoint.exists:
-            continue
-        query = checkpoint.query_id
-        if query is not None and owners[query] > 1:
-            flows = sorted(item.flow for item in every if item.query_id == query)
-            findings.append(_copied(checkpoint, flows))
-        findings += _state(checkpoint)
-        findings += _table(checkpoint, settings, tables, known.get(checkpoint.flow))
+            own = [lost or _old(checkpoint)]
+        findings += [replace(each, flow=checkpoint.flow, epoch=checkpoint.epoch) for each in own]
     order = list(Severity)[::-1]
     return sorted(findings, key=lambda item: (order.index(item.severity), item.flow, item.kind))
 
@@ -102,9 +102,8 @@ def _rebuild(checkpoint: Checkpoint) -> str:
 
 
 def _files(checkpoint: Checkpoint) -> Iterator[Finding]:
-    finding = partial(Finding, checkpoint.flow, checkpoint.epoch)
     if not checkpoint.exists:
-        yield finding(
+        yield Finding(
             "checkpoint-missing",
             Severity.ERROR,
             f"{checkpoint.path} does not exist, but the flow was started with it: a new one would "
@@ -124,7 +123,7 @@ def _files(checkpoint: Checkpoint) -> Iterator[Finding]:
         if name == "metadata" and is_unused:
             continue  # before its first batch
         is_needed = name in newest or ("/" in name and int(name.rpartition("/")[2]) >= last)
-        yield finding(
+        yield Finding(
             "file-damaged",
             Severity.ERROR if is_needed else Severity.WARNING,
             f"{name} {reason}",
@@ -134,18 +133,17 @@ def _files(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _logs(checkpoint: Checkpoint) -> Iterator[Finding]:
-    finding = partial(Finding, checkpoint.flow, checkpoint.epoch)
     planned = [batch.batch_id for batch in checkpoint.planned]
     finished = -1 if checkpoint.last_finished is None else checkpoint.last_finished
     unfinished = [number for number in planned if number > finished]
     if len(unfinished) == 1:
-        yield finding(
+        yield Finding(
             "batch-open",
             Severity.NOTE,
             f"batch {unfinished[0]} is planned and not finished: the next start runs it again",
         )
     elif len(unfinished) > 1:
-        yield finding(
+        yield Finding(
             "commits-missing",
             Severity.ERROR,
             f"batches {unfinished[0]} to {unfinished[-1]} are planned and not finished, but Spark "
@@ -155,7 +153,7 @@ def _logs(checkpoint: Checkpoint) -> Iterator[Finding]:
     damaged = {int(name[8:]) for name in checkpoint.damaged if name.startswith("offsets/")}
     known = {*planned, *damaged}
     if checkpoint.last_finished is not None and finished not in known:
-        yield finding(
+        yield Finding(
             "offsets-missing",
             Severity.ERROR,
             f"batch {finished} is finished, but offsets/{finished} is missing: the next start "
@@ -164,14 +162,14 @@ def _logs(checkpoint: Checkpoint) -> Iterator[Finding]:
         )
     gaps = sorted(set(range(min(known), max(known) + 1)) - known) if known else []
     if gaps:
-        yield finding(
+        yield Finding(
             "offsets-gap",
             Severity.WARNING,
             f"offsets of {len(gaps)} batches are missing, the first is {gaps[0]}",
             "Spark reads only the newest ones; find out what deletes files here",
         )
     if len({len(batch.offsets) for batch in checkpoint.planned[-2:]}) > 1:
-        yield finding(
+        yield Finding(
             "sources-changed",
             Severity.WARNING,
             "the number of sources changed between the last two batches",
@@ -181,8 +179,6 @@ def _logs(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _copied(checkpoint: Checkpoint, flows: list[str]) -> Finding:
     return Finding(
-        checkpoint.flow,
-        checkpoint.epoch,
         "query-id-shared",
         Severity.ERROR,
         f"{len(flows)} checkpoints have the query id {checkpoint.query_id}: one is a copy of the "
@@ -193,8 +189,6 @@ def _copied(checkpoint: Checkpoint, flows: list[str]) -> Finding:
 
 def _old(checkpoint: Checkpoint) -> Finding:
     return Finding(
-        checkpoint.flow,
-        checkpoint.epoch,
         "not-used",
         Severity.NOTE,
         f"{checkpoint.path} ({checkpoint.size:,} bytes) belongs to an earlier epoch and is not "
@@ -204,14 +198,13 @@ def _old(checkpoint: Checkpoint) -> Finding:
 
 
 def _state(checkpoint: Checkpoint) -> Iterator[Finding]:
-    finding = partial(Finding, checkpoint.flow, checkpoint.epoch)
     if not checkpoint.state or checkpoint.last_finished is None:
         return
     pinned = checkpoint.planned[-1].conf.get(_PARTITIONS, "") if checkpoint.planned else ""
     for operator in sorted({part.operator for part in checkpoint.state}):
         parts = [part for part in checkpoint.state if part.operator == operator]
         if pinned.isdecimal() and len(parts) != int(pinned):
-            yield finding(
+            yield Finding(
                 "state-partitions",
                 Severity.WARNING,
                 f"stateful operator {operator} has {len(parts)} partitions, the checkpoint "
@@ -221,7 +214,7 @@ def _state(checkpoint: Checkpoint) -> Iterator[Finding]:
         version = checkpoint.last_finished + 1
         old = [part.partition for part in parts if max(part.versions, default=-1) < version]
         if old:
-            yield finding(
+            yield Finding(
                 "state-behind",
                 Severity.WARNING,
                 f"stateful operator {operator} has no version {version} of partition "
@@ -237,14 +230,13 @@ def _table(
     tables: Mapping[str, Path],
     record: FlowRecord | None,
 ) -> Iterator[Finding]:
-    finding = partial(Finding, checkpoint.flow, checkpoint.epoch)
     if record is None or record.target_id is None:
         return
     path = tables.get(record.target_id)
     if path is None and any(_table_logs(settings)):
         return  # it may be the table with the damaged log
     if path is None:
-        yield finding(
+        yield Finding(
             "table-unknown",
             Severity.WARNING,
             "its table is not in the storage of the pipeline: it was dropped or recreated, or has "
@@ -261,7 +253,7 @@ def _table(
     newest = newest_of_checkpoint(checkpoint.flow, checkpoint.epoch, checkpoint.path)
     last = newest.last_planned
     if committed is not None and (last is None or committed > last):
-        yield finding(
+        yield Finding(
             "behind-table",
             Severity.ERROR,
             f"the table has batch {committed}, the newest one of the checkpoint is "
@@ -281,7 +273,6 @@ def _behind(checkpoint: Checkpoint, target: Path, settings: PipelineSettings) ->
         note = commits_of((checkpoint.path / NOTE_FILE).read_text(encoding="utf-8"))
     except OSError:
         return
-    finding = partial(Finding, checkpoint.flow, checkpoint.epoch)
     names = target.parts[-3:]
     paths = {
         TARGET: target,
@@ -303,7 +294,7 @@ def _behind(checkpoint: Checkpoint, target: Path, settings: PipelineSettings) ->
         last = table.transaction_version(commit.app_id)
         last = -1 if last is None else last
         damage = behind(checkpoint, ".".join(names), role, commit, last, log.newest)
-        yield finding("table-behind", Severity.ERROR, damage.message, damage.hint)
+        yield Finding("table-behind", Severity.ERROR, damage.message, damage.hint)
 
 
 def _lost_state(
@@ -316,8 +307,7 @@ def _lost_state(
             file = f"{state}/flows/{checkpoint.flow}.json"
             table = ".".join(path.parts[-3:])
             damage = state_lost(checkpoint.flow, table, str(checkpoint.path), file)
-            finding = partial(Finding, checkpoint.flow, checkpoint.epoch)
-            return finding("state-missing", Severity.ERROR, damage.message, damage.hint)
+            return Finding("state-missing", Severity.ERROR, damage.message, damage.hint)
     return None
 
 
@@ -327,7 +317,7 @@ def _table_logs(settings: PipelineSettings) -> Iterator[Finding]:
         if log is not None and log.problem:
             message = log_message(".".join(path.parts[-3:]), log)
             hint = log_hint(str(path), log)
-            yield Finding("", "", "table-log-damaged", Severity.ERROR, message, hint)
+            yield Finding("table-log-damaged", Severity.ERROR, message, hint)
 
 
 def _opened(path: Path) -> "DeltaTable":

@@ -23,7 +23,7 @@ class LiveFiles:
     @property
     def jvm(self) -> Any:
         if self._jvm is None:
-            self._jvm = self._delta.live_files(self._path)
+            self._jvm = self._delta.own.LiveFiles(self._delta.log(self._path))
         return self._jvm
 
     def all(self, snapshot: Any) -> Any:

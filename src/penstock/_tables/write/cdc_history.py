@@ -121,6 +121,7 @@ class StateColumns:
     def __init__(self, schema: T.StructType) -> None:
         self.schema = schema
         self.has_kind = "kind" in schema.fieldNames()
+        self.key_type = _field_type(schema, "k")
 
     @cached_property
     def of_events(self) -> list[Column]:

@@ -20,11 +20,15 @@ from penstock._tables.layout import TableRef
 from penstock._tables.write.cdc_events import END_AT, START_AT, RowShape, comparable
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.kept import keep, release
-from penstock._tables.write.key_joins import count_keys, in_one_task, key_struct, of_keys
+from penstock._tables.write.key_joins import (
+    SMALL_ROWS,
+    count_keys,
+    in_one_task,
+    key_struct,
+    of_keys,
+)
 from penstock._tables.write.keyed import KeyedTable
 from penstock.errors import FlowError
-
-_SMALL_ROWS = 50_000
 
 
 class SnapshotWriter:
@@ -70,7 +74,7 @@ class SnapshotWriter:
         snapshot = keep(df.select(*[F.col(quoted(f.name)) for f in self._shape.columns]))
         try:
             rows = self._count(snapshot)
-            differences = keep(self._compare(txn, snapshot, small=rows <= _SMALL_ROWS))
+            differences = keep(self._compare(txn, snapshot, small=rows <= SMALL_ROWS))
             try:
                 committed = self._commit(txn, differences, version, result, always=always)
             finally:

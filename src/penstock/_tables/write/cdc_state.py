@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -46,39 +46,18 @@ class CdcState:
         ref: TableRef,
         app_id: str,
         events: EventShape,
+        *,
+        target_has_rows: bool,
+        flow: str,
     ) -> None:
-        self._delta = delta
-        self._table = FencedTable(delta, ref, app_id)
-        self._events = events
-        self._columns: StateColumns | None = None
-        self._event_columns: tuple[list[Column], list[Column]] = [], []
-
-    @property
-    def table(self) -> FencedTable:
-        return self._table
-
-    @property
-    def columns(self) -> StateColumns:
-        assert self._columns is not None
-        return self._columns
-
-    @property
-    def schema(self) -> StructType:
-        return self.columns.schema
-
-    @property
-    def key_type(self) -> StructType:
-        key_type = self.schema["k"].dataType
-        assert isinstance(key_type, StructType)
-        return key_type
-
-    @property
-    def value_type(self) -> StructType:
-        return stored_values(self.schema)
-
-    def prepare(self, *, target_has_rows: bool, flow: str) -> None:
         """Create the table, or align it with the flow; `target_has_rows`: it must exist."""
-        ref, shape = self._table.ref, self._events.shape
+        self._delta = delta
+        self.table = FencedTable(delta, ref, app_id)
+        self._events = events
+        self._use(self._prepared(target_has_rows=target_has_rows, flow=flow))
+
+    def _prepared(self, *, target_has_rows: bool, flow: str) -> StructType:
+        ref, shape = self.table.ref, self._events.shape
         state = table_state(self._delta.spark, ref.path)
         if state is None and target_has_rows:
             raise CheckpointError(
@@ -107,12 +86,13 @@ class CdcState:
             wanted = self._wanted(None)
         properties = {_PROPERTY: json.dumps(mark, sort_keys=True), **column_mapping(wanted)}
         spec = TableSpec(schema=wanted, comment="state of an auto CDC table", properties=properties)
-        self._use(prepare_table(self._delta.spark, ref, spec).schema)
+        return prepare_table(self._delta.spark, ref, spec).schema
 
     def _use(self, schema: StructType) -> None:
-        if self._columns is None or self._columns.schema != schema:
-            self._columns = StateColumns(schema)
-            self._event_columns = self._events.event_columns(self.key_type, self.value_type)
+        self.columns = StateColumns(schema)
+        self._event_columns = self._events.event_columns(
+            self.columns.key_type, stored_values(schema)
+        )
 
     def _wanted(self, stored: StructType | None) -> StructType:
         keys, values = self._events.key_type(), self._events.value_type()
@@ -125,9 +105,11 @@ class CdcState:
 
     def begin(self, batch_id: int | None) -> TableTransaction:
         """Start the transaction of a batch, with the columns that other flows added meanwhile."""
-        txn = self._table.begin(batch_id)
+        txn = self.table.begin(batch_id)
         wanted = self._wanted(txn.metadata.schema)
-        self._use(self._table.evolve(txn, wanted, allow_missing=True, replaces=False))
+        schema = self.table.evolve(txn, wanted, allow_missing=True, replaces=False)
+        if schema != self.columns.schema:
+            self._use(schema)
         return txn
 
     def events(self, rows: DataFrame) -> DataFrame:
@@ -151,7 +133,7 @@ class CdcState:
         if txn.is_committed:
             return None
         actions = self._delta.add_files(files)
-        return self._table.commit(txn, actions, result.batch_id, result, complete=False)
+        return self.table.commit(txn, actions, result.batch_id, result, complete=False)
 
     def written(self, txn: TableTransaction, files: Sequence[Mapping[str, Any]]) -> DataFrame:
         """The rows of the files of a batch with `kind`, whether or not they are committed."""
@@ -161,25 +143,29 @@ class CdcState:
 
     def rows(self, like: DataFrame) -> DataFrame:
         """All rows, not merged, in the session of `like`."""
-        snapshot = self._delta.snapshot(self._table.ref.path)
-        return self._read(snapshot, self._table.live_files.all(snapshot), like.sparkSession)
+        snapshot = self._delta.snapshot(self.table.ref.path)
+        return self._read(snapshot, self.table.live_files.all(snapshot), like.sparkSession)
 
     def size(self) -> int:
         """The size of its files in bytes, as of the newest version that this process knows."""
-        snapshot = self._delta.log(self._table.ref.path).unsafeVolatileSnapshot()
-        return self._table.live_files.size(snapshot)
+        snapshot = self._delta.log(self.table.ref.path).unsafeVolatileSnapshot()
+        return self.table.live_files.size(snapshot)
 
     def rows_of(self, keys: Any, like: DataFrame) -> DataFrame:
         """The rows of some `BatchKeys`, not merged, without those of all keys."""
-        snapshot = self._delta.snapshot(self._table.ref.path)
-        live = self._table.live_files.jvm
-        return self._delta.rows_of_keys(snapshot, live, keys, self.schema, like.sparkSession)
+        snapshot = self._delta.snapshot(self.table.ref.path)
+        live = self.table.live_files.jvm
+        types = self._delta.jvm.org.apache.spark.sql.types.DataType
+        schema = types.fromJson(self.columns.schema.json())
+        session = self._delta.spark._jsparkSession
+        rows = self._delta.own.KeySearch.rows(session, snapshot, live, keys, schema)
+        return DataFrame(rows, like.sparkSession)
 
     def can_search(self) -> bool:
-        return has_exact_keys(self._delta, self.key_type)
+        return has_exact_keys(self._delta, self.columns.key_type)
 
     def _read(self, snapshot: Any, files: Any, session: SparkSession) -> DataFrame:
-        return self._delta.read_files(self._table.ref.path, snapshot, files, session)
+        return self._delta.read_files(self.table.ref.path, snapshot, files, session)
 
 
 def fingerprint(shape: TargetShape, events: EventShape) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from penstock._tables.write.cdc_state import CdcState
 from penstock._tables.write.decision import BatchDecision, DecisionFile
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.kept import keep_and_count
-from penstock._tables.write.key_joins import in_one_task, key_struct
+from penstock._tables.write.key_joins import SMALL_ROWS, in_one_task, key_struct
 from penstock._tables.write.keyed import REWRITE_BYTES, KeyedTable, Way
 from penstock._tables.write.prepare import prepare_table
 from penstock._tables.write.row_files import Written
@@ -44,7 +44,6 @@ from penstock.quality.split import MASK_PREFIX, RowSplit, split_rows
 HAS_SEQUENCE = "sequence_by is not null"
 HAS_KEY = "keys are not null"
 _OWN_RULES = (HAS_SEQUENCE, HAS_KEY)
-_SMALL_ROWS = 50_000
 _OP = f"{MASK_PREFIX}op"  # a reserved name
 
 
@@ -117,13 +116,14 @@ class CdcWriter(FlowWriter):
         self._event_split = split
         self._lock = target_locks.setdefault(self.target.path, threading.RLock())
         self._keyed = KeyedTable(self._target, way, is_streamed, on_vectors)
-        self._state = CdcState(self._delta, state, self._app_id, events)
         self._compaction = StateCompaction(
             self._delta, state, self._app_id, self._lock, tombstone_seconds=tombstone_seconds
         )
         with self._lock:
             has_rows = file_count(self._delta.snapshot(self.target.path)) > 0
-            self._state.prepare(target_has_rows=has_rows, flow=self._flow)
+            self._state = CdcState(
+                self._delta, state, self._app_id, events, target_has_rows=has_rows, flow=self._flow
+            )
         self._events_of_batch: _Events | None = None
         self._counts: Mapping[str, int] = {}
 
@@ -210,7 +210,7 @@ class CdcWriter(FlowWriter):
         return [field for field in self._kept.schema if field.name in names]
 
     def _needs_decision(self, batch: Batch) -> bool:
-        return batch.quarantine is not None or batch.written.counts.clean_rows > 0
+        return batch.quarantine_schema is not None or batch.written.counts.clean_rows > 0
 
     def _with_rows(
         self, decision: BatchDecision, batch: Batch, file: DecisionFile
@@ -223,7 +223,7 @@ class CdcWriter(FlowWriter):
         clean = valid_rows(self._kept, self._event_split)
         state = self._state.begin(batch.result.batch_id)
         events = self._state.events(clean)
-        files = self._state.write(state, events, small=valid <= _SMALL_ROWS)
+        files = self._state.write(state, events, small=valid <= SMALL_ROWS)
         self._events_of_batch = _Events(state, files, events)
         return replace(decision, counts=counts, files=files)
 
@@ -269,7 +269,7 @@ class CdcWriter(FlowWriter):
     def _searches(self, txn: TableTransaction, touched: DataFrame, count: int) -> bool:
         """Whether the rows of the keys are searched, in the state and in the target."""
         needs_all = self._counts["truncates"] or self._events.shape.truncates
-        if needs_all or count > _SMALL_ROWS or not self._state.can_search():
+        if needs_all or count > SMALL_ROWS or not self._state.can_search():
             return False
         return self._state.size() > REWRITE_BYTES and self._keyed.searches(txn, touched, count)
 
@@ -278,7 +278,7 @@ class CdcWriter(FlowWriter):
     ) -> tuple[DataFrame, DataFrame]:
         columns, shape = self._state.columns, self._events.shape
         rows = self._state.rows(touched)
-        is_small = self._state.size() <= REWRITE_BYTES and count <= _SMALL_ROWS
+        is_small = self._state.size() <= REWRITE_BYTES and count <= SMALL_ROWS
         if is_small:
             rows = in_one_task(rows)
         if self._counts["truncates"]:
@@ -288,7 +288,7 @@ class CdcWriter(FlowWriter):
             keys = self._target.rows(txn, rows).select(have.alias("k"))
             touched = rows.where(F.col("kind") == 0).select("k").unionAll(keys).distinct()
             return touched, current_rows(merged(rows, columns), columns, truncates=True)
-        nearby = F.broadcast(touched) if count <= _SMALL_ROWS else touched
+        nearby = F.broadcast(touched) if count <= SMALL_ROWS else touched
         if is_small:
             touched = nearby = in_one_task(touched)
         if shape.scd_type is ScdType.TWO:

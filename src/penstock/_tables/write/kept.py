@@ -53,7 +53,7 @@ def keep_and_count(
     kept, rows = keep(df), None
     try:
         if delta.has_own_classes:
-            batch = delta.small_batch(kept, _DRIVER_BYTES, columns)
+            batch = delta.own.SmallBatch(kept._jdf, _DRIVER_BYTES, columns)
             rows = batch.rows(df.sparkSession._jsparkSession)
             counted = json.loads(batch.counts())
         else:

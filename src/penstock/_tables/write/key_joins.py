@@ -10,6 +10,8 @@ from pyspark.sql.types import StructType
 
 from penstock._model.sql_text import quoted
 
+SMALL_ROWS = 50_000
+"""Up to so many rows are written by one task: fewer files and less scheduling."""
 _KEY = "penstock_key"
 _MARK = "penstock_mark"
 

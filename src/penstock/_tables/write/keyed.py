@@ -26,6 +26,7 @@ from penstock._tables.session_conf import own_session
 from penstock._tables.write.cdc_events import START_AT, comparable
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.key_joins import (
+    SMALL_ROWS,
     anti_join,
     in_one_task,
     key_names,
@@ -39,8 +40,6 @@ from penstock._tables.write.schema import COLUMN_MAPPING, is_computed
 REWRITE_BYTES = 8 * 1024 * 1024
 # Keys are collected to the driver, and sent to the tasks that search them.
 MOST_KEYS = 500_000
-# Up to so many rows are written by one task.
-_SMALL_ROWS = 50_000
 _ACTION = "penstock_action"
 _KEY = "penstock_key"
 _WRITE_CONF = "spark.databricks.delta.write."
@@ -174,7 +173,10 @@ class KeyedTable:
         """All rows, without a query of the table; `None` if only a query can return them."""
         txn.jvm.readWholeTable()
         snapshot, live = txn.jvm.snapshot(), self.table.live_files.jvm
-        return self.table.delta.table_rows(snapshot, live, session, without_keys=without_keys)
+        rows = self.table.delta.own.FileRows.tableRows(
+            session._jsparkSession, snapshot, live, without_keys
+        )
+        return None if rows is None else DataFrame(rows, session)
 
     def can_collect(self, touched: DataFrame) -> bool:
         return has_exact_keys(self.table.delta, key_type(touched))
@@ -259,7 +261,7 @@ class KeyedTable:
         count: int,
     ) -> int:
         delta, path, snapshot = self.table.delta, self.table.ref.path, txn.jvm.snapshot()
-        small = count <= _SMALL_ROWS
+        small = count <= SMALL_ROWS
         if way is Way.VECTORS and search.hasCounts():
             actions = search.mark(not self.is_streamed)
             kept = search.filesToMerge()

@@ -124,9 +124,11 @@ class RowFiles:
         keeps = split.quarantine and self._quarantine is not None
         target = self._target.ref.path
         quarantine = self._quarantine.ref.path if keeps and self._quarantine else None
-        staging = self._delta.split_transaction(
-            self._delta.log(target), txn.jvm.snapshot(), BAD_FOLDER, quarantine, self._statistics
-        )
+        own, log, snapshot = self._delta.own, self._delta.log(target), txn.jvm.snapshot()
+        if quarantine is None:
+            staging = own.WriteTransaction(log, snapshot, self._statistics)
+        else:
+            staging = own.SplitTransaction(log, snapshot, BAD_FOLDER, quarantine, self._statistics)
         staging.updateMetadata(self._staging, False)
         good, bad, counts = sort_files(
             self._delta.file_contents(staging.writeFiles(df._jdf)),

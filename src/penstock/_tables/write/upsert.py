@@ -105,7 +105,7 @@ class UpsertWriter(FlowWriter):
             keys=self._collected,
             deletes=False,
         )
-        if batch.quarantine is not None and self._decisions is not None:
+        if batch.quarantine_schema is not None and self._decisions is not None:
             self._decisions.delete_rows()
         return replace(result, version=version)
 

@@ -24,14 +24,12 @@ from penstock._tables.layout import TableRef
 from penstock._tables.write.decision import BatchDecision, DecisionFile, QuarantineFiles
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.kept import release
+from penstock._tables.write.key_joins import SMALL_ROWS
 from penstock._tables.write.row_files import FindLateRows, RowFiles, Written
 from penstock._tables.write.schema import conform, has_identity, is_identity, plain_schema
 from penstock._tables.write.staging import QUARANTINE_FIELDS, RowCounts
 from penstock.errors import CheckpointError, ExpectationFailedError, InternalError
 from penstock.quality.split import RowSplit
-
-# Batches with fewer rows are written by one task: fewer files and less scheduling.
-_SMALL_ROWS = 50_000
 
 
 class WriteMode(StrEnum):
@@ -54,8 +52,7 @@ class Batch:
     written: Written
     result: CommitResult  # without the versions of the commits
     schema: StructType  # columns of the rows for the target
-    quarantine: FencedTable | None = None  # if the batch commits to it
-    quarantine_schema: StructType | None = None
+    quarantine_schema: StructType | None = None  # if the batch commits to the quarantine
 
 
 class WriterOptions(TypedDict, total=False):
@@ -226,21 +223,17 @@ class FlowWriter:
             rules=counts.rules,
             fingerprint=fingerprint,
         )
-        batch = Batch(txn, written, self._counted(result), query)
+        quarantine = None
         if self._quarantine is not None and (written.bad or self._removes):
-            fields = self._quarantine_fields(schema)
-            batch = replace(
-                batch,
-                quarantine=self._quarantine,
-                quarantine_schema=StructType([*fields, *QUARANTINE_FIELDS]),
-            )
+            quarantine = StructType([*self._quarantine_fields(schema), *QUARANTINE_FIELDS])
+        batch = Batch(txn, written, self._counted(result), query, quarantine)
         self._record(batch)
         return batch
 
     def _commit(self, batch: Batch) -> CommitResult:
         result, counts = batch.result, batch.written.counts
-        if batch.quarantine is not None:
-            version = self._commit_quarantine(batch, batch.quarantine)
+        if batch.quarantine_schema is not None:
+            version = self._commit_quarantine(batch, batch.quarantine_schema)
             result = replace(result, quarantine_version=version)
         kill_point("after_quarantine_commit", self._flow, result.batch_id)
         # A batch without rows is not committed: if it is repeated, it has no rows again.
@@ -274,7 +267,7 @@ class FlowWriter:
         if self._decisions is None:
             raise InternalError("WRITER_MISUSED", f"{self._flow!r} cannot record its decisions")
         written, quarantine = batch.written, None
-        if batch.quarantine is not None and batch.quarantine_schema is not None:
+        if batch.quarantine_schema is not None:
             quarantine = QuarantineFiles(schema=batch.quarantine_schema, files=written.bad)
         decision = BatchDecision(
             kind=self.kind,
@@ -288,7 +281,7 @@ class FlowWriter:
         kill_point("after_decision", self._flow, batch_id)
 
     def _needs_decision(self, batch: Batch) -> bool:
-        return batch.quarantine is not None
+        return batch.quarantine_schema is not None
 
     def _with_rows(
         self, decision: BatchDecision, batch: Batch, file: DecisionFile
@@ -347,7 +340,6 @@ class FlowWriter:
             Written(counts, bad=bad, duplicates=result.rows_duplicate),
             result,
             decision.schema,
-            None if quarantine is None else self._decided_quarantine,
             None if quarantine is None else quarantine.schema,
         )
         return self._with_recorded_rows(batch, decision)
@@ -395,7 +387,7 @@ class FlowWriter:
         )
 
     def _small(self, df: DataFrame) -> DataFrame:
-        if self._coalesce and self._last_rows is not None and self._last_rows < _SMALL_ROWS:
+        if self._coalesce and self._last_rows is not None and self._last_rows < SMALL_ROWS:
             return df.coalesce(1)
         return df
 
@@ -438,15 +430,13 @@ class FlowWriter:
             return self._delta.deletions(txn.jvm, self._where)
         return table.removals(txn) if self._replaces else [], 0
 
-    def _commit_quarantine(self, batch: Batch, table: FencedTable) -> int | None:
-        written, result = batch.written, batch.result
+    def _commit_quarantine(self, batch: Batch, schema: StructType) -> int | None:
+        written, result, table = batch.written, batch.result, self._decided_quarantine
+        assert table is not None
         txn = table.begin(result.batch_id)
         if txn.is_committed:
             return None
-        assert batch.quarantine_schema is not None
-        evolved = table.evolve(
-            txn, batch.quarantine_schema, allow_missing=True, replaces=self._replaces
-        )
+        evolved = table.evolve(txn, schema, allow_missing=True, replaces=self._replaces)
         removed, rows = self._removals(table, txn)
         actions = [*removed, *self._delta.add_files(written.bad)]
         if not actions and evolved == txn.metadata.schema:
