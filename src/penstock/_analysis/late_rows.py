@@ -15,20 +15,14 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock._model.dataset import LateRows
+from penstock._model.expectation import FAILED_RULES, ROW, SOURCE
 from penstock._model.flow import Flow, OutputMode
 from penstock._spark.plans import analyzed, is_stateful, kind_of, walk
 from penstock._tables.jvm import dataframe, iterate
 from penstock._tables.session_conf import session_conf
 from penstock._tables.write.row_files import LATE, NO_EVENT_TIME, Refused
 from penstock.errors import DefinitionError
-from penstock.quality.split import (
-    FAILED_RULES,
-    QUARANTINE_COLUMNS,
-    ROW,
-    SOURCE,
-    row_json,
-    source_column,
-)
+from penstock.quality.split import QUARANTINE_COLUMNS, row_json, source_column
 
 _DELAY = "spark.watermarkDelayMs"
 # Operators that compare rows, or groups of rows, with the watermark.

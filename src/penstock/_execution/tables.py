@@ -20,7 +20,7 @@ from penstock._plan.settings import widening
 from penstock._tables.commit_note import CDC_STATE, QUARANTINE, TARGET, CommitNote
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import StorageFiles
-from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout, TableRef
+from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout, TableRef, app_id
 from penstock._tables.metastore import HiveMetastore, Registration
 from penstock._tables.read.log_scan import append_only_start
 from penstock._tables.write.create import reset_table
@@ -36,7 +36,6 @@ from penstock._tables.write.table_spec import (
     read_version,
     table_state,
 )
-from penstock._tables.write.writer import app_id
 from penstock.errors import CheckpointError
 
 _CHANGE_FEED = "delta.enableChangeDataFeed"

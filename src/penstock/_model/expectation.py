@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 
+FAILED_RULES, ROW, SOURCE = "_failed_rules", "_row", "_source"
+"""Columns of a quarantine, beside those of its table."""
+
+
 class OnViolation(StrEnum):
     """Action for a row that fails a rule. NULL counts as failed."""
 

@@ -25,6 +25,7 @@ from penstock._execution.tables import PipelineTables
 from penstock._execution.writers import BatchWriter, Commit, TableWriters
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline
+from penstock._model.expectation import ROW
 from penstock._model.flow import OutputMode
 from penstock._model.sql_text import quoted
 from penstock._repair.journal import Journal
@@ -39,7 +40,6 @@ from penstock._tables.read.log_scan import read_commit_counts
 from penstock._tables.write.kept import keep, release
 from penstock._tables.write.schema import with_types
 from penstock.errors import PlanError
-from penstock.quality.split import ROW
 from penstock.sources.base import OpenedSource
 from penstock.sources.flow import is_past_end
 

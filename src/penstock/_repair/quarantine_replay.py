@@ -29,7 +29,7 @@ from pyspark.sql import functions as F
 from penstock._execution.replay_check import check_replay
 from penstock._graph.dataflow import DatasetNode, deferred_error
 from penstock._launch import OpenPipeline, open_for_command
-from penstock._model.expectation import OnViolation
+from penstock._model.expectation import FAILED_RULES, OnViolation
 from penstock._model.pipeline import PipelineSettings
 from penstock._model.sql_text import delta_table, quoted
 from penstock._repair.journal import Journal
@@ -47,7 +47,6 @@ from penstock._tables.write.schema import conform
 from penstock.errors import PlanError, SpecError
 from penstock.quality.split import (
     DESTINATION,
-    FAILED_RULES,
     QUARANTINE_COLUMNS,
     TO_QUARANTINE,
     TO_TABLE,

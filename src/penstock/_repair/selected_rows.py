@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, NullType
 
 from penstock._model.exception_text import first_line
+from penstock._model.expectation import FAILED_RULES
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.layout import TableRef
 from penstock._tables.read.live_files import LiveFiles
@@ -24,7 +25,7 @@ from penstock._tables.read.log_scan import file_identity
 from penstock._tables.read.row_selection import RowSelection, file_key
 from penstock.errors import PlanError, SpecError
 from penstock.quality.rules import nearest_column, refusals, row_wise
-from penstock.quality.split import FAILED_RULES, MASK_PREFIX
+from penstock.quality.split import MASK_PREFIX
 
 SELECTED = f"{MASK_PREFIX}selected"
 _METADATA = f"{MASK_PREFIX}file"

@@ -27,12 +27,11 @@ from penstock._runtime.ports import FlowEnded
 from penstock._spark.session import jvm_watch
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm, TableMetadata
-from penstock._tables.layout import TableRef
+from penstock._tables.layout import TableRef, app_id
 from penstock._tables.write.create import reset_table
 from penstock._tables.write.fenced import FencedTable, last_number
 from penstock._tables.write.prepare import prepare_table
 from penstock._tables.write.table_spec import TableSpec, read_version
-from penstock._tables.write.writer import app_id
 from penstock.errors import PenstockError, PlanError
 
 _POLL_SECONDS = 0.5

@@ -96,6 +96,11 @@ class StorageLayout:
         return "/".join((folder, *parts))
 
 
+def app_id(pipeline: str, flow: str, epoch: str) -> str:
+    """The application id of a flow's transactions, in one epoch of its checkpoint."""
+    return f"{pipeline}/{flow}/writer/{epoch}"
+
+
 def event_table(settings: PipelineSettings, text: str) -> tuple[DatasetName, TableRef]:
     """A table of the setting `events`."""
     name = resolve_name(text, catalog=settings.catalog, schema=settings.schema)

@@ -16,7 +16,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from penstock._model.expectation import Expectation, OnViolation
+from penstock._model.expectation import FAILED_RULES, ROW, SOURCE, Expectation, OnViolation
 from penstock._model.sql_text import quoted
 from penstock.errors import DefinitionError
 from penstock.quality.rules import condition_column, row_guard, tolerant
@@ -25,9 +25,6 @@ DESTINATION = "penstock_dest"
 TO_TABLE = "table"
 TO_QUARANTINE = "quarantine"
 MASK_PREFIX = "penstock_dq_"
-FAILED_RULES = "_failed_rules"
-ROW = "_row"
-SOURCE = "_source"
 QUARANTINE_COLUMNS = (FAILED_RULES, ROW, SOURCE)
 
 FAILURE_MARK = "PENSTOCK_EXPECTATION_FAILED "

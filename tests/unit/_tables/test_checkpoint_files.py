@@ -38,7 +38,7 @@ class Store:
 
     @property
     def app_id(self) -> str:
-        from penstock._tables.write.writer import app_id
+        from penstock._tables.layout import app_id
 
         return app_id("shop", "silver", EPOCH)
 

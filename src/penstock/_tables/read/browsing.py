@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from penstock._model.expectation import FAILED_RULES, ROW, SOURCE
 from penstock._model.name import DatasetName, segment_name
 from penstock._observe.masking import masked_values, shown
 from penstock._tables.files import local_path
@@ -22,8 +23,6 @@ from penstock._tables.read.commit_descriptions import Commits, newest_versions
 from penstock._tables.read.row_selection import row_id
 from penstock._tables.read.stored_table import Column, Snapshot, StoredFile, StoredTable
 from penstock.errors import SpecError
-
-FAILED_RULES, ROW, SOURCE = "_failed_rules", "_row", "_source"
 
 _MAX_COLUMNS = 200
 _MAX_PAYLOAD = 16_000

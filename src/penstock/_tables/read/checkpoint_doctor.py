@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from penstock._model.pipeline import PipelineSettings
 from penstock._tables.commit_note import CDC_STATE, QUARANTINE, TARGET, commits_of
 from penstock._tables.files import commit_lines, local_path
-from penstock._tables.layout import NOTE_FILE, QUARANTINE_SUFFIX, layout_of
+from penstock._tables.layout import NOTE_FILE, QUARANTINE_SUFFIX, app_id, layout_of
 from penstock._tables.read.checkpoint_files import (
     METADATA_MISSING,
     Checkpoint,
@@ -248,7 +248,9 @@ def _table(
     if log is None or log.problem:
         return
     yield from _behind(checkpoint, path, settings)
-    committed = _opened(path).transaction_version(_app_id(checkpoint, settings))
+    committed = _opened(path).transaction_version(
+        app_id(settings.name, checkpoint.flow, checkpoint.epoch)
+    )
     # Read after the table: the flow may run.
     newest = newest_of_checkpoint(checkpoint.flow, checkpoint.epoch, checkpoint.path)
     last = newest.last_planned
@@ -261,11 +263,6 @@ def _table(
             "would skip its next batches as already committed",
             _rebuild(checkpoint),
         )
-
-
-def _app_id(checkpoint: Checkpoint, settings: PipelineSettings) -> str:
-    # As `writer.app_id`, which cannot be imported without Spark.
-    return f"{settings.name}/{checkpoint.flow}/writer/{checkpoint.epoch}"
 
 
 def _behind(checkpoint: Checkpoint, target: Path, settings: PipelineSettings) -> Iterator[Finding]:
@@ -300,10 +297,10 @@ def _behind(checkpoint: Checkpoint, target: Path, settings: PipelineSettings) ->
 def _lost_state(
     checkpoint: Checkpoint, settings: PipelineSettings, tables: Mapping[str, Path]
 ) -> Finding | None:
-    app_id = _app_id(checkpoint, settings)
+    identity = app_id(settings.name, checkpoint.flow, checkpoint.epoch)
     state = local_path(layout_of(settings).state_dir)
     for path in tables.values():
-        if _opened(path).transaction_version(app_id) is not None:
+        if _opened(path).transaction_version(identity) is not None:
             file = f"{state}/flows/{checkpoint.flow}.json"
             table = ".".join(path.parts[-3:])
             damage = state_lost(checkpoint.flow, table, str(checkpoint.path), file)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
+from penstock._model.expectation import FAILED_RULES, ROW, SOURCE
 from penstock._model.name import DatasetName, resolve_name, segment_name
 from penstock._model.pipeline import PipelineSettings
 from penstock._model.similar import nearest
@@ -19,9 +20,8 @@ from penstock._tables.read.row_selection import row_id
 from penstock._tables.read.stored_table import REFUSED, Snapshot, StoredTable
 from penstock.errors import SpecError
 
-FAILED_RULES_COLUMN = "_failed_rules"
 ID_COLUMN = "_id"
-REASON_COLUMNS = (FAILED_RULES_COLUMN, "_source", "_row")
+REASON_COLUMNS = (FAILED_RULES, SOURCE, ROW)
 _MOST_AT_ONCE = 4096
 
 
@@ -88,12 +88,12 @@ def list_quarantines(settings: PipelineSettings) -> list[QuarantineSummary]:
         rules: Counter[str] = Counter()
         rows = 0
         with _readable(settings, str(name)) as snapshot:
-            columns = [each for each in snapshot.columns if each.name == FAILED_RULES_COLUMN]
+            columns = [each for each in snapshot.columns if each.name == FAILED_RULES]
             if not columns:
                 continue  # a dataset of this name
             for _, _, row in snapshot.scan(columns, at_once=_MOST_AT_ONCE):
                 rows += 1
-                rules.update(row[FAILED_RULES_COLUMN] or ())
+                rules.update(row[FAILED_RULES] or ())
         table = shown_name(settings, name).removesuffix(QUARANTINE_SUFFIX)
         by_rule = dict(rules.most_common())
         summaries.append(QuarantineSummary(table=table, rows=rows, by_rule=by_rule))

@@ -9,12 +9,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock._model.exception_text import first_line
+from penstock._model.expectation import FAILED_RULES
 from penstock._model.name import DatasetName, path_segment, segment_name
 from penstock._model.pipeline import PipelineSettings
 from penstock._tables.files import hadoop_path
 from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout, layout_of
 from penstock._tables.read.preview import (
-    FAILED_RULES_COLUMN,
     REASON_COLUMNS,
     QuarantineSummary,
     TablePreview,
@@ -64,10 +64,10 @@ class RemoteTables:
             if not name.name.endswith(QUARANTINE_SUFFIX):
                 continue
             table = self._rows(str(name))
-            if FAILED_RULES_COLUMN not in table.columns:
+            if FAILED_RULES not in table.columns:
                 continue  # a dataset of this name
-            rows = table.select(FAILED_RULES_COLUMN)
-            rules = rows.select(F.explode(FAILED_RULES_COLUMN).alias("rule"))
+            rows = table.select(FAILED_RULES)
+            rules = rows.select(F.explode(FAILED_RULES).alias("rule"))
             counts = {row["rule"]: row["count"] for row in rules.groupBy("rule").count().collect()}
             by_rule = dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
             shown = shown_name(self._settings, name).removesuffix(QUARANTINE_SUFFIX)

@@ -7,7 +7,7 @@ from typing import Any
 from pyspark.sql.types import StructField, StructType
 
 from penstock._model.sql_text import delta_table, literal, quoted
-from penstock._tables.delta_log import DeltaJvm, TableMetadata, file_count
+from penstock._tables.delta_log import DeltaJvm, file_count
 from penstock._tables.layout import TableRef
 from penstock._tables.write.create import create_table
 from penstock._tables.write.schema import compare, conformed, reconcile, schema_json
@@ -26,7 +26,6 @@ def alter_table(
     delta: DeltaJvm, table: TableRef, spec: TableSpec, snapshot: Any, state: TableState
 ) -> bool:
     """Whether anything was changed."""
-    metadata = delta.metadata(snapshot)
     wide, changes = _widening(spec, state)
     spec = _as_cast(spec, wide)
     fits = _fits(spec, replace(state, schema=wide))
@@ -37,28 +36,28 @@ def alter_table(
             return True
         if not fits:
             _refuse(table, spec, replace(state, schema=wide))
-    changed = _set_properties(delta, table, spec, metadata)
+    changed = _set_properties(delta, table, spec, state)
     if changes:
         alter_types(delta, table, changes, origin=spec.origin)
         changed = True
     if changed:  # column mapping gives each column an id and a physical name
-        metadata = delta.metadata(delta.snapshot(table.path))
-        state = replace(state, schema=metadata.schema)
+        state = replace(state, schema=delta.metadata(delta.snapshot(table.path)).schema)
     if _folded(spec.cluster_by) != _folded(state.cluster_by):
         columns = ", ".join(quoted(*name.split(".")) for name in spec.cluster_by) or "NONE"
         clause = f"({columns})" if spec.cluster_by else columns
         delta.spark.sql(f"ALTER TABLE {delta_table(table.path)} CLUSTER BY {clause}")
         changed = True
     schema = _evolved(spec, state)
-    comment = spec.comment if spec.comment is not None else metadata.comment
-    if comment == metadata.comment and schema_json(schema) == schema_json(metadata.schema):
+    is_described = spec.comment in (None, state.comment)
+    if is_described and schema_json(schema) == schema_json(state.schema):
         return changed
     transaction = delta.begin(table.path)
-    content = dict(delta.metadata(transaction).content, schemaString=schema_json(schema))
-    if comment is not None:
-        content["description"] = comment
+    before = delta.metadata(transaction)
+    content = dict(before.content, schemaString=schema_json(schema))
+    if not is_described:
+        content["description"] = spec.comment
     transaction.updateMetadata(delta.action({"metaData": content}), False)
-    operation = delta.alter_operation(metadata.jvm, transaction.metadata())
+    operation = delta.alter_operation(before.jvm, transaction.metadata())
     transaction.commit(delta.seq([]), operation)
     return True
 
@@ -170,10 +169,8 @@ def _refuse(table: TableRef, spec: TableSpec, state: TableState) -> None:
         raise
 
 
-def _set_properties(
-    delta: DeltaJvm, table: TableRef, spec: TableSpec, metadata: TableMetadata
-) -> bool:
-    differing = _differing(spec, metadata.configuration)
+def _set_properties(delta: DeltaJvm, table: TableRef, spec: TableSpec, state: TableState) -> bool:
+    differing = _differing(spec, state.properties)
     if not differing:
         return False
     check_properties(delta.spark, differing, name=table.name, origin=spec.origin)

@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from penstock._model.expectation import FAILED_RULES
 from penstock._model.sql_text import quoted
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.jvm import iterate
@@ -30,7 +31,7 @@ from penstock._tables.write.staging import (
     staging_metadata,
     valid_rows,
 )
-from penstock.quality.split import DESTINATION, FAILED_RULES, QUARANTINE_COLUMNS, TO_TABLE, RowSplit
+from penstock.quality.split import DESTINATION, QUARANTINE_COLUMNS, TO_TABLE, RowSplit
 
 LATE = "late"
 """Reason of a row behind the watermark."""

@@ -28,6 +28,7 @@ FORBIDDEN_IN_NAMES = re.compile(r"[ ,;{}()\n\t=]")
 """Characters that column names can have only with column mapping."""
 _KEPT_METADATA = ("comment", LENGTHS)
 INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+EXACT_IN_DOUBLE = (T.ByteType, T.ShortType, T.IntegerType, T.FloatType)
 DIGITS: dict[type[T.DataType], int] = {
     T.ByteType: 3,
     T.ShortType: 5,
@@ -191,9 +192,13 @@ def map_leaves(
 
 def conform(df: DataFrame, table: T.StructType) -> DataFrame:
     """Cast columns to the table's types if no value changes; others are left to `reconcile`."""
+    return _cast(df, conformed(df.schema, table))
+
+
+def _cast(df: DataFrame, kinds: Iterable[T.DataType]) -> DataFrame:
     casts = {
         column.name: F.col(quoted(column.name)).cast(kind)
-        for column, kind in zip(df.schema, conformed(df.schema, table), strict=True)
+        for column, kind in zip(df.schema, kinds, strict=True)
         if kind != column.dataType
     }
     return df.withColumns(casts) if casts else df
@@ -242,15 +247,10 @@ def with_types(df: DataFrame, declared: T.StructType | None = None) -> DataFrame
         return isinstance(kind, T.NullType)
 
     kinds = conformed(df.schema, declared or T.StructType(), is_void)
-    untyped = {
-        column.name: F.col(quoted(column.name)).cast(without_void(kind))
-        for column, kind in zip(df.schema, kinds, strict=True)
-        if _has_void(column.dataType)
-    }
-    return df.withColumns(untyped) if untyped else df
+    return _cast(df, map(_without_void, kinds))
 
 
-def without_void(kind: T.DataType) -> T.DataType:
+def _without_void(kind: T.DataType) -> T.DataType:
     return map_leaves(
         kind, kind, lambda have, *_: T.StringType() if isinstance(have, T.NullType) else have
     )
@@ -306,8 +306,7 @@ def _lossless(source: T.DataType, target: T.DataType) -> bool:
         return True
     if isinstance(source, INTEGERS) and isinstance(target, INTEGERS):
         return INTEGERS.index(type(source)) < INTEGERS.index(type(target))
-    exact_in_double = (T.ByteType, T.ShortType, T.IntegerType, T.FloatType)
-    if isinstance(source, exact_in_double) and isinstance(target, T.DoubleType):
+    if isinstance(source, EXACT_IN_DOUBLE) and isinstance(target, T.DoubleType):
         return True
     if isinstance(target, T.DecimalType):
         room = target.precision - target.scale

@@ -18,21 +18,13 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
+from penstock._model.expectation import FAILED_RULES, ROW, SOURCE
 from penstock._model.sql_text import quoted
 from penstock._tables.commits import RuleCounts
 from penstock._tables.delta_log import DeltaJvm, TableMetadata
 from penstock._tables.files import hadoop_path, local_path
 from penstock._tables.write.schema import COLUMN_MAPPING, has_identity, leaf_count, schema_json
-from penstock.quality.split import (
-    DESTINATION,
-    FAILED_RULES,
-    MASK_PREFIX,
-    ROW,
-    SOURCE,
-    TO_QUARANTINE,
-    TO_TABLE,
-    RowSplit,
-)
+from penstock.quality.split import DESTINATION, MASK_PREFIX, TO_QUARANTINE, TO_TABLE, RowSplit
 
 _INDEXED = "delta.dataSkippingNumIndexedCols"
 _STATS_COLUMNS = "delta.dataSkippingStatsColumns"
@@ -155,25 +147,19 @@ def sort_files(
         else:
             good.append(final)
             counts.clean_rows += rows
-    failed = rule_counts(count(to_count), split) if to_count else {}
-    counts.rules = _counts(split, counts.clean_rows + counts.bad_rows, failed)
+    masks = count(to_count) if to_count else RuleHistogram()
+    counts.rules = _rule_counts(masks, split, counts.clean_rows + counts.bad_rows)
     return good, bad, counts
 
 
-def _counts(split: RowSplit, total: int, failed: Mapping[str, int]) -> dict[str, RuleCounts]:
-    return {
-        rule: RuleCounts(total - failed.get(rule, 0), failed.get(rule, 0)) for rule in split.rules
-    }
-
-
-def rule_counts(histogram: RuleHistogram, split: RowSplit) -> dict[str, int]:
-    failed = dict.fromkeys(split.bits, 0)
+def _rule_counts(histogram: RuleHistogram, split: RowSplit, total: int) -> dict[str, RuleCounts]:
+    failed = dict.fromkeys(split.rules, 0)
     for masks, rows in histogram.items():
         values = dict(zip(split.masks, masks, strict=True))
         for rule, (mask, bit) in split.bits.items():
             if (values[mask] or 0) & bit:
                 failed[rule] += rows
-    return failed
+    return {rule: RuleCounts(total - rows, rows) for rule, rows in failed.items()}
 
 
 def count_masks(spark: SparkSession, files: list[str], split: RowSplit) -> RuleHistogram:
@@ -228,8 +214,7 @@ def count_values(histogram: ValueHistogram, split: RowSplit | None) -> RowCounts
             counts.clean_rows += rows
             if len(values) > len(split.masks):
                 counts.by[values[-1]] += rows
-    total = counts.clean_rows + counts.bad_rows
-    counts.rules = _counts(split, total, rule_counts(masks, split))
+    counts.rules = _rule_counts(masks, split, counts.clean_rows + counts.bad_rows)
     return counts
 
 

@@ -136,14 +136,14 @@ class UniqueWriter(FlowWriter):
         self._keys = tuple(keys)
 
     def _run(self, df: DataFrame, batch_id: int | None, fingerprint: str | None) -> CommitResult:
-        for attempt in range(1, _ATTEMPTS + 1):
+        for _ in range(_ATTEMPTS - 1):
             try:
                 return super()._run(df, batch_id, fingerprint)
             except Exception as error:
                 # Another flow has added rows since, which may have keys of this batch.
-                if attempt == _ATTEMPTS or "DELTA_CONCURRENT_APPEND" not in str(error):
+                if "DELTA_CONCURRENT_APPEND" not in str(error):
                     raise
-        raise AssertionError("unreachable")
+        return super()._run(df, batch_id, fingerprint)
 
     def _write_files(self, df: DataFrame, txn: TableTransaction, schema: StructType) -> Written:
         kept, counts = keep_and_count(self._delta, df, self._split)

@@ -15,13 +15,12 @@ from penstock._model.origin import SourceLocation
 from penstock._model.sql_text import delta_table, quoted
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.layout import TableRef
-from penstock._tables.write.schema import DIGITS, INTEGERS, map_leaves
+from penstock._tables.write.schema import DIGITS, EXACT_IN_DOUBLE, INTEGERS, map_leaves
 from penstock.errors import PlanError
 
 ENABLED = "delta.enableTypeWidening"
 """The table property without which Delta refuses to widen."""
 
-_EXACT_IN_DOUBLE = (T.ByteType, T.ShortType, T.IntegerType, T.FloatType)
 # Digits of the smallest decimals that Delta widens these types to.
 _LEAST_DIGITS: dict[type[T.DataType], int] = {
     T.ByteType: 10,
@@ -52,7 +51,7 @@ def widened(have: T.DataType, want: T.DataType) -> T.DataType | None:
     """
     if isinstance(have, INTEGERS) and isinstance(want, INTEGERS):
         return want if INTEGERS.index(type(have)) < INTEGERS.index(type(want)) else None
-    if isinstance(have, _EXACT_IN_DOUBLE) and isinstance(want, (*_EXACT_IN_DOUBLE, T.DoubleType)):
+    if isinstance(have, EXACT_IN_DOUBLE) and isinstance(want, (*EXACT_IN_DOUBLE, T.DoubleType)):
         # A double holds both; neither holds the other.
         return T.DoubleType() if type(have) is not type(want) else None
     if isinstance(have, T.DateType) and isinstance(want, T.TimestampNTZType):

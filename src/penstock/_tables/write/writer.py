@@ -10,7 +10,7 @@ applied to a batch once.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Required, TypedDict
+from typing import Any, Required, TypedDict, Unpack
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
@@ -39,11 +39,6 @@ class WriteMode(StrEnum):
     """Replaces the rows that match a condition."""
 
 
-def app_id(pipeline: str, flow: str, epoch: str) -> str:
-    """The application id of a flow's transactions, in one epoch of its checkpoint."""
-    return f"{pipeline}/{flow}/writer/{epoch}"
-
-
 @dataclass(frozen=True)
 class Batch:
     """A batch whose files are written, before its commits."""
@@ -57,15 +52,15 @@ class Batch:
 
 class WriterOptions(TypedDict, total=False):
     flow: Required[str]
-    app_id: Required[str]
+    app_id: Required[str]  # from `layout.app_id`; constant for a checkpoint
     target: Required[TableRef]
-    split: RowSplit | None
-    quarantine: TableRef | None
-    allow_missing: bool
-    late: FindLateRows | None
+    split: RowSplit | None  # from `quality.split_rows`; None without expectations
+    quarantine: TableRef | None  # for rows that break a drop rule
+    allow_missing: bool  # columns that the query lacks become NULL
+    late: FindLateRows | None  # called when the batch is computed, before any commit
     stateful: bool
-    apply_rules: Callable[[DataFrame], DataFrame] | None
-    decisions: DecisionFile | None
+    apply_rules: Callable[[DataFrame], DataFrame] | None  # adds the split's columns
+    decisions: DecisionFile | None  # None for `write_batch` only
     note: CommitNote | None
 
 
@@ -85,21 +80,13 @@ class FlowWriter:
         self,
         spark: SparkSession,
         *,
-        flow: str,
-        app_id: str,  # from `app_id`; constant for a checkpoint
-        target: TableRef,
-        split: RowSplit | None = None,  # from `quality.split_rows`; None without expectations
-        quarantine: TableRef | None = None,  # for rows that break a drop rule
         mode: WriteMode = WriteMode.APPEND,
         where: str | None = None,
-        allow_missing: bool = False,  # columns that the query lacks become NULL
         row_rules: Sequence[Expectation] = (),  # about the number of rows, in complete mode
-        late: FindLateRows | None = None,  # called when the batch is computed, before any commit
-        stateful: bool = False,
-        apply_rules: Callable[[DataFrame], DataFrame] | None = None,  # adds the split's columns
-        decisions: DecisionFile | None = None,  # None for `write_batch` only
-        note: CommitNote | None = None,
+        **options: Unpack[WriterOptions],
     ) -> None:
+        flow, app_id, split = options["flow"], options["app_id"], options.get("split")
+        quarantine, late = options.get("quarantine"), options.get("late")
         keeps = (split is not None and split.quarantine) or (late is not None and late.keeps)
         if keeps and quarantine is None:
             raise InternalError("WRITER_MISUSED", "a split that keeps rows needs a quarantine")
@@ -107,7 +94,7 @@ class FlowWriter:
         self._flow = flow
         self._app_id = app_id
         self._split = split
-        self._target = FencedTable(self._delta, target, app_id)
+        self._target = FencedTable(self._delta, options["target"], app_id)
         # If rows are not kept any more, those of an earlier decision still go there.
         self._decided_quarantine = (
             None if quarantine is None else FencedTable(self._delta, quarantine, app_id)
@@ -120,14 +107,14 @@ class FlowWriter:
         self._files = RowFiles(
             self._delta, self._target, self._quarantine, split, replaces=self._replaces
         )
-        self._allow_missing = allow_missing
+        self._allow_missing = options.get("allow_missing", False)
         self._row_rules = row_rules
-        self._coalesce = not stateful
+        self._stateful = options.get("stateful", False)
+        self._coalesce = not self._stateful
         self._late = late
-        self._stateful = stateful
-        self._apply_rules = apply_rules
-        self._decisions = decisions
-        self._note = note
+        self._apply_rules = options.get("apply_rules")
+        self._decisions = options.get("decisions")
+        self._note = options.get("note")
         # Only the first batch after a start or a failure can have a recorded decision.
         self._may_repeat = True
         self._last_rows: int | None = None
