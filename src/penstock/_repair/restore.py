@@ -11,6 +11,7 @@ import json
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -40,6 +41,8 @@ from penstock._tables.write.create import reset_table
 from penstock._tables.write.fenced import FencedTable, last_number
 from penstock.errors import PlanError
 from penstock.sources.files.opening import LISTED, LISTED_KEYS
+
+_THREADS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,10 +177,13 @@ class _Run:
         except Exception as error:
             reason = "its log was cleaned up (delta.logRetentionDuration)"
             raise _impossible(table, reason) from error
-        removed = self._removed_files(table, newest)
-        for uri in self._locations(table.path, removed):
-            if not self._files.exists(uri):
-                raise _impossible(table, f"VACUUM has deleted its file {uri}")
+        uris = list(self._locations(table.path, self._removed_files(table, newest)))
+        # A request per file to an object store: one after another takes minutes.
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="restore") as pool:
+            for uri, exists in zip(uris, pool.map(self._files.exists, uris), strict=True):
+                if not exists:
+                    pool.shutdown(cancel_futures=True)
+                    raise _impossible(table, f"VACUUM has deleted its file {uri}")
 
     def _check_sink(self, node: FlowNode, checkpoint: str, *, keeps_undo: bool) -> None:
         """Refuse if a sink has not got all rows that the restored tables will have.
