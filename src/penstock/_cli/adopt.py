@@ -15,15 +15,13 @@ from penstock.errors import SpecError, UserCodeError
 if TYPE_CHECKING:
     from penstock._adopt.report import Proposal
 
-
-def register(app: typer.Typer) -> None:
-    app.command(
-        "adopt",
-        epilog="Examples: penstock adopt job.py | "
-        "penstock adopt job.py --output-dir pipelines --force",
-    )(adopt)
+app = typer.Typer()
 
 
+@app.command(
+    "adopt",
+    epilog="Examples: penstock adopt job.py | penstock adopt job.py --output-dir pipelines --force",
+)
 def adopt(
     job: Annotated[
         Path, typer.Argument(help="A job: a Python file that starts its queries.", metavar="JOB")

@@ -12,15 +12,14 @@ from penstock._display.text import plural
 if TYPE_CHECKING:
     from penstock._check import ProjectCheck
 
-
-def register(app: typer.Typer) -> None:
-    app.command(
-        "check",
-        epilog="Examples: penstock check ../their-project | penstock check --output json | "
-        "penstock check --output github --junit check.xml",
-    )(check)
+app = typer.Typer()
 
 
+@app.command(
+    "check",
+    epilog="Examples: penstock check ../their-project | penstock check --output json | "
+    "penstock check --output github --junit check.xml",
+)
 @options.grouped
 def check(
     *,

@@ -18,28 +18,9 @@ if TYPE_CHECKING:
 
 _app = typer.Typer(help="List, inspect, diagnose and reset the checkpoints of flows.")
 _state = typer.Typer(help="State of stateful operators, read from the checkpoint.")
-
-
-def register(app: typer.Typer) -> None:
-    _app.command("list", epilog="Example: penstock checkpoint list --output json")(list_all)
-    _app.command("inspect", epilog="Example: penstock checkpoint inspect silver")(inspect)
-    _app.command("doctor", epilog="Examples: penstock checkpoint doctor | ... doctor silver")(
-        doctor
-    )
-    _app.command(
-        "reset",
-        epilog="Examples: penstock checkpoint reset silver --from 2026-03-01T10:00:00Z | "
-        "penstock checkpoint reset silver --from earliest --truncate --yes | "
-        "penstock checkpoint reset gold --from version=12 --yes | "
-        "penstock checkpoint reset bronze --from-checkpoint checkpoints/orders --yes",
-    )(reset)
-    app.add_typer(_app, name="checkpoint", no_args_is_help=True)
-    _state.command(
-        "show",
-        epilog="Examples: penstock state show revenue_5m | "
-        "penstock state show revenue_5m --operator 0 --output json",
-    )(show_state)
-    app.add_typer(_state, name="state", no_args_is_help=True)
+app = typer.Typer()
+app.add_typer(_app, name="checkpoint", no_args_is_help=True)
+app.add_typer(_state, name="state", no_args_is_help=True)
 
 
 @_state.callback()
@@ -47,6 +28,7 @@ def _root() -> None:
     pass
 
 
+@_app.command("list", epilog="Example: penstock checkpoint list --output json")
 @options.grouped
 def list_all(*, project: options.ReadOptions, output: options.Output = OutputFormat.TEXT) -> None:
     """List the checkpoints of all flows, current and earlier ones."""
@@ -81,6 +63,7 @@ def list_all(*, project: options.ReadOptions, output: options.Output = OutputFor
     )
 
 
+@_app.command("inspect", epilog="Example: penstock checkpoint inspect silver")
 @options.grouped
 def inspect(
     flow: options.FlowName,
@@ -128,6 +111,7 @@ def inspect(
         print(f"damaged: {name} {reason}")
 
 
+@_app.command("doctor", epilog="Examples: penstock checkpoint doctor | ... doctor silver")
 @options.grouped
 def doctor(
     flow: Annotated[
@@ -171,6 +155,13 @@ def doctor(
     return exit_codes.UPDATE_FAILED if has_error else exit_codes.OK
 
 
+@_app.command(
+    "reset",
+    epilog="Examples: penstock checkpoint reset silver --from 2026-03-01T10:00:00Z | "
+    "penstock checkpoint reset silver --from earliest --truncate --yes | "
+    "penstock checkpoint reset gold --from version=12 --yes | "
+    "penstock checkpoint reset bronze --from-checkpoint checkpoints/orders --yes",
+)
 @options.grouped
 def reset(
     flow: options.FlowName,
@@ -265,6 +256,11 @@ def reset(
     print("done" if yes else "nothing was changed; --yes applies the plan")
 
 
+@_state.command(
+    "show",
+    epilog="Examples: penstock state show revenue_5m | "
+    "penstock state show revenue_5m --operator 0 --output json",
+)
 @options.grouped
 def show_state(
     flow: options.FlowName,

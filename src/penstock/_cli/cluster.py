@@ -19,16 +19,13 @@ Directory = Annotated[
 ]
 _DIRECTORY = Path(".penstock/cluster")
 
-
-def register(app: typer.Typer) -> None:
-    _cluster.command(
-        "start", epilog="Examples: penstock cluster start | penstock cluster start --workers 3"
-    )(start)
-    _cluster.command("stop", epilog="Example: penstock cluster stop")(stop)
-    _cluster.command("status", epilog="Example: penstock cluster status --output json")(status)
-    app.add_typer(_cluster, name="cluster", no_args_is_help=True)
+app = typer.Typer()
+app.add_typer(_cluster, name="cluster", no_args_is_help=True)
 
 
+@_cluster.command(
+    "start", epilog="Examples: penstock cluster start | penstock cluster start --workers 3"
+)
 def start(
     directory: Directory = _DIRECTORY,
     workers: Annotated[
@@ -46,6 +43,7 @@ def start(
     _print(start_cluster(directory, workers=workers, cores=cores, memory=memory), output)
 
 
+@_cluster.command("stop", epilog="Example: penstock cluster stop")
 def stop(directory: Directory = _DIRECTORY, output: options.Output = OutputFormat.TEXT) -> None:
     """Stop master, workers and executors."""
     from penstock._local.cluster import stop_cluster
@@ -57,6 +55,7 @@ def stop(directory: Directory = _DIRECTORY, output: options.Output = OutputForma
     print("cluster stopped" if stopped else "no cluster is running")
 
 
+@_cluster.command("status", epilog="Example: penstock cluster status --output json")
 def status(directory: Directory = _DIRECTORY, output: options.Output = OutputFormat.TEXT) -> int:
     """Print the state of the cluster; exit code 3 if it is not running."""
     from penstock._local.cluster import cluster_status

@@ -28,11 +28,10 @@ WithDashboard = Annotated[
     bool, typer.Option("--ui", help="Serve the dashboard while the pipeline runs.")
 ]
 
-
-def register(app: typer.Typer) -> None:
-    app.command("ui", epilog="Examples: penstock ui | penstock ui shop invoices --port 8080")(ui)
+app = typer.Typer()
 
 
+@app.command("ui", epilog="Examples: penstock ui | penstock ui shop invoices --port 8080")
 def ui(
     paths: Annotated[
         list[Path] | None,

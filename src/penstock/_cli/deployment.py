@@ -13,16 +13,10 @@ from penstock._cli.options import OutputFormat
 if TYPE_CHECKING:
     from penstock._repair.deployment_plan import DeploymentPlan
 
-
-def register(app: typer.Typer) -> None:
-    app.command("plan", epilog="Examples: penstock plan | penstock plan shop --output json")(plan)
-    app.command(
-        "apply",
-        epilog="Examples: penstock apply | penstock apply --yes | "
-        "penstock apply --yes --accept-duplicates",
-    )(apply)
+app = typer.Typer()
 
 
+@app.command("plan", epilog="Examples: penstock plan | penstock plan shop --output json")
 @options.grouped
 def plan(*, project: options.GraphOptions, output: options.Output = OutputFormat.TEXT) -> None:
     """Compare the project with what is deployed at its storage. Changes nothing.
@@ -44,6 +38,11 @@ def plan(*, project: options.GraphOptions, output: options.Output = OutputFormat
         print("nothing was changed; `penstock apply --yes` deploys it")
 
 
+@app.command(
+    "apply",
+    epilog="Examples: penstock apply | penstock apply --yes | "
+    "penstock apply --yes --accept-duplicates",
+)
 @options.grouped
 def apply(
     accept_duplicates: Annotated[

@@ -20,19 +20,14 @@ class GraphFormat(StrEnum):
     DOT = "dot"
 
 
-def register(app: typer.Typer) -> None:
-    app.command(
-        "graph",
-        epilog="Examples: penstock graph | penstock graph --format mermaid | "
-        "penstock graph --update latest --format dot | penstock graph shop --output json",
-    )(graph)
-    app.command(
-        "explain",
-        epilog="Examples: penstock explain silver | penstock explain revenue --project shop | "
-        "penstock explain silver --output json",
-    )(explain)
+app = typer.Typer()
 
 
+@app.command(
+    "graph",
+    epilog="Examples: penstock graph | penstock graph --format mermaid | "
+    "penstock graph --update latest --format dot | penstock graph shop --output json",
+)
 @options.grouped
 def graph(
     *,
@@ -93,6 +88,11 @@ def _events(
         yield without_secrets(defined)
 
 
+@app.command(
+    "explain",
+    epilog="Examples: penstock explain silver | penstock explain revenue --project shop | "
+    "penstock explain silver --output json",
+)
 @options.grouped
 def explain(
     dataset: Annotated[str, typer.Argument(help="Table, view or sink.", metavar="DATASET")],

@@ -20,36 +20,14 @@ if TYPE_CHECKING:
 _quarantine = typer.Typer(help="Rows that violated a drop expectation, with the reasons.")
 Table = Annotated[str, typer.Argument(help="Name of the table.", metavar="TABLE")]
 
-
-def register(app: typer.Typer) -> None:
-    app.command(
-        "preview",
-        epilog="Examples: penstock preview silver | penstock preview silver -n 5 --output json",
-    )(preview)
-    _quarantine.command("list", epilog="Example: penstock quarantine list --output json")(
-        list_tables
-    )
-    _quarantine.command(
-        "show", epilog="Examples: penstock quarantine show silver | ... show silver -o json"
-    )(show)
-    _quarantine.command(
-        "replay",
-        epilog="Examples: penstock quarantine replay silver | "
-        "penstock quarantine replay silver --rule positive_amount --dry-run | "
-        "penstock quarantine replay silver --where 'amount < 100' --output json",
-    )(replay)
-    app.add_typer(_quarantine, name="quarantine", no_args_is_help=True)
-    app.command(
-        "quality",
-        epilog="Examples: penstock quality | penstock quality --dataset silver --update all",
-    )(quality)
-    app.command(
-        "events",
-        epilog="Examples: penstock events --level WARN | penstock events --follow | "
-        "penstock events --update all --type flow_progress --output json",
-    )(events)
+app = typer.Typer()
+app.add_typer(_quarantine, name="quarantine", no_args_is_help=True)
 
 
+@app.command(
+    "preview",
+    epilog="Examples: penstock preview silver | penstock preview silver -n 5 --output json",
+)
 @options.grouped
 def preview(
     table: Table,
@@ -64,6 +42,7 @@ def preview(
     _print_rows(table, read_table(project.settings(), table, limit), output)
 
 
+@_quarantine.command("list", epilog="Example: penstock quarantine list --output json")
 @options.grouped
 def list_tables(
     *, project: options.ReadOptions, output: options.Output = OutputFormat.TEXT
@@ -92,6 +71,9 @@ def list_tables(
     print_table(("table", "rows", "rule", "broken by"), lines, right=("rows", "broken by"))
 
 
+@_quarantine.command(
+    "show", epilog="Examples: penstock quarantine show silver | ... show silver -o json"
+)
 @options.grouped
 def show(
     table: Table,
@@ -107,6 +89,12 @@ def show(
     _print_rows(f"the quarantine of {table}", rows, output)
 
 
+@_quarantine.command(
+    "replay",
+    epilog="Examples: penstock quarantine replay silver | "
+    "penstock quarantine replay silver --rule positive_amount --dry-run | "
+    "penstock quarantine replay silver --where 'amount < 100' --output json",
+)
 @options.grouped
 def replay(
     table: Table,
@@ -231,6 +219,51 @@ def _moved(done: "Replayed") -> str:
     )
 
 
+@app.command(
+    "quality",
+    epilog="Examples: penstock quality | penstock quality --dataset silver --update all",
+)
+@options.grouped
+def quality(
+    update: options.RecordedUpdates = "latest",
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", help="Print only this dataset.")
+    ] = None,
+    rule: Annotated[str | None, typer.Option("--rule", help="Print only this rule.")] = None,
+    *,
+    project: options.ReadOptions,
+    output: options.Output = OutputFormat.TEXT,
+) -> None:
+    """Print how many rows passed and failed each rule, per batch. JSON has an object per line."""
+    from penstock._observe import log
+    from penstock._observe.rule_counts import rule_counts
+    from penstock._project.event_store import read_events_of
+
+    directory = read_events_of(project.settings())
+    chosen = None if update == "all" else options.one_update(directory, update)
+    events = log.recorded_events(directory, chosen, event_type="flow_progress", dataset=dataset)
+    batches = [row for event in events for row in rule_counts(event) if rule in (None, row["rule"])]
+    if output is OutputFormat.JSON:
+        for row in batches:
+            options.print_json(row, indent=None)
+        return
+    if not batches:
+        hint = "" if chosen is None else "; --update all prints those of all updates"
+        print(f"no batch has counts of rules{hint}", file=sys.stderr)
+        return
+    heads = ("timestamp", "flow", "batch_id", "rule", "passed", "failed")
+    rows = [
+        [f"{row[head]:,}" if isinstance(row[head], int) else str(row[head]) for head in heads]
+        for row in batches
+    ]
+    print_table(heads, rows, right=("batch_id", "passed", "failed"))
+
+
+@app.command(
+    "events",
+    epilog="Examples: penstock events --level WARN | penstock events --follow | "
+    "penstock events --update all --type flow_progress --output json",
+)
 @options.grouped
 def events(
     update: options.RecordedUpdates = "latest",
@@ -288,42 +321,6 @@ def _bodies(
         return
     with followed_events(settings) as directory:
         yield from log.follow(directory, stop=None, **wanted)
-
-
-@options.grouped
-def quality(
-    update: options.RecordedUpdates = "latest",
-    dataset: Annotated[
-        str | None, typer.Option("--dataset", help="Print only this dataset.")
-    ] = None,
-    rule: Annotated[str | None, typer.Option("--rule", help="Print only this rule.")] = None,
-    *,
-    project: options.ReadOptions,
-    output: options.Output = OutputFormat.TEXT,
-) -> None:
-    """Print how many rows passed and failed each rule, per batch. JSON has an object per line."""
-    from penstock._observe import log
-    from penstock._observe.rule_counts import rule_counts
-    from penstock._project.event_store import read_events_of
-
-    directory = read_events_of(project.settings())
-    chosen = None if update == "all" else options.one_update(directory, update)
-    events = log.recorded_events(directory, chosen, event_type="flow_progress", dataset=dataset)
-    batches = [row for event in events for row in rule_counts(event) if rule in (None, row["rule"])]
-    if output is OutputFormat.JSON:
-        for row in batches:
-            options.print_json(row, indent=None)
-        return
-    if not batches:
-        hint = "" if chosen is None else "; --update all prints those of all updates"
-        print(f"no batch has counts of rules{hint}", file=sys.stderr)
-        return
-    heads = ("timestamp", "flow", "batch_id", "rule", "passed", "failed")
-    rows = [
-        [f"{row[head]:,}" if isinstance(row[head], int) else str(row[head]) for head in heads]
-        for row in batches
-    ]
-    print_table(heads, rows, right=("batch_id", "passed", "failed"))
 
 
 def _event_lines(event: "Event") -> list[str]:

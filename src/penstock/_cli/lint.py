@@ -30,14 +30,14 @@ class FailOn(StrEnum):
     NEVER = "never"
 
 
-def register(app: typer.Typer) -> None:
-    app.command(
-        "lint",
-        epilog="Examples: penstock lint | penstock lint shop --fail-on error | "
-        "penstock lint --text-only --output github | penstock lint --explain PSL101",
-    )(lint)
+app = typer.Typer()
 
 
+@app.command(
+    "lint",
+    epilog="Examples: penstock lint | penstock lint shop --fail-on error | "
+    "penstock lint --text-only --output github | penstock lint --explain PSL101",
+)
 @options.grouped
 def lint(
     *,

@@ -36,31 +36,16 @@ Directory = Annotated[
 ]
 _BROKER_DIRECTORY = Path(".penstock/broker")
 
-
-def register(app: typer.Typer) -> None:
-    _jars.command(
-        "sync",
-        epilog="Examples: penstock jars sync | penstock jars sync --set delta --set kafka | "
-        "penstock jars sync --from /media/jars --output json",
-    )(sync)
-    _jars.command("verify", epilog="Example: penstock jars verify --output json")(verify)
-    _jars.command("list", epilog="Example: penstock jars list --output json")(list_sets)
-    app.add_typer(_jars, name="jars", no_args_is_help=True)
-    app.command("doctor", epilog="Examples: penstock doctor | penstock doctor --output json")(
-        doctor
-    )
-    _broker.command("start", epilog="Example: penstock broker start --output json")(start)
-    _broker.command("stop", epilog="Example: penstock broker stop")(stop)
-    _broker.command("status", epilog="Example: penstock broker status --output json")(status)
-    _broker.command("topic", epilog="Example: penstock broker topic orders --partitions 4")(topic)
-    app.add_typer(_broker, name="broker", no_args_is_help=True)
-    app.command(
-        "demo",
-        epilog="Examples: penstock demo --ui | penstock demo --events 20000 | "
-        "penstock demo --once --output json",
-    )(demo)
+app = typer.Typer()
+app.add_typer(_jars, name="jars", no_args_is_help=True)
+app.add_typer(_broker, name="broker", no_args_is_help=True)
 
 
+@_jars.command(
+    "sync",
+    epilog="Examples: penstock jars sync | penstock jars sync --set delta --set kafka | "
+    "penstock jars sync --from /media/jars --output json",
+)
 def sync(
     sets: Sets = None,
     repo: Annotated[
@@ -188,6 +173,7 @@ def prepare_fast_start(*, quiet: bool) -> None:
             print(f"warning: {error}", file=sys.stderr)
 
 
+@_jars.command("verify", epilog="Example: penstock jars verify --output json")
 def verify(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> int:
     """Verify all jars against the jar lock; exit code 3 if one is missing or differs."""
     from penstock._local import jars
@@ -218,6 +204,7 @@ def verify(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> int
     return exit_codes.OK
 
 
+@_jars.command("list", epilog="Example: penstock jars list --output json")
 def list_sets(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> None:
     """List the jar sets and whether their jars are cached."""
     from penstock._local.lock import cache_directory, load_lock
@@ -243,6 +230,7 @@ def list_sets(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> 
     print_table(("set", "cached", "size", "for"), rows, right=("cached", "size"))
 
 
+@app.command("doctor", epilog="Examples: penstock doctor | penstock doctor --output json")
 def doctor(
     storage: Annotated[
         Path | None,
@@ -284,6 +272,7 @@ def _metastore_address() -> str | None:
         return None
 
 
+@_broker.command("start", epilog="Example: penstock broker start --output json")
 def start(
     directory: Directory = _BROKER_DIRECTORY, output: options.Output = OutputFormat.TEXT
 ) -> None:
@@ -299,6 +288,7 @@ def start(
     print(f"broker ready at {handle.bootstrap_servers} (pid {handle.pid}, {handle.directory})")
 
 
+@_broker.command("stop", epilog="Example: penstock broker stop")
 def stop(
     directory: Directory = _BROKER_DIRECTORY, output: options.Output = OutputFormat.TEXT
 ) -> None:
@@ -311,6 +301,7 @@ def stop(
     print("broker stopped" if stop_broker(directory) else "no broker is running")
 
 
+@_broker.command("status", epilog="Example: penstock broker status --output json")
 def status(
     directory: Directory = _BROKER_DIRECTORY, output: options.Output = OutputFormat.TEXT
 ) -> int:
@@ -332,6 +323,7 @@ def status(
     return exit_codes.OK if broker.running else exit_codes.ENVIRONMENT
 
 
+@_broker.command("topic", epilog="Example: penstock broker topic orders --partitions 4")
 def topic(
     name: Annotated[str, typer.Argument(help="Name of the topic.", metavar="TOPIC")],
     partitions: Annotated[
@@ -355,6 +347,11 @@ def topic(
     return exit_codes.OK
 
 
+@app.command(
+    "demo",
+    epilog="Examples: penstock demo --ui | penstock demo --events 20000 | "
+    "penstock demo --once --output json",
+)
 def demo(
     events: Annotated[
         int | None, typer.Option("--events", min=1, help="Number of events; default: until Ctrl-C.")

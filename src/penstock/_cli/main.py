@@ -67,24 +67,28 @@ def _root(
     pass
 
 
-update.register(app)
-check.register(app)
-lint.register(app)
-adopt.register(app)
-graph.register(app)
-scaffold.register(app)
-inspection.register(app)
-status.register(app)
-pipelines.register(app)
-checkpoint.register(app)
-repair.register(app)
-savepoint.register(app)
-deployment.register(app)
-maintain.register(app)
-machine.register(app)
-cluster.register(app)
-dashboard.register(app)
-package.register(app)
+for module in (
+    update,
+    check,
+    lint,
+    adopt,
+    graph,
+    scaffold,
+    inspection,
+    status,
+    pipelines,
+    checkpoint,
+    repair,
+    savepoint,
+    deployment,
+    maintain,
+    machine,
+    cluster,
+    dashboard,
+    package,
+):
+    app.registered_commands += module.app.registered_commands
+    app.registered_groups += module.app.registered_groups
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,15 +7,14 @@ import typer
 from penstock._cli import exit_codes, options
 from penstock._cli.options import OutputFormat
 
-
-def register(app: typer.Typer) -> None:
-    app.command(
-        "maintain",
-        epilog="Examples: penstock maintain | penstock maintain bronze silver --no-vacuum | "
-        "penstock maintain --output json",
-    )(maintain)
+app = typer.Typer()
 
 
+@app.command(
+    "maintain",
+    epilog="Examples: penstock maintain | penstock maintain bronze silver --no-vacuum | "
+    "penstock maintain --output json",
+)
 @options.grouped
 def maintain(
     tables: Annotated[

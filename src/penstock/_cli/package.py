@@ -33,15 +33,14 @@ _EXTRA = re.compile(r"extra == ['\"](?P<name>[^'\"]+)['\"]")
 _NAME_END = re.compile(r"[^\w.-]")
 _SHOWN_LINES = 15
 
-
-def register(app: typer.Typer) -> None:
-    app.command(
-        "package",
-        epilog="Examples: penstock package | penstock package shop --file dist/shop.py | "
-        "penstock package --target prod -r requirements.txt --output json",
-    )(package)
+app = typer.Typer()
 
 
+@app.command(
+    "package",
+    epilog="Examples: penstock package | penstock package shop --file dist/shop.py | "
+    "penstock package --target prod -r requirements.txt --output json",
+)
 def package(
     path: options.ProjectPath = None,
     file: Annotated[

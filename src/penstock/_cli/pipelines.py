@@ -18,14 +18,10 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 1.0
 
-
-def register(app: typer.Typer) -> None:
-    app.command("list", epilog="Examples: penstock list | penstock list --storage s3a://lake")(
-        list_pipelines
-    )
-    app.command("wait", epilog="Examples: penstock wait | penstock wait shop --timeout 600")(wait)
+app = typer.Typer()
 
 
+@app.command("list", epilog="Examples: penstock list | penstock list --storage s3a://lake")
 @options.grouped
 def list_pipelines(
     *,
@@ -83,6 +79,7 @@ def _row(settings: "PipelineSettings") -> dict[str, Any] | None:
     }
 
 
+@app.command("wait", epilog="Examples: penstock wait | penstock wait shop --timeout 600")
 @options.grouped
 def wait(
     *,

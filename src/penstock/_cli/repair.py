@@ -11,23 +11,16 @@ if TYPE_CHECKING:
     from penstock._repair.backfill import BackfillReport
     from penstock._repair.migration_plan import MigrationReport
 
-
-def register(app: typer.Typer) -> None:
-    app.command(
-        "backfill",
-        epilog="Examples: penstock backfill bronze --from 2026-03-01 --to 2026-03-02 "
-        "--by partition,offset | penstock backfill silver --from version=4 --to version=9 --yes | "
-        "penstock backfill daily --files 'orders-03-*.json' --replace-where \"day = '2026-03-01'\" "
-        "--yes | penstock backfill bronze --resume",
-    )(backfill)
-    app.command(
-        "migrate",
-        epilog="Examples: penstock migrate per_hour | penstock migrate per_hour --yes | "
-        "penstock migrate per_hour --from 2026-03-01 --accept-less --yes | "
-        "penstock migrate per_hour --resume | penstock migrate per_hour --undo --yes",
-    )(migrate)
+app = typer.Typer()
 
 
+@app.command(
+    "backfill",
+    epilog="Examples: penstock backfill bronze --from 2026-03-01 --to 2026-03-02 "
+    "--by partition,offset | penstock backfill silver --from version=4 --to version=9 --yes | "
+    "penstock backfill daily --files 'orders-03-*.json' --replace-where \"day = '2026-03-01'\" "
+    "--yes | penstock backfill bronze --resume",
+)
 @options.grouped
 def backfill(
     flow: options.FlowName,
@@ -138,6 +131,12 @@ def _backfill_body(report: "BackfillReport") -> dict[str, object]:
     }
 
 
+@app.command(
+    "migrate",
+    epilog="Examples: penstock migrate per_hour | penstock migrate per_hour --yes | "
+    "penstock migrate per_hour --from 2026-03-01 --accept-less --yes | "
+    "penstock migrate per_hour --resume | penstock migrate per_hour --undo --yes",
+)
 @options.grouped
 def migrate(
     flow: options.FlowName,

@@ -16,21 +16,11 @@ _Name = Annotated[
     str, typer.Argument(help="Name of the savepoint.", metavar="NAME", show_default=False)
 ]
 
-
-def register(app: typer.Typer) -> None:
-    _app.command("create", epilog="Example: penstock savepoint create before-release-7")(create)
-    _app.command("list", epilog="Example: penstock savepoint list --output json")(list_all)
-    _app.command(
-        "restore",
-        epilog="Examples: penstock savepoint restore before-release-7 | "
-        "penstock savepoint restore before-release-7 --yes",
-    )(restore)
-    _app.command("delete", epilog="Example: penstock savepoint delete before-release-7 --yes")(
-        delete
-    )
-    app.add_typer(_app, name="savepoint", no_args_is_help=True)
+app = typer.Typer()
+app.add_typer(_app, name="savepoint", no_args_is_help=True)
 
 
+@_app.command("create", epilog="Example: penstock savepoint create before-release-7")
 @options.grouped
 def create(
     name: _Name, *, project: options.RepairOptions, output: options.Output = OutputFormat.TEXT
@@ -51,6 +41,7 @@ def create(
     _print(savepoint)
 
 
+@_app.command("list", epilog="Example: penstock savepoint list --output json")
 @options.grouped
 def list_all(*, project: options.ReadOptions, output: options.Output = OutputFormat.TEXT) -> None:
     """List the savepoints of a pipeline, oldest first."""
@@ -72,6 +63,11 @@ def list_all(*, project: options.ReadOptions, output: options.Output = OutputFor
     print_table(heads, rows, right=heads[2:])
 
 
+@_app.command(
+    "restore",
+    epilog="Examples: penstock savepoint restore before-release-7 | "
+    "penstock savepoint restore before-release-7 --yes",
+)
 @options.grouped
 def restore(
     name: _Name,
@@ -118,6 +114,7 @@ def restore(
     print("done" if report.undo is None else f"done; the state before is savepoint {report.undo}")
 
 
+@_app.command("delete", epilog="Example: penstock savepoint delete before-release-7 --yes")
 @options.grouped
 def delete(
     name: _Name,

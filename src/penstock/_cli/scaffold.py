@@ -17,17 +17,10 @@ from penstock.errors import SetupError, SpecError
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
 _TEMPLATE_SUFFIX = ".tmpl"
 
-
-def register(app: typer.Typer) -> None:
-    app.command("init", epilog="Examples: penstock init shop | penstock init shop --output json")(
-        init
-    )
-    app.command(
-        "test",
-        epilog="Examples: penstock test | penstock test shop | penstock test shop -- -k orders -x",
-    )(test)
+app = typer.Typer()
 
 
+@app.command("init", epilog="Examples: penstock init shop | penstock init shop --output json")
 def init(
     name: Annotated[
         str, typer.Argument(help="Name of the project and its folder.", metavar="NAME")
@@ -89,6 +82,10 @@ def _copy(source: Traversable, target: Path, name: str) -> list[Path]:
     return written
 
 
+@app.command(
+    "test",
+    epilog="Examples: penstock test | penstock test shop | penstock test shop -- -k orders -x",
+)
 def test(
     project: Annotated[
         Path, typer.Argument(help="Folder of the project.", metavar="PROJECT")

@@ -20,67 +20,10 @@ _WATCH_SECONDS = 1.0
 _SHOWN_LOSS_SECONDS = 86_400.0
 _CLEAR = "\x1b[H\x1b[2J"
 
-
-def register(app: typer.Typer) -> None:
-    app.command("history", epilog="Examples: penstock history | penstock history -n 5 -o json")(
-        history
-    )
-    app.command(
-        "status",
-        epilog="Examples: penstock status | penstock status shop --watch | "
-        "penstock status --output json | jq '.flows[] | {flow, state, lag: .lag.records}'",
-    )(status)
-    app.command(
-        "metrics",
-        epilog="Examples: penstock metrics | penstock metrics shop --update 8c1f | "
-        "penstock metrics > /var/lib/node_exporter/shop.prom",
-    )(metrics)
+app = typer.Typer()
 
 
-@options.grouped
-def status(
-    *,
-    project: options.StatusOptions,
-    update: options.RecordedUpdate = "latest",
-    flow: Annotated[
-        str | None, typer.Option("--flow", help="Show the details of this flow.", metavar="NAME")
-    ] = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Refresh every second until the update ends.")
-    ] = False,
-    output: options.Output = OutputFormat.TEXT,
-) -> int:
-    """Show the state of a running pipeline or of its last update: flows, lag, state, errors.
-
-    Reads the event log only: needs neither Spark nor the lease, and works while the pipeline runs.
-    Exit code 0 if the update is running or completed, 1 if it or one of its flows failed or its
-    process is gone.
-    """
-    from penstock.monitoring import status_of
-
-    settings = project.settings()
-    pause = threading.Event()
-    last = ""
-    while True:
-        body = status_of(settings, update=update)
-        if body is None:
-            raise no_update(settings.name, update)
-        _check_flow(body, flow)
-        text = _rendered(body, flow, output, one_line=watch)
-        show = print_as_is if output is OutputFormat.JSON else print
-        if not watch:
-            show(text)
-        elif sys.stdout.isatty() and output is OutputFormat.TEXT:
-            print(f"{_CLEAR}{text}", flush=True)
-        elif text != last:
-            show(text)
-            sys.stdout.flush()
-            last = text
-        if not (watch and body["is_alive"]):
-            return exit_codes.UPDATE_FAILED if has_failed(body) else exit_codes.OK
-        pause.wait(_WATCH_SECONDS)
-
-
+@app.command("history", epilog="Examples: penstock history | penstock history -n 5 -o json")
 @options.grouped
 def history(
     limit: options.Limit = 20,
@@ -138,6 +81,60 @@ def history(
     )
 
 
+@app.command(
+    "status",
+    epilog="Examples: penstock status | penstock status shop --watch | "
+    "penstock status --output json | jq '.flows[] | {flow, state, lag: .lag.records}'",
+)
+@options.grouped
+def status(
+    *,
+    project: options.StatusOptions,
+    update: options.RecordedUpdate = "latest",
+    flow: Annotated[
+        str | None, typer.Option("--flow", help="Show the details of this flow.", metavar="NAME")
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Refresh every second until the update ends.")
+    ] = False,
+    output: options.Output = OutputFormat.TEXT,
+) -> int:
+    """Show the state of a running pipeline or of its last update: flows, lag, state, errors.
+
+    Reads the event log only: needs neither Spark nor the lease, and works while the pipeline runs.
+    Exit code 0 if the update is running or completed, 1 if it or one of its flows failed or its
+    process is gone.
+    """
+    from penstock.monitoring import status_of
+
+    settings = project.settings()
+    pause = threading.Event()
+    last = ""
+    while True:
+        body = status_of(settings, update=update)
+        if body is None:
+            raise no_update(settings.name, update)
+        _check_flow(body, flow)
+        text = _rendered(body, flow, output, one_line=watch)
+        show = print_as_is if output is OutputFormat.JSON else print
+        if not watch:
+            show(text)
+        elif sys.stdout.isatty() and output is OutputFormat.TEXT:
+            print(f"{_CLEAR}{text}", flush=True)
+        elif text != last:
+            show(text)
+            sys.stdout.flush()
+            last = text
+        if not (watch and body["is_alive"]):
+            return exit_codes.UPDATE_FAILED if has_failed(body) else exit_codes.OK
+        pause.wait(_WATCH_SECONDS)
+
+
+@app.command(
+    "metrics",
+    epilog="Examples: penstock metrics | penstock metrics shop --update 8c1f | "
+    "penstock metrics > /var/lib/node_exporter/shop.prom",
+)
 @options.grouped
 def metrics(
     *,

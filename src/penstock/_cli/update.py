@@ -30,25 +30,16 @@ Format = Annotated[
     LogFormat, typer.Option("--log-format", help="Format of the progress: text or JSON lines.")
 ]
 
-
-def register(app: typer.Typer) -> None:
-    app.command(
-        "run",
-        epilog="Examples: penstock run | penstock run --full-refresh silver,revenue | "
-        "penstock run --continuous --ui --metrics-port 9464 | "
-        "penstock run --log-format json --summary summary.md | "
-        "penstock run job.py -- --topic orders",
-    )(run)
-    app.command(
-        "dry-run",
-        epilog="Examples: penstock dry-run | penstock dry-run --output json | "
-        "penstock dry-run --output github --junit dry-run.xml",
-    )(dry_run)
-    app.command("stop", epilog="Examples: penstock stop | penstock stop shop --timeout 300 --now")(
-        stop
-    )
+app = typer.Typer()
 
 
+@app.command(
+    "run",
+    epilog="Examples: penstock run | penstock run --full-refresh silver,revenue | "
+    "penstock run --continuous --ui --metrics-port 9464 | "
+    "penstock run --log-format json --summary summary.md | "
+    "penstock run job.py -- --topic orders",
+)
 @options.grouped
 def run(
     *,
@@ -135,6 +126,11 @@ def run(
     return code
 
 
+@app.command(
+    "dry-run",
+    epilog="Examples: penstock dry-run | penstock dry-run --output json | "
+    "penstock dry-run --output github --junit dry-run.xml",
+)
 @options.grouped
 def dry_run(
     *,
@@ -186,6 +182,7 @@ def dry_run(
     print(planned)
 
 
+@app.command("stop", epilog="Examples: penstock stop | penstock stop shop --timeout 300 --now")
 @options.grouped
 def stop(
     *,
