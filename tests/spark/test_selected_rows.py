@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from penstock._repair.selected_rows import SELECTED, select_rows
+from penstock._repair.selected_rows import SELECTED, RowSearch
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.layout import TableRef
 from penstock._tables.read.browsing import TableBrowser
@@ -49,12 +49,9 @@ class Quarantine:
 
     def select(self, **chosen: Any) -> tuple[set[int], set[int], int]:
         """Ids of the rows that are meant, of the others in their files, and how many files."""
-        found = select_rows(
-            DeltaJvm(self.spark),
-            TableRef(self.place, "t_quarantine"),
-            RowSelection(**chosen),
-            declared=["gone"],
-        )
+        quarantine = TableRef(self.place, "t_quarantine")
+        search = RowSearch(DeltaJvm(self.spark), quarantine, RowSelection(**chosen))
+        found = search.find(["gone"])
         if found.rows is None:
             return set(), set(), len(found.files)
         assert found.rows.columns[:3] == ["id", "part", self.struct]

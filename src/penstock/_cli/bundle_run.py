@@ -1,7 +1,7 @@
 """`run --all`: an update of each pipeline of a bundle, one after another."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _COLUMNS = ("pipeline", "state", "time", "rows", "quarantined", "error")
 
 
-def each_pipeline(project: options.UpdateOptions) -> Iterator["PipelineSettings"]:
+def each_pipeline(project: options.UpdateOptions) -> list["PipelineSettings"]:
     """The settings of each pipeline of a bundle, or those of the only pipeline.
 
     Raises:
@@ -44,7 +44,7 @@ def each_pipeline(project: options.UpdateOptions) -> Iterator["PipelineSettings"
                 f"the pipelines {other!r} and {settings.name!r} have the same storage",
                 hint="set `shared_storage: true` in the penstock.yaml beside the bundle",
             )
-    yield from chosen
+    return chosen
 
 
 def run_each(

@@ -1,6 +1,7 @@
 """`check`: whether an existing project would run here, and its requirements."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,10 +159,7 @@ def _as_json(result: "ProjectCheck") -> dict[str, Any]:
         "needs": [
             {"kind": kind, "name": what, "where": where} for kind, what, where in _needs(result)
         ],
-        "missing_sources": [
-            {"name": source.name, "reason": source.reason, "columns": dict(source.columns)}
-            for source in result.missing
-        ],
+        "missing_sources": [asdict(source) for source in result.missing],
         "paths": [
             {"path": need.path, "scheme": need.scheme, "where": str(need.origin)}
             for need in result.needs.paths

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -279,8 +280,7 @@ def show_state(
     settings = project.settings()
     sections = read_flow_state(settings, flow, operator=operator, limit=limit)
     if output is OutputFormat.JSON:
-        names = ("operator", "operator_name", "name", "batch_id", "total", "rows")
-        options.print_json([options.attributes(section, *names) for section in sections])
+        options.print_json([asdict(section) for section in sections])
         return
     for section in sections:
         print(

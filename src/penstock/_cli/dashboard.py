@@ -104,7 +104,13 @@ def ui(
         token = serving.new_token()
     wanted: list[Path | None] = [*paths] if paths else [None]
     with serving.listen(host, port) as listener, ExitStack() as stack:
-        logs = [_log_of(path, spec, storage, pipeline, target, stack) for path in wanted]
+        projects = [
+            options.StatusOptions(
+                path=path, spec=spec, storage=storage, pipeline=pipeline, target=target
+            )
+            for path in wanted
+        ]
+        logs = [_log_of(project, stack) for project in projects]
         if not rows:
             logs = [replace(log, tables=None) for log in logs]
         address = serving.address_of(listener, host, token)
@@ -118,14 +124,7 @@ def ui(
             serving.serve(logs, listener, host=host, token=token, acts=control, ready=ready)
 
 
-def _log_of(
-    path: Path | None,
-    spec: Path | None,
-    storage: str | None,
-    pipeline: str | None,
-    target: str | None,
-    stack: ExitStack,
-) -> "WatchedLog":
+def _log_of(project: options.StatusOptions, stack: ExitStack) -> "WatchedLog":
     from penstock._cli.controls import ProcessControl
     from penstock._observe.segments import updates
     from penstock._project.event_store import followed_events
@@ -133,6 +132,7 @@ def _log_of(
     from penstock._tables.read.browsing import TableBrowser
     from penstock._ui.recording import WatchedLog
 
+    path = project.path
     if path is not None and path.is_dir():
         folder = path.resolve()
         for directory in (folder, folder / "events"):
@@ -146,7 +146,7 @@ def _log_of(
                     # Where the storage is in the project's folder, its sources are there, too.
                     code_of=partial(excerpt, named) if is_beside else None,
                 )
-    settings = options.settings_of(path, spec, storage, pipeline=pipeline, target=target)
+    settings = project.settings()
     return WatchedLog(
         label=settings.name,
         directory=stack.enter_context(followed_events(settings)),
@@ -157,13 +157,8 @@ def _log_of(
             project=[str(path)] if path is not None else [],
             choice=[
                 f"--{name}={value}"
-                for name, value in (
-                    ("spec", spec),
-                    ("storage", storage),
-                    ("pipeline", pipeline),
-                    ("target", target),
-                )
-                if value is not None
+                for name, value in vars(project).items()
+                if name != "path" and value is not None
             ],
         ),
     )

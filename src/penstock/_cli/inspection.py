@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -52,12 +53,7 @@ def list_tables(
 
     quarantines = list_quarantines(project.settings())
     if output is OutputFormat.JSON:
-        options.print_json(
-            [
-                {"table": item.table, "rows": item.rows, "by_rule": dict(item.by_rule)}
-                for item in quarantines
-            ]
-        )
+        options.print_json([asdict(item) for item in quarantines])
         return
     if not quarantines:
         print("no table has a quarantine yet")

@@ -3,7 +3,8 @@
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -191,17 +192,16 @@ def verify(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> int
             for item in statuses
         ]
         options.print_json(body)
-        return exit_codes.ENVIRONMENT if bad else exit_codes.OK
-    for item in bad:
-        print(f"{item.state.value:<8} {item.path}")
-        if item.actual_sha256 is not None:
-            print(f"         locked SHA-256 {item.jar.sha256}")
-            print(f"         file's SHA-256 {item.actual_sha256}")
-    print(f"{len(statuses) - len(bad)} of {len(statuses)} jars match the lock")
-    if bad:
-        print("run `penstock jars sync` to repair them", file=sys.stderr)
-        return exit_codes.ENVIRONMENT
-    return exit_codes.OK
+    else:
+        for item in bad:
+            print(f"{item.state.value:<8} {item.path}")
+            if item.actual_sha256 is not None:
+                print(f"         locked SHA-256 {item.jar.sha256}")
+                print(f"         file's SHA-256 {item.actual_sha256}")
+        print(f"{len(statuses) - len(bad)} of {len(statuses)} jars match the lock")
+        if bad:
+            print("run `penstock jars sync` to repair them", file=sys.stderr)
+    return exit_codes.ENVIRONMENT if bad else exit_codes.OK
 
 
 @_jars.command("list", epilog="Example: penstock jars list --output json")
@@ -246,9 +246,7 @@ def doctor(
     if address is not None:
         checks.append(check_metastore(address))
     if output is OutputFormat.JSON:
-        names = ("name", "state", "detail", "fix")
-        body = [options.attributes(check, *names) for check in checks]
-        options.print_json(body)
+        options.print_json([asdict(check) for check in checks])
     else:
         for check in checks:
             print(f"{check.state.value.upper():<5} {check.name}: {check.detail}")
@@ -389,14 +387,14 @@ def demo(
         on_running: "Callable[[Stoppable], Stoppable] | None" = None,
     ) -> "UpdateResult":
         nonlocal was_interrupted
-        options = UpdateOptions(continuous=continuous)
+        update_options = UpdateOptions(continuous=continuous)
         with dashboard_beside(settings, enabled=ui):
-            watched = watch_update(settings, options, on_running=on_running)
+            watched = watch_update(settings, update_options, on_running=on_running)
         show_failures(watched.result)
         was_interrupted = watched.was_interrupted
         return watched.result
 
-    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+    with options.stdout_to_stderr() if as_json else nullcontext():
         outcome = run_demo(
             directory=storage,
             run_pipeline=run_pipeline,
@@ -407,12 +405,7 @@ def demo(
             say=Output().line,
         )
     if as_json:
-        body = {
-            "succeeded": outcome.succeeded,
-            "was_cut_short": outcome.was_cut_short,
-            "lines": list(outcome.lines),
-        }
-        options.print_json(body)
+        options.print_json(asdict(outcome))
     else:
         for line in outcome.lines:
             print(line)

@@ -142,7 +142,8 @@ def _copy_project(
     storage = local_path(settings.storage)
     _copy(root, copy, not_packed=(file, *([storage] if storage is not None else [])))
     wanted = [os.path.relpath(source, root) for source in find_sources(settings)]
-    outside = [name for name in (*wanted, *_relative(settings.import_roots, root)) if ".." in name]
+    imported = [os.path.relpath(folder, root) for folder in settings.import_roots]
+    outside = [name for name in (*wanted, *imported) if ".." in name]
     if not outside:
         packed = _settings(copy, pipeline=pipeline, target=target)
         in_copy = {os.path.relpath(source, copy.resolve()) for source in find_sources(packed)}
@@ -154,10 +155,6 @@ def _copy_project(
             hint=f"move it below {root}; hidden files and folders are not packed",
         )
     return sorted(str(item.relative_to(copy)) for item in copy.rglob("*") if item.is_file())
-
-
-def _relative(folders: Sequence[str], root: Path) -> Iterator[str]:
-    return (os.path.relpath(folder, root) for folder in folders)
 
 
 def _copy(folder: Path, target: Path, *, not_packed: Sequence[Path]) -> None:

@@ -1,5 +1,6 @@
 """`backfill` and `migrate`: the table of a flow is partly or wholly computed again."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,7 +9,6 @@ from penstock._cli import options
 from penstock._cli.options import OutputFormat
 
 if TYPE_CHECKING:
-    from penstock._repair.backfill import BackfillReport
     from penstock._repair.migration_plan import MigrationReport
 
 app = typer.Typer()
@@ -104,7 +104,7 @@ def backfill(
     with options.stdout_to_stderr():
         report = backfill_flow(settings, flow, backfill_options)
     if output is OutputFormat.JSON:
-        options.print_json(_backfill_body(report))
+        options.print_json(asdict(report))
         return
     print(f"backfill of flow {report.flow} into {report.target}: {report.range}")
     for step in report.steps:
@@ -117,18 +117,6 @@ def backfill(
     for name, count in report.counts.items():
         if count:
             print(f"  {name}: {count:,}")
-
-
-def _backfill_body(report: "BackfillReport") -> dict[str, object]:
-    names = ("flow", "target", "state", "backfill_id", "resumed", "way", "range", "steps")
-    return {
-        **options.attributes(report, *names),
-        "sources": [
-            options.attributes(source, "source", "unit", "count", "text")
-            for source in report.sources
-        ],
-        "counts": dict(report.counts),
-    }
 
 
 @app.command(

@@ -1,5 +1,6 @@
 """`savepoint`: create, list, restore and delete savepoints."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -102,8 +103,7 @@ def restore(
     with options.stdout_to_stderr():
         report = restore_savepoint(settings, name, restore_options)
     if output is OutputFormat.JSON:
-        names = ("savepoint", "created_at", "resumed", "undo", "steps")
-        options.print_json({**options.attributes(report, *names), "done": yes})
+        options.print_json({**asdict(report), "done": yes})
         return
     print(f"restore of savepoint {report.savepoint}, created at {report.created_at}:")
     for step in report.steps:

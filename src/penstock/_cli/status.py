@@ -114,7 +114,6 @@ def status(
         body = status_of(settings, update=update)
         if body is None:
             raise no_update(settings.name, update)
-        _check_flow(body, flow)
         text = _rendered(body, flow, output, one_line=watch)
         show = print_as_is if output is OutputFormat.JSON else print
         if not watch:
@@ -202,15 +201,6 @@ def no_update(name: str, update: str) -> Exception:
     return SpecError("UNKNOWN_UPDATE", problem, hint=hint)
 
 
-def _check_flow(body: Mapping[str, Any], flow: str | None) -> None:
-    names = [each["flow"] for each in body["flows"]]
-    if flow is not None and flow not in names:
-        raise typer.BadParameter(
-            f"there is no flow {flow!r}; the flows are {', '.join(names) or '(none yet)'}",
-            param_hint="--flow",
-        )
-
-
 def has_failed(body: Mapping[str, Any]) -> bool:
     if body["state"] == "FAILED" or not (body["is_alive"] or body["has_ended"]):
         return True
@@ -223,6 +213,11 @@ def _rendered(
     shown = dict(body)
     if flow is not None:
         shown["flows"] = [each for each in body["flows"] if each["flow"] == flow]
+        if not shown["flows"]:
+            names = ", ".join(each["flow"] for each in body["flows"]) or "(none yet)"
+            raise typer.BadParameter(
+                f"there is no flow {flow!r}; the flows are {names}", param_hint="--flow"
+            )
     if output is OutputFormat.JSON:
         indent = None if one_line else 2
         return json.dumps(options.masked_json(shown), ensure_ascii=False, indent=indent)

@@ -118,7 +118,7 @@ def run(
         return run_one(project.settings())
     from penstock._cli.bundle_run import each_pipeline, print_rows, run_each
 
-    code, rows = run_each([*each_pipeline(project)], partial(run_one, shows=False))
+    code, rows = run_each(each_pipeline(project), partial(run_one, shows=False))
     if as_json:
         options.print_json(rows)
     else:

@@ -129,7 +129,7 @@ def backfill_flow(
             pipeline.tables.note(node, plan.epoch).replace({})
         remove(pipeline, journal, plan)
         done = _report(pipeline, node, plan, sources, state="done", resumed=not is_new)
-        return replace(done, counts=counts.as_json())
+        return replace(done, counts=asdict(counts))
 
 
 def check_flow(pipeline: OpenPipeline, node: FlowNode) -> DatasetNode:

@@ -91,9 +91,6 @@ class Counts:
     removed: int = 0
     outside: int = 0
 
-    def as_json(self) -> dict[str, int]:
-        return dict(self.__dict__)
-
 
 @dataclass(frozen=True, kw_only=True)
 class BackfillRun:
@@ -118,7 +115,7 @@ class BackfillRun:
             if not self.plan.is_staged:
                 self._stream(df, sources, self._stage)
                 self.journal.save(asdict(replace(self.plan, is_staged=True)))
-                self.emit("staged", "all rows of the range are staged", self.counts.as_json())
+                self.emit("staged", "all rows of the range are staged", asdict(self.counts))
                 kill_point(STAGED, self.plan.flow, None)
             self._replace()
             return self.counts
@@ -144,7 +141,7 @@ class BackfillRun:
                 write(batch, number)
                 self.counts.batches += 1
                 message = f"{self.counts.batches} batches of the range are committed"
-                self.emit("batch", message, self.counts.as_json())
+                self.emit("batch", message, asdict(self.counts))
                 kill_point(BATCH, self.plan.flow, number)
             except BaseException as error:
                 failed.append(error)

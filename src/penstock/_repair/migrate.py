@@ -29,6 +29,7 @@ from penstock._repair.migration_plan import (
     Migration,
     MigrationFacts,
     MigrationReport,
+    changed_columns,
     changed_operators,
     check_columns,
     check_flow,
@@ -179,7 +180,9 @@ class _Run:
             raise self._not_now("its backfill is unfinished", hint)
         df, opened = pipeline.query(node)
         query = self._facts.query(df)
-        columns = self._facts.columns(table["columns"], query["columns"])
+        columns: tuple[str, ...] = ()
+        if self.dataset.declared.schema is None:
+            columns = changed_columns(table["columns"], query["columns"])
         check_columns(self.dataset, table["properties"], columns)
         sources: tuple[SourceHistory, ...] = ()
         if self.is_open:

@@ -248,11 +248,6 @@ class MigrationFacts:
             "columns": {c.name: c.dataType.simpleString() for c in df.schema},
         }
 
-    def columns(self, before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
-        if self.dataset.declared.schema is not None:
-            return ()
-        return changed_columns(before, now)
-
     def readers(self) -> tuple[Reader, ...]:
         pipeline, key = self.pipeline, self.dataset.key
         readers = []

@@ -33,7 +33,7 @@ from penstock._model.expectation import FAILED_RULES, OnViolation
 from penstock._model.pipeline import PipelineSettings
 from penstock._model.sql_text import delta_table, quoted
 from penstock._repair.journal import Journal
-from penstock._repair.selected_rows import SELECTED, SelectedRows, select_rows
+from penstock._repair.selected_rows import SELECTED, RowSearch, SelectedRows
 from penstock._tables.commit_note import QUARANTINE, TARGET
 from penstock._tables.commits import CommitResult, actions_of
 from penstock._tables.delta_log import DeltaJvm
@@ -178,7 +178,7 @@ class QuarantineReplay:
 
     def _select(self, selection: RowSelection) -> SelectedRows:
         declared = [rule.name for rule in self._expectations]
-        return select_rows(self._delta, self._quarantine.ref, selection, declared=declared)
+        return RowSearch(self._delta, self._quarantine.ref, selection).find(declared)
 
     def _begin(self, selection: RowSelection) -> Replayed:
         self._journal.delete()  # files of a replay that was interrupted before its journal

@@ -48,17 +48,9 @@ class SelectedRows:
     rows: DataFrame | None  # all rows of these files, with the column `SELECTED`
 
 
-def select_rows(
-    delta: DeltaJvm, quarantine: TableRef, selection: RowSelection, *, declared: Sequence[str]
-) -> SelectedRows:
-    """Evaluate a selection, not of all rows, on the newest version.
+class RowSearch:
+    """Evaluates a selection, not of all rows, on the newest version."""
 
-    `declared` are the present rules of the table, which may be selected even if no row broke them.
-    """
-    return _Search(delta, quarantine, selection).find(declared)
-
-
-class _Search:
     def __init__(self, delta: DeltaJvm, quarantine: TableRef, selection: RowSelection) -> None:
         self._delta = delta
         self._quarantine = quarantine
@@ -70,6 +62,7 @@ class _Search:
         self._files = {self._path(content["path"]): content for content in contents}
 
     def find(self, declared: Sequence[str]) -> SelectedRows:
+        """`declared` rules of the table may be selected even if no row broke them."""
         all_rows = self._read(None)
         condition = self._condition(all_rows)
         if self._selection.rules:
