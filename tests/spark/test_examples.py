@@ -17,7 +17,7 @@ from penstock._observe.bus import EventBus
 from penstock._observe.events import Event, Level, UpdateState
 from penstock._project.spec import load_settings
 from penstock._repair.quarantine_replay import replay_quarantine
-from penstock._repair.state import read_flow_state
+from penstock._repair.reading import read_flow_state
 from penstock._tables.files import local_path
 from penstock._tables.layout import StorageLayout
 from penstock._update import UpdateOptions, run_update

@@ -12,7 +12,7 @@ from update_project import ContinuousRun, Project
 
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
-from penstock._repair.state import read_flow_state
+from penstock._repair.reading import read_flow_state
 from penstock.errors import DefinitionErrors, PlanError
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("two_partitions")]

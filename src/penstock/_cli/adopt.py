@@ -64,10 +64,8 @@ def adopt(
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(proposal.text, encoding="utf-8")
     commands = _commands(proposal, job, place)
-    if output is OutputFormat.JSON:
-        options.print_json(_as_json(proposal, job, place, commands))
-    else:
-        print("\n".join(_as_text(proposal, job, place, commands)))
+    body = _as_json(proposal, job, place, commands)
+    options.show(output, body, _as_text(proposal, job, place, commands))
     return exit_codes.OK if proposal.queries else exit_codes.UPDATE_FAILED
 
 

@@ -275,7 +275,7 @@ def show_state(
     output: options.Output = OutputFormat.TEXT,
 ) -> None:
     """Print the state of a flow; the pipeline must be stopped."""
-    from penstock._repair.state import read_flow_state
+    from penstock._repair.reading import read_flow_state
 
     settings = project.settings()
     sections = read_flow_state(settings, flow, operator=operator, limit=limit)

@@ -72,14 +72,14 @@ def status(directory: Directory = _DIRECTORY, output: options.Output = OutputFor
 
 
 def _print(cluster: "Cluster", output: OutputFormat) -> None:
-    if output is OutputFormat.JSON:
-        body = {
-            "running": True,
-            "master": cluster.master,
-            "workers": cluster.workers,
-            "directory": str(cluster.directory),
-        }
-        options.print_json(body)
-        return
-    print(f"cluster ready at {cluster.master} ({cluster.workers} workers, {cluster.directory})")
-    print(f"run on it: penstock run --conf spark.master={cluster.master}")
+    body = {
+        "running": True,
+        "master": cluster.master,
+        "workers": cluster.workers,
+        "directory": str(cluster.directory),
+    }
+    lines = [
+        f"cluster ready at {cluster.master} ({cluster.workers} workers, {cluster.directory})",
+        f"run on it: penstock run --conf spark.master={cluster.master}",
+    ]
+    options.show(output, body, lines)

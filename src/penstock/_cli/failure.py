@@ -30,16 +30,14 @@ def report(error: BaseException, *, debug: bool) -> int:
         case KeyboardInterrupt() | typer.Abort():
             output.line("interrupted")
             return exit_codes.INTERRUPTED
-        case InternalError():
-            output.line(f"Error: {error}")
-            _ask_for_report(error, output)
-            return error.exit_code
         case DefinitionErrors():
             for single in error.errors:
                 output.line(f"Error: {single}")
             return error.exit_code
         case PenstockError():
             output.line(f"Error: {error}")
+            if isinstance(error, InternalError):
+                _ask_for_report(error, output)
             return error.exit_code
         case TyperException():  # the root of usage errors, whose own classes are not public
             show = getattr(error, "show", None)  # with the usage line of the command

@@ -106,11 +106,7 @@ def explain(
     the reason, if the storage is on this machine.
     """
     body = _explanation(project.settings(), dataset)
-    if output is OutputFormat.JSON:
-        options.print_json(body)
-        return
-    for line in _lines(body):
-        print(line)
+    options.show(output, body, _lines(body))
 
 
 def _explanation(settings: "PipelineSettings", dataset: str) -> dict[str, Any]:

@@ -142,11 +142,7 @@ def replay(
             done = replay_quarantine(settings, table, selection=selection)
             body = replayed_body(done)
             lines = replayed_lines(done, is_all=selection.is_all)
-    if output is OutputFormat.JSON:
-        options.print_json(body)
-        return
-    for line in lines:
-        print(line)
+    options.show(output, body, lines)
 
 
 def replayed_body(done: "Replayed") -> dict[str, Any]:

@@ -278,12 +278,10 @@ def start(
     from penstock._local.broker import start_broker
 
     handle = start_broker(directory)
-    if output is OutputFormat.JSON:
-        body = options.attributes(handle, "bootstrap_servers", "pid")
-        body |= {"directory": str(handle.directory)}
-        options.print_json(body)
-        return
-    print(f"broker ready at {handle.bootstrap_servers} (pid {handle.pid}, {handle.directory})")
+    body = options.attributes(handle, "bootstrap_servers", "pid")
+    body |= {"directory": str(handle.directory)}
+    line = f"broker ready at {handle.bootstrap_servers} (pid {handle.pid}, {handle.directory})"
+    options.show(output, body, [line])
 
 
 @_broker.command("stop", epilog="Example: penstock broker stop")
@@ -338,10 +336,8 @@ def topic(
         print(f"not running ({directory}): penstock broker start", file=sys.stderr)
         return exit_codes.ENVIRONMENT
     count = ensure_topic(servers, name, partitions)
-    if output is OutputFormat.JSON:
-        options.print_json({"topic": name, "partitions": count})
-    else:
-        print(f"topic {name} has {count} partition{'' if count == 1 else 's'}")
+    line = f"topic {name} has {count} partition{'' if count == 1 else 's'}"
+    options.show(output, {"topic": name, "partitions": count}, [line])
     return exit_codes.OK
 
 
@@ -404,11 +400,7 @@ def demo(
             on_cluster=cluster,
             say=Output().line,
         )
-    if as_json:
-        options.print_json(asdict(outcome))
-    else:
-        for line in outcome.lines:
-            print(line)
+    options.show(output, asdict(outcome), outcome.lines)
     if not outcome.succeeded:
         return exit_codes.UPDATE_FAILED
     is_endless = events is None and not once

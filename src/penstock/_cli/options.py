@@ -3,7 +3,7 @@
 import inspect
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
@@ -266,6 +266,15 @@ def attributes(value: object, *names: str) -> dict[str, Any]:
 def print_json(body: Any, *, indent: int | None = 2) -> None:
     """Print the result of a command with `--output json`; secrets in it are masked."""
     print_as_is(json.dumps(masked_json(body), indent=indent, ensure_ascii=False))
+
+
+def show(output: OutputFormat, body: Any, lines: Iterable[str]) -> None:
+    """Print the result of a command: `body` as JSON, or the lines."""
+    if output is OutputFormat.JSON:
+        print_json(body)
+        return
+    for line in lines:
+        print(line)
 
 
 def masked_json(body: Any) -> Any:

@@ -1,5 +1,6 @@
 """`savepoint`: create, list, restore and delete savepoints."""
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,10 +37,7 @@ def create(
 
     with options.stdout_to_stderr():
         savepoint = create_savepoint(settings, name)
-    if output is OutputFormat.JSON:
-        options.print_json(_body(savepoint))
-        return
-    _print(savepoint)
+    options.show(output, _body(savepoint), _lines(savepoint))
 
 
 @_app.command("list", epilog="Example: penstock savepoint list --output json")
@@ -129,20 +127,17 @@ def delete(
 
     with options.stdout_to_stderr():
         savepoint = delete_savepoint(settings, name, execute=yes)
-    if output is OutputFormat.JSON:
-        options.print_json({**_body(savepoint), "done": yes})
-        return
-    _print(savepoint)
-    print("deleted" if yes else "nothing was changed; --yes deletes it")
+    end = "deleted" if yes else "nothing was changed; --yes deletes it"
+    options.show(output, {**_body(savepoint), "done": yes}, [*_lines(savepoint), end])
 
 
-def _print(savepoint: "Savepoint") -> None:
-    print(f"savepoint {savepoint.name}, created at {savepoint.created_at}")
+def _lines(savepoint: "Savepoint") -> Iterator[str]:
+    yield f"savepoint {savepoint.name}, created at {savepoint.created_at}"
     for table in savepoint.tables:
-        print(f"  {table.name}: version {table.version}")
+        yield f"  {table.name}: version {table.version}"
     for flow in savepoint.flows:
         batch = "no micro-batch" if flow.batch_id is None else f"micro-batch {flow.batch_id}"
-        print(f"  flow {flow.flow}: {batch}")
+        yield f"  flow {flow.flow}: {batch}"
 
 
 def _body(savepoint: "Savepoint") -> dict[str, Any]:

@@ -220,12 +220,10 @@ def stop(
     while is_running and time.monotonic() < deadline:
         pause.wait(_POLL_SECONDS)
         is_running = control.state()["runs"] is not None
-    if output is OutputFormat.JSON:
-        options.print_json({"was_running": was_running, "is_running": is_running})
-    elif is_running:
-        print(f"still running after {timeout:g} s; --now interrupts its micro-batches")
-    else:
-        print("stopped" if was_running else "no update is running")
+    line = "stopped" if was_running else "no update is running"
+    if is_running:
+        line = f"still running after {timeout:g} s; --now interrupts its micro-batches"
+    options.show(output, {"was_running": was_running, "is_running": is_running}, [line])
     return exit_codes.UPDATE_FAILED if is_running else exit_codes.OK
 
 

@@ -1,7 +1,7 @@
 """`penstock maintain`: compaction, ordering and VACUUM of tables while no update runs."""
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from penstock._execution.maintained import maintained_tables
 from penstock._launch import open_for_command
@@ -13,11 +13,7 @@ from penstock.errors import SpecError
 
 
 def maintain_tables(
-    settings: PipelineSettings,
-    names: Sequence[str],
-    *,
-    vacuum: bool,
-    on_event: Callable[[Event], None] = lambda _: None,
+    settings: PipelineSettings, names: Sequence[str], *, vacuum: bool
 ) -> list[Event]:
     """Maintain tables now, whatever is due; the events about what was done.
 
@@ -64,6 +60,5 @@ def maintain_tables(
                     done = [*table.pending_events(), table.failed(first_line(error))]
                 for event in done:
                     record.emit(event)
-                    on_event(event)
                 events += done
         return events

@@ -18,6 +18,7 @@ from penstock.errors import PenstockError, SpecError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock._execution.state_reader import StateSection
     from penstock._launch import OpenPipeline
     from penstock._tables.read.preview import QuarantineSummary, TablePreview
 
@@ -94,6 +95,18 @@ def pipeline_storage(
     """The checkpoints of one flow of an open pipeline; later changes are not in a copy."""
     name = pipeline.flow(flow).flow.name
     return readable_storage(pipeline.settings, pipeline.spark, name)
+
+
+def read_flow_state(
+    settings: PipelineSettings, flow: str, *, operator: int | None, limit: int
+) -> "tuple[StateSection, ...]":
+    """The state of a flow, from its checkpoint."""
+    from penstock._execution.state_reader import read_flow
+    from penstock._launch import state_store
+
+    with stopped_storage(settings, update="state show") as spark:
+        layout, store = layout_of(settings), state_store(settings, spark)
+        return read_flow(spark, layout, store, flow, operator=operator, limit=limit)
 
 
 @contextmanager
