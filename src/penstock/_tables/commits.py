@@ -1,11 +1,13 @@
 """The lines of Delta commits, and the record of a batch in its commit."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 _FORMAT = 1
+_ACTION = re.compile(r'\s*\{\s*"(\w+)"')  # a writer may put spaces between
 # Keys of counts that are left out when they are 0.
 _OPTIONAL = {"rows_deleted": "deleted", "rows_late": "late", "rows_duplicate": "duplicate"}
 
@@ -72,7 +74,8 @@ def actions_of(lines: Iterable[str], kind: str) -> Iterator[dict[str, Any]]:
     Only their lines are parsed. Raises `ValueError` if one of these is damaged.
     """
     for line in lines:
-        if line.startswith(f'{{"{kind}"'):
+        match = _ACTION.match(line)
+        if match is not None and match[1] == kind:
             yield json.loads(line)[kind]
 
 

@@ -45,6 +45,7 @@ def test_separators_in_values_end_no_line(tmp_path: Path) -> None:
     lines = commit_lines(tmp_path, 0)
     assert lines is not None
     assert list(actions_of(lines, "add")) == [actions[0]["add"]]
+    assert list(actions_of(['{ "add" : {"path": "a"}}'], "add")) == [{"path": "a"}]
     assert last_batch_of(lines, APP) == 4
     assert torn("\n".join(lines)) == ""
     intact = local_log(str(tmp_path))
