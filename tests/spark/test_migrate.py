@@ -203,25 +203,6 @@ def test_table_of_a_changed_window_is_replaced_and_comes_back(
     assert project.table("windows_quarantine").count() == quarantined
 
 
-def test_undo_is_refused_when_a_file_after_the_old_checkpoint_is_gone(
-    project: Project, capsys: pytest.CaptureFixture[str]
-):
-    late = project.root / "data" / "1.json"
-    late.unlink()
-    assert project.run(refresh=("bronze",)).state is UpdateState.COMPLETED
-    assert _says(capsys, "bronze", "--yes")["state"] == "done"
-    project.add("1.json", _rows(1))
-    assert project.run(refresh=("bronze",)).state is UpdateState.COMPLETED
-    late.unlink()
-    version = project.version("bronze")
-    assert "1.json" in _says(capsys, "bronze", "--undo")["refused"]
-    refused = _says(capsys, "bronze", "--undo", "--yes", code=2)
-    assert "MIGRATION_WOULD_LOSE_HISTORY" in refused
-    assert project.version("bronze") == version
-    assert _says(capsys, "bronze", "--undo", "--accept-less", "--yes")["state"] == "undone"
-    assert project.table("bronze").count() == len(_rows(0))
-
-
 @pytest.mark.long
 def test_a_changed_window_replaces_the_table_once_and_goes_on(
     project: Project, capsys: pytest.CaptureFixture[str]

@@ -158,7 +158,7 @@ def migrate(
     """
     options.check_conflicts(
         {"--resume": resume, "--abandon": abandon, "--undo": undo},
-        {"--from": begin, "--accept-less": accept_less and not undo},
+        {"--from": begin, "--accept-less": accept_less},
     )
     settings = project.settings()
     from penstock._repair.migrate import MigrationOptions, migrate_flow

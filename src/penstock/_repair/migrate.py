@@ -43,11 +43,11 @@ from penstock._repair.shadow import Shadow, restore_rows
 from penstock._tables.files import StorageFiles
 from penstock._tables.kill_points import kill_point
 from penstock._tables.layout import TableRef
-from penstock._tables.read.checkpoint_files import Checkpoint, checkpoints
+from penstock._tables.read.checkpoint_files import checkpoints
 from penstock.errors import PenstockError, PlanError
 from penstock.sources.base import EARLIEST, SourceHistory, StartPosition
 from penstock.sources.checkpoints import that_count
-from penstock.sources.flow import lost_after, source_history
+from penstock.sources.flow import source_history
 
 PLANNED, BUILT = "planned", "built"
 MARKED, QUARANTINED, REPLACED, SWITCHED = "marked", "quarantined", "replaced", "switched"
@@ -91,11 +91,11 @@ def migrate_flow(
             raise _unfinished(node)
         if options.resume and not run.is_open:
             raise _not_begun(node, "no unfinished migration")
-        report = run.plan_back(options) if undoes else run.plan(options)
+        report = run.plan_back() if undoes else run.plan(options)
         if not (options.execute or options.resume):
             return report
         if not run.is_open:
-            _check_refused(node, report, undoes=undoes)
+            _check_refused(node, report)
         pipeline.lease(run.dataset)
         text = "undo" if undoes else f"from {report.start}"
         with recording(
@@ -115,22 +115,18 @@ def check_migration(pipeline: OpenPipeline, flow: str, options: MigrationOptions
     dataset = check_flow(pipeline.graph, pipeline.settings, node)
     with pipeline_storage(pipeline, flow) as stored:
         run = _Run(pipeline, node, dataset, stored.settings)
-        _check_refused(node, run.plan(options), undoes=False)
+        _check_refused(node, run.plan(options))
 
 
-def _check_refused(node: FlowNode, report: MigrationReport, *, undoes: bool) -> None:
-    if report.refused is None:
-        return
-    what, other_way = "is not migrated", "keep the table, and declare the changed query as a flow "
-    other_way += "with a new name into a new table"
-    if undoes:
-        what, other_way = "stays as it is", "migrate to the old query, which recomputes the table"
-    raise PlanError(
-        "MIGRATION_WOULD_LOSE_HISTORY",
-        f"flow {node.flow.name!r} {what}: {report.refused}",
-        origin=node.flow.origin,
-        hint=f"--accept-less proceeds anyway; or {other_way}",
-    )
+def _check_refused(node: FlowNode, report: MigrationReport) -> None:
+    if report.refused is not None:
+        raise PlanError(
+            "MIGRATION_WOULD_LOSE_HISTORY",
+            f"flow {node.flow.name!r} is not migrated: {report.refused}",
+            origin=node.flow.origin,
+            hint="--accept-less migrates it anyway; or keep the table, and declare the changed "
+            "query as a flow with a new name into a new table",
+        )
 
 
 class _Run:
@@ -190,9 +186,12 @@ class _Run:
             self._check_query(self.known, query)
             migration = self.known
         else:
-            relevant = that_count(self._checkpoints(), self._facts.replaced_at())
+            every = checkpoints(self._stored)
+            own = [checkpoint for checkpoint in every if checkpoint.flow == node.flow.name]
+            relevant = that_count(own, self._facts.replaced_at())
+            now_ms = round(time.time() * 1000)
             begin = options.begin or EARLIEST
-            position, sources = source_history(opened, begin, relevant, _now_ms())
+            position, sources = source_history(opened, begin, relevant, now_ms)
             migration = Migration(
                 migration_id=self.new_id,
                 flow=node.flow.name,
@@ -231,7 +230,7 @@ class _Run:
             ),
         )
 
-    def plan_back(self, options: MigrationOptions) -> MigrationReport:
+    def plan_back(self) -> MigrationReport:
         node, known = self._node, self.known
         if known is None:
             raise _not_begun(node, "no migration to undo")
@@ -251,12 +250,7 @@ class _Run:
                 f"{path} does not exist any more",
                 "restore it; or migrate to the old query, which recomputes the table",
             )
-        df, sources = self._pipeline.query(node)
-        refused = None
-        if known.stage == DONE and not options.accept_less:
-            by_epoch = {checkpoint.epoch: checkpoint for checkpoint in self._checkpoints()}
-            old = by_epoch.pop(str(known.old["epoch"]))
-            refused = why_refused(lost_after(sources, old, [*by_epoch.values()], _now_ms()))
+        df, _ = self._pipeline.query(node)
         before = tuple(known.old["stateful_operators"] or ())
         is_old = tuple(self._facts.query(df)["operators"]) == before
         readers = self._facts.readers()
@@ -268,7 +262,6 @@ class _Run:
             rows=table.get("rows"),
             size=table.get("size"),
             readers=readers,
-            refused=refused,
             steps=tuple(
                 steps_back(
                     self.dataset.display,
@@ -455,10 +448,6 @@ class _Run:
             old_version=migration.old_version,
         )
 
-    def _checkpoints(self) -> list[Checkpoint]:
-        every = checkpoints(self._stored)
-        return [checkpoint for checkpoint in every if checkpoint.flow == self._node.flow.name]
-
     def _not_now(self, reason: str, hint: str) -> PlanError:
         name = self._node.flow.name
         return _not_possible(self._node, f"flow {name!r} cannot be migrated now: {reason}", hint)
@@ -483,10 +472,6 @@ class _Run:
             f"the query of flow {self._node.flow.name!r} changed since its migration was started",
             "--abandon discards the migration; then start it again",
         )
-
-
-def _now_ms() -> int:
-    return round(time.time() * 1000)
 
 
 def _not_possible(node: FlowNode, message: str, hint: str) -> PlanError:

@@ -396,17 +396,6 @@ class OpenedSource:
         position, report = self.start(at, done, now_ms)
         return position, report.history(f"it is unknown which data {self.name} still has")
 
-    def lost_after(self, old: Checkpoint, later: Sequence[Checkpoint], now_ms: int) -> str:
-        """What is known to be gone of the rows after an old checkpoint; empty if nothing is.
-
-        Args:
-            old: With which the flow is to continue.
-            later: Of the same flow; they have read more.
-            now_ms: The time.
-        """
-        _, report = self.start(EARLIEST, [old], now_ms)
-        return f"{report.skipped:,} {report.unit} after its checkpoint" if report.skipped else ""
-
 
 class Source(ABC):
     """A system, by the names of its formats in lower case. One object per process, stateless."""

@@ -74,18 +74,6 @@ def source_history(
     return merged([part for part, _ in parts]), tuple(history for _, history in parts)
 
 
-def lost_after(
-    sources: Iterable[OpenedSource], old: Checkpoint, later: Sequence[Checkpoint], now_ms: int
-) -> tuple[SourceHistory, ...]:
-    """The sources that have lost rows after a checkpoint; see `OpenedSource.lost_after`."""
-    lost = {source: source.lost_after(old, later, now_ms) for source in _positioned(sources)}
-    return tuple(
-        SourceHistory(source=source.name, unit=source.unit, again=None, missing=missing)
-        for source, missing in lost.items()
-        if missing
-    )
-
-
 def resolve_range(
     sources: Iterable[OpenedSource], wanted: Range, done: Checkpoint
 ) -> tuple[dict[str, Any], tuple[RangeReport, ...]]:

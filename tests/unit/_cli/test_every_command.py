@@ -149,8 +149,7 @@ def test_a_recorded_update_is_drawn_in_each_form(project: Path, capsys):
     [
         ("migrate f --resume --undo", "cannot be used together"),
         ("migrate f --resume --from version=4", "cannot be combined with --resume"),
-        ("migrate f --undo --from earliest", "cannot be combined with --undo"),
-        ("migrate f --resume --accept-less", "cannot be combined with --resume"),
+        ("migrate f --undo --accept-less", "cannot be combined with --undo"),
         ("backfill f --resume --abandon", "cannot be used together"),
         ("backfill f --resume --by id", "cannot be combined with --resume"),
         ("backfill f --abandon --from earliest --to latest", "cannot be combined with --abandon"),

@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-from paper_sources import TABLE_ID, PaperFolder, PaperTable, PaperTopics, checkpoint
+from paper_sources import PaperFolder, PaperTopics, checkpoint
 
 from penstock._tables.read.log_scan import LoggedRemovals
 from penstock.sources import checkpoints
 from penstock.sources.base import EARLIEST, parse_start
 from penstock.sources.delta.source import lost_versions
-from penstock.sources.flow import lost_after
 from penstock.sources.kafka.source import lost_offsets
 
 
@@ -70,30 +69,3 @@ def test_a_checkpoint_has_the_offsets_where_kafka_began(tmp_path: Path):
     topics = PaperTopics({"t": {"0": 20}}, {"t": {"0": 40}})
     _, history = topics.history(EARLIEST, [done], 90_000)
     assert (history.again, history.missing) == (10, "offsets of t-0 12 to 19 are not read")
-
-
-def test_rows_after_an_old_checkpoint_are_missing_when_the_source_begins_behind_it(tmp_path: Path):
-    offset = {"reservoirId": TABLE_ID, "reservoirVersion": 3, "index": -1}
-    old = checkpoint(tmp_path, {"t": {"0": 30}}, offset)
-    kept = PaperTopics({"t": {"0": 30}}, {"t": {"0": 40}})
-    assert lost_after([kept, PaperTable()], old, [], 0) == ()
-    expired = PaperTopics({"t": {"0": 34, "1": 2}}, {"t": {"0": 40, "1": 9}})  # one is new
-    cleaned = PaperTable()
-    cleaned._times = lambda: {5: 0, 6: 0}  # type: ignore[method-assign]
-    lost = {each.unit: each.missing for each in lost_after([expired, cleaned], old, [], 0)}
-    assert lost == {
-        "offsets": "6 offsets after its checkpoint",
-        "versions": "2 versions after its checkpoint",
-    }
-
-
-def test_files_after_an_old_checkpoint_are_missing_when_they_were_read_and_deleted(tmp_path: Path):
-    here = tmp_path / "c.json"
-    here.touch()
-    first, gone = str(tmp_path / "a.json"), str(tmp_path / "b.json")
-    old = checkpoint(tmp_path / "old", {}, files={first: 10})
-    later = [checkpoint(tmp_path / "new", {}, files={first: 10, gone: 20, here.as_uri(): 30})]
-    (lost,) = lost_after([PaperFolder()], old, later, 0)
-    assert lost.missing == f"1 file(s) after its checkpoint no longer exist, such as {gone}"
-    (tmp_path / "b.json").touch()
-    assert lost_after([PaperFolder()], old, later, 0) == ()

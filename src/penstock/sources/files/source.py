@@ -298,14 +298,6 @@ class FileStream(OpenedSource):
             )
         return position, report.history(missing)
 
-    def lost_after(self, old: Checkpoint, later: Sequence[Checkpoint], now_ms: int) -> str:
-        files, known = StorageFiles(self._spark), _taken_by([old])
-        new = [path for path in _taken_by(later) if path not in known]
-        gone = [path for path in new if not files.exists(_file_of(path))]
-        if not gone:
-            return ""
-        return f"{len(gone):,} file(s) after its checkpoint no longer exist, such as {gone[0]}"
-
 
 def options_at(options: Mapping[str, str], position: Position, *, times: bool) -> dict[str, str]:
     """The options with the times and names of a range."""
