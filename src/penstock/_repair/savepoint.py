@@ -180,22 +180,24 @@ def unread_versions(
 
     Rows that a version removes are only for a flow that reads the change data feed.
     """
-    counts: dict[bool, int | None] = {
-        of_changes: PendingVersions(pipeline.spark, of_changes=of_changes).measure(
-            table.path, offset, last
-        )["versions"]
-        for of_changes in (False, True)
-    }
-    if counts[False] == counts[True]:
-        return counts[False]
-    return counts[
-        any(
-            isinstance(source, DeltaStream)
-            and source.path == path_key(table.path)
-            and source.on_replacement == "changes"
-            for source in pipeline.query(node)[1]
-        )
-    ]
+
+    def count(*, of_changes: bool) -> int | None:
+        pending = PendingVersions(pipeline.spark, of_changes=of_changes)
+        versions: int | None = pending.measure(table.path, offset, last)["versions"]
+        return versions
+
+    changed = count(of_changes=True)
+    if not changed:
+        return changed
+    added = count(of_changes=False)
+    # The query is evaluated only where it makes a difference.
+    reads_changes = changed != added and any(
+        isinstance(source, DeltaStream)
+        and source.path == path_key(table.path)
+        and source.on_replacement == "changes"
+        for source in pipeline.query(node)[1]
+    )
+    return changed if reads_changes else added
 
 
 def _not_possible(node: FlowNode, reason: str, hint: str) -> PlanError:
