@@ -256,13 +256,18 @@ def test_rows_go_where_they_were_decided_to_go_when_the_rules_were_removed(
     assert result.rules["positive"].failed == 10
 
 
+@pytest.mark.parametrize("point", ["after_decision", "after_quarantine_commit"])
 def test_decided_rows_stay_out_of_a_dataset_that_has_the_name_of_the_quarantine_now(
-    spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    interrupted(harness, harness.prepare(spark.range(100), RULES), monkeypatch, "after_decision")
+    interrupted(harness, harness.prepare(spark.range(100), RULES), monkeypatch, point)
     harness.split = None
     # As `PipelineTables.quarantine` names it then.
     off = TableRef(f"{harness.quarantine.path}_off", "orders_quarantine")
+    if point == "after_quarantine_commit":
+        with pytest.raises(CheckpointError, match="does not exist any more"):
+            harness.writer(quarantine=off).write(spark.range(100), 0)
+        return
     result = harness.writer(quarantine=off).write(spark.range(100), 0)
     assert (harness.rows().count(), harness.bad().count()) == (100, 0)
     assert (result.rows_written, result.rows_quarantined) == (100, 0)

@@ -10,7 +10,7 @@ from writer_harness import Harness
 
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.read.live_files import LiveFiles
-from penstock._tables.read.log_scan import append_only_start, last_batch
+from penstock._tables.read.log_scan import append_only_start, keeps_rows, last_batch
 from penstock._tables.write.create import reset_table
 from penstock._tables.write.prepare import prepare_table
 from penstock._tables.write.table_spec import TableSpec
@@ -97,7 +97,13 @@ def test_nothing_is_said_when_the_log_is_too_long_or_gone(spark: SparkSession, l
     assert log.live() == log.deltas_live()
     assert log.start() == 0
     version = log.version
-    (log.harness.root / "orders" / "_delta_log" / f"{0:020d}.json").unlink()
+    folder = log.harness.root / "orders" / "_delta_log"
+    with (folder / f"{version:020d}.json").open("r+") as commit:
+        commit.truncate(30)  # torn within its first action
+    for scan in (append_only_start, lambda *of: keeps_rows(*of[:2], version - 1, version)):
+        with pytest.raises(json.JSONDecodeError):
+            scan(log.delta, log.path, version)
+    (folder / f"{0:020d}.json").unlink()
     assert append_only_start(log.delta, log.path, version) is None
 
 

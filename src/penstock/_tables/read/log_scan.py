@@ -72,7 +72,7 @@ def append_only_start(
     shape: tuple[str, ...] | None = None
     live: set[tuple[str, str]] = set()
     for at in range(version + 1):
-        lines = delta.commit_lines(path, at)
+        lines = _lines(delta, path, at)
         if lines is None:
             return None
         new_shape = _shape(lines) or shape
@@ -116,7 +116,7 @@ def keeps_rows(delta: DeltaJvm, path: str, since: int, version: int) -> bool:
     if not since <= version <= since + _WHOLE:
         return False
     for at in range(version, since, -1):
-        lines = delta.commit_lines(path, at)
+        lines = _lines(delta, path, at)
         if lines is None or any(actions_of(lines, "metaData")):
             return False
         files = [*actions_of(lines, "add"), *actions_of(lines, "remove")]
@@ -151,6 +151,14 @@ def file_identity(file: Mapping[str, Any]) -> tuple[str, str]:
     """Path and deletion vector of a file in an action."""
     vector = file.get("deletionVector")
     return file["path"], json.dumps(vector, sort_keys=True) if vector else ""
+
+
+def _lines(delta: DeltaJvm, path: str, version: int) -> list[str] | None:
+    """The lines of a commit; `None` if it was deleted; `ValueError` if its end is missing."""
+    lines = delta.commit_lines(path, version)
+    if lines:
+        json.loads(lines[-1])
+    return lines
 
 
 def _shape(lines: list[str]) -> tuple[str, ...] | None:

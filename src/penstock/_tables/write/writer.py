@@ -20,7 +20,7 @@ from penstock._tables.commit_note import QUARANTINE, TARGET, CommitNote
 from penstock._tables.commits import CommitResult, RuleCounts
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.kill_points import is_switched_off, kill_point
-from penstock._tables.layout import TableRef
+from penstock._tables.layout import QUARANTINE_SUFFIX, TableRef
 from penstock._tables.write.decision import BatchDecision, DecisionFile, QuarantineFiles
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.kept import release
@@ -301,7 +301,12 @@ class FlowWriter:
             problem = "some of its files were deleted since"
         if not problem:
             return decision
-        if not self._is_partly_committed(decision, table if exists else None):
+        if not exists:
+            # Only looked at: another dataset may have its name now.
+            path = f"{self._target.ref.path}{QUARANTINE_SUFFIX}"
+            former = FencedTable(self._delta, TableRef(path, path), self._app_id)
+            table = former if self._delta.version(path) >= 0 else None
+        if not self._is_partly_committed(decision, table):
             return None  # no table has a part of it: the rules can be applied again
         raise CheckpointError(
             "BATCH_UNFINISHED",
