@@ -18,7 +18,7 @@ from penstock._local.download import (
     is_intact,
     sha256_of,
 )
-from penstock._local.lock import Jar, cache_directory, load_lock
+from penstock._local.lock import Jar, JarLock, cache_directory, load_lock
 from penstock._local.repository import Repository, find_repository
 from penstock.errors import SetupError
 
@@ -67,13 +67,13 @@ class SyncResult:
     fetched_bytes: int
 
 
-def class_path(sets: Iterable[str]) -> list[Path]:
+def class_path(sets: Iterable[str], *, lock: JarLock | None = None) -> list[Path]:
     """The jars of some sets in the order of the lock, after a check of their sizes.
 
     With the set `delta` come the Java classes of Penstock. The sets of Spark and of the broker have
     different class paths: a `ValueError` if they are combined.
     """
-    root, selected = cache_directory(), load_lock().select(sets)
+    root, selected = cache_directory(), (lock or load_lock()).select(sets)
     if len({jar_set.folder for jar_set in selected}) > 1:
         raise ValueError("the broker's jars must not stand on one class path with Spark's")
     missing = [
@@ -115,16 +115,17 @@ def sync(
     repository: str | None = None,
     from_dir: Path | None = None,
     progress: Callable[[SyncProgress], None] | None = None,
+    lock: JarLock | None = None,
 ) -> SyncResult:
     """Download missing jars and replace damaged ones.
 
     Parallel, resumable, atomic per file; several processes may do it at once. Without missing jars,
     no network is used. Jars in Maven's local repository are copied from there if they are as
     locked. `from_dir` is a flat folder or one laid out like a repository, used instead of the
-    network; `progress` is called from several threads, one at a time.
+    network; `progress` is called from several threads, one at a time. `lock` replaces Penstock's.
     """
     root = cache_directory()
-    jars = [jar for jar_set in load_lock().select(sets) for jar in jar_set.jars]
+    jars = [jar for jar_set in (lock or load_lock()).select(sets) for jar in jar_set.jars]
     missing = [jar for jar in jars if not is_intact(jar, jar.path(root))]
     if missing:
         _prepare(root, missing)
