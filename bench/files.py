@@ -66,7 +66,7 @@ def auto_loader(spark: Any, kind: str, folder: Path, memory: Path) -> Any:
 
     source = open_source(
         spark,
-        path=str(folder / kind),
+        paths=[str(folder / kind)],
         options={"format": kind, "header": "true", "rescuedDataColumn": "_rescued_data"},
         schema=SCHEMA,
         streaming=False,
