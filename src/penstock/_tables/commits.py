@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _FORMAT = 1
-_ACTION = re.compile(r'\s*\{\s*"(\w+)"')  # a writer may put spaces between
+_ACTION = re.compile(r'\s*\{\s*"(\w+)"')  # other writers may add spaces
 # Keys of counts that are left out when they are 0.
 _OPTIONAL = {"rows_deleted": "deleted", "rows_late": "late", "rows_duplicate": "duplicate"}
 

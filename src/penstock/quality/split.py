@@ -234,7 +234,7 @@ def _any(conditions: Sequence[Column]) -> Column:
 def _names(rules: Sequence[str], broken: dict[str, Column]) -> Column:
     """Names of the broken ones of these rules, at least one.
 
-    Not `array_compact`: Spark does not compile it, nor then the rest of the query's last step.
+    Not `array_compact`: it has no generated code, and excludes the whole projection from it.
     """
     names = F.concat_ws(_BETWEEN_NAMES, *[F.when(broken[name], F.lit(name)) for name in rules])
     return F.split(names, _BETWEEN_NAMES)

@@ -302,7 +302,7 @@ class FlowWriter:
         if not problem:
             return decision
         if not exists:
-            # Only looked at: another dataset may have its name now.
+            # Read only, never written: it may be another dataset now.
             path = f"{self._target.ref.path}{QUARANTINE_SUFFIX}"
             former = FencedTable(self._delta, TableRef(path, path), self._app_id)
             table = former if self._delta.version(path) >= 0 else None
