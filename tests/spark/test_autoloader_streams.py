@@ -79,6 +79,8 @@ def test_files_before_the_first_start_are_left_out_for_ever_when_asked(stream):
     files.put("old.json", '{"id":1}\n')
     files._open()  # a start that ends before its first batch decides nothing
     files.options = {**TYPED, "cloudFiles.includeExistingFiles": "false"}
+    files._open()  # one with this option decides it: what comes later has no effect
+    files.options = TYPED
     assert files.run() == []
     late = files.put("copied with its old time.json", '{"id":2}\n')
     os.utime(late, (1_000_000_000, 1_000_000_000))

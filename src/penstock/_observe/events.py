@@ -235,6 +235,7 @@ class RolledUp:
 
     events: int = 1
     batches: int = 0
+    rule_batches: int | None = None
     first_batch_id: int | None = None
     since: str | None = None
     first_table_version: int | None = None

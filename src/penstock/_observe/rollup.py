@@ -19,6 +19,7 @@ from penstock._observe.events import (
     RolledUp,
     StreamProgress,
 )
+from penstock._observe.rule_counts import rule_batches
 from penstock._observe.spark_progress import dropped_by_watermark, durations_of
 from penstock._observe.state import BATCH_BUCKETS, bucket_of
 
@@ -129,6 +130,7 @@ class Counts:
         self.rolled = RolledUp(
             events=before.events + rolled.events,
             batches=before.batches + rolled.batches,
+            rule_batches=((before.rule_batches or 0) + rule_batches(body)) or None,
             first_batch_id=first,
             since=before.since or rolled.since or recorded.line["timestamp"],
             first_table_version=first_version,

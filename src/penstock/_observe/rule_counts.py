@@ -12,15 +12,26 @@ def rule_counts(event: Event) -> Iterator[dict[str, Any]]:
     if not isinstance(event.body, FlowProgress):
         return
     origin, body = event.origin, event.body
+    batches = rule_batches(body)
     for counts in body.expectations:
         yield {
             "timestamp": time_text(event.timestamp),
             "update_id": origin.update_id or None,
             "flow": origin.flow_name or None,
             "batch_id": origin.batch_id,
-            "batches": 1 if body.rolled_up is None else body.rolled_up.batches,
+            "batches": batches,
             "dataset": counts.dataset,
             "rule": counts.name,
             "passed": counts.passed_records,
             "failed": counts.failed_records,
         }
+
+
+def rule_batches(body: FlowProgress) -> int:
+    """The number of batches whose counts of rules the event has."""
+    rolled = body.rolled_up
+    if rolled is None:
+        return int(bool(body.expectations))
+    if rolled.rule_batches is None:  # written before there was this field
+        return rolled.batches if body.expectations else 0
+    return rolled.rule_batches

@@ -385,7 +385,7 @@ def _raw(
 def _conditions(opened: OpenedFiles, *, streaming: bool) -> Iterator[str]:
     options, left_out = opened.options, opened.quarantined
     # Files that are searched by name are left out before a batch has them.
-    if streaming and not options.include_existing and not opened.skips_existing:
+    if streaming and not opened.skips_existing:
         left_out |= set(opened.existing)
     if left_out:
         yield without_files(left_out)
