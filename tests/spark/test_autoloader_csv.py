@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 from file_stream import FileStream, rescued
+from pyspark.sql.functions import udf
 
 from penstock._formats import csv_rows
+from penstock._spark.plans import is_deterministic
 from penstock.errors import FlowError
+from penstock.sources.files.opening import read_source
 
 pytestmark = pytest.mark.spark
 
@@ -35,6 +38,13 @@ def first(spark, tmp_path_factory: pytest.TempPathFactory) -> FileStream:
 
 def found(rows) -> list[tuple]:
     return [(*(row[name] for name in ("id", "name", "amount")), rescued(row)) for row in rows]
+
+
+def test_a_csv_source_counts_as_deterministic_and_a_function_of_its_rows_may_not(first):
+    df = read_source(first._open(), streaming=True)
+    assert is_deterministic(df.where("id > 1"))
+    assert not is_deterministic(df.selectExpr("id", "uuid() AS name"))
+    assert not is_deterministic(df.select(udf(str).asNondeterministic()("id")))
 
 
 @pytest.mark.timeout(60)

@@ -6,6 +6,7 @@ each update here numbers everything anew, as processes do that set flows up in a
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from update_project import Project
 
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
-from penstock._spark.plans import has_state
+from penstock._spark.plans import has_state, query_text
 from penstock._tables.write.assignment import assigned
 from penstock._tables.write.table_spec import parse_schema, table_state
 from penstock._update import UpdateOptions, plan_update
@@ -302,6 +303,30 @@ def test_a_value_that_does_not_fit_its_declared_type_fails_whatever_the_ansi_mod
             ).collect()
     finally:
         spark.conf.set("spark.sql.ansi.enabled", "true")
+
+
+def test_operands_are_in_the_order_of_their_text_and_not_of_hash_codes(spark):
+    df = spark.range(1).selectExpr("id AS a", "id AS b", "id AS c", "CAST(id AS STRING) AS s")
+
+    def line(condition: str) -> str:
+        return query_text(df.where(condition)).partition("\n")[0]
+
+    # Spark's hash codes of classes and of evaluators, such as that of to_json, are of one process.
+    groups = [f"(a = {n} OR b = {n} OR c = {n})" for n in range(8)]
+    text = line(" AND ".join(groups))
+    assert [int(n) for n in re.findall(r"cast\((\d) as bigint\)", text)] == [
+        n for n in range(8) for _ in range(3)
+    ]
+    assert text == line(" AND ".join(reversed(groups)))
+    for n in range(8):
+        text = line(f"s = to_json(named_struct('x', a + {n}))")
+        assert "= none#" in text
+        assert text == line(f"to_json(named_struct('x', {n} + a)) = s")
+        text = line(f"to_json(named_struct('x', {n})) > to_json(array(b))")
+        assert text == line(f"to_json(array(b)) < to_json(named_struct('x', {n}))")
+        assert text.index("evaluate(array") < text.index("evaluate(named_struct")
+    assert line("a IN (9, 7, 8, 5)") == line("a IN (5, 8, 9, 7)")
+    assert line("a > 1") != line("a < 1")
 
 
 def test_properties_that_only_tune_databricks_are_left_out_with_one_note(project):

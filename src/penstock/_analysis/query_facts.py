@@ -9,7 +9,13 @@ from pyspark.sql import DataFrame
 from penstock._analysis.late_rows import is_watermarked
 from penstock._analysis.state_growth import growing_sides, join_as_run
 from penstock._model.query_facts import QueryFacts, StateFacts, StateKind
-from penstock._spark.plans import analyzed, kind_of, shown_expression, walk
+from penstock._spark.plans import (
+    analyzed,
+    is_deterministic,
+    kind_of,
+    shown_expression,
+    walk,
+)
 from penstock._tables.jvm import iterate
 
 _NONDETERMINISTIC = re.compile(
@@ -73,7 +79,7 @@ class _Reader:
     def facts(self) -> QueryFacts:
         text = "\n".join([*self._texts, *(sql for _, sql in self._derived.values())])
         nondeterministic = _names(_NONDETERMINISTIC, text)
-        if not nondeterministic and not self.plan.deterministic():
+        if not nondeterministic and not is_deterministic(self._df):
             nondeterministic = ("a function that is declared as not deterministic",)
         result = set()
         for attribute in iterate(self.plan.output()):

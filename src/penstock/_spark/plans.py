@@ -194,7 +194,8 @@ def query_text(df: DataFrame) -> str:
 
     Canonical plans number attributes by position and forget names, so the schema is part of it.
     """
-    text = stable_plan(whole_text(analyzed(df).canonicalized()))
+    jvm: Any = df.sparkSession._jvm
+    text = stable_plan(whole_text(jvm.penstock.delta.PlanText.canonical(analyzed(df))))
     # A Delta relation has the version of its analysis; versions are compared separately.
     return re.sub(r"version=\d+", "version", text) + df.schema.json()
 
@@ -206,6 +207,12 @@ def whole_text(plan: Any) -> str:
         return str(plan.treeString(*arguments, False))
     except Py4JError:  # a Spark version without `printOutputColumns`
         return str(plan.treeString(*arguments))
+
+
+def is_deterministic(df: DataFrame) -> bool:
+    """Whether a query has the same result for the same rows of its sources."""
+    jvm: Any = df.sparkSession._jvm
+    return bool(jvm.penstock.delta.PlanText.isDeterministic(analyzed(df)))
 
 
 def runs_python(df: DataFrame) -> bool:
@@ -250,7 +257,7 @@ def batch_sources(df: DataFrame) -> BatchSources:
     plan = analyzed(df)
     versions: dict[str, str] = {}
     unversioned: str | None = None
-    if is_changing(query_text(df)) or not plan.deterministic():
+    if is_changing(query_text(df)) or not is_deterministic(df):
         unversioned = "its result is not deterministic"
     for leaf in _leaves(plan):
         kind = kind_of(leaf)

@@ -48,6 +48,7 @@ def test_jar_names_the_sources_that_it_was_built_from() -> None:
         "penstock/delta/ParquetParts",
         "penstock/delta/PartialAggregates",
         "penstock/delta/PlanParts",
+        "penstock/delta/PlanText",
         "penstock/delta/QueryChanges",
         "penstock/delta/Restore",
         "penstock/delta/RowOrder",

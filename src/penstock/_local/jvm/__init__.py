@@ -12,7 +12,7 @@ with its tables, by a `NormalPlan`: `TableChanges` of each table, `LinearChanges
 `PartialAggregates`, and `AffectedKeys` of `KeyColumns`. `Checkpoints` writes checkpoints of tables
 beside the batches, and `Restore` restores an earlier version. `JsonRecords` and `CsvRecords` parse
 lines of files, each a `RowFunction`, and know whether the columns hold all of a line; what is
-missing is found by an `Interpreted` expression.
+missing is found by an `Interpreted` expression. `PlanText` makes the text of a query comparable.
 """
 
 from pathlib import Path

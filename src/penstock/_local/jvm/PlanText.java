@@ -1,0 +1,104 @@
+package penstock.delta;
+
+import java.util.ArrayList;
+import java.util.Comparator;
+import java.util.List;
+import java.util.regex.Pattern;
+import org.apache.spark.sql.catalyst.expressions.CommutativeExpression;
+import org.apache.spark.sql.catalyst.expressions.EqualNullSafe;
+import org.apache.spark.sql.catalyst.expressions.EqualTo;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.GreaterThan;
+import org.apache.spark.sql.catalyst.expressions.GreaterThanOrEqual;
+import org.apache.spark.sql.catalyst.expressions.In;
+import org.apache.spark.sql.catalyst.expressions.LessThan;
+import org.apache.spark.sql.catalyst.expressions.LessThanOrEqual;
+import org.apache.spark.sql.catalyst.expressions.MultiCommutativeOp;
+import org.apache.spark.sql.catalyst.expressions.PlanExpression;
+import org.apache.spark.sql.catalyst.expressions.objects.Invoke;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.types.ObjectType;
+
+/** The text of a query, which is the same in every process. */
+public final class PlanText {
+  private static final Pattern IDENTITY = Pattern.compile("@[0-9a-f]{1,8}\\b");
+
+  private PlanText() {}
+
+  /**
+   * A canonical plan. Spark orders the operands of {@code AND}, {@code =} and others by their hash
+   * codes, and those of classes and of other objects of Java differ between processes. Here they
+   * are ordered by their text.
+   */
+  public static LogicalPlan canonical(LogicalPlan plan) {
+    return ordered(plan.canonicalized());
+  }
+
+  /** Whether each evaluation has the same result; Penstock's parsers of files count as such. */
+  public static boolean isDeterministic(LogicalPlan plan) {
+    return plan.deterministic()
+        || PlanParts.list(plan.expressions()).stream().allMatch(PlanText::isDeterministic)
+            && PlanParts.list(plan.children()).stream().allMatch(PlanText::isDeterministic);
+  }
+
+  private static boolean isDeterministic(Expression expression) {
+    if (expression.deterministic() || isParser(expression)) {
+      return true;
+    }
+    List<Expression> parts = PlanParts.list(expression.children());
+    return parts.stream().anyMatch(part -> !part.deterministic())
+        && parts.stream().allMatch(PlanText::isDeterministic);
+  }
+
+  private static boolean isParser(Expression expression) {
+    return expression instanceof Invoke call
+        && call.targetObject().dataType() instanceof ObjectType type
+        && type.cls().getName().startsWith("penstock.formats.");
+  }
+
+  private static LogicalPlan ordered(LogicalPlan plan) {
+    LogicalPlan changed = plan.mapExpressions(PlanText::ordered);
+    return changed.mapChildren(PlanText::ordered);
+  }
+
+  private static Expression ordered(Expression expression) {
+    Expression node = expression.mapChildren(PlanText::ordered);
+    if (node instanceof PlanExpression<?> query && query.plan() instanceof LogicalPlan plan) {
+      @SuppressWarnings("unchecked")
+      PlanExpression<LogicalPlan> typed = (PlanExpression<LogicalPlan>) query;
+      return typed.withNewPlan(ordered(plan));
+    }
+    List<Expression> parts = new ArrayList<>(PlanParts.list(node.children()));
+    if (node instanceof CommutativeExpression
+        || node instanceof MultiCommutativeOp
+        || node instanceof EqualTo
+        || node instanceof EqualNullSafe) {
+      parts.sort(Comparator.comparing(PlanText::text));
+      return node.withNewChildren(PlanParts.seq(parts));
+    } else if (node instanceof In) {
+      parts.subList(1, parts.size()).sort(Comparator.comparing(PlanText::text));
+      return node.withNewChildren(PlanParts.seq(parts));
+    } else if (parts.size() == 2 && text(parts.get(0)).compareTo(text(parts.get(1))) > 0) {
+      return turned(node, parts.get(1), parts.get(0));
+    }
+    return node;
+  }
+
+  /** The same comparison from right to left. */
+  private static Expression turned(Expression node, Expression left, Expression right) {
+    if (node instanceof GreaterThan) {
+      return new LessThan(left, right);
+    } else if (node instanceof LessThan) {
+      return new GreaterThan(left, right);
+    } else if (node instanceof GreaterThanOrEqual) {
+      return new LessThanOrEqual(left, right);
+    } else if (node instanceof LessThanOrEqual) {
+      return new GreaterThanOrEqual(left, right);
+    }
+    return node;
+  }
+
+  private static String text(Expression expression) {
+    return IDENTITY.matcher(expression.toString()).replaceAll("");
+  }
+}
