@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from py4j.java_gateway import JavaPackage
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame
 
@@ -194,8 +195,8 @@ def query_text(df: DataFrame) -> str:
 
     Canonical plans number attributes by position and forget names, so the schema is part of it.
     """
-    jvm: Any = df.sparkSession._jvm
-    text = stable_plan(whole_text(jvm.penstock.delta.PlanText.canonical(analyzed(df))))
+    plan, own = analyzed(df), _own_class(df)
+    text = stable_plan(whole_text(plan.canonicalized() if own is None else own.canonical(plan)))
     # A Delta relation has the version of its analysis; versions are compared separately.
     return re.sub(r"version=\d+", "version", text) + df.schema.json()
 
@@ -211,8 +212,15 @@ def whole_text(plan: Any) -> str:
 
 def is_deterministic(df: DataFrame) -> bool:
     """Whether a query has the same result for the same rows of its sources."""
+    plan, own = analyzed(df), _own_class(df)
+    return bool(plan.deterministic() if own is None else own.isDeterministic(plan))
+
+
+def _own_class(df: DataFrame) -> Any:
+    """`PlanText` of the JVM; `None` in a borrowed session without Penstock's Java classes."""
     jvm: Any = df.sparkSession._jvm
-    return bool(jvm.penstock.delta.PlanText.isDeterministic(analyzed(df)))
+    java_class = jvm.penstock.delta.PlanText
+    return None if isinstance(java_class, JavaPackage) else java_class
 
 
 def runs_python(df: DataFrame) -> bool:
