@@ -90,10 +90,13 @@ def _step_text(graph: DataflowGraph, step: RunStep, name: str) -> str:
             return f"flow {name}: {step.output_mode.value}, {_when(flow, step)}"
         case RunOnceFlow():
             return f"flow {name}: once"
-        case RefreshView(interval_seconds=None):
-            return "refresh: " + ("recompute" if step.full else "recompute if a source changed")
+        case RefreshView(full=True):
+            return "refresh: recompute"
         case RefreshView():
-            return f"refresh: if a source changed, checked every {step.interval_seconds:g} s"
+            policy = graph.datasets[step.target].declared.refresh_policy or "auto"
+            checked = step.interval_seconds
+            when = "" if checked is None else f", checked every {checked:g} s"
+            return f"refresh: if a source changed{when}, refresh policy {policy}"
 
 
 def _when(flow: Flow, step: RunStep) -> str:

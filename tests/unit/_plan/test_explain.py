@@ -59,7 +59,7 @@ def test_the_plan_is_a_tree_when_everything_runs(shop):
         "      | expect small: id < 10 [warn]",
         "      | columns: id long, lines array<struct<sku: string, tags: map<string, long>>>",
         "      totals [materialized view]",
-        "        | refresh: recompute if a source changed",
+        "        | refresh: if a source changed, refresh policy auto",
         "        | columns: n long",
         "      joined [streaming table]",
         "        | flow joined: update, everything available",
@@ -85,7 +85,9 @@ def test_the_tree_says_how_often_when_the_update_is_continuous(shop):
     lines = text_of(shop, continuous=True)
     assert lines[0] == "Plan: continuous update of 4 table(s)"
     assert "  | flow bronze: append, as rows arrive from kafka: orders" in lines
-    assert "        | refresh: if a source changed, checked every 10 s" in lines
+    assert (
+        "        | refresh: if a source changed, checked every 10 s, refresh policy auto" in lines
+    )
 
 
 def test_notes_come_last_when_a_table_keeps_its_rows(draft):
