@@ -6,6 +6,7 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.listener import StreamingQueryListener
 from update_project import Project
 
 from penstock._observe.events import UpdateState
@@ -225,15 +226,46 @@ def upserted():
         assert project.rows("grouped", "id", "amount", "note", "twice", key=str) == grouped
 
 
+class Started(StreamingQueryListener):
+    def __init__(self) -> None:
+        self.names: set[str | None] = set()
+
+    def onQueryStarted(self, event: Any) -> None:
+        self.names.add(event.name)
+
+    def onQueryProgress(self, event: Any) -> None: ...
+
+    def onQueryTerminated(self, event: Any) -> None: ...
+
+
 def test_jobs_of_other_code_continue_when_an_update_is_interrupted(project: Project, spark):
     slow = "reflect('java.lang.Thread', 'sleep', 100L) IS NOT NULL"
+    project.add("a.json", amounts(1))
     project.source(
         f"""
 @dp.materialized_view
 def endless():
     return spark.range(0, 3000, 1, 3000).where("{slow}")
+
+
+@dp.table
+def stream():
+    return rows().where("reflect('java.lang.Thread', 'sleep', 300000L) IS NOT NULL")
+
+
+@dp.temporary_view
+def changes():
+    return rows().where("reflect('java.lang.Thread', 'sleep', 300000L) IS NOT NULL")
+
+
+dp.create_streaming_table("filled")
+dp.create_auto_cdc_flow(
+    name="fill", target="filled", source="changes", keys=["id"], sequence_by="amount", once=True
+)
 """
     )
+    listener = Started()
+    spark.streams.addListener(listener)
     failures: list[Exception] = []
 
     def other_code() -> None:
@@ -246,10 +278,10 @@ def endless():
 
     def interrupt(update: Any) -> None:
         pause = Event()
-        while len(tracker.getActiveJobsIds()) < 1:
+        while len(tracker.getActiveJobsIds()) < 3:
             pause.wait(0.1)
         other.start()
-        while len(tracker.getActiveJobsIds()) < 2:
+        while len(tracker.getActiveJobsIds()) < 4:
             pause.wait(0.1)
         update.request_stop()
         update.request_stop()
@@ -259,5 +291,7 @@ def endless():
     )
     assert result.state is UpdateState.CANCELED
     other.join(60)
+    spark.streams.removeListener(listener)
     assert not failures
     assert not tracker.getActiveJobsIds()
+    assert listener.names == {"stream", "fill"}

@@ -126,6 +126,10 @@ class FlowQueries:
         # Data sources in Python are looked up in the active session of the thread.
         jvm: Any = self.spark._jvm
         jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(self.spark._jsparkSession)
+        # A query has a job group of its own, which `stop` cancels. Listeners in Python fail if it
+        # has job tags: PySpark's `QueryStartedEvent.fromJObject` takes them for Java objects.
+        context: Any = self.spark.sparkContext
+        context.removeJobTag(self.tag)
         # The query copies the session, with its confs, when it starts.
         with self.confs.applied(node):
             query: StreamingQuery = writer.start()
@@ -135,7 +139,7 @@ class FlowQueries:
     def translated(self, node: FlowNode, sources: Sequence[OpenedSource] = ()) -> Iterator[None]:
         """A step of the update: its jobs have the tag and the scheduler pool of the flow.
 
-        Exceptions become Penstock errors. A query that is started in it inherits both.
+        Exceptions become Penstock errors. A query that is started in it inherits the pool.
         """
         context: Any = self.spark.sparkContext
         try:

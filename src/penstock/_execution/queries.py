@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock._analysis.evaluation import Evaluator
 from penstock._analysis.table_sources import DeltaSource
@@ -56,6 +57,7 @@ class SparkEngine:
         self._maintenance: MaintenanceThread | None = None
         self._compacts_at_end = False
         self._is_cancelled = False
+        self._once: set[StreamingQuery] = set()
 
     def maintain(self, datasets: Collection[str], settings: MaintenanceSettings) -> None:
         """Maintain the tables of some datasets from now on."""
@@ -178,11 +180,15 @@ class SparkEngine:
         stream: Any = writer.df.writeStream.foreachBatch(on_batch).queryName(flow)
         stream = stream.option("checkpointLocation", checkpoint).trigger(availableNow=True)
         query = self._queries.start(stream, node)
+        self._once.add(query)
         try:
             query.awaitTermination()
         finally:
+            self._once.discard(query)
             query.stop()
 
     def cancel(self) -> None:
         self._is_cancelled = True
         self._spark.sparkContext.cancelJobsWithTag(self._queries.tag)
+        for query in list(self._once):
+            query.stop()
