@@ -120,8 +120,15 @@ SMALL_QUERIES = {
 
 
 @pytest.fixture(scope="session")
+def query_settings(request: pytest.FixtureRequest) -> dict[str, str]:
+    return SMALL_QUERIES if request.config.option.markexpr == "not long" else {}
+
+
+@pytest.fixture(scope="session")
 def spark(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    query_settings: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> "Iterator[SparkSession]":
     """One session for all Spark tests, built as a pipeline builds its own."""
     from penstock._spark.call_sites import own_columns
@@ -133,10 +140,7 @@ def spark(
             app_name="penstock-tests",
             storage_root=root.as_uri(),
             master="local[2]",
-            configuration={
-                "spark.driver.memory": "3g",
-                **(SMALL_QUERIES if request.config.option.markexpr == "not long" else {}),
-            },
+            configuration={"spark.driver.memory": "3g", **query_settings},
             jars=spark_jars(),
             log_file=str(root / "spark.log"),
             # Hundreds of tests use the session, so the optimizing compiler that `.ci/test` switches

@@ -53,6 +53,24 @@ POINTS = (
     ("after_state_commit", "customers"),
     ("after_target_commit", "totals"),
 )
+# Kills the process when all flows are between their two commits.
+PROGRAM = """\
+import os, signal, threading
+from penstock._cli.main import main
+from penstock._tables.kill_points import step_callback
+
+points = {points}
+barrier = threading.Barrier(len(points), lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def at_step(point, flow, batch_id):
+    if (point, flow, batch_id) in points:
+        barrier.wait(150)
+
+
+with step_callback(at_step):
+    main(["run"])
+"""
 
 
 def add(folder: Path, name: str, rows: list[tuple[int, float]]) -> None:
@@ -70,16 +88,16 @@ def rows(folder: Path, table: str, *columns: str) -> list[tuple[object, ...]]:
     return sorted((tuple(row[c] for c in columns) for row in listed), key=repr)
 
 
-def run_and_die(folder: Path, point: str, flow: str) -> None:
-    """`penstock run` of one flow in a process, and the end of its JVM, which shares the lease."""
+def run_and_die(folder: Path) -> None:
+    """`penstock run` in a process, and the end of its JVM, which shares the lease."""
+    program = PROGRAM.format(points=[(*point, 0) for point in POINTS])
     with (folder / "killed.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "penstock", "run", "--refresh", flow],
+            [sys.executable, "-c", program],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PENSTOCK_KILL_AT": f"{point}:{flow}:0"},
             start_new_session=True,
         )
     try:
@@ -94,8 +112,7 @@ def test_no_row_is_lost_or_duplicated_when_killed_between_two_commits(
 ) -> None:
     (tmp_path / "shop.py").write_text(SOURCE, encoding="utf-8")
     add(tmp_path, "a.json", [(0, 5.0), (1, -1.0), (2, 3.0)])
-    for point, flow in POINTS:
-        run_and_die(tmp_path, point, flow)
+    run_and_die(tmp_path)
     assert rows(tmp_path, "orders_quarantine", "id") == [(1,)]
     assert rows(tmp_path, "orders", "id") == []
     assert rows(tmp_path, "customers", "id") == []

@@ -38,9 +38,10 @@ def install_wheel(folder: Path, *options: str) -> Path:
         cwd=REPOSITORY,
     )
     (wheel,) = (folder / "dist").glob("*.whl")
-    command(sys.executable, "-m", "venv", folder / "env", cwd=folder)
+    command(sys.executable, "-m", "venv", "--without-pip", folder / "env", cwd=folder)
     commands = folder / "env/bin"
-    command(commands / "python", "-m", "pip", "install", "--quiet", *options, wheel, cwd=folder)
+    pip = (sys.executable, "-m", "pip", "--python", commands / "python")
+    command(*pip, "install", "--quiet", *options, wheel, cwd=folder)
     return commands
 
 

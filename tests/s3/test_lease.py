@@ -45,8 +45,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Double]:
 
 
 @pytest.fixture(scope="module")
-def session(server: S3Double) -> Iterator[StoreSession]:
-    made = StoreSession("s3", settings_of(server.port), STORAGE)
+def session(server: S3Double, query_settings: dict[str, str]) -> Iterator[StoreSession]:
+    made = StoreSession("s3", {**settings_of(server.port), **query_settings}, STORAGE)
     yield made
     made.stop()
 

@@ -38,8 +38,8 @@ def proxy(server: S3Double) -> Iterator[FaultyProxy]:
 
 
 @pytest.fixture(scope="module")
-def session(proxy: FaultyProxy) -> Iterator[StoreSession]:
-    made = StoreSession("s3", settings_of(proxy.port), STORAGE)
+def session(proxy: FaultyProxy, query_settings: dict[str, str]) -> Iterator[StoreSession]:
+    made = StoreSession("s3", {**settings_of(proxy.port), **query_settings}, STORAGE)
     yield made
     made.stop()
 

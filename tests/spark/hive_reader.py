@@ -1,6 +1,6 @@
 """Another engine: plain Spark with a Hive metastore, nothing of Penstock; prints JSON.
 
-python hive_reader.py JARS KEY=VALUE... -- TABLE...   rows and description of each table
+python hive_reader.py JARS KEY=VALUE... -- TABLE...   rows of tables, and all about the first
 """
 
 import json
@@ -11,6 +11,10 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 
+def rows(spark: SparkSession, name: str) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row) for row in spark.table(name).collect())
+
+
 def described(spark: SparkSession, name: str) -> dict[str, Any]:
     details = {
         row.col_name: row.data_type for row in spark.sql(f"DESCRIBE EXTENDED {name}").collect()
@@ -18,7 +22,7 @@ def described(spark: SparkSession, name: str) -> dict[str, Any]:
     columns = spark.catalog.listColumns(name)
     properties = spark.sql(f"SHOW TBLPROPERTIES {name}").collect()
     return {
-        "rows": sorted(tuple(row) for row in spark.table(name).collect()),
+        "rows": rows(spark, name),
         "columns": {column.name: column.description for column in columns},
         "comment": details.get("Comment"),
         "location": details["Location"],
@@ -34,6 +38,8 @@ def main() -> None:
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
             "spark.sql.shuffle.partitions": "1",
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
             "spark.databricks.delta.snapshotPartitions": "1",
             "spark.driver.extraClassPath": jars,
             "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -43,8 +49,8 @@ def main() -> None:
     )
     spark = builder.enableHiveSupport().getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
-    found = {name: described(spark, name) for name in rest[at + 1 :]}
-    found["tables"] = sorted(table.name for table in spark.catalog.listTables("default"))
+    first, *others = rest[at + 1 :]
+    found = {first: described(spark, first), **{name: rows(spark, name) for name in others}}
     print(json.dumps(found), flush=True)
     spark.stop()
     os._exit(0)

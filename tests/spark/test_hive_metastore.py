@@ -88,8 +88,8 @@ def test_another_engine_reads_the_tables_by_name(updates: tuple[Path, dict[str, 
     assert (orders["comment"], orders["columns"]["id"]) == ("all orders", "number")
     assert orders["properties"]["team"] == "sales"
     assert "valid_id" in orders["properties"]["penstock.expectations"]
-    assert [row[0] for row in found["default.orders_quarantine"]["rows"]] == [-1]
-    assert [row[0] for row in found["default.states"]["rows"]] == [1, 2]
+    assert [row[0] for row in found["default.orders_quarantine"]] == [-1]
+    assert [row[0] for row in found["default.states"]] == [1, 2]
     # What has no client for the metastore reads the location that it has.
     location = orders["location"].removeprefix("file:")
     assert len(DeltaTable(location).to_pyarrow_table()) == 2

@@ -126,7 +126,7 @@ def test_table_equals_a_dictionary_after_random_batches(
         monkeypatch.setattr(FencedTable, "rows", None)
     draw = random.Random(f"{name} {way}")
     keyed, expected = Keyed(spark, harness, SHAPES[name], way), {}
-    for batch in range(6):
+    for batch in range(5):
         chosen = draw.sample(range(KEYS), draw.choice([1, 5, 20]))
         deletes = {n for n in chosen if draw.random() < 0.3}
         upserts = {n: batch * 1000 + n for n in chosen if n not in deletes}
@@ -145,9 +145,17 @@ def test_small_files_are_merged_when_many_batches_have_written_them(
     spark: SparkSession, harness: Harness
 ) -> None:
     keyed = Keyed(spark, harness, SHAPES["bigint"], Way.VECTORS)
-    expected: dict[int, int] = {}
-    for batch in range(18):
-        upserts = {batch % 7: batch, 100 + batch: batch}
+
+    def add_files(numbers: range) -> None:
+        rows = keyed.rows([(n, n) for n in numbers]).repartitionByRange(len(numbers), "number")
+        rows.write.format("delta").mode("append").save(harness.target.path)
+
+    keyed.replace({0: 0}, set())
+    add_files(range(1, 12))
+    assert len(keyed.files()) == 12
+    expected = {n: n for n in range(12)}
+    for batch in range(7):
+        upserts = {batch % 3: 10 + batch, 100 + batch: batch}
         keyed.replace(upserts, set())
         expected |= upserts
         assert len(keyed.files()) < 17
@@ -155,42 +163,45 @@ def test_small_files_are_merged_when_many_batches_have_written_them(
     assert keyed.content() == expected
     streamed = keyed.table = keyed.new_table(Way.VECTORS, is_streamed=True)
     before = len(keyed.files())
-    for batch in range(18):
-        keyed.replace({1000 + batch: batch}, set())
+    add_files(range(1000, 1016))
+    for batch in range(2):
+        keyed.replace({2000 + batch: batch}, set())
     assert len(keyed.files()) == before + 18
     assert streamed.table.live_files.size(keyed.delta.snapshot(harness.target.path)) == sum(
         file["size"] for file in keyed.files()
     )
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "INSERT INTO {t} SELECT 50, 5, 50",
-        "DELETE FROM {t} WHERE id = 2",
-        "OPTIMIZE {t}",
-    ],
-)
 def test_commit_conflicts_when_the_table_changes_after_the_search(
-    spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch, change: str
+    spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keyed = Keyed(spark, harness, SHAPES["bigint"], Way.VECTORS)
-    keyed.replace({1: 1, 2: 2}, set())
-    keyed.replace({3: 3}, set())
+    expected = {1: 1, 2: 2}
+    keyed.replace(expected, set())
     commit: Callable[..., int] = FencedTable.commit
+    for number, (change, effect) in enumerate(
+        (
+            ("INSERT INTO {t} SELECT 50, 5, 50", {50: 5}),
+            ("DELETE FROM {t} WHERE id = 2", {2: None}),
+            ("OPTIMIZE {t}", {}),
+        )
+    ):
+        keyed.replace({3: number}, set())
 
-    def interrupted(*args: Any, **options: Any) -> int:
-        monkeypatch.setattr(FencedTable, "commit", commit)
-        spark.sql(change.format(t=f"delta.`{harness.target.path}`"))
-        return commit(*args, **options)
+        def interrupted(*args: Any, change: str = change, **options: Any) -> int:
+            monkeypatch.setattr(FencedTable, "commit", commit)
+            spark.sql(change.format(t=f"delta.`{harness.target.path}`"))
+            return commit(*args, **options)
 
-    monkeypatch.setattr(FencedTable, "commit", interrupted)
-    with pytest.raises(Exception, match="DELTA_CONCURRENT"):
-        keyed.replace({1: 10, 3: 30}, set())
-    keyed.batch -= 1
-    keyed.replace({1: 10, 3: 30}, set())
-    deleted = {2: 2} if "DELETE" not in change else {}
-    assert keyed.content() == {1: 10, **deleted, 3: 30} | ({50: 5} if "INSERT" in change else {})
+        monkeypatch.setattr(FencedTable, "commit", interrupted)
+        upserts = {1: 10 + number, 3: 30 + number}
+        with pytest.raises(Exception, match="DELTA_CONCURRENT"):
+            keyed.replace(upserts, set())
+        keyed.batch -= 1
+        keyed.replace(upserts, set())
+        changed = {**expected, **effect, **upserts}
+        expected = {n: value for n, value in changed.items() if value is not None}
+        assert keyed.content() == expected
 
 
 def test_only_a_few_files_are_read_when_statistics_exclude_the_others(

@@ -174,8 +174,9 @@ def unmanaged():
 
 
 def test_tables_are_compacted_beside_flows_that_append_and_that_look_up_keys(
-    project: Project,
+    project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("penstock._execution.maintenance._LOOK_SECONDS", 1.0)
     (project.root / "penstock.yaml").write_text("maintenance: {min_small_files: 3}\n")
     project.source(
         """
