@@ -220,9 +220,11 @@ def test_rules_bind_upserts_only(spark: SparkSession, target: Target) -> None:
 def test_flow_fails_when_an_event_has_no_sequence_and_there_is_no_quarantine(
     spark: SparkSession, target: Target
 ) -> None:
-    for bad in ((1, None, "U", "x"), (None, 1, "U", "x")):
+    without: tuple[Any, ...] = (1, None, "U", "x")
+    nested = {"sequence_by": "struct(struct(seq, id) AS at, id)"}
+    for bad, more in ((without, {}), ((None, 1, "U", "x"), {}), (without, nested)):
         with pytest.raises(FlowError) as caught:
-            target.write(plain(spark, bad, (2, 1, "U", "y")), 0, quarantine=False)
+            target.write(plain(spark, bad, (2, 1, "U", "y")), 0, quarantine=False, **more)
         assert caught.value.condition == "CDC_EVENT_INVALID"
         assert "'f'" in caught.value.message
         assert not caught.value.retryable

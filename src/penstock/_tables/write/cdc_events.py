@@ -124,7 +124,7 @@ class EventShape(RowShape):
         return op
 
     def has_sequence(self) -> Column:
-        return as_column(self.spec.sequence_by).isNotNull()
+        return _is_set(as_column(self.spec.sequence_by), self.sequence)
 
     def has_key(self) -> Column:
         present = reduce(
@@ -206,6 +206,13 @@ def interval_fields(scd_type: ScdType, sequence: T.DataType) -> list[T.StructFie
 
 def as_column(expression: "str | Column") -> Column:
     return F.expr(expression) if isinstance(expression, str) else expression
+
+
+def _is_set(value: Column, kind: T.DataType) -> Column:
+    """Whether a value and, within structs, all of its fields are not NULL."""
+    fields = kind.fields if isinstance(kind, T.StructType) else []
+    nested = [_is_set(value.getField(field.name), field.dataType) for field in fields]
+    return reduce(Column.__and__, nested, value.isNotNull())
 
 
 # -- equality and digests of every type ---------------------------------------------------------
