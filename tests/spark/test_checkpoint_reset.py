@@ -188,3 +188,9 @@ def test_a_flow_begins_where_it_is_told_to(project: Project, capsys: Any):
     project.add("c.json", [_row(4)]).run(refresh=("bronze", "silver"))
     assert (_ids(project, "bronze"), _ids(project, "silver")) == ([1, 2, 3, 4], [1, 2, 3, 3, 4])
     _fill_once_whenever_it_dies(project)
+
+    # The totals without the row that is gone would replace those with it.
+    delta = project.path("bronze")
+    project.spark.sql(f"DELETE FROM delta.`{delta}` WHERE id = 1")
+    assert "(DELETE)" in (_reset(project, "totals", "earliest").refused or "")
+    assert _refused(project, "totals", "earliest") == "RESET_WOULD_DOUBLE"

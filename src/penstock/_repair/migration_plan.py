@@ -113,8 +113,8 @@ def check_flow(graph: DataflowGraph, settings: PipelineSettings, node: FlowNode)
         hint = f"each update recomputes it, or --full-refresh {node.flow.target} does"
     elif is_cdc(node.flow):
         reason = "its rows are made from change events, and the table has its own CDC state"
-        hint = f"`penstock checkpoint reset {name} --from earliest` applies all events again "
-        hint += f"without duplicates; --full-refresh {dataset.display} empties the table first"
+        hint = f"--full-refresh {dataset.display}, or `penstock checkpoint reset {name} --from "
+        hint += "earliest --truncate`, empties both and applies all events again"
     elif len(dataset.flows) > 1:
         others = ", ".join(other for other in dataset.flows if other != name)
         reason = f"{dataset.display} has rows of other flows ({others}), which would be deleted"

@@ -8,6 +8,7 @@ in the same file, and finished by the next update.
 """
 
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -17,12 +18,15 @@ from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.flow import OutputMode
 from penstock._model.pipeline import PipelineSettings
 from penstock._plan.settings import reset_allowed
+from penstock._repair.migration_plan import MigrationFacts
+from penstock._repair.migration_plan import why_refused as why_incomplete
 from penstock._repair.reading import pipeline_storage
 from penstock._tables.kill_points import kill_point
 from penstock._tables.read.checkpoint_files import Checkpoint, checkpoints, flow_records
 from penstock.errors import PlanError, SpecError
-from penstock.sources.base import StartPosition, StartReport
-from penstock.sources.flow import start_position
+from penstock.sources.base import StartKind, StartPosition, StartReport
+from penstock.sources.checkpoints import that_count
+from penstock.sources.flow import source_history, start_position
 
 MARKED, EMPTIED = "reset_marked", "reset_emptied"
 """Kill points of a reset that empties the table; it can be resumed after each."""
@@ -69,9 +73,15 @@ def reset_flow(
         now_ms = round(time.time() * 1000)
         position, reports = start_position(sources, start, [checkpoint], now_ms)
         effect = effect_on_target(pipeline.graph, node)
-        refused = None
+        refused, is_whole = None, start.kind is StartKind.EARLIEST
         if not (truncate or accept_duplicates):
-            refused = why_refused(effect, reports, is_whole=start.kind.value == "earliest")
+            lost = None
+            if effect == "recomputed" and is_whole:
+                facts = MigrationFacts(pipeline, node, pipeline.graph.datasets[node.target])
+                every = checkpoints(stored.settings, node.flow.name)
+                relevant = that_count(every, facts.replaced_at())
+                lost = why_incomplete(source_history(sources, start, relevant, now_ms)[1])
+            refused = why_refused(effect, reports, is_whole=is_whole, lost=lost)
         plan = ResetPlan(
             flow=node.flow.name,
             target=pipeline.target_name(node),
@@ -83,9 +93,16 @@ def reset_flow(
             effect=effect,
             truncates=truncate,
             refused=refused,
-            hint=ways_out(pipeline, node, effect),
+            hint=ways_out(pipeline, node, effect, is_whole=is_whole),
             steps=tuple(
-                map(stored.shown, _steps(checkpoint, start, reports, effect, truncate=truncate))
+                map(
+                    stored.shown,
+                    [
+                        *_steps(checkpoint, start, reports),
+                        *steps_of_target(pipeline, node, effect, truncate=truncate),
+                        "state (windows, joins, deduplication) starts empty",
+                    ],
+                )
             ),
         )
         if not execute:
@@ -113,10 +130,12 @@ def reset_would_double(node: FlowNode, reason: str, hint: str) -> PlanError:
     )
 
 
-def why_refused(effect: str, reports: tuple[StartReport, ...], *, is_whole: bool) -> str | None:
+def why_refused(
+    effect: str, reports: tuple[StartReport, ...], *, is_whole: bool, lost: str | None = None
+) -> str | None:
     """Why a reset needs an option of the user; `None` if it does not.
 
-    `is_whole`: all sources are read from their start.
+    `is_whole`: all sources are read from their start; `lost`: what they do not have any more.
     """
     if effect == "keyed":
         return None
@@ -127,7 +146,7 @@ def why_refused(effect: str, reports: tuple[StartReport, ...], *, is_whole: bool
         )
     if effect == "recomputed":
         if is_whole:
-            return None
+            return lost
         return (
             "its rows are computed from all rows of a key, and the start position skips some: the "
             "target would get wrong values"
@@ -144,7 +163,7 @@ def why_refused(effect: str, reports: tuple[StartReport, ...], *, is_whole: bool
     return None
 
 
-def ways_out(pipeline: OpenPipeline, node: FlowNode, effect: str) -> str:
+def ways_out(pipeline: OpenPipeline, node: FlowNode, effect: str, *, is_whole: bool) -> str:
     """Options of a reset that is refused otherwise."""
     ways = []
     with suppress(PlanError):
@@ -152,7 +171,7 @@ def ways_out(pipeline: OpenPipeline, node: FlowNode, effect: str) -> str:
         ways.append("--truncate empties the table first")
     if effect == "added":
         ways.append("--from latest reads nothing again")
-    elif effect == "recomputed":
+    elif effect == "recomputed" and not is_whole:
         ways.append("--from earliest reads all rows again")
     if effect == "refused":
         ways.append("--accept-duplicates, then empty the sink before the next update")
@@ -220,12 +239,7 @@ def effect_on_target(graph: DataflowGraph, node: FlowNode) -> str:
 
 
 def _steps(
-    checkpoint: Checkpoint,
-    start: StartPosition,
-    reports: tuple[StartReport, ...],
-    effect: str,
-    *,
-    truncate: bool,
+    checkpoint: Checkpoint, start: StartPosition, reports: tuple[StartReport, ...]
 ) -> list[str]:
     steps = [
         f"the checkpoint of epoch {checkpoint.epoch} (batch {checkpoint.last_finished}) is not "
@@ -240,12 +254,30 @@ def _steps(
         elif report.skipped is None:
             text += "; older ones that were not read yet are skipped"
         steps.append(text)
+    return steps
+
+
+def steps_of_target(
+    pipeline: OpenPipeline, node: FlowNode, effect: str, *, truncate: bool
+) -> Iterator[str]:
+    """What happens to the rows of the target, one sentence each."""
+    if truncate:
+        yield "its table and quarantine are emptied first"
+        return
+    is_complete = node.analysis.output_mode is OutputMode.COMPLETE
     effects = {
         "keyed": "the target identifies rows by their key: repeated rows are not duplicated",
         "refused": "its sink refuses rows of the new checkpoint until it is emptied",
-        "recomputed": "the target gets the recomputed values, by key",
+        "recomputed": "the target gets the recomputed values"
+        + ("" if is_complete else ", by key; rows of keys that no longer occur stay"),
         "added": "the rows in its target stay, and repeated rows are DUPLICATED",
     }
-    steps.append("its table and quarantine are emptied first" if truncate else effects[effect])
-    steps.append("state (windows, joins, deduplication) starts empty")
-    return steps
+    yield effects[effect]
+    if is_cdc(node.flow):
+        yield (
+            "events that were applied before stay in the CDC state: after the query was corrected, "
+            "--truncate or --full-refresh is needed"
+        )
+    dataset = pipeline.graph.datasets.get(node.target)
+    if dataset is not None and not is_complete and pipeline.tables.wants_quarantine(dataset):
+        yield "repeated rows that break a rule are added to its quarantine again"

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from penstock._model.flow import OutputMode
-from penstock._repair.reset import effect_on_target, ways_out
+from penstock._repair.reset import effect_on_target, steps_of_target, ways_out
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,29 @@ def test_effect_of_repeated_rows_follows_the_target(draft, target: str, effect: 
     assert effect_on_target(graph, graph.flows[f"to {target}"]) == effect
 
 
+def test_the_plan_says_which_rows_stay(draft) -> None:
+    draft.empty_table("cdc")
+    draft.cdc_flow("to cdc", "cdc")
+    for name, mode in (("update", OutputMode.UPDATE), ("complete", OutputMode.COMPLETE)):
+        draft.empty_table(name)
+        draft.append_flow(f"to {name}", name, mode=mode)
+    graph = draft.graph()
+    tables = SimpleNamespace(wants_quarantine=lambda _: True)
+    pipeline: Any = SimpleNamespace(graph=graph, tables=tables)
+
+    def steps(name: str, effect: str, *, truncate: bool = False) -> str:
+        flow = graph.flows[f"to {name}"]
+        return "; ".join(steps_of_target(pipeline, flow, effect, truncate=truncate))
+
+    again = "rows that break a rule are added to its quarantine again"
+    assert "--truncate or --full-refresh is needed" in steps("cdc", "keyed")
+    assert again in steps("cdc", "keyed")
+    assert "no longer occur stay" in steps("update", "recomputed")
+    assert again in steps("update", "recomputed")
+    assert steps("complete", "recomputed") == "the target gets the recomputed values"
+    assert steps("cdc", "keyed", truncate=True) == "its table and quarantine are emptied first"
+
+
 def test_only_options_that_the_target_allows_are_offered(draft) -> None:
     draft.sink("kafka")
     draft.append_flow("to kafka", "kafka")
@@ -53,8 +76,8 @@ def test_only_options_that_the_target_allows_are_offered(draft) -> None:
     graph = draft.graph()
     pipeline: Any = SimpleNamespace(graph=graph, settings=SimpleNamespace(configuration={}))
 
-    def offered(flow: str, effect: str = "added") -> list[str]:
-        return ways_out(pipeline, graph.flows[flow], effect).split("; ")
+    def offered(flow: str, effect: str = "added", *, is_whole: bool = False) -> list[str]:
+        return ways_out(pipeline, graph.flows[flow], effect, is_whole=is_whole).split("; ")
 
     truncate = "--truncate empties the table first"
     latest = "--from latest reads nothing again"
@@ -62,6 +85,7 @@ def test_only_options_that_the_target_allows_are_offered(draft) -> None:
     empty = "--accept-duplicates, then empty the sink before the next update"
     assert offered("a") == [truncate, latest, accept]
     assert offered("a", "recomputed") == [truncate, "--from earliest reads all rows again", accept]
+    assert offered("a", "recomputed", is_whole=True) == [truncate, accept]
     assert offered("b") == [latest, accept]
     assert offered("to kafka") == [latest, accept]
     assert offered("to kafka", "refused") == [empty]

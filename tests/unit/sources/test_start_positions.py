@@ -49,6 +49,7 @@ def test_only_what_can_take_rows_again_gets_them():
     assert "unknown number" in (why_refused("added", unknown, is_whole=True) or "")
     assert why_refused("keyed", unknown, is_whole=False) is None
     assert why_refused("recomputed", some, is_whole=True) is None
+    assert why_refused("recomputed", some, is_whole=True, lost="retention") == "retention"
     assert "wrong" in (why_refused("recomputed", none, is_whole=False) or "")
 
 
