@@ -154,6 +154,12 @@ def test_missing_files_come_back_once_when_a_backfill_ended_half_way(
     assert _backfill(project, "daily", abandon=True).state == "abandoned"
     assert _backfill(project, "daily", **part).counts["removed"] == 3
     assert _ids(project, "daily") == [1, 3, 4, 5, None]
+    # Rows that break a new rule would not replace those that are in the table.
+    daily = "@dp.table\ndef daily"
+    strict = SOURCE.replace(daily, f'@dp.expect_or_drop("low", "value < 5")\n{daily}')
+    project.source(strict.split("@dp.materialized_view")[0])
+    assert _refused(project, "daily", **part) == "BACKFILL_WOULD_LOSE_ROWS"
+    assert _ids(project, "daily") == [1, 3, 4, 5, None]
 
     _delete(project, "bronze", "id IN (1, 3)")
 

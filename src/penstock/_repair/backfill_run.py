@@ -40,6 +40,7 @@ from penstock._tables.read.log_scan import read_commit_counts
 from penstock._tables.write.kept import keep, release
 from penstock._tables.write.schema import with_types
 from penstock.errors import PlanError
+from penstock.quality.split import filter_view
 from penstock.sources.base import OpenedSource
 from penstock.sources.flow import is_past_end
 
@@ -235,6 +236,9 @@ class BackfillRun:
         self.counts.read = rows.count()
         new = window.df.count()
         self.counts.outside = self.counts.read - new
+        drop = [rule for rule in self.dataset.declared.expectations if rule.on_violation.removes]
+        if drop:
+            new = filter_view(window.df, drop).count()
         table = spark.read.format("delta").load(self.tables.paths[self.dataset.key])
         mark = fingerprint(self.plan.backfill_id)
         if (done := self._committed_before(mark)) is not None:
@@ -248,7 +252,7 @@ class BackfillRun:
             raise PlanError(
                 "BACKFILL_WOULD_LOSE_ROWS",
                 f"{old:,} rows of {self.dataset.display} match {self.plan.where}, but only {new:,} "
-                "of the range do: nothing was replaced",
+                "of the range match it and break no drop rule: nothing was replaced",
                 origin=self.node.flow.origin,
                 hint="widen the range or narrow the condition so that the range has all of these "
                 "rows; --accept-fewer replaces them anyway",
