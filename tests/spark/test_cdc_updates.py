@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_table_maintenance import state_files_after_vacuum
 from update_project import ContinuousRun, Project
 
 from penstock._runtime.update import UpdateState
@@ -81,7 +82,10 @@ def cities():
     metrics = [body["metrics"] for body in found if "num_upserted_rows" in body.get("metrics", {})]
     assert sum(m["num_upserted_rows"] for m in metrics) == 4
     assert sum(m["num_deleted_rows"] for m in metrics) == 1
+    assert len(state_files_after_vacuum(project, "customers")) == 1
+    project.add("e.json", [event(1, "U", 2, "Isabel", "Late"), event(3, "U", 4, "Raul", "Late")])
     assert project.run().state is UpdateState.COMPLETED
+    assert rows(project, "customers") == [(1, "Isabel", "Lima")]
     assert project.run(full_refresh=("customers",)).state is UpdateState.COMPLETED
     assert rows(project, "customers") == [(1, "Isabel", "Lima")]
     assert len(rows(project, "customers_quarantine")) == 3

@@ -18,6 +18,8 @@ from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
 from penstock._repair.maintain import maintain_tables
 from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.layout import TableRef
+from penstock._tables.write.cdc_compaction import StateCompaction
 
 CHAIN = """
 @dp.table
@@ -56,18 +58,29 @@ def stored_files(project: Project, table: str) -> int:
     return len(list(project.path(table).glob("part-*.parquet")))
 
 
-def age_files(project: Project, table: str) -> None:
-    for path in project.path(table).glob("part-*.parquet"):
-        os.utime(path, (0, 0))
+def age_files(path: Path) -> None:
+    for file in path.glob("part-*.parquet"):
+        os.utime(file, (0, 0))
 
 
-def keep_files_for_a_second(project: Project, table: str) -> None:
+def keep_files_for_a_second(project: Project, path: Path) -> None:
     """Delta refuses time travel beyond that; VACUUM leaves a younger table alone."""
     threading.Event().wait(1.0)
     project.spark.sql(
-        f"ALTER TABLE delta.`{project.path(table)}` SET TBLPROPERTIES "
+        f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES "
         "('delta.deletedFileRetentionDuration' = 'interval 1 seconds')"
     )
+
+
+def state_files_after_vacuum(project: Project, table: str) -> list[Path]:
+    """Compact the CDC state of a table, and delete the old files; those that stay."""
+    state = project.root / ".penstock/state/cdc/spark_catalog/default" / table
+    delta, ref, lock = DeltaJvm(project.spark), TableRef(state.as_uri(), table), threading.RLock()
+    StateCompaction(delta, ref, "a", lock, tombstone_seconds=None).compact(project.spark)
+    keep_files_for_a_second(project, state)
+    age_files(state)
+    assert (f"{table} (CDC state)", "VACUUM", "COMPLETED") in maintained(project, table)
+    return list(state.glob("part-*.parquet"))
 
 
 def techniques(project: Project) -> list[str]:
@@ -96,8 +109,8 @@ def test_readers_see_the_same_rows_when_files_are_compacted_and_deleted(project:
     assert (live_files(project, "bronze"), stored_files(project, "bronze")) == (1, 4)
     travel = project.spark.read.format("delta").option("versionAsOf", first + 1)
     assert travel.load(str(project.path("bronze"))).count() == 3
-    keep_files_for_a_second(project, "bronze")
-    age_files(project, "bronze")
+    keep_files_for_a_second(project, project.path("bronze"))
+    age_files(project.path("bronze"))
     # Silver has not read the small files.
     assert maintained(project, "bronze") == [("bronze", "VACUUM", "SKIPPED")]
     assert project.run().state is UpdateState.COMPLETED
@@ -119,7 +132,7 @@ def test_staged_files_stay_when_a_batch_is_unfinished(project: Project) -> None:
     project.source(CHAIN)
     project.add("a.json", orders(1, -1))
     assert project.run().state is UpdateState.COMPLETED
-    keep_files_for_a_second(project, "silver")
+    keep_files_for_a_second(project, project.path("silver"))
     (decision,) = (project.root / ".penstock" / "checkpoints" / "silver").glob("*/decision.json")
     content = json.loads(decision.read_text())
     record = json.loads(content["record"])

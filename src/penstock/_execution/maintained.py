@@ -26,6 +26,7 @@ Policy = Callable[[Mapping[str, str]], TableMaintenance]
 _APPENDED = TableMaintenance(
     compacts=True, compacts_at_end=False, alone=False, z_order=(), vacuums=True
 )
+_CDC_STATE = replace(_APPENDED, compacts=False)  # its writer compacts it
 
 
 def maintained_tables(
@@ -37,7 +38,7 @@ def maintained_tables(
     *,
     with_events: bool = True,
 ) -> list[TableCare]:
-    """The tables of some datasets, and their quarantines; they may not exist yet.
+    """The tables of some datasets, their quarantines and CDC states; they may not exist yet.
 
     `with_events` adds the tables of the setting `events`.
     """
@@ -53,10 +54,14 @@ def maintained_tables(
         policy = partial(table_maintenance, graph, node)
         target, quarantine = tables.paths[node.key], tables.quarantine(node).path
         replays = partial(files.names, tables.layout.replay_staging(node.name))
-        for path, suffix, its_policy in (
+        parts: list[tuple[str, str, Policy]] = [
             (target, "", policy),
             (quarantine, QUARANTINE_SUFFIX, partial(_of_quarantine, policy, replays)),
-        ):
+        ]
+        if any(graph.flows[name].flow.cdc for name in node.flows):
+            state_path = tables.layout.cdc_state(node.name).path
+            parts.append((state_path, " (CDC state)", lambda _: _CDC_STATE))
+        for path, suffix, its_policy in parts:
             care = TableCare(
                 TableFiles(delta, path),
                 f"{node.display}{suffix}",
