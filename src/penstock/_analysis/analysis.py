@@ -159,7 +159,8 @@ class Analysis:
     def _analyse(self, flow: Flow, dataset: DeclaredDataset | None) -> None:
         self._source.take_streamed()
         df, evaluation = self._evaluate(flow)
-        streamed = self._source.take_streamed()
+        streams = self._source.take_streamed()
+        plain = tuple(key for key, is_plain in streams.items() if is_plain)
         declared = written_types(self._spark, flow, dataset)
         if dataset is None or dataset.declared.kind is not DatasetKind.TEMPORARY_VIEW:
             df = with_types(df, declared)
@@ -174,9 +175,10 @@ class Analysis:
             checked_options(sink, column_types(df), analysis.output_mode, self._context)
         self.analyses[flow.name] = replace(
             analysis,
-            plain_streams=streamed,
+            streams=tuple(streams),
+            plain_streams=plain,
             changing_inputs=tuple(
-                key for key in streamed if any(map(is_cdc, self.index.datasets[key].flows))
+                key for key in plain if any(map(is_cdc, self.index.datasets[key].flows))
             ),
         )
         if dataset is not None:

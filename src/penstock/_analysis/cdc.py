@@ -124,17 +124,16 @@ def check_declared(
 
 
 class CdcAwareSource(SchemaSource):
-    """Empty relations for analysis that track which tables are read as plain streams."""
+    """Empty relations for analysis that track which tables are read as streams."""
 
     def __init__(self, index: DefinitionIndex) -> None:
         super().__init__()
         self._index = index
-        self._streamed: dict[str, None] = {}
+        self._streamed: dict[str, bool] = {}
 
-    def take_streamed(self) -> tuple[str, ...]:
-        """Tables that were read as a plain stream since the last call."""
-        taken = tuple(self._streamed)
-        self._streamed.clear()
+    def take_streamed(self) -> dict[str, bool]:
+        """Tables that were read as a stream since the last call, and whether as a plain one."""
+        taken, self._streamed = self._streamed, {}
         return taken
 
     def stream(self, key: str, reader: DataStreamReader, position: Position) -> OpenedSource:
@@ -145,17 +144,17 @@ class CdcAwareSource(SchemaSource):
         """
         dataset = self._index.datasets[key]
         options = {name.lower(): value for name, value in reader_state(reader).options.items()}
-        if not any(options.get(name, "").lower() == "true" for name in _READS_CHANGES):
-            if any(replaces_rows(flow) for flow in dataset.flows):
-                shown = self._index.display(key)
-                raise DefinitionError(
-                    "REPLACE_WHERE_TARGET_STREAMED",
-                    f"{shown!r} is read as a stream, but its flow replaces rows of it",
-                    hint='read its change feed: spark.readStream.option("readChangeFeed", "true")'
-                    f'.table("{shown}"); or read it as a batch; or skip changed rows with option '
-                    '"skipChangeCommits"',
-                )
-            self._streamed[key] = None
+        is_plain = not any(options.get(name, "").lower() == "true" for name in _READS_CHANGES)
+        if is_plain and any(replaces_rows(flow) for flow in dataset.flows):
+            shown = self._index.display(key)
+            raise DefinitionError(
+                "REPLACE_WHERE_TARGET_STREAMED",
+                f"{shown!r} is read as a stream, but its flow replaces rows of it",
+                hint='read its change feed: spark.readStream.option("readChangeFeed", "true")'
+                f'.table("{shown}"); or read it as a batch; or skip changed rows with option '
+                '"skipChangeCommits"',
+            )
+        self._streamed[key] = is_plain or self._streamed.get(key, False)
         return super().stream(key, reader, position)
 
 

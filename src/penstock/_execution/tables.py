@@ -149,10 +149,7 @@ class PipelineTables:
         return parse_schema(self.spark, node.declared.schema, origin=node.declared.origin)
 
     def is_streamed(self, node: DatasetNode) -> bool:
-        return any(
-            flow.analysis.is_streaming and node.key in flow.upstream
-            for flow in self.graph.flows.values()
-        )
+        return any(node.key in flow.analysis.streams for flow in self.graph.flows.values())
 
     def by_role(self, node: DatasetNode) -> dict[str, TableRef]:
         """The tables that flows into a dataset write; they may not exist yet."""

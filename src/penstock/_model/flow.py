@@ -91,6 +91,7 @@ class FlowAnalysis:
         runs_python: Whether it calls Python functions, whose code the digest does not cover.
         plain_streams: Keys of inputs that it reads as a stream of added rows: it ends when rows of
             them are replaced.
+        streams: Keys of all inputs that it reads as a stream, also of their changes.
     """
 
     inputs: frozenset[str]
@@ -114,3 +115,4 @@ class FlowAnalysis:
     query: str = ""
     runs_python: bool = False
     plain_streams: tuple[str, ...] = ()
+    streams: tuple[str, ...] = ()

@@ -1,0 +1,27 @@
+"""What a pipeline's declaration says about its tables."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock._execution.tables import PipelineTables
+from penstock._tables.layout import StorageLayout
+
+PEOPLE, EVENTS = "spark_catalog.default.people", "spark_catalog.default.events"
+
+
+@pytest.mark.parametrize(("streams", "feed"), [((EVENTS,), None), ((EVENTS, PEOPLE), "true")])
+def test_a_change_feed_is_for_readers_that_stream_the_table_itself(draft, streams, feed):
+    draft.table("events")
+    draft.empty_table("people")
+    draft.cdc_flow("follow", "people", "events")
+    draft.table("joined", "events", "people")
+    draft.analyses["joined"] = replace(draft.analyses["joined"], streams=streams)
+    graph = draft.graph()
+    settings: Any = SimpleNamespace(metastore=None, shared_storage=False, configuration={})
+    spark: Any = None
+    tables = PipelineTables(spark, graph, StorageLayout("file:///nowhere"), settings)
+    spec = tables.spec(graph.datasets[PEOPLE], [graph.flows["follow"]])
+    assert spec.properties.get("delta.enableChangeDataFeed") == feed
