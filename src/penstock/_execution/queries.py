@@ -56,7 +56,6 @@ class SparkEngine:
         self._context = context
         self._maintenance: MaintenanceThread | None = None
         self._compacts_at_end = False
-        self._is_cancelled = False
         self._once: set[StreamingQuery] = set()
 
     def maintain(self, datasets: Collection[str], settings: MaintenanceSettings) -> None:
@@ -77,10 +76,10 @@ class SparkEngine:
         )
         self._maintenance = MaintenanceThread(self._spark, find_tables, context.emit)
 
-    def finish(self) -> None:
+    def finish(self, *, is_stopped: bool) -> None:
         self._streams.finish()
         if self._maintenance is not None:
-            self._maintenance.finish(compact=self._compacts_at_end and not self._is_cancelled)
+            self._maintenance.finish(compact=self._compacts_at_end and not is_stopped)
         if jvm_exit_code(self._spark) is None:
             DeltaJvm(self._spark).await_checkpoints(_CHECKPOINT_SECONDS)
 
@@ -188,7 +187,6 @@ class SparkEngine:
             query.stop()
 
     def cancel(self) -> None:
-        self._is_cancelled = True
         self._spark.sparkContext.cancelJobsWithTag(self._queries.tag)
         for query in list(self._once):
             query.stop()

@@ -66,10 +66,11 @@ class Engine(Protocol):
     def cancel(self) -> None:
         """Cancel the batch steps that are running; they raise. Any thread."""
 
-    def finish(self) -> None:
+    def finish(self, *, is_stopped: bool) -> None:
         """Report what is left to report: all flows have ended, the update's last event comes next.
 
-        Called once, on the update's thread; never raises because of a flow.
+        If a stop was requested, nothing else is done. Called once, on the update's thread; never
+        raises because of a flow.
         """
 
 

@@ -244,7 +244,7 @@ class Update:
         def named(*statuses: FlowStatus) -> tuple[str, ...]:
             return tuple(task.name for task in self._board if task.status in statuses)
 
-        self._engine.finish()
+        self._engine.finish(is_stopped=self._stopping)
         skipped, stopped = named(FlowStatus.SKIPPED), named(FlowStatus.STOPPED)
         failures = tuple(dict.fromkeys(self._supervisor.failures))
         if failures:

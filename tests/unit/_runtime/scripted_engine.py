@@ -127,6 +127,7 @@ class ScriptedEngine:
         self.active: dict[str, set[str]] = {"stream": set(), "batch": set()}
         self.peak = {"stream": 0, "batch": 0}
         self.setup_threads: set[str] = set()
+        self.stopped_at_end: bool | None = None
 
     def note(self, what: str, name: str) -> None:
         with self._lock:
@@ -200,8 +201,9 @@ class ScriptedEngine:
         self.note("ended", name)
         return RunOutcome(changed=run.changed, reason="said so")
 
-    def finish(self) -> None:
+    def finish(self, *, is_stopped: bool) -> None:
         """Nothing is left to report."""
+        self.stopped_at_end = is_stopped
 
     def cancel(self) -> None:
         self.note("cancel", "")

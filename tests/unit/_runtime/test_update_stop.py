@@ -32,6 +32,7 @@ def test_running_flow_ends_and_queued_ones_stay_when_stopped():
     assert harness.statuses("a")[-1] == harness.statuses("b")[-1] == "STOPPED"
     assert harness.time.monotonic() == 3.5
     assert harness.states() == ["RUNNING", "STOPPING", "CANCELED"]
+    assert harness.engine.stopped_at_end
 
 
 def test_flow_is_asked_to_stop_once_it_has_started_when_the_stop_came_while_starting():
@@ -164,7 +165,7 @@ class RealEngine:
     def cancel(self):
         pass
 
-    def finish(self):
+    def finish(self, *, is_stopped):
         pass
 
     def start_flow(self, step, on_end):

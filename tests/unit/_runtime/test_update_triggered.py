@@ -19,6 +19,7 @@ def test_diamond_runs_branches_side_by_side_when_their_upstream_is_done():
     assert [harness.engine.times("start", name) for name in "abcd"] == [[0], [1], [1], [4]]
     assert harness.states() == ["SETTING_UP_TABLES", "RUNNING", "COMPLETED"]
     assert harness.statuses("b") == ["QUEUED", "STARTING", "RUNNING", "COMPLETED"]
+    assert harness.engine.stopped_at_end is False
 
 
 def test_events_name_dataset_flow_and_update_when_names_are_given():
