@@ -113,6 +113,9 @@ def test_readers_see_the_same_rows_when_files_are_compacted_and_deleted(project:
     age_files(project.path("bronze"))
     # Silver has not read the small files.
     assert maintained(project, "bronze") == [("bronze", "VACUUM", "SKIPPED")]
+    skipped = project.log("maintenance_progress")[-1]["details"]["maintenance_progress"]
+    about = "flow silver has not read all versions older than the retention period"
+    assert skipped["reason"] == about  # the same one while it lags by another number of versions
     assert project.run().state is UpdateState.COMPLETED
     assert project.rows("silver", "amount") == [(1,), (2,), (3,)]
     assert project.rows("gold") == [(5,)]

@@ -122,7 +122,8 @@ class NeededFiles:
                 if version > newest or not self._is_older(path, version, before_ms):
                     continue
                 if not keeps_rows(self._delta, path, version - 1, newest):
-                    return f"flow {name} has not read the versions from {version} on"
+                    # Without a number: a reason that stays is reported once.
+                    return f"flow {name} has not read all versions older than the retention period"
         for savepoint in Savepoints(self._files, self._tables.layout).all():
             for table in savepoint.tables:
                 after = table.version + 1
