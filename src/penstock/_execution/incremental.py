@@ -203,8 +203,18 @@ def reasons(dataset: DatasetNode) -> Iterator[None]:
         reason = known[1] if known else f"the incremental refresh failed: {first_line(error)}"
     else:
         return
+    check_policy(dataset, reason)
+    raise NotIncrementalError(reason)
+
+
+def check_policy(dataset: DatasetNode, reason: str) -> None:
+    """Refuse a complete refresh for this reason if the policy of the view does not allow it.
+
+    Raises:
+        PlanError: `REFRESH_NOT_INCREMENTAL`.
+    """
     if dataset.declared.refresh_policy != "incremental_strict":
-        raise NotIncrementalError(reason)
+        return
     raise PlanError(
         "REFRESH_NOT_INCREMENTAL",
         f"{dataset.display} has the refresh policy incremental_strict, but {reason}",

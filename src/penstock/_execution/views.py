@@ -7,7 +7,13 @@ from pyspark.sql import DataFrame
 
 from penstock._execution.flow_query import FlowQueries
 from penstock._execution.flow_state import ViewState
-from penstock._execution.incremental import Attempt, IncrementalViews, NotIncrementalError, reasons
+from penstock._execution.incremental import (
+    Attempt,
+    IncrementalViews,
+    NotIncrementalError,
+    check_policy,
+    reasons,
+)
 from penstock._execution.snapshots import SnapshotProgress
 from penstock._execution.writers import Commit
 from penstock._graph.dataflow import DatasetNode, FlowNode
@@ -192,6 +198,7 @@ class ViewRefresh:
         if before.quarantine_version < 0 <= self._incremental.quarantine_version(dataset):
             return "its quarantine is new"
         if sources.unversioned is not None:
+            check_policy(dataset, sources.unversioned)
             return sources.unversioned
         if not self._have_same_rows(before, sources):
             return _SOURCE_CHANGED
