@@ -196,6 +196,8 @@ def test_target_builds_what_differs_from_production(shop: Shop):
     assert shop.rows("totals") == [(0, 6), (1, 9)]
     assert shop.exported("dev") == [(0, 6), (1, 9)]
     assert shop.production() == before
+    shop.build()  # without new rows at prod
+    assert shop.rows("silver") == [(0, 6), (1, 9)]
 
     state = shop.root / "prod" / "state" / "flows" / "bronze.json"
     text = state.read_text()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
 from crashes import after_steps
@@ -161,7 +161,7 @@ def _says(capsys: pytest.CaptureFixture[str], *command: str, code: int = 0) -> A
 def _taken_away(project: Project, name: str) -> Iterator[None]:
     """Without the files of a table that its newest version does not have, as after VACUUM."""
     folder = Path(project.path(name))
-    newest = {Path(unquote(urlsplit(one).path)) for one in project.table(name).inputFiles()}
+    newest = {Path(urlsplit(one).path) for one in project.table(name).inputFiles()}
     old = [file for file in folder.rglob("*.parquet") if "_delta_log" not in file.parts]
     old = [file for file in old if file not in newest]
     assert old

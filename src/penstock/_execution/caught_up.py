@@ -36,7 +36,8 @@ def is_caught_up(tables: PipelineTables, node: FlowNode, state: FlowState) -> bo
     finished = int(offset["reservoirVersion"]) - 1
     delta = DeltaJvm(tables.spark)
     for key in node.upstream:
-        snapshot = delta.snapshot(tables.paths[key])
+        path = tables.graph.datasets[key].read_from or tables.paths[key]
+        snapshot = delta.snapshot(path)
         if delta.metadata(snapshot).id == offset["reservoirId"]:
-            return keeps_rows(delta, tables.paths[key], finished, int(snapshot.version()))
+            return keeps_rows(delta, path, finished, int(snapshot.version()))
     return False
