@@ -215,11 +215,15 @@ def test_what_is_missing_comes_back_and_what_is_there_does_not_come_twice(
     assert flow_records(load_settings(project.root))["bronze"].epoch == epoch
     assert not (project.root / ".penstock" / "state" / "backfill" / "bronze").exists()
 
-    # It is an update of its own, with its own events; and the flow goes on as if nothing had been.
-    shown = monitoring.status(project.root)
-    assert shown is not None
+    # It is recorded with its own events, but it is not the newest update; and the flow goes on as
+    # if nothing had been.
+    recorded = project.log("backfill_progress")
+    own = recorded[-1]["origin"]["update_id"]
+    shown, newest = monitoring.status(project.root, update=own), monitoring.status(project.root)
+    assert shown is not None and newest is not None
     assert (shown["state"], shown["flows"][0]["flow"]) == ("COMPLETED", "bronze")
-    steps = [e["details"]["backfill_progress"]["step"] for e in project.log("backfill_progress")]
+    assert newest["update_id"] not in {e["origin"]["update_id"] for e in recorded}
+    steps = [e["details"]["backfill_progress"]["step"] for e in recorded]
     assert steps[0] == "planned"
     assert "resumed" in steps
     assert steps[-1] == "done"

@@ -6,13 +6,15 @@ name, which are then deleted. No file is rewritten.
 """
 
 import contextlib
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 LATEST = "latest"
 
@@ -159,13 +161,30 @@ def updates(directory: Path) -> list[UpdateLog]:
     return recorded
 
 
+def created_with(update: UpdateLog) -> dict[str, Any]:
+    """The properties of the `create_update` event, with which a log begins; empty without it."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        with update.opened() as files:
+            properties = json.loads(files[0][1].readline())["details"]["create_update"]
+        return dict(properties)
+    return {}
+
+
+def is_command(update: UpdateLog) -> bool:
+    """Whether it is a command that changes tables, such as a backfill, and not an update."""
+    return "command" in created_with(update)
+
+
 def select_updates(directory: Path, update: str | None) -> list[UpdateLog]:
-    """The recorded updates for an id, a prefix of one, `latest` or `None` (all)."""
+    """The recorded updates for an id, a prefix of one, `latest` or `None` (all).
+
+    Commands are included, but are never the latest update.
+    """
     recorded = updates(directory)
     if update is None:
         return recorded
     if update == LATEST:
-        return recorded[-1:]
+        return list(islice((each for each in reversed(recorded) if not is_command(each)), 1))
     exact = [each for each in recorded if each.update_id == update]
     return exact or [each for each in recorded if each.update_id.startswith(update)]
 

@@ -127,6 +127,7 @@ def recording(
             "storage": settings.storage,
             "root": settings.root,
             "continuous": False,
+            "command": command,
             **properties,
             "event_log": str(log.directory),
         }

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from penstock._observe.codec import encode
 from penstock._observe.masking import shown
-from penstock._observe.segments import LATEST
 from penstock._ui.ports import Control, Tables
 from penstock._ui.recording import Recording
 from penstock.errors import SetupError, SpecError
@@ -53,7 +52,7 @@ def add_stored(app: FastAPI, recording_of: Callable[[str], Recording]) -> None:
     def show_code(key: str, name: Name) -> Response:
         recording = recording_of(key)
         declarations: dict[str, str] = {}
-        if (recorded := recording.recorded(LATEST)) is not None:
+        if (recorded := recording.defined()) is not None:
             with recording.lock:
                 declarations = recorded.model.declarations()
         if name not in declarations:
@@ -88,7 +87,7 @@ def _stored(
     recording: Recording, names: Sequence[str] = ()
 ) -> tuple[Tables | None, dict[str, str | None]]:
     """Its tables; 404 unless `names` are among them, so that only known names are used."""
-    recorded = recording.recorded(LATEST)
+    recorded = recording.defined()
     paths: dict[str, str | None] = {}
     if recorded is not None:
         with recording.lock:

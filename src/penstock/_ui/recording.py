@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from penstock._observe.codec import event_of_line, millis
 from penstock._observe.events import TERMINAL_STATES, Event
 from penstock._observe.masking import masked
-from penstock._observe.segments import LATEST, Segment, UpdateLog, updates
+from penstock._observe.segments import LATEST, Segment, UpdateLog, is_command, updates
 from penstock._observe.state import ObservedUpdate
 from penstock._observe.status_file import writer_of
 from penstock._ui.model import UpdateModel
@@ -157,7 +157,7 @@ class WatchedLog:
 class Recording(WatchedLog):
     """The event log of one pipeline. Any thread may call; one at a time is served.
 
-    `key` names the pipeline in URLs.
+    `key` names the pipeline in URLs. Commands such as backfills are not listed, but have ids.
     """
 
     key: str
@@ -165,6 +165,8 @@ class Recording(WatchedLog):
     def __post_init__(self) -> None:
         self.lock = threading.RLock()
         self._logs: list[UpdateLog] = []
+        self._updates: set[str] = set()
+        self._last: str | None = None
         self._by_id: dict[str, UpdateLog] = {}
         self._listed: tuple[int, int] | None = None
         self._models: OrderedDict[str, Recorded] = OrderedDict()
@@ -206,6 +208,13 @@ class Recording(WatchedLog):
             recorded.refresh()
             return recorded
 
+    def defined(self) -> Recorded | None:
+        """The newest update with definitions of datasets: one that fails early has none."""
+        with self.lock:
+            self._list()
+            newest = [self.recorded(log.update_id) for log in self._logs[: -_MAX_MODELS - 1 : -1]]
+            return next((each for each in newest if each and each.model.tables()), None)
+
     def is_writer_gone(self, update: str) -> bool:
         """Whether the process of an update is known to be gone; only this machine's are known."""
         writer = writer_of(self.directory)
@@ -223,40 +232,43 @@ class Recording(WatchedLog):
         """Whether an update ended without a final state, as far as that is known."""
         if recorded.model.view().has_ended:
             return False
-        return self._is_gone(recorded.log.update_id, self.newest())
+        with self.lock:
+            self._list()
+            return self._is_gone(recorded.log.update_id)
 
     def history(self, *, before: int | None = None, limit: int = 50) -> list[UpdateSummary]:
         """Updates, newest first; `before` is a position counted from the oldest."""
         with self.lock:
             self._list()
-            newest = self._logs[-1].update_id if self._logs else None
             end = len(self._logs) if before is None else max(0, min(before, len(self._logs)))
             logs = self._logs[max(0, end - limit) : end]
             summaries = [self._summary(log) for log in reversed(logs)]
             return [
-                each
-                if each.is_over
-                else replace(each, is_gone=self._is_gone(each.update_id, newest))
+                each if each.is_over else replace(each, is_gone=self._is_gone(each.update_id))
                 for each in summaries
             ]
 
-    def _is_gone(self, update: str, newest: str | None) -> bool:
-        return newest != update or self.is_writer_gone(update)
+    def _is_gone(self, update: str) -> bool:
+        return self._last != update or self.is_writer_gone(update)
 
     def _list(self) -> None:
         """List the folder again if something was added to it or taken away."""
         try:
             status = self.directory.stat()
         except OSError:
-            self._logs, self._by_id, self._listed = [], {}, None
+            self._logs, self._by_id, self._last, self._listed = [], {}, None, None
             return
         # The clock of a file system is coarse: what came a moment ago may not be all.
         is_settled = time.time() - status.st_mtime > _SETTLED_SECONDS
         seen = (status.st_mtime_ns, status.st_ino)
         if seen == self._listed:
             return
-        self._logs = updates(self.directory)
-        self._by_id = {log.update_id: log for log in self._logs}
+        logs = updates(self.directory)
+        self._logs = [log for log in logs if log.name in self._updates or not is_command(log)]
+        # The first event of the last one may not be written yet.
+        self._updates = {log.name for log in self._logs if log is not logs[-1]}
+        self._by_id = {log.update_id: log for log in logs}
+        self._last = logs[-1].update_id if logs else None
         self._listed = seen if is_settled else None
 
     def _summary(self, log: UpdateLog) -> UpdateSummary:

@@ -24,6 +24,7 @@ from penstock._observe.events import (
 from penstock._observe.log import EventLog, event_directory
 from penstock._observe.state import RECENT, ObservedUpdate
 from penstock._observe.status_file import StatusFile, read_status, status_json, status_path
+from penstock._repair.journal import recording
 from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path
 
@@ -231,6 +232,18 @@ def test_the_event_log_tells_when_there_is_no_file(tmp_path: Path):
     again = read_status(place)
     assert again is not None
     assert again["flows"] == from_log["flows"]
+
+
+def test_a_command_is_shown_only_by_its_id(tmp_path: Path):
+    log = EventLog(event_directory(settings(tmp_path)))
+    for event in [*events(), update_progress(UPDATE, UpdateState.FAILED, "over")]:
+        log(event)
+    log.close()
+    own = settings(tmp_path)
+    with recording(own, "c0de", None, command="maintain", properties={}, text=""):
+        assert read_status(own)["update_id"] == "8c1f"
+    assert read_status(own)["state"] == "FAILED"
+    assert read_status(own, update="c0de")["state"] == "COMPLETED"
 
 
 def test_a_disk_that_is_gone_harms_nothing(tmp_path: Path):

@@ -126,6 +126,28 @@ def test_new_events_are_seen_when_the_log_grows(tmp_path):
     later.close()
 
 
+def test_a_command_is_not_the_newest_update_when_it_is_recorded_after_it(shop):
+    newest, oldest = shop.history()
+    assert shop.recorded("latest").log.update_id == newest.update_id
+    log, origin = EventLog(shop.directory), EventOrigin(pipeline_name="shop", update_id="later")
+    log(definition("create_update", origin, "", {"command": "maintain"}))
+    log(update_progress(origin, UpdateState.RUNNING, ""))
+    assert shop.history() == [newest, oldest] and shop.count() == 2
+    assert shop.recorded("latest").log.update_id == shop.newest() == newest.update_id
+    command = shop.recorded("later")
+    assert command.model.head()["state"] == "RUNNING" and not shop.was_interrupted(command)
+    log.close()
+
+
+def test_datasets_are_known_when_the_newest_update_failed_before_its_analysis(shop):
+    tables = shop.recorded("latest").model.tables()
+    log, origin = EventLog(shop.directory), EventOrigin(pipeline_name="shop", update_id="later")
+    log(update_progress(origin, UpdateState.FAILED, ""))
+    log.close()
+    assert shop.newest() == "later" and not shop.recorded("latest").model.tables()
+    assert shop.defined().model.tables() == tables
+
+
 def test_half_a_line_waits_when_its_end_is_not_written_yet(logs, demo):
     path = next((logs / "demo").glob("*.jsonl"))
     lines = path.read_bytes()
