@@ -19,6 +19,7 @@ from penstock._observe.events import (
     FlowProgress,
     FlowStatus,
     LagProgress,
+    SourceRowsLost,
     StreamProgress,
     UpdateProgress,
     UpdateState,
@@ -27,7 +28,14 @@ from penstock._observe.schemas import differences
 from penstock._observe.spark_progress import Progress, event_times
 from penstock._observe.state import ENDED
 
-OBSERVED = (UpdateProgress, FlowProgress, StreamProgress, LagProgress, DatasetDefinition)
+OBSERVED = (
+    UpdateProgress,
+    FlowProgress,
+    StreamProgress,
+    LagProgress,
+    SourceRowsLost,
+    DatasetDefinition,
+)
 """Bodies of the events that an `AlertBook` evaluates."""
 
 _EVOLVED = "SCHEMA_EVOLVED"
@@ -86,6 +94,8 @@ class AlertBook:
                 self._watermark(flow, body.progress_json or {}, event.timestamp)
             case LagProgress() as body if flow:
                 self._lag(flow, body)
+            case SourceRowsLost() if flow:
+                self._retention(flow, 0.0, "happened")
             case DatasetDefinition() as body:
                 self._schema(event.origin.dataset_name, body.schema_json or "")
         # Busy flows leave no gap between events for a tick.
@@ -143,15 +153,17 @@ class AlertBook:
         loss, left = body.loss, body.seconds_to_loss
         if loss == "none":
             self._resolve(AlertKind.RETENTION, about, f"flow {flow} has no unread rows to lose")
-        if left is None:
-            return
+        if left is not None:
+            self._retention(flow, float(left), loss)
+
+    def _retention(self, flow: str, left: float, loss: str | None) -> None:
         for rule in self._of(AlertKind.RETENTION, flow):
             text = (
                 f"rows that flow {flow} has not read were removed from its source"
                 if loss == "happened"
                 else f"the source of flow {flow} may remove unread rows in {left:,.0f} seconds"
             )
-            self._set(rule, about, float(left), text, fires=left < rule.threshold)
+            self._set(rule, f"flow {flow}", left, text, fires=left < rule.threshold)
 
     def _watermark(self, flow: str, progress: Progress, at: datetime) -> None:
         """Only batches with rows count: without rows a watermark does not advance."""

@@ -40,6 +40,7 @@ from penstock._observe.events import (
     ExpectationCounts,
     FlowMetrics,
     FlowStatus,
+    SourceRowsLost,
     UpdateState,
 )
 from penstock._observe.log import EventLog
@@ -122,6 +123,22 @@ def test_retention_fires_below_its_threshold_and_unknown_changes_nothing():
     gone = told(book(AlertKind.RETENTION, 3600), lag(0, 5, "happened", 0.0))
     assert [notice[1] for notice in gone] == ["firing"]
     assert told(book(AlertKind.RETENTION, 3600, flow="gold"), lag(0, 5, "happened", 0.0)) == []
+
+
+def test_retention_fires_when_a_flow_has_missed_rows_before_its_lag_is_measured():
+    bus, seen = EventBus(), list[Event]()
+    bus.subscribe(seen.append)
+    rule = AlertRule(name="a", kind=AlertKind.RETENTION, threshold=3600)
+    alerts = Alerts(bus, UPDATE, AlertSettings(rules=(rule,)))
+    bus.subscribe(alerts)
+    bus.emit(at(0, Event(FLOW, SourceRowsLost(({"topic": "orders", "partition": 0},)), "")))
+    bus.emit(lag(1, 0, "none"))
+    alerts.close(timeout_seconds=30)
+    notices = [details(event) for event in seen if event.event_type == "alert_progress"]
+    assert [(each["state"], each.get("value")) for each in notices] == [
+        ("firing", 0.0),
+        ("resolved", None),
+    ]
 
 
 def test_age_of_unread_records_fires_and_is_resolved():
