@@ -17,6 +17,7 @@ Relative paths are relative to the project: `data/x` is `./data/x`.
 All others (`abfss://`, `wasbs://`, `gs://`, ...) are compared as written.
 """
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ from penstock.errors import SpecError
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):(.*)", re.DOTALL)
 _HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _S3 = {"s3", "s3a", "s3n"}
+_SAME_SYSTEM = {"s3": "s3a", "s3n": "s3a", "abfs": "abfss", "wasb": "wasbs"}
 _DBFS_FOLDERS = {"Volumes", "mnt", "FileStore", "databricks-datasets"}
 _PARENT_IN_BRACES = re.compile(r"(?:^|[/{,])\.\.(?:[/},]|$)")
 
@@ -48,6 +50,14 @@ def canonical_path(path: str) -> str | None:
     if scheme in _S3:
         scheme = "s3"
     return f"{scheme}:{rest}".rstrip("/")
+
+
+def storage_key(uri: str) -> str:
+    """A short name for a URI; spellings of the same place give the same name."""
+    scheme, _, rest = uri.partition(":")
+    scheme = _SAME_SYSTEM.get(scheme.lower(), scheme.lower())
+    canonical = f"{scheme}://{re.sub('/+', '/', rest).strip('/')}"
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def _plain(path: str) -> str:

@@ -1,7 +1,7 @@
 """The event log: every event as one line of JSON, and its readers.
 
-Only the local file system is touched. Where the tables are in an object store, the log is in the
-project's folder (`event_directory`), and `_project.event_store` copies it.
+Only the local file system is touched. Where the tables are in an object store, the log is in a
+local folder (`event_directory`), and `_project.event_store` copies it.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from penstock._model.name import path_segment
-from penstock._model.paths import local_path
+from penstock._model.paths import local_path, storage_key
 from penstock._model.pipeline import PIPELINES, EventLogSettings, PipelineSettings
 from penstock._observe.codec import (
     dump,
@@ -28,7 +28,14 @@ from penstock._observe.codec import (
     object_of_line,
 )
 from penstock._observe.events import TERMINAL_STATES, Event, FlowProgress, Level, UpdateProgress
-from penstock._observe.segments import LATEST, STARTED, UpdateLog, select_updates, updates
+from penstock._observe.segments import (
+    LATEST,
+    STARTED,
+    UpdateLog,
+    created_with,
+    select_updates,
+    updates,
+)
 
 LAST_BATCHES = ".last_batches"
 """In the folder of the log: the newest micro-batches of updates that were removed from it."""
@@ -48,14 +55,23 @@ _SEVERITY = {Level.INFO.value: 0, Level.WARN.value: 1, Level.ERROR.value: 2}
 def event_directory(settings: PipelineSettings) -> Path:
     """Where the events of a pipeline are written and read.
 
-    `events` below the storage root when that is on this machine, else below the local folder of
-    the settings.
+    `events` below the storage root when that is on this machine, else in a folder per storage below
+    the local folder of the settings. A log of an earlier version, which storages shared, continues
+    to be used by the storage of its newest update.
     """
     home = local_path(settings.home)
     if home is not None:
         return home / "events"
+    key = storage_key(settings.home)
+    directory = Path(settings.local_folder, key, "events")
     own = (PIPELINES, path_segment(settings.name)) if settings.shared_storage else ()
-    return Path(settings.local_folder, *own, "events")
+    earlier = Path(settings.local_folder, *own, "events")
+    if not directory.exists() and earlier.exists():
+        created = filter(None, map(created_with, reversed(updates(earlier))))
+        storage = next(created, {}).get("storage", "")
+        if storage_key(storage) == storage_key(settings.storage):
+            return earlier
+    return directory
 
 
 def event_log(settings: PipelineSettings) -> "EventLog":

@@ -6,23 +6,11 @@ no locks: the files are then in the user's state folder, and refuse a second dri
 this host at once; `_execution.storage_lease` covers others.
 """
 
-import hashlib
 import os
-import re
 from pathlib import Path
 
-from penstock._model.paths import local_path
+from penstock._model.paths import local_path, storage_key
 from penstock.errors import SetupError
-
-_SAME_SYSTEM = {"s3": "s3a", "s3n": "s3a", "abfs": "abfss", "wasb": "wasbs"}
-
-
-def _key(uri: str) -> str:
-    """A short name for a URI; spellings of the same place give the same name."""
-    scheme, _, rest = uri.partition(":")
-    scheme = _SAME_SYSTEM.get(scheme.lower(), scheme.lower())
-    canonical = f"{scheme}://{re.sub('/+', '/', rest).strip('/')}"
-    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def _state_home() -> Path:
@@ -44,7 +32,7 @@ def lease_directory(storage_uri: str) -> Path:
     local = local_path(storage_uri)
     if local is not None:
         return local.resolve() / "state"
-    return _state_home() / "penstock" / _key(storage_uri)
+    return _state_home() / "penstock" / storage_key(storage_uri)
 
 
 def pipeline_lease_path(storage_uri: str) -> Path:
@@ -61,4 +49,4 @@ def table_lease_path(table_uri: str) -> Path:
     if local is not None:
         folder = local.resolve()
         return folder.parent / f".{folder.name}.lock"
-    return _state_home() / "penstock" / "tables" / f"{_key(table_uri)}.lock"
+    return _state_home() / "penstock" / "tables" / f"{storage_key(table_uri)}.lock"

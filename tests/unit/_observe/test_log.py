@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -346,7 +347,7 @@ def test_follow_waits_for_the_folder_when_nothing_has_run_yet(tmp_path: Path) ->
         ("file:///data/shop", "/data/shop/events"),
         ("file:/data/a%20b#1?", "/data/a%20b#1?/events"),
         ("/data/shop", "/data/shop/events"),
-        ("s3a://bucket/shop", "/project/.penstock/events"),
+        ("s3a://bucket/shop", "/project/.penstock/2dfa5b9b8154a492/events"),
     ],
 )
 def test_events_are_kept_on_this_machine_when_the_storage_is_anywhere(
@@ -354,3 +355,21 @@ def test_events_are_kept_on_this_machine_when_the_storage_is_anywhere(
 ) -> None:
     settings = PipelineSettings(name="shop", storage=storage, root="/project")
     assert event_directory(settings) == Path(expected)
+
+
+def test_storages_have_logs_of_their_own_and_one_keeps_that_of_an_earlier_version(tmp_path: Path):
+    def directory(storage: str, *, shared_storage: bool = False) -> Path:
+        settings = PipelineSettings(name="shop", storage=storage, root=str(tmp_path))
+        return event_directory(replace(settings, shared_storage=shared_storage))
+
+    uris = ("s3a://bucket/shop", "s3a://bucket/dev", "hdfs://name/shop")
+    folders = [directory(uri) for uri in uris]
+    assert len({*folders, directory(uris[0], shared_storage=True)}) == 4
+    assert directory("s3://bucket/shop/") == folders[0]
+    earlier = tmp_path / ".penstock" / "events"
+    for number, uri in enumerate(uris[:2]):
+        created = definition("create_update", origin(f"u{number}"), "", {"storage": uri})
+        write(earlier, at(created, number))
+    write(earlier, at(update_progress(origin("u2"), UpdateState.FAILED, ""), 2))
+    assert [directory(uri) for uri in uris] == [folders[0], earlier, folders[2]]
+    assert directory(uris[1], shared_storage=True) not in (earlier, folders[1])
