@@ -64,6 +64,17 @@ def test_rows_that_change_are_refused_when_the_jdbc_sink_only_adds(mode: OutputM
     assert "upsert" in (error.hint or "")
 
 
+def test_masked_columns_must_be_columns_of_the_query():
+    def options(mask: str) -> dict[str, str]:
+        return {"url": "https://h/x", "mask": mask}
+
+    columns = {"Card": "string", "items": "array<struct<card:string>>", "a.b": "int"}
+    check_sink("webhook", options("card, Items.card, a.b"), columns, OutputMode.APPEND)
+    error = refused("webhook", options("card,crad"), OutputMode.APPEND, **columns)
+    assert error.condition == "SINK_OPTION_INVALID"
+    assert "option `mask` names crad" in error.message
+
+
 def test_places_must_be_given_and_checkpoints_not():
     assert refused("json", {}, OutputMode.APPEND).condition == "SINK_OPTION_MISSING"
     assert refused("delta", {"path": " "}, OutputMode.APPEND).condition == "SINK_OPTION_MISSING"

@@ -49,9 +49,14 @@ class _NotificationSink(Sink):
     def check_query(
         self, options: Mapping[str, str], columns: Mapping[str, str], mode: OutputMode
     ) -> None:
-        for name in listed(options, "columns"):
-            if name.lower() not in map(str.lower, columns):
-                raise invalid(f"option `columns` names {name}, which is not a column of the query")
+        known = set(map(str.lower, columns))
+        for kind in ("columns", "mask"):
+            for name in listed(options, kind):
+                # Fields of structs can be masked too.
+                column = name.partition(".")[0] if kind == "mask" else name
+                if known.isdisjoint((name.lower(), column.lower())):
+                    message = f"option `{kind}` names {name}, which is not a column of the query"
+                    raise invalid(message)
 
 
 class WebhookSink(_NotificationSink):
