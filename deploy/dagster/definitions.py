@@ -33,12 +33,14 @@ def specs() -> list[AssetSpec]:
     """The tables of the pipeline, each with the tables that it reads."""
     _, graph = penstock("graph", PROJECT)
     tables = {node["id"] for node in graph["nodes"] if node["kind"] in TABLES}
-    edges = {(edge["from"], edge["to"]) for edge in graph["edges"]}
+
+    def read_by(name: str) -> set[str]:
+        """The tables that a dataset reads, also through views."""
+        sources = {edge["from"] for edge in graph["edges"] if edge["to"] == name}
+        return (sources & tables).union(*map(read_by, sources - tables))
+
     return [
-        AssetSpec(
-            asset_key(table),
-            deps=[asset_key(source) for source in tables - {table} if (source, table) in edges],
-        )
+        AssetSpec(asset_key(table), deps=[asset_key(name) for name in read_by(table) - {table}])
         for table in sorted(tables)
     ]
 
@@ -52,10 +54,14 @@ def asset_key(table: str) -> AssetKey:
 def shop(context: AssetExecutionContext):
     selected = {".".join(key.path) for key in context.selected_asset_keys}
     code, status = penstock("run", PROJECT, "--quiet", "--refresh", ",".join(sorted(selected)))
-    for flow in status.get("flows", ()):
-        if flow["target"] in selected and flow["state"] in ("COMPLETED", "IDLE"):
-            figures = {key: flow[key] for key in ("rows", "quarantined", "dropped", "batches")}
-            yield MaterializeResult(asset_key=asset_key(flow["target"]), metadata=figures)
+    for table in sorted(selected):
+        flows = [flow for flow in status.get("flows", ()) if flow["target"] == table]
+        # Flows that are not part of the update are EXCLUDED.
+        states = {flow["state"] for flow in flows} - {"EXCLUDED"}
+        if states and states <= {"COMPLETED", "IDLE"}:
+            keys = ("rows", "quarantined", "dropped", "batches")
+            figures = {key: sum(flow[key] or 0 for flow in flows) for key in keys}
+            yield MaterializeResult(asset_key=asset_key(table), metadata=figures)
     if code != 0:
         raise Failure(f"penstock run ended with exit code {code}")
 

@@ -1,12 +1,16 @@
 """The recipes in deploy/: commands, schemas and linters; updates by Airflow and Dagster."""
 
+import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import typer
@@ -188,6 +192,46 @@ def test_airflow_runs_an_update(project: dict[str, str], tmp_path: Path) -> None
     checked(airflow, "db", "migrate", **settings)
     assert "state=success" in checked(airflow, "dags", "test", "shop", **settings)
     check_tables(project)
+
+
+FAKE_PENSTOCK = """#!/bin/sh
+if [ "$1" = graph ]; then cat graph.json; else cat status.json; exit 1; fi
+"""
+
+
+def test_assets_of_dagster_follow_views_and_have_one_result_of_all_their_flows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = {"c.a": "streaming table", "c.v": "view", "c.w": "view", "c.b": "materialized view"}
+    edges = [("/in", "c.a"), ("c.a", "c.v"), ("c.v", "c.w"), ("c.w", "c.b"), ("c.b", "c.b")]
+    graph = {
+        "nodes": [{"id": name, "kind": kind} for name, kind in nodes.items()],
+        "edges": [{"from": source, "to": target} for source, target in edges],
+    }
+    counts = {"rows": 2, "quarantined": 1, "dropped": 1, "batches": 1}
+    states = [("c.a", "COMPLETED"), ("c.a", "IDLE"), ("c.b", "COMPLETED"), ("c.b", "FAILED")]
+    flows = [{"target": target, "state": state, **counts} for target, state in states]
+    (tmp_path / "graph.json").write_text(json.dumps(graph))
+    (tmp_path / "status.json").write_text(json.dumps({"flows": flows}))
+    penstock = tmp_path / "penstock"
+    penstock.write_text(FAKE_PENSTOCK)
+    penstock.chmod(0o755)
+    dagster = MagicMock(AssetKey=lambda path: SimpleNamespace(path=path), Failure=RuntimeError)
+    dagster.AssetSpec = dagster.MaterializeResult = lambda *key, **rest: (*key, rest)
+    dagster.multi_asset = lambda specs, **_: lambda function: (specs, function)
+    monkeypatch.setitem(sys.modules, "dagster", dagster)
+    monkeypatch.setenv("PENSTOCK", str(penstock))
+    monkeypatch.chdir(tmp_path)
+    specs, update = runpy.run_path(str(DEPLOY / "dagster" / "definitions.py"))["shop"]
+    assert [(key.path, [dep.path for dep in rest["deps"]]) for key, rest in specs] == [
+        (["c", "a"], []),
+        (["c", "b"], [["c", "a"]]),
+    ]
+    results = update(SimpleNamespace(selected_asset_keys=[key for key, _ in specs]))
+    (result,) = next(results)
+    assert (result["asset_key"].path, result["metadata"]["rows"]) == (["c", "a"], 4)
+    with pytest.raises(RuntimeError, match="exit code 1"):
+        next(results)
 
 
 @pytest.mark.long
