@@ -60,6 +60,11 @@ class Flow:
     depends_on: tuple[str, ...] = ()
     replace_where: "str | Column | None" = None
 
+    @property
+    def sink_reset(self) -> str:
+        """For hints: what to run instead of `--full-refresh`, which sinks do not support."""
+        return f"for a sink, `penstock checkpoint reset {self.name} --from POSITION`"
+
 
 @dataclass(frozen=True, kw_only=True)
 class FlowAnalysis:

@@ -24,9 +24,10 @@ _CHECKPOINT = re.compile(
     r"STREAMING_CHECKPOINT_\w+|STATE_STORE_\w*(?:SCHEMA|CHECKPOINT|PROVIDER)\w*|STATEFUL_OPERATOR_\w+"
     r"|Incomplete log file|Log file was malformed"
     r"|Checksum error: \S*/checkpoints/|batch \d+ doesn't exist"
-    r"|There are \[\d+\] sources in the checkpoint|concurrent (?:update to the log|stream log)",
+    r"|There are \[\d+\] sources in the checkpoint",
     re.IGNORECASE,
 )
+_CHECKPOINT_IN_USE = re.compile(r"concurrent (?:update to the log|stream log)", re.IGNORECASE)
 _DETERMINISTIC = re.compile(
     r"AnalysisException|ParseException|SparkArithmeticException|SparkDateTimeException"
     r"|SparkNumberFormatException|ArrayIndexOutOfBounds|ClassCastException|MatchError"
@@ -121,14 +122,24 @@ def flow_error(
             'Spark does not support this query in real-time mode; "processingTime=0 seconds" '
             "starts a batch as soon as the last one is done"
         )
+    elif _CHECKPOINT_IN_USE.search(text):
+        raised, condition = CheckpointError, "CHECKPOINT_IN_USE"
+        message = f"another query writes to its checkpoint: {_reason(text)}"
+        hint = "stop one of the two queries, and start the other again: the checkpoint is intact"
     elif _CHECKPOINT.search(text):
         raised, condition = CheckpointError, "CHECKPOINT_UNUSABLE"
         message = f"cannot continue from its checkpoint: {_reason(text)}"
-        hint = f"--full-refresh {flow.target} starts it over from its sources"
+        hint = (
+            "if its query was changed, revert the change; "
+            f"--full-refresh {flow.target} starts it over from its sources; {flow.sink_reset}"
+        )
     elif _DATA_LOSS.search(text):
         condition = "SOURCE_ROWS_LOST"
         message = f"the source no longer has rows that were not read yet{batch}: {_reason(text)}"
-        hint = 'set failOnDataLoss to "false" to continue without them, or --full-refresh the table'
+        hint = (
+            'set failOnDataLoss to "false" to continue without them, or --full-refresh '
+            f"{flow.target}; {flow.sink_reset}"
+        )
     else:
         condition, message = "FLOW_FAILED", f"the query failed{batch}: {_reason(text)}"
         if _ANSI.search(text):

@@ -151,4 +151,15 @@ def test_two_writers_that_create_a_delta_table_do_not_damage_a_checkpoint():
     text = "ProtocolChangedException: the table has been changed by a concurrent update. See more"
     assert flow_error(text, FLOW).condition == "FLOW_FAILED"
     text = "Concurrent update to the log. Multiple streaming jobs detected for 3"
-    assert flow_error(text, FLOW).condition == "CHECKPOINT_UNUSABLE"
+    error = flow_error(text, FLOW)
+    assert error.condition == "CHECKPOINT_IN_USE"
+    assert "--full-refresh" not in (error.hint or "")
+
+
+@pytest.mark.parametrize(
+    "text", ["There are [2] sources in the checkpoint offsets", "[KAFKA_DATA_LOSS] gone"]
+)
+def test_hint_at_a_full_refresh_has_a_way_for_sinks(text):
+    hint = flow_error(text, FLOW).hint or ""
+    assert "--full-refresh t" in hint
+    assert "penstock checkpoint reset f --from POSITION" in hint

@@ -119,7 +119,8 @@ class DeltaStream(OpenedSource):
                     retryable=False,
                     origin=flow.origin,
                     hint='read its change feed (option "readChangeFeed"), ignore changes with '
-                    'option "skipChangeCommits", or --full-refresh this table',
+                    f'option "skipChangeCommits", or --full-refresh {flow.target}; '
+                    f"{flow.sink_reset}",
                 )
         if "DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE" in text:
             return FlowError(
@@ -129,8 +130,8 @@ class DeltaStream(OpenedSource):
                 retryable=False,
                 origin=flow.origin,
                 hint="the table was created again, or a target with `defer_to` reads it from "
-                f"another storage now: --full-refresh {flow.target} reads it from its start, or, "
-                f"into a sink, `penstock checkpoint reset {flow.name} --from POSITION`",
+                f"another storage now: --full-refresh {flow.target} reads it from its start; "
+                f"{flow.sink_reset}",
             )
         return None
 
