@@ -149,11 +149,11 @@ def _python_comments(text: str) -> list[tuple[int, int, str]]:
 TEXT_RULES = frozenset(
     f"PSL{number}"
     for number in (
-        *(107, 109, 203, 301, 302, 303, 304, 305, 306, 307, 308, 310, 311, 312, 313, 314),
+        *(107, 109, 301, 302, 303, 304, 305, 306, 307, 308, 311, 312, 313, 314),
         *(601, 701, 702, 703, 704, 901),
     )
 )
-"""Rules that (also) look at the text; all others need the analysis."""
+"""Rules that look at the text alone; all others need the analysis to be complete."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,6 +277,7 @@ def _of_cell(
     checkpoints: dict[str, list[SourceLocation]],
 ) -> Iterator[Finding]:
     at = partial(_at, cell)
+    functions: list[tuple[int, int]] = []
     if cell.kind is CellKind.SQL:
         hits = list(sql_code_findings(cell.text))
         for key, value, line in setting_statements(cell.text):
@@ -286,14 +287,20 @@ def _of_cell(
         suppressions += _suppressions(cell, _sql_comments(cell.text), lines)
     elif cell.kind is CellKind.PYTHON:
         code = code_findings(cell.text)
-        hits = code.hits
+        hits, functions = code.hits, code.functions
         for location, line in code.checkpoints:
             checkpoints.setdefault(location, []).append(at(line))
         suppressions += _suppressions(cell, _python_comments(cell.text), code.spans)
     else:
         return
     for hit in hits:
-        yield Finding(rule=RULES[hit.rule], origin=at(hit.line), message=hit.message)
+        around = max((head for head, last in functions if head <= hit.line <= last), default=None)
+        yield Finding(
+            rule=RULES[hit.rule],
+            origin=at(hit.line),
+            message=hit.message,
+            declared=None if around is None else at(around),
+        )
 
 
 def _at(cell: Cell, line: int) -> SourceLocation:

@@ -45,11 +45,13 @@ class CodeFindings:
         checkpoints: Text of each checkpoint location, with its line.
         spans: First line (of the decorators) and line of the `def`, of each function; first and
             last line of each simple statement.
+        functions: Line of the `def` and last line of each function.
     """
 
     hits: list[Hit] = field(default_factory=list)
     checkpoints: list[tuple[str, int]] = field(default_factory=list)
     spans: list[tuple[int, int]] = field(default_factory=list)
+    functions: list[tuple[int, int]] = field(default_factory=list)
 
 
 def python_code_findings(
@@ -70,6 +72,7 @@ def python_code_findings(
         if isinstance(node, ast.FunctionDef):
             first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             findings.spans.append((first, node.lineno))
+            findings.functions.append((node.lineno, node.end_lineno or node.lineno))
             if names.decorators(node) & _QUERY:
                 findings.hits += _query_function(node, names)
             elif node in batch_functions:

@@ -216,6 +216,7 @@ def test_sql_is_looked_at_by_statement(lint: Lint):
         ('x = "# penstock: ignore[PSL303]"; df.trigger(once=True)', [("PSL303", 2)]),
         # Rules that were not applied may still find something there.
         ("x = 1  # penstock: ignore[PSL101]", []),
+        ("x = 1  # penstock: ignore[PSL203, PSL310]", []),
     ],
 )
 def test_a_comment_accepts_what_it_stands_at(lint: Lint, text: str, expected: list[Finding]):
@@ -239,6 +240,32 @@ def test_a_comment_on_a_head_speaks_about_the_whole_head(lint: Lint):
     )
     assert found(report) == []
     assert [one.rule.id for one in report.accepted] == ["PSL305"]
+
+
+def test_a_comment_above_a_function_is_about_all_of_its_lines(lint: Lint):
+    report = lint(
+        """\
+        import penstock as dp
+
+        # penstock: ignore[PSL307] a small table
+        @dp.materialized_view
+        def counted():
+            rows = spark.read.table("orders")
+            return spark.createDataFrame([(rows.count(),)], "n LONG")
+
+        # penstock: ignore[PSL306, PSL311] a few rows
+        @dp.foreach_batch_sink
+        def write(df, batch_id):
+            rows = df.persist()
+            rows.write.mode("overwrite").save("/a")
+
+        @dp.materialized_view
+        def counted_again():
+            return spark.createDataFrame([(spark.read.table("orders").count(),)], "n LONG")
+        """
+    )
+    assert found(report) == [("PSL901", 9), ("PSL307", 17)]
+    assert [one.rule.id for one in report.accepted] == ["PSL307", "PSL311"]
 
 
 def test_settings_accept_a_rule_everywhere(lint: Lint):
