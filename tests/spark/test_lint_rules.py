@@ -86,8 +86,23 @@ def all_distinct():
 @dp.expect("always", "1 = 1")
 @dp.expect("defaulted", "coalesce(amount, 0) >= 0")
 @dp.expect("two", "amount > 0 AND customer IS NOT NULL")
+@dp.expect("a_number", "CAST(order_id AS INT) IS NOT NULL")
+@dp.expect("a_time", "to_timestamp(customer, 'yyyy') IS NOT NULL")
+@dp.expect("an_entry", "map('k', status)['k'] IS NULL OR true AND status > 'a'")
+@dp.expect("a_field", "named_struct('id', order_id).id IS NOT NULL")
 def checked():
     return dp.read_stream("orders")
+
+
+@dp.table
+def all_orders():
+    return dp.read_stream("orders").groupBy().count()
+
+
+@dp.table
+def strictly_parsed():
+    order = F.from_json("status", "id STRING", {"mode": "FailFast"}).alias("order")
+    return dp.read_stream("orders").select(order)
 """,
         encoding="utf-8",
     )
@@ -137,6 +152,9 @@ def test_findings_of_plans_are_found_through_views_and_sql(report: LintReport):
     joins = [message for rule, _, message in of_file(report, "more.py") if rule == "PSL104"]
     assert len(joins) == 1  # one side of the bound is open
     assert not any("by_time" in message for _, _, message in of_file(report, "more.py"))
+    # One group, the watermark of a view that is inlined, and a parser that fails.
+    more = {rule for rule, _, _ in of_file(report, "more.py")}
+    assert not more & {"PSL101", "PSL108", "PSL506"}
 
 
 def test_a_null_is_followed_through_conditions(report: LintReport):

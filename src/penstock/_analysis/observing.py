@@ -22,7 +22,7 @@ from penstock._model.expectation import Expectation
 from penstock._model.flow import Flow
 from penstock._model.origin import capture_origin
 from penstock._model.query_facts import QueryFacts, ReadFacts, RuleFacts
-from penstock._spark.plans import analyzed, kind_of
+from penstock._spark.plans import analyzed, kind_of, walk
 from penstock._tables.jvm import iterate
 from penstock.errors import PenstockError
 from penstock.quality.rules import condition_column
@@ -31,10 +31,8 @@ from penstock.sources.base import NOWHERE, Position
 _IDS = re.compile(r"#\d+L?")
 _EMPTY_SOURCE = re.compile(r"FileSource\[[^\]]*/penstock-analysis-[^\]/]*/([^\]/]*)\]")
 _MAX_WIDTH = 200
-_MENTIONS_NULL = (
-    r"(?i)\b{name}\)?\s+IS\s+(?:NOT\s+)?NULL\b"
-    r"|\b(?:coalesce|nvl2?|ifnull|isnull|isnotnull)\([^)]*\b{name}\b"
-)
+# In the plan, the functions for NULL (nvl, ifnull, ...) are made of these.
+_MENTIONS_NULL = ("IsNull", "IsNotNull", "Coalesce")
 
 
 @dataclass
@@ -137,10 +135,15 @@ class ObservingEvaluator(Evaluator):
         condition = condition_column(self._spark, rule)
         selected = rows.select(condition.alias("rule"))
         expression = selected._jdf.queryExecution().analyzed().projectList().head()
-        text = str(expression.sql()).replace("`", "")
         used = {a.name(): bool(a.nullable()) for a in iterate(expression.references().toSeq())}
         constant = _folded(selected) or ("never true" if _is_never_true(rows, condition) else "")
-        passes, breaks, mentioned = [], [], []
+        mentioned = {
+            str(attribute.name())
+            for part in walk(expression)
+            if kind_of(part) in _MENTIONS_NULL
+            for attribute in iterate(part.references().toSeq())
+        }
+        passes, breaks = [], []
         for name, is_nullable in used.items() if not constant else ():
             column = next(field for field in df.schema if field.name == name)
             without = rows.withColumn(name, F.lit(None).cast(column.dataType))
@@ -148,13 +151,11 @@ class ObservingEvaluator(Evaluator):
                 breaks += [name] if is_nullable else []
             elif _folded(without.select(condition.alias("rule"))) == "true":
                 passes.append(name)
-            if re.search(_MENTIONS_NULL.format(name=re.escape(name)), text):
-                mentioned.append(name)
         return RuleFacts(
             constant=constant,
             passes=tuple(passes),
             breaks=tuple(breaks),
-            mentioned=tuple(mentioned),
+            mentioned=tuple(sorted(mentioned)),
         )
 
 

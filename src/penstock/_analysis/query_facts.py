@@ -24,7 +24,8 @@ _NONDETERMINISTIC = re.compile(
 _CLOCK = re.compile(
     r"\b(current_timestamp|current_date|localtimestamp|now|unix_timestamp)\(\)", re.I
 )
-_NOTED = re.compile(r"\b(from_json|from_csv|from_xml|from_avro|from_protobuf)\(", re.I)
+_NOTED = re.compile(r"\b(from_json|from_csv|from_xml)\(", re.I)
+_PARSERS = {"JsonToStructs": "from_json", "CsvToStructs": "from_csv", "XmlToStructs": "from_xml"}
 _COORDINATES = ("partition", "offset")
 # The state of an operator, and the method with its keys.
 _KEYED = {
@@ -53,6 +54,7 @@ class _Reader:
         self._watermarks: dict[str, int] = {}
         self._coordinates: dict[int, str] = {}
         self._texts: list[str] = []
+        self._strict: set[str] = set()
 
     def walk(self, node: Any) -> None:
         kind = kind_of(node)
@@ -92,7 +94,7 @@ class _Reader:
             state=tuple(self._stateful()) if self._df.isStreaming else (),
             nondeterministic=nondeterministic,
             clock=_names(_CLOCK, text),
-            functions=frozenset(_names(_NOTED, text)),
+            functions=frozenset(_names(_NOTED, text)) - self._strict,
             dropped_offset_columns=() if is_aggregated else tuple(sorted(lost)),
             columns={field.name: field.dataType.simpleString() for field in self._df.schema},
         )
@@ -103,7 +105,11 @@ class _Reader:
         if kind_of(item) != "Alias":
             return
         references = {a.exprId().id() for a in iterate(item.references().toSeq())}
-        self._derived[item.exprId().id()] = references, str(item.child().sql())
+        text = str(item.child().sql())
+        self._derived[item.exprId().id()] = references, text
+        for part in walk(item) if _NOTED.search(text) else ():
+            if (name := _PARSERS.get(kind_of(part))) and "(mode,failfast)" in _options(part):
+                self._strict.add(name)
 
     def _all_parts(self, attribute: int) -> set[int]:
         seen: set[int] = set()
@@ -117,7 +123,8 @@ class _Reader:
                 waiting += self._derived[part][0]
         return seen
 
-    def _nondeterministic_in(self, expressions: list[Any]) -> tuple[str, ...]:
+    def _changing(self, expressions: list[Any]) -> dict[str, tuple[str, ...]]:
+        """Functions in keys, for `StateFacts`."""
         texts = []
         for expression in expressions:
             texts.append(str(expression.sql()))
@@ -125,7 +132,10 @@ class _Reader:
                 parts = self._all_parts(attribute.exprId().id())
                 texts += [self._derived[part][1] for part in parts if part in self._derived]
         text = "\n".join(texts)
-        return (*_names(_NONDETERMINISTIC, text), *_names(_CLOCK, text))
+        return {
+            "nondeterministic_keys": _names(_NONDETERMINISTIC, text),
+            "clock_keys": _names(_CLOCK, text),
+        }
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -148,8 +158,11 @@ class _Reader:
             kind=kind,
             keys=tuple(shown_expression(key) for key in keys),
             has_watermark=_has_watermark(node),
-            is_bounded=kind is StateKind.DEDUPLICATE_WITHIN or any(map(is_watermarked, keys)),
-            nondeterministic_keys=self._nondeterministic_in(keys),
+            # Without keys, there is one row or group.
+            is_bounded=kind is StateKind.DEDUPLICATE_WITHIN
+            or not keys
+            or any(map(is_watermarked, keys)),
+            **self._changing(keys),
         )
 
     def _join(self, node: Any) -> StateFacts:
@@ -161,7 +174,7 @@ class _Reader:
             keys=tuple(shown_expression(part) for part in conditions),
             has_watermark=_has_watermark(node),
             is_bounded=not growing_sides(self._jvm, node),
-            nondeterministic_keys=self._nondeterministic_in(conditions),
+            **self._changing(conditions),
         )
 
     def _arbitrary(self, node: Any) -> StateFacts:
@@ -177,6 +190,10 @@ class _Reader:
 
 def _names(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
     return tuple(sorted({match.group(1).lower() for match in pattern.finditer(text)}))
+
+
+def _options(parser: Any) -> str:
+    return str(parser.options().toSeq().toString()).lower()
 
 
 def _has_watermark(node: Any) -> bool:

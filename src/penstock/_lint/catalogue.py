@@ -117,7 +117,8 @@ _ROWS = (
         *("PSL208", "source-files-removed", _WARNING),
         "source files are deleted after they were read",
         "A full refresh, a new flow or a second reader finds no files.",
-        'Use `cleanSource` with `"archive"`, or a lifecycle rule of the object store.',
+        'Use `cleanSource` with `"archive"` (Auto Loader: `"MOVE"` with `moveDestination`), or a '
+        "lifecycle rule of the object store.",
     ),
     (
         *("PSL209", "own-consumer-group", _WARNING),
@@ -234,7 +235,7 @@ _ROWS = (
     # -- chance and time
     (
         *("PSL401", "key-by-chance", _ERROR),
-        "a grouping, join or de-duplication key from a nondeterministic function or the clock",
+        "a grouping, join or de-duplication key from a nondeterministic function",
         "A recomputed batch has different keys: its rows are counted twice.",
         "Use a key from the data.",
     ),
@@ -251,6 +252,13 @@ _ROWS = (
         "Its result depends on when it runs, so every update recomputes it. "
         "(In a stream the time is that of the batch, and stays the same if the batch is repeated.)",
         "Use a timestamp from the data, or a parameter of the pipeline.",
+    ),
+    (
+        *("PSL404", "key-by-clock", _WARNING),
+        "a grouping, join or de-duplication key from the current time",
+        "The time is that of the batch: a full refresh, or a batch after an outage, gives other "
+        "keys to the same rows.",
+        "Use a timestamp from the data.",
     ),
     # -- data quality
     (
@@ -287,7 +295,7 @@ _ROWS = (
     (
         *("PSL506", "malformed-payload-unnoticed", _WARNING),
         "payloads are parsed, but no expectation checks the result",
-        "`from_json` and similar functions return NULL for payloads that they cannot parse.",
+        "`from_json`, `from_csv` and `from_xml` return NULL for payloads that they cannot parse.",
         "Add an expectation on a column that every payload has: `order_id IS NOT NULL`.",
     ),
     (

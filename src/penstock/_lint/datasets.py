@@ -12,14 +12,16 @@ from penstock._model.query_facts import QueryFacts, RuleFacts
 
 _MANY_VALUES = ("timestamp", "timestamp_ntz", "float", "double", "decimal", "binary")
 _IDENTITY = re.compile(r"(^|_)(id|uuid|guid|key|offset|email|phone|ip|ts|timestamp|hash)$", re.I)
-_SOME_VALUES = re.compile(r"(country|region|tenant|store|type|category|status)_?(id|key)$", re.I)
+_SOME_VALUES = re.compile(
+    r"(country|region|tenant|store|type|category|status|(^|_)(date|day|week|month|year))_?(id|key)$",
+    re.I,
+)
 _MOST_PARTITION_COLUMNS = 3
 _INTERVAL = re.compile(
     r"\s*(?:interval\s+)?(\d+)\s+(second|minute|hour|day|week|month|year)s?", re.I
 )
 _DAYS = {"second": 1 / 86400, "minute": 1 / 1440, "hour": 1 / 24, "day": 1, "week": 7}
 _RETENTION = {"delta.deletedfileretentionduration": 7, "delta.logretentionduration": 7}
-_PARSERS = {"from_json", "from_csv", "from_xml", "from_avro", "from_protobuf"}
 
 
 def findings_of_dataset(
@@ -73,8 +75,8 @@ def findings_of_dataset(
     if dataset.kind is DatasetKind.TEMPORARY_VIEW or dataset.expectations:
         return
     for facts in queries.values():
-        if facts.is_streaming and facts.functions & _PARSERS:
-            parser = min(facts.functions & _PARSERS)
+        if facts.is_streaming and facts.functions:
+            parser = min(facts.functions)
             yield finding("PSL506", f"{parser} is used, and {dataset.name} has no expectation")
             return
 

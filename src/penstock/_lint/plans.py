@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from penstock._lint.catalogue import RULES
 from penstock._lint.finding import Finding
+from penstock._model.dataset import DatasetKind
 from penstock._model.origin import SourceLocation
 from penstock._model.query_facts import QueryFacts, ReadFacts, StateFacts, StateKind
 
@@ -13,16 +14,18 @@ _INFERRED = _FILES - {"text", "binaryfile", "cloudfiles"}
 _LIMITS = {
     "kafka": ("maxoffsetspertrigger",),
     "eventhubs": ("maxeventspertrigger", "eventhubs.maxeventspertrigger"),
-    "delta": ("maxfilespertrigger", "maxbytespertrigger"),
-    "cloudfiles": ("cloudfiles.maxfilespertrigger", "cloudfiles.maxbytespertrigger"),
+    # Delta and Auto Loader have a limit by default.
+    **dict.fromkeys(_FILES - {"cloudfiles"}, ("maxfilespertrigger", "maxbytespertrigger")),
 }
 _STARTS = ("startingoffsets", "startingoffsetsbytimestamp", "startingtimestamp")
 _LOOPBACK = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[?::1\]?)(:\d+)?$", re.I)
 
 
 def findings_of_query(
-    flow: str, declared: SourceLocation, facts: QueryFacts, *, is_sink: bool
+    flow: str, declared: SourceLocation, facts: QueryFacts, target: DatasetKind | None
 ) -> Iterator[Finding]:
+    """Findings about the query of a flow into a dataset of a kind; into a sink if it is `None`."""
+
     def finding(rule: str, message: str) -> Finding:
         return Finding(
             rule=RULES[rule], origin=declared, message=message, flow=flow, declared=declared
@@ -33,17 +36,19 @@ def findings_of_query(
             yield finding(rule, message)
         if state.nondeterministic_keys:
             yield finding("PSL401", f"{_a(state.kind)} by {_listed(state.nondeterministic_keys)}")
+        if state.clock_keys:
+            yield finding("PSL404", f"{_a(state.kind)} by {_listed(state.clock_keys)}")
     if facts.is_streaming:
         for column, delay in facts.watermarks.items():
             if delay == 0:
                 yield finding("PSL105", f"the watermark on {column} has no delay")
-            if not facts.state:
+            if not facts.state and target is not DatasetKind.TEMPORARY_VIEW:
                 yield finding("PSL108", f"nothing in this flow uses the watermark on {column}")
     if facts.nondeterministic and not any(state.nondeterministic_keys for state in facts.state):
         yield finding("PSL402", f"the query uses {_listed(facts.nondeterministic)}")
-    if facts.clock and not facts.is_streaming and not is_sink:
+    if facts.clock and target is DatasetKind.MATERIALIZED_VIEW:
         yield finding("PSL403", f"the query uses {_listed(facts.clock)}")
-    if facts.dropped_offset_columns and facts.is_streaming and not is_sink:
+    if facts.dropped_offset_columns and target is DatasetKind.STREAMING_TABLE:
         columns = " and ".join(facts.dropped_offset_columns)
         yield finding("PSL204", f"the result does not use {columns} of the Kafka source")
 
@@ -51,7 +56,7 @@ def findings_of_query(
 def _of_state(state: StateFacts) -> Iterator[tuple[str, str]]:
     keys = ", ".join(state.keys) or "nothing"
     match state.kind:
-        case StateKind.AGGREGATE if not state.has_watermark:
+        case StateKind.AGGREGATE if not state.is_bounded and not state.has_watermark:
             yield "PSL101", f"the aggregation by {keys} has no watermark below it"
         case StateKind.AGGREGATE if not state.is_bounded:
             yield "PSL102", f"the aggregation by {keys} has no event time among its keys"
@@ -94,8 +99,8 @@ def _of_read(read: ReadFacts) -> Iterator[tuple[str, str]]:
         yield "PSL202", "the stream continues after data loss"
     if _is(options.get("ignorechanges"), "true"):
         yield "PSL210", "the stream reads rewritten rows again"
-    if read.source in ("socket", "rate"):
-        yield "PSL206", f"the stream reads {_a(read.source)} source"
+    if read.source == "socket":
+        yield "PSL206", "the stream reads a socket source"
     if read.source in _FILES:
         if _is(options.get("latestfirst"), "true"):
             yield "PSL207", "the stream reads new files before old ones"
@@ -103,10 +108,9 @@ def _of_read(read: ReadFacts) -> Iterator[tuple[str, str]]:
             yield "PSL208", "the stream deletes files that it has read"
         if read.source in _INFERRED and not read.has_schema:
             yield "PSL203", f"the stream infers the schema of {read.source} files"
-    if not read.is_own and (read.source in _FILES or read.source in _LIMITS):
-        limits = _LIMITS.get(read.source, ("maxfilespertrigger", "maxbytespertrigger"))
-        if not any(limit in options for limit in limits):
-            yield "PSL205", f"the {read.source} stream has no limit per batch"
+    limits = _LIMITS.get(read.source, ())
+    if limits and not read.is_own and not any(limit in options for limit in limits):
+        yield "PSL205", f"the {read.source} stream has no limit per batch"
 
 
 def _of_kafka(read: ReadFacts) -> Iterator[tuple[str, str]]:

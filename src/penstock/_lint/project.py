@@ -26,6 +26,7 @@ from penstock._lint.python_code import (
     setting_findings,
 )
 from penstock._lint.sql_code import setting_statements, sql_code_findings, statement_lines
+from penstock._model.dataset import DatasetKind
 from penstock._model.origin import SourceLocation, source_location
 from penstock._model.pipeline import PipelineSettings
 from penstock._model.query_facts import RuleFacts
@@ -337,8 +338,12 @@ def _of_analysis(
     for name, flow in index.flows.items():
         facts = seen.queries.get(name)
         if facts is not None:
-            is_sink = index.flow_targets[name] in index.sinks
-            yield from findings_of_query(name, flow.origin, facts, is_sink=is_sink)
+            target = index.datasets.get(index.flow_targets[name])
+            queried = (
+                DatasetKind.STREAMING_TABLE if facts.is_streaming else DatasetKind.MATERIALIZED_VIEW
+            )
+            kind = None if target is None else target.declared.kind or queried
+            yield from findings_of_query(name, flow.origin, facts, kind)
         for read in seen.reads.get(name, ()):
             # Reads of SQL statements have no location in the user's code.
             located = replace(read, origin=flow.origin) if flow.language == "SQL" else read

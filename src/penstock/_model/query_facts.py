@@ -44,7 +44,8 @@ class StateFacts:
     Attributes:
         has_watermark: Whether a watermark is defined below it.
         is_bounded: Whether Spark will ever remove what it keeps.
-        nondeterministic_keys: Functions in its keys that are nondeterministic or return the time.
+        nondeterministic_keys: Functions in its keys whose value differs between evaluations.
+        clock_keys: Functions in its keys that return the current time, which is that of the batch.
     """
 
     kind: StateKind
@@ -52,6 +53,7 @@ class StateFacts:
     has_watermark: bool = False
     is_bounded: bool = False
     nondeterministic_keys: tuple[str, ...] = ()
+    clock_keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,8 @@ class QueryFacts:
         state: Stateful operators, from the result downwards.
         nondeterministic: Functions in it whose value differs between evaluations.
         clock: Functions in it that return the current time.
-        functions: Names of interest that it calls: `from_json`, ...
+        functions: Parsers that it calls and that return NULL for what they cannot parse:
+            `from_json`, `from_csv`, `from_xml`.
         dropped_offset_columns: Those of `partition` and `offset` of a Kafka source that no column
             of the result uses.
         columns: Of the result: name to type as DDL.

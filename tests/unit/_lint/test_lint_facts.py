@@ -65,18 +65,16 @@ def test_how_a_broker_is_reached():
         ("json", {}, ["PSL205"]),
         ("json", {"maxbytespertrigger": "1g"}, []),
         ("json", {"maxfilespertrigger": "1", "latestfirst": "TRUE"}, ["PSL207"]),
-        ("cloudfiles", {"maxfilespertrigger": "1"}, ["PSL205"]),
-        ("cloudfiles", {"cloudfiles__maxfilespertrigger": "1"}, []),
-        (
-            "cloudfiles",
-            {"cloudfiles__maxbytespertrigger": "1g", "cloudfiles__cleansource": "DELETE"},
-            ["PSL208"],
-        ),
-        ("delta", {"maxfilespertrigger": "1", "startingversion": "latest"}, ["PSL201"]),
-        ("delta", {"maxfilespertrigger": "1", "failondataloss": "False"}, ["PSL202"]),
+        # Delta and Auto Loader have a limit by default.
+        ("cloudfiles", {}, []),
+        ("cloudfiles", {"cloudfiles__cleansource": "DELETE"}, ["PSL208"]),
+        ("delta", {}, []),
+        ("delta", {"startingversion": "latest"}, ["PSL201"]),
+        ("delta", {"failondataloss": "False"}, ["PSL202"]),
         ("table", {"ignorechanges": "true"}, ["PSL210"]),
         ("table", {}, []),
-        ("rate", {}, ["PSL206"]),
+        ("socket", {}, ["PSL206"]),
+        ("rate", {}, []),
     ],
 )
 def test_options_of_streams(source: str, options: dict[str, str], expected: list[str]):
@@ -84,9 +82,9 @@ def test_options_of_streams(source: str, options: dict[str, str], expected: list
     assert of_read(source, streaming=False, **options) == []
 
 
-def of_query(**facts: Any) -> list[str]:
+def of_query(target: DatasetKind | None = DatasetKind.STREAMING_TABLE, **facts: Any) -> list[str]:
     query = QueryFacts(**{"is_streaming": True, **facts})
-    return sorted(one.rule.id for one in findings_of_query("f", AT, query, is_sink=False))
+    return sorted(one.rule.id for one in findings_of_query("f", AT, query, target))
 
 
 def test_state_is_told_by_kind():
@@ -102,7 +100,17 @@ def test_state_is_told_by_kind():
         assert of_query(state=(endless,), watermarks=minutes) == [rule]
         assert of_query(state=(bounded,), watermarks=minutes) == []
     assert of_query(state=(StateFacts(kind=StateKind.AGGREGATE),)) == ["PSL101"]
+    assert of_query(state=(StateFacts(kind=StateKind.AGGREGATE, is_bounded=True),)) == []
     assert of_query(watermarks={"ts": 0}) == ["PSL105", "PSL108"]
+
+
+def test_a_view_is_not_told_what_its_readers_do():
+    view = DatasetKind.TEMPORARY_VIEW
+    assert of_query(view, watermarks={"ts": 60_000}) == []
+    assert of_query(None, watermarks={"ts": 60_000}) == ["PSL108"]
+    assert of_query(dropped_offset_columns=("offset",)) == ["PSL204"]
+    assert of_query(view, dropped_offset_columns=("offset",)) == []
+    assert of_query(None, dropped_offset_columns=("offset",)) == []
 
 
 def test_chance_is_told_once_and_time_in_batches_only():
@@ -111,7 +119,12 @@ def test_chance_is_told_once_and_time_in_batches_only():
     assert of_query(state=(by_chance,), nondeterministic=("uuid",)) == ["PSL401"]
     assert of_query(state=(key,), nondeterministic=("uuid",)) == ["PSL402"]
     assert of_query(clock=("now",)) == []
-    assert of_query(is_streaming=False, clock=("now",)) == ["PSL403"]
+    by_time = StateFacts(**{**key.__dict__, "clock_keys": ("now",)})
+    assert of_query(state=(by_time,), clock=("now",)) == ["PSL404"]
+    batch = {"is_streaming": False, "clock": ("now",)}
+    assert of_query(DatasetKind.MATERIALIZED_VIEW, **batch) == ["PSL403"]
+    for target in (None, DatasetKind.STREAMING_TABLE, DatasetKind.TEMPORARY_VIEW):
+        assert of_query(target, **batch) == []
 
 
 def of_dataset(
@@ -134,6 +147,10 @@ def of_dataset(
         ("day", "date", False),
         ("country", "string", False),
         ("country_id", "int", False),
+        ("date_key", "int", False),
+        ("order_date_id", "int", False),
+        ("year_id", "int", False),
+        ("update_id", "int", True),
         ("order_id", "string", True),
         ("ID", "bigint", True),
         ("at", "timestamp", True),
