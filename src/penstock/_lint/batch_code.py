@@ -19,6 +19,9 @@ _SAFE_TEXTS = (
     "txnappid",
     "replacewhere",
     "overwrite",
+    # Their writers replace rows with the same key.
+    "sql.cassandra",
+    "cosmos.oltp",
 )
 _COLUMNS = {"lit", "createDataFrame"}
 _LOGGING = {"print", "debug", "info", "warning", "error", "exception", "log"}
@@ -26,15 +29,21 @@ _LOGGING = {"print", "debug", "info", "warning", "error", "exception", "log"}
 
 def batch_functions(tree: ast.Module, names: ApiNames) -> dict[ast.FunctionDef, tuple[str, str]]:
     """Functions of a file that process micro-batches; names of their rows and their batch id."""
-    used = {
-        name
+    values = [
+        node.args[0]
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and getattr(node.func, "attr", "") == "foreachBatch"
         and node.args
-        and (name := _function_name(node.args[0]))
-    }
+    ]
+    used = {_function_name(value) for value in values}
     functions: dict[ast.FunctionDef, tuple[str, str]] = {}
+    for value in values:
+        if isinstance(value, ast.Lambda) and len(value.args.args) >= 2:
+            body: list[ast.stmt] = [ast.Expr(value.body)]
+            made = ast.FunctionDef(name="a lambda", args=value.args, body=body, decorator_list=[])
+            made.lineno = value.lineno
+            functions[made] = (value.args.args[0].arg, value.args.args[1].arg)
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef):
             continue
@@ -47,11 +56,14 @@ def batch_functions(tree: ast.Module, names: ApiNames) -> dict[ast.FunctionDef, 
 
 
 def _function_name(node: ast.expr) -> str:
-    """Of `f`, `self.f` and `lambda rows, batch_id: f(rows, batch_id)`."""
+    """Of `f`, `self.f`, `partial(f, a=1)` and `lambda rows, batch_id: f(rows, batch_id)`."""
     if isinstance(node, ast.Lambda) and isinstance(node.body, ast.Call):
         arguments = [argument.arg for argument in node.args.args]
         values = [getattr(value, "id", "") for value in node.body.args[:2]]
         return _function_name(node.body.func) if values == arguments else ""
+    if isinstance(node, ast.Call):
+        is_partial = getattr(node.func, "attr", getattr(node.func, "id", "")) == "partial"
+        return _function_name(node.args[0]) if is_partial and len(node.args) == 1 else ""
     if isinstance(node, ast.Attribute):
         return node.attr if getattr(node.value, "id", "") == "self" else ""
     return node.id if isinstance(node, ast.Name) else ""
@@ -68,8 +80,10 @@ def findings(function: ast.FunctionDef, rows: str, batch_id: str) -> Iterator[Hi
         yield Hit("PSL305", function.lineno, message)
 
     def is_action(call: ast.Call) -> bool:
-        if not isinstance(call.func, ast.Attribute) or call.func.attr not in _ACTIONS:
+        if not isinstance(call.func, ast.Attribute):
             return False
+        if call.func.attr not in _ACTIONS:
+            return _is_write(call, frames)
         if call.func.attr == "count" and is_grouped(call.func.value, grouped):
             return False
         return root_name(call.func) in frames or _merges(call, frames)
@@ -182,7 +196,13 @@ def _is_guarded(function: ast.FunctionDef, calls: list[ast.Call], batch_id: str)
         if getattr(call.func, "attr", getattr(call.func, "id", "")) in _LOGGING | _COLUMNS
         for inner in ast.walk(call)
     }
-    return any(
-        isinstance(node, ast.Name) and node.id == batch_id and id(node) not in beside
-        for node in ast.walk(function)
-    )
+    names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+    for node in ast.walk(function):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=text)], value=value) if all(
+                id(name) in beside
+                for name in names
+                if name.id == text and isinstance(name.ctx, ast.Load)
+            ):
+                beside |= {id(inner) for inner in ast.walk(value)}
+    return any(node.id == batch_id and id(node) not in beside for node in names)

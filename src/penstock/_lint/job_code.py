@@ -153,7 +153,7 @@ def _sink(query: Query) -> Iterator[Hit]:
     if not isinstance(sink, DeltaSink | FileSink):
         return
     if mode in [str(refused) for refused in sink.refused_modes]:
-        line = next(step.line for step in query.writer if step.name == "outputMode")
+        line = next((step.line for step in query.steps("outputMode")), query.start.line)
         yield Hit("PSL703", line, f"{name} does not take the output mode {mode}")
     if not query.has("trigger"):
         yield Hit("PSL704", query.start.line, f"the query into {name} has no trigger")
@@ -177,7 +177,8 @@ def _state_of(rows: list[Step]) -> Iterator[Hit]:
         if any(known.name in _WATERMARKS for known in before):
             return
         if step.name in GROUPS:
-            grouped = step
+            # Without keys there is one group.
+            grouped = step if step.call is not None and step.call.args else None
         elif grouped is not None and step.name in _AGGREGATES:
             yield Hit("PSL101", grouped.line, f"{grouped.name} on a stream without a watermark")
             return
@@ -215,7 +216,11 @@ def _read(call: ast.Call, code: Bindings, function: ast.FunctionDef | None) -> I
             source=source.lower(),
             is_streaming=True,
             options=values,
-            has_schema=any(step.name == "schema" for step in steps),
+            has_schema=any(
+                step.name == "schema"
+                or (step.call and any(word.arg == "schema" for word in step.call.keywords))
+                for step in steps
+            ),
             origin=SourceLocation("", last.line),
         )
         for finding in findings_of_read("", facts.origin, facts):

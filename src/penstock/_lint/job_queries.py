@@ -65,12 +65,10 @@ class Query:
         return are_known(self.writer)
 
     def text_of(self, name: str) -> str | None:
-        """The argument of a step of the writer in lower case; `None` if missing or unknown."""
-        texts = {
-            text.lower() if text is not None else None
-            for step in self.steps(name)
-            for text in step.texts()[:1]
-        }
+        """What a step of the writer, or `start`, sets in lower case; `None` if it is unknown."""
+        said = [text for step in self.steps(name) for text in step.texts()[:1]]
+        said += [self.start.scope.text(word.value) for word in self._words if word.arg == name]
+        texts = {text.lower() if text is not None else None for text in said}
         return texts.pop() if len(texts) == 1 else None
 
     def steps(self, name: str) -> list[Step]:
@@ -78,7 +76,13 @@ class Query:
         return [step for step in self.writer if step.name == name]
 
     def has(self, *names: str) -> bool:
-        return any(step.name in names for step in self.writer)
+        known = [step.name for step in self.writer] + [word.arg for word in self._words]
+        return any(name in known for name in names)
+
+    @property
+    def _words(self) -> list[ast.keyword]:
+        """The arguments of `start` or `toTable` that have a name, such as `format`."""
+        return self.start.call.keywords if self.start.call is not None else []
 
     @property
     def keeps_state(self) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from penstock._analysis.observing import Observations, ObservingEvaluator
 from penstock._check import OpenedProject, opened_project
@@ -309,12 +310,26 @@ def _at(cell: Cell, line: int) -> SourceLocation:
 
 
 def _of_settings(settings: PipelineSettings) -> Iterator[Finding]:
-    parts = [{**settings.parameters, **settings.configuration}]
+    parts = [
+        {**settings.parameters, **settings.configuration},
+        _texts(settings.lineage.transport),
+        settings.telemetry.headers,
+    ]
+    if settings.metastore is not None:
+        parts.append(settings.metastore.options)
     for target in settings.alerts.targets:
         parts.append({"webhook": target.webhook, **target.headers, **target.mail})
     for key, value in (pair for part in parts for pair in part.items()):
         for rule, message in setting_findings(key, value):
             yield Finding(rule=RULES[rule], origin=_line_of(key, settings), message=message)
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Settings within settings as one mapping."""
+    texts: dict[str, str] = {}
+    for key, value in values.items():
+        texts |= _texts(value) if isinstance(value, Mapping) else {key: str(value)}
+    return texts
 
 
 def _line_of(key: str, settings: PipelineSettings) -> SourceLocation:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from penstock._lint import batch_code
+from penstock._lint.bindings import Bindings
 from penstock._lint.calls import (
     ApiNames,
     Hit,
@@ -16,6 +17,7 @@ from penstock._lint.calls import (
 )
 from penstock._lint.foreign_names import foreign_names
 from penstock._lint.job_code import job_findings
+from penstock._lint.job_queries import queries
 from penstock._lint.secret_literals import BY_NAME, secret_form, secret_kind
 from penstock._lint.sql_code import is_distinct_count
 
@@ -67,7 +69,11 @@ def python_code_findings(
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return findings
     names = ApiNames.of(tree)
-    batch_functions = batch_code.batch_functions(tree, names)
+    for function, arguments in batch_code.batch_functions(tree, names).items():
+        findings.hits += batch_code.findings(function, *arguments)
+    for query in queries(Bindings(tree)):
+        message = f"{query.start.name}() starts a streaming query"
+        findings.hits.append(Hit("PSL304", query.start.line, message))
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
@@ -75,8 +81,6 @@ def python_code_findings(
             findings.functions.append((node.lineno, node.end_lineno or node.lineno))
             if names.decorators(node) & _QUERY:
                 findings.hits += _query_function(node, names)
-            elif node in batch_functions:
-                findings.hits += batch_code.findings(node, *batch_functions[node])
         elif isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr | ast.Return):
             findings.spans.append((node.lineno, node.end_lineno or node.lineno))
         elif isinstance(node, ast.Call):
@@ -108,11 +112,13 @@ def setting_findings(key: str, value: str) -> Iterator[tuple[str, str]]:
 def _query_function(function: ast.FunctionDef, names: ApiNames) -> Iterator[Hit]:
     frames = {"spark", *names.modules}
     grouped: set[str] = set()
+    streams: set[str] = set()
     # In the order of the text: what a name stands for is known before it is used.
     steps = [node for node in ast.walk(function) if isinstance(node, ast.Assign | ast.Call)]
     for step in sorted(steps, key=lambda node: (node.end_lineno or 0, node.end_col_offset or 0)):
         if isinstance(step, ast.Assign):
-            is_frame = root_name(step.value) in frames
+            is_frame = _is_frame(step.value, frames)
+            is_stream = _is_stream(step.value, streams)
             for target in step.targets:
                 if isinstance(target, ast.Name):
                     grouped.discard(target.id)
@@ -120,13 +126,23 @@ def _query_function(function: ast.FunctionDef, names: ApiNames) -> Iterator[Hit]
                         grouped.add(target.id)
                     if is_frame:
                         frames.add(target.id)
+                    if is_stream:
+                        streams.add(target.id)
         elif hit := _action(step, frames, grouped):
             yield hit
     if not any(_reads_stream(node) for node in ast.walk(function)):
         return
-    for call in (step for step in steps if isinstance(step, ast.Call)):
+    calls = [step for step in steps if isinstance(step, ast.Call)]
+    static = {
+        id(inner)
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("agg", "select")
+        if not _is_stream(call.func.value, streams)
+        for inner in ast.walk(call)
+    }
+    for call in calls:
         name = getattr(call.func, "attr", getattr(call.func, "id", ""))
-        if name in _DISTINCT:
+        if name in _DISTINCT and id(call) not in static:
             yield Hit("PSL107", call.lineno, f"{name} on a stream")
         elif name == "subtract" and root_name(call) in frames:
             yield Hit("PSL308", call.lineno, "subtract on a stream")
@@ -136,13 +152,25 @@ def _action(node: ast.Call, frames: set[str], grouped: set[str]) -> Hit | None:
     if not isinstance(node.func, ast.Attribute):
         return None
     name, owner = node.func.attr, node.func.value
-    if name not in _ACTIONS_OF_FRAMES or root_name(owner) not in frames:
+    if name not in _ACTIONS_OF_FRAMES or not _is_frame(owner, frames):
         return None
     if name == "count" and is_grouped(owner, grouped):
         return None
     if name not in _ACTIONS and not isinstance(owner, ast.Call | ast.Name):
         return None
     return Hit("PSL307", node.lineno, f"{name}() runs a job in a query function")
+
+
+def _is_frame(node: ast.expr, frames: set[str]) -> bool:
+    """Whether an expression begins with rows or the session, other than its settings or names."""
+    return root_name(node) in frames and chain(node)[1:2] not in (["conf"], ["catalog"])
+
+
+def _is_stream(node: ast.expr, streams: set[str]) -> bool:
+    return any(
+        _reads_stream(part) or (isinstance(part, ast.Name) and part.id in streams)
+        for part in ast.walk(node)
+    )
 
 
 def _reads_stream(node: ast.AST) -> bool:
@@ -166,8 +194,6 @@ def _call(node: ast.Call, checkpoints: list[tuple[str, int]]) -> Iterator[Hit]:
         for keyword in node.keywords:
             if keyword.arg == "once":
                 yield Hit("PSL303", keyword.value.lineno, "the trigger is once")
-    elif name in ("start", "toTable") and "writeStream" in chain(function):
-        yield Hit("PSL304", node.lineno, f"{name}() starts a streaming query")
     elif name in ("option", "options"):
         for key, value in arguments_of(node):
             if key.lower() == _CHECKPOINT:

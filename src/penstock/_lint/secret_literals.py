@@ -22,6 +22,7 @@ _FORMS = (
         re.compile(r"LoginModule\b.*\bpassword\s*=\s*\\?[\"'](?!\$)[^\"'{}$]+", re.I | re.S),
     ),
 )
+_SAMPLE = re.compile(r"<[^<>]*>|\byour[_-][\w-]+", re.I)
 _NAMES = re.compile(
     r"(?:pass(?:word|wd|phrase)|pwd|secret|api[_.-]?key|access[_.-]?key|account[_.-]?key"
     r"|shared[_.-]?key|secret[_.-]?key|private[_.-]?key|client[_.-]?secret|sas[_.-]?token"
@@ -29,11 +30,16 @@ _NAMES = re.compile(
     re.I,
 )
 _NAMED_IN_THE_MIDDLE = re.compile(r"(?:fs\.azure\.account\.key\.|fs\.s3a\.secret\.key)", re.I)
-_PLACEHOLDER = re.compile(r"\s*(?:|<.*>|\*+|x+|\.{3}|none|null|\$.*|.*\{.*\}.*)\s*", re.I | re.S)
+_PLACEHOLDER = re.compile(
+    r"\s*(?:|<.*>|your[_-].*|\*+|x+|\.{3}|none|null|\$.*|.*\{.*\}.*"
+    r"|string|varchar(?:\(\d+\))?|binary|(?:big)?int)\s*",  # in a schema
+    re.I | re.S,
+)
 
 
 def secret_form(text: str) -> str | None:
     """The kind of secret that a string contains, by its form; `None` = none."""
+    text = _SAMPLE.sub("", text)
     for kind, pattern in _FORMS:
         if pattern.search(text):
             return kind
@@ -43,7 +49,7 @@ def secret_form(text: str) -> str | None:
 def secret_kind(name: str, value: str) -> str | None:
     """The kind of secret that a value is by its form; `BY_NAME` by its name; `None` = none.
 
-    A placeholder is none: a blank value, `<password>`, `${secret:a/b}`.
+    A placeholder is none: a blank value, `<password>`, `YOUR_KEY`, `${secret:a/b}`; nor is a type.
     """
     if (kind := secret_form(value)) is not None:
         return kind

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from itertools import chain
 
 from penstock._lint.calls import Hit
 from penstock._lint.secret_literals import secret_kind
@@ -10,9 +11,11 @@ _TOKEN = re.compile(
     r"(?P<comment>--[^\n]*|/\*.*?(?:\*/|\Z))|(?P<string>'(?:[^'\\]|\\.|'')*')|(?P<end>;)", re.DOTALL
 )
 _DISTINCT = re.compile(r"\bcount\s*\(\s*distinct\b", re.I)
-_STREAM = re.compile(r"\bSTREAM\b\s*\(?\s*[\w`]|\bread_stream\s*\(", re.I)
+_STREAM = re.compile(r"\bSTREAM\s*\(|\b(?:FROM|JOIN)\s+STREAM\s+[\w`]|\bread_stream\s*\(", re.I)
 _SET = re.compile(r"\s*SET\s+([\w.\-]+)\s*=\s*(.+)", re.I | re.S)
-_NAMED = re.compile(r"['\"`]?([\w.\-]+)['\"`]?\s*(?:=>|=|,)\s*'((?:[^'\\]|\\.|'')*)'")
+_NAMED = re.compile(r"['\"`]?([\w.\-]+)['\"`]?\s*(?:=>|=)\s*'((?:[^'\\]|\\.|'')*)'")
+_MAP = re.compile(r"\bmap\s*\((?:'(?:[^'\\]|\\.|'')*'|[^')])*", re.I)
+_MAP_ENTRY = re.compile(r"'([\w.\-]+)'\s*,\s*'((?:[^'\\]|\\.|'')*)'")
 
 
 def is_distinct_count(text: str) -> bool:
@@ -26,7 +29,8 @@ def sql_code_findings(text: str) -> Iterator[Hit]:
         if match is not None and _STREAM.search(statement):
             line = start + statement.count("\n", 0, match.start())
             yield Hit("PSL107", line, "COUNT(DISTINCT ...) on a stream")
-        for match in _NAMED.finditer(statement):
+        maps = (_MAP_ENTRY.finditer(statement, *each.span()) for each in _MAP.finditer(statement))
+        for match in chain(_NAMED.finditer(statement), *maps):
             name, value = match.groups()
             if (kind := secret_kind(name, value)) is not None:
                 line = start + statement.count("\n", 0, match.start())

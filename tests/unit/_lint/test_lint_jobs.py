@@ -135,6 +135,11 @@ def test_each_rule_about_jobs_has_two_examples():
         ),
         # sinks
         (READ + query(trigger=".outputMode('update')"), ["PSL703", "PSL704"]),
+        (
+            READ + "orders.writeStream.trigger(availableNow=True).start("
+            "'/a', format='delta', outputMode='update', checkpointLocation='/c')",
+            ["PSL703"],
+        ),
         (READ + query(trigger=".trigger(once=True)"), ["PSL303"]),
         (READ + query(trigger=".partitionBy('window.start').trigger(availableNow=True)"),
          ["PSL312"]),
@@ -144,6 +149,7 @@ def test_each_rule_about_jobs_has_two_examples():
         # state
         (READ + query("orders.groupBy('a').count()"), ["PSL101"]),
         (READ + "counts = orders.groupBy('a').agg(F.sum('b'))\n" + query("counts"), ["PSL101"]),
+        (READ + query("orders.groupBy().count()"), []),
         (READ + query("orders.groupBy('a').count()", trigger=".trigger(availableNow=True)"
                       ".outputMode('complete')"), []),
         (READ + query("orders.withWatermark('t', '1 hour').groupBy('t').count()"),
@@ -161,6 +167,12 @@ def test_each_rule_about_jobs_has_two_examples():
         (READ.replace('"earliest"', "start") + query(), []),
         (READ.replace('.option("maxOffsetsPerTrigger", 1000)', ".options(**conf)") + query(), []),
         (READ.replace('"localhost:9092"', "servers") + query(), []),
+        ("orders = spark.readStream.option('maxFilesPerTrigger', 9).json('/a', schema=s)" + query(),
+         []),
+        ("orders = spark.readStream.format('csv').load('/a', schema=s, maxFilesPerTrigger=9)"
+         + query(), []),
+        ("orders = spark.readStream.option('maxFilesPerTrigger', 9).json('/a')" + query(),
+         ["PSL203"]),
         # batch functions
         (READ + "def write(df, n):\n    df.write.jdbc(url, 't', mode='append')" + BATCHES,
          ["PSL305"]),

@@ -71,6 +71,12 @@ def test_a_secret_is_found_and_not_shown(lint: Lint, line: str):
         'reader.option("kafka.sasl.jaas.config", f\'LoginModule required password="{pw}";\')',
         'PASSWORD = ""',
         'PASSWORD = "<your password>"',
+        'PASSWORD = "YOUR_PASSWORD"',
+        'EH = "Endpoint=sb://x.servicebus.windows.net/;SharedAccessKey=<key>"',
+        'STORE = "AccountName=a;AccountKey=<your-account-key>"',
+        'STORE = "AccountName=a;AccountKey=YOUR_KEY"',
+        'URL = "postgresql://<user>:<password>@h"',
+        'COLUMNS = {"user": "STRING", "password": "STRING"}',
         'schema = "password STRING, token STRING"',
         'reader.option("secretScope", "kafka")',
         'URL = "https://example.org:8080/path@2"',
@@ -88,6 +94,22 @@ def test_a_secret_in_the_settings_is_found_at_its_line(lint: Lint):
     (one,) = report.findings
     assert (one.rule.id, one.origin.file, one.origin.line) == ("PSL601", "pipeline.yaml", 5)
     assert "hunter2" not in one.message
+
+
+def test_a_secret_of_an_export_or_of_the_metastore_is_found(lint: Lint):
+    report = lint(
+        "import dlt\n",
+        spec="catalog:\n  type: hive\n  options:\n"
+        "    javax.jdo.option.ConnectionPassword: hunter2\n"
+        "lineage:\n  transport:\n    type: http\n    url: http://localhost\n"
+        "    auth: {type: api_key, apiKey: hunter2}\n"
+        "opentelemetry:\n  headers:\n    api-key: hunter2\n    x-api-key: ${secret:a/b}\n",
+    )
+    assert sorted(one.message for one in report.findings) == [
+        "the value of api-key is a secret",
+        "the value of apiKey is a secret",
+        "the value of javax.jdo.option.ConnectionPassword is a secret",
+    ]
 
 
 def test_a_secret_of_an_alert_is_found(lint: Lint):
@@ -113,6 +135,9 @@ def test_actions_are_told_from_transformations(lint: Lint):
         def counted():
             df = spark.read.table("orders")
             groups = df.groupBy("status")
+            tables = spark.conf.get("tables").split(",")
+            if tables.count("x") or spark.catalog.listTables().count("x"):
+                groups = df.groupBy("customer")
             n = df.count()
             first = df.orderBy("id").first()
             names = {"a": 1}.get("a")
@@ -127,7 +152,34 @@ def test_actions_are_told_from_transformations(lint: Lint):
             return spark.read.table("orders").count()
         """
     )
-    assert found(report) == [("PSL307", 8), ("PSL307", 9), ("PSL307", 11)]
+    assert found(report) == [("PSL307", 11), ("PSL307", 12), ("PSL307", 14)]
+
+
+def test_distinct_values_of_a_static_table_are_counted(lint: Lint):
+    report = lint(
+        """\
+        import penstock as dp
+        from pyspark.sql import functions as F
+
+        @dp.table
+        def joined():
+            orders = dp.read_stream("orders")
+            users = spark.read.table("users").groupBy("id").agg(F.countDistinct("name"))
+            return orders.join(users, "id").select("id")
+
+        @dp.table
+        def counted():
+            orders = dp.read_stream("orders")
+            by_day = orders.groupBy("day")
+            return by_day.agg(F.countDistinct("name"))
+        """
+    )
+    assert found(report) == [("PSL107", 14)]
+
+
+def test_a_query_is_started_through_a_name(lint: Lint):
+    report = lint("import dlt\nw = df.writeStream.format('console')\nw.start()\nother.start()\n")
+    assert found(report) == [("PSL304", 3)]
 
 
 def test_batch_functions_are_found_by_decorator_and_by_use(lint: Lint):
@@ -161,9 +213,30 @@ def test_batch_functions_are_found_by_decorator_and_by_use(lint: Lint):
         @dp.foreach_batch_sink
         def only_looks(rows, number):
             print(rows.count())
+
+        @dp.foreach_batch_sink
+        def shown(rows, number):
+            text = f"batch {number}"
+            print(text)
+            rows.write.parquet("/a")
+            rows.write.json("/b")
+
+        @dp.foreach_batch_sink
+        def by_key(rows, number):
+            rows.write.format("org.apache.spark.sql.cassandra").mode("append").save()
+
+        def copied(rows, number, path):
+            rows.write.mode("append").save(path)
+
+        stream.writeStream.foreachBatch(partial(copied, path="/c"))
+        stream.writeStream.foreachBatch(lambda b, i: b.write.mode("append").saveAsTable("d"))
+        stream.writeStream.foreachBatch(lambda b, i: b.write.mode("append").save(f"/d/{i}"))
         """
     )
-    assert found(report) == [("PSL305", 3), ("PSL305", 13), ("PSL306", 16), ("PSL306", 24)]
+    assert found(report) == [
+        *[("PSL305", 3), ("PSL305", 13), ("PSL306", 16), ("PSL306", 24)],
+        *[("PSL305", 31), ("PSL306", 35), ("PSL305", 41), ("PSL305", 45)],
+    ]
 
 
 def test_a_checkpoint_is_shared_when_two_queries_name_it(lint: Lint):
@@ -195,10 +268,17 @@ def test_sql_is_looked_at_by_statement(lint: Lint):
           `kafka.ssl.key.password` => 'pw'
         );
         SET spark.sql.streaming.checkpointLocation = /here;
+        CREATE MATERIALIZED VIEW streams AS SELECT stream AS s, count(DISTINCT u) FROM t;
+        CREATE TEMPORARY VIEW v AS SELECT coalesce(access_token, 'missing'),
+          regexp_replace(password, '.', '*') FROM t;
+        CREATE TEMPORARY VIEW w AS SELECT f(a, map('user', 'u(1)', 'password', 'pw')) FROM t;
+        CREATE STREAMING TABLE worse AS SELECT count(DISTINCT a) FROM STREAM orders;
         """,
         name="orders.sql",
     )
-    assert found(report) == [("PSL107", 6), ("PSL601", 9), ("PSL302", 11)]
+    assert found(report) == [
+        *[("PSL107", 6), ("PSL601", 9), ("PSL302", 11), ("PSL601", 15), ("PSL107", 16)]
+    ]
 
 
 @pytest.mark.parametrize(
