@@ -168,6 +168,8 @@ flow("j", stored_as_scd_type=2, schema="id INT, op STRING, seq INT, name STRING,
         ]
     )
     assert all(error.origin is not None for error in caught.value.errors)
+    hints = {error.condition: error.hint or "" for error in caught.value.errors}
+    assert "columns of the source: " in hints["CDC_EXPRESSION_INVALID"]
 
 
 def test_a_table_is_filled_once_and_then_follows_a_stream_when_two_flows_share_it(project):

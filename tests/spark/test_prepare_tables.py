@@ -141,22 +141,23 @@ def test_state_is_none_when_there_is_no_table(spark: SparkSession, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("columns", "options", "condition"),
+    ("columns", "options", "condition", "hint"),
     [
-        ("1 AS `a b`", {}, "COLUMN_NAME_INVALID"),
-        ("NULL AS a", {}, "SCHEMA_INCOMPATIBLE"),
-        ("1 AS a, 2 AS A", {}, "SCHEMA_INCOMPATIBLE"),
-        ("1 AS a", {"partition_cols": ("b",)}, "PARTITION_COLUMN_UNKNOWN"),
-        ("1 AS a", {"properties": {"delta.noSuchThing": "1"}}, "TABLE_PROPERTY_INVALID"),
+        ("1 AS `a b`", {}, "COLUMN_NAME_INVALID", ""),
+        ("NULL AS a", {}, "SCHEMA_INCOMPATIBLE", ""),
+        ("1 AS a, 2 AS A", {}, "SCHEMA_INCOMPATIBLE", ""),
+        ("1 AS a", {"partition_cols": ("b",)}, "PARTITION_COLUMN_UNKNOWN", "columns: a"),
+        ("1 AS a", {"properties": {"delta.noSuchThing": "1"}}, "TABLE_PROPERTY_INVALID", "remove"),
     ],
 )
 def test_table_is_refused_when_it_could_not_be_written(
-    spark: SparkSession, tmp_path: Path, columns: str, options: dict, condition: str
+    spark: SparkSession, tmp_path: Path, columns: str, options: dict, condition: str, hint: str
 ) -> None:
     schema = spark.sql(f"SELECT {columns}").schema
     with pytest.raises(PlanError) as caught:
         prepare_table(spark, table(tmp_path), TableSpec(schema=schema, **options))
     assert caught.value.condition == condition
+    assert hint in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("ddl", ["id BIGNT", "id BIGINT,,", "", "id BIGINT DEFAULT 3"])

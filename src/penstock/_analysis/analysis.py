@@ -239,6 +239,7 @@ class Analysis:
             "QUERY_NOT_STABLE",
             f"the query function of {flow.name!r} reads different datasets on each call",
             origin=flow.origin,
+            hint="decide at module level what is read, not at random or by time",
         )
 
     def _first_snapshot(self, flow: Flow) -> tuple[DataFrame, Evaluation]:

@@ -100,7 +100,9 @@ class DefinitionIndex:
                     "DATASET_NOT_FOUND",
                     f"flow {flow.name!r} depends on {name!r}, which is not declared",
                     origin=flow.origin,
-                    hint=f"did you mean {near!r}?" if near else None,
+                    hint=f"did you mean {near!r}?"
+                    if near
+                    else "declare it, or remove it from depends_on",
                 )
             keys.add(dataset.name.key)
         return frozenset(keys)

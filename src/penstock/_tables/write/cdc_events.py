@@ -348,13 +348,16 @@ class _Check:
         for name in names:
             if name.lower() not in self._fields:
                 near = nearest(name, self._fields, cutoff=0.5)
-                known = ", ".join(field.name for field in self._fields.values())
                 hint = f"did you mean {self._fields[near].name!r}?" if near else None
                 raise self._error(
                     "CDC_COLUMN_NOT_FOUND",
                     f"`{parameter}` names {name!r}, which its source does not have",
-                    hint or f"columns of the source: {known}",
+                    hint or self._known(),
                 )
+
+    def _known(self) -> str:
+        names = ", ".join(field.name for field in self._fields.values())
+        return f"columns of the source: {names}"
 
     def selected(self, spec: CdcSpec) -> tuple[T.StructField, ...]:
         only = None if spec.columns is None else {name.lower() for name in spec.columns}
@@ -381,7 +384,9 @@ class _Check:
             return df.select(as_column(value).alias("value")).schema[0].dataType
         except AnalysisException as error:
             raise self._error(
-                "CDC_EXPRESSION_INVALID", f"`{parameter}` cannot be used: {first_line(error)}", None
+                "CDC_EXPRESSION_INVALID",
+                f"`{parameter}` cannot be used: {first_line(error)}",
+                self._known(),
             ) from error
 
     def type_error(

@@ -130,6 +130,7 @@ def check_properties(
                 f"{key} of {name} is not supported: open-source Delta Lake does not know the table "
                 "feature, or it requires catalog-managed commits, and tables are written by path",
                 origin=origin,
+                hint="remove it",
             )
     try:
         return delta.validated_properties(declared)
@@ -138,6 +139,7 @@ def check_properties(
             "TABLE_PROPERTY_INVALID",
             f"a table property of {name} is refused by Delta: {first_line(error)}",
             origin=origin,
+            hint="correct or remove it",
         ) from error
 
 
@@ -150,6 +152,7 @@ def check_spec(table: TableRef, spec: TableSpec) -> None:
                 "PARTITION_COLUMN_UNKNOWN",
                 f"{table.name} has no column {column!r} to partition or cluster by",
                 origin=spec.origin,
+                hint=f"columns: {', '.join(column.name for column in spec.schema)}",
             )
     if spec.properties.get(COLUMN_MAPPING, "none") == "none":
         for name in (column.name for column in spec.schema):

@@ -174,7 +174,9 @@ def check_postgresql(database: Database, options: JdbcSourceOptions, key: str) -
             return replace(options, is_query=True)
         if step is not None and int(step) < 0:
             raise ConnectorError(
-                "JDBC_KEY_NOT_ORDERED", f"the sequence of {key!r} counts down: its keys get smaller"
+                "JDBC_KEY_NOT_ORDERED",
+                f"the sequence of {key!r} counts down: its keys get smaller",
+                hint="name another key column, whose values get greater",
             )
         if cached is not None and int(cached) > 1 and options.overlap is None:
             raise ConnectorError(

@@ -467,4 +467,8 @@ class JdbcStream:
                     hint="PostgreSQL: `penstock jars sync --set postgresql`; others: add the jar "
                     "with the setting spark.jars, and its class as option `driver`",
                 ) from error
-            raise SourceFailure("JDBC_SOURCE_UNAVAILABLE", f"{place}: {text}") from error
+            raise SourceFailure(
+                "JDBC_SOURCE_UNAVAILABLE",
+                f"{place}: {text}",
+                "check url, user, password and the name of the table",
+            ) from error
