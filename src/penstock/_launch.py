@@ -137,7 +137,7 @@ def open_pipeline(
     selection: Selection = Selection(),
     evaluator: Callable[..., Evaluator] = Evaluator,
     on_hooks: Callable[[tuple[EventHook, ...]], None] | None = None,
-    edit: Callable[[PipelineDefinition], PipelineDefinition] | None = None,
+    edit: Callable[[PipelineDefinition, ExternalTables], PipelineDefinition] | None = None,
     restores: bool = False,
 ) -> Iterator[OpenPipeline]:
     """Execute the source files of a pipeline and analyse its flows.
@@ -176,7 +176,7 @@ def open_pipeline(
         context = read_context(settings, spark, state=state)
         declared = execute(settings, spark, context, load_definitions)
         if edit is not None:
-            declared = edit(declared)
+            declared = edit(declared, context.external_tables)
         if on_hooks is not None:
             on_hooks(declared.hooks)
         index = with_windows(build_index(declared, settings), selection.replace_where)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock._analysis.evaluation import Evaluator
+from penstock._analysis.external_tables import ExternalTables
 from penstock._analysis.observing import PlanTexts
 from penstock._execution.event_tables import EventTables
 from penstock._execution.flow_query import EngineContext
@@ -101,7 +102,7 @@ def run_update(
     *,
     bus: EventBus,
     on_running: Callable[[Update], None] | None = None,
-    edit: Callable[[PipelineDefinition], PipelineDefinition] | None = None,
+    edit: Callable[[PipelineDefinition, ExternalTables], PipelineDefinition] | None = None,
 ) -> UpdateResult:
     """Run one update; return when it has ended and Spark's JVM is gone.
 

@@ -38,7 +38,8 @@ class ExternalTables:
     """Resolves and reads external tables. Used on several threads.
 
     `tables` of the settings are by name, or by a name that ends with `*`. `located` has the paths
-    of the pipeline's own tables and quarantines by key, once it is known which are deferred.
+    of the pipeline's own tables and quarantines by key, once it is known which are deferred. `used`
+    are the names of `tables` that were looked up.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class ExternalTables:
         self._defaults = {"catalog": catalog, "schema": schema}
         self._production = production
         self.located: dict[str, str] = {}
+        self.used: set[str] = set()
 
     def find(self, name: str) -> ExternalTable | None:
         """The table of that name; `None` if not mapped, in the storage or in the metastore."""
@@ -69,6 +71,7 @@ class ExternalTables:
             return None
         for spelling in (spelling_of_name, resolved.key):
             if spelling in self._tables:
+                self.used.add(spelling)
                 return _with_format(self._tables[spelling])
         for spelling in (spelling_of_name, resolved.key):
             if (table := self._below_wildcard(spelling)) is not None:
@@ -80,6 +83,11 @@ class ExternalTables:
             location = self._metastore.delta_location(resolved.schema, resolved.name)
             return None if location is None else ExternalTable(path=location, format="delta")
         return None
+
+    def leave(self, name: str) -> None:
+        """Do not map a name any more: it is used for a dataset."""
+        self._tables.pop(_plain(name), None)
+        self.used.add(name)
 
     def _paths(self, name: DatasetName) -> Iterator[str]:
         """Where a table may be: in the storage, then in that of the deployed pipeline."""

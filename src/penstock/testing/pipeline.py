@@ -9,14 +9,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 from pyspark.testing import assertDataFrameEqual
 
+from penstock._analysis.external_tables import ExternalTables
+from penstock._graph.index import DefinitionIndex
+from penstock._graph.indexing import build_index
 from penstock._model.alert import AlertSettings
 from penstock._model.dataset import DatasetKind
 from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySettings
 from penstock._model.flow import Flow
+from penstock._model.name import comparable_parts, resolve_name
 from penstock._model.pipeline import EventLogSettings, ExternalTable, PipelineDefinition
 from penstock._observe.bus import EventBus
 from penstock._observe.events import Event, FlowProgress, UpdateState
@@ -50,6 +54,15 @@ class Counts:
     duplicates: int = 0
 
 
+@dataclass(frozen=True)
+class _Added:
+    """Rows of a test: the name as it was first written, and the table that has them."""
+
+    source: str
+    folder: Path
+    is_batch: bool
+
+
 class PipelineTest:
     """A project whose updates run in this process, in a storage of its own.
 
@@ -75,13 +88,19 @@ class PipelineTest:
         self._settings = load_settings(
             project, storage=str(storage), configuration=configuration, parameters=parameters
         )
-        self._rows: dict[str, Path] = {}
+        self._rows: dict[str, _Added] = {}
+        self._used: set[str] = set()
         self._paths: dict[str, str] = {}
         self._counts: dict[str, Counts] = {}
         self._time: datetime | None = None
 
     def add_rows(
-        self, source: str, rows: Rows, schema: str | StructType | None = None
+        self,
+        source: str,
+        rows: Rows,
+        schema: str | StructType | None = None,
+        *,
+        batch: bool = False,
     ) -> "PipelineTest":
         """Add rows to a source of the pipeline; the next update reads them.
 
@@ -92,11 +111,18 @@ class PipelineTest:
             rows: Mappings with the same keys, or a DataFrame.
             schema: DDL or type of the rows; needed where columns are missing or all values of one
                 are `None`.
+            batch: Let the query of the dataset return all rows as a batch. Else they are a stream,
+                except for a materialized view, and a flow with `once` or `replace_where`.
+
+        Raises:
+            SpecError: Rows have other keys than the first row or the schema.
         """
         df = rows if isinstance(rows, DataFrame) else self._frame(rows, schema)
-        folder = self._storage / "_rows" / source.lower()
+        key = self._key(source)
+        folder = self._storage / "_rows" / key
         df.write.format("delta").mode("append").option("mergeSchema", "true").save(str(folder))
-        self._rows[source.lower()] = folder
+        first = self._rows.get(key, _Added(source, folder, batch))
+        self._rows[key] = replace(first, is_batch=batch or first.is_batch)
         return self
 
     def add_file(self, path: str, content: str | bytes) -> "PipelineTest":
@@ -134,11 +160,17 @@ class PipelineTest:
             options: `full_refresh` (names of tables), `full_refresh_all`, `replace_where`.
 
         Raises:
-            AssertionError: A flow failed; the message has the errors.
+            AssertionError: A flow failed; the message has the errors. Or rows were added to a name
+                that no part of the pipeline declares or reads.
             PenstockError: The update could not start.
         """
         result = self._update(refresh=tables, **options)
+        unused = [added.source for key, added in self._rows.items() if key not in self._used]
         errors = "\n".join(str(error) for error in result.failures)
+        is_whole = not tables and not options.get("full_refresh")
+        assert not (is_whole and unused), (
+            f"the pipeline neither declares nor reads {unused}\n{errors}"
+        )
         assert result.state is UpdateState.COMPLETED, f"the update ended {result.state}: {errors}"
         return result
 
@@ -184,25 +216,38 @@ class PipelineTest:
     # -- parts ---------------------------------------------------------------------------------
 
     def _frame(self, rows: Sequence[Mapping[str, Any]], schema: str | StructType | None) -> Any:
-        if schema is None:
-            return self.spark.createDataFrame([Row(**row) for row in rows])
         wanted: Any = StructType.fromDDL(schema) if isinstance(schema, str) else schema
-        values = [tuple(row.get(name) for name in wanted.names) for row in rows]
-        return self.spark.createDataFrame(values, wanted)
+        names = list(rows[0] if rows else ()) if wanted is None else wanted.names
+        for row in rows:
+            differing = set(row) - set(names) if wanted else set(row) ^ set(names)
+            if differing:
+                raise SpecError(
+                    "TEST_ROWS_REFUSED",
+                    f"not all rows have `{min(differing)}`"
+                    if wanted is None
+                    else f"the schema of the rows has no `{min(differing)}`",
+                    hint="give all rows the same keys, or name the columns in `schema`",
+                )
+        values = [tuple(row.get(name) for name in names) for row in rows]
+        return self.spark.createDataFrame(values, names if wanted is None else wanted)
 
     def _update(self, **options: Any) -> UpdateResult:
         self._counts = {}
         bus = EventBus()
         bus.subscribe(self._count)
         tables = {
-            name: ExternalTable(path=str(folder), format="delta")
-            for name, folder in self._rows.items()
+            name: table
+            for name, table in self._settings.tables.items()
+            if name.endswith("*") or self._key(name) not in self._rows
         }
+        for key, added in self._rows.items():
+            tables[key] = ExternalTable(path=str(added.folder), format="delta")
         settings = replace(
             self._settings,
-            tables=MappingProxyType({**self._settings.tables, **tables}),
+            tables=MappingProxyType(tables),
             paths=MappingProxyType({**self._settings.paths, **self._paths}),
-            # Tests register nothing, copy no events and send no messages.
+            # Tests read and register nothing elsewhere, copy no events and send no messages.
+            defer=None,
             metastore=None,
             events=EventLogSettings(),
             alerts=AlertSettings(),
@@ -213,17 +258,20 @@ class PipelineTest:
         with contextlib.chdir(Path.cwd()):
             return run_update(settings, UpdateOptions(**options), bus=bus, edit=self._edited)
 
-    def _edited(self, declared: PipelineDefinition) -> PipelineDefinition:
+    def _edited(self, declared: PipelineDefinition, external: ExternalTables) -> PipelineDefinition:
         """The datasets that have rows of the test read these, at the time of the test.
 
-        All tables are in the storage of the test.
+        All tables are in the storage of the test, and no event hooks are called.
         """
-        kinds = {dataset.name.lower(): dataset.kind for dataset in declared.datasets}
+        index = build_index(declared, self._settings)
+        rows = self._of_datasets(index, external)
+        self._used = external.used
         flows: list[Flow] = []
+        replaced: set[str] = set()
         for flow in declared.flows:
-            target = flow.target.lower()
-            folder = self._rows.get(target) or self._rows.get(target.rpartition(".")[2])
-            if folder is None:
+            dataset = index.find(flow.target)
+            added = None if dataset is None else rows.get(dataset.name.key)
+            if dataset is None or added is None:
                 flows.append(flow)
             elif flow.cdc is not None or flow.snapshot is not None:
                 raise SpecError(
@@ -231,11 +279,19 @@ class PipelineTest:
                     f"{flow.target!r} is the target of auto CDC: it cannot be given rows",
                     hint="add the change events to the dataset that the flow reads",
                 )
-            elif all(known.target.lower() != target for known in flows):
-                flows.append(replace(flow, function=self._reader(folder, kinds.get(target))))
+            elif dataset.name.key not in replaced:
+                replaced.add(dataset.name.key)
+                is_batch = (
+                    added.is_batch
+                    or flow.once
+                    or flow.replace_where is not None
+                    or dataset.declared.kind is DatasetKind.MATERIALIZED_VIEW
+                )
+                flows.append(replace(flow, function=self._reader(added.folder, is_batch)))
         datasets = tuple(replace(dataset, path=None) for dataset in declared.datasets)
+        declared = replace(declared, flows=tuple(flows), datasets=datasets, hooks=())
         if self._time is None:
-            return replace(declared, flows=tuple(flows), datasets=datasets)
+            return declared
         frozen = FrozenTime(self._time, self.spark)
         return replace(
             declared,
@@ -246,9 +302,28 @@ class PipelineTest:
             datasets=tuple(frozen.dataset(dataset) for dataset in datasets),
         )
 
-    def _reader(self, folder: Path, kind: DatasetKind | None) -> Any:
+    def _of_datasets(self, index: DefinitionIndex, external: ExternalTables) -> dict[str, _Added]:
+        """The rows of each dataset, by its key; the other rows are of tables to read."""
+        rows: dict[str, _Added] = {}
+        for key, added in self._rows.items():
+            end = "." + ".".join(comparable_parts(added.source) or ())
+            names = [name for name in index.datasets if name.endswith(end)]
+            dataset = index.find(added.source) or index.find_by_end(added.source)
+            if dataset is not None and dataset.name.key not in rows:
+                rows[dataset.name.key] = added
+                external.leave(key)
+            elif dataset is not None or len(names) > 1:
+                raise SpecError(
+                    "TEST_ROWS_REFUSED",
+                    f"{added.source!r} could be {' or '.join(map(repr, names))}"
+                    if dataset is None
+                    else f"rows of {dataset.declared.name!r} are added under two names",
+                    hint="use the name of the dataset with its schema",
+                )
+        return rows
+
+    def _reader(self, folder: Path, is_batch: bool) -> Any:
         def read() -> DataFrame:
-            is_batch = kind is DatasetKind.MATERIALIZED_VIEW
             reader: Any = self.spark.read if is_batch else self.spark.readStream
             df: DataFrame = reader.format("delta").load(str(folder))
             return df
@@ -266,6 +341,10 @@ class PipelineTest:
                 counts.quarantined += metrics.quarantined_records or 0
                 counts.late += metrics.late_records or 0
                 counts.duplicates += metrics.duplicate_records or 0
+
+    def _key(self, name: str) -> str:
+        catalog, schema = self._settings.catalog, self._settings.schema
+        return resolve_name(name, catalog=catalog, schema=schema).key
 
     def _path(self, table: str) -> Path:
         parts = table.lower().split(".")
