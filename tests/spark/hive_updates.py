@@ -37,6 +37,11 @@ def large():
 def totals():
     return spark.read.table("large").groupBy("id").agg(F.sum("amount").alias("total"))
 
+@dp.materialized_view(private=True)
+@dp.expect_or_drop("small", "id < 1")
+def internal():
+    return spark.range(2)
+
 dp.create_streaming_table("states")
 dp.create_auto_cdc_flow(target="states", source="orders", keys=["id"], sequence_by="amount",
                         stored_as_scd_type=2)

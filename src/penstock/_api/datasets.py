@@ -43,7 +43,7 @@ def table(
         schema: DDL string or StructType that the query must match.
         path: Storage location instead of the managed one.
         row_filter: Accepted for compatibility.
-        private: Keep the table inside of the pipeline.
+        private: Do not register the table in a metastore.
         temporary: Older spelling of `private`.
         replace_where: Condition of rows: in every update, the rows of the table that match it are
             replaced by the matching rows of the query, which must be a batch query.

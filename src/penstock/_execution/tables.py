@@ -244,9 +244,10 @@ class PipelineTables:
     def _register(
         self, node: DatasetNode, table: TableRef, state: TableState, suffix: str = ""
     ) -> None:
-        """Register a table in the metastore, if there is one."""
+        """Register a table in the metastore, if there is one and the table is not private."""
         # A copy elsewhere, as of a migration, has no name.
-        if self._metastore is None or node.key in self._locations:
+        is_named = node.key not in self._locations and not node.declared.private
+        if self._metastore is None or not is_named:
             return
         wanted = Registration(
             schema=node.name.schema.lower(),

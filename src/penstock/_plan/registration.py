@@ -12,7 +12,8 @@ _HIVE_NAME = re.compile(r"[A-Za-z0-9_]+")
 def registered_names(nodes: Iterable[DatasetNode], catalog: str | None) -> dict[str, str]:
     """The name of each table in the metastore, by key; empty without a metastore.
 
-    A metastore has no catalogs: schemas of the pipeline's default `catalog` are its databases.
+    Private tables are not registered. A metastore has no catalogs: schemas of the pipeline's
+    default `catalog` are its databases.
 
     Raises:
         PlanError: `NAME_NOT_REGISTRABLE`: A table is in another catalog, or Hive does not allow its
@@ -22,6 +23,8 @@ def registered_names(nodes: Iterable[DatasetNode], catalog: str | None) -> dict[
         return {}
     names = {}
     for node in nodes:
+        if node.declared.private:
+            continue
         parts = node.name.schema, node.name.name
         refused = [part for part in parts if not _HIVE_NAME.fullmatch(part)]
         reason = hint = ""

@@ -9,16 +9,17 @@ def plan_of(draft, catalog):
     return make_plan(draft.graph(), PlanOptions(), registered_catalog=catalog)
 
 
-def test_the_plan_shows_the_names_of_tables_in_the_metastore_and_views_have_none(draft):
+def test_the_plan_shows_the_names_of_tables_in_the_metastore_and_private_ones_have_none(draft):
     draft.view("parsed", external=("kafka: orders",))
     draft.table("Silver", "parsed")
+    draft.table("not-published", "parsed", private=True)
     graph = draft.graph()
     plan = plan_of(draft, "SPARK_CATALOG")
-    assert [step.registered_as for step in plan.tables] == ["default.silver"]
+    assert [step.registered_as for step in plan.tables] == ["default.silver", None]
     text = "\n".join(explain_text(graph, plan))
     assert text.count("registered in the Hive metastore as default.silver") == 1
     shown = {node["name"]: node["registered_as"] for node in explain_json(graph, plan)["datasets"]}
-    assert shown == {"parsed": None, "Silver": "default.silver"}
+    assert shown == {"parsed": None, "Silver": "default.silver", "not-published": None}
 
 
 def test_without_a_metastore_nothing_is_registered(draft):
