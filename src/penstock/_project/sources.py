@@ -30,11 +30,20 @@ _API_IMPORT = re.compile(
     re.MULTILINE,
 )
 _SQL_DECLARATION = re.compile(
-    r"\bCREATE\s+(?:OR\s+(?:REFRESH|REPLACE)\s+)?(?:(?:PRIVATE|TEMPORARY|INCREMENTAL)\s+)*"
-    r"(?:STREAMING|LIVE|MATERIALIZED|FLOW)\b|\bAPPLY\s+CHANGES\s+INTO\b",
+    r"\bCREATE\s+(?:OR\s+(?:REFRESH|REPLACE)\s+)?(?:(?:PRIVATE|TEMP|TEMPORARY)\s+)*"
+    r"(?:STREAMING|INCREMENTAL|LIVE|MATERIALIZED|FLOW)\b"
+    r"|\bCREATE\s+(?:OR\s+(?:REFRESH|REPLACE)\s+)?(?:(?:PRIVATE|TEMP|TEMPORARY)\s+)*TABLE\b"
+    r"[^;]*\bFLOW\s+(?:AUTO|INSERT|REPLACE)\b"
+    r"|\b(?:APPLY\s+CHANGES|AUTO\s+CDC)\s+(?:ONCE\s+)?INTO\b",
     re.IGNORECASE,
 )
 _SQL_VIEW = re.compile(r"\bCREATE\s+(?:TEMPORARY\s+)?VIEW\b", re.IGNORECASE)
+# Many notebooks have such views for their own queries. `CREATE OR REPLACE VIEW` is a statement of
+# warehouses, too.
+_SQL_VIEW_OF_FILE = re.compile(
+    r"\bCREATE\s+(?:(?:OR\s+(?:REFRESH|REPLACE)\s+)?TEMP(?:ORARY)?|OR\s+REFRESH)\s+VIEW\b",
+    re.IGNORECASE,
+)
 # Where projects keep their sources, if neither a spec file nor the root tells.
 _CONVENTIONAL = ("transformations", "src", "pipelines", "notebooks", "dlt", "sql")
 _NO_SOURCE = re.compile(r"(?:test_.*|.*_test|conftest|setup)\.py$")
@@ -150,6 +159,9 @@ def declares(cells: Sequence[Cell]) -> bool:
         return True
     sql = [without_sql_comments(cell.text) for cell in cells if cell.kind is CellKind.SQL]
     if any(_SQL_DECLARATION.search(text) for text in sql):
+        return True
+    is_sql = all(cell.kind is not CellKind.PYTHON for cell in cells)
+    if is_sql and any(_SQL_VIEW_OF_FILE.search(text) for text in sql):
         return True
     return any(_SQL_VIEW.search(text) for text in sql) and not starts_queries(cells)
 

@@ -71,6 +71,30 @@ def test_files_of_the_folder_that_declare_are_found_when_nothing_is_listed(proje
     assert _found(project) == [f"orders/{n}" for n in ("a.py", "b.py", "c.sql", "d.ipynb", "e.py")]
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE VIEW v AS SELECT 1",
+        "CREATE TEMP VIEW v AS SELECT 1",
+        "CREATE OR REPLACE TEMPORARY VIEW v AS SELECT 1",
+        "CREATE OR REFRESH VIEW v AS SELECT 1",
+        "CREATE TEMP STREAMING TABLE t AS SELECT * FROM STREAM s",
+        "CREATE OR REFRESH PRIVATE INCREMENTAL LIVE TABLE t AS SELECT 1",
+        "CREATE INCREMENTAL TABLE t AS SELECT * FROM STREAM s",
+        "AUTO CDC INTO t FROM STREAM s KEYS (id) SEQUENCE BY n",
+        "APPLY CHANGES ONCE INTO t FROM s KEYS (id) SEQUENCE BY n",
+        "CREATE TABLE t COMMENT 'x'\nFLOW AUTO CDC FROM STREAM s KEYS (id) SEQUENCE BY n",
+        "create temp table t flow insert by name select * from stream s",
+    ],
+)
+def test_a_file_of_sql_is_a_source_when_it_has_a_declaration(project, statement):
+    project.write("a.sql", f"-- SQL\n{statement}")
+    project.write("b.sql", "CREATE TABLE flow (id INT); INSERT INTO flow VALUES (1)")
+    project.write("c.py", "# Databricks notebook source\nprint(1)\n\n# COMMAND ----------\n\n"
+                  "# MAGIC %sql\n# MAGIC CREATE OR REPLACE TEMP VIEW v AS SELECT 1")  # fmt: skip
+    assert _found(project) == ["orders/a.sql"]
+
+
 def test_usual_folders_are_searched_when_the_root_declares_nothing(project):
     project.write("main.py", "print('no pipeline')\n")
     project.write("sql/gold.sql", "CREATE MATERIALIZED VIEW g AS SELECT 1")
