@@ -138,11 +138,15 @@ def _parse_column(cursor: Cursor) -> _Column:
         pieces.append(_parse_type(cursor))
     comment: str | None = None
     while cursor.current.word in _OPTIONS:
-        start = cursor.position
+        start, option = cursor.position, cursor.current
         if cursor.accept("COMMENT"):
             comment = cursor.text("`COMMENT`")
             pieces.append(cursor.between(start))
         elif _parse_kept_option(cursor):
+            if not has_type:
+                raise cursor.error(
+                    f"column `{name}` needs a type for `{cursor.between(start)}`", at=option
+                )
             pieces.append(cursor.between(start))
         elif cursor.at("MASK"):
             raise _mask(cursor, name)
