@@ -80,7 +80,7 @@ def left_behind(graph: DataflowGraph, reset: set[str]) -> Iterator[str]:
         if node is not None and not node.is_stored:
             continue
         way_out = (
-            f"give flow {name} a new name"
+            f"then use `penstock checkpoint reset {name} --from POSITION`"
             if node is None
             else f"--full-refresh {node.display} as well"
         )

@@ -224,7 +224,7 @@ def test_readers_are_warned_when_the_rows_that_they_stream_are_removed(shop):
 def test_sinks_are_warned_when_everything_is_reset(shop):
     (note,) = plan_of(shop, full_refresh_all=True).notes
     assert note.startswith("flow publish keeps its checkpoint while the rows of alerts are removed")
-    assert note.endswith("give flow publish a new name")
+    assert note.endswith("then use `penstock checkpoint reset publish --from POSITION`")
 
 
 def test_nobody_is_warned_when_the_readers_are_reset_too(shop):
