@@ -101,7 +101,7 @@ def test_mypy_refuses_a_call_when_it_is_wrong(registry: Registry) -> None:
     dp.append_flow()  # type: ignore[call-arg]
     dp.append_flow("t", once="yes")  # type: ignore[arg-type]
     dp.create_streaming_table()  # type: ignore[call-arg]
-    dp.create_streaming_table("t", private=True)  # type: ignore[call-arg]
+    dp.create_streaming_table("t", refresh_policy="full")  # type: ignore[call-arg]
     dp.create_streaming_table("t", quarantine="yes")  # type: ignore[arg-type]
     dp.create_table(refresh_policy="full")  # type: ignore[call-overload]
     dp.create_sink("s")  # type: ignore[call-arg]

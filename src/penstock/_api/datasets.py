@@ -47,6 +47,8 @@ def table(
         temporary: Older spelling of `private`.
         replace_where: Condition of rows: in every update, the rows of the table that match it are
             replaced by the matching rows of the query, which must be a batch query.
+        replace_using: Not available yet.
+        sequence_by: Not available yet.
         format: Only `delta` is written.
         output_mode: `append`, `complete` or `update`; chosen by the query if not given.
         quarantine: Whether rows that break a drop rule are kept in `<table>_quarantine`.

@@ -78,6 +78,8 @@ def __getattr__(name: str) -> object:
     """Give `pyspark.pipelines.api`, the same module; else name the nearest function."""
     if name == "api":
         return sys.modules[__name__]
+    if name == "replace_flow":
+        raise AttributeError("`replace_flow` is not available yet", name=name)
     close = nearest(name, __all__)
     suggestion = f"; did you mean {close!r}?" if close else ""
     raise AttributeError(f"the pipeline API has no {name!r}{suggestion}", name=name)

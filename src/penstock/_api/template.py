@@ -48,6 +48,8 @@ class StoredArguments(CommonArguments, total=False):
 
 
 class StreamingTableArguments(StoredArguments, total=False):
+    private: bool | None
+    temporary: bool | None
     expect_all: Rules | None
     expect_all_or_drop: Rules | None
     expect_all_or_fail: Rules | None
@@ -67,6 +69,8 @@ class MaterializedViewArguments(QueryArguments, total=False):
 
 class TableArguments(QueryArguments, total=False):
     replace_where: "str | Column | None"
+    replace_using: object
+    sequence_by: object
     output_mode: str | None
     late_rows: str | None
     deduplicate_by: ColumnNames | None
@@ -112,6 +116,8 @@ class DatasetTemplate:
             if mode is not None:
                 hint = "an output mode belongs to a stream; keep `replace_where` alone"
                 arguments.conflict("replace_where", "output_mode", hint=hint)
+        for parameter in ("replace_using", "sequence_by"):
+            arguments.unavailable(parameter, values.get(parameter))
         policy = arguments.choice("refresh_policy", values.get("refresh_policy"), _REFRESH_POLICIES)
         late_rows = arguments.choice("late_rows", values.get("late_rows"), list(LateRows))
         hidden = [checked(arguments.flag, name) for name in ("private", "temporary")]

@@ -38,9 +38,14 @@ def parse_cdc(cursor: Cursor, what: str, *, once: bool) -> FlowBody:
     for key, clause in (("keys", "KEYS (...)"), ("sequence_by", "SEQUENCE BY")):
         if key not in clauses:
             raise cursor.error(f"`{what}` needs `{clause}`", at=first)
+    where = clauses.pop("where", None)
+    if where is not None and body.source is None:
+        raise cursor.error(
+            "`WHERE` after a query", at=first, hint="put the condition into the query"
+        )
     spec = CdcSpec(source="a query" if body.source is None else body.source.text, **clauses)
     _check(cursor, spec)
-    return replace(body, cdc=spec, once=once)
+    return replace(body, cdc=spec, once=once, where=where)
 
 
 def _check(cursor: Cursor, spec: CdcSpec) -> None:
@@ -75,11 +80,24 @@ def _parse_source(cursor: Cursor) -> FlowBody:
     if is_stream and not _at_clause(cursor, 1):
         cursor.expect("STREAM")
         closing = cursor.accept("(")
+        start = cursor.position
         name = _source_name(cursor)
+        shown = cursor.between(start)
         if closing and not cursor.accept(")"):
             raise cursor.unexpected("`)`")
+        if cursor.at("WITH", "("):
+            return FlowBody(query=_with_options(cursor, shown))
         return FlowBody(source=name, is_stream=True)
     return FlowBody(source=_source_name(cursor))
+
+
+def _with_options(cursor: Cursor, name: str) -> Query:
+    """The query of a source with options: `STREAM name WITH (...)`."""
+    start, first = cursor.position, cursor.expect("WITH")
+    cursor.group()
+    line, column = cursor.source.line(first.start), cursor.source.column(first.start)
+    text = f"SELECT * FROM STREAM {name} {cursor.between(start)}"  # noqa: S608
+    return Query(text=text, line=line, column=column)
 
 
 def _source_name(cursor: Cursor) -> SqlName:
@@ -171,6 +189,8 @@ def _expression_clause(
 def _at_clause(cursor: Cursor, ahead: int = 0) -> bool:
     """Whether a clause begins here; a single keyword may be a column of an expression."""
     here = [cursor.ahead(ahead + count).word for count in range(4)]
+    if here[0] == "WHERE":
+        return True
     if here[0] == "KEYS":
         return here[1] == "("
     if here[0] == "COLUMNS":
@@ -199,6 +219,7 @@ _OPERATORS = (
 _CLAUSES: Sequence[tuple[tuple[str, ...], Callable[[Cursor, Token], _Parsed]]] = (
     (("KEYS",), lambda cursor, _: {"keys": parse_columns(cursor, "KEYS")}),
     (("IGNORE", "NULL", "UPDATES"), _ignore_null_updates),
+    _expression_clause("where", "WHERE"),
     _expression_clause("apply_as_deletes", "APPLY", "AS", "DELETE", "WHEN"),
     _expression_clause("apply_as_truncates", "APPLY", "AS", "TRUNCATE", "WHEN"),
     _expression_clause("sequence_by", "SEQUENCE", "BY"),

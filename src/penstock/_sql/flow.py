@@ -48,7 +48,7 @@ def parse_inline_flow(cursor: Cursor) -> FlowBody:
         raise unavailable(cursor, "`IMPORT CHECKPOINT`", cursor.current)
     if cursor.accept("AUTO", "CDC"):
         return parse_cdc(cursor, "AUTO CDC", once=cursor.accept("ONCE"))
-    if cursor.at("INSERT") or cursor.at("REPLACE", "WHERE"):
+    if cursor.at("INSERT") or cursor.at("REPLACE"):
         cursor.accept("INSERT")
         once = cursor.accept("ONCE")
         return _parse_insert(cursor, once=once)
@@ -112,6 +112,8 @@ def _parse_insert(cursor: Cursor, *, once: bool) -> FlowBody:
     replace_where: str | None = None
     by_name = cursor.accept("BY", "NAME")  # on either side of the condition
     first = cursor.current
+    if cursor.at("REPLACE", "USING"):
+        raise unavailable(cursor, "`REPLACE USING`", first)
     if cursor.accept("REPLACE", "WHERE"):
         if once:
             raise cursor.error(

@@ -62,14 +62,18 @@ class SqlQuery:
 class ChangeEvents:
     """Reads the dataset of change events of a flow."""
 
-    def __init__(self, *, name: str, source: str, is_stream: bool, origin: SourceLocation) -> None:
+    def __init__(
+        self, *, name: str, source: str, is_stream: bool, where: str | None, origin: SourceLocation
+    ) -> None:
         self.__name__ = name
+        self._where = where
         self._source = source
         self._is_stream = is_stream
         self._origin = origin
 
     def __call__(self) -> "DataFrame":
-        return reading.read_stream(self._source) if self._is_stream else reading.read(self._source)
+        df = reading.read_stream(self._source) if self._is_stream else reading.read(self._source)
+        return df if self._where is None else df.where(self._where)
 
     def __repr__(self) -> str:
         return f"<change events of {self.__name__!r} at {self._origin}>"

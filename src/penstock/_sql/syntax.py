@@ -44,6 +44,7 @@ class FlowBody:
     cdc: CdcSpec | None = None
     source: SqlName | None = None
     is_stream: bool = False  # of the source
+    where: str | None = None  # condition of its rows
     once: bool = False
     replace_where: str | None = None
 

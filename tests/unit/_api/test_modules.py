@@ -110,3 +110,5 @@ def test_nearest_name_is_told_when_a_function_does_not_exist():
     with pytest.raises(AttributeError, match="did you mean 'append_flow'"):
         _ = surface.apend_flow
     assert not hasattr(surface, "zzz")
+    with pytest.raises(AttributeError, match="not available yet"):
+        _ = surface.replace_flow

@@ -1,9 +1,11 @@
 """Flows: inserts, change events in every order of clauses, flows inside of a table's statement."""
 
 import itertools
+from unittest.mock import MagicMock
 
 import pytest
 
+from penstock._api.reading import reading
 from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
 from penstock._model.dataset import DatasetKind
 
@@ -202,6 +204,13 @@ def test_rules_stay_with_the_target_when_a_flow_applies_changes(sql):
         (f"APPLY CHANGES INTO t FROM STREAM(SELECT 1) {REST}", "in parentheses", "without STREAM"),
         (f"APPLY CHANGES INTO t FROM SELECT 1 {REST}", "in parentheses", "without STREAM"),
         (f"APPLY CHANGES INTO t FROM STREAM read_files('x') {REST}", "`read_files`", "VIEW"),
+        (f"AUTO CDC INTO t FROM s WITH ('a'='b') {REST}", "found `WITH`", None),
+        (
+            f"AUTO CDC INTO t FROM (SELECT 1) {REST} WHERE a",
+            "`WHERE` after a query",
+            "into the query",
+        ),
+        (f"AUTO CDC INTO t FROM STREAM s {REST} WHERE", "an expression after `WHERE`", None),
         (f"APPLY CHANGES t FROM STREAM(s) {REST}", "expected `INTO`", None),
         (f"APPLY CHANGES INTO t FROM STREAM(s {REST}", "expected `)`", None),
         (f"APPLY CHANGES INTO t FROM STREAM(s) SEQENCE BY ts {REST}", "`SEQENCE`", "`SEQUENCE`"),
@@ -223,6 +232,9 @@ def test_an_error_names_the_clause_when_a_flow_is_wrong(sql, text, message, hint
          "FEATURE_NOT_AVAILABLE"),
         ("CREATE TABLE t FLOW IMPORT CHECKPOINT '/x' INSERT BY NAME SELECT 1",
          "FEATURE_NOT_AVAILABLE"),
+        ("CREATE FLOW f AS INSERT INTO t BY NAME REPLACE USING (k) SEQUENCE BY s SELECT 1",
+         "FEATURE_NOT_AVAILABLE"),
+        ("CREATE TABLE t FLOW REPLACE USING (k) SEQUENCE BY s SELECT 1", "FEATURE_NOT_AVAILABLE"),
         (f"APPLY CHANGES INTO t FROM STREAM(s) {REST} TRACK HISTORY ON (a)",
          "CONFLICTING_PARAMETERS"),
         (f"APPLY CHANGES INTO t FROM STREAM(s) {REST} STORED AS SCD TYPE 2 "
@@ -244,3 +256,23 @@ def test_events_come_from_a_query_when_it_stands_in_parentheses(sql):
     assert declared.errors == ()
     assert declared.flow.function.text.strip() == "SELECT a, (b) FROM STREAM(s)"
     assert (declared.flow.cdc.source, declared.flow.cdc.keys) == ("a query", ("a",))
+
+
+@pytest.mark.parametrize(
+    "clauses", ["WHERE op <> 'X' AND keys > 1 KEYS (k) SEQUENCE BY ts",
+                "KEYS (k) SEQUENCE BY ts WHERE op <> 'X' AND keys > 1"]
+)  # fmt: skip
+def test_only_the_events_of_the_condition_are_read(sql, clauses):
+    flow = sql(f"APPLY CHANGES INTO t FROM STREAM(s) {clauses}").flow
+    assert (flow.cdc.source, flow.cdc.sequence_by) == ("s", "ts")
+    reader = MagicMock()
+    with reading(reader):
+        flow.function()
+    reader.read_stream("s").where.assert_called_once_with("op <> 'X' AND keys > 1")
+
+
+@pytest.mark.parametrize("source", ["STREAM a.s", "STREAM(a.s)"])
+def test_a_source_with_options_is_a_query(sql, source):
+    flow = sql(f"AUTO CDC INTO t\nFROM {source} WITH ('o' = 'x;') {REST}").flow
+    assert flow.function.text == "SELECT * FROM STREAM a.s WITH ('o' = 'x;')"
+    assert flow.cdc.source == "a query"
