@@ -290,6 +290,25 @@ def test_table_functions_become_readers_when_sql_calls_them(world: World, spark:
         with pytest.raises(PenstockError) as error:
             world.evaluate(lambda text=text: spark.sql(text), orders="id BIGINT")
         assert error.value.condition == condition, text
+    if installed_spark() == "4.2":
+        with pytest.raises(DefinitionError, match=r"FEATURE_NOT_AVAILABLE.*changelog"):
+            world.evaluate(lambda: spark.readStream.changes("orders"), orders="id BIGINT")
+
+
+def test_a_database_is_read_as_a_source_when_readers_take_it_in_any_way(
+    world: World, spark: SparkSession
+):
+    url, table = "jdbc:derby:memory:crm;create=true", "SYSIBM.SYSDUMMY1"
+    login = {"user": "crm", "password": "${secret:crm/key}"}
+    for read in (
+        lambda: spark.read.jdbc(url, table, properties=login),
+        lambda: spark.read.jdbc(url, table, predicates=["1 = 1", "1 = 0"], properties=login),
+        lambda: spark.read.format("jdbc").options(url=url, dbtable=table, **login).load(),
+    ):
+        df, evaluation = world.evaluate(read)
+        assert df.collect() == [("Y",)]
+        assert evaluation.external == [f"jdbc {table}"]
+        assert world.resolved.pop() == "${secret:crm/key}"
 
 
 def test_kinesis_is_read_when_sql_calls_its_function(world: World, spark: SparkSession):

@@ -30,8 +30,10 @@ from penstock._analysis.hooks import active, replaces, through
 from penstock._analysis.json_paths import with_json_paths
 from penstock._analysis.local_rows import with_floats
 from penstock._analysis.writer_hooks import PATH_OPTION, ROW_FORMATS, wrap_writer
+from penstock._model.origin import capture_origin
 from penstock._model.paths import real_path
 from penstock._sql.query_text import spell_names
+from penstock.errors import DefinitionError
 
 if TYPE_CHECKING:
     from penstock._analysis.external_reads import ExternalReads
@@ -99,6 +101,7 @@ def install_reader_hooks() -> None:
     logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL + 1)
     for reader in (DataFrameReader, DataStreamReader):
         _wrap_reader(reader)
+    _wrap_jdbc()
     wrap_writer()
     _wrap_session()
     _wrap_select()
@@ -246,11 +249,43 @@ def _wrap_reader(reader: Any) -> None:
         redirect.record(what)
         return rows
 
+    if hasattr(reader, "changes"):  # since Spark 4.2
+
+        @replaces(reader, "changes")
+        def changes(original: Any, /, self: Any, tableName: str) -> Any:
+            redirect = active()
+            if redirect is not None and redirect.table_exists(tableName) is not None:
+                raise DefinitionError(
+                    "FEATURE_NOT_AVAILABLE",
+                    f"`changes` of {tableName!r} is not available: Delta has no changelog for it",
+                    origin=capture_origin(),
+                    hint='use `.option("readChangeFeed", "true").table(...)`',
+                )
+            return original(self, tableName)
+
     for name in ROW_FORMATS:
         if hasattr(reader, name):
             parameters = inspect.signature(getattr(reader, name)).parameters
             keyword = "paths" if "paths" in parameters else "path"
             replaces(reader, name)(_row_reader(name, keyword))
+
+
+def _wrap_jdbc() -> None:
+    @replaces(DataFrameReader, "jdbc")
+    def jdbc(original: Any, /, self: Any, *args: Any, **kwargs: Any) -> Any:
+        redirect = active()
+        if redirect is None:
+            return original(self, *args, **kwargs)
+        wanted = inspect.signature(original).bind(self, *args, **kwargs).arguments
+        del wanted["self"]
+        properties = wanted.pop("properties", None) or {}
+        if wanted.get("predicates") is not None:  # a list is no option
+            redirect.record(f"jdbc {wanted['table']}")
+            wanted["url"] = redirect.context.resolve_secrets(wanted["url"])
+            return original(self, **wanted, properties=redirect.context.resolved(properties))
+        names = {"table": "dbtable", "column": "partitionColumn"}
+        known = {names.get(key, key): value for key, value in wanted.items() if value is not None}
+        return self.format("jdbc").options(**properties, **known).load()
 
 
 def _mapped(reader: Any, path: Any, redirect: "ExternalReads") -> Any:
