@@ -84,6 +84,7 @@ def check_pod(pod: Any) -> None:
     (container,) = pod["containers"]
     run = understood(container["args"])
     assert pod["terminationGracePeriodSeconds"] >= run["stop_timeout"] + 30
+    assert run["continuous"] is ("readinessProbe" in container)  # whatever the settings say
     if "readinessProbe" in container:
         understood(container["readinessProbe"]["exec"]["command"][1:])
 
@@ -91,6 +92,8 @@ def check_pod(pod: Any) -> None:
 def test_pods_run_commands_and_have_time_to_stop() -> None:
     documents = [d for file in MANIFESTS for d in yaml.safe_load_all(file.read_text("utf-8"))]
     assert len(pods(documents)) == 2
+    sets = [document["spec"] for document in documents if document["kind"] == "StatefulSet"]
+    assert [spec["podManagementPolicy"] for spec in sets] == ["Parallel"]
     for pod in pods(documents):
         check_pod(pod)
 
