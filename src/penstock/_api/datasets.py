@@ -40,9 +40,9 @@ def table(
         partition_cols: Partition columns; excludes `cluster_by`.
         cluster_by: Clustering columns.
         cluster_by_auto: Accepted for compatibility.
-        schema: DDL string or StructType that the query must match.
+        schema: DDL string or StructType of the table; the rows of the query are converted to it.
         path: Storage location instead of the managed one.
-        row_filter: Accepted for compatibility.
+        row_filter: Refused: open-source Spark has no row filters.
         private: Do not register the table in a metastore.
         temporary: Older spelling of `private`.
         replace_where: Condition of rows: in every update, the rows of the table that match it are

@@ -106,7 +106,14 @@ def _parse_table(cursor: Cursor, modifiers: Set[str], origin: SourceLocation) ->
     name = parse_name(cursor, f"a {kind.value}")
     at_columns = cursor.current
     columns = parse_column_list(cursor) if cursor.at("(") else ColumnList()
+    before = cursor.current
     clauses = parse_clauses(cursor, ends=("AS", "FLOW"))
+    if kind is DatasetKind.STREAMING_TABLE and "refresh_policy" in clauses:
+        raise cursor.error(
+            "a streaming table has no `REFRESH POLICY`",
+            at=before,
+            hint="remove it, or create a materialized view",
+        )
     flow: FlowBody | None = None
     if plain and not cursor.at("FLOW"):
         raise DefinitionError(

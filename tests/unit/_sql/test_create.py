@@ -340,6 +340,7 @@ def test_a_table_waits_for_flows_when_it_has_no_query(sql):
         ("CREATE STREAMING TABLE t PARTITIONED BY (a.b)", 1, "without a table or a field", None),
         ("CREATE STREAMING TABLE t LOCATION ' '", 1, "is blank", None),
         ("CREATE STREAMING TABLE t REFRESH POLICY OFTEN", 1, "`INCREMENTAL STRICT`", None),
+        ("CREATE STREAMING TABLE t REFRESH POLICY FULL", 1, "no `REFRESH POLICY`", "materialized"),
         ("CREATE STREAMING TABLE my-table AS SELECT 1", 1, "needs backticks", "`my-name`"),
         ("CREATE STREAMING TABLE a.b.c.d AS SELECT 1", 1, "at most three parts", None),
         ('CREATE STREAMING TABLE "t" AS SELECT 1', 1, "found a string", None),
