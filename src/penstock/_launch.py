@@ -36,7 +36,6 @@ from penstock._project.imports import project_imports
 from penstock._project.loader import load_definitions
 from penstock._project.path_mapping import path_mapping
 from penstock._project.secrets import resolve_secrets
-from penstock._project.sources import find_sources
 from penstock._runtime.leases import PipelineLeases
 from penstock._session import open_session, spark_log
 from penstock._spark.call_sites import user_columns
@@ -287,10 +286,14 @@ def execute(
 
 
 def source_digest(settings: PipelineSettings) -> str:
-    """Digest of the source files: of the code of Python functions, which plans do not contain."""
+    """Digest of the code of Python functions, which plans do not contain.
+
+    It is of the source files and of all files of the project that they have imported or run.
+    """
     digest = hashlib.sha256()
-    for file in sorted(find_sources(settings)):
-        digest.update(file.read_bytes())
+    with project_imports(settings) as imports:
+        for file in sorted({*imports.sources, *imports.executor.executed}):
+            digest.update(file.read_bytes())
     return digest.hexdigest()
 
 

@@ -33,12 +33,13 @@ class SourceExecutor:
     """Executes source files of one project: of a pipeline on one thread, jobs on one each.
 
     `missing_packages` are those of `%pip` cells that are not installed, by name, in order.
+    `executed` are all files: sources, modules that they import and notebooks that they run.
     """
 
     def __init__(self, settings: PipelineSettings) -> None:
         self.missing_packages: dict[str, SourceLocation] = {}
+        self.executed: set[Path] = set()
         self._settings = settings
-        self._executed: set[Path] = set()
 
     def execute(
         self,
@@ -57,8 +58,8 @@ class SourceExecutor:
             BaseException: Whatever a Python cell raises; the cells below it are not executed.
             DefinitionError: The file is no notebook, or runs one that does not exist or runs it.
         """
-        is_again = path in self._executed
-        self._executed.add(path)
+        is_again = path in self.executed
+        self.executed.add(path)
         cells = read_cells(path)
         if context is None:
             context = SqlContext(
@@ -73,7 +74,7 @@ class SourceExecutor:
 
     def forget(self) -> None:
         self.missing_packages.clear()
-        self._executed.clear()
+        self.executed.clear()
 
     def _execute_cells(
         self,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock._launch import source_digest
 from penstock._model.pipeline import PipelineSettings
 from penstock._project.imports import project_imports
 from penstock._project.loader import load_definitions
@@ -127,6 +128,31 @@ def test_changes_are_seen_when_loaded_again_in_the_same_second(project):
         project.write("value.py", f"VALUE = {value}\n")
         results.append(_load(project, "a.py").flows[0].function())
     assert results == [1, 2]
+
+
+def test_the_digest_of_the_code_changes_with_each_file_that_was_executed(project):
+    project.write("t/a.py", TABLE.format("a", "1") + "import helper\n")
+    project.write("t/b.py", "# Databricks notebook source\n# MAGIC %run ../shared\n")
+    files = [project.write("helper.py", "import tools\n")]
+    files += [project.write(f"{name}.py") for name in ("tools", "shared", "late", "unused")]
+    settings = _settings(project, "t/**")
+
+    def digest():
+        with project_imports(settings):
+            load_definitions(settings, namespace={})
+            import late  # noqa: F401 - as a query function does
+
+            return source_digest(settings)
+
+    first = digest()
+    assert digest() == first
+    changed = set()
+    for file in files:
+        before = digest()
+        file.write_text(file.read_text() + "X = 1\n")
+        if digest() != before:
+            changed.add(file.stem)
+    assert changed == {"helper", "tools", "shared", "late"}
 
 
 def test_nothing_stays_behind_when_loaded(project):
