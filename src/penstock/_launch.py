@@ -187,10 +187,10 @@ def open_pipeline(
             selected=index.select(tuple(selection.names)),
             keeps_refused=selection.keeps_refused,
         )
-        tables = PipelineTables(spark, graph, layout, settings)
+        tables = PipelineTables(spark, graph, layout, settings, state)
         if settings.defer is not None:
             graph = defer_unchanged(tables, settings.defer, source_digest(settings))
-            tables = PipelineTables(spark, graph, layout, settings)
+            tables = PipelineTables(spark, graph, layout, settings, state)
             context.external_tables.located.update(_located(graph, tables))
         deferred = {n.key: n.read_from for n in graph.datasets.values() if n.read_from is not None}
         source = DeltaSource(tables.paths, tables.append_only_start, deferred)
@@ -299,7 +299,7 @@ def source_digest(settings: PipelineSettings) -> str:
 
 def state_store(settings: PipelineSettings, spark: "SparkSession") -> StateStore:
     """The epochs of a pipeline's flows."""
-    return StateStore(StorageFiles(spark), layout_of(settings).state_dir)
+    return StateStore(StorageFiles(spark), layout_of(settings).state_dir, settings.name)
 
 
 def read_context(

@@ -241,7 +241,6 @@ def _run(
         bus.emit(Event(origin, PlanWarning(warning), warning))
     events = event_directory(settings)
     context = EngineContext(
-        pipeline=settings.name,
         source_digest=source_digest(settings),
         emit=bus.emit,
         origin=origin,

@@ -14,6 +14,7 @@ from penstock._repair.reset import EMPTIED, MARKED, ResetPlan, reset_flow
 from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path
 from penstock._tables.read.checkpoint_files import flow_records
+from penstock._tables.read.log_scan import read_commit_counts
 from penstock.errors import PenstockError
 from penstock.sources.base import parse_start
 
@@ -138,8 +139,12 @@ def test_a_reset_reads_files_from_before_the_first_start(
     _reset(project, "files", "earliest", truncate=True, execute=True)
     project.add("c d.json", [_row(3)]).run(refresh=("files",))
     assert _ids(project, "files") == [1, 2, 3]
+    # The identity of the writer survives another name of the pipeline.
+    monkeypatch.setenv("PENSTOCK_NAME", "renamed")
     project.add("e.json", [_row(4)]).run(refresh=("files",))
     assert _ids(project, "files") == [1, 2, 3, 4]
+    before, last = read_commit_counts(spark, str(project.path("files")))[-2:]
+    assert before.app_id == last.app_id
 
 
 def test_a_flow_begins_where_it_is_told_to(project: Project, capsys: Any):

@@ -20,7 +20,7 @@ class MicroBatch:
     with every checkpoint, and every flow has one.
 
     Attributes:
-        pipeline: Name of the pipeline.
+        pipeline: Name of the pipeline at the first start of the flow.
         flow: Name of the flow.
         epoch: Of the flow's checkpoint; another one after a full refresh or under another name.
         batch_id: Spark's.

@@ -79,13 +79,12 @@ def package(
     if file.suffix != ".py":
         raise typer.BadParameter("must end in .py, as spark-submit requires", param_hint="--file")
     _check_writable(file.parent)
-    chosen = {"PENSTOCK_PIPELINE": pipeline, "PENSTOCK_TARGET": target}
     with tempfile.TemporaryDirectory(prefix="penstock-package-") as scratch:
         sources = Path(scratch) / "sources"
         _copy(Path(penstock.__file__).parent, sources / "penstock", not_packed=())
         files = _copy_project(settings, sources, file, pipeline=pipeline, target=target)
         arguments = [*_requirements(settings, requirements), "--sources-directory", str(sources)]
-        for name, value in chosen.items():
+        for name, value in _chosen(settings, sources, pipeline=pipeline, target=target).items():
             arguments += ["--inject-env", f"{name}={value}"] if value else []
         arguments += ["--compression-level", "1"] if compress else ["--no-compress"]
         draft = Path(scratch) / "packed.py"
@@ -155,6 +154,17 @@ def _copy_project(
             hint=f"move it below {root}; hidden files and folders are not packed",
         )
     return sorted(str(item.relative_to(copy)) for item in copy.rglob("*") if item.is_file())
+
+
+def _chosen(
+    settings: "PipelineSettings", sources: Path, *, pipeline: str | None, target: str | None
+) -> dict[str, str | None]:
+    """What the file selects; the name of the project, if it is that of its folder."""
+    from penstock._project.packed import PROJECT_FOLDER
+
+    packed = _settings(sources / PROJECT_FOLDER, pipeline=pipeline, target=target)
+    name = None if packed.name == settings.name else settings.name
+    return {"PENSTOCK_PIPELINE": pipeline, "PENSTOCK_TARGET": target, "PENSTOCK_NAME": name}
 
 
 def _copy(folder: Path, target: Path, *, not_packed: Sequence[Path]) -> None:

@@ -55,7 +55,6 @@ class EngineContext:
     `lost_lease` looks whether another driver has taken over, and returns the failure if so.
     """
 
-    pipeline: str
     source_digest: str
     emit: Callable[[Any], None]
     origin: EventOrigin
@@ -341,7 +340,13 @@ class StreamingFlows:
         display = self._queries.display(node)
         check_state(node.flow, state, operators=operators, output_mode=mode, display=display)
         table_id = self._queries.tables.check_ownership(node, state)
-        wanted = replace(state, stateful_operators=operators, output_mode=mode, target_id=table_id)
+        wanted = replace(
+            state,
+            stateful_operators=operators,
+            output_mode=mode,
+            target_id=table_id,
+            pipeline=self._queries.state.pipeline_of(node.flow.name),
+        )
         if wanted != self._queries.state.flow(node.flow.name):
             self._queries.state.save_flow(node.flow.name, wanted)
         return wanted

@@ -38,6 +38,7 @@ class FlowState:
         topics: Kafka's topic ids of the checkpoint, by name.
         migration: A migration that has begun to replace the table and this state.
         deployed: The declaration that it ran with last, see `Declaration`; empty if not recorded.
+        pipeline: See `StateStore.pipeline_of`; empty in the state of an earlier version.
     """
 
     epoch: str
@@ -53,6 +54,7 @@ class FlowState:
     next_position: Mapping[str, Any] = field(default_factory=dict)
     migration: str | None = None
     deployed: Mapping[str, Any] = field(default_factory=dict)
+    pipeline: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +99,11 @@ class StateStore:
     One writer at a time: the pipeline's lease is held.
     """
 
-    def __init__(self, files: StorageFiles, state_root: str) -> None:
+    def __init__(self, files: StorageFiles, state_root: str, pipeline: str = "") -> None:
         self._files = files
         self._root = state_root.rstrip("/")
+        self._pipeline = pipeline
+        self._pipelines: dict[str, str] = {}
         self._apart: dict[str, str] = {}
 
     @contextlib.contextmanager
@@ -117,7 +121,19 @@ class StateStore:
         return None if body is None else state_of(body)
 
     def save_flow(self, name: str, state: FlowState) -> None:
+        state = replace(state, pipeline=self.pipeline_of(name))
         self._files.write(self._current_path("flows", name), json.dumps(asdict(state), indent=1))
+
+    def pipeline_of(self, flow: str) -> str:
+        """The name of the pipeline in the identity of a flow's writers.
+
+        It is that of the first start: a batch that was in flight when the pipeline was renamed must
+        not be taken for another one.
+        """
+        if flow not in self._pipelines:
+            body = self._parsed(self._path("flows", flow)) or {}
+            self._pipelines[flow] = body.get("pipeline") or self._pipeline
+        return self._pipelines[flow]
 
     def new_flow(self, name: str, position: Mapping[str, Any] | None = None) -> FlowState:
         """Create the state of a flow with a new epoch, for its first start or a full refresh.
@@ -172,7 +188,10 @@ class StateStore:
         return f"{self._root}/{folder}/{quote(name, safe=' ')}.json"
 
     def _load(self, folder: str, name: str) -> dict[str, Any] | None:
-        text = self._files.read(self._current_path(folder, name))
+        return self._parsed(self._current_path(folder, name))
+
+    def _parsed(self, path: str) -> dict[str, Any] | None:
+        text = self._files.read(path)
         try:
             body: dict[str, Any] | None = json.loads(text) if text else None
         except ValueError:

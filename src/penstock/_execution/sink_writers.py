@@ -49,7 +49,7 @@ def sink_writer(
         opened = system.open(
             Write(
                 spark=queries.spark,
-                pipeline=queries.context.pipeline,
+                pipeline=queries.state.pipeline_of(flow.name),
                 flow=flow,
                 epoch=epoch,
                 checkpoint=layout.checkpoint_path(flow.name, epoch),

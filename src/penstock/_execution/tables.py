@@ -8,7 +8,7 @@ from types import MappingProxyType
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from penstock._execution.flow_state import FlowState
+from penstock._execution.flow_state import FlowState, StateStore
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._graph.replacing import replaces_rows
@@ -52,12 +52,14 @@ class PipelineTables:
         graph: DataflowGraph,
         layout: StorageLayout,
         settings: PipelineSettings,
+        state: StateStore,
         locations: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.layout = layout
         self.spark = spark
         self.settings = settings
         self.graph = graph
+        self._state = state
         self._locations = locations
         self._metastore = None if settings.metastore is None else HiveMetastore(spark)
         self.paths: Mapping[str, str] = MappingProxyType(
@@ -161,7 +163,7 @@ class PipelineTables:
 
     def app_id(self, flow: str, epoch: str) -> str:
         """The `txnAppId` of a flow."""
-        return app_id(self.settings.name, flow, epoch)
+        return app_id(self._state.pipeline_of(flow), flow, epoch)
 
     def decisions(self, node: FlowNode, epoch: str) -> DecisionFile:
         """The record of the batch of a flow that has several commits."""

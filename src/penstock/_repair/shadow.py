@@ -27,7 +27,7 @@ from penstock._runtime.ports import FlowEnded
 from penstock._spark.session import jvm_watch
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm, TableMetadata
-from penstock._tables.layout import TableRef, app_id
+from penstock._tables.layout import TableRef
 from penstock._tables.write.create import reset_table
 from penstock._tables.write.fenced import FencedTable, last_number
 from penstock._tables.write.prepare import prepare_table
@@ -94,10 +94,10 @@ class Shadow:
                 pipeline.graph,
                 pipeline.tables.layout,
                 pipeline.settings,
+                pipeline.state,
                 locations={self.dataset.key: self.table.path},
             )
             context = EngineContext(
-                pipeline=pipeline.settings.name,
                 source_digest=source_digest(pipeline.settings),
                 emit=on_event,
                 origin=origin,
@@ -137,7 +137,7 @@ class Shadow:
     def replace_tables(self, after_quarantine: Callable[[], None]) -> CommitResult:
         """Replace the old rows by the new ones: one commit per table, quarantine first."""
         spark, tables = self.pipeline.spark, self.pipeline.tables
-        identity = app_id(self.pipeline.settings.name, self.node.flow.name, self.epoch)
+        identity = tables.app_id(self.node.flow.name, self.epoch)
         last = last_number(DeltaJvm(spark), self.table.path, identity)
         quarantine = tables.quarantine(self.dataset)
         flow = self.node.flow.name

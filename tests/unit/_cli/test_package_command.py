@@ -31,6 +31,11 @@ def packed_files(root: Path, target: Path, file: Path | None = None) -> list[str
     return package._copy_project(settings, target, file, pipeline=None, target=None)
 
 
+def packed_name(root: Path, target: Path) -> str | None:
+    settings = package._settings(root, pipeline=None, target=None)
+    return package._chosen(settings, target, pipeline=None, target=None)["PENSTOCK_NAME"]
+
+
 def test_only_files_of_the_project_are_packed(tmp_path: Path) -> None:
     root = new_project(tmp_path / "shop", "name: shop\nstorage: out\n")
     for hidden in (".git/config", ".env", ".penstock/shop.py", "out/tables/a.parquet"):
@@ -69,6 +74,15 @@ def test_environment_of_the_caller_is_not_packed(tmp_path: Path, monkeypatch) ->
     root = new_project(tmp_path / "shop")
     monkeypatch.setenv("PENSTOCK_STORAGE", str(tmp_path / "elsewhere"))
     assert package._settings(root, pipeline=None, target=None).storage == f"file://{root}/.penstock"
+
+
+@pytest.mark.parametrize(("settings", "name"), [("name: shop\n", None), ("{}\n", "store")])
+def test_a_project_without_a_name_keeps_that_of_its_folder(
+    settings: str, name: str | None, tmp_path: Path
+) -> None:
+    root = new_project(tmp_path / "store", settings)
+    packed_files(root, tmp_path / "copy")
+    assert packed_name(root, tmp_path / "copy") == name
 
 
 def test_requirements_leave_spark_to_the_cluster(tmp_path: Path) -> None:

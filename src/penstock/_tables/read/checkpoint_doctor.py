@@ -249,7 +249,7 @@ def _table(
         return
     yield from _behind(checkpoint, path, settings)
     committed = _opened(path).transaction_version(
-        app_id(settings.name, checkpoint.flow, checkpoint.epoch)
+        app_id(record.pipeline, checkpoint.flow, checkpoint.epoch)
     )
     # Read after the table: the flow may run.
     newest = newest_of_checkpoint(checkpoint.flow, checkpoint.epoch, checkpoint.path)

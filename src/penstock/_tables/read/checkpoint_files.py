@@ -81,6 +81,7 @@ class FlowRecord:
     epoch: str
     target_id: str | None  # Delta's table id; None for a sink, or before the first start
     has_started: bool
+    pipeline: str  # in the identity of its writers
 
 
 def flow_records(settings: PipelineSettings) -> dict[str, FlowRecord]:
@@ -94,6 +95,7 @@ def flow_records(settings: PipelineSettings) -> dict[str, FlowRecord]:
                 epoch=str(body["epoch"]),
                 target_id=body.get("target_id"),
                 has_started=body.get("stateful_operators") is not None,
+                pipeline=str(body.get("pipeline") or settings.name),
             )
         except (OSError, ValueError, KeyError, TypeError):
             # Truncated by a crash. A start without it is refused if the table has its batches.

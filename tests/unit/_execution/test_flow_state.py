@@ -1,0 +1,47 @@
+import json
+from pathlib import Path
+
+from penstock._execution.flow_state import FlowState, StateStore
+from penstock._tables.files import StorageFiles
+
+
+def _store(root: Path, pipeline: str) -> StateStore:
+    return StateStore(StorageFiles(None), str(root), pipeline)
+
+
+def test_writers_keep_the_name_of_the_pipeline_of_their_first_start(tmp_path: Path):
+    _store(tmp_path, "shop").new_flow("silver")
+    renamed = _store(tmp_path, "store")
+    assert renamed.pipeline_of("silver") == "shop"
+    assert renamed.pipeline_of("new") == "store"
+    renamed.new_flow("silver")  # as of a full refresh
+    renamed.save_flow("silver", FlowState(epoch="e", pipeline=""))
+    again = _store(tmp_path, "other")
+    state = again.flow("silver")
+    assert state is not None
+    assert state.pipeline == again.pipeline_of("silver") == "shop"
+
+
+def test_a_checkpoint_beside_the_old_one_has_the_same_name(tmp_path: Path):
+    _store(tmp_path, "shop").new_flow("silver")
+    renamed = _store(tmp_path, "store")
+    with renamed.apart("silver", str(tmp_path / "beside.json")):
+        assert renamed.flow("silver") is None
+        renamed.save_flow("silver", FlowState(epoch="e"))
+        state = renamed.flow("silver")
+    assert state is not None
+    assert state.pipeline == "shop"
+
+
+def test_a_state_of_an_earlier_version_gets_the_present_name(tmp_path: Path):
+    store = _store(tmp_path, "shop")
+    state = store.new_flow("silver")
+    file = tmp_path / "flows" / "silver.json"
+    body = json.loads(file.read_text())
+    del body["pipeline"]
+    file.write_text(json.dumps(body))
+    earlier = _store(tmp_path, "store")
+    assert earlier.flow("silver") == state
+    assert earlier.pipeline_of("silver") == "store"
+    earlier.save_flow("silver", state)
+    assert _store(tmp_path, "other").pipeline_of("silver") == "store"
