@@ -3,12 +3,14 @@
 Commands run in separate processes, which continue after the dashboard ends.
 """
 
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections import deque
 from collections.abc import Sequence
@@ -17,11 +19,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock._display.signals import SAME_REQUEST_SECONDS
 from penstock.errors import SetupError
 
 if TYPE_CHECKING:
     from penstock._model.pipeline import PipelineSettings
 
+_BETWEEN_SIGNALS = SAME_REQUEST_SECONDS + 0.5
 _KEPT_JOBS = 5
 _SHOWN_OUTPUT = 6000
 
@@ -78,6 +82,7 @@ class ProcessControl:
         self._lock = threading.Lock()
         self._jobs: deque[_Job] = deque(maxlen=_KEPT_JOBS)
         self._stop_requested: tuple[object, ...] | None = None
+        self._stop_requested_at = -math.inf
 
     def state(self) -> dict[str, Any]:
         """`runs`: what holds the pipeline, or null; `is_stopping`; `jobs`: the newest first."""
@@ -124,7 +129,13 @@ class ProcessControl:
         self._run(what, words)
 
     def stop(self, *, now: bool = False) -> None:
-        """Stop after the batches in flight; with `now`, after a first stop, interrupt them."""
+        """Stop after the batches in flight; with `now`, after a first stop, interrupt them.
+
+        The second signal is sent late enough to count as another request.
+        """
+        if now:
+            seconds = self._stop_requested_at + _BETWEEN_SIGNALS - time.monotonic()
+            threading.Event().wait(max(0.0, seconds))
         with self._lock:
             holder = self._holder()
             if holder is None:
@@ -146,6 +157,7 @@ class ProcessControl:
             except OSError as error:
                 raise _refused(f"the signal was refused: {error.strerror}") from error
             self._stop_requested = _identity(holder)
+            self._stop_requested_at = time.monotonic()
 
     def _holder(self) -> dict[str, Any] | None:
         from penstock._project.event_store import holder_of

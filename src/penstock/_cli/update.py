@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from penstock.pipelines import UpdateResult, UpdateState
 
 _POLL_SECONDS = 0.1
-_SIGNAL_SECONDS = 0.5
 
 Format = Annotated[
     LogFormat, typer.Option("--log-format", help="Format of the progress: text or JSON lines.")
@@ -213,8 +212,6 @@ def stop(
         if now or not is_stopping:
             control.stop()
         if now and not is_stopping:
-            # Signals that arrive together are one. The second one interrupts.
-            pause.wait(_SIGNAL_SECONDS)
             with suppress(SetupError):  # it has ended
                 control.stop(now=True)
     while is_running and time.monotonic() < deadline:

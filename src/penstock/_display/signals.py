@@ -10,7 +10,8 @@ from typing import Protocol, Self
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-_SAME_REQUEST_SECONDS = 1.0
+SAME_REQUEST_SECONDS = 1.0
+"""Signals that come within this time are one request."""
 
 
 class Stoppable(Protocol):
@@ -57,7 +58,7 @@ class StopSignals:
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         # No output here: the interrupted thread may be in the middle of writing some.
         now = self._monotonic()
-        if self._running is not None and now - self._last < _SAME_REQUEST_SECONDS:
+        if self._running is not None and now - self._last < SAME_REQUEST_SECONDS:
             return
         self._last = now
         self.received += 1

@@ -16,17 +16,27 @@ from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path
 from penstock.errors import SetupError
 
-# Holds the pipeline until it hears a signal, as an update does.
+# Holds the pipeline until the second request to stop, as an update does.
 HOLDER = """
-import signal, sys
+import json, os, sys, threading
 from pathlib import Path
+from penstock._display.signals import StopSignals
 from penstock._runtime.lease import Lease
-with Lease.acquire(Path(sys.argv[1]), holder={}):
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+class Update:
+    requests = 0
+
+    def request_stop(self):
+        self.requests += 1
+        os.write(1, b"heard\\n")
+
+holder = json.loads(sys.argv[2])
+with Lease.acquire(Path(sys.argv[1]), holder=holder), StopSignals() as signals:
+    update = Update()
+    signals.bind(update)
     print("holds", flush=True)
-    for _ in range(int(sys.argv[2])):
-        signal.sigwait([signal.SIGTERM])
-        print("heard", flush=True)
+    while update.requests < 2:
+        threading.Event().wait(0.05)
 """
 # Tells what it was called with, and a secret.
 ECHO = "import os, sys; print(sys.argv[1:], 'PENSTOCK_UI_TOKEN' in os.environ); "
@@ -39,11 +49,11 @@ def settings(tmp_path):
 
 
 @pytest.fixture
-def holder(settings):
-    """A process that ends with the second signal."""
-    path = pipeline_lease_path(settings.storage)
+def holder(settings, request):
+    """A process that ends with the second request; its record has the parameter of the fixture."""
+    path, record = pipeline_lease_path(settings.storage), json.dumps(getattr(request, "param", {}))
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(path), "2"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER, str(path), record], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None and process.stdout.readline() == "holds\n"
     yield process
