@@ -36,7 +36,7 @@ from penstock._project.imports import project_imports
 from penstock._project.loader import load_definitions
 from penstock._project.path_mapping import path_mapping
 from penstock._project.secrets import resolve_secrets
-from penstock._runtime.leases import PipelineLeases
+from penstock._runtime.leases import NOT_STOPPABLE, PipelineLeases
 from penstock._session import open_session, spark_log
 from penstock._spark.call_sites import user_columns
 from penstock._spark.executors import starting_executors
@@ -230,7 +230,7 @@ def open_for_command(
     `command` is shown to commands that are refused meanwhile; events are recorded under
     `update_id`.
     """
-    holder = {"pipeline": settings.name, "command": f"penstock {command}"}
+    holder = {"pipeline": settings.name, "command": f"penstock {command}", **NOT_STOPPABLE}
     if update_id is not None:
         holder["update"] = update_id
     log = f"{command.replace(' ', '-')}-{uuid.uuid4()}"

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock._display.signals import SAME_REQUEST_SECONDS
+from penstock._runtime.leases import NOT_STOPPABLE
 from penstock.errors import SetupError
 
 if TYPE_CHECKING:
@@ -143,6 +144,12 @@ class ProcessControl:
             if holder.get("host") != socket.gethostname():
                 raise _refused(
                     f"pipeline {self._name!r} is running on {holder.get('host')}, not on this host"
+                )
+            if holder.items() >= NOT_STOPPABLE.items():
+                raise _refused(
+                    f"pipeline {self._name!r} is held by {_command(holder)}, process "
+                    f"{holder['pid']}, which is not an update: it ends by itself, or with Ctrl-C "
+                    "in its terminal"
                 )
             is_requested = self._stop_requested == _identity(holder)
             if is_requested is not now:

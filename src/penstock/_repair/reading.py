@@ -104,7 +104,8 @@ def read_flow_state(
     from penstock._execution.state_reader import read_flow
     from penstock._launch import state_store
 
-    with stopped_storage(settings, update="state show") as spark:
+    holder = {"update": "state show", "command": "penstock state show"}
+    with stopped_storage(settings, **holder) as spark:
         layout, store = layout_of(settings), state_store(settings, spark)
         return read_flow(spark, layout, store, flow, operator=operator, limit=limit)
 
@@ -112,12 +113,13 @@ def read_flow_state(
 @contextmanager
 def stopped_storage(settings: PipelineSettings, **holder: str) -> "Iterator[SparkSession]":
     """A session without queries, while no update runs; the leases show `holder` to others."""
-    from penstock._runtime.leases import PipelineLeases
+    from penstock._runtime.leases import NOT_STOPPABLE, PipelineLeases
     from penstock._session import open_session, spark_log
 
     log = spark_log(settings, str(uuid.uuid4()))
+    holder = {"pipeline": settings.name, **holder, **NOT_STOPPABLE}
     with (
-        PipelineLeases(settings.home, {"pipeline": settings.name, **holder}) as leases,
+        PipelineLeases(settings.home, holder) as leases,
         open_session(settings, log_file=log, leases=leases, analysis_only=True) as spark,
     ):
         yield spark

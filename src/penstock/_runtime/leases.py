@@ -11,6 +11,8 @@ from penstock.errors import SpecError
 
 DURATION = "penstock.lease.duration"
 _DEFAULT_SECONDS = 30.0
+NOT_STOPPABLE = {"stoppable": "no"}
+"""Of the holder of a command that a signal would kill: it does not stop as an update does."""
 
 
 def lease_seconds(configuration: Mapping[str, str]) -> float:

@@ -14,6 +14,7 @@ from penstock._cli.main import main
 from penstock._model.pipeline import PipelineSettings
 from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path
+from penstock._runtime.leases import NOT_STOPPABLE
 from penstock.errors import SetupError
 
 # Holds the pipeline until the second request to stop, as an update does.
@@ -172,6 +173,18 @@ def test_stop_ends_the_running_update_and_waits_for_it(settings, holder, capsys)
     assert "stopped" in capsys.readouterr().out
     assert main([*arguments, "--output", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"was_running": False, "is_running": False}
+
+
+@pytest.mark.parametrize(
+    "holder", [{"command": "penstock migrate", **NOT_STOPPABLE}], indirect=True
+)
+def test_stop_does_not_kill_a_command_that_repairs(settings, holder, capsys):
+    assert main(["stop", str(settings.root), "--storage", settings.storage, "--now"]) == 3
+    refused = capsys.readouterr().err
+    assert "CONTROL_REFUSED" in refused and "is held by penstock migrate, process" in refused
+    with pytest.raises(SetupError, match="not an update"):
+        ProcessControl(settings).stop()
+    assert holder.poll() is None
 
 
 def test_stop_says_when_the_batches_take_longer_than_it_waits(settings, holder, capsys):
