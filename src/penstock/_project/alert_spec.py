@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from penstock._model.alert import AlertKind, AlertRule, AlertSettings, AlertTarget
-from penstock._project.export_spec import Count, PositiveCount, PositiveNumber, SpecPart
+from penstock._project.export_spec import Count, PositiveCount, PositiveNumber, SpecPart, Truth
 
 
 def _listed(value: Any) -> Any:
@@ -41,10 +41,10 @@ class AlertRuleSpec(SpecPart):
     watermark_seconds: PositiveNumber | None = Field(
         default=None, description="Seconds without watermark advance while rows arrived."
     )
-    schema_change: bool | None = Field(
+    schema_change: Truth | None = Field(
         default=None, description="true: columns of a dataset or source changed."
     )
-    failed: bool | None = Field(default=None, description="true: a flow or the update failed.")
+    failed: Truth | None = Field(default=None, description="true: a flow or the update failed.")
     flow: str = Field(default="", description="Only this flow.")
     dataset: str = Field(default="", description="Only this dataset and its rules.")
     rule: str = Field(default="", description="Only this expectation.")

@@ -105,11 +105,16 @@ def truth_of(part: Node | None, key: str) -> bool | None:
     """Return a boolean, which may be written as a string; `None` if it is missing."""
     if part is None or part.value is None:
         return None
-    if isinstance(part.value, bool):
-        return part.value
-    if isinstance(part.value, str) and (value := part.value.strip().lower()) in _TRUE | _FALSE:
-        return value in _TRUE
+    value = as_truth(part.value)
+    if isinstance(value, bool):
+        return value
     raise part.error(f"`{key}` must be true or false")
+
+
+def as_truth(value: object) -> object:
+    """The boolean that a string stands for, such as `yes`; any other value unchanged."""
+    word = value.strip().lower() if isinstance(value, str) else ""
+    return word in _TRUE if word in _TRUE | _FALSE else value
 
 
 def texts_of(part: Node | None, key: str) -> dict[str, str]:

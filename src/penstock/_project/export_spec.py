@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySettings
 from penstock._model.name import resolve_name
 from penstock._model.pipeline import EventLogSettings, MaintenanceSettings
+from penstock._project.documents import as_truth
 
 
 class SpecPart(BaseModel):
@@ -20,12 +21,14 @@ class SpecPart(BaseModel):
 Count = Annotated[int, Field(strict=False, ge=0)]
 PositiveCount = Annotated[int, Field(strict=False, ge=1)]
 PositiveNumber = Annotated[float, Field(strict=False, gt=0)]
+Truth = Annotated[bool, BeforeValidator(as_truth)]
 
 
 def shorthand(kind: type | UnionType, key: str, *types: Any) -> BeforeValidator:
     """Lets a value of a type stand for a mapping that has only this key; `types` are all forms."""
 
     def written_out(value: Any) -> Any:
+        value = as_truth(value) if kind is bool else value
         return {key: value} if isinstance(value, kind) else value
 
     return BeforeValidator(written_out, json_schema_input_type=Union[(kind, *types)])
@@ -86,7 +89,7 @@ class MetricsSpec(SpecPart):
 class MaintenanceSpec(SpecPart):
     """`maintenance: {min_small_files: ..., ...}`, or `maintenance: false`."""
 
-    enabled: bool = Field(default=True, description="false: updates do not maintain tables.")
+    enabled: Truth = Field(default=True, description="false: updates do not maintain tables.")
     min_small_files: int = Field(
         default=MaintenanceSettings().min_small_files,
         strict=False,
@@ -112,7 +115,7 @@ Maintenance = Annotated[MaintenanceSpec | None, shorthand(bool, "enabled", Maint
 class LineageSpec(SpecPart):
     """`lineage: {namespace: ..., transport: {...}}`, or `lineage: true`."""
 
-    enabled: bool = Field(default=True, description="false: never send.")
+    enabled: Truth = Field(default=True, description="false: never send.")
     namespace: str = Field(default="", description="OpenLineage namespace of the jobs.")
     transport: dict[str, Any] = Field(
         default_factory=dict,
@@ -130,7 +133,7 @@ Lineage = Annotated[LineageSpec | None, shorthand(bool, "enabled", LineageSpec, 
 class TelemetrySpec(SpecPart):
     """`opentelemetry: {endpoint: ...}`, or `opentelemetry: true`."""
 
-    enabled: bool = Field(default=True, description="false: never send.")
+    enabled: Truth = Field(default=True, description="false: never send.")
     endpoint: str = Field(
         default="",
         pattern=r"^(https?://.+)?$",
@@ -139,8 +142,8 @@ class TelemetrySpec(SpecPart):
     headers: dict[str, str] = Field(
         default_factory=dict, description="HTTP headers; `${secret:...}` is filled in."
     )
-    metrics: bool = Field(default=True, description="Send metrics.")
-    traces: bool = Field(default=True, description="Send traces.")
+    metrics: Truth = Field(default=True, description="Send metrics.")
+    traces: Truth = Field(default=True, description="Send traces.")
     interval_seconds: float | None = Field(
         default=None,
         strict=False,

@@ -30,6 +30,7 @@ from penstock._project.export_spec import (
     MetricsSpec,
     SpecPart,
     Telemetry,
+    Truth,
     shorthand,
 )
 from penstock._project.file_settings import table_key
@@ -159,7 +160,7 @@ class _Settings(SpecPart):
     storage: str | None = Field(
         default=None, description="Root of tables and checkpoints: a URI, or a path."
     )
-    shared_storage: bool | None = Field(
+    shared_storage: Truth | None = Field(
         default=None, description="Whether other pipelines use the same storage."
     )
     catalog: Annotated[CatalogSpec, shorthand(str | None, "name", CatalogSpec)] = Field(
@@ -180,13 +181,13 @@ class _Settings(SpecPart):
     environment: EnvironmentSpec | None = Field(
         default=None, description="Python packages that the source files need."
     )
-    continuous: bool | None = Field(
+    continuous: Truth | None = Field(
         default=None, description="Whether the pipeline runs until it is stopped."
     )
-    development: bool | None = Field(
+    development: Truth | None = Field(
         default=None, description="Whether the pipeline is under development."
     )
-    quarantine: bool | None = Field(
+    quarantine: Truth | None = Field(
         default=None, description="Whether rows that break a drop rule are kept."
     )
     master: str | None = Field(default=None, description="Spark master URL.")
@@ -247,7 +248,7 @@ class _Settings(SpecPart):
 class TargetSpec(_Settings):
     """Keys of a target, which override those of the file."""
 
-    default: bool | None = Field(default=None, description="Used if no target is named.")
+    default: Truth | None = Field(default=None, description="Used if no target is named.")
     mode: Literal["development", "production"] | None = Field(
         default=None, description="`development` sets `development`."
     )

@@ -1,9 +1,9 @@
 """Reads YAML and JSON files: errors name the key and the line.
 
 Values are text as it is written, except booleans and null: `0.10`, `08:30` and `2024-01-01` mean
-the same to Spark as to the person who wrote them. In a bundle, only `true` and `false` are
-booleans, as for Databricks' CLI: `country: NO` is a string. JSON is read by the same rules: it is
-YAML but for tabs, and for characters that it escapes in two halves.
+the same to Spark as to the person who wrote them. Only `true` and `false` are booleans, as for
+Databricks' CLI: `country: NO` is a string. JSON is read by the same rules: it is YAML but for tabs,
+and for characters that it escapes in two halves.
 """
 
 from pathlib import Path
@@ -19,11 +19,8 @@ _DEEPEST = 60
 _TAG = "tag:yaml.org,2002:"
 
 
-def read_document(path: Path, *, is_bundle: bool = False) -> Node:
-    """Read a file, which is JSON if its name says so; an empty file is an empty mapping.
-
-    It is part of a bundle if `is_bundle` says so or it has one of the keys of bundles.
-    """
+def read_document(path: Path) -> Node:
+    """Read a file, which is JSON if its name says so; an empty file is an empty mapping."""
     shown = source_location(str(path), 1).file
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -36,7 +33,7 @@ def read_document(path: Path, *, is_bundle: bool = False) -> Node:
         loader = yaml.SafeLoader(text)
         try:
             root = loader.get_single_node()
-            reader = _Reader(loader, path, shown, is_bundle or _has_keys_of_bundles(root))
+            reader = _Reader(loader, path, shown)
             document = Node(None, path, 1) if root is None else reader.node(root, 1, 0)
         finally:
             loader.dispose()
@@ -73,11 +70,10 @@ def read_document(path: Path, *, is_bundle: bool = False) -> Node:
 class _Reader:
     """Makes the parts of a document; `too_deep` is the line of one that is nested too deeply."""
 
-    def __init__(self, loader: yaml.SafeLoader, path: Path, shown: str, is_bundle: bool) -> None:
+    def __init__(self, loader: yaml.SafeLoader, path: Path, shown: str) -> None:
         self._loader = loader
         self._path = path
         self._shown = shown
-        self._is_bundle = is_bundle
         self._parts = 0
         self.too_deep = 0
 
@@ -103,11 +99,10 @@ class _Reader:
     def _scalar(self, node: yaml.Node) -> str | bool | None:
         if node.tag == f"{_TAG}null":
             return None
-        if node.tag == f"{_TAG}bool" and isinstance(node, yaml.ScalarNode):
-            value = bool(self._loader.construct_yaml_bool(node))
-            if not self._is_bundle or node.value.lower() in ("true", "false"):
-                return value
-        return _whole(str(node.value))
+        text = str(node.value)
+        if node.tag == f"{_TAG}bool" and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        return _whole(text)
 
     def _mapping(self, node: yaml.MappingNode, depth: int) -> dict[str, Node]:
         seen: set[str] = set()
@@ -131,14 +126,6 @@ class _Reader:
 
 def _line(node: yaml.Node) -> int:
     return int(node.start_mark.line) + 1
-
-
-def _has_keys_of_bundles(node: yaml.Node | None) -> bool:
-    parts = node.value if isinstance(node, yaml.MappingNode) else []
-    return any(
-        key.value in ("bundle", "resources") and isinstance(part, yaml.MappingNode)
-        for key, part in parts
-    )
 
 
 def _whole(text: str) -> str:

@@ -218,8 +218,11 @@ def test_every_new_key_is_read(project):
     project.write(
         "pipeline.yaml",
         """
-continuous: true
-development: true
+continuous: yes
+development: On
+quarantine: "no"
+maintenance: off
+lineage: {enabled: NO}
 target: old
 parameters: {day: 2026-01-31, full: no, n: 0.10}
 root_path: lib
@@ -241,7 +244,8 @@ tables:
     settings = _load(project.root)
     root = project.root
     assert (settings.continuous, settings.development, settings.schema) == (True, True, "old")
-    assert dict(settings.parameters) == {"day": "2026-01-31", "full": "false", "n": "0.10"}
+    assert not (settings.quarantine or settings.maintenance.enabled or settings.lineage.is_wanted)
+    assert dict(settings.parameters) == {"day": "2026-01-31", "full": "no", "n": "0.10"}
     assert settings.import_roots == (f"{root}/lib",)
     assert settings.dependencies == ("pandas",)
     assert settings.source_patterns == ("n.ipynb",)

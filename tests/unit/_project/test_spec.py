@@ -43,7 +43,8 @@ def test_every_key_is_read_when_the_spec_file_has_any_of_its_names(project, name
         database: silver
         configuration:
           spark.sql.shuffle.partitions: 8
-          flag: yes
+          flag: True
+          country: NO
           ratio: 0.10
           day: 2024-01-01
           time: 08:30
@@ -66,6 +67,7 @@ def test_every_key_is_read_when_the_spec_file_has_any_of_its_names(project, name
     assert dict(settings.configuration) == {
         "spark.sql.shuffle.partitions": "8",
         "flag": "true",
+        "country": "NO",
         "ratio": "0.10",
         "day": "2024-01-01",
         "time": "08:30",
@@ -144,7 +146,7 @@ WRONG = [
     ("nmae: x", "SPEC_INVALID", 1, "did you mean `name`"),
     ("a: 1\n\nstorage: 2\nlibrarys: []", "SPEC_INVALID", 1, "line 4: unknown key `librarys`"),
     ("name: [a]", "SPEC_INVALID", 1, "`name` must be a string"),
-    ("name: yes", "SPEC_INVALID", 1, "`name` must be a string"),
+    ("name: true", "SPEC_INVALID", 1, "`name` must be a string"),
     ("\nquarantine: maybe", "SPEC_INVALID", 2, "true or false"),
     ("configuration: [a]", "SPEC_INVALID", 1, "mapping"),
     ("configuration:\n  a: 1\n  b:\n    c: 1", "SPEC_INVALID", 3, "`configuration.b` must be"),

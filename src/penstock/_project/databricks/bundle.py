@@ -138,7 +138,7 @@ def _main_of(document: Node) -> tuple[Node, Node | None]:
         candidate / name for candidate in (folder, *folder.parents) for name in BUNDLE_NAMES
     ):
         if place.is_file() and declares_bundle(place):
-            return read_document(place, is_bundle=True), document
+            return read_document(place), document
     return document, None
 
 
@@ -147,7 +147,7 @@ def _with_includes(main: Node, only: Node | None) -> Node:
     for path in _included(main):
         if path.resolve() not in seen:
             seen.add(path.resolve())
-            tree = read_document(path, is_bundle=True).over(tree)
+            tree = read_document(path).over(tree)
     if only is not None and only.file.resolve() not in seen:
         tree = only.over(tree)
     return Node(tree.value, main.file, main.line)
@@ -233,7 +233,7 @@ def _development(targets: Node) -> list[str]:
 
 def _overrides(root: Path, target: str) -> Node | None:
     path = root / ".databricks" / "bundle" / target / "variable-overrides.json"
-    return read_document(path, is_bundle=True) if path.is_file() else None
+    return read_document(path) if path.is_file() else None
 
 
 @dataclass(frozen=True)
