@@ -188,10 +188,10 @@ class PipelineTables:
         """The id of the target table.
 
         Raises:
-            CheckpointError: `TABLE_REPLACED`: The checkpoint belongs to a table that no longer
-                exists: earlier rows would be missing. `CHECKPOINT_MISSING`: The table has batches
-                of a checkpoint that is gone: batch ids of a new one would start at 0, and be
-                taken for replays.
+            CheckpointError: `TABLE_REPLACED`: The checkpoint belongs to another table, or to one
+                that is gone: earlier rows would be missing. `CHECKPOINT_MISSING`: The table has
+                batches of a checkpoint that is gone: batch ids of a new one would start at 0, and
+                be taken for replays.
         """
         path = self.paths.get(node.target)
         if path is None:
@@ -199,14 +199,21 @@ class PipelineTables:
         table = table_state(self.spark, path)
         table_id = table.id if table is not None else None
         if state.target_id is not None and state.target_id != table_id:
+            change = f"a table that is gone: {node.target!r} was dropped or recreated"
+            hint = f"--full-refresh {node.flow.target} rebuilds it from its sources; or restore "
+            hint += "the old table"
+            before = state.deployed.get("path", path)
+            if before != path:
+                change = f"the table {before}; its table is {path} now"
+                hint = "if that is the table of another target, set `storage` in each target: a "
+                hint += "full refresh would discard the checkpoint of the other; else "
+                hint += f"--full-refresh {node.flow.target}"
             raise CheckpointError(
                 "TABLE_REPLACED",
-                f"flow {node.flow.name!r} has a checkpoint for a table that is gone: "
-                f"{node.target!r} was dropped or recreated",
+                f"flow {node.flow.name!r} has a checkpoint for {change}",
                 flow=node.flow.name,
                 origin=node.flow.origin,
-                hint=f"--full-refresh {node.flow.target} rebuilds it from its sources; or restore "
-                "the old table",
+                hint=hint,
             )
         if table_id is not None and state.stateful_operators is not None:
             self._check_checkpoint(node, path, state.epoch)

@@ -1,8 +1,14 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from penstock._execution import tables
 from penstock._execution.flow_state import FlowState, StateStore
 from penstock._tables.files import StorageFiles
+from penstock.errors import CheckpointError
 
 
 def _store(root: Path, pipeline: str) -> StateStore:
@@ -45,3 +51,26 @@ def test_a_state_of_an_earlier_version_gets_the_present_name(tmp_path: Path):
     assert earlier.pipeline_of("silver") == "store"
     earlier.save_flow("silver", state)
     assert _store(tmp_path, "other").pipeline_of("silver") == "store"
+
+
+@pytest.mark.parametrize(
+    ("before", "words", "hint"),
+    [
+        ({}, "'c.prod.t' was dropped or recreated", "--full-refresh t rebuilds it"),
+        ({"path": "/prod/t"}, "'c.prod.t' was dropped or recreated", "--full-refresh t rebuilds"),
+        ({"path": "/dev/t"}, "the table /dev/t; its table is /prod/t now", "set `storage` in each"),
+    ],
+)
+def test_the_checkpoint_of_another_target_is_not_taken_for_that_of_a_dropped_table(
+    before: dict[str, Any], words: str, hint: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tables, "table_state", lambda *_: None)
+    own: Any = SimpleNamespace(paths={"c.prod.t": "/prod/t"}, spark=None)
+    flow = SimpleNamespace(name="t", target="t", origin=None)
+    node: Any = SimpleNamespace(target="c.prod.t", flow=flow)
+    state = FlowState(epoch="e", target_id="id", deployed=before)
+    with pytest.raises(CheckpointError) as raised:
+        tables.PipelineTables.check_ownership(own, node, state)
+    assert raised.value.condition == "TABLE_REPLACED"
+    assert words in str(raised.value)
+    assert hint in str(raised.value.hint)
