@@ -25,11 +25,16 @@ from penstock._project.databricks.bundle import (
     targets_of,
     with_target,
 )
-from penstock._project.databricks.lakeflow import looks_foreign, read_lakeflow, unwrapped
+from penstock._project.databricks.lakeflow import (
+    READ_KEYS,
+    looks_foreign,
+    read_lakeflow,
+    unwrapped,
+)
 from penstock._project.documents import Node, text_of
 from penstock._project.file_settings import FileSettings
 from penstock._project.locations import nearest_file
-from penstock._project.spec_file import PipelineSpec, spec_of
+from penstock._project.spec_file import PipelineSpec, keys_of, spec_of
 from penstock._project.spec_settings import spec_settings
 from penstock._project.workspace_files import WorkspaceFiles
 from penstock._project.yaml_text import read_document
@@ -41,7 +46,7 @@ SUFFIXES = (".yaml", ".yml", ".json")
 _MARK = re.compile(r"\b(?:libraries|(?:ingestion|gateway)_definition)\b")
 _PIPELINE_SUFFIXES = tuple(f".pipeline{suffix}" for suffix in SUFFIXES)
 # Keys that only our own files have: with one of them, a file is read strictly.
-_OWN_KEYS = ("extends", "master", "paths", "quarantine", "tables", "targets")
+_OWN_KEYS = frozenset(keys_of(PipelineSpec)) - frozenset(READ_KEYS)
 
 
 def find_spec(folder: Path) -> Path | None:
@@ -193,7 +198,7 @@ def _read(path: Path, choice: Choice, below: tuple[Path, ...]) -> FileSettings |
 def _is_lakeflow(document: Node) -> bool:
     keys = {key for key, _ in document.items()}
     name = document.file.name
-    if keys & set(_OWN_KEYS) or name in OVERLAY_NAMES or name.startswith("spark-pipeline."):
+    if keys & _OWN_KEYS or name in OVERLAY_NAMES or name.startswith("spark-pipeline."):
         return False
     return looks_foreign(document) or name.endswith((".json", *_PIPELINE_SUFFIXES))
 

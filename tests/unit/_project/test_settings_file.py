@@ -404,3 +404,15 @@ def test_settings_are_read_when_the_file_below_has_nothing_in_it(project):
     assert _load(project.root).name == "orders"
     project.write("x.json", "")
     assert _load(project.root, spec=Path("x.json")).name == "orders"
+
+
+@pytest.mark.parametrize(
+    "own",
+    ["alerts: {rules: []}", "events: {keep_days: 9}", "lint: {ignore: []}", "shared_storage: true"],
+)
+def test_a_file_with_a_key_of_our_own_is_read_strictly(project, own):
+    project.write("pipeline.yaml", f"channel: CURRENT\nstorage: out\n{own}\n")
+    assert _load(project.root).storage == f"file://{project.root}/out"
+    project.write("pipeline.yaml", f"channel: CURRENT\nstorag: out\n{own}\n")
+    with pytest.raises(SpecError, match="did you mean `storage`"):
+        _load(project.root)
