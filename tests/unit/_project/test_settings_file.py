@@ -375,6 +375,29 @@ def test_folders_of_editable_packages_can_be_imported_from(project):
     )
 
 
+@pytest.mark.parametrize(
+    ("written", "expected", "folders"),
+    [
+        ("-e .", "-e {root}", ("src",)),
+        ("-e lib", "-e {root}/lib", ("lib", "lib/src")),
+        ("--editable lib[dev]", "--editable {root}/lib[dev]", ("lib", "lib/src")),
+        ("--editable=./lib[dev]", "--editable={root}/lib[dev]", ("lib", "lib/src")),
+        ("-e /gone/lib", "-e /gone/lib", ()),
+        ("-r more.txt", "-r {root}/more.txt", ()),
+        ("-e git+https://host/lib", "-e git+https://host/lib", ()),
+        ("lib", "lib", ()),
+        ("./lib", "{root}/lib", ()),
+    ],
+)
+def test_paths_of_requirements_are_relative_to_their_file(project, written, expected, folders):
+    for folder in ("src", "lib/src"):
+        (project.root / folder).mkdir(parents=True)
+    project.write("pipeline.yaml", f"environment: {{dependencies: ['{written}']}}\n")
+    settings = _load(project.root)
+    assert settings.dependencies == (expected.format(root=project.root),)
+    assert settings.import_roots == tuple(f"{project.root}/{folder}" for folder in folders)
+
+
 def test_spec_is_refused_when_its_aliases_grow_without_bounds(project):
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     for level in range(1, 8):

@@ -81,10 +81,14 @@ FOREIGN_KEYS = frozenset(
 _CLUSTER_ONLY = {"spark.master", "spark.databricks.cluster.profile"}
 _SECRET = re.compile(r"\{\{\s*secrets/([\w.\-]+)/([\w.\-]+)\s*\}\}")
 _SHUFFLE_MANAGER = "spark.shuffle.manager"
-_EDITABLE = re.compile(r"(?:-e|--editable)[ =]\s*(/.*)")
+_EDITABLE = re.compile(r"(?:-e|--editable)[ =]\s*(/[^\[]*)(?:\[.*)?")
 _SHUFFLES_OF_DATABRICKS = ("org.apache.spark.shuffle.streaming.", "com.databricks.")
 _WORKSPACE_PATH = re.compile(r"/(?:Workspace|Repos|Users|Shared)/", re.IGNORECASE)
-_LOCAL_REQUIREMENT = re.compile(r"((?:-e|--editable|-r|--requirement)[ =])?\s*(\.\.?/.*)")
+# After an option, a relative path need not begin with a dot; a URL has a colon. Extras may follow.
+_LOCAL_REQUIREMENT = re.compile(
+    r"(?P<option>(?:-e|--editable|-r|--requirement)[ =](?!\s*/|.*:))?\s*"
+    r"(?P<path>(?(option)[^\[]+|\.\.?/[^\[]*))(?P<extras>.*)"
+)
 
 
 def unwrapped(document: Node) -> Node:
@@ -215,8 +219,8 @@ def dependencies(pipeline: Node) -> Iterator[str]:
     for part in list_of(environment and environment.get("dependencies"), "dependencies"):
         text = text_of(part, "environment.dependencies")
         if text and (match := _LOCAL_REQUIREMENT.fullmatch(text)):
-            place = (part.file.parent / match.group(2)).resolve()
-            text = f"{match.group(1) or ''}{place}"
+            place = (part.file.parent / match["path"].strip()).resolve()
+            text = f"{match['option'] or ''}{place}{match['extras']}"
         if text:
             yield text
 
