@@ -161,10 +161,11 @@ def load_settings(
             schema=other.schema or DEFAULT_SCHEMA,
         )
 
+    of_files = None if read.defer_to == read.target else read.defer_to  # `prod`, of all targets
     return with_deferral(
         settings,
         read,
-        defer_to or environment.get("PENSTOCK_DEFER_TO") or read.defer_to,
+        defer_to or environment.get("PENSTOCK_DEFER_TO") or of_files,
         start.resolve() if defer_to else read.root,
         of_target,
     )

@@ -64,6 +64,15 @@ def test_production_does_not_defer_and_keeps_the_file(project):
     assert settings.configuration == {"a": "file", "b": "file"}
 
 
+def test_a_target_does_not_defer_to_itself(project):
+    text = SPEC.replace("    defer_to: prod\n", "").replace("storage: all", "defer_to: prod")
+    project.write("pipeline.yaml", text)
+    assert _load(project, target="prod").defer is None
+    deferral = _load(project, target="dev").defer
+    assert deferral is not None
+    assert deferral.storage == _uri(project, "prod")
+
+
 def test_argument_names_a_storage_instead_of_a_target(project):
     project.write("pipeline.yaml", SPEC)
     settings = _load(project, target="dev", defer_to="./other", storage="mine")
