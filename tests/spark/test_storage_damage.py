@@ -21,7 +21,10 @@ from penstock._tables.read.checkpoint_doctor import examine
 from penstock.errors import PenstockError
 from penstock.sources.base import parse_start
 
-FLOWS = ("behind", "torn", "emptied", "planned", "unstated", "restored", "filtered")
+FLOWS = (
+    *("behind", "torn", "emptied", "planned", "unstated", "restored", "filtered"),
+    *("older", "planless"),
+)
 SOURCE = """
 def batches():
     return spark.readStream.schema(ROWS).option("maxFilesPerTrigger", 1).json("data")
@@ -134,7 +137,15 @@ def _damages(project: Project, storage: Path) -> dict[str, Callable[[str], Any]]
         forget_newest(project.path(flow))
         os.truncate(place / "offsets" / "1", 5)
 
+    def remove(flow: str, *names: str) -> None:
+        for name in names:
+            (checkpoint(flow) / name).unlink()
+
     return {
+        "older": lambda flow: remove(flow, "offsets/1", "commits/1", "committed.json"),
+        "planless": lambda flow: remove(
+            flow, *(f"{kind}/{number}" for kind in ("offsets", "commits") for number in (0, 1))
+        ),
         "behind": lambda flow: forget_newest(project.path(flow)),
         "torn": lambda flow: os.truncate(newest(project.path(flow) / "_delta_log"), 60),
         "kept": lambda flow: forget_newest(project.path(f"{flow}_quarantine")),
@@ -163,7 +174,9 @@ def test_every_flow_with_a_damage_fails_by_itself(damaged: Damaged):
         "unstated": "FLOW_STATE_MISSING",
         "keyed": "TABLE_BEHIND_CHECKPOINT",
     }
-    assert len(damaged.second.failures) == 7
+    assert damaged.failure("older").condition == "CHECKPOINT_BEHIND_TABLE"
+    assert damaged.failure("planless").condition == "CHECKPOINT_MISSING"
+    assert len(damaged.second.failures) == 9
     assert damaged.second.skipped == ("below",)
 
 
@@ -187,12 +200,17 @@ def test_each_failure_names_batches_and_commands(damaged: Damaged):
     assert "offsets/1: the table has no rows of the batch" in (
         damaged.failure("planned").hint or ""
     )
+    older = damaged.failure("older")
+    assert "it ends at 0, but older has its batches up to 1" in older.message
+    assert "reset older --from earliest --truncate" in (older.hint or "")
     assert "--full-refresh" in (damaged.failure("unstated").hint or "")
 
 
 def test_the_doctor_finds_the_same(damaged: Damaged):
     assert damaged.kinds == {
         "": "table-log-damaged",
+        "older": "behind-table",
+        "planless": "behind-table",
         "behind": "table-behind",
         "kept": "table-behind",
         "keyed": "table-behind",

@@ -15,12 +15,18 @@ from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import StorageFiles, local_path
 from penstock._tables.layout import DECISION_FILE, TableRef
 from penstock._tables.read.checkpoint_doctor import unreadable_files
-from penstock._tables.read.checkpoint_files import Checkpoint, newest_of_checkpoint, read_checkpoint
+from penstock._tables.read.checkpoint_files import (
+    Checkpoint,
+    batches,
+    newest_of_checkpoint,
+    read_checkpoint,
+)
 from penstock._tables.read.damage import (
     Damage,
     behind,
     check_log,
     is_lost,
+    older,
     restored,
     restored_to,
     state_lost,
@@ -137,22 +143,40 @@ class DamageCheck:
                 )
 
     def check_checkpoint(self, node: FlowNode, epoch: str) -> None:
-        """Refuse a checkpoint with files that Spark cannot read: `CHECKPOINT_DAMAGED`."""
-        name = node.flow.name
-        folder = local_path(self._tables.layout.checkpoint_path(name, epoch))
-        if folder is None or not folder.is_dir():
+        """Refuse a checkpoint that Spark cannot read, or that lacks batches of the table.
+
+        Raises `CHECKPOINT_DAMAGED`, `CHECKPOINT_MISSING` or `CHECKPOINT_BEHIND_TABLE`.
+        """
+        path = self._tables.layout.checkpoint_path(node.flow.name, epoch)
+        folder, table = local_path(path), self._tables.paths.get(node.target)
+        app_id = self._tables.app_id(node.flow.name, epoch)
+        last = -1 if table is None else last_number(self._delta, table, app_id)
+        if folder is not None and folder.is_dir():
+            self._check_files(node, epoch, folder, None if table is None else last)
+        if last < 0:
             return
+        # A batch is planned before it is written, so that newer ones of the table were lost here.
+        files = StorageFiles(self._delta.spark)
+        planned = batches(files, path, "offsets") if files.exists(f"{path}/metadata") else []
+        if not planned or planned[-1] < last:
+            condition = "CHECKPOINT_BEHIND_TABLE" if planned else "CHECKPOINT_MISSING"
+            newest = planned[-1] if planned else None
+            damage = older(node.flow.name, node.flow.target, path, last=last, newest=newest)
+            raise _error(condition, node, damage)
+
+    def _check_files(self, node: FlowNode, epoch: str, folder: Path, number: int | None) -> None:
+        """`number`: the last batch of the table; `None` for a sink."""
+        name = node.flow.name
         checkpoint = newest_of_checkpoint(name, epoch, folder)
         files = unreadable_files(checkpoint)
         if files:
-            path = self._tables.paths.get(node.target)
             last = -1 if checkpoint.last_finished is None else checkpoint.last_finished
             app_id = self._tables.app_id(name, epoch)
             noted = self._tables.note(node, epoch).load()
             decisions = DecisionFile(StorageFiles(self._delta.spark), str(folder / DECISION_FILE))
             is_new = (
-                path is not None
-                and last_number(self._delta, path, app_id) <= last
+                number is not None
+                and number <= last
                 and all(note.batch_id <= last for note in noted.values())
                 and decisions.load(app_id, last + 1) is None
             )

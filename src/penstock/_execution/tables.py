@@ -25,7 +25,6 @@ from penstock._tables.metastore import HiveMetastore, Registration
 from penstock._tables.read.log_scan import append_only_start
 from penstock._tables.write.create import reset_table
 from penstock._tables.write.decision import DecisionFile
-from penstock._tables.write.fenced import last_number
 from penstock._tables.write.prepare import prepare_quarantine, prepare_table
 from penstock._tables.write.schema import merged
 from penstock._tables.write.table_spec import (
@@ -189,9 +188,7 @@ class PipelineTables:
 
         Raises:
             CheckpointError: `TABLE_REPLACED`: The checkpoint belongs to another table, or to one
-                that is gone: earlier rows would be missing. `CHECKPOINT_MISSING`: The table has
-                batches of a checkpoint that is gone: batch ids of a new one would start at 0, and
-                be taken for replays.
+                that is gone: earlier rows would be missing.
         """
         path = self.paths.get(node.target)
         if path is None:
@@ -215,28 +212,7 @@ class PipelineTables:
                 origin=node.flow.origin,
                 hint=hint,
             )
-        if table_id is not None and state.stateful_operators is not None:
-            self._check_checkpoint(node, path, state.epoch)
         return table_id
-
-    def _check_checkpoint(self, node: FlowNode, table: str, epoch: str) -> None:
-        name = node.flow.name
-        path = self.layout.checkpoint_path(name, epoch)
-        if StorageFiles(self.spark).read(f"{path}/metadata") is not None:
-            return
-        last = last_number(DeltaJvm(self.spark), table, self.app_id(name, epoch))
-        if last < 0:  # before its first batch
-            return
-        raise CheckpointError(
-            "CHECKPOINT_MISSING",
-            f"the checkpoint of flow {name!r} is gone: {path} is empty, but "
-            f"{node.flow.target!r} has its batches up to {last}",
-            flow=name,
-            origin=node.flow.origin,
-            hint=f"restore it; or --full-refresh {node.flow.target} rebuilds the table; or "
-            f"`penstock checkpoint reset {name} --from earliest --accept-duplicates` reads the "
-            "whole source again into the existing table",
-        )
 
     def _properties(self, node: DatasetNode, flows: Sequence[FlowNode]) -> Mapping[str, str]:
         declared = effective_properties(node.declared.table_properties)

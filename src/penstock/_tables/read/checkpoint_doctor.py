@@ -26,6 +26,7 @@ from penstock._tables.read.damage import (
     local_log,
     log_hint,
     log_message,
+    older,
     state_lost,
 )
 
@@ -255,14 +256,9 @@ def _table(
     newest = newest_of_checkpoint(checkpoint.flow, checkpoint.epoch, checkpoint.path)
     last = newest.last_planned
     if committed is not None and (last is None or committed > last):
-        yield Finding(
-            "behind-table",
-            Severity.ERROR,
-            f"the table has batch {committed}, the newest one of the checkpoint is "
-            f"{'none' if last is None else last}: the checkpoint is an older copy, and the table "
-            "would skip its next batches as already committed",
-            _rebuild(checkpoint),
-        )
+        target, place = ".".join(path.parts[-3:]), str(checkpoint.path)
+        damage = older(checkpoint.flow, target, place, last=committed, newest=last)
+        yield Finding("behind-table", Severity.ERROR, damage.message, damage.hint)
 
 
 def _behind(checkpoint: Checkpoint, target: Path, settings: PipelineSettings) -> Iterator[Finding]:
