@@ -23,7 +23,7 @@ from penstock.sources.base import parse_start
 
 FLOWS = (
     *("behind", "torn", "emptied", "planned", "unstated", "restored", "filtered"),
-    *("older", "planless"),
+    *("older", "planless", "uncommitted"),
 )
 SOURCE = """
 def batches():
@@ -146,6 +146,7 @@ def _damages(project: Project, storage: Path) -> dict[str, Callable[[str], Any]]
         "planless": lambda flow: remove(
             flow, *(f"{kind}/{number}" for kind in ("offsets", "commits") for number in (0, 1))
         ),
+        "uncommitted": lambda flow: remove(flow, "commits/0", "commits/1"),
         "behind": lambda flow: forget_newest(project.path(flow)),
         "torn": lambda flow: os.truncate(newest(project.path(flow) / "_delta_log"), 60),
         "kept": lambda flow: forget_newest(project.path(f"{flow}_quarantine")),
@@ -181,7 +182,8 @@ def test_every_flow_with_a_damage_fails_by_itself(damaged: Damaged):
 
 
 def test_batches_without_rows_and_a_restore_are_no_damage(damaged: Damaged):
-    assert set(damaged.second.completed) == {"restored", "filtered"}
+    assert set(damaged.second.completed) == {"restored", "filtered", "uncommitted"}
+    assert damaged.project.rows("uncommitted", "id") == [(number,) for number in range(5)]
     assert damaged.project.rows("filtered", "id") == [(0,), (1,)]
     (warning,) = (text for text in damaged.warnings if "restored" in text)
     assert "was restored to version 1 after flow restored had committed batch 1" in warning
