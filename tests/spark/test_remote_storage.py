@@ -101,6 +101,11 @@ def test_commands_give_right_answers_when_the_storage_is_not_local(
     assert "offsets/0 is empty" in text
     assert f"restore {storage}/checkpoints/silver/" in text
     offsets.write_text(before, encoding="utf-8")
+    state = tmp_path / "mounted/shop/state/flows/silver.json"
+    state.rename(tmp_path / "lost")
+    result = run_update(load_settings(tmp_path, storage=storage), UpdateOptions(), bus=EventBus())
+    assert [error.condition for error in result.failures] == ["FLOW_STATE_MISSING"]
+    (tmp_path / "lost").rename(state)
     # A backfill reads everything again, and finds every row.
     code, text = command("backfill", "silver", "--by", "id", "--yes", "--output", "json")
     assert (code, json.loads(text)["counts"]["added"]) == (0, 0)

@@ -121,26 +121,23 @@ class DamageCheck:
     def check_state(self, node: FlowNode, target: TableRef | None) -> None:
         """Refuse a flow with a checkpoint, but without state: `FLOW_STATE_MISSING`."""
         name, layout = node.flow.name, self._tables.layout
-        folder = local_path(f"{layout.checkpoints}/{path_segment(name)}")
-        if folder is None or not folder.is_dir():
-            return
-        for checkpoint in folder.iterdir():
+        files = StorageFiles(self._delta.spark)
+        folder = f"{layout.checkpoints}/{path_segment(name)}"
+        for epoch in files.names(folder):
+            checkpoint = f"{folder}/{epoch}"
             if target is None:
-                is_used = any((checkpoint / "commits").glob("*"))
+                is_used = bool(batches(files, checkpoint, "commits"))
             else:
-                app_id = self._tables.app_id(name, segment_name(checkpoint.name))
+                app_id = self._tables.app_id(name, segment_name(epoch))
                 is_used = (
                     self._delta.version(target.path) >= 0
                     and last_number(self._delta, target.path, app_id) >= 0
                 )
             if is_used:
-                state = local_path(layout.state_dir)
-                file = f"{state}/flows/{quote(name, safe=' ')}.json"
-                raise _error(
-                    "FLOW_STATE_MISSING",
-                    node,
-                    state_lost(name, node.flow.target, str(checkpoint), file),
-                )
+                state = f"{layout.state_dir}/flows/{quote(name, safe=' ')}.json"
+                paths = [str(local_path(uri) or uri) for uri in (checkpoint, state)]
+                damage = state_lost(name, None if target is None else node.flow.target, *paths)
+                raise _error("FLOW_STATE_MISSING", node, damage)
 
     def check_checkpoint(self, node: FlowNode, epoch: str) -> None:
         """Refuse a checkpoint that Spark cannot read, or that lacks batches of the table.

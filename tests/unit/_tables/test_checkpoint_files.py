@@ -240,6 +240,17 @@ def _unfinish(store: Store) -> None:
         (store.folder / name).unlink()
 
 
+def test_the_checkpoint_of_a_sink_needs_the_state_of_its_flow(store: Store):
+    sink = store.checkpoint("to_files", "e3", query="q-3")
+    (lost,) = (each for each in examine(store.settings) if each.flow == "to_files")
+    assert (lost.kind, lost.severity) == ("state-missing", Severity.ERROR)
+    assert "its sink has batches" in lost.message
+    assert "--full-refresh" not in lost.hint
+    # As of a table that was dropped: the flow starts again.
+    _write(sink / "committed.json", '{"format": 1, "tables": {}}')
+    assert "state-missing" not in store.kinds()
+
+
 def test_a_one_time_flow_that_recorded_a_decision_has_no_checkpoint(store: Store):
     folder = store.root / "checkpoints" / "backlog" / EPOCH
     folder.mkdir(parents=True)

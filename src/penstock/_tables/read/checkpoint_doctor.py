@@ -295,14 +295,18 @@ def _lost_state(
     checkpoint: Checkpoint, settings: PipelineSettings, tables: Mapping[str, Path]
 ) -> Finding | None:
     identity = app_id(settings.name, checkpoint.flow, checkpoint.epoch)
-    state = local_path(layout_of(settings).state_dir)
-    for path in tables.values():
-        if _opened(path).transaction_version(identity) is not None:
-            file = f"{state}/flows/{checkpoint.flow}.json"
-            table = ".".join(path.parts[-3:])
-            damage = state_lost(checkpoint.flow, table, str(checkpoint.path), file)
-            return Finding("state-missing", Severity.ERROR, damage.message, damage.hint)
-    return None
+    targets = (
+        ".".join(path.parts[-3:])
+        for path in tables.values()
+        if _opened(path).transaction_version(identity) is not None
+    )
+    table = next(targets, None)
+    # Only flows into tables have a note: that of this one was dropped.
+    if table is None and (not checkpoint.finished or (checkpoint.path / NOTE_FILE).exists()):
+        return None
+    file = f"{local_path(layout_of(settings).state_dir)}/flows/{checkpoint.flow}.json"
+    damage = state_lost(checkpoint.flow, table, str(checkpoint.path), file)
+    return Finding("state-missing", Severity.ERROR, damage.message, damage.hint)
 
 
 def _table_logs(settings: PipelineSettings) -> Iterator[Finding]:

@@ -267,13 +267,15 @@ def older(flow: str, target: str, path: str, *, last: int, newest: int | None) -
     )
 
 
-def state_lost(flow: str, target: str, checkpoint: str, state: str) -> Damage:
+def state_lost(flow: str, table: str | None, checkpoint: str, state: str) -> Damage:
+    """`table` has batches of a flow without state; `None` for a sink."""
+    rebuild = "" if table is None else f"--full-refresh {table} rebuilds it from its sources; or "
     return Damage(
-        message=f"the state of flow {flow!r} ({state}) is missing or damaged, but {target} has "
-        f"batches of its checkpoint {checkpoint}: a new checkpoint would read the whole source "
-        "again",
-        hint=f"restore {state} from a copy; or --full-refresh {target} rebuilds it from its "
-        f"sources; or `penstock checkpoint reset {flow} --from ...` starts at a given position",
+        message=f"the state of flow {flow!r} ({state}) is missing or damaged, but "
+        f"{table or 'its sink'} has batches of its checkpoint {checkpoint}: a new checkpoint would "
+        "read the whole source again",
+        hint=f"restore {state} from a copy; or {rebuild}`penstock checkpoint reset {flow} "
+        "--from ...` starts at a given position",
     )
 
 
