@@ -69,6 +69,10 @@ def test_each_row_is_there_once_after_a_job_was_adopted(
     assert "[RESET_WOULD_DOUBLE]" in capsys.readouterr().err
     for command in resets:
         assert main(command) == 0
+    copied = Path(".penstock/checkpoints").glob("*/*/metadata")
+    copies = [file.read_text("utf-8") for file in copied]
+    originals = {file.read_text("utf-8") for file in Path("checkpoints").glob("*/metadata")}
+    assert len(set(copies) - originals) == len(copies) == 3, "ids of queries are shared"
     for number in (3, 4):
         add(number)
     for _ in range(2):

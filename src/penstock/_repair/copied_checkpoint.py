@@ -82,9 +82,17 @@ def reset_to_checkpoint(
         if plan.refused is not None:
             raise reset_would_double(node, plan.refused, plan.hint)
         state = FlowState(epoch=uuid.uuid4().hex)
-        files.copy_tree(copied, layout_of(settings).checkpoint_path(name, state.epoch))
+        copy_checkpoint(files, copied, layout_of(settings).checkpoint_path(name, state.epoch))
         pipeline.state.save_flow(name, state)
         return replace(plan, new_epoch=state.epoch)
+
+
+def copy_checkpoint(files: StorageFiles, source: str, target: str) -> bool:
+    """Copy a checkpoint, but for Spark's id of its query; `False` if it does not exist."""
+    if not files.copy_tree(source, target):
+        return False
+    files.replace(f"{target}/metadata", json.dumps({"id": str(uuid.uuid4())}))
+    return True
 
 
 def _check(node: FlowNode, path: str, old: Checkpoint) -> None:

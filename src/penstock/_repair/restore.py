@@ -29,12 +29,13 @@ from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.dataset import DatasetKind
 from penstock._model.pipeline import PipelineSettings
+from penstock._repair.copied_checkpoint import copy_checkpoint
 from penstock._repair.journal import Journal, recording
 from penstock._repair.savepoint import take_savepoint, unread_versions
 from penstock._repair.shadow import restore_rows
 from penstock._tables.commits import CommitResult, actions_of
 from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.files import StorageFiles, local_path
+from penstock._tables.files import StorageFiles
 from penstock._tables.layout import DECISION_FILE, NOTE_FILE, TableRef
 from penstock._tables.read.checkpoint_files import batches, table_offsets
 from penstock._tables.write.create import reset_table
@@ -352,11 +353,9 @@ class _Run:
             return
         folder = self._savepoints.flow_folder(self._savepoint.name, flow.flow)
         checkpoint = self._layout.checkpoint_path(flow.flow, epoch)
-        if self._files.copy_tree(f"{folder}/checkpoint", checkpoint):
+        if copy_checkpoint(self._files, f"{folder}/checkpoint", checkpoint):
             for name in (DECISION_FILE, NOTE_FILE):  # of batches under the old epoch
                 self._files.delete_tree(f"{checkpoint}/{name}")
-            # Spark's id of the query, which a copy must not share.
-            self._replace(f"{checkpoint}/metadata", json.dumps({"id": str(uuid.uuid4())}))
             self._move_offsets(checkpoint, starts)
             files = self._layout.source_files(flow.flow, epoch)
             self._files.copy_tree(f"{folder}/files", files)
@@ -379,14 +378,7 @@ class _Run:
             text = self._files.read(path) or ""
             moved = moved_offsets(text, starts)
             if moved != text:
-                self._replace(path, moved)
-
-    def _replace(self, uri: str, text: str) -> None:
-        """Replace a file of a checkpoint, and Hadoop's checksum of it."""
-        self._files.write(uri, text)
-        path = local_path(uri)
-        if path is not None:
-            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+                self._files.replace(path, moved)
 
 
 def moved_offsets(text: str, starts: Mapping[str, int]) -> str:

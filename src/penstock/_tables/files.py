@@ -112,6 +112,13 @@ class StorageFiles:
         finally:
             stream.close()
 
+    def replace(self, uri: str, text: str) -> None:
+        """Replace a file that Hadoop wrote, and its checksum."""
+        self.write(uri, text)
+        path = local_path(uri)
+        if path is not None:
+            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+
     def delete_tree(self, uri: str) -> None:
         system, remote = hadoop_path(self._spark, uri)
         system.delete(remote, True)
