@@ -265,14 +265,15 @@ class JdbcStream:
         return _Range(low, high, int(rows or 0))
 
     def _compare(self, mark: Key | None, last: _Range | None) -> None:
-        if last is None or self._options.accept_key_back or self._overlap:
+        if mark is None or last is None or self._options.accept_key_back:
             return
-        if mark is not None and mark.order < last.high.order:
+        # Times: the newest goes back with a deleted row, and later changes are newer all the same.
+        if last.high.order - mark.order > self._overlap and not self.has_times:
             raise self._went_back(
                 f"its greatest key is {mark.text}, but keys up to {last.high.text} were read: the "
                 "table was emptied, or restored from a backup"
             )
-        if mark is None or (self._is_compared and mark.order == last.high.order):
+        if self._overlap or (self._is_compared and mark.order == last.high.order):
             return
         self._is_compared = True
         condition = self._condition(last.low, last.high)
