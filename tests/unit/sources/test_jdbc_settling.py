@@ -4,7 +4,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from penstock.sources.jdbc.commit_visibility import Marks, NotSettledError
+from penstock.errors import ConnectorError
+from penstock.sources.jdbc.commit_visibility import Marks, NotSettledError, check_postgresql
 from penstock.sources.jdbc.options import Key, KeyKind, jdbc_source_options
 
 OPTIONS = {"url": "jdbc:postgresql://db/shop", "dbtable": "orders", "partitionColumn": "id"}
@@ -99,3 +100,32 @@ def test_views_are_held_back_by_whoever_writes():
     server.visible = [2]
     assert settled(server.marks()) == 2
     assert "to_regclass" in server.asked[1]
+
+
+class Relation:
+    """A server that has one relation of a kind."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def query(self, sql, *values):
+        return [("f",)] if "pg_is_in_recovery" in sql else [(self.kind, None, None)]
+
+
+@pytest.mark.parametrize("kind", ["m", "f"])
+def test_rows_that_others_write_need_a_delay_or_an_overlap(kind):
+    def checked(**more: str):
+        options = jdbc_source_options({**OPTIONS, **more})
+        return check_postgresql(Relation(kind), options, "id")
+
+    with pytest.raises(ConnectorError, match="no lock shows") as caught:
+        checked()
+    assert caught.value.condition == "JDBC_OPTION_INVALID"
+    assert checked(settlingDelay="1 minute").is_query
+    assert checked(overlap="100").is_query
+
+
+def test_a_view_needs_neither():
+    options = jdbc_source_options(OPTIONS)
+    assert check_postgresql(Relation("v"), options, "id").is_query
+    assert not check_postgresql(Relation("p"), options, "id").is_query

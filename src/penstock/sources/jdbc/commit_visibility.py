@@ -39,6 +39,7 @@ SELECT DISTINCT virtualtransaction FROM pg_locks
 WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND granted AND relation >= 16384
 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
+_SHOWS_OTHERS = {"m": "materialized view", "f": "foreign table"}
 _PLAIN_NAME = re.compile(r'(?:(?:"(?:[^"]|"")+"|\w+)\.)?(?:"(?:[^"]|"")+"|\w+)')
 
 
@@ -170,6 +171,14 @@ def check_postgresql(database: Database, options: JdbcSourceOptions, key: str) -
         options.table,
     )
     for kind, cached, step in rows:
+        if kind in _SHOWS_OTHERS and options.settling_delay_seconds is None and not options.overlap:
+            raise ConnectorError(
+                "JDBC_OPTION_INVALID",
+                f"{options.place} is a {_SHOWS_OTHERS[kind]}: no lock shows who writes its rows",
+                hint='set .option("settlingDelay", "1 minute"): the longest time from taking a key '
+                "until its row is visible; or read keys again with option `overlap`, and remove "
+                "duplicates in the table: @dp.table(deduplicate_by=[...])",
+            )
         if kind not in ("r", "p"):
             return replace(options, is_query=True)
         if step is not None and int(step) < 0:
