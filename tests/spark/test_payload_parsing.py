@@ -16,7 +16,10 @@ from penstock import parsing
 from penstock._observe.events import UpdateState
 from penstock.errors import DefinitionError
 
-SCHEMA = "id BIGINT NOT NULL, name STRING, n STRUCT<x: INT>, at TIMESTAMP, list ARRAY<INT>"
+SCHEMA = (
+    "id BIGINT NOT NULL, name STRING, n STRUCT<x: INT>, at TIMESTAMP, list ARRAY<INT>, "
+    "deep STRUCT<in: STRUCT<k: INT NOT NULL>>"
+)
 NOT_ONE = "the payload is not one JSON value"
 # Payload, reason, what could be read of it.
 JSON_CASES = [
@@ -39,6 +42,8 @@ JSON_CASES = [
     (b'{"id": 14, "n": {"x": "q"}, "list": [1, "x"]}', None, 14),
     (b'{"id": "15"}', "values do not fit: id BIGINT; NULL or missing: id", None),
     (b'{"name": "b"}', "NULL or missing: id", None),
+    (b'{"id": 16, "deep": {"in": {"k": null}}}', "NULL or missing: deep.in.k", 16),
+    (b'{"id": 17, "deep": {"in": null}}', None, 17),
     (b'{"id": 99999999999999999999}', "values do not fit: id BIGINT; NULL or missing: id", None),
 ]
 JSON_CASES[16] = (JSON_CASES[16][0], "values do not fit: n.x INT, list ARRAY<INT>", 14)
@@ -174,6 +179,15 @@ def test_avro_and_protobuf_payloads_give_columns_or_the_reason_and_themselves(sp
     rows = parsed.collect()
     assert (rows[0].id, rows[0].tags, rows[0]._parse_error) == (5, ["a"], None)
     assert "not a shop.Order" in rows[1]._parse_error
+    # A message that contains itself is read as the columns that are listed.
+    files = compile_files('syntax = "proto3"; message Node { int64 n = 1; Node next = 2; }', {})
+    df = spark.createDataFrame([(b"\x08\x05\x12\x02\x08\x06",)], "value BINARY")
+    listed = "n BIGINT, next STRUCT<n: BIGINT>"
+    nodes = parsing.parse_protobuf(df, descriptor=files, message="Node", schema=listed)
+    assert (nodes.head().n, nodes.head().next.n) == (5, 6)
+    for more in ({"message": "Node"}, {"message": "Tree", "schema": listed}):
+        with pytest.raises(DefinitionError, match=r"contains itself|there are Node"):
+            parsing.parse_protobuf(df, descriptor=files, **more)
 
 
 def test_event_time_is_that_of_the_first_candidate_which_holds_one(spark):
@@ -184,6 +198,7 @@ def test_event_time_is_that_of_the_first_candidate_which_holds_one(spark):
         ("1767225600123456", None, "2026-01-01 00:00:00.123456", "p.at"),
         ("1767225600123456789", None, "2026-01-01 00:00:00.123456", "p.at"),
         ("31.12.2025 23:30", None, "2025-12-31 23:30:00", "p.at"),
+        ("20251231233015", None, "2025-12-31 23:30:15", "p.at"),
         ("soon", 1767225600000, "2026-01-01 00:00:00", "n"),
         ("9" * 19, 1767225600, "2026-01-01 00:00:00", "n"),
         ("2031-01-01", None, "2026-06-01 00:00:00", "arrived"),
@@ -196,7 +211,7 @@ def test_event_time_is_that_of_the_first_candidate_which_holds_one(spark):
     timed = parsing.event_time(
         df,
         ["p.at", "n"],
-        formats=["dd.MM.yyyy HH:mm"],
+        formats=["dd.MM.yyyy HH:mm", "yyyyMMddHHmmss"],
         fallback="arrived",
         max_future_seconds=60,
     )

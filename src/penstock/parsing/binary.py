@@ -17,7 +17,12 @@ from penstock._model.sql_text import quoted
 from penstock.parsing.avro import PayloadError, decode_avro, require_fastavro, struct_of_avro
 from penstock.parsing.fit import MisfitError, UnsupportedTypeError, compile_fit
 from penstock.parsing.outcome import require_column, spread
-from penstock.parsing.protobuf import decode_protobuf, require_protobuf, struct_of_message
+from penstock.parsing.protobuf import (
+    decode_protobuf,
+    message_class,
+    require_protobuf,
+    struct_of_message,
+)
 from penstock.parsing.schema import to_struct
 from penstock.parsing.schema_errors import read_schema_file, schema_file, schema_invalid
 
@@ -91,8 +96,8 @@ def parse_protobuf(
             files = descriptor.read_bytes()
     else:
         files = descriptor
-    derived = struct_of_message(files, message)
-    struct = derived if schema is None else to_struct(schema)
+    message_class(files, message)  # refuses a wrong name or descriptor
+    struct = struct_of_message(files, message) if schema is None else to_struct(schema)
     return decoded(
         df, column, struct, lambda payload: decode_protobuf(payload, files, message), into
     )

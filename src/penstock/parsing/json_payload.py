@@ -147,12 +147,20 @@ def _leaves(
 
 
 def _missing(parsed: Column, struct: StructType) -> Column:
-    required = [field.name for field in struct if not field.nullable]
-    if not required:
+    reasons = [*_absent(struct, parsed, "")]
+    if not reasons:
         return F.lit(None).cast("string")
-    reasons = [F.when(parsed.getField(name).isNull(), name) for name in required]
     fields = F.array_compact(F.array(*reasons))
     return F.when(F.size(fields) > 0, F.concat(F.lit("NULL or missing: "), _listed(fields)))
+
+
+def _absent(struct: StructType, value: Column, prefix: str) -> Iterator[Column]:
+    for field in struct:
+        inner, label = value.getField(field.name), f"{prefix}{field.name}"
+        if not field.nullable:
+            yield F.when(value.isNotNull() & inner.isNull(), label)
+        if isinstance(field.dataType, StructType):
+            yield from _absent(field.dataType, inner, f"{label}.")
 
 
 def _extra(text: Column, struct: StructType) -> Column:

@@ -35,8 +35,8 @@ def event_time(
 
     A candidate may be TIMESTAMP, DATE, a number or text. Numbers, also as text, count from 1970;
     their size says whether they are seconds, milliseconds, microseconds or nanoseconds. Text is
-    tried with each of `formats`, then as ISO 8601; without a zone it is in the session's, UTC by
-    default. A value that is no time is skipped without an error.
+    tried with each of `formats`, then as a number, then as ISO 8601; without a zone it is in the
+    session's, UTC by default. A value that is no time is skipped without an error.
 
     The column `<into>_source` has the candidate that was used, the fallback's name, or NULL.
     So `expect_or_quarantine("has a time", "event_time IS NOT NULL")` finds rows without one, and
@@ -98,8 +98,9 @@ def _time(df: DataFrame, name: str, formats: Sequence[str]) -> Column:
         text = F.trim(column)
         number = F.when(text.rlike(_NUMBER), text)
         return F.coalesce(
-            _epoch(number.try_cast("decimal(28,9)")),
+            # First, as a format may consist of digits only.
             *[F.try_to_timestamp(text, F.lit(pattern)) for pattern in formats],
+            _epoch(number.try_cast("decimal(28,9)")),
             # A four-digit number would be read as a year.
             F.when(number.isNull(), text).try_cast("timestamp"),
         )
