@@ -1,4 +1,5 @@
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, StructField, StructType
@@ -11,10 +12,12 @@ from penstock._formats.merging import (
     visible,
     widest,
 )
+from penstock._formats.options import file_options
 from penstock._tables.files import StorageFiles
 from penstock.sources.files.batch_log import batch_files
 from penstock.sources.files.listing import file_name, file_name_of_uri, readable
-from penstock.sources.files.opening import source_key
+from penstock.sources.files.opening import OpenedFiles, source_key
+from penstock.sources.files.source import FileStream
 from penstock.sources.memory import FolderMemory, PassingMemory
 
 
@@ -147,3 +150,19 @@ def test_the_files_of_a_batch_are_those_between_its_offsets_when_logs_are_read(t
     assert batch_files(files, str(tmp_path), 0) == ["file:/in/a"]
     assert batch_files(files, str(tmp_path), 1) == ["file:/in/b", "file:/in/c"]
     assert batch_files(files, str(tmp_path), 2) == []
+
+
+def test_a_committed_batch_decides_about_existing_files_where_batches_are_not_seen(
+    folder, tmp_path
+):
+    options = file_options({"cloudFiles.format": "json"}, has_schema=True, streaming=True)
+    opened = OpenedFiles(None, "k", options, None, ONE, struct(), (), folder)
+    stream = FileStream(None, MagicMock(), name="files /in", opened=opened)
+    checkpoint = tmp_path / "checkpoint"
+    for name in ("offsets", "commits"):
+        assert stream.prepare_start(str(checkpoint), [stream]) is None
+        assert folder.note("existing_files") is None
+        (checkpoint / name).mkdir(parents=True)
+        (checkpoint / name / "0").write_text('v1\n{}\n{"logOffset":0}')
+    stream.prepare_start(str(checkpoint), [stream])
+    assert folder.note("existing_files") == []

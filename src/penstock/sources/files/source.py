@@ -31,6 +31,7 @@ from penstock.sources.base import (
     start_not_available,
 )
 from penstock.sources.files.batch_log import (
+    SourceLogs,
     batch_entries,
     batch_files,
     forget_overwritten,
@@ -160,6 +161,9 @@ class FileStream(OpenedSource):
         if self.opened is not None and self.opened.options.cleaning is not None:
             others = [path for other in streams if other is not self for path in other.paths]
             refuse_shared(self.opened, others)
+        if self.opened is not None and SourceLogs(self._spark, checkpoint).committed():
+            # Of a flow into a sink of Spark's own, `check_batch` sees none.
+            keep_existing(self.opened)
         again = forget_overwritten(self._spark, sources, checkpoint)
         self._inbox = self._inbox_of(checkpoint, siblings)
         if self._inbox is not None:
