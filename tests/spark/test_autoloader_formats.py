@@ -86,6 +86,20 @@ def test_files_with_other_types_and_broken_ones_are_set_aside_when_found(
     assert [row["id"] for row in rows] == [2]
     assert set(files.quarantined) == {f"{name}.{file_format}" for name in ("long", "text", "cut")}
     assert all(files.quarantined.values())
+    # The same with a schema of the user's own, where new columns do not matter.
+    given = stream({"format": file_format}, "id INT", "given")
+    strict = stream({"format": file_format, "ignoreCorruptFiles": "false"}, "id INT", "strict")
+    (text,) = (files.folder.parent / "text").glob("part-*")
+    for each in (given, strict):
+        each.put(f"two.{file_format}", good)
+        each.put(f"text.{file_format}", text.read_bytes())
+    assert [row["id"] for row in given.parse()] == [2]
+    assert set(given.quarantined) == {f"text.{file_format}"}
+    refused = "FILE_TYPES_UNFIT" if file_format == "orc" else "FAILED_READ_FILE"
+    for read in (strict.parse, strict.batch):
+        with pytest.raises(Exception, match=refused):
+            read()
+    assert strict.quarantined == {}
 
 
 def test_columns_that_are_not_wanted_stop_the_stream_when_parquet_has_them(stream, spark):

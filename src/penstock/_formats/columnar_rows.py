@@ -24,7 +24,7 @@ from penstock._formats.merging import RESCUED, visible
 from penstock._formats.options import FileOptions
 from penstock._formats.sqltext import PATH, json_text, rescued_json, with_value
 from penstock._model.sql_text import literal, quoted
-from penstock.errors import SetupError
+from penstock.errors import ConnectorError, SetupError
 
 _READERS = 4
 _SPARK_ERRORS = (PySparkException, Py4JJavaError)
@@ -86,6 +86,27 @@ def schema_by_file(
     with ThreadPoolExecutor(_READERS, thread_name_prefix="file-schemas") as pool:
         schemas = zip(paths, pool.map(schema_of, paths), strict=True)
         return {path: schema for path, schema in schemas if schema is not None}
+
+
+def misfits(
+    spark: SparkSession, options: FileOptions, schema: StructType, paths: Sequence[str]
+) -> dict[str, str]:
+    """Of the files that the schema cannot hold: why.
+
+    Raises:
+        ConnectorError: `FILE_TYPES_UNFIT`: there are some, and files are not to be set aside.
+    """
+    schemas = schema_by_file(spark, options, paths).items()
+    unfit = {path: why for path, seen in schemas if (why := misfit(schema, seen)) is not None}
+    if unfit and not options.quarantine_corrupt:
+        path, why = next(iter(unfit.items()))
+        raise ConnectorError(
+            "FILE_TYPES_UNFIT",
+            f"{path} cannot be read: {why}",
+            hint="correct the schema or its hints, remove the file, or leave option "
+            "ignoreCorruptFiles at true to set such files aside",
+        )
+    return unfit
 
 
 def misfit(known: StructType, seen: StructType, prefix: str = "") -> str | None:

@@ -11,13 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from penstock._formats.columnar_rows import (
-    avro_missing,
-    columnar_rows,
-    distinct_schemas,
-    misfit,
-    schema_by_file,
-)
+from penstock._formats.columnar_rows import avro_missing, columnar_rows, distinct_schemas, misfits
 from penstock._formats.csv_rows import csv_rows, needs_whole_files
 from penstock._formats.json_rows import json_rows
 from penstock._formats.merging import (
@@ -110,6 +104,11 @@ class OpenedFiles:
         wanted = self.options.evolution is not Evolution.NONE or self.options.rescued is not None
         return self.options.format in COLUMNAR and wanted
 
+    @property
+    def compares_files(self) -> bool:
+        """Whether the schemas of files are looked at before they are read."""
+        return self.shows_columns_by_file or self.options.format == "orc"
+
 
 def source_key(paths: Sequence[str], options: Mapping[str, str]) -> str:
     """A name for a source that stays the same as long as it reads the same folder and format."""
@@ -154,7 +153,7 @@ def open_source(
         AnnouncedFiles(spark, opened.announced).create()
     if streaming and not chosen.include_existing and not analysis and state.note(EXISTING) is None:
         state.save_note(EXISTING, [file_name(file.path) for file in sample.files])
-    if not streaming and opened.shows_columns_by_file:
+    if not streaming and opened.compares_files:
         opened = _compared(opened, sample)
     return opened
 
@@ -182,10 +181,8 @@ def _compared(opened: OpenedFiles, sample: "_Files") -> OpenedFiles:
     bad = {entry["file"] for entry in entries}
     names = {readable(f.path): name for f in sample.files if (name := file_name(f.path)) not in bad}
     if options.format == "orc":
-        for path, schema in schema_by_file(opened.spark, options, list(names)).items():
-            why = misfit(opened.schema, schema)
-            if why is not None:
-                entries.append({"file": names.pop(path), "reason": why})
+        unfit = misfits(opened.spark, options, opened.schema, list(names))
+        entries += [{"file": names.pop(path), "reason": why} for path, why in unfit.items()]
         opened.state.save_note(QUARANTINED, entries)
     if not options.rescued:
         return opened

@@ -13,7 +13,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
-from penstock._formats.columnar_rows import distinct_schemas, misfit, schema_by_file
+from penstock._formats.columnar_rows import distinct_schemas, misfits
 from penstock._formats.merging import add_fields, add_paths, unmarked, widest, without_void
 from penstock._formats.options import COLUMNAR, Evolution
 from penstock._formats.rows import MALFORMED, UNKNOWN_FIELD
@@ -55,12 +55,14 @@ def recover(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
 def check_files(source: OpenedFiles, paths: Sequence[str]) -> None:
     """Refuse a batch whose files (URIs) differ from the schema, where rows do not show it."""
     options = source.options
-    if not source.shows_columns_by_file:
+    if not source.compares_files:
         return
     left_out = source.quarantined
     names = [name for uri in paths if (name := file_name_of_uri(uri)) not in left_out]
     names = [name for name in names if source.roots.contains(name)]
-    schemas = distinct_schemas(source.spark, options, [readable(name) for name in names])
+    schemas: list[StructType] = []
+    if source.shows_columns_by_file:
+        schemas = distinct_schemas(source.spark, options, [readable(name) for name in names])
     wide = source.schema
     if options.evolution is Evolution.WIDEN:
         for schema in schemas:
@@ -81,9 +83,8 @@ class FilesDifferError(Exception):
 def _check_types(source: OpenedFiles, names: Sequence[str]) -> None:
     """ORC's reader makes other types fit by force; the other formats' readers refuse."""
     by_path = {readable(name): name for name in names}
-    schemas = schema_by_file(source.spark, source.options, list(by_path))
-    unfit = [(by_path[path], misfit(source.schema, schema)) for path, schema in schemas.items()]
-    files = [{"file": name, "reason": why} for name, why in unfit if why is not None]
+    unfit = misfits(source.spark, source.options, source.schema, list(by_path))
+    files = [{"file": by_path[path], "reason": why} for path, why in unfit.items()]
     if files:
         raise FilesDifferError(f"{_UNFIT} {json.dumps({'source': source.key, 'unfit': files})}")
 

@@ -202,7 +202,7 @@ class FileStream(OpenedSource):
             # Not at a start: one that fails before its first batch must not decide it.
             keep_existing(self.opened)
             self._has_batch = True
-        if self.opened.shows_columns_by_file:
+        if self.opened.compares_files:
             check_files(self.opened, batch_files(StorageFiles(self._spark), checkpoint, batch_id))
 
     def explain(self, text: str, flow: Flow) -> PenstockError | None:
