@@ -194,6 +194,20 @@ def test_hints_fix_types_and_add_columns_when_given(stream):
         wrong.parse()
 
 
+def test_fields_are_added_inside_of_hinted_types_when_files_have_more(stream):
+    hints = "o STRUCT<p: INT>, m MAP<STRING, STRUCT<a: INT>>"
+    files = stream({**TYPED, "cloudFiles.schemaHints": hints})
+    files.put("a.json", '{"o":{"p":1},"m":{"k":{"a":1}}}\n')
+    files.parse()
+    files.put("b.json", '{"o":{"p":2,"q":3},"m":{"k":{"a":1,"b":2},"l":{"b":"x"}}}\n')
+    (row,) = files.parse()
+    assert files.restarts == ["SCHEMA_EVOLVED"]
+    assert files.types["o"] == "struct<p:int,q:bigint>"
+    assert files.types["m"] == "map<string,struct<a:int,b:string>>"
+    assert (row["o"], row["m"]) == ((2, 3), {"k": (1, "2"), "l": (None, "x")})
+    assert rescued(row) is None
+
+
 def test_malformed_lines_go_where_the_mode_says_when_it_is_given(stream):
     text = '{"id":1}\n{"id":\n{"id":"x"}\n'
     for mode, expected in {

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any
 
 from pyspark.sql.types import (
@@ -36,7 +37,8 @@ def add_fields(
 ) -> tuple[StructType, list[str]]:
     """The known schema with the fields that only `seen` has, and their paths; known types stay.
 
-    With `rescued`, what was added is marked so, and nothing is added inside of arrays.
+    With `rescued`, what was added is marked so, and nothing is added inside of arrays and maps.
+    Marks of `seen` are kept.
     """
     added: list[str] = []
     return _add(known, seen, "", added, rescued=rescued), added
@@ -45,12 +47,12 @@ def add_fields(
 def _add(
     known: StructType, seen: StructType, prefix: str, added: list[str], *, rescued: bool
 ) -> StructType:
-    metadata = {RESCUED: True} if rescued else None
     fields = {field.name.lower(): field for field in known.fields}
     for field in seen.fields:
         key = field.name.lower()
         path = prefix + path_part(field.name)
         if key not in fields:
+            metadata = {RESCUED: True} if rescued or field.metadata.get(RESCUED) else None
             fields[key] = StructField(field.name, field.dataType, True, metadata)
             added.append(path)
             continue
@@ -68,7 +70,18 @@ def _inside(
     if isinstance(known, ArrayType) and isinstance(seen, ArrayType) and not rescued:
         inner = _inside(known.elementType, seen.elementType, path, added, rescued=False)
         return ArrayType(inner, True)
+    if isinstance(known, MapType) and isinstance(seen, MapType | StructType) and not rescued:
+        inner = _inside(known.valueType, _value_type(seen), path, added, rescued=False)
+        return MapType(known.keyType, inner, known.valueContainsNull)
     return known
+
+
+def _value_type(seen: MapType | StructType) -> DataType:
+    """The type of a map's values; to the inference, its keys are the fields of a struct."""
+    if isinstance(seen, MapType):
+        return seen.valueType
+    unseen: DataType = NullType()
+    return reduce(_wider, (field.dataType for field in seen.fields), unseen)
 
 
 def add_paths(known: StructType, paths: list[str]) -> tuple[StructType, list[str]]:
@@ -92,6 +105,8 @@ def split_path(path: str) -> list[str]:
 def _add_path(base: DataType, path: list[str]) -> DataType:
     if isinstance(base, ArrayType):
         return ArrayType(_add_path(base.elementType, path), True)
+    if isinstance(base, MapType):
+        return MapType(base.keyType, _add_path(base.valueType, path), base.valueContainsNull)
     if not isinstance(base, StructType) or not path:
         return base
     fields = list(base.fields)

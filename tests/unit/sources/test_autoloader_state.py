@@ -2,7 +2,15 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
-from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DoubleType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from penstock._formats.columnar_rows import misfit
 from penstock._formats.merging import (
@@ -92,6 +100,19 @@ def test_only_new_fields_are_added_at_the_end_when_a_schema_grows():
     assert add_fields(grown, seen)[1] == []
 
 
+def test_fields_are_added_to_the_values_of_maps_when_a_schema_grows():
+    known = struct(m=MapType(StringType(), struct(a=LongType())))
+    # Of JSON, each key of a map is seen as a field.
+    keys = struct(m=struct(x=struct(a=LongType(), b=DoubleType()), y=struct(c=StringType())))
+    grown, added = add_fields(known, keys)
+    assert grown.simpleString() == "struct<m:map<string,struct<a:bigint,b:double,c:string>>>"
+    assert sorted(added) == ["m.b", "m.c"]
+    assert add_fields(known, grown) == (grown, added)
+    assert add_fields(known, grown, rescued=True) == (known, [])
+    assert add_fields(known, struct(m=struct(x=LongType(), y=struct(b=LongType()))))[1] == []
+    assert add_paths(known, ["m.a", "m.b"])[1] == ["m.b"]
+
+
 def test_paths_become_strings_when_no_type_is_known():
     grown, added = add_paths(ONE, ["o.q", "l.z", "`a.b`", "id", "id.x", "none.x"])
     assert added == ["o.q", "l.z", "`a.b`"]
@@ -105,6 +126,7 @@ def test_marked_fields_are_hidden_when_a_schema_is_shown():
     )
     assert sorted(added) == ["o.q", "x"]
     assert visible(marked) == ONE
+    assert add_fields(ONE, marked)[0] == marked
     assert StructType.fromJson(marked.jsonValue()) == marked
 
 

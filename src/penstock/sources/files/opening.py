@@ -228,7 +228,8 @@ def _learned(
     if versions:
         names = state.note(_PARTITIONS) or []
         known = versions[-1]
-        hinted = _hinted(known, options)
+        # A hint for a struct must not take away the fields that it has got since.
+        hinted = add_fields(_hinted(known, options), known)[0] if options.hints else known
         if options.evolution is Evolution.WIDEN:
             hinted = keep_wider(hinted, known)
         if hinted != known:
