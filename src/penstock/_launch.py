@@ -292,8 +292,13 @@ def source_digest(settings: PipelineSettings) -> str:
     """
     digest = hashlib.sha256()
     with project_imports(settings) as imports:
-        for file in sorted({*imports.sources, *imports.executor.executed}):
-            digest.update(file.read_bytes())
+        imported = set(imports.executor.executed).difference(imports.sources)
+        # In an order that does not depend on where the project lies.
+        for text in (
+            *(file.read_bytes() for file in sorted(set(imports.sources))),
+            *sorted(file.read_bytes() for file in imported),
+        ):
+            digest.update(text)
     return digest.hexdigest()
 
 

@@ -11,7 +11,7 @@ from file_stream import FileStream, rescued
 from pyspark.sql.functions import udf
 
 from penstock._formats import csv_rows
-from penstock._spark.plans import is_deterministic
+from penstock._spark.plans import is_deterministic, query_text
 from penstock.errors import FlowError
 from penstock.sources.files.opening import read_source
 
@@ -45,6 +45,12 @@ def test_a_csv_source_counts_as_deterministic_and_a_function_of_its_rows_may_not
     assert is_deterministic(df.where("id > 1"))
     assert not is_deterministic(df.selectExpr("id", "uuid() AS name"))
     assert not is_deterministic(df.select(udf(str).asNondeterministic()("id")))
+    options = first.options
+    for more in ({}, {"dateFormat": "dd.MM.yyyy"}, {"sep": ";"}):
+        first.options = {**options, **more}
+        same = query_text(read_source(first._open(), streaming=True)) == query_text(df)
+        assert same is not bool(more), more
+    first.options = options
 
 
 @pytest.mark.timeout(60)

@@ -295,3 +295,5 @@ dp.create_auto_cdc_flow(
     assert not failures
     assert not tracker.getActiveJobsIds()
     assert listener.names == {"stream", "fill"}
+    (state,) = (project.root / ".penstock" / "state" / "flows").glob("fill*.json")
+    assert json.loads(state.read_text())["once_done"] is False

@@ -327,6 +327,8 @@ def test_operands_are_in_the_order_of_their_text_and_not_of_hash_codes(spark):
         assert text.index("evaluate(array") < text.index("evaluate(named_struct")
     assert line("a IN (9, 7, 8, 5)") == line("a IN (5, 8, 9, 7)")
     assert line("a > 1") != line("a < 1")
+    many = ", ".join(f"a + {n}" for n in range(40))
+    assert line(f"coalesce({many}, 1) = 1") != line(f"coalesce({many}, 2) = 1")
 
 
 def test_properties_that_only_tune_databricks_are_left_out_with_one_note(project):

@@ -92,6 +92,8 @@ def damaged(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Damaged:
         first = project.run()
         storage, saved = project.root / ".penstock", project.root / "saved"
         shutil.copytree(storage, saved, symlinks=True)
+        # From here on the pipeline has another name: its flows keep the identity of their writers.
+        (project.root / "penstock.yaml").write_text("name: renamed\n", encoding="utf-8")
         for flow, break_it in _damages(project, storage).items():
             break_it(flow)
         _forget_snapshots(project)

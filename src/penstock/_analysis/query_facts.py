@@ -55,6 +55,7 @@ class _Reader:
         self._coordinates: dict[int, str] = {}
         self._texts: list[str] = []
         self._strict: set[str] = set()
+        self._lenient: set[str] = set()
 
     def walk(self, node: Any) -> None:
         kind = kind_of(node)
@@ -94,7 +95,7 @@ class _Reader:
             state=tuple(self._stateful()) if self._df.isStreaming else (),
             nondeterministic=nondeterministic,
             clock=_names(_CLOCK, text),
-            functions=frozenset(_names(_NOTED, text)) - self._strict,
+            functions=frozenset(_names(_NOTED, text)) - (self._strict - self._lenient),
             dropped_offset_columns=() if is_aggregated else tuple(sorted(lost)),
             columns={field.name: field.dataType.simpleString() for field in self._df.schema},
         )
@@ -108,8 +109,9 @@ class _Reader:
         text = str(item.child().sql())
         self._derived[item.exprId().id()] = references, text
         for part in walk(item) if _NOTED.search(text) else ():
-            if (name := _PARSERS.get(kind_of(part))) and "(mode,failfast)" in _options(part):
-                self._strict.add(name)
+            if name := _PARSERS.get(kind_of(part)):
+                is_strict = "(mode,failfast)" in _options(part)
+                (self._strict if is_strict else self._lenient).add(name)
 
     def _all_parts(self, attribute: int) -> set[int]:
         seen: set[int] = set()

@@ -285,7 +285,7 @@ def _wrap_jdbc() -> None:
             return original(self, **wanted, properties=redirect.context.resolved(properties))
         names = {"table": "dbtable", "column": "partitionColumn"}
         known = {names.get(key, key): value for key, value in wanted.items() if value is not None}
-        return self.format("jdbc").options(**properties, **known).load()
+        return self.format("jdbc").options(**{**properties, **known}).load()
 
 
 def _mapped(reader: Any, path: Any, redirect: "ExternalReads") -> Any:

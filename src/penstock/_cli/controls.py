@@ -148,8 +148,8 @@ class ProcessControl:
             if holder.items() >= NOT_STOPPABLE.items():
                 raise _refused(
                     f"pipeline {self._name!r} is held by {_command(holder)}, process "
-                    f"{holder['pid']}, which is not an update: it ends by itself, or with Ctrl-C "
-                    "in its terminal"
+                    f"{holder['pid']}, which is not an update: it ends by itself, with Ctrl-C in "
+                    f"its terminal, or with `kill -INT {holder['pid']}`"
                 )
             is_requested = self._stop_requested == _identity(holder)
             if is_requested is not now:

@@ -354,9 +354,10 @@ def _figures(event: "Event") -> str:
     ):
         if count is not None:
             parts.append(f"{plural(count, 'row')} {verb}")
+    quarantined = metrics.quarantined_records or 0
     for count, verb in (
-        (metrics.dropped_records, "dropped"),
-        (metrics.quarantined_records, "quarantined"),
+        (max(0, (metrics.dropped_records or 0) - quarantined), "dropped"),
+        (quarantined, "quarantined"),
         (metrics.late_records, "late"),
         (metrics.duplicate_records, "duplicate"),
     ):

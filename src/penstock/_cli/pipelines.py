@@ -91,6 +91,7 @@ def wait(
     output: options.Output = OutputFormat.TEXT,
 ) -> int:
     """Wait until the running update has ended; exit code 1 if it failed or is still running."""
+    from penstock._project.event_store import holder_of
     from penstock.monitoring import status_of
 
     settings = project.settings()
@@ -101,7 +102,9 @@ def wait(
         if status is None:
             raise no_update(settings.name, "latest")
         is_late = deadline is not None and time.monotonic() >= deadline
-        if is_late or not status["is_alive"]:
+        # A command such as a migration holds the pipeline without being an update.
+        is_held = status["is_alive"] or holder_of(settings) is not None
+        if is_late or not is_held:
             break
         pause.wait(_POLL_SECONDS)
     keys = ("update_id", "state", "since", "seconds", "is_alive", "error")
@@ -109,11 +112,12 @@ def wait(
         is_gone = not (status["is_alive"] or status["has_ended"])
         shown = {key: status[key] for key in keys}
         options.print_json(shown | {"state": "FAILED"} if is_gone else shown)
-    elif status["is_alive"]:
-        print(f"update {status['update_id']} is still running after {timeout:g} s")
+    elif is_held:
+        what = f"update {status['update_id']}" if status["is_alive"] else "a command"
+        print(f"{what} is still running after {timeout:g} s")
     elif not status["has_ended"]:
         print(f"update {status['update_id']}: FAILED, its process was killed")
     else:
         print(f"update {status['update_id']}: {status['state']}")
-    failed = status["is_alive"] or has_failed(status)
+    failed = is_held or has_failed(status)
     return exit_codes.UPDATE_FAILED if failed else exit_codes.OK

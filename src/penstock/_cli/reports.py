@@ -152,7 +152,7 @@ def summary(view: "UpdateView") -> Iterator[str]:
         yield "|---|---|---|---:|---:|---:|---:|---:|"
         for dataset in view.datasets:
             cells = (dataset.display, dataset.kind, dataset.state.value, count(dataset.rows))
-            figures = (dataset.quarantined, dataset.dropped, dataset.late)
+            figures = (dataset.quarantined, dataset.discarded, dataset.late)
             texts = [*cells, *(count(number) for number in figures)]
             texts.append(seconds(dataset.duration_seconds))
             yield f"| {' | '.join(_cell(text) for text in texts)} |"

@@ -331,9 +331,10 @@ def _errors(body: Mapping[str, Any]) -> Iterator[str]:
 
 def _details(flow: Mapping[str, Any]) -> Iterator[str]:
     yield f"flow {flow['flow']} into {flow['target']}: {flow['state']} since {flow['since'] or '?'}"
+    discarded = max(0, flow["dropped"] - flow["quarantined"])
     yield (
         f"{flow['batches']:,} batches, {plural(flow['rows'], 'row')}, "
-        f"{flow['quarantined']:,} quarantined, {flow['dropped']:,} dropped, "
+        f"{flow['quarantined']:,} quarantined, {discarded:,} dropped, "
         f"{flow['late_rows']:,} late"
     )
     for batch in flow["recent_progress"][-5:]:

@@ -71,7 +71,7 @@ def summary_table(view: UpdateView, *, width: int) -> Table:
                 *_name_and_state(dataset),
                 _cell(count(dataset.rows)),
                 _bad(dataset.quarantined),
-                _bad(dataset.dropped),
+                _bad(dataset.discarded),
                 _cell(seconds(dataset.duration_seconds)),
                 _error(dataset),
             )

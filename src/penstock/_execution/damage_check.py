@@ -1,6 +1,6 @@
 """Compares checkpoints, states and tables before a flow runs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from penstock._model.name import path_segment, segment_name
 from penstock._tables.commit_note import TARGET, NotedCommit
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import StorageFiles, local_path
-from penstock._tables.layout import DECISION_FILE, TableRef
+from penstock._tables.layout import DECISION_FILE, TableRef, app_id
 from penstock._tables.read.checkpoint_doctor import unreadable_files
 from penstock._tables.read.checkpoint_files import (
     Checkpoint,
@@ -128,29 +128,28 @@ class DamageCheck:
             if target is None:
                 is_used = bool(batches(files, checkpoint, "commits"))
             else:
-                app_id = self._tables.app_id(name, segment_name(epoch))
-                is_used = (
-                    self._delta.version(target.path) >= 0
-                    and last_number(self._delta, target.path, app_id) >= 0
-                )
+                # The name of the pipeline in it is not known without the state.
+                identity = app_id("", name, segment_name(epoch))
+                is_used = any(each.endswith(identity) for each in self._app_ids(target))
             if is_used:
                 state = f"{layout.state_dir}/flows/{quote(name, safe=' ')}.json"
                 paths = [str(local_path(uri) or uri) for uri in (checkpoint, state)]
                 damage = state_lost(name, None if target is None else node.flow.target, *paths)
                 raise _error("FLOW_STATE_MISSING", node, damage)
 
-    def check_checkpoint(self, node: FlowNode, epoch: str) -> None:
-        """Refuse a checkpoint that Spark cannot read, or that lacks batches of the table.
+    def _app_ids(self, table: TableRef) -> Iterable[str]:
+        if self._delta.version(table.path) < 0:
+            return ()
+        return self._delta.last_transactions(self._delta.snapshot(table.path))
 
-        Raises `CHECKPOINT_DAMAGED`, `CHECKPOINT_MISSING` or `CHECKPOINT_BEHIND_TABLE`.
+    def check_checkpoint(self, node: FlowNode, epoch: str) -> None:
+        """Refuse a checkpoint that lacks batches of the table, before its query starts.
+
+        Raises `CHECKPOINT_MISSING` or `CHECKPOINT_BEHIND_TABLE`.
         """
         path = self._tables.layout.checkpoint_path(node.flow.name, epoch)
-        folder, table = local_path(path), self._tables.paths.get(node.target)
-        app_id = self._tables.app_id(node.flow.name, epoch)
-        last = -1 if table is None else last_number(self._delta, table, app_id)
-        if folder is not None and folder.is_dir():
-            self._check_files(node, epoch, folder, None if table is None else last)
-        if last < 0:
+        last = self._last_number(node, epoch)
+        if last is None or last < 0:
             return
         # A batch is planned before it is written, so that newer ones of the table were lost here.
         files = StorageFiles(self._delta.spark)
@@ -161,9 +160,19 @@ class DamageCheck:
             damage = older(node.flow.name, node.flow.target, path, last=last, newest=newest)
             raise _error(condition, node, damage)
 
-    def _check_files(self, node: FlowNode, epoch: str, folder: Path, number: int | None) -> None:
-        """`number`: the last batch of the table; `None` for a sink."""
+    def _last_number(self, node: FlowNode, epoch: str) -> int | None:
+        """The last batch of the table; `None` for a sink."""
+        table, identity = self._tables.paths.get(node.target), self._tables.app_id
+        if table is None:
+            return None
+        return last_number(self._delta, table, identity(node.flow.name, epoch))
+
+    def check_files(self, node: FlowNode, epoch: str) -> None:
+        """Refuse a checkpoint with files that Spark cannot read: `CHECKPOINT_DAMAGED`."""
         name = node.flow.name
+        folder = local_path(self._tables.layout.checkpoint_path(name, epoch))
+        if folder is None or not folder.is_dir():
+            return
         checkpoint = newest_of_checkpoint(name, epoch, folder)
         files = unreadable_files(checkpoint)
         if files:
@@ -171,6 +180,7 @@ class DamageCheck:
             app_id = self._tables.app_id(name, epoch)
             noted = self._tables.note(node, epoch).load()
             decisions = DecisionFile(StorageFiles(self._delta.spark), str(folder / DECISION_FILE))
+            number = self._last_number(node, epoch)
             is_new = (
                 number is not None
                 and number <= last

@@ -194,7 +194,7 @@ class EventTables:
             comment=f"{comment} of pipeline {settings.name}",
             owner=settings.name if settings.shared_storage else None,
         )
-        table = LogTable(self._spark, ref, spec, settings.name)
+        table = LogTable(self._spark, ref, spec)
         state = table.open()
         # A metastore has the schemas of one catalog.
         if settings.metastore is not None and name.catalog.lower() == settings.catalog.lower():

@@ -232,9 +232,10 @@ class StreamingFlows:
             if before is None and sink is not None and not is_transient:
                 self._damage.check_state(node, None)
             elif before is not None and before.stateful_operators is not None:
-                self._damage.check_checkpoint(node, before.epoch)
+                self._damage.check_files(node, before.epoch)
                 if self._is_caught_up(node, step, before):
                     return self._ended(node, before, on_end)
+                self._damage.check_checkpoint(node, before.epoch)
             state = before or self._queries.state.new_flow(step.flow)
             starts = StreamStarts(dict(state.starts), is_open=state.stateful_operators is None)
             checkpoint = self._queries.tables.layout.checkpoint_path(step.flow, state.epoch)

@@ -57,6 +57,7 @@ class SparkEngine:
         self._maintenance: MaintenanceThread | None = None
         self._compacts_at_end = False
         self._once: set[StreamingQuery] = set()
+        self._is_cancelled = False
 
     def maintain(self, datasets: Collection[str], settings: MaintenanceSettings) -> None:
         """Maintain the tables of some datasets from now on."""
@@ -182,12 +183,17 @@ class SparkEngine:
         query = self._queries.start(stream, node)
         self._once.add(query)
         try:
+            if self._is_cancelled:
+                query.stop()
             query.awaitTermination()
         finally:
             self._once.discard(query)
             query.stop()
+        if self._is_cancelled:  # a query that is stopped ends without an error
+            raise flow_error("the query was interrupted", node.flow)
 
     def cancel(self) -> None:
+        self._is_cancelled = True
         self._spark.sparkContext.cancelJobsWithTag(self._queries.tag)
         for query in list(self._once):
             query.stop()

@@ -9,15 +9,20 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
+    BooleanType,
     ByteType,
     DataType,
+    DateType,
     DecimalType,
     DoubleType,
     FloatType,
     IntegerType,
     LongType,
     ShortType,
+    StringType,
     StructType,
+    TimestampNTZType,
+    TimestampType,
 )
 
 from penstock._formats.merging import RESCUED, visible
@@ -29,14 +34,18 @@ from penstock.errors import ConnectorError, SetupError
 _READERS = 4
 _SPARK_ERRORS = (PySparkException, Py4JJavaError)
 _WIDER: dict[type[DataType], tuple[type[DataType], ...]] = {
-    ByteType: (),
-    ShortType: (ByteType,),
-    IntegerType: (ByteType, ShortType),
-    LongType: (ByteType, ShortType, IntegerType),
-    FloatType: (),
+    ByteType: (BooleanType,),
+    ShortType: (BooleanType, ByteType),
+    IntegerType: (BooleanType, ByteType, ShortType),
+    LongType: (BooleanType, ByteType, ShortType, IntegerType),
+    FloatType: (ByteType, ShortType),
     DoubleType: (FloatType, ByteType, ShortType, IntegerType),
+    StringType: (BooleanType, ByteType, ShortType, IntegerType, LongType, DateType),
+    TimestampType: (DateType, TimestampNTZType),
+    TimestampNTZType: (DateType, TimestampType),
 }
-"""Types of which a type holds every value."""
+"""Types of which a type holds every value, as ORC's reader converts it."""
+_DIGITS: dict[type[DataType], int] = {ByteType: 3, ShortType: 5, IntegerType: 10, LongType: 19}
 
 
 def columnar_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> DataFrame:
@@ -96,6 +105,9 @@ def misfits(
     Raises:
         ConnectorError: `FILE_TYPES_UNFIT`: there are some, and files are not to be set aside.
     """
+    merged = distinct_schemas(spark, options, paths)
+    if len(merged) == 1 and misfit(schema, merged[0]) is None:
+        return {}
     schemas = schema_by_file(spark, options, paths).items()
     unfit = {path: why for path, seen in schemas if (why := misfit(schema, seen)) is not None}
     if unfit and not options.quarantine_corrupt:
@@ -136,9 +148,11 @@ def _holds(wanted: DataType, seen: DataType) -> bool:
         return _holds(wanted.elementType, seen.elementType)
     if type(wanted) in _WIDER:
         return type(seen) is type(wanted) or type(seen) in _WIDER[type(wanted)]
-    if isinstance(wanted, DecimalType) and isinstance(seen, DecimalType):
-        whole = wanted.precision - wanted.scale >= seen.precision - seen.scale
-        return whole and wanted.scale >= seen.scale
+    if isinstance(wanted, DecimalType):
+        whole = wanted.precision - wanted.scale
+        if isinstance(seen, DecimalType):
+            return whole >= seen.precision - seen.scale and wanted.scale >= seen.scale
+        return whole >= _DIGITS.get(type(seen), whole + 1)
     return type(wanted) is type(seen)
 
 

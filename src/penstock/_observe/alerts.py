@@ -151,7 +151,7 @@ class AlertBook:
                 text = f"the oldest unread record of flow {flow} is {behind:,.0f} seconds old"
                 self._set(rule, about, float(behind), text)
         loss, left = body.loss, body.seconds_to_loss
-        if loss == "none":
+        if loss in ("none", None):  # None: of a source whose losses are reported by its batches
             self._resolve(AlertKind.RETENTION, about, f"flow {flow} has no unread rows to lose")
         if left is not None:
             self._retention(flow, float(left), loss)

@@ -67,9 +67,10 @@ def event_directory(settings: PipelineSettings) -> Path:
     own = (PIPELINES, path_segment(settings.name)) if settings.shared_storage else ()
     earlier = Path(settings.local_folder, *own, "events")
     if not directory.exists() and earlier.exists():
-        created = filter(None, map(created_with, reversed(updates(earlier))))
-        storage = next(created, {}).get("storage", "")
-        if storage_key(storage) == storage_key(settings.storage):
+        storages = (created_with(log).get("storage") for log in reversed(updates(earlier)))
+        # A local storage has its log in the same folder, and continues to.
+        remote = (each for each in storages if each and local_path(each) is None)
+        if storage_key(next(remote, "")) == storage_key(settings.storage):
             return earlier
     return directory
 

@@ -56,6 +56,11 @@ class Figures:
     last_error: ErrorInfo | None
     duration_seconds: float | None
 
+    @property
+    def discarded(self) -> int:
+        """Dropped rows that are in no quarantine."""
+        return max(0, self.dropped - self.quarantined)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FlowView(Figures):

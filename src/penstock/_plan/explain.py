@@ -90,13 +90,13 @@ def _step_text(graph: DataflowGraph, step: RunStep, name: str) -> str:
             return f"flow {name}: {step.output_mode.value}, {_when(flow, step)}"
         case RunOnceFlow():
             return f"flow {name}: once"
-        case RefreshView(full=True):
-            return "refresh: recompute"
-        case RefreshView():
+        case RefreshView(interval_seconds=seconds):
             policy = graph.datasets[step.target].declared.refresh_policy or "auto"
-            checked = step.interval_seconds
-            when = "" if checked is None else f", checked every {checked:g} s"
-            return f"refresh: if a source changed{when}, refresh policy {policy}"
+            first = "recompute, then " if step.full and seconds is not None else ""
+            if step.full and seconds is None:
+                return "refresh: recompute"
+            when = "" if seconds is None else f", checked every {seconds:g} s"
+            return f"refresh: {first}if a source changed{when}, refresh policy {policy}"
 
 
 def _when(flow: Flow, step: RunStep) -> str:

@@ -38,8 +38,9 @@ _SQL_DECLARATION = re.compile(
     re.IGNORECASE,
 )
 _SQL_VIEW = re.compile(r"\bCREATE\s+(?:TEMPORARY\s+)?VIEW\b", re.IGNORECASE)
-# Many notebooks have such views for their own queries. `CREATE OR REPLACE VIEW` is a statement of
-# warehouses, too.
+# Many notebooks and ad-hoc files have such views for their own queries. `CREATE OR REPLACE VIEW` is
+# a statement of warehouses, too.
+_SQL_QUERY = re.compile(r"\s*(?:SELECT|WITH|INSERT|SHOW|DESCRIBE)\b", re.IGNORECASE)
 _SQL_VIEW_OF_FILE = re.compile(
     r"\bCREATE\s+(?:(?:OR\s+(?:REFRESH|REPLACE)\s+)?TEMP(?:ORARY)?|OR\s+REFRESH)\s+VIEW\b",
     re.IGNORECASE,
@@ -161,7 +162,8 @@ def declares(cells: Sequence[Cell]) -> bool:
     if any(_SQL_DECLARATION.search(text) for text in sql):
         return True
     is_sql = all(cell.kind is not CellKind.PYTHON for cell in cells)
-    if is_sql and any(_SQL_VIEW_OF_FILE.search(text) for text in sql):
+    is_queried = any(_SQL_QUERY.match(part) for text in sql for part in text.split(";"))
+    if is_sql and not is_queried and any(_SQL_VIEW_OF_FILE.search(text) for text in sql):
         return True
     return any(_SQL_VIEW.search(text) for text in sql) and not starts_queries(cells)
 

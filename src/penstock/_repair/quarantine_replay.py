@@ -128,8 +128,7 @@ class QuarantineReplay:
         if self._exists:
             table_id = self._delta.metadata(self._delta.begin(quarantine.path)).id
         # The versions of a quarantine that was dropped and recreated start at 0 again.
-        name = pipeline.state.pipeline_of(next(iter(node.flows), ""))
-        self._app_id = f"{name}/{target.name}/replay/{table_id}"
+        self._app_id = f"{target.name}/replay/{table_id}"
         self._target = FencedTable(self._delta, target, self._app_id)
         self._quarantine = FencedTable(self._delta, quarantine, self._app_id)
 

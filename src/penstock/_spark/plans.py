@@ -196,7 +196,8 @@ def query_text(df: DataFrame) -> str:
     Canonical plans number attributes by position and forget names, so the schema is part of it.
     """
     plan, own = analyzed(df), _own_class(df)
-    text = stable_plan(whole_text(plan.canonicalized() if own is None else own.canonical(plan)))
+    text = whole_text(plan.canonicalized()) if own is None else str(own.canonical(plan))
+    text = stable_plan(text)
     # A Delta relation has the version of its analysis; versions are compared separately.
     return re.sub(r"version=\d+", "version", text) + df.schema.json()
 

@@ -212,7 +212,7 @@ class Recording(WatchedLog):
         """The newest update with definitions of datasets: one that fails early has none."""
         with self.lock:
             self._list()
-            newest = [self.recorded(log.update_id) for log in self._logs[: -_MAX_MODELS - 1 : -1]]
+            newest = (self.recorded(log.update_id) for log in self._logs[: -_MAX_MODELS - 1 : -1])
             return next((each for each in newest if each and each.model.tables()), None)
 
     def is_writer_gone(self, update: str) -> bool:

@@ -308,7 +308,8 @@ class PipelineTest:
         for key, added in self._rows.items():
             end = "." + ".".join(comparable_parts(added.source) or ())
             names = [name for name in index.datasets if name.endswith(end)]
-            dataset = index.find(added.source) or index.find_by_end(added.source)
+            end_of = index.datasets[names[0]] if len(names) == 1 else None
+            dataset = index.find(added.source) or end_of
             if dataset is not None and dataset.name.key not in rows:
                 rows[dataset.name.key] = added
                 external.leave(key)

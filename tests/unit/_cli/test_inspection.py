@@ -44,7 +44,7 @@ def test_figures_are_printed_when_a_micro_batch_is_told(
     assert main(["events", "--dataset", "silver", "--type", "flow_progress"]) == 0
     lines = [line[25:] for line in capsys.readouterr().out.splitlines()]
     assert lines[3:5] == [
-        "INFO  flow_progress silver: batch 0, 1,234 rows written, 12 dropped, 12 quarantined",
+        "INFO  flow_progress silver: batch 0, 1,234 rows written, 12 quarantined",
         "INFO  flow_progress silver: batch 0, 1,246 rows in, took 3.2s, lag 2,000",
     ]
 

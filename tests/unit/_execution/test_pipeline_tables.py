@@ -22,6 +22,7 @@ def test_a_change_feed_is_for_readers_that_stream_the_table_itself(draft, stream
     graph = draft.graph()
     settings: Any = SimpleNamespace(metastore=None, shared_storage=False, configuration={})
     spark: Any = None
-    tables = PipelineTables(spark, graph, StorageLayout("file:///nowhere"), settings)
+    state: Any = None
+    tables = PipelineTables(spark, graph, StorageLayout("file:///nowhere"), settings, state)
     spec = tables.spec(graph.datasets[PEOPLE], [graph.flows["follow"]])
     assert spec.properties.get("delta.enableChangeDataFeed") == feed

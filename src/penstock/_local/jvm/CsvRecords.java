@@ -13,6 +13,7 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
+import java.util.TreeMap;
 import java.util.regex.Pattern;
 import org.apache.hadoop.fs.Path;
 import org.apache.hadoop.io.compress.CompressionCodec;
@@ -69,6 +70,12 @@ public final class CsvRecords implements Serializable {
     this.isCaseSensitive = isCaseSensitive;
     this.slow = slow;
     this.hadoop = hadoop;
+  }
+
+  /** What the text of a query says of it. */
+  @Override
+  public String toString() {
+    return "CsvRecords(" + schema.json() + new TreeMap<>(options) + isCaseSensitive + slow + ")";
   }
 
   /**

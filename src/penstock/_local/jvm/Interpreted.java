@@ -30,9 +30,17 @@ public final class Interpreted implements Serializable {
   private static final long serialVersionUID = 1;
 
   private final Expression expression;
+  private final String sql;
 
-  private Interpreted(Expression expression) {
+  private Interpreted(Expression expression, String sql) {
     this.expression = expression;
+    this.sql = sql;
+  }
+
+  /** What the text of a query says of it. */
+  @Override
+  public String toString() {
+    return "Interpreted(" + sql + ")";
   }
 
   /**
@@ -47,7 +55,7 @@ public final class Interpreted implements Serializable {
     LogicalPlan plan = ReplaceExpressions.apply(value.queryExecution().analyzed());
     Expression expression = inlined(plan.expressions().head());
     var input = package$.MODULE$.AttributeSeq(plan.children().head().output());
-    Interpreted bound = new Interpreted(BindReferences.bindReference(expression, input, false));
+    Interpreted bound = new Interpreted(BindReferences.bindReference(expression, input, false), sql);
     Column[] arguments = columns.stream().map(functions::col).toArray(Column[]::new);
     Column row = functions.struct(arguments);
     return RowFunction.column(bound, expression.dataType(), true, row);

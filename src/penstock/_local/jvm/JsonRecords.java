@@ -14,6 +14,7 @@ import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.TreeMap;
 import org.apache.spark.sql.Column;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
@@ -57,6 +58,12 @@ public final class JsonRecords implements Serializable {
     this.options = new HashMap<>(options);
     this.timeZone = timeZone;
     this.checksDecimals = checksDecimals;
+  }
+
+  /** What the text of a query says of it. */
+  @Override
+  public String toString() {
+    return "JsonRecords(" + schema.json() + new TreeMap<>(options) + checksDecimals + ")";
   }
 
   /**

@@ -17,6 +17,7 @@ import org.apache.spark.sql.catalyst.expressions.MultiCommutativeOp;
 import org.apache.spark.sql.catalyst.expressions.PlanExpression;
 import org.apache.spark.sql.catalyst.expressions.objects.Invoke;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.types.ObjectType;
 
 /** The text of a query, which is the same in every process. */
@@ -26,12 +27,14 @@ public final class PlanText {
   private PlanText() {}
 
   /**
-   * A canonical plan. Spark orders the operands of {@code AND}, {@code =} and others by their hash
-   * codes, and those of classes and of other objects of Java differ between processes. Here they
-   * are ordered by their text.
+   * The text of a canonical plan, with all fields. Spark orders the operands of {@code AND}, {@code
+   * =} and others by their hash codes, and those of classes and of other objects of Java differ
+   * between processes. Here they are ordered by their text.
    */
-  public static LogicalPlan canonical(LogicalPlan plan) {
-    return ordered(plan.canonicalized());
+  public static String canonical(LogicalPlan plan) {
+    SQLConf conf = SQLConf.get().clone();
+    conf.setConfString("spark.sql.debug.maxToStringFields", String.valueOf(Integer.MAX_VALUE));
+    return SQLConf.withExistingConf(conf, () -> ordered(plan.canonicalized()).toString());
   }
 
   /** Whether each evaluation has the same result; Penstock's parsers of files count as such. */
@@ -46,6 +49,9 @@ public final class PlanText {
       return true;
     }
     List<Expression> parts = PlanParts.list(expression.children());
+    if (expression instanceof PlanExpression<?> query && query.plan() instanceof LogicalPlan plan) {
+      return isDeterministic(plan) && parts.stream().allMatch(PlanText::isDeterministic);
+    }
     return parts.stream().anyMatch(part -> !part.deterministic())
         && parts.stream().allMatch(PlanText::isDeterministic);
   }

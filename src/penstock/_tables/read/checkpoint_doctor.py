@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock._model.pipeline import PipelineSettings
-from penstock._tables.commit_note import CDC_STATE, QUARANTINE, TARGET, commits_of
+from penstock._tables.commit_note import CDC_STATE, QUARANTINE, TARGET, NotedCommit, commits_of
 from penstock._tables.files import commit_lines, local_path
 from penstock._tables.layout import NOTE_FILE, QUARANTINE_SUFFIX, app_id, layout_of
 from penstock._tables.read.checkpoint_files import (
@@ -262,10 +262,17 @@ def _table(
         yield Finding("behind-table", Severity.ERROR, damage.message, damage.hint)
 
 
-def _behind(checkpoint: Checkpoint, target: Path, settings: PipelineSettings) -> Iterator[Finding]:
+def _note(checkpoint: Checkpoint) -> Mapping[str, NotedCommit] | None:
+    """The newest commits of a flow, as noted beside its checkpoint; `None` if there is no note."""
     try:
-        note = commits_of((checkpoint.path / NOTE_FILE).read_text(encoding="utf-8"))
+        return commits_of((checkpoint.path / NOTE_FILE).read_text(encoding="utf-8"))
     except OSError:
+        return None
+
+
+def _behind(checkpoint: Checkpoint, target: Path, settings: PipelineSettings) -> Iterator[Finding]:
+    note = _note(checkpoint)
+    if note is None:
         return
     names = target.parts[-3:]
     paths = {
@@ -294,15 +301,18 @@ def _behind(checkpoint: Checkpoint, target: Path, settings: PipelineSettings) ->
 def _lost_state(
     checkpoint: Checkpoint, settings: PipelineSettings, tables: Mapping[str, Path]
 ) -> Finding | None:
-    identity = app_id(settings.name, checkpoint.flow, checkpoint.epoch)
+    note = _note(checkpoint)
+    # The pipeline may have had another name when the flow started.
+    identities = {app_id(settings.name, checkpoint.flow, checkpoint.epoch)}
+    identities.update(commit.app_id for commit in (note or {}).values())
     targets = (
         ".".join(path.parts[-3:])
         for path in tables.values()
-        if _opened(path).transaction_version(identity) is not None
+        if any(_opened(path).transaction_version(each) is not None for each in identities)
     )
     table = next(targets, None)
     # Only flows into tables have a note: that of this one was dropped.
-    if table is None and (not checkpoint.finished or (checkpoint.path / NOTE_FILE).exists()):
+    if table is None and (not checkpoint.finished or note is not None):
         return None
     file = f"{local_path(layout_of(settings).state_dir)}/flows/{checkpoint.flow}.json"
     damage = state_lost(checkpoint.flow, table, str(checkpoint.path), file)

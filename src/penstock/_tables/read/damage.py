@@ -255,15 +255,15 @@ def unreadable(
 def older(flow: str, target: str, path: str, *, last: int, newest: int | None) -> Damage:
     """A table has batches of a checkpoint up to `last`, its newest one is `newest` (if any)."""
     if newest is None:
-        message = f"the checkpoint of flow {flow!r} is gone: {path} has no batches"
+        message = f"the checkpoint of flow {flow!r} is gone: {path} has no batches or no `metadata`"
     else:
         message = f"the checkpoint of flow {flow!r} in {path} is an older copy: it ends at {newest}"
     return Damage(
         message=f"{message}, but {target} has its batches up to {last}: the next ones would be "
         "skipped as already committed",
         hint=f"restore {path} from a copy that is as new as the table; or `penstock checkpoint "
-        f"reset {flow} --from earliest --truncate` shows what a new one reads; or --full-refresh "
-        f"{target} rebuilds the table from its sources",
+        f"reset {flow} --from earliest --truncate` (or --accept-duplicates) shows what a new one "
+        f"reads; or --full-refresh {target} rebuilds the table from its sources",
     )
 
 

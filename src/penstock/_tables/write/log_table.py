@@ -23,10 +23,9 @@ class LogTable:
     again. Not thread-safe.
     """
 
-    def __init__(self, spark: SparkSession, ref: TableRef, spec: TableSpec, pipeline: str) -> None:
+    def __init__(self, spark: SparkSession, ref: TableRef, spec: TableSpec) -> None:
         self.ref = ref
         self._spec = spec
-        self._pipeline = pipeline
         self._delta = DeltaJvm(spark)
         self._schema = plain_schema(spec.schema, nullable=True, keep_comments=False)
         self._version = -1  # the last one that was looked at
@@ -48,7 +47,7 @@ class LogTable:
         A writer that is neither new nor in the newest commits is looked up in the state of the
         table, which takes seconds to compute.
         """
-        app = self._app_id(writer)
+        app = _app_id(writer)
         if app not in self._last and not is_new and not self._is_whole:
             snapshot = self._delta.snapshot(self.ref.path)
             self._last = {**self._delta.last_transactions(snapshot), **self._last}
@@ -57,7 +56,7 @@ class LogTable:
 
     def add(self, writer: str, number: int, rows: Sequence[str]) -> None:
         """Add the rows of a line that the table does not have, JSON objects, to the next commit."""
-        self._pending[self._app_id(writer)] = number
+        self._pending[_app_id(writer)] = number
         self._rows += rows
 
     def commit(self, *, without_rows: bool) -> bool:
@@ -83,9 +82,6 @@ class LogTable:
         self._pending, self._rows = {}, []
         return True
 
-    def _app_id(self, writer: str) -> str:
-        return f"{self._pipeline}/events/{writer}"
-
     def _frame(self) -> DataFrame:
         """The rows as one partition, without Python workers."""
         spark = self._delta.spark
@@ -93,3 +89,8 @@ class LogTable:
         lines = spark._jsparkSession.createDataset(self._rows, encoder).toDF()
         frame = DataFrame(lines, spark).coalesce(1)
         return frame.select(F.from_json("value", self._schema).alias("row")).select("row.*")
+
+
+def _app_id(writer: str) -> str:
+    # Without the pipeline, which may be renamed: writers have UUIDs.
+    return f"events/{writer}"

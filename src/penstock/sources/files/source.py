@@ -43,6 +43,7 @@ from penstock.sources.files.inboxes import open_inbox
 from penstock.sources.files.lag import UNKNOWN_FILES, PendingFiles
 from penstock.sources.files.listing import file_name, file_name_of_uri
 from penstock.sources.files.opening import (
+    EXISTING,
     OpenedFiles,
     keep_existing,
     open_source,
@@ -161,7 +162,8 @@ class FileStream(OpenedSource):
         if self.opened is not None and self.opened.options.cleaning is not None:
             others = [path for other in streams if other is not self for path in other.paths]
             refuse_shared(self.opened, others)
-        if self.opened is not None and SourceLogs(self._spark, checkpoint).committed():
+        is_undecided = self.opened is not None and self.opened.state.note(EXISTING) is None
+        if self.opened and is_undecided and SourceLogs(self._spark, checkpoint).committed():
             # Of a flow into a sink of Spark's own, `check_batch` sees none.
             keep_existing(self.opened)
         again = forget_overwritten(self._spark, sources, checkpoint)

@@ -289,7 +289,7 @@ class JdbcStream:
         return SourceFailure(
             "JDBC_KEY_WENT_BACK",
             f"{self._options.place}: {what}",
-            "nothing was skipped yet. --full-refresh reads the table from its start; option "
+            "nothing was skipped yet. --full-refresh reads the table from its start; a greater "
             '`overlap` reads keys again; .option("onKeyBack", "continue") continues with greater '
             "keys only",
             is_running=True,
