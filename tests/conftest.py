@@ -110,7 +110,7 @@ def own_secrets() -> Iterator[None]:
 
 # Queries of tests see a few rows: to generate and compile code for them takes a third of the
 # processor's time, and a second partition behind each shuffle a twelfth. Rows still come in two
-# tasks. Processes that tests start and `make test-long` keep what pipelines have.
+# tasks. Most processes that tests start, and `make test-long`, keep what pipelines have.
 SMALL_QUERIES = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",

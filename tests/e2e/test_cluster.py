@@ -45,9 +45,15 @@ def recorded(folder: Path, event_type: str) -> list[dict]:
     return [line["details"][event_type] for line in lines if line["event_type"] == event_type]
 
 
-def test_no_row_is_lost_when_an_executor_is_killed(folder: Path) -> None:
+def test_no_row_is_lost_when_an_executor_is_killed(
+    folder: Path, query_settings: dict[str, str]
+) -> None:
     log = folder.parent / "demo.log"
-    demo = DemoProcess(folder, log, "--cluster", "--rate", "100")
+    # Driver and executors would each compile the code of every flow.
+    settings = "".join(f"{key} {value}\n" for key, value in query_settings.items())
+    (folder.parent / "spark-defaults.conf").write_text(settings)
+    environment = {"SPARK_CONF_DIR": str(folder.parent)}
+    demo = DemoProcess(folder, log, "--cluster", "--rate", "100", environment=environment)
     silver = DemoFolders(folder).table("orders") / "_delta_log"
 
     def has_rows() -> bool:

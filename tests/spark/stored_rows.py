@@ -46,15 +46,10 @@ def _as_collected(value: Any) -> Any:
     return value
 
 
-def copied(spark: Any, folder: str | Path, name: str) -> str:
-    """Make a temporary view of the rows that a table has now; its name.
-
-    Queries of it need none of Delta's jobs.
-    """
+def arrow_rows(folder: str | Path) -> pyarrow.Table:
+    """The rows that a table has now; queries of them need none of Delta's jobs."""
     table = DeltaTable(folder)
-    rows = pyarrow.table(table.scan()).cast(pyarrow.schema(table.schema()))
-    spark.createDataFrame(rows).createOrReplaceTempView(name)
-    return name
+    return pyarrow.table(table.scan()).cast(pyarrow.schema(table.schema()))
 
 
 def restore(spark: Any, folder: str | Path, version: int) -> None:

@@ -103,16 +103,15 @@ def test_files_with_other_types_and_broken_ones_are_set_aside_when_found(
 
 
 def test_orc_files_are_read_where_each_value_fits_into_the_columns(stream, spark):
-    schema = "s STRING, day STRING, i INT, n DECIMAL(12,2), f FLOAT, at TIMESTAMP, l TIMESTAMP_NTZ"
+    schema = "s STRING, day STRING, i INT, n DECIMAL(12,2), f FLOAT, at TIMESTAMP"
     files = stream({"format": "orc"}, schema)
     made = """7 AS s, DATE'2026-01-02' AS day, true AS i, 41 AS n, 3S AS f,
-        DATE'2026-01-02' AS at, TIMESTAMP'2026-01-02 03:04:05' AS l"""
+        DATE'2026-01-02' AS at"""
     spark.sql(f"SELECT {made}").coalesce(1).write.orc(str(files.folder / "one"))
     (row,) = files.parse()
     assert files.quarantined == {}
-    assert list(map(str, row)) == [
-        *("7", "2026-01-02", "1", "41.00", "3.0", "2026-01-02 00:00:00", "2026-01-02 03:04:05")
-    ]
+    values = ["7", "2026-01-02", "1", "41.00", "3.0", "2026-01-02 00:00:00"]
+    assert list(map(str, row)) == values
 
 
 def test_columns_that_are_not_wanted_stop_the_stream_when_parquet_has_them(stream, spark):

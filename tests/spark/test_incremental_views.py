@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 from py4j.protocol import Py4JJavaError
 from stored_rows import merge_files, restore
@@ -56,16 +57,18 @@ def check_rounds(
     tables = Tables(spark, f"{root}/t{seed}", f"{root}/d{seed}", CASES, pick)
     tables.create(vectors=pick.random() < 0.5)
     paths = {"t": f"delta.`{tables.t}`", "d": f"delta.`{tables.d}`"}
-    copies = tables.copy()
+    database = duckdb.connect()
+    database.sql("SET default_null_order = 'nulls_first_on_asc_last_on_desc'")
+    copies = tables.copy(database)
     views = {
-        name: View(spark, SHAPES[name].format(**paths), SHAPES[name].format(**copies))
+        name: View(spark, SHAPES[name].format(**paths), SHAPES[name].format(**copies), database)
         for name in names
     }
     techniques: Counter[str] = Counter()
     for number in range(rounds):
         only_adds = number % 2 == 0
         (tables.add_rows if only_adds else tables.change)()
-        tables.copy()
+        tables.copy(database)
         for name, view in views.items():
             # The others have the same technique in the next round, with more changes.
             if only_adds and name not in APPENDED | GROUPED | SUBTRACTED | NOT_MERGED:

@@ -10,8 +10,9 @@ from datetime import date
 from decimal import Decimal
 from typing import Any
 
+import duckdb
 from deltalake import DeltaTable
-from stored_rows import copied, merge_files, restore
+from stored_rows import arrow_rows, merge_files, restore
 
 SHAPES = {
     "filtered": "SELECT c, k, upper(g) AS g, v * 2 AS v FROM {t} WHERE v % 3 <> 0",
@@ -99,9 +100,16 @@ class Tables:
         df = self.spark.createDataFrame(rows, schema)
         df.coalesce(1).write.format("delta").mode("append").save(path)
 
-    def copy(self) -> dict[str, str]:
-        """Views of the rows that the tables have now, by the names that queries use."""
-        return {name: copied(self.spark, getattr(self, name), f"{name}_copy") for name in "td"}
+    def copy(self, database: duckdb.DuckDBPyConnection) -> dict[str, str]:
+        """Views of the rows that the tables have now, by the names that queries use.
+
+        They are views of Spark and of the database: an oracle of its own.
+        """
+        for name in "td":
+            rows = arrow_rows(getattr(self, name))
+            self.spark.createDataFrame(rows).createOrReplaceTempView(f"{name}_copy")
+            database.register(f"{name}_copy", rows)
+        return {name: f"{name}_copy" for name in "td"}
 
     def t_rows(self, cases: Any, most: int) -> list[tuple[Any, ...]]:
         pick = self.random

@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+import duckdb
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame
 
@@ -15,16 +16,26 @@ MERGES = {"sum": sum, "min": min, "max": max}
 class View:
     """A result in memory, changed by what `QueryChanges` computes.
 
-    `over_copies` is the same query over copies of its tables.
+    `over_copies` is the same query over copies of its tables, which `database` has as well.
     """
 
-    def __init__(self, spark: Any, query: str, over_copies: str | None = None) -> None:
+    def __init__(
+        self,
+        spark: Any,
+        query: str,
+        over_copies: str | None = None,
+        database: duckdb.DuckDBPyConnection | None = None,
+    ) -> None:
         self.spark, self.query, self.over_copies = spark, query, over_copies or query
+        # A clause that only Spark has.
+        self.database = None if "LATERAL VIEW" in self.over_copies else database
         self.delta = DeltaJvm(spark)
         self.rows = self.computed()
         self.versions = batch_sources(spark.sql(query)).versions
 
     def computed(self) -> Counter[Any]:
+        if self.database is not None:
+            return Counter(self.database.sql(self.over_copies).fetchall())
         return Counter(map(tuple, self.spark.sql(self.over_copies).collect()))
 
     def refresh(self) -> str:

@@ -21,7 +21,6 @@ from pyspark.sql.types import (
     ShortType,
     StringType,
     StructType,
-    TimestampNTZType,
     TimestampType,
 )
 
@@ -41,8 +40,7 @@ _WIDER: dict[type[DataType], tuple[type[DataType], ...]] = {
     FloatType: (ByteType, ShortType),
     DoubleType: (FloatType, ByteType, ShortType, IntegerType),
     StringType: (BooleanType, ByteType, ShortType, IntegerType, LongType, DateType),
-    TimestampType: (DateType, TimestampNTZType),
-    TimestampNTZType: (DateType, TimestampType),
+    TimestampType: (DateType,),
 }
 """Types of which a type holds every value, as ORC's reader converts it."""
 _DIGITS: dict[type[DataType], int] = {ByteType: 3, ShortType: 5, IntegerType: 10, LongType: 19}
