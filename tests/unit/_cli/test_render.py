@@ -277,7 +277,7 @@ def test_a_plain_display_writes_no_escape_codes_when_it_sums_up(
         pass
     text = capsys.readouterr().out
     assert "\x1b" not in text
-    assert "silver                      COMPLETED     1,234          12        12   3.4s" in text
+    assert "silver                      COMPLETED     1,234          12         0   3.4s" in text
     with LineDisplay(snapshot, terminal, quiet=True):
         pass
     assert capsys.readouterr().out.count("\n") == 1
