@@ -6,6 +6,7 @@ Penstock is in an environment of its own.
 import json
 import os
 import subprocess
+from graphlib import TopologicalSorter
 
 from dagster import (
     AssetExecutionContext,
@@ -29,7 +30,7 @@ def penstock(*arguments: str) -> tuple[int, dict]:
     return done.returncode, json.loads(done.stdout or "{}")
 
 
-def specs() -> list[AssetSpec]:
+def read_tables() -> dict[str, set[str]]:
     """The tables of the pipeline, each with the tables that it reads."""
     _, graph = penstock("graph", PROJECT)
     tables = {node["id"] for node in graph["nodes"] if node["kind"] in TABLES}
@@ -39,10 +40,7 @@ def specs() -> list[AssetSpec]:
         sources = {edge["from"] for edge in graph["edges"] if edge["to"] == name}
         return (sources & tables).union(*map(read_by, sources - tables))
 
-    return [
-        AssetSpec(asset_key(table), deps=[asset_key(name) for name in read_by(table) - {table}])
-        for table in sorted(tables)
-    ]
+    return {table: read_by(table) - {table} for table in sorted(tables)}
 
 
 def asset_key(table: str) -> AssetKey:
@@ -50,11 +48,18 @@ def asset_key(table: str) -> AssetKey:
     return AssetKey(table.split("."))
 
 
-@multi_asset(specs=specs(), can_subset=True)
+READ = read_tables()
+
+
+@multi_asset(
+    specs=[AssetSpec(asset_key(table), deps=list(map(asset_key, READ[table]))) for table in READ],
+    can_subset=True,
+)
 def shop(context: AssetExecutionContext):
     selected = {".".join(key.path) for key in context.selected_asset_keys}
     code, status = penstock("run", PROJECT, "--quiet", "--refresh", ",".join(sorted(selected)))
-    for table in sorted(selected):
+    # Dagster wants what is read before what reads it.
+    for table in filter(selected.__contains__, TopologicalSorter(READ).static_order()):
         flows = [flow for flow in status.get("flows", ()) if flow["target"] == table]
         # Flows that are not part of the update are EXCLUDED.
         states = {flow["state"] for flow in flows} - {"EXCLUDED"}

@@ -206,13 +206,16 @@ def test_assets_of_dagster_follow_views_and_have_one_result_of_all_their_flows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes = {"c.a": "streaming table", "c.v": "view", "c.w": "view", "c.b": "materialized view"}
+    nodes["c.0"] = "materialized view"  # named before what it reads
     edges = [("/in", "c.a"), ("c.a", "c.v"), ("c.v", "c.w"), ("c.w", "c.b"), ("c.b", "c.b")]
+    edges.append(("c.a", "c.0"))
     graph = {
         "nodes": [{"id": name, "kind": kind} for name, kind in nodes.items()],
         "edges": [{"from": source, "to": target} for source, target in edges],
     }
     counts = {"rows": 2, "quarantined": 1, "dropped": 1, "batches": 1}
     states = [("c.a", "COMPLETED"), ("c.a", "IDLE"), ("c.b", "COMPLETED"), ("c.b", "FAILED")]
+    states.append(("c.0", "IDLE"))
     flows = [{"target": target, "state": state, **counts} for target, state in states]
     (tmp_path / "graph.json").write_text(json.dumps(graph))
     (tmp_path / "status.json").write_text(json.dumps({"flows": flows}))
@@ -227,12 +230,14 @@ def test_assets_of_dagster_follow_views_and_have_one_result_of_all_their_flows(
     monkeypatch.chdir(tmp_path)
     specs, update = runpy.run_path(str(DEPLOY / "dagster" / "definitions.py"))["shop"]
     assert [(key.path, [dep.path for dep in rest["deps"]]) for key, rest in specs] == [
+        (["c", "0"], [["c", "a"]]),
         (["c", "a"], []),
         (["c", "b"], [["c", "a"]]),
     ]
     results = update(SimpleNamespace(selected_asset_keys=[key for key, _ in specs]))
-    (result,) = next(results)
-    assert (result["asset_key"].path, result["metadata"]["rows"]) == (["c", "a"], 4)
+    for name, rows in (("a", 4), ("0", 2)):
+        (result,) = next(results)
+        assert (result["asset_key"].path, result["metadata"]["rows"]) == (["c", name], rows)
     with pytest.raises(RuntimeError, match="exit code 1"):
         next(results)
 
