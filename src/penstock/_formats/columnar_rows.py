@@ -96,14 +96,17 @@ def schema_by_file(
 
 
 def misfits(
-    spark: SparkSession, options: FileOptions, schema: StructType, paths: Sequence[str]
+    spark: SparkSession,
+    options: FileOptions,
+    schema: StructType,
+    paths: Sequence[str],
+    merged: Sequence[StructType],
 ) -> dict[str, str]:
-    """Of the files that the schema cannot hold: why.
+    """Of the files that the schema cannot hold: why; `merged` are their `distinct_schemas`.
 
     Raises:
         ConnectorError: `FILE_TYPES_UNFIT`: there are some, and files are not to be set aside.
     """
-    merged = distinct_schemas(spark, options, paths)
     if len(merged) == 1 and misfit(schema, merged[0]) is None:
         return {}
     schemas = schema_by_file(spark, options, paths).items()

@@ -66,9 +66,9 @@ class Query:
 
     def text_of(self, name: str) -> str | None:
         """What a step of the writer, or `start`, sets in lower case; `None` if it is unknown."""
-        said = [text for step in self.steps(name) for text in step.texts()[:1]]
-        said += [self.start.scope.text(word.value) for word in self._words if word.arg == name]
-        texts = {text.lower() if text is not None else None for text in said}
+        values = [text for step in self.steps(name) for text in step.texts()[:1]]
+        values += [self.start.scope.text(word.value) for word in self._words if word.arg == name]
+        texts = {text.lower() if text is not None else None for text in values}
         return texts.pop() if len(texts) == 1 else None
 
     def steps(self, name: str) -> list[Step]:

@@ -90,11 +90,11 @@ def _step_text(graph: DataflowGraph, step: RunStep, name: str) -> str:
             return f"flow {name}: {step.output_mode.value}, {_when(flow, step)}"
         case RunOnceFlow():
             return f"flow {name}: once"
+        case RefreshView(interval_seconds=None, full=True):
+            return "refresh: recompute"
         case RefreshView(interval_seconds=seconds):
             policy = graph.datasets[step.target].declared.refresh_policy or "auto"
-            first = "recompute, then " if step.full and seconds is not None else ""
-            if step.full and seconds is None:
-                return "refresh: recompute"
+            first = "recompute, then " if step.full else ""
             when = "" if seconds is None else f", checked every {seconds:g} s"
             return f"refresh: {first}if a source changed{when}, refresh policy {policy}"
 

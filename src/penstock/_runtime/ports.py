@@ -69,7 +69,7 @@ class Engine(Protocol):
     def finish(self, *, is_stopped: bool) -> None:
         """Report what is left to report: all flows have ended, the update's last event comes next.
 
-        If a stop was requested, nothing else is done. Called once, on the update's thread; never
+        Tables are not compacted after a request to stop. Called once, on the update's thread; never
         raises because of a flow.
         """
 

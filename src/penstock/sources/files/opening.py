@@ -177,16 +177,22 @@ def read_source(source: OpenedFiles, *, streaming: bool) -> DataFrame:
 def _compared(opened: OpenedFiles, sample: "_Files") -> OpenedFiles:
     """A batch knows all its files: extra columns are rescued, files with other types set aside."""
     options = opened.options
+    if options.format != "orc" and not options.rescued:
+        return opened
     entries = opened.state.note(QUARANTINED) or []
     bad = {entry["file"] for entry in entries}
     names = {readable(f.path): name for f in sample.files if (name := file_name(f.path)) not in bad}
+    schemas = distinct_schemas(opened.spark, options, list(names))
     if options.format == "orc":
-        unfit = misfits(opened.spark, options, opened.schema, list(names))
+        unfit = misfits(opened.spark, options, opened.schema, list(names), schemas)
+        if unfit and options.rescued:
+            kept = [path for path in names if path not in unfit]
+            schemas = distinct_schemas(opened.spark, options, kept)
         entries += [{"file": names.pop(path), "reason": why} for path, why in unfit.items()]
         opened.state.save_note(QUARANTINED, entries)
     if not options.rescued:
         return opened
-    seen = widest(distinct_schemas(opened.spark, options, list(names)))
+    seen = widest(schemas)
     taken = {*(name.lower() for name in opened.partitions.fieldNames()), *options.reserved}
     besides = StructType([f for f in seen.fields if f.name.lower() not in taken])
     return replace(opened, schema=add_fields(opened.schema, without_void(besides), rescued=True)[0])

@@ -60,16 +60,15 @@ def check_files(source: OpenedFiles, paths: Sequence[str]) -> None:
     left_out = source.quarantined
     names = [name for uri in paths if (name := file_name_of_uri(uri)) not in left_out]
     names = [name for name in names if source.roots.contains(name)]
-    schemas: list[StructType] = []
-    if source.shows_columns_by_file:
-        schemas = distinct_schemas(source.spark, options, [readable(name) for name in names])
+    schemas = distinct_schemas(source.spark, options, [readable(name) for name in names])
     wide = source.schema
     if options.evolution is Evolution.WIDEN:
         for schema in schemas:
             wide = widen_columns(wide, schema, options.format)
     if options.format == "orc" and wide == source.schema:
-        _check_types(source, names)
-    added = _unknown_columns(source, widest(schemas))
+        _check_types(source, names, schemas)
+    has_columns = source.shows_columns_by_file
+    added = _unknown_columns(source, widest(schemas)) if has_columns else []
     if added or wide != source.schema:
         body: dict[str, Any] = {"source": source.key, "fields": added, "file": [names[0]]}
         body |= {"files": names, "schema": wide.jsonValue()}
@@ -80,10 +79,10 @@ class FilesDifferError(Exception):
     """Files of a batch do not go with the schema; the text is what `recover` reads."""
 
 
-def _check_types(source: OpenedFiles, names: Sequence[str]) -> None:
+def _check_types(source: OpenedFiles, names: Sequence[str], schemas: Sequence[StructType]) -> None:
     """ORC's reader makes other types fit by force; the other formats' readers refuse."""
     by_path = {readable(name): name for name in names}
-    unfit = misfits(source.spark, source.options, source.schema, list(by_path))
+    unfit = misfits(source.spark, source.options, source.schema, list(by_path), schemas)
     files = [{"file": by_path[path], "reason": why} for path, why in unfit.items()]
     if files:
         raise FilesDifferError(f"{_UNFIT} {json.dumps({'source': source.key, 'unfit': files})}")
