@@ -42,11 +42,9 @@ QUICK = {
     "scaling.py": ["--rounds", "3", "--most", "1000000"],
 }
 SMOKE = {
-    "writer.py": ["--blocks", "1", "--rounds", "1"],
-    "writer.py --s3": ["--blocks", "1", "--rounds", "1"],
+    "writer.py --s3": ["--blocks", "1", "--rounds", "1", "--warm-up", "0", "--rows", "2000"],
     "upserts.py": ["--rounds", "1", "--rows", "20000", "--batches", "2"],
     "views.py": ["--rounds", "1", "--rows", "2000", "--only", "filter,10k groups,window"],
-    "update.py": ["--rounds", "1", "--rows", "200"],
     "update.py --tables 5": ["--rounds", "1", "--rows", "200"],
     "watching.py": ["--seconds", "5", "--warm-up", "5", "--rows", "20"],
     "tables.py": ["--tables", "6", "--seconds", "20", "--warm-up", "20"],

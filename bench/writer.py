@@ -7,14 +7,14 @@ Three processes take turns, one block of batches each, so that a machine that ge
 - `native`: Spark's Delta sink in a session as `SparkSession.builder` makes it.
 
 A batch is one file of 1,000 rows of a stream; its time is Spark's own `triggerExecution`. The first
-batch of each block, which starts the query, does not count, nor do the warm-up blocks. Then 200,000
-rows of twelve columns, about 300 bytes each, are written with 20 rules and quarantine, and without
-rules, in turns in one process.
+batch of each block, which starts the query, does not count, nor do the warm-up blocks. Then rows of
+twelve columns, about 300 bytes each, are written with 20 rules and quarantine, and without rules,
+in turns in one process.
 
 With `--s3`, tables and checkpoints are on a server with the API of S3 on this machine (moto, of the
 tests), and the writes with and without rules take turns on the disk and there.
 
-    python bench/writer.py [--blocks 6] [--rounds 9] [--s3]
+    python bench/writer.py [--blocks 6] [--rounds 9] [--warm-up 2] [--rows 200000] [--s3]
 """
 
 import argparse
@@ -38,9 +38,8 @@ sys.path.append(str(DOUBLES))
 KEYS = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "not-a-secret-at-all"}
 
 BATCHES = 7
-WARM_UP_BLOCKS = 2
 BATCH_ROWS = 1_000
-RULE_ROWS = 200_000
+RULE_WARM_UP = 3
 RULES = 20
 SIDES = ("penstock", "native tuned", "native")
 RIVALS = ("Delta sink in Penstock's session", "Delta sink in a default session")
@@ -175,8 +174,8 @@ class Side:
             )
         return self._writer.write
 
-    def rules(self, rounds: int) -> dict[str, list[float]]:
-        """Seconds of a write with rules and without, in turns."""
+    def rules(self, rounds: int, count: int) -> dict[str, list[float]]:
+        """Seconds of a write of so many rows with rules and without, in turns."""
         from penstock._model.expectation import Expectation, OnViolation
         from penstock._model.origin import SourceLocation
         from penstock._tables.files import StorageFiles
@@ -188,7 +187,7 @@ class Side:
         from penstock.quality.split import split_rows
 
         data = str(self.root / "rows")
-        made = self.spark.range(RULE_ROWS).selectExpr(*COLUMNS)
+        made = self.spark.range(count).selectExpr(*COLUMNS)
         made.repartition(2).write.format("parquet").save(data)
         df = self.spark.read.parquet(data)
         bounds = [
@@ -231,13 +230,13 @@ class Side:
                 decisions=DecisionFile(StorageFiles(self.spark), f"{folder}/decision.json"),
             )
             writers[name] = (writer, split.df)
-        for turn in range(rounds + 3):
+        for turn in range(RULE_WARM_UP + rounds):
             for name, (writer, rows) in writers.items():
                 started = time.perf_counter()
                 result = writer.write(rows, turn)
-                if turn >= 3:
+                if turn >= RULE_WARM_UP:
                     seconds[name].append(time.perf_counter() - started)
-                assert result.rows_written + result.rows_quarantined == RULE_ROWS
+                assert result.rows_written + result.rows_quarantined == count
                 assert (result.rows_quarantined > 0) == name.endswith("rules")
         return seconds
 
@@ -246,8 +245,8 @@ def work(side: str, root: Path, port: int) -> None:
     """Serve commands from standard input, answer on standard output."""
     worker = Side(side, root, port)
     for line in sys.stdin:
-        command, _, argument = line.strip().partition(" ")
-        answer = worker.block() if command == "block" else worker.rules(int(argument))
+        command, *numbers = line.split()
+        answer = worker.block() if command == "block" else worker.rules(*map(int, numbers))
         print(json.dumps(answer), flush=True)
 
 
@@ -293,14 +292,14 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def compare_batches(processes: dict[str, Process], blocks: int, place: str) -> None:
+def compare_batches(processes: dict[str, Process], blocks: int, warm_up: int, place: str) -> None:
     """Run the blocks in turns and print the comparisons."""
     times: dict[str, list[list[float]]] = {side: [] for side in SIDES}
-    for number in range(WARM_UP_BLOCKS + blocks):
+    for number in range(warm_up + blocks):
         order = SIDES if number % 2 else SIDES[::-1]
         for side in order:
             block = processes[side].ask("block")
-            if number >= WARM_UP_BLOCKS:
+            if number >= warm_up:
                 times[side].append(block)
                 print(f"block {number} {side:14s} {statistics.median(block):.3f} s", flush=True)
     print(f"\nwarm batches, {blocks} blocks of {BATCHES - 1}")
@@ -315,12 +314,12 @@ def compare_batches(processes: dict[str, Process], blocks: int, place: str) -> N
         results.compare(group, "append", medians["penstock"], rival, medians[side])
 
 
-def compare_rules(process: Process, rounds: int) -> None:
+def compare_rules(process: Process, rounds: int, count: int) -> None:
     """Print what rules cost."""
-    seconds = process.ask(f"rules {rounds}")
+    seconds = process.ask(f"rules {rounds} {count}")
     for place in dict.fromkeys(name.split()[0] for name in seconds):
         rules, plain = seconds[f"{place} rules"], seconds[f"{place} plain"]
-        group = f"{RULE_ROWS:,} rows of 300 bytes, tables on {PLACES[place]}"
+        group = f"{count:,} rows of 300 bytes, tables on {PLACES[place]}"
         name = f"{RULES} rules and quarantine"
         results.compare(group, name, rules, "without rules", plain)
 
@@ -330,6 +329,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--blocks", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--warm-up", type=int, default=2, help="blocks that are not measured")
+    parser.add_argument("--rows", type=int, default=200_000, help="of a write with rules")
     parser.add_argument("--s3", action="store_true")
     parser.add_argument("--worker", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
@@ -351,10 +352,10 @@ def main() -> None:
         processes = {side: Process(side, root, port) for side, root in roots.items()}
         try:
             place = PLACES["s3" if arguments.s3 else "disk"]
-            compare_batches(processes, arguments.blocks, place)
+            compare_batches(processes, arguments.blocks, arguments.warm_up, place)
             for side in SIDES[1:]:
                 processes.pop(side).end()
-            compare_rules(processes["penstock"], arguments.rounds)
+            compare_rules(processes["penstock"], arguments.rounds, arguments.rows)
         finally:
             for process in processes.values():
                 process.end()
