@@ -7,6 +7,7 @@ starts) is skipped.
 """
 
 import contextlib
+import locale
 import os
 import re
 import shlex
@@ -136,7 +137,7 @@ def start_jvm(
     """
     last = os.pathsep.join(filter(None, (os.environ.get(_LAST_JARS), *last_jars)))
     popen: dict[str, Any] = {
-        "env": {**os.environ, _LAST_JARS: last},
+        "env": {**os.environ, **_locale(), _LAST_JARS: last},
         "pass_fds": pass_fds,
         "stdout": log.writer,
         "stderr": log.writer,
@@ -158,6 +159,12 @@ def start_jvm(
         ) from error
     finally:
         log.started()
+
+
+def _locale() -> dict[str, str]:
+    """Java takes the encoding of file names from the locale; Python's is UTF-8 in any."""
+    is_utf8 = locale.getencoding().upper().replace("-", "") == "UTF8"
+    return {} if is_utf8 else {"LC_ALL": "C.UTF-8"}
 
 
 def _java_command(conf: Mapping[str, str], compiler: tuple[str, ...], last_jars: str) -> list[str]:

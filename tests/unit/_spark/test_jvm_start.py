@@ -1,11 +1,18 @@
 """How Spark's JVM is started: local or not, which signals it ignores, and why it did not start."""
 
+import locale
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from penstock._spark.jvm import _ignore_stop_signals, _java_command, reason_of, starts_directly
+from penstock._spark.jvm import (
+    _ignore_stop_signals,
+    _java_command,
+    _locale,
+    reason_of,
+    starts_directly,
+)
 from penstock._spark.plans import is_changing
 from penstock._spark.session import SessionOptions, effective_configuration, spark_defaults
 from penstock._spark.session_defaults import is_local, session_defaults
@@ -40,6 +47,12 @@ def test_local_cluster_is_a_cluster(master: str, expected: bool) -> None:
     defaults = session_defaults(master, {}, storage_root="file:/s", warehouse=None)
     assert ("spark.driver.host" in defaults) is expected
     assert ("spark.hadoop.fs.file.impl" in defaults) is expected
+
+
+def test_java_reads_names_of_files_as_python_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    for encoding, expected in {"UTF-8": {}, "ANSI_X3.4-1968": {"LC_ALL": "C.UTF-8"}}.items():
+        monkeypatch.setattr(locale, "getencoding", lambda name=encoding: name)
+        assert _locale() == expected
 
 
 def test_settings_of_spark_defaults_are_read_as_java_reads_properties(
