@@ -102,6 +102,16 @@ def test_file_source_takes_files_in_order_and_puts_them_away(spark, tmp_path: Pa
     assert batches(files(maxFileAge="7d"), tmp_path / "d") == []
     assert batches(files(), tmp_path / "a") == [[9]]
     late.unlink()
+    # A file with a wrong time must not hide those that come after it.
+    wrong = folder / "wrong.json"
+    wrong.write_text('{"id": 10}\n')
+    os.utime(wrong, (7_258_118_400, 7_258_118_400))  # 2200
+    assert batches(files(), tmp_path / "a") == [[10]]
+    later = folder / "later.json"
+    later.write_text('{"id": 11}\n')
+    assert batches(files(), tmp_path / "a") == [[11]]
+    wrong.unlink()
+    later.unlink()
     cleaning = {"cleanSource": "archive", "sourceArchiveDir": str(archive)}
     assert batches(files(**cleaning), tmp_path / "c") == [[0], [1], [2]]
     (folder / "3.json").write_text('{"id": 3}\n')

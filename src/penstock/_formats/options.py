@@ -22,7 +22,8 @@ TEXTUAL = frozenset({"json", "csv", "xml"})
 COLUMNAR = frozenset({"parquet", "avro", "orc"})
 
 _PREFIX = "cloudfiles."
-_FOREVER = "36500d"
+# Of the newest file: one whose time is wrong may be centuries ahead, and must not hide the others.
+ANY_AGE = "3650000d"
 _SQS_HOST = re.compile(r"(?:sqs\.)?([a-z]+(?:-[a-z]+)+-\d)\..*")
 
 # Options of Auto Loader itself; the rest belongs to the format.
@@ -314,7 +315,7 @@ def _source_options(own: Mapping[str, str], *, streaming: bool) -> dict[str, str
     if not streaming:
         return source
     # Spark's own default of 7 days skips files that are older without a word.
-    source["maxFileAge"] = _FOREVER
+    source["maxFileAge"] = ANY_AGE
     if limit := own.get("maxbytespertrigger"):
         # Spark takes one of the two limits.
         source["maxBytesPerTrigger"] = _bytes(limit)

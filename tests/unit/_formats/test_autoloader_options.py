@@ -138,7 +138,7 @@ def test_the_option_is_named_when_its_value_is_wrong(given):
 
 def test_old_files_are_never_skipped_and_triggers_are_limited_when_streaming():
     source = options({"format": "json"}).source
-    assert source["maxFileAge"] == "36500d"
+    assert source["maxFileAge"] == "3650000d"
     assert source["maxFilesPerTrigger"] == "1000"
     assert source["recursiveFileLookup"] == "true"
     source = options({"format": "json", "maxBytesPerTrigger": "10g"}).source

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from penstock._formats.options import ANY_AGE
 from penstock._model.flow import Flow
 from penstock._model.paths import real_path
 from penstock._tables.files import StorageFiles
@@ -75,7 +76,7 @@ class FileSource(Source):
         if not is_stream or "maxfileage" in {name.lower() for name in options}:
             return dict(options)
         # Spark skips files older than 7 days (by the newest one seen) without a word.
-        return {**options, "maxFileAge": "36500d"}
+        return {**options, "maxFileAge": ANY_AGE}
 
     def map_options(
         self, options: Mapping[str, str], map_path: Callable[[str], str]
