@@ -148,6 +148,14 @@ def test_new_fields_stop_the_stream_when_the_query_does_not_use_them(stream, fir
     assert files.restarts == ["SCHEMA_EVOLVED"]
 
 
+def test_a_field_without_a_name_is_rescued(stream, first):
+    files = stream({**TYPED, "cloudFiles.schemaHints": "s ARRAY<STRUCT<p: INT>>"}).remember(first)
+    files.put("a.json", '{"id":3,"":1,"o":{"":2,"p":3},"s":[{"p":4,"":5}]}\n')
+    (row,) = files.parse()
+    assert (files.restarts, row["id"], row["o"]["p"], row["s"]) == ([], 3, 3, [(4,)])
+    assert rescued(row) == {"": 1, "o": {"": 2}, "s": [{"": 5, "p": 4}]}
+
+
 def test_the_other_modes_do_what_they_say_when_a_field_is_new(stream):
     text = '{"id":1,"new":5}\n{"id":"x"}\n'
     none = stream({"cloudFiles.format": "json"}, "id INT", "none")

@@ -158,7 +158,8 @@ class Comparison:
         else:
             names = [field.name.lower() for field in schema.fields]
             known = literals([*names, *(() if prefix else self.options.reserved)])
-            test = f"NOT array_contains({known}, lower({key}))"
+            # Spark has no columns without a name: such a field is rescued.
+            test = f"{key} <> '' AND NOT array_contains({known}, lower({key}))"
         unknown = f"filter(map_keys({fields}), {key} -> {test})"
         here = f"transform({unknown}, {key} -> {dotted(prefix, key)})"
         parts = [f"coalesce({here}, {NO_TEXTS})"]
