@@ -128,10 +128,10 @@ def test_columns_are_added_when_a_header_has_new_ones(stream):
     files = stream(CSV)
     files.put("a.csv", FIRST)
     assert [row["amount"] for row in files.run()] == ["1.5", "2.5"]
-    files.put("b.csv", "city,id,ID\nBonn,3,4\n")
+    files.put("b.csv", "city,id,ID,home town\nBonn,3,4,\n")
     (row,) = files.run()
     assert files.restarts == ["SCHEMA_EVOLVED"]
-    assert files.columns == ["id", "name", "amount", "city", "_rescued_data"]
+    assert files.columns == ["id", "name", "amount", "city", "home town", "_rescued_data"]
     assert (row["id"], row["city"], rescued(row)) == ("3", "Bonn", {"ID": "4"})
     either = stream({**CSV, "cloudFiles.readerCaseSensitive": "false"}, "id INT, name STRING", "e")
     either.put("a.csv", "NAME,Id\nx,1\n")
@@ -144,6 +144,18 @@ def test_columns_are_added_when_a_header_has_new_ones(stream):
     with pytest.raises(FlowError) as caught:
         refusing.parse()
     assert caught.value.condition == "UNKNOWN_FIELD"
+
+
+def test_the_path_has_the_value_when_a_header_has_a_column_of_it_too(stream):
+    files = stream(TYPED)
+    files.put("year=2024/a.csv", "year,id,Year\n1999,1,x\n")
+    files.put("year=2025/b.csv", "id,Year\n2,x\n")
+    rows = files.parse()
+    assert files.columns == ["id", "year", "_rescued_data"]
+    assert {(row["id"], row["year"], str(rescued(row))) for row in rows} == {
+        (1, 2024, "{'Year': 'x'}"),
+        (2, 2025, "{'Year': 'x'}"),
+    }
 
 
 @pytest.mark.parametrize("reordered", [False, True])

@@ -32,6 +32,7 @@ from penstock._formats.sqltext import (
     FILE,
     NO_TEXTS,
     columns_sql,
+    dotted,
     json_text,
     literals,
     options_map,
@@ -61,9 +62,14 @@ def needs_whole_files(spark: SparkSession, options: FileOptions) -> bool:
     )
 
 
-def csv_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> DataFrame:
-    """Parse text: column `value` with one file each, or a line unless `needs_whole_files`."""
-    csv = _Csv(schema, options)
+def csv_rows(
+    raw: DataFrame, schema: StructType, options: FileOptions, in_path: Sequence[str] = ()
+) -> DataFrame:
+    """Parse text: column `value` with one file each, or a line unless `needs_whole_files`.
+
+    Columns of the names `in_path` get their values elsewhere, though a file may have them as well.
+    """
+    csv = _Csv(schema, options, in_path)
     whole = needs_whole_files(raw.sparkSession, options)
     df = decoded(raw, options, whole=whole)
     fitted = f"CASE WHEN {_HEADER} IS NULL THEN {TEXT} ELSE {csv.fitted()} END"
@@ -101,8 +107,11 @@ def headers_of_whole_files(raw: DataFrame, options: FileOptions) -> DataFrame:
 
 
 class _Csv:
-    def __init__(self, schema: StructType, options: FileOptions) -> None:
+    def __init__(
+        self, schema: StructType, options: FileOptions, in_path: Sequence[str] = ()
+    ) -> None:
         self._schema = schema
+        self._in_path = in_path
         self._options = options
         self._parse = options.record_options
         self._names = [field.name for field in schema.fields]
@@ -260,7 +269,7 @@ class _Csv:
             entry_text = f"concat({json_text(literal(column))}, ':', {json_text('mv')})"
             shown = with_value("mv", value, f"CASE WHEN mv <> '' THEN {entry_text} END")
             misfits.append(with_value("mt", _lookup(literal(column), "tn"), shown))
-        known = literals(self._names)
+        known = literals([*self._names, *self._in_path])
         # Tokens without a column of their own, by the header's name or their place in the line.
         place = "coalesce(get(tn, i), concat('_c', i))"
         entry_text = f"concat({json_text(place)}, ':', {json_text('v')})"
@@ -273,10 +282,11 @@ class _Csv:
         fragments = f"filter(concat({others}, array({parts})), x -> x IS NOT NULL)"
         new = NO_TEXTS
         if self._options.evolution is not Evolution.NONE:
-            taken = [*(name.lower() for name in self._names), *self._options.reserved]
-            folded = literals(taken)
+            taken = [name.lower() for name in (*self._names, *self._in_path)]
+            folded = literals([*taken, *self._options.reserved])
             test = f"NOT array_contains({folded}, lower(x)) AND NOT x RLIKE '^_c[0-9]+$'"
-            new = f"coalesce(filter({_HEADER}, x -> {test}), {NO_TEXTS})"
+            paths = f"transform(filter({_HEADER}, x -> {test}), x -> {dotted('', 'x')})"
+            new = f"coalesce({paths}, {NO_TEXTS})"
         tokens, wide = self._tokens(TEXT), self._wider()
         whole = left_sql(fragments=fragments, new=new, wide=wide)
         slow = with_value("tk", tokens, with_value("tn", names, whole))

@@ -344,7 +344,7 @@ def _parsed_rows(opened: OpenedFiles, *, streaming: bool) -> DataFrame:
     raw = _raw(opened, "text", None, streaming=streaming, whole=whole)
     if options.format == "csv":
         schema = opened.schema
-        df = csv_rows(raw, schema, options)
+        df = csv_rows(raw, schema, options, opened.partitions.fieldNames())
     elif options.format == "xml":
         df = xml_rows(raw, schema, options)
     else:
