@@ -137,6 +137,15 @@ def test_what_could_not_be_announced_is_found_by_the_next_look(spark, tmp_path: 
     assert log.update({}) == 2
 
 
+def test_a_name_that_java_cannot_have_does_not_stop_the_others(spark, tmp_path: Path, caplog):
+    files = FileStream(spark, tmp_path, {"cloudFiles.format": "json"})
+    files.put("1.json", '{"id": 1}')
+    Path(os.fsdecode(os.fsencode(files.folder) + b"/caf\xe9.json")).write_text('{"id": 2}')
+    files.put("\ufffd.json", '{"id": 3}')
+    assert sorted(row["id"] for row in files.run()) == ["1", "3"]
+    assert [record.message for record in caplog.records if "caf\\udce9" in record.message]
+
+
 def test_a_folder_that_cannot_be_read_is_an_error_and_then_a_problem(
     spark, tmp_path: Path, monkeypatch
 ):

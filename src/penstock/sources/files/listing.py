@@ -137,8 +137,10 @@ class FileRoots:
         text = str(relation.relation().location().allFiles().mkString("\n"))
         files = [
             FoundFile(path, int(size), int(modified or 0))
+        storage = StorageFiles(self._spark)
+        # Java replaces what is not UTF-8 in a name, and cannot open the file.
             for path, size, modified in FILE_STATUS.findall(text)
-            if size
+            if size and ("\ufffd" not in path or storage.exists(path))
         ]
         return sorted(files, key=lambda file: (file.modified, file.path))
 

@@ -1,6 +1,7 @@
 """Finds new files in local folders by their names, without a look at the known ones."""
 
 import errno
+import logging
 import os
 import stat
 import threading
@@ -14,6 +15,7 @@ from penstock._tables.kill_points import kill_point
 from penstock.sources.files.inbox import PAUSE_FACTOR, FileInbox
 from penstock.sources.files.listing import FileRoots, file_uri
 
+_logger = logging.getLogger(__name__)
 _SHORTEST_PAUSE = 0.1
 
 
@@ -79,6 +81,9 @@ class LocalNames:
                 path = f"{folder.rstrip('/')}/{name}" if name else folder
                 if path in self._left_out or not self._roots.includes(path):
                     continue
+                if not _is_text(path):
+                    _logger.warning("%a is not read: its name is not UTF-8, as Java needs it", path)
+                    continue
                 uri = f"file://{file_uri(self._spark, path)}"
                 if is_read(uri):
                     continue
@@ -112,6 +117,14 @@ def _entries(folder: str) -> tuple[set[str], list[str]]:
         return set(), []
     except NotADirectoryError:  # a root may be one file
         return {""}, []
+
+
+def _is_text(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
