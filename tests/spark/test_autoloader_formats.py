@@ -167,6 +167,25 @@ def test_elements_are_rows_and_what_does_not_fit_is_rescued_when_files_are_xml(s
     assert rows[1]["_id"] is None
     assert (rescued(rows[1]) or {})["_id"] == "x"
     assert rescued(rows[2]) == {"_corrupt_record": "<r><a>5</a>"}
+    broken = [
+        "<r><a>1 & 2</a></r>",
+        "<r><a>1</b></r>",
+        "<r id=1><a>2</a></r>",
+        "<r><b>&nbsp;</b></r>",
+        "<r><b><![CDATA[</r>",
+        "<r><a>x</a><r><a>1</a></r>",
+    ]
+    text = "".join(broken).replace("[</r>", "[</r>]]></b></r>")
+    files.put(
+        "c.xml", f'<rs><!-- <r id="9"/> --><r id="6"/>{text}<r id="y" b="/>"/><r id="7"/></rs>'
+    )
+    rows = files.parse()
+    assert [(row["_id"], rescued(row)) for row in rows] == [
+        (6, None),
+        *[(None, {"_corrupt_record": record}) for record in broken],
+        (None, {"_id": "y", "_b": "/>"}),
+        (7, None),
+    ]
     with pytest.raises(ConnectorError, match="rowTag"):
         stream({"format": "xml"}, "a INT", "tagless").parse()
 

@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterable
 
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock._formats.options import FileOptions
-from penstock._formats.rescue import INTO_FLAW, Comparison, typed_columns
+from penstock._formats.rescue import FLAW, INTO_FLAW, Comparison, typed_columns
 from penstock._formats.rows import LEFT, TEXT, TYPED, broken_sql, decoded
 from penstock._formats.sqltext import FILE, options_map, with_value
 from penstock._model.sql_text import literal
@@ -41,9 +41,13 @@ def xml_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> DataFr
     record = f"try_variant_get({variant}, '$', 'map<string,variant>')"
     broken = broken_sql(TEXT)
     whole = Comparison(options, parser="from_xml").left_of_record(schema)
-    # A text that is no complete element cannot be made a variant: Spark would fail the batch.
+    # A text that is not well-formed cannot be made a variant: Spark would fail the batch. Values of
+    # other types have a flaw as well, but not if no column is parsed.
+    nothing = typed_columns(StructType([StructField("__files_nothing", StringType())]))
+    flaw = f"from_xml({TEXT}, {nothing}, {options_map(parse | INTO_FLAW)}).{FLAW}"
     complete = literal(rf"(?:/>|</{re.escape(row_tag(options))}\s*>)\z")
     is_broken = f"{TEXT} NOT RLIKE {complete}" + (f" OR {huge}" if huge else "")
+    is_broken += f" OR ({TYPED}.{FLAW} IS NOT NULL AND {flaw} IS NOT NULL)"
     slow = (
         f"CASE WHEN {is_broken} THEN {broken} ELSE "
         + with_value("f", record, f"CASE WHEN f IS NULL THEN {broken} ELSE {whole} END")
@@ -75,5 +79,9 @@ def _any_of(names: Iterable[str]) -> str:
 def _elements(tag: str) -> str:
     """SQL: the row elements of a file, one a row; what is cut off at the end is a row as well."""
     name = re.escape(tag)
-    whole = rf"<{name}(?:\s[^>]*+)?/>|<{name}(?:\s[^>]*+)?>[\s\S]*?(?:</{name}\s*>|\z)"
-    return f"explode(regexp_extract_all(value, {literal(whole)}, 0))"
+    attributes = r"""(?:\s(?:[^"'>/]++|/(?!>)|"[^"]*+"|'[^']*+')*+)?"""
+    closed = rf"<{name}(?:\s[^>]*+)?>[\s\S]*?(?:</{name}\s*>|\z)"
+    # Elements in comments are no rows.
+    pattern = literal(rf"<!--[\s\S]*?-->|<{name}{attributes}/>|{closed}")
+    matches = f"regexp_extract_all(value, {pattern}, 0)"
+    return f"explode(filter({matches}, x -> NOT startswith(x, '<!--')))"
