@@ -282,11 +282,25 @@ def test_columns_come_from_the_path_when_folders_are_named_so(stream):
     off.put(name, '{"id":1}\n')
     off.parse()
     assert off.columns == ["id", "_rescued_data"]
-    given = stream({"cloudFiles.format": "json"}, "day DATE, id INT, region STRING", "given")
+    given = stream({"cloudFiles.format": "json"}, "Day DATE, id INT, region STRING", "given")
     given.put(name, '{"id":1}\n')
     (row,) = given.parse()
-    assert given.columns == ["day", "id", "region"]
-    assert (str(row["day"]), row["id"], row["region"]) == ("2024-01-02", 1, "eu west")
+    assert given.columns == ["Day", "id", "region"]
+    assert (str(row["Day"]), row["id"], row["region"]) == ("2024-01-02", 1, "eu west")
+
+
+def test_every_folder_is_accounted_for_when_names_are_unusual(stream):
+    files = stream({**TYPED, "cloudFiles.schemaHints": "Rate STRING"})
+    files.learn("rate=1/n=1/order no=1/a.json", '{"id":0}\n')
+    for number, folder in enumerate(["rate=5%/n=1", "rate=a%zz/n=x", "rate=a+b/order no=7"]):
+        files.put(f"{folder}/{number}.json", f'{{"id":{number}}}\n')
+    rows = {row["id"]: row for row in files.parse()}
+    assert files.columns == ["id", "Rate", "n", "order no", "_rescued_data"]
+    assert {number: (*row[1:-1], rescued(row)) for number, row in rows.items()} == {
+        0: ("5%", 1, None, None),
+        1: ("a%zz", None, None, {"n": "x"}),
+        2: ("a+b", None, 7, None),
+    }
 
 
 def test_one_spelling_is_the_column_when_files_have_several(stream):

@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 )
 
 from penstock._formats.options import FileOptions
-from penstock._formats.sqltext import PATH, type_sql
+from penstock._formats.sqltext import PATH, text_fragment, type_sql
 from penstock._model.sql_text import literal
 from penstock._tables.files import StorageFiles, hadoop_path, local_path
 from penstock.errors import ConnectorError
@@ -37,6 +37,8 @@ FILE_STATUS = re.compile(
     re.DOTALL,
 )
 """Hadoop's text of a status: path, bytes (empty for a folder) and milliseconds since 1970."""
+# In metadata, a path is a URI with escapes.
+_DECODED_PATH = f"try_url_decode(replace({PATH}, '+', '%2B'))"
 _PART = re.compile(r"(?<=/)([^/=]+)=([^/]*)(?=/)")
 _NONE = "__HIVE_DEFAULT_PARTITION__"
 
@@ -135,10 +137,10 @@ class FileRoots:
             reader = reader.option("modifiedBefore", self._options.modified_before)
         relation: Any = reader.load(present)._jdf.queryExecution().analyzed()
         text = str(relation.relation().location().allFiles().mkString("\n"))
-        files = [
-            FoundFile(path, int(size), int(modified or 0))
         storage = StorageFiles(self._spark)
         # Java replaces what is not UTF-8 in a name, and cannot open the file.
+        files = [
+            FoundFile(path, int(size), int(modified or 0))
             for path, size, modified in FILE_STATUS.findall(text)
             if size and ("\ufffd" not in path or storage.exists(path))
         ]
@@ -270,8 +272,7 @@ def readable(path: str) -> str:
 
 def without_files(names: Collection[str]) -> str:
     """A condition that leaves out files, by their names. Spark applies it before it opens any."""
-    # In metadata, a path is a URI with escapes.
-    path = f"regexp_replace(try_url_decode(replace({PATH}, '+', '%2B')), '^file:/+', '/')"
+    path = f"regexp_replace({_DECODED_PATH}, '^file:/+', '/')"
     # One literal: the time that Spark takes for a plan grows with the square of their number. No
     # path has the separator.
     left_out = literal("///".join(sorted(names)))
@@ -302,15 +303,25 @@ def partition_schema(
 
 def partition_sql(field: StructField) -> str:
     """SQL of a partition column."""
-    pattern = rf"/{re.escape(field.name)}=([^/]*)/"
-    # Once for the URI that the path is, once for Hive's own escapes; a plus means itself.
-    text = f"regexp_extract({PATH}, {literal('.*' + pattern)}, 1)"
-    for _ in range(2):
-        text = f"try_url_decode(replace({text}, '+', '%2B'))"
-    value = f"nullif(nullif({text}, ''), {literal(_NONE)})"
+    value = _partition_text(field)
     if isinstance(field.dataType, StringType):
         return value
     return f"try_cast({value} AS {type_sql(field.dataType)})"
+
+
+def partition_misfit(field: StructField) -> str:
+    """SQL: `"name":"text"` where the text in the path is no value of the column's type."""
+    text = _partition_text(field)
+    misfits = f"{text} IS NOT NULL AND {partition_sql(field)} IS NULL"
+    return f"CASE WHEN {misfits} THEN {text_fragment(field.name, text)} END"
+
+
+def _partition_text(field: StructField) -> str:
+    pattern = rf"(?is).*/{re.escape(field.name)}=([^/]*)/"
+    text = f"regexp_extract({_DECODED_PATH}, {literal(pattern)}, 1)"
+    # Hive's own escapes; a percent sign that begins none means itself, and so does a plus.
+    text = f"coalesce(try_url_decode(replace({text}, '+', '%2B')), {text})"
+    return f"nullif(nullif({text}, ''), {literal(_NONE)})"
 
 
 def _kind(values: Sequence[str]) -> DataType:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructType
 
 from penstock._formats.columnar_rows import avro_missing, columnar_rows, distinct_schemas, misfits
 from penstock._formats.csv_rows import csv_rows, needs_whole_files
@@ -24,6 +24,7 @@ from penstock._formats.merging import (
 )
 from penstock._formats.options import COLUMNAR, Evolution, FileOptions, file_options
 from penstock._formats.rows import finished
+from penstock._formats.sqltext import PATH, rescued_json
 from penstock._formats.widening import keep_wider
 from penstock._formats.xml_rows import xml_rows
 from penstock._model.exception_text import first_line
@@ -37,6 +38,7 @@ from penstock.sources.files.listing import (
     FoundFile,
     check_destination,
     file_name,
+    partition_misfit,
     partition_schema,
     partition_sql,
     readable,
@@ -263,7 +265,8 @@ def _hinted(schema: StructType, options: FileOptions) -> StructType:
 
 
 def _split(schema: StructType, partitions: Sequence[str]) -> tuple[StructType, StructType]:
-    by_path = [field for field in schema.fields if field.name in partitions]
+    folded = {name.lower() for name in partitions}  # a hint may have another spelling
+    by_path = [field for field in schema.fields if field.name.lower() in folded]
     return StructType([f for f in schema.fields if f not in by_path]), StructType(by_path)
 
 
@@ -328,8 +331,15 @@ def _rows(opened: OpenedFiles, *, streaming: bool) -> DataFrame:
         return df
     columns = [F.expr(partition_sql(f)).alias(f.name) for f in opened.partitions.fields]
     kept = [quoted(column) for column in df.columns if column != options.rescued]
-    last = [quoted(options.rescued)] if options.rescued else []
-    return df.select(*kept, *columns, *last)
+    typed = [f for f in opened.partitions.fields if not isinstance(f.dataType, StringType)]
+    if options.rescued:
+        rescued = quoted(options.rescued)
+        if typed:
+            misfits = ", ".join(partition_misfit(field) for field in typed)
+            left = rescued_json(f"filter(array({misfits}), x -> x IS NOT NULL)", PATH)
+            rescued = f"coalesce({rescued}, {left})"  # that of the record has the path in it
+        columns.append(F.expr(rescued).alias(options.rescued))
+    return df.select(*kept, *columns)
 
 
 def _parsed_rows(opened: OpenedFiles, *, streaming: bool) -> DataFrame:
