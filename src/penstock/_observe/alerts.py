@@ -122,7 +122,8 @@ class AlertBook:
             if status is FlowStatus.FAILED:
                 self._failed(flow, event)
             if status is FlowStatus.RUNNING:
-                self._running[flow] = event.timestamp
+                # A restart is no progress: a flow that fails again and again has none.
+                self._running.setdefault(flow, event.timestamp)
             elif status in ENDED:
                 self._running.pop(flow, None)
                 self._watermarks.pop(flow, None)

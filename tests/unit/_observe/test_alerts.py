@@ -200,6 +200,16 @@ def test_no_progress_is_noticed_as_time_passes():
         assert one.tick(START + timedelta(hours=9)) == []
 
 
+def test_restarts_of_a_flow_that_finishes_no_batch_are_no_progress():
+    one = book(AlertKind.NO_PROGRESS, 30)
+    for start in range(0, 40, 10):
+        running = at(start, flow_progress(FLOW, FlowStatus.RUNNING, ""))
+        retried = at(start + 1, flow_progress(FLOW, FlowStatus.QUEUED, "silver failed"))
+        assert told(one, running, retried) == (
+            [("flow silver", "firing", 31.0, 0)] if start == 30 else []
+        )
+
+
 def test_no_progress_is_noticed_while_other_flows_are_busy():
     one = book(AlertKind.NO_PROGRESS, 30)
     other = EventOrigin(pipeline_name="shop", update_id="8c1f", flow_name="bronze")
