@@ -104,13 +104,13 @@ class Exports:
     ) -> None:
         try:
             lineage_delivery.require_extra()
-        except MissingExtraError as missing:
+            self._client = make_client(settings.lineage, settings.root, resolve_secrets)
+        except (MissingExtraError, SpecError) as error:
             if settings.lineage.is_wanted:
                 raise
             # OpenLineage is configured for the whole machine, not by the pipeline.
-            self._warnings.append(f"{missing.message}: no lineage is sent; {missing.hint}")
+            self._warnings.append(f"{error.message}: no lineage is sent; {error.hint}")
             return
-        self._client = make_client(settings.lineage, settings.root, resolve_secrets)
         self._lineage = Lineage(
             self._bus, self._origin, self._client.emit, namespace=settings.lineage.namespace
         )

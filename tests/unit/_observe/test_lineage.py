@@ -363,18 +363,25 @@ def test_what_is_wrong_with_the_configuration_is_told_before_the_start(tmp_path:
     assert "hidden-key-1" not in str(invalid.value)
 
 
-def test_a_missing_package_is_an_error_only_if_this_pipeline_asked(
+def test_a_missing_package_or_transport_is_an_error_only_if_this_pipeline_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    plain = PipelineSettings(name="shop", storage=str(tmp_path), root=str(tmp_path))
+
+    def warned() -> list[str]:
+        bus, heard = EventBus(), []
+        bus.subscribe(heard.append)
+        exports = Exports(plain, bus, UPDATE, observed(bus), str)
+        exports.warn()
+        exports.close()
+        return [event.event_type for event in heard]
+
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "http")  # without a URL
+    assert warned() == ["plan_warning"]
+    monkeypatch.delenv("OPENLINEAGE__TRANSPORT__TYPE")
     monkeypatch.setitem(sys.modules, "openlineage.client", None)
     with pytest.raises(MissingExtraError) as caught:
         Exports(settings(tmp_path, "http://127.0.0.1:9"), EventBus(), UPDATE, ObservedUpdate(), str)
     assert "penstock[openlineage]" in str(caught.value)
     monkeypatch.setenv("OPENLINEAGE_URL", "http://127.0.0.1:9")
-    bus, heard = EventBus(), []
-    bus.subscribe(heard.append)
-    plain = PipelineSettings(name="shop", storage=str(tmp_path), root=str(tmp_path))
-    exports = Exports(plain, bus, UPDATE, observed(bus), str)
-    exports.warn()
-    exports.close()
-    assert [event.event_type for event in heard] == ["plan_warning"]
+    assert warned() == ["plan_warning"]
