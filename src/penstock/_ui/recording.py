@@ -24,7 +24,9 @@ _SETTLED_SECONDS = 1.0
 _BLOCK = 1 << 20
 _MOST = 2 * _BLOCK
 _RECENT = 8 * _BLOCK
-_TAIL = 64 << 10
+_HEAD = 64 << 10
+# Hooks and exports report failures after the last state, and an error may be long.
+_TAIL = _BLOCK
 _METRICS_LINE = b'"event_type":"stream_progress"'
 
 
@@ -311,7 +313,7 @@ def _ends_of(log: UpdateLog) -> list[Event]:
     try:
         with log.opened() as files:
             first, last = files[0][1], files[-1][1]
-            head = first.read(_TAIL)
+            head = first.read(_HEAD)
             begin = len(head) if last is first else 0
             last.seek(max(begin, os.fstat(last.fileno()).st_size - _TAIL))
             tail = last.read(_TAIL)

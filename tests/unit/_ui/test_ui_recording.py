@@ -17,6 +17,8 @@ from penstock._observe.events import (
     FlowMetrics,
     FlowProgress,
     FlowStatus,
+    HookProgress,
+    PlanWarning,
     UpdateState,
 )
 from penstock._observe.log import EventLog
@@ -102,6 +104,20 @@ def test_the_history_is_newest_first_when_asked_for_in_pages(shop):
     assert shop.history(before=1) == [oldest]
     assert shop.recorded(oldest.update_id).model.head()["state"] == "COMPLETED"
     assert shop.recorded("no such update") is None
+
+
+def test_the_end_of_a_long_update_is_known_when_reports_follow_it(tmp_path):
+    log = EventLog(tmp_path)
+    origin = EventOrigin(pipeline_name="shop", update_id="u1")
+    log(update_progress(origin, UpdateState.RUNNING, "running"))
+    for _ in range(100):
+        log(Event(origin, PlanWarning("late"), "w" * 1000))
+    log(update_progress(origin, UpdateState.COMPLETED, "completed"))
+    for _ in range(200):
+        log(Event(origin, HookProgress(hook_name="h", status="FAILED"), "h" * 1000))
+    log.close()
+    (summary,) = Recording(key="shop", label="shop", directory=tmp_path).history()
+    assert (summary.state, summary.is_over) == ("COMPLETED", True)
 
 
 def test_new_events_are_seen_when_the_log_grows(tmp_path):
