@@ -71,9 +71,9 @@ def counts_of(recorded: Recorded | None) -> FlowProgress | None:
         return None
     try:
         again = event_json(event, **line["sequence"]["data_plane_id"])
+        is_whole = all(again[key] == line[key] for key in line if key != "schema_version")
     except (KeyError, TypeError):
         return None
-    is_whole = all(again[key] == line[key] for key in line if key != "schema_version")
     return body if is_whole and isinstance(body, FlowProgress) else None
 
 

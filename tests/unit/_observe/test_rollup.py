@@ -188,6 +188,7 @@ def test_a_torn_or_foreign_line_stays_as_it_is(tmp_path: Path):
         count.replace(b'"num_input_rows":', b'"num_input_rows":1.5,"x":'),
         count.replace(b'"status":"RUNNING"', b'"status":"RUNNING","new":1'),
         count.replace(b'"message":""', b'"message":"told"'),
+        count.replace(b'"message":""', b'"new":1,"message":""'),
         count.replace(b'"status":"RUNNING"', b'"status":"RUNNING","rolled_up":{"events":"x"}'),
         count.replace(
             b'"status":"RUNNING"', b'"status":"RUNNING","rolled_up":{"batches":{"a":0.5}}'
