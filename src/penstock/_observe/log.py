@@ -331,7 +331,7 @@ def kept_batches(directory: Path) -> dict[str, RecordedBatch]:
     try:
         text = (directory / LAST_BATCHES).read_text(encoding="utf-8")
         return {flow: RecordedBatch(*batch) for flow, batch in json.loads(text).items()}
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):  # the latter after a power loss
         return {}
 
 

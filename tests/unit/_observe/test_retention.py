@@ -14,7 +14,7 @@ from penstock import _update
 from penstock._model.pipeline import EventLogSettings, PipelineSettings
 from penstock._observe.bus import EventBus
 from penstock._observe.events import Event, EventOrigin, FlowMetrics, FlowStatus, UpdateState
-from penstock._observe.log import EventLog, RecordedBatch, last_batch, read_events
+from penstock._observe.log import LAST_BATCHES, EventLog, RecordedBatch, last_batch, read_events
 from penstock._observe.retention import Retention, clean
 from penstock._observe.segments import updates
 from penstock._project.spec import load_settings
@@ -112,6 +112,8 @@ def test_old_updates_go_away_and_the_last_batches_of_flows_stay_known(tmp_path: 
     assert cleaned(tmp_path, keep_days=1) == []
     assert last_batch(tmp_path, "rare") == RecordedBatch(4, 14)
     assert last_batch(tmp_path, "often") == RecordedBatch(2, 12)
+    (tmp_path / LAST_BATCHES).write_text("")  # as after a power loss
+    assert last_batch(tmp_path, "often") is None
 
 
 def test_the_running_update_and_what_a_kill_left_are_seen_to(tmp_path: Path):
