@@ -49,7 +49,9 @@ def history(
         is_held = holder is not None and holder.get("update") in (None, file.update_id)
         is_gone = not (is_held or has_ended(event))
         error = event.error if event is not None else None
-        took = (event.timestamp - file.started).total_seconds() if event is not None else None
+        took = None
+        if event is not None:
+            took = max(0.0, (event.timestamp - file.started).total_seconds())
         rows.append(
             {
                 "update_id": file.update_id,

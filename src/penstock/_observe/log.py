@@ -162,6 +162,10 @@ class EventLog:
         if self.update is None:
             self.directory.mkdir(parents=True, exist_ok=True)
             started = event.timestamp.astimezone(UTC)
+            for earlier in updates(self.directory)[-1:]:
+                # The clock was set back: names sort in the order of the updates all the same.
+                if earlier.started > started:
+                    started = earlier.started + timedelta(microseconds=1)
             update_id = event.origin.update_id or self._instance
             self.update = UpdateLog(
                 update_id=update_id,

@@ -267,6 +267,13 @@ def test_last_batch_is_the_newest_commit_when_other_events_follow_it(tmp_path: P
     assert last_batch(tmp_path / "nowhere", "silver") is None
 
 
+def test_a_newer_update_is_the_latest_when_the_clock_was_set_back(tmp_path: Path) -> None:
+    write(tmp_path, at(batch_event("silver", 3, 8), 3600))
+    write(tmp_path, at(batch_event("silver", 4, 9, "u2"), 0))
+    assert last_batch(tmp_path, "silver") == (4, 9)
+    assert [log.update_id for log in select_updates(tmp_path, "latest")] == ["u2"]
+
+
 def test_last_batch_is_found_when_lines_cross_the_blocks_of_a_big_log(tmp_path: Path) -> None:
     wide = {"text": "x" * 700_000}
     log = EventLog(tmp_path)
