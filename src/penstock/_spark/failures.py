@@ -2,6 +2,7 @@
 
 import json
 import re
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -216,21 +217,36 @@ _NOISE = re.compile(
 
 _FRAME = re.compile(r'  File "(.+)", line (\d+)')
 _LIBRARY = re.compile(r"/(?:pyspark|py4j|site-packages|dist-packages)/")
-_EXCEPTION = re.compile(r"(?m)^(?:\w+\.)*(\w+(?:: .*)?)$")
+_EXCEPTION = re.compile(r"(?m)^(?:[\w<>]+\.)*(\w+(?:: .*)?)$")
+_TRACEBACK = "Traceback (most recent call last):\n"
 
 
-def _raised_in_driver(text: str) -> str | None:
-    """The exception of a function of `foreachBatch`, with the last line that is the user's."""
-    traceback = text.rpartition("Traceback (most recent call last):\n")[2]
-    exception, frames = _EXCEPTION.search(traceback), _FRAME.findall(traceback)
-    if exception is None or not frames:
+def traced_text(error: BaseException) -> str:
+    """`full_text` of what a function of the user raised, and its lines in source files.
+
+    Not the code of these lines, in which `flow_error` would find names of other failures.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = "".join(f'  File "{frame.filename}", line {frame.lineno}\n' for frame in frames)
+    return f"{full_text(error)}\n{_TRACEBACK}{lines}{type(error).__name__}: {error}"
+
+
+def _raised_in_python(text: str) -> str | None:
+    """The exception of a function of the user, with the last line that is the user's.
+
+    Such a function runs in the driver (`foreachBatch`) or in a worker.
+    """
+    trace = text.rpartition(_TRACEBACK)[2]
+    exception, frames = _EXCEPTION.search(trace), _FRAME.findall(trace)
+    # Py4J's own exceptions say only which object was called.
+    if exception is None or not frames or exception[1].startswith("Py4J"):
         return None
     file, line = next((f for f in reversed(frames) if not _LIBRARY.search(f[0])), frames[-1])
     return f"{exception[1]} ({Path(file).name}:{line})"
 
 
 def _reason(text: str) -> str:
-    if "Python Proxy" in text and (raised := _raised_in_driver(text)):
+    if _TRACEBACK in text and (raised := _raised_in_python(text)):
         return shown(raised)[:600]
     causes = re.findall(r"(?m)^Caused by: (.+)$", text)
     line = causes[-1] if causes else first_line(text)

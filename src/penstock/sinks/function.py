@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from penstock._api.batches import MicroBatch, writing
 from penstock._model.paths import path_key, real_path
 from penstock._spark.call_sites import user_columns
-from penstock._spark.failures import flow_error, full_text
+from penstock._spark.failures import flow_error, traced_text
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import StorageFiles
 from penstock._tables.kill_points import kill_point
@@ -75,7 +75,7 @@ class FunctionSinkWriter(BatchSink):
             raise
         except Exception as error:
             # Its text only: a TypeError of the user's code is no bug of ours.
-            text = full_text(error)
+            text = traced_text(error)
             missing_topic = KafkaSink().explain(text, flow, batch_id)  # functions send, too
             raise missing_topic or flow_error(text, flow, batch_id=batch_id) from error
         kill_point("after_target_commit", flow.name, batch_id)

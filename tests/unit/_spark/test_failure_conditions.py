@@ -1,9 +1,12 @@
+import re
+from pathlib import Path
+
 import pytest
 
 from penstock._analysis.boundary import first_line
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
-from penstock._spark.failures import flow_error
+from penstock._spark.failures import flow_error, traced_text
 from penstock.errors import FlowError
 
 FLOW = Flow(name="f", target="t", function=lambda: None, origin=SourceLocation("a.py", 1))
@@ -145,6 +148,38 @@ def test_exception_of_a_batch_function_has_the_line_of_the_user():
         "pyspark.errors.exceptions.base.PySparkTypeError: no type\n\n\tat py4j.Protocol.get(P.java)"
     )
     assert "PySparkTypeError: no type (job.py:9)" in flow_error(text, FLOW).message
+
+
+@pytest.mark.parametrize(
+    "worker", ["", "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: "]
+)
+def test_exception_of_a_python_function_of_a_query_has_the_line_of_the_user(worker):
+    text = (
+        "Py4JJavaError: An error occurred while calling o1063.writeFiles.\n"
+        ": org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed while writing rows\n"
+        "\tat org.apache.spark.scheduler.Task.run(Task.scala:147)\n"
+        f"Caused by: org.apache.spark.api.python.PythonException: {worker}"
+        "Traceback (most recent call last):\n"
+        '  File "/home/me/orders.py", line 14, in parse\n    return frame[["nope"]]\n'
+        '  File "/lib/site-packages/pandas/core/frame.py", line 4119, in __getitem__\n'
+        "orders.parse.<locals>.OddError: no 'nope': in the columns\n SQLSTATE: 38000\n"
+        "\tat org.apache.spark.api.python.PythonRunner.read(PythonRunner.scala:665)\n"
+    )
+    message = flow_error(text, FLOW, batch_id=3).message
+    assert message.endswith("in batch 3: OddError: no 'nope': in the columns (orders.py:14)")
+
+
+def test_exception_of_the_function_of_a_sink_has_its_class_and_line():
+    def failed(error: Exception) -> str:
+        try:
+            raise error
+        except Exception as raised:
+            return flow_error(traced_text(raised), FLOW).message
+
+    name = Path(__file__).name
+    assert re.search(rf"failed: KeyError: 'missing' \({name}:\d+\)$", failed(KeyError("missing")))
+    java = Exception("An error occurred while calling o330.update.\n: a.BException: a reason")
+    assert failed(type("Py4JJavaError", (Exception,), {})(*java.args)).endswith("failed: a reason")
 
 
 def test_two_writers_that_create_a_delta_table_do_not_damage_a_checkpoint():
