@@ -12,6 +12,7 @@ PLANTED = {
     "jdbc:postgresql://me:dbpw-{n}@db/shop": "dbpw-{n}",
     "jdbc:sqlserver://db;user=sa;password=sql-{n};encrypt=true": "sql-{n}",
     "https://user:http-{n}@example.org/path": "http-{n}",
+    "https://user:p@http-at-{n}@example.org/path": "http-at-{n}",
     "s3a://key{n}:s3secret-{n}@bucket/x": "s3secret-{n}",
     "fs.s3a.secret.key=s3key-{n}": "s3key-{n}",
     "fs.s3a.access.key=s3id-{n}": "s3id-{n}",

@@ -62,7 +62,7 @@ _NAMES = frozenset(
 # What stands before the @ of Azure's file systems is a container, unless it has a colon.
 _USER_INFO = re.compile(
     rb"(?P<scheme>(?<![\w+.\-])(?!(?:abfss?|wasbs?)://[\w$.\-]+@)[A-Za-z][\w+.\-]*://)"
-    rb"[^\s/@\"'\\]+@(?=[^\s\"'\\])"
+    rb"[^\s/\"'\\]+@(?=[^\s\"'\\])"
 )
 _SIGNED = re.compile(rb"(?P<key>[?&;](?:sig|X-Amz-\w+|code)=)[^&\s\"'\\]+", re.IGNORECASE)
 _BEARER = re.compile(_START + rb"(?P<key>Bearer|Basic)\s+[A-Za-z0-9+/_.=\-]{8,}")

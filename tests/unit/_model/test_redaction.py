@@ -52,6 +52,11 @@ def test_a_blank_secret_is_none_when_it_is_remembered():
     assert redact("a  b") == "a  b"
 
 
+def test_a_password_with_an_at_sign_is_taken_out_whole():
+    remember_named({"url": "jdbc:postgresql://app:hunter@22@db/shop"})
+    assert redact("the password hunter@22 is wrong") == f"the password {REDACTED} is wrong"
+
+
 def test_the_working_directory_is_no_password_when_the_environment_names_it_pwd():
     remember_named({"PWD": "/home/ada/shop", "pwd": "hunter2hunter2"})
     assert redact("/home/ada/shop/data hunter2hunter2") == f"/home/ada/shop/data {REDACTED}"
