@@ -90,7 +90,7 @@ class EventHooks:
                 worker.hook.function(
                     event_json(event, instance=self._origin.update_id, seq_no=number)
                 )
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 failures += 1
                 self._report(worker, f"raised {type(error).__name__}: {error}", error)
                 limit = worker.hook.max_consecutive_failures
@@ -109,7 +109,7 @@ class EventHooks:
         self,
         worker: "_Worker",
         what: str,
-        error: Exception | None = None,
+        error: BaseException | None = None,
         *,
         status: str = "FAILED",
     ) -> None:

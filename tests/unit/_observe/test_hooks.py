@@ -1,3 +1,4 @@
+import sys
 import threading
 from typing import Any
 
@@ -57,6 +58,13 @@ def test_other_hooks_go_on_when_one_raises():
     def collect(event: dict[str, Any]) -> None:
         seen.append(event["message"])
 
+    def leaving(event: dict[str, Any]) -> None:
+        sys.exit("no")
+
+    reports = delivered(hook(leaving))
+    assert [event.message for event in reports] == [
+        "event hook 'leaving' raised SystemExit: no"
+    ] * 3
     reports = delivered(hook(broken), hook(collect))
     assert seen == ["start", "run", "end"]
     assert [event.message for event in reports] == ["event hook 'broken' raised ValueError: no"] * 3
