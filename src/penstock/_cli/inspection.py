@@ -10,7 +10,7 @@ import typer
 from penstock._cli import options
 from penstock._cli.options import OutputFormat
 from penstock._cli.tables import print_table
-from penstock._display.text import plural, seconds
+from penstock._display.text import plural, printable, seconds
 
 if TYPE_CHECKING:
     from penstock._model.pipeline import PipelineSettings
@@ -296,7 +296,7 @@ def events(
             options.print_json(body, indent=None)
         elif (event := event_of(body)) and (event.level is not Level.METRICS or shows_metrics):
             for line in _event_lines(event):
-                print(line, flush=follow)
+                print(printable(line), flush=follow)
     if is_empty and not follow:
         what = "no events match" if segments.updates(directory) else "there are no events yet"
         print(f"{what} in {directory}", file=sys.stderr)

@@ -14,7 +14,7 @@ from penstock._cli import exit_codes, options
 from penstock._cli.masked_output import print_as_is
 from penstock._cli.options import OutputFormat
 from penstock._cli.tables import print_table
-from penstock._display.text import plural, seconds, size
+from penstock._display.text import plural, printable, seconds, size
 
 _WATCH_SECONDS = 1.0
 _SHOWN_LOSS_SECONDS = 86_400.0
@@ -224,7 +224,7 @@ def _rendered(
         indent = None if one_line else 2
         return json.dumps(options.masked_json(shown), ensure_ascii=False, indent=indent)
     if flow is not None:
-        return "\n".join(_details(shown["flows"][0]))
+        return printable("\n".join(_details(shown["flows"][0])))
     text = StringIO()
     with redirect_stdout(text):
         for line in _head(body):
@@ -234,7 +234,7 @@ def _rendered(
             _print_flows(body["flows"])
         for line in _errors(body):
             print(line)
-    return text.getvalue().rstrip("\n")
+    return printable(text.getvalue().rstrip("\n"))
 
 
 def _head(body: Mapping[str, Any]) -> Iterator[str]:

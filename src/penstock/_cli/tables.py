@@ -18,6 +18,7 @@ def print_table(
     from rich.text import Text
 
     from penstock._display.terminal import console, detect
+    from penstock._display.text import printable
     from penstock._tables.read.cells import MAX_CELL
 
     terminal = detect(sys.stdout)
@@ -28,7 +29,10 @@ def print_table(
     most = MAX_CELL if sys.stdout.isatty() else sys.maxsize
     for row in rows:
         drawn.add_row(
-            *(Text(cell if len(cell) <= most else f"{cell[: most - 1]}…") for cell in row)
+            *(
+                Text(printable(cell if len(cell) <= most else f"{cell[: most - 1]}…"))
+                for cell in row
+            )
         )
     if not sys.stdout.isatty():
         drawing.width = _UNBOUNDED

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
+from penstock._display.text import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -74,6 +76,8 @@ class Output:
         if self._is_broken:
             return
         stream = self._stream if self._stream is not None else sys.stdout
+        if not is_masked:
+            text = printable(text)
         encoding = getattr(stream, "encoding", None) or "utf-8"
         text = text.encode(encoding, "replace").decode(encoding)
         try:

@@ -1,11 +1,19 @@
 """Figures and durations as people read them; every width here is bounded."""
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock._observe.events import ErrorInfo
 
 _UNITS = ((1_000_000_000_000, "T"), (1_000_000_000, "G"), (1_000_000, "M"))
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """Text with control characters as escapes: data must not control the terminal."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def count(number: int | None) -> str:
@@ -52,5 +60,5 @@ def plural(number: int, noun: str) -> str:
 
 
 def error_line(error: "ErrorInfo") -> str:
-    first = error.message.strip().partition("\n")[0]
+    first = printable(error.message.strip().partition("\n")[0])
     return f"[{error.condition}] {first}"

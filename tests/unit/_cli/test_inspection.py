@@ -7,7 +7,8 @@ import pytest
 
 from penstock._cli.main import main
 from penstock._cli.tables import print_table
-from penstock._observe.events import Event
+from penstock._display.terminal import Output
+from penstock._observe.events import Event, EventOrigin, PlanWarning
 from penstock._observe.log import EventLog
 
 
@@ -83,6 +84,21 @@ def test_silence_is_explained_when_no_event_matches(capsys: pytest.CaptureFixtur
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("no events match in ")
+
+
+def test_data_does_not_control_the_terminal(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = "a\x1b]0;title\x07\x9b2Jb"
+    print_table(["text"], [[data]])
+    Output(sys.stdout).line(data)
+    log = EventLog(project / ".penstock" / "events")
+    log(Event(EventOrigin(update_id="u1"), PlanWarning(data), data))
+    log.close()
+    assert main(["events", "--type", "plan_warning"]) == 0
+    out = capsys.readouterr().out
+    assert out.count(r"a\x1b]0;title\x07\x9b2Jb") == 3
+    assert not set("\x1b\x07\x9b") & set(out)
 
 
 def test_no_cell_is_cut_when_a_table_goes_into_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
