@@ -24,6 +24,7 @@ from penstock._observe.events import (
     UpdateProgress,
     UpdateState,
 )
+from penstock._observe.lag import waiting_rows
 from penstock._observe.schemas import differences
 from penstock._observe.spark_progress import Progress, event_times
 from penstock._observe.state import ENDED
@@ -136,16 +137,21 @@ class AlertBook:
         for about in (f"flow {flow}", event.origin.dataset_name):
             text = f"{about} has rows with the new columns"
             self._resolve(AlertKind.SCHEMA_CHANGE, about, text)
-        waiting = metrics.backlog_records
-        if waiting is not None:
-            for rule in self._of(AlertKind.BACKLOG, flow):
-                text = f"flow {flow} has a backlog of {waiting:,} records"
-                self._set(rule, f"flow {flow}", float(waiting), text)
+        self._backlog(flow, metrics.backlog_records)
         for counts in body.expectations:
             self._quality(counts)
 
+    def _backlog(self, flow: str, waiting: int | None) -> None:
+        if waiting is None:
+            return
+        for rule in self._of(AlertKind.BACKLOG, flow):
+            text = f"flow {flow} has a backlog of {waiting:,} records"
+            self._set(rule, f"flow {flow}", float(waiting), text)
+
     def _lag(self, flow: str, body: LagProgress) -> None:
         """Values that are not known neither fire nor resolve an alert."""
+        # A batch that hangs or fails does not report what waits meanwhile.
+        self._backlog(flow, waiting_rows(body.sources))
         about, behind = f"flow {flow}", body.seconds_behind
         if behind is not None:
             for rule in self._of(AlertKind.LAG, flow):

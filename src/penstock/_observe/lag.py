@@ -4,7 +4,7 @@ A measurement belongs to the offsets at which it was made. After the flow has re
 parts that still hold are shown; the rest is unknown until the next measurement.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock._observe.events import LagProgress
@@ -38,15 +38,15 @@ def _has_ended_since(progress: Progress, measured_at: str | None) -> bool:
         return False
 
 
-def waiting_rows(sources: list[dict[str, Any]]) -> int | None:
+def waiting_rows(sources: Sequence[Mapping[str, Any]]) -> int | None:
     """Unread rows of all sources; `None` if one that counts rows (Kafka, Delta) does not know."""
     counts: list[int | None] = []
     for source in sources:
-        counts += [part["records"] for part in source.get("partitions") or ()]
+        counts += [part.get("records") for part in source.get("partitions") or ()]
         if source.get("problem"):
             counts.append(None)
         if source.get("versions") is not None:
-            counts.append(source["rows"] if source["versions"] else 0)
+            counts.append(source.get("rows") if source["versions"] else 0)
     known = [count for count in counts if count is not None]
     return sum(known) if counts and len(known) == len(counts) else None
 

@@ -161,6 +161,17 @@ def test_a_backlog_fires_and_is_resolved():
     assert told(book(AlertKind.BACKLOG, 100, flow="gold"), backlog(0, 900)) == []
 
 
+def test_a_backlog_fires_when_no_batch_ends():
+    def measured(seconds: float, *records: int | None, problem: str | None = None) -> Event:
+        parts = [{"topic": "t", "partition": str(n), "records": r} for n, r in enumerate(records)]
+        body = {"sources": [{"source": "Kafka", "partitions": parts, "problem": problem}]}
+        return at(seconds, lag_progress(FLOW, body))
+
+    one = book(AlertKind.BACKLOG, 100)
+    assert told(one, backlog(0, 5), measured(10, 90, None), measured(20, 90, 9, problem="x")) == []
+    assert told(one, measured(30, 90, 20)) == [("flow silver", "firing", 110.0, 0)]
+
+
 def test_a_state_that_lasts_or_flutters_is_told_seldom():
     one = book(AlertKind.BACKLOG, 100, repeat=60)
     lasting = [backlog(second, 500) for second in range(0, 130, 10)]

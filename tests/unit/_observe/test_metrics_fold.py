@@ -138,6 +138,9 @@ def test_no_backlog_is_told_of_brokers_that_do_not_answer():
     lags = figures(fold)["penstock_kafka_lag_rows"]
     assert lags and own in figures(fold)["penstock_flow_backlog_rows"]
     parts = [{"topic": t, "partition": p, "seconds_behind": None} for *_, t, p in lags]
+    waiting = [{**part, "records": 900} for part in parts]
+    fold(lag_progress(flow(), {"sources": [{"kind": "kafka", "partitions": waiting}]}))
+    assert figures(fold)["penstock_flow_backlog_rows"][own] == 900 * len(parts)
     source = {"kind": "kafka", "partitions": parts, "problem": "no broker answers"}
     fold(lag_progress(flow(), {"sources": [source], "seconds_behind": None}))
     for name in ("penstock_kafka_lag_rows", "penstock_flow_backlog_rows"):
