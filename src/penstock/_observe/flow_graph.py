@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from penstock._observe.events import DatasetDefinition, Event
-from penstock._observe.snapshot import short_names
+from penstock._observe.snapshot import STATE_ORDER, short_names
 from penstock._observe.state import ObservedUpdate
 
 _SHAPES = {"source": ("[/", "/]"), "sink": ("[\\", "\\]"), "view": ("([", "])")}
@@ -77,8 +77,8 @@ def flow_graph(events: Iterable[Event]) -> FlowGraph:
         if isinstance(declared, DatasetDefinition):
             node.expectations = [rule.name for rule in declared.expectations]
             node.declared_at = declared.declared_at
-        if dataset.status is not None:
-            node.state = dataset.status.value
+        states = {flow.status for flow in dataset.flows.values()} or {dataset.status}
+        node.state = next((state.value for state in STATE_ORDER if state in states), "")
         graph.nodes[name] = node
     for flow, observed in update.flows.items():
         definition = observed.definition

@@ -12,7 +12,7 @@ from penstock._observe.state import ENDED, ObservedDataset, ObservedFlow, Observ
 Number = TypeVar("Number", int, float)
 
 _RATE_AGE_SECONDS = 30.0
-_STATE_ORDER = (
+STATE_ORDER = (
     FlowStatus.FAILED,
     FlowStatus.RUNNING,
     FlowStatus.STARTING,
@@ -168,7 +168,7 @@ def _dataset_view(dataset: ObservedDataset, display: str, now: datetime) -> Data
         name=dataset.name,
         display=display,
         kind=dataset.kind,
-        state=next(state for state in _STATE_ORDER if state in states),
+        state=next(state for state in STATE_ORDER if state in states),
         rows=sum(flow.rows for flow in flows),
         rows_per_second=known_sum(flow.rows_per_second for flow in flows),
         batch_seconds=max(batches, default=None),

@@ -1,8 +1,8 @@
 """Drawings of a graph keep their form, whatever names there are."""
 
-from made_events import definition
+from made_events import definition, flow_progress
 
-from penstock._observe.events import EventOrigin
+from penstock._observe.events import EventOrigin, FlowStatus
 from penstock._observe.flow_graph import dot_lines, flow_graph, mermaid_lines, text_lines
 
 
@@ -35,6 +35,16 @@ def test_the_tree_writes_each_dataset_out_once():
         "   |  `- z [streaming table]",
         "   `- z [streaming table] (shown above)",
     ]
+
+
+def test_a_flow_that_failed_shows_when_another_into_the_table_has_completed():
+    table = definition("dataset_definition", EventOrigin(dataset_name="t"), "", {})
+    ends = [
+        flow_progress(EventOrigin(dataset_name="t", flow_name=name), status, "")
+        for name, status in (("one", FlowStatus.FAILED), ("two", FlowStatus.COMPLETED))
+    ]
+    assert flow_graph([table, *ends]).nodes["t"].state == "FAILED"
+    assert flow_graph([table]).nodes["t"].state == ""
 
 
 def test_a_circle_ends():
