@@ -19,6 +19,7 @@ from penstock._observe.events import (
     FlowProgress,
     FlowStatus,
     LagProgress,
+    PlanningInformation,
     SourceRowsLost,
     StreamProgress,
     UpdateProgress,
@@ -34,6 +35,7 @@ OBSERVED = (
     FlowProgress,
     StreamProgress,
     LagProgress,
+    PlanningInformation,
     SourceRowsLost,
     DatasetDefinition,
 )
@@ -95,6 +97,9 @@ class AlertBook:
                 self._watermark(flow, body.progress_json or {}, event.timestamp)
             case LagProgress() as body if flow:
                 self._lag(flow, body)
+            case PlanningInformation() as body if flow and body.technique != "NO_OP":
+                # A continuous update reports only the first refresh of a view as running.
+                self._running.setdefault(flow, event.timestamp)
             case SourceRowsLost() if flow:
                 self._retention(flow, 0.0, "happened")
             case DatasetDefinition() as body:

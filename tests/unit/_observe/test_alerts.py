@@ -21,6 +21,7 @@ from made_events import (
     details,
     flow_progress,
     lag_progress,
+    planning_information,
     stream_progress,
     update_progress,
 )
@@ -209,6 +210,18 @@ def test_no_progress_is_noticed_as_time_passes():
         assert told(one, at(41, flow_progress(FLOW, FlowStatus.RUNNING, ""))) == []
         assert told(one, at(42, flow_progress(FLOW, end, ""))) == []
         assert one.tick(START + timedelta(hours=9)) == []
+
+
+def test_no_progress_is_noticed_of_a_later_refresh_of_a_view():
+    one = book(AlertKind.NO_PROGRESS, 30)
+    first = [flow_progress(FLOW, status, "") for status in (FlowStatus.RUNNING, FlowStatus.IDLE)]
+    unchanged = planning_information(FLOW, "NO_OP", "no source changed")
+    assert told(one, *(at(0, event) for event in (*first, unchanged))) == []
+    assert one.tick(START + timedelta(hours=9)) == []
+    refresh = at(40_000, planning_information(FLOW, "COMPLETE_RECOMPUTE", "a source changed"))
+    assert told(one, refresh) == []
+    (notice,) = one.tick(START + timedelta(seconds=40_031))
+    assert (notice.state, notice.value) == ("firing", 31.0)
 
 
 def test_restarts_of_a_flow_that_finishes_no_batch_are_no_progress():
