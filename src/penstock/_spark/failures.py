@@ -248,6 +248,7 @@ def _raised_in_python(text: str) -> str | None:
 def _reason(text: str) -> str:
     if _TRACEBACK in text and (raised := _raised_in_python(text)):
         return shown(raised)[:600]
-    causes = re.findall(r"(?m)^Caused by: (.+)$", text)
+    # The deepest one that has a message: below a Python worker that crashed is an `EOFException`.
+    causes = re.findall(r"(?m)^Caused by: (.+: .+)$", text)
     line = causes[-1] if causes else first_line(text)
     return shown(_NOISE.sub("", line).strip())[:600]

@@ -182,6 +182,16 @@ def test_exception_of_the_function_of_a_sink_has_its_class_and_line():
     assert failed(type("Py4JJavaError", (Exception,), {})(*java.args)).endswith("failed: a reason")
 
 
+def test_cause_without_a_message_is_not_the_reason():
+    text = (
+        "org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed while writing rows\n"
+        "\tat a.B.c(B.scala:1)\n"
+        "Caused by: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)\n"
+        "\tat a.B.c(B.scala:1)\nCaused by: java.io.EOFException\n\tat a.B.c(B.scala:1)\n"
+    )
+    assert flow_error(text, FLOW).message.endswith("Python worker exited unexpectedly (crashed)")
+
+
 def test_two_writers_that_create_a_delta_table_do_not_damage_a_checkpoint():
     text = "ProtocolChangedException: the table has been changed by a concurrent update. See more"
     assert flow_error(text, FLOW).condition == "FLOW_FAILED"
