@@ -4,6 +4,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 from penstock._model.pipeline import EventHook
@@ -87,9 +88,9 @@ class EventHooks:
         while (item := worker.events.get()) is not None:
             event, number = item
             try:
-                worker.hook.function(
-                    event_json(event, instance=self._origin.update_id, seq_no=number)
-                )
+                body = event_json(event, instance=self._origin.update_id, seq_no=number)
+                # The function may change its argument, but others read the values of the event.
+                worker.hook.function(deepcopy(body))
             except (Exception, SystemExit) as error:
                 failures += 1
                 self._report(worker, f"raised {type(error).__name__}: {error}", error)

@@ -2,7 +2,7 @@ import sys
 import threading
 from typing import Any
 
-from made_events import update_progress
+from made_events import details, stream_progress, update_progress
 
 from penstock._model.origin import SourceLocation
 from penstock._model.pipeline import EventHook
@@ -69,6 +69,20 @@ def test_other_hooks_go_on_when_one_raises():
     assert seen == ["start", "run", "end"]
     assert [event.message for event in reports] == ["event hook 'broken' raised ValueError: no"] * 3
     assert {event.error.condition for event in reports if event.error} == {"HOOK_FAILED"}
+
+
+def test_a_hook_that_changes_an_event_changes_it_for_itself_only():
+    event = stream_progress(ORIGIN, {"sources": [{"numInputRows": 1}]})
+    events = EventHooks(EventBus(), ORIGIN)
+    seen: list[Any] = []
+
+    def changes(event: dict[str, Any]) -> None:
+        seen.append(event["details"]["stream_progress"]["progress_json"]["sources"].pop())
+
+    events.start([hook(changes), hook(changes)])
+    events(event)
+    events.close()
+    assert len(seen) == 2 and details(event)["progress_json"]["sources"] == [{"numInputRows": 1}]
 
 
 def test_hook_is_disabled_when_it_fails_too_often_in_a_row():
