@@ -218,6 +218,7 @@ _NOISE = re.compile(
 _FRAME = re.compile(r'  File "(.+)", line (\d+)')
 _LIBRARY = re.compile(r"/(?:pyspark|py4j|site-packages|dist-packages)/")
 _EXCEPTION = re.compile(r"(?m)^(?:[\w<>]+\.)*(\w+(?:: .*)?)$")
+_UNREADABLE = re.compile(r"\[FAILED_READ_FILE[.\w]*\] [^\n]*? reading file (\S+?)\.?(?:\s|$)")
 _TRACEBACK = "Traceback (most recent call last):\n"
 
 
@@ -241,8 +242,8 @@ def _raised_in_python(text: str) -> str | None:
     # Py4J's own exceptions say only which object was called.
     if exception is None or not frames or exception[1].startswith("Py4J"):
         return None
-    file, line = next((f for f in reversed(frames) if not _LIBRARY.search(f[0])), frames[-1])
-    return f"{exception[1]} ({Path(file).name}:{line})"
+    own = [f"{Path(f[0]).name}:{f[1]}" for f in frames if not _LIBRARY.search(f[0])]
+    return f"{exception[1]} ({own[-1]})" if own else exception[1]
 
 
 def _reason(text: str) -> str:
@@ -250,5 +251,7 @@ def _reason(text: str) -> str:
         return shown(raised)[:600]
     # The deepest one that has a message: below a Python worker that crashed is an `EOFException`.
     causes = re.findall(r"(?m)^Caused by: (.+: .+)$", text)
-    line = causes[-1] if causes else first_line(text)
-    return shown(_NOISE.sub("", line).strip())[:600]
+    line = _NOISE.sub("", causes[-1] if causes else first_line(text)).strip()
+    file = _UNREADABLE.search(text)
+    where = f"{file[1]}: " if file is not None and Path(file[1]).name not in line else ""
+    return shown(f"{where}{line}")[:600]

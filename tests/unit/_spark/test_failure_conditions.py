@@ -182,6 +182,28 @@ def test_exception_of_the_function_of_a_sink_has_its_class_and_line():
     assert failed(type("Py4JJavaError", (Exception,), {})(*java.args)).endswith("failed: a reason")
 
 
+def test_exception_within_a_library_has_no_line():
+    text = (
+        "Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent call last):"
+        '\n  File "/lib/pyspark.zip/pyspark/worker.py", line 398, in verify\n'
+        "pyspark.errors.PySparkRuntimeError: [SCHEMA_MISMATCH] expected 6, got 1.\n"
+    )
+    message = flow_error(text, FLOW).message
+    assert message.endswith("failed: PySparkRuntimeError: [SCHEMA_MISMATCH] expected 6, got 1.")
+
+
+def test_file_that_cannot_be_read_is_named():
+    text = (
+        "Caused by: org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error "
+        "while reading file file:///in/a.json.  SQLSTATE: KD001\n\tat a.B.c(B.scala:1)\n"
+        "Caused by: com.fasterxml.jackson.JsonEOFException: {}\n"
+    )
+    message = flow_error(text.format("Unexpected end-of-input"), FLOW).message
+    assert message.startswith("flow 'f': the query failed: file:///in/a.json: ")
+    assert message.endswith("Unexpected end-of-input")
+    assert flow_error(text.format("file:/in/a.json is no JSON"), FLOW).message.count("a.json") == 1
+
+
 def test_cause_without_a_message_is_not_the_reason():
     text = (
         "org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed while writing rows\n"
