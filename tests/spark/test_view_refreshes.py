@@ -1,5 +1,6 @@
 """Refreshes of materialized views in updates: what is computed, written and reported."""
 
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,10 @@ def test_views_are_updated_by_the_changes_of_their_sources(pipeline, monkeypatch
 
 
 def test_a_view_is_computed_completely_where_its_changes_are_not_known(spark, pipeline):
+    policy = "REFRESH POLICY INCREMENTAL"
+    tables = [f"SELECT k FROM delta.`{path}`" for path in pipeline.paths.values()]
+    differing = "; CREATE OR REFRESH MATERIALIZED VIEW differing AS {} EXCEPT {}"
+    pipeline.declare(policy, differing.format(*tables))
     totals = f"delta.`{pipeline.project.path('totals')}`"
     spark.sql(f"OPTIMIZE {totals}")
     pipeline.add("src", [(1, 5, 5), (99, 7, 5)])
@@ -161,7 +166,10 @@ def test_a_view_is_computed_completely_where_its_changes_are_not_known(spark, pi
     pipeline.check()
 
     spark.sql(f"DELETE FROM {totals} WHERE k = 1")
-    assert pipeline.refresh()["totals"] == "COMPLETE_RECOMPUTE"
+    pipeline.declare(policy, differing.format(*reversed(tables)))
+    techniques = pipeline.refresh()
+    assert techniques["totals"] == techniques["differing"] == "COMPLETE_RECOMPUTE"
+    assert pipeline.reasons["differing"] == "the query changed"
     assert pipeline.reasons["totals"] == "the table was changed since the last refresh"
     pipeline.check()
 
@@ -172,7 +180,16 @@ def test_a_view_is_computed_completely_where_its_changes_are_not_known(spark, pi
         spark.sql(f"VACUUM delta.`{pipeline.paths['src']}` RETAIN 0 HOURS")
     finally:
         spark.conf.unset("spark.databricks.delta.retentionDurationCheck.enabled")
-    assert pipeline.refresh()["clean"] == "COMPLETE_RECOMPUTE"
+    # Another table has the newer versions of the path.
+    versions = DeltaTable(pipeline.paths["other"]).version() + 2
+    shutil.rmtree(pipeline.paths["other"])
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    for number in range(versions):
+        pipeline.add("other", [(number, None, 0)])
+    pipeline.declare(policy)
+    techniques = pipeline.refresh()
+    assert techniques["clean"] == techniques["known"] == "COMPLETE_RECOMPUTE"
+    assert pipeline.reasons["known"] == "a source was dropped and created again"
     pipeline.check()
 
 

@@ -64,6 +64,7 @@ class ViewState:
     Attributes:
         fingerprint: Of the query, the rules and the code of the sources.
         sources: Version of each source, by its path.
+        table_ids: Id of each Delta table among them, by its path; earlier versions stored none.
         table_version: `None` for a snapshot flow.
         quarantine_version: -1 without a quarantine.
         rows: Of the last complete refresh.
@@ -83,6 +84,7 @@ class ViewState:
     incremental_seconds: float | None = None
     incremental_share: float | None = None
     deployed: Mapping[str, Any] = field(default_factory=dict)
+    table_ids: Mapping[str, str] = field(default_factory=dict)
 
 
 def state_of(body: Mapping[str, Any]) -> FlowState:

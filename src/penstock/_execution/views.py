@@ -28,6 +28,7 @@ from penstock.sources.base import OpenedSource
 
 _QUERY_CHANGED = "the query changed"
 _SOURCE_CHANGED = "a source changed"
+_SOURCE_REPLACED = "a source was dropped and created again"
 # Complete refreshes shorten the remembered time of an incremental one, so that it is tried again:
 # if it took 1.3 times as long as a complete one, after six of them.
 _AGING = 0.95
@@ -65,7 +66,7 @@ class ViewRefresh:
         if replaces_rows(node.flow):
             window = self._queries.writers.window(dataset, node, df)
             df, where = window.df, window.where
-        fingerprint = self._fingerprint(df, dataset, node)
+        fingerprint = self._fingerprint(df, sources, dataset, node)
         before = self._queries.state.view(step.target)
         version = self._queries.tables.version(dataset)
         reason = self._why_recompute(step, before, sources, fingerprint, version)
@@ -113,6 +114,7 @@ class ViewRefresh:
         state = ViewState(
             fingerprint=fingerprint,
             sources=sources.versions,
+            table_ids=sources.table_ids,
             table_version=self._queries.tables.version(dataset) if known is None else known,
             quarantine_version=self._incremental.quarantine_version(dataset),
             rows=rows,
@@ -172,6 +174,7 @@ class ViewRefresh:
             before is not None
             and before.fingerprint == epoch
             and sources.unversioned is None
+            and not _are_replaced(before, sources)
             and self._have_same_rows(before, sources)
         )
 
@@ -200,6 +203,9 @@ class ViewRefresh:
         if sources.unversioned is not None:
             check_policy(dataset, sources.unversioned)
             return sources.unversioned
+        if _are_replaced(before, sources):
+            check_policy(dataset, _SOURCE_REPLACED)
+            return _SOURCE_REPLACED
         if not self._have_same_rows(before, sources):
             return _SOURCE_CHANGED
         return None
@@ -216,18 +222,33 @@ class ViewRefresh:
         )
 
     def _remember(self, dataset: str, df: DataFrame, epoch: str) -> None:
-        versions = plans.batch_sources(df).versions
-        view_state = ViewState(fingerprint=epoch, sources=versions, table_version=None)
+        sources = plans.batch_sources(df)
+        view_state = ViewState(
+            fingerprint=epoch,
+            sources=sources.versions,
+            table_version=None,
+            table_ids=sources.table_ids,
+        )
         self._queries.state.save_view(dataset, view_state)
 
-    def _fingerprint(self, df: DataFrame, dataset: DatasetNode, node: FlowNode) -> str:
+    def _fingerprint(
+        self, df: DataFrame, sources: plans.BatchSources, dataset: DatasetNode, node: FlowNode
+    ) -> str:
         text = plans.query_text(df)
         rules = [
             f"{rule.name}:{rule.condition}:{rule.on_violation}"
             for rule in dataset.declared.expectations
         ]
         code = self._queries.context.source_digest if node.analysis.runs_python else ""
-        return plans.fingerprint(text, *rules, *plans.result_confs(df), code)
+        # The text has no paths: in `a EXCEPT b`, two tables may have changed places.
+        paths = sources.paths if len(sources.paths) > 1 else ()
+        return plans.fingerprint(text, *rules, *plans.result_confs(df), code, *paths)
+
+
+def _are_replaced(before: ViewState, sources: plans.BatchSources) -> bool:
+    """Whether a table at the path of a source is another one than at the last refresh."""
+    ids = before.table_ids
+    return any(ids.get(path, now) != now for path, now in sources.table_ids.items())
 
 
 def _refresh(origin: EventOrigin, technique: str, reason: str) -> Event:

@@ -249,15 +249,18 @@ def fingerprint(text: str, *more: str) -> str:
     return hashlib.sha256("\0".join((text, *more)).encode()).hexdigest()[:32]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class BatchSources:
     """Versions of the sources of a batch query, or why they are unknown.
 
     `versions` map the path of a Delta table to its version, and of a file to size and modification
-    time.
+    time. `table_ids` are those of the Delta tables, by path, and `paths` their paths in the
+    order of the query.
     """
 
     versions: Mapping[str, str]
+    table_ids: Mapping[str, str]
+    paths: tuple[str, ...]
     unversioned: str | None
 
 
@@ -265,6 +268,8 @@ def batch_sources(df: DataFrame) -> BatchSources:
     """Versions of the sources of a batch query, from its plan."""
     plan = analyzed(df)
     versions: dict[str, str] = {}
+    table_ids: dict[str, str] = {}
+    paths: list[str] = []
     unversioned: str | None = None
     if is_changing(query_text(df)) or not is_deterministic(df):
         unversioned = "its result is not deterministic"
@@ -279,11 +284,13 @@ def batch_sources(df: DataFrame) -> BatchSources:
             unversioned = unversioned or f"it reads {kind}, which has no versions"
         elif kind_of(location).startswith("Tahoe"):
             path, version = str(location.deltaLog().dataPath().toString()), str(location.version())
+            table_ids[path] = str(location.metadata().id())
+            paths.append(path)
             if versions.setdefault(path, version) != version:
                 unversioned = unversioned or "it reads two versions of a table"
         else:
             versions |= _file_versions(location)
-    return BatchSources(versions=versions, unversioned=unversioned)
+    return BatchSources(versions, table_ids, tuple(paths), unversioned)
 
 
 def is_changing(text: str) -> bool:
