@@ -224,3 +224,30 @@ def test_the_refresh_policy_decides(pipeline, monkeypatch):
     of_dated, of_whole = sorted(map(str, pipeline.failures))
     assert "[REFRESH_NOT_INCREMENTAL]" in of_dated and "its result is not determin" in of_dated
     assert "[REFRESH_NOT_INCREMENTAL]" in of_whole and "over all rows" in of_whole
+
+
+RULE = """
+import penstock as dp
+from pyspark.sql import functions as F
+
+
+@F.udf("boolean")
+def is_valid(id):
+    return id >= {}
+
+
+@dp.materialized_view
+@dp.expect_or_drop("valid", is_valid("id"))
+def valid():
+    return spark.range(3)
+"""
+
+
+def test_rows_are_checked_again_if_a_function_of_a_rule_changed(spark, tmp_path):
+    project = Project(tmp_path, spark)
+    settings = "name: rules\nlibraries: [{file: {path: rules.py}}]\n"
+    (tmp_path / "penstock.yaml").write_text(settings, encoding="utf-8")
+    for least in (1, 2):
+        (tmp_path / "rules.py").write_text(RULE.format(least), encoding="utf-8")
+        assert project.run().state is UpdateState.COMPLETED
+        assert sorted(project.rows("valid")) == [(n,) for n in range(least, 3)]

@@ -24,6 +24,7 @@ from penstock._runtime.ports import RunOutcome
 from penstock._spark import plans
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.read.log_scan import keeps_rows
+from penstock.quality.rules import condition_column
 from penstock.sources.base import OpenedSource
 
 _QUERY_CHANGED = "the query changed"
@@ -239,10 +240,21 @@ class ViewRefresh:
             f"{rule.name}:{rule.condition}:{rule.on_violation}"
             for rule in dataset.declared.expectations
         ]
-        code = self._queries.context.source_digest if node.analysis.runs_python else ""
+        runs_python = node.analysis.runs_python or self._rules_run_python(df, dataset)
+        code = self._queries.context.source_digest if runs_python else ""
         # The text has no paths: in `a EXCEPT b`, two tables may have changed places.
         paths = sources.paths if len(sources.paths) > 1 else ()
         return plans.fingerprint(text, *rules, *plans.result_confs(df), code, *paths)
+
+    def _rules_run_python(self, df: DataFrame, dataset: DatasetNode) -> bool:
+        conditions = [
+            condition_column(df.sparkSession, rule)
+            for rule in dataset.declared.expectations
+            if rule.rows is None and not rule.unique
+        ]
+        if not conditions:
+            return False
+        return plans.runs_python(self._queries.writers.conformed(dataset, df).select(*conditions))
 
 
 def _are_replaced(before: ViewState, sources: plans.BatchSources) -> bool:
