@@ -16,7 +16,7 @@ from update_project import Project
 
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
-from penstock._spark.plans import has_state, query_text
+from penstock._spark.plans import has_state, query_text, result_confs
 from penstock._tables.write.assignment import assigned
 from penstock._tables.write.table_spec import parse_schema, table_state
 from penstock._update import UpdateOptions, plan_update
@@ -303,6 +303,17 @@ def test_a_value_that_does_not_fit_its_declared_type_fails_whatever_the_ansi_mod
             ).collect()
     finally:
         spark.conf.set("spark.sql.ansi.enabled", "true")
+
+
+def test_legacy_settings_change_the_result_of_a_query(spark):
+    before = result_confs(spark.range(1))
+    assert all("legacy" not in line for line in before)
+    spark.conf.set("spark.sql.legacy.timeParserPolicy", "LEGACY")
+    try:
+        after = result_confs(spark.range(1))
+    finally:
+        spark.conf.unset("spark.sql.legacy.timeParserPolicy")
+    assert after == [*before, "spark.sql.legacy.timeParserPolicy=LEGACY"]
 
 
 def test_operands_are_in_the_order_of_their_text_and_not_of_hash_codes(spark):

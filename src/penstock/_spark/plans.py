@@ -33,6 +33,8 @@ _STATEFUL = {
     "GlobalLimit",
 }
 _RESULT_CONFS = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled")
+# Substituted parameters are in the plan.
+_LEGACY_CONF = re.compile(r"spark\.sql\.legacy\.(?!parameterSubstitution\b)")
 # Folder and columns: a new column of an upstream table changes no query that does not read it.
 _FILES = re.compile(r"FileSource\[[^\]]*\](, \[[^\]]*\])?")
 _CHANGING = re.compile(
@@ -241,7 +243,9 @@ def declared_query(df: DataFrame) -> str:
 
 def result_confs(df: DataFrame) -> list[str]:
     """Settings that change the rows of a query: rows of other values must not be mixed."""
-    return [f"{key}={df.sparkSession.conf.get(key)}" for key in _RESULT_CONFS]
+    conf = df.sparkSession.conf
+    legacy = sorted(filter(_LEGACY_CONF.match, conf.getAll))
+    return [f"{key}={conf.get(key)}" for key in (*_RESULT_CONFS, *legacy)]
 
 
 def fingerprint(text: str, *more: str) -> str:
