@@ -39,8 +39,8 @@ _LEGACY_CONF = re.compile(r"spark\.sql\.legacy\.(?!parameterSubstitution\b)")
 _FILES = re.compile(r"FileSource\[[^\]]*\](, \[[^\]]*\])?")
 _CHANGING = re.compile(
     r"current_timestamp|current_date|current_time\b|localtimestamp|\bnow\(|\brand\(|\brandn\(|uuid\("
-    # Strings that the optimizer replaces by dates and times.
-    r"|\bcast\((now|today|tomorrow|yesterday) as ",
+    # Strings that the optimizer replaces by dates and times; they may have a time zone.
+    r"|cast\((now|today|tomorrow|yesterday)\b[^()]* as ",
     re.I,
 )
 

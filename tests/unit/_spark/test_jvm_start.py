@@ -78,6 +78,7 @@ def test_settings_of_spark_defaults_are_read_as_java_reads_properties(
         ("cast(today as date)", True),
         ("CAST(NOW AS TIMESTAMP)", True),
         ("current_time(6)", True),
+        ("try_cast(now CET as timestamp)", True),
         ("cast(todays_sales as date)", False),
         ("current_times", False),
     ],
