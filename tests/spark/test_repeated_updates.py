@@ -305,6 +305,21 @@ def test_a_value_that_does_not_fit_its_declared_type_fails_whatever_the_ansi_mod
         spark.conf.set("spark.sql.ansi.enabled", "true")
 
 
+def test_constants_are_part_of_the_text_of_a_query(spark):
+    def text(query: str) -> str:
+        return query_text(spark.sql(query))
+
+    rows = "SELECT x FROM VALUES {} AS t(x)"
+    assert text(rows.format("('a'), ('b')")) == text(rows.format("('a'), ('b')"))
+    assert text(rows.format("('a'), ('b')")) != text(rows.format("('a'), ('c')"))
+    # They look like generated names and versions of tables.
+    for prefix in ("user@", "version=", "CTERelationDef "):
+        query = f"SELECT id FROM range(1) WHERE '{prefix}{{}}' = CAST(id AS STRING)"
+        assert text(query.format(1)) != text(query.format(2))
+    lag = "SELECT lag(id) {} NULLS OVER (ORDER BY id) AS x FROM range(1)"
+    assert text(lag.format("IGNORE")) != text(lag.format("RESPECT"))
+
+
 def test_legacy_settings_change_the_result_of_a_query(spark):
     before = result_confs(spark.range(1))
     assert all("legacy" not in line for line in before)

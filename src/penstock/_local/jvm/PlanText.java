@@ -1,28 +1,46 @@
 package penstock.delta;
 
+import java.security.MessageDigest;
+import java.security.NoSuchAlgorithmException;
 import java.util.ArrayList;
 import java.util.Comparator;
+import java.util.HexFormat;
 import java.util.List;
 import java.util.regex.Pattern;
+import java.util.stream.IntStream;
+import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.CommutativeExpression;
 import org.apache.spark.sql.catalyst.expressions.EqualNullSafe;
 import org.apache.spark.sql.catalyst.expressions.EqualTo;
 import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.FrameLessOffsetWindowFunction;
 import org.apache.spark.sql.catalyst.expressions.GreaterThan;
 import org.apache.spark.sql.catalyst.expressions.GreaterThanOrEqual;
 import org.apache.spark.sql.catalyst.expressions.In;
 import org.apache.spark.sql.catalyst.expressions.LessThan;
 import org.apache.spark.sql.catalyst.expressions.LessThanOrEqual;
+import org.apache.spark.sql.catalyst.expressions.Literal;
 import org.apache.spark.sql.catalyst.expressions.MultiCommutativeOp;
 import org.apache.spark.sql.catalyst.expressions.PlanExpression;
+import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
 import org.apache.spark.sql.catalyst.expressions.objects.Invoke;
+import org.apache.spark.sql.catalyst.plans.logical.Filter;
+import org.apache.spark.sql.catalyst.plans.logical.LocalRelation;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.internal.SQLConf;
+import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.ObjectType;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.unsafe.types.UTF8String;
 
 /** The text of a query, which is the same in every process. */
 public final class PlanText {
   private static final Pattern IDENTITY = Pattern.compile("@[0-9a-f]{1,8}\\b");
+
+  /** What `generated_names.py` and `plans.py` take for a generated name or a version. */
+  private static final Pattern GENERATED =
+      Pattern.compile(
+          "@(?=[0-9a-f])|version=(?=\\d)|CTERelation(Def|Ref) (?=\\d)|Watermark (?=[0-9a-f])");
 
   private PlanText() {}
 
@@ -63,16 +81,42 @@ public final class PlanText {
   }
 
   private static LogicalPlan ordered(LogicalPlan plan) {
+    if (plan instanceof LocalRelation rows && !rows.data().isEmpty()) {
+      // Its text has no values.
+      return new Filter(Literal.create(digest(rows), DataTypes.StringType), rows);
+    }
     LogicalPlan changed = plan.mapExpressions(PlanText::ordered);
     return changed.mapChildren(PlanText::ordered);
   }
 
+  private static String digest(LocalRelation rows) {
+    StructType schema = rows.schema();
+    UnsafeProjection values =
+        BatchKeys.projection(schema, IntStream.range(0, schema.size()).toArray());
+    try {
+      MessageDigest digest = MessageDigest.getInstance("SHA-256");
+      for (InternalRow row : PlanParts.list(rows.data())) {
+        digest.update(values.apply(row).getBytes());
+      }
+      return HexFormat.of().formatHex(digest.digest());
+    } catch (NoSuchAlgorithmException error) {
+      throw new IllegalStateException(error);
+    }
+  }
+
   private static Expression ordered(Expression expression) {
+    if (expression instanceof Literal literal && literal.value() instanceof UTF8String value) {
+      String masked = GENERATED.matcher(value.toString()).replaceAll("$0\0");
+      return Literal.create(UTF8String.fromString(masked), literal.dataType());
+    }
     Expression node = expression.mapChildren(PlanText::ordered);
     if (node instanceof PlanExpression<?> query && query.plan() instanceof LogicalPlan plan) {
       @SuppressWarnings("unchecked")
       PlanExpression<LogicalPlan> typed = (PlanExpression<LogicalPlan>) query;
       return typed.withNewPlan(ordered(plan));
+    }
+    if (node instanceof FrameLessOffsetWindowFunction function && function.ignoreNulls()) {
+      return Literal.create(node + " IGNORE NULLS", DataTypes.StringType);
     }
     List<Expression> parts = new ArrayList<>(PlanParts.list(node.children()));
     if (node instanceof CommutativeExpression
