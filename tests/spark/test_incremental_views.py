@@ -175,6 +175,21 @@ def test_queries_are_refused_with_a_reason(spark, tmp_path):
             DeltaJvm(spark).query_changes(spark.sql(query.format(**paths)), versions).changedKeys(1)
 
 
+@pytest.mark.usefixtures("small_queries")
+def test_too_many_changed_rows_are_refused_even_if_they_are_equal(spark, tmp_path):
+    table = f"delta.`{tmp_path}/t`"
+    spark.sql(f"CREATE TABLE {table} (v INT) USING delta")
+    spark.sql(f"INSERT INTO {table} VALUES (1), (2)")
+    query = f"SELECT v DIV 10 AS v FROM {table} LATERAL VIEW explode(sequence(1, 5)) AS e"
+    versions = batch_sources(spark.sql(query)).versions
+    spark.sql(f"UPDATE {table} SET v = v + 2")
+    changes = DeltaJvm(spark).query_changes(spark.sql(query), versions)
+    rows = changes.changedRows(1000)
+    assert (rows.removed(), rows.added()) == (0, 0)
+    with pytest.raises(Py4JJavaError, match="more than 4 rows changed"):
+        changes.changedRows(5)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.usefixtures("small_queries")

@@ -31,14 +31,19 @@ public final class ChangedRows {
 
   /**
    * @param changes rows with the number of their copies as last column; a row may be there often
+   * @param most so many rows are too many: their task may have returned no others
    */
-  ChangedRows(SparkSession session, Dataset<Row> changes) {
+  ChangedRows(SparkSession session, Dataset<Row> changes, int most) {
     this.session = session;
     this.schema = changes.schema();
     int width = schema.size() - 1;
     UnsafeProjection values = projection(width);
     Map<UnsafeRow, UnsafeRow> different = new LinkedHashMap<>();
-    for (InternalRow row : changes.queryExecution().executedPlan().executeCollect()) {
+    InternalRow[] all = changes.queryExecution().executedPlan().executeCollect();
+    if (all.length >= most) {
+      throw new QueryChanges.UnsupportedException("more than " + (most - 1) + " rows changed");
+    }
+    for (InternalRow row : all) {
       UnsafeRow key = values.apply(row);
       UnsafeRow before = different.get(key);
       if (before == null) {

@@ -151,7 +151,7 @@ public final class QueryChanges {
   /**
    * The changes of a linear result.
    *
-   * @param most so many rows per task are collected at most
+   * @param most so many rows are refused
    */
   public ChangedRows changedRows(int most) {
     List<String> columns = new ArrayList<>(names);
@@ -160,7 +160,7 @@ public final class QueryChanges {
     SparkSession other = session.cloneSession();
     other.conf().set("spark.sql.adaptive.enabled", false);
     Dataset<Row> changed = Dataset$.MODULE$.ofRows(other, rows).toDF(PlanParts.seq(columns));
-    return new ChangedRows(session, PlanParts.limited(changed, most));
+    return new ChangedRows(session, PlanParts.limited(changed, most), most);
   }
 
   /** Whether the changed keys select few rows of a source; else most of the query is computed. */
