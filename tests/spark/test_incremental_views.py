@@ -176,6 +176,21 @@ def test_queries_are_refused_with_a_reason(spark, tmp_path):
 
 
 @pytest.mark.usefixtures("small_queries")
+def test_sums_of_large_decimals_keep_their_last_decimal(spark, tmp_path):
+    table = f"delta.`{tmp_path}/t`"
+    spark.sql(f"CREATE TABLE {table} (k INT, p DECIMAL(27,10), q DECIMAL(28,10)) USING delta")
+    spark.sql(f"INSERT INTO {table} SELECT 1, 2 + 1e-10BD, 2 + 1e-10BD FROM range(2)")
+    views = [
+        View(spark, f"SELECT k, count(*) AS n, sum({column}) AS s FROM {table} GROUP BY k")
+        for column in "pq"
+    ]
+    spark.sql(f"UPDATE {table} SET p = p + 6e-10BD, q = q + 6e-10BD")
+    assert [view.refresh() for view in views] == ["GROUP_AGGREGATE", "ROW_BASED"]
+    for view in views:
+        assert view.rows == view.computed()
+
+
+@pytest.mark.usefixtures("small_queries")
 def test_too_many_changed_rows_are_refused_even_if_they_are_equal(spark, tmp_path):
     table = f"delta.`{tmp_path}/t`"
     spark.sql(f"CREATE TABLE {table} (v INT) USING delta")

@@ -42,8 +42,9 @@ import scala.Option;
  * <p>Sums of floating-point numbers are not merged: their value depends on the order of the rows.
  */
 final class PartialAggregates {
-  // Sums have ten more digits, up to 38, and become NULL if these are not enough.
-  private static final int MOST_DIGITS = 28;
+  // Sums have ten more digits, up to 38, and become NULL if these are not enough. Differences of
+  // sums have one more, for which Spark would drop the last decimal.
+  private static final int MOST_DIGITS = 27;
 
   final List<Attribute> keys = new ArrayList<>();
   final List<String> merges = new ArrayList<>();
