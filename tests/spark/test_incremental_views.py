@@ -160,6 +160,9 @@ REFUSED = {
     " FROM {t}) s JOIN {d} d ON s.k = d.k WHERE s.r = 1": "order of rows with equal values",
     "SELECT g, count(*) AS n FROM (SELECT c, first(g) AS g FROM {t} GROUP BY c)"
     " GROUP BY g": "order of rows with equal values",
+    "SELECT v, count(*) AS n FROM (SELECT c, max(v) AS v FROM (SELECT *, row_number() OVER"
+    " (PARTITION BY c ORDER BY k) AS r FROM {t}) WHERE r = 1 GROUP BY c)"
+    " GROUP BY v": "order of rows with equal values",
 }
 
 

@@ -98,7 +98,7 @@ final class AffectedKeys {
   /** The keys of the changed groups in the old and in the new result of a node. */
   private LogicalPlan oldAndNew(LogicalPlan node, List<Expression> groups, List<Expression> keys) {
     checkGroups(groups);
-    if (RowOrder.matters(node)) {
+    if (RowOrder.mattersBelow(node)) {
       throw dependsOnOrder();
     }
     LogicalPlan child = PlanParts.list(node.children()).get(0);
