@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Unpack
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructType
 
 from penstock._model.sql_text import quoted
 from penstock._tables.commits import CommitResult
@@ -93,13 +93,29 @@ class ViewWriter(FlowWriter):
         if count is not None and count <= MOST_KEYS:
             self._touched, self._count = touched, count
             if self._keyed.way_for(txn, touched, count) is Way.TABLE:
+                self._check_partitions(txn, keys)
                 return count, keys
         if not keys.columns:  # the aggregates of all rows, in one row
             raise ViewChangedError("the row of its table cannot be replaced")
         if not self._keyed.can_collect(touched):
             raise ViewChangedError("the types of its keys cannot be searched")
         distinct = self._collect(txn, self._keyed.collected(txn, touched))
+        self._check_partitions(txn, distinct)
         return self._count, distinct
+
+    def _check_partitions(self, txn: TableTransaction, keys: DataFrame) -> None:
+        # Delta stores an empty string in a partition column as NULL: as the key of other rows.
+        partitions = {name.lower() for name in txn.metadata.partition_columns}
+        texts = [
+            F.col(quoted(field.name)) == ""
+            for field in keys.schema
+            if field.name.lower() in partitions and isinstance(field.dataType, StringType)
+        ]
+        if texts and (
+            self._target.live_files.jvm.hasNullPartition(txn.jvm.snapshot())
+            or not keys.where(reduce(Column.__or__, texts)).isEmpty()
+        ):
+            raise ViewChangedError("a partition column of its keys has NULL or empty strings")
 
     def _collect(self, txn: TableTransaction, keys: Any) -> DataFrame:
         distinct = self._delta.frame_of_keys(keys, self._delta.spark)
