@@ -29,7 +29,7 @@ from penstock._project.databricks.notebook_globals import displayable_frames
 from penstock._project.execution import SourceExecutor
 from penstock._project.mapped_files import mapped_files
 from penstock._project.module_search import folder_around
-from penstock._project.sources import find_sources
+from penstock._project.sources import find_sources, has_main_code
 
 # What the project's own files may not hide, even if one of them has such a name.
 _PROTECTED = sys.stdlib_module_names | {"delta", "dlt", "penstock", "py4j", "pyspark"}
@@ -175,6 +175,8 @@ class ProjectImports(MetaPathFinder):
         self._modules[loader.path] = module
         if Path(loader.path) in self.sources:
             vars(module).update(self.namespace)
+            if has_main_code(Path(loader.path)):
+                vars(module)["__name__"] = "__main__"
         if _pickle_by_value(module):
             self._by_value.append(module)
         self._executed.append(Path(loader.path).parent)

@@ -29,6 +29,8 @@ _API_IMPORT = re.compile(
     r"|from\s+pyspark\s+import\s+(?:\([^)]*|[^\n]*)\bpipelines\b)",
     re.MULTILINE,
 )
+_DLT_IMPORT = re.compile(r"^\s*(?:import|from)\s+dlt\b", re.MULTILINE)
+_MAIN = re.compile(r"""^if\s+__name__\s*==\s*['"]__main__['"]""", re.MULTILINE)
 _SQL_DECLARATION = re.compile(
     r"\bCREATE\s+(?:OR\s+(?:REFRESH|REPLACE)\s+)?(?:(?:PRIVATE|TEMP|TEMPORARY)\s+)*"
     r"(?:STREAMING|INCREMENTAL|LIVE|MATERIALIZED|FLOW)\b"
@@ -82,6 +84,16 @@ def declaring_files(folder: Path) -> tuple[Path, ...]:
 def imports_api(text: str) -> bool:
     """Whether a Python file imports the declarative API under any of its names."""
     return _API_IMPORT.search(text) is not None
+
+
+def has_main_code(path: Path) -> bool:
+    """Whether a source has code for the main module, which Databricks runs every source as.
+
+    Spark imports its sources, so that code counts only if the file imports `dlt`.
+    """
+    cells = cells_or_none(path) or ()
+    text = "\n".join(cell.text for cell in cells if cell.kind is CellKind.PYTHON)
+    return all(pattern.search(text) is not None for pattern in (_DLT_IMPORT, _MAIN))
 
 
 def files_below(

@@ -54,6 +54,15 @@ def test_origin_is_the_line_of_the_decorator_when_loaded(project):
     assert (dataset.origin.file, dataset.origin.line) == (str(path), 2)
 
 
+def test_main_code_runs_if_the_file_imports_dlt(project):
+    main = (
+        "import {0}\n\ndef f(): ...\nif __name__ == '__main__':\n    {0}.table(name='{1}')(f)\n"
+    )
+    project.write("a.py", main.format("dlt", "a"))
+    project.write("b.py", main.format("penstock", "b"))
+    assert [dataset.name for dataset in _load(project).datasets] == ["a"]
+
+
 def test_file_knows_its_name_and_place_when_executed(project):
     path = project.write(
         "a.py",
