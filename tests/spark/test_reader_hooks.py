@@ -353,6 +353,25 @@ def test_own_datasets_are_found_when_sql_names_them_in_any_style(world: World, s
         df.schema  # noqa: B018 (Spark analyses here)
 
 
+def test_a_view_is_read_as_it_is_when_the_check_is_disabled(world: World, spark: SparkSession):
+    def view(rows: Any) -> Flow:
+        return Flow(name="v", target="v", function=rows, origin=HERE)
+
+    batch = view(lambda: spark.range(2))
+    stream = view(lambda: spark.readStream.format("rate").load())
+    with pytest.raises(DefinitionError, match="is a batch query and is read as a stream"):
+        world.evaluate(lambda: spark.readStream.table("v"), view=batch)
+    name = "pipelines.incompatibleViewCheck.enabled"
+    spark.conf.set(name, "false")
+    try:
+        df, _ = world.evaluate(lambda: spark.readStream.table("v"), view=batch)
+        assert not df.isStreaming
+        df, _ = world.evaluate(lambda: spark.sql("SELECT * FROM v"), view=stream)
+        assert df.isStreaming
+    finally:
+        spark.conf.unset(name)
+
+
 def test_texts_are_calculated_with_when_ansi_mode_alone_would_refuse(
     world: World, spark: SparkSession
 ):

@@ -26,6 +26,8 @@ from penstock.errors import DefinitionError, PenstockError
 from penstock.quality.split import filter_view
 from penstock.sources.base import NOWHERE, OpenedSource, Position, Read
 
+_VIEW_CHECK = "pipelines.incompatibleViewCheck.enabled"
+
 
 class Evaluator(ExternalReads, DatasetReader):
     """Evaluates query functions against empty or real tables.
@@ -205,13 +207,14 @@ class Evaluator(ExternalReads, DatasetReader):
             raise DatasetNotReadyError(dataset.name.key)
         df, _ = self.evaluate(dataset.flows[0])
         shown = self.index.display(dataset.name.key)
-        if df.isStreaming != streaming:
+        if df.isStreaming != streaming and self._spark.conf.get(_VIEW_CHECK, "true") != "false":
             there, here = ("stream", "batch") if df.isStreaming else ("batch", "stream")
+            reader = "spark.readStream (STREAM in SQL)" if df.isStreaming else "spark.read"
             raise DefinitionError(
                 "INCOMPATIBLE_VIEW_READ",
                 f"temporary view {shown!r} is a {there} query and is read as a {here}",
                 origin=dataset.declared.origin,
-                hint="read it with " + ("spark.readStream" if df.isStreaming else "spark.read"),
+                hint=f"read it with {reader}; if {_VIEW_CHECK} is false, it is a {there} for both",
             )
         return filter_view(df, dataset.declared.expectations)
 
