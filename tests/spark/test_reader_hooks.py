@@ -353,6 +353,39 @@ def test_own_datasets_are_found_when_sql_names_them_in_any_style(world: World, s
         df.schema  # noqa: B018 (Spark analyses here)
 
 
+def test_columns_are_found_when_the_name_of_their_table_qualifies_them(
+    world: World, spark: SparkSession
+):
+    join = "JOIN main.ref.countries ON countries.id = orders.id"
+    for text in (
+        f"SELECT orders.*, countries.id AS c FROM live.orders {join}",
+        f"SELECT Orders.ts, countries.id FROM STREAM(orders) {join}",
+        "SELECT orders.ts FROM STREAM orders WATERMARK ts DELAY OF INTERVAL 10 MINUTES",
+        "SELECT orders.ts FROM STREAM orders WITH ('skipChangeCommits' = 'true')",
+        "SELECT o.ts, countries.id FROM orders TABLESAMPLE (9 PERCENT) AS o, main.ref.countries",
+        "SELECT orders.ts, o.id FROM orders AS o, shop.orders",
+        "SELECT 1 FROM orders o WHERE EXISTS (SELECT 1 FROM orders WHERE orders.id > o.id)",
+        "SELECT ts FROM (TABLE orders) AS t WHERE t.id IN (SELECT countries.id FROM"
+        " main.ref.countries)",
+    ):
+        if is_known(text):
+            world.evaluate(lambda text=text: spark.sql(text), orders="id BIGINT, ts TIMESTAMP")
+
+    def by_python() -> DataFrame:
+        orders = spark.read.table("live.orders").where("orders.id > 1")
+        countries = spark.read.table("main.ref.countries")
+        joined = orders.join(countries, F.col("orders.id") == F.col("countries.id"))
+        return joined.select("main.shop.orders.ts", "shop.orders.id", "main.ref.countries.id")
+
+    df, evaluation = world.evaluate(by_python, orders="id BIGINT, ts TIMESTAMP")
+    assert df.columns == ["ts", "id", "id"]
+    assert evaluation.inputs == {"main.shop.orders"}
+    with pytest.raises(DefinitionError, match=r"`orders`\.`nothing`"):
+        world.evaluate(
+            lambda: spark.sql("SELECT orders.nothing FROM orders"), orders="id BIGINT, ts TIMESTAMP"
+        )
+
+
 def test_a_view_is_read_as_it_is_when_the_check_is_disabled(world: World, spark: SparkSession):
     def view(rows: Any) -> Flow:
         return Flow(name="v", target="v", function=rows, origin=HERE)

@@ -15,6 +15,7 @@ from penstock._analysis.boundary import DatasetCycleError, DatasetNotReadyError,
 from penstock._analysis.context import Evaluation, ReadContext
 from penstock._analysis.external_reads import ExternalReads
 from penstock._analysis.hooks import own_read
+from penstock._analysis.missing_sources import error_details
 from penstock._analysis.reader_hooks import Reader, install_reader_hooks, redirected
 from penstock._analysis.sql_names import RelationReference
 from penstock._analysis.table_sources import DeltaSource, SchemaSource
@@ -26,6 +27,11 @@ from penstock.errors import DefinitionError, PenstockError
 from penstock.quality.split import filter_view
 from penstock.sources.base import NOWHERE, OpenedSource, Position, Read
 
+# Conditions of Spark's errors for `table.column` where no table has that name.
+_UNRESOLVED = {
+    *("UNRESOLVED_COLUMN", "CANNOT_RESOLVE_STAR_EXPAND"),
+    *("INVALID_EXTRACT_BASE_FIELD_TYPE", "FIELD_NOT_FOUND"),
+}
 _VIEW_CHECK = "pipelines.incompatibleViewCheck.enabled"
 
 
@@ -48,6 +54,7 @@ class Evaluator(ExternalReads, DatasetReader):
         self.evaluations: dict[str, Evaluation] = {}
         self._source = source
         self._without_ansi: set[str] = set()
+        self._qualifying: set[str] = set()
         self._stack: ContextVar[tuple[tuple[str, Evaluation], ...]] = ContextVar(
             "penstock_evaluation", default=()
         )
@@ -68,6 +75,23 @@ class Evaluator(ExternalReads, DatasetReader):
             DefinitionError: The query is wrong, or the function returns no DataFrame.
             UserCodeError: The function raised.
         """
+        try:
+            return self._evaluate(flow, position, is_triggered)
+        except PenstockError as error:
+            evaluation = self.evaluations.get(flow.name)
+            if flow.name in self._qualifying or not _names_table(error.__cause__, evaluation):
+                raise
+        # Only now: qualifiers would change the stored text of queries that need none.
+        self._qualifying.add(flow.name)
+        try:
+            return self._evaluate(flow, position, is_triggered)
+        except BaseException:
+            self._qualifying.discard(flow.name)
+            raise
+
+    def _evaluate(
+        self, flow: Flow, position: Position, is_triggered: bool
+    ) -> tuple[DataFrame, Evaluation]:
         if flow.name in self._without_ansi:
             return self._call_without_ansi(flow, position, is_triggered)
         stack = self._stack.get()
@@ -230,6 +254,14 @@ class Evaluator(ExternalReads, DatasetReader):
             )
         return self._through_view(reference)
 
+    @property
+    def qualifies(self) -> bool:
+        return self._stack.get()[-1][0] in self._qualifying
+
+    def qualified(self, df: DataFrame, name: str) -> DataFrame:
+        dataset = self._find(name)
+        return super().qualified(df, name if dataset is None else str(dataset.name))
+
     def record(self, what: str) -> None:
         self._current.external.append(what)
 
@@ -264,3 +296,14 @@ class Evaluator(ExternalReads, DatasetReader):
     def note(self, opened: OpenedSource) -> None:
         """Record a source of the flow that is evaluated."""
         self._stack.get()[0][1].sources.append(opened)
+
+
+def _names_table(error: BaseException | None, evaluation: Evaluation | None) -> bool:
+    """Whether Spark may not have found a column because a table that was read qualifies it."""
+    condition, parameters = error_details(error)
+    if evaluation is None or condition.partition(".")[0] not in _UNRESOLVED:
+        return False
+    tables = {name.rpartition(".")[2] for name in (*evaluation.inputs, *evaluation.external)}
+    name = parameters.get("objectName", parameters.get("targetString"))
+    parts = () if name is None else name.lower().replace("`", "").split(".")
+    return name is None or not {table.lower() for table in tables}.isdisjoint(parts)

@@ -23,9 +23,12 @@ from penstock._analysis.sql_names import (
     rewrite_names,
 )
 from penstock._analysis.table_functions import call_function
+from penstock._model.name import split_name
 from penstock._model.origin import capture_origin
 from penstock._model.paths import real_path
 from penstock._model.similar import nearest
+from penstock._spark.plans import analyzed
+from penstock._tables.jvm import dataframe
 from penstock.errors import DefinitionError, PenstockError
 from penstock.sources.base import OpenedSource, Read, Source
 from penstock.sources.files.source import FORMATS
@@ -75,12 +78,29 @@ class ExternalReads:
                 schema=reader_state(reader).schema,
             )
 
+    @property
+    def qualifies(self) -> bool:
+        """Whether the columns of a table have its name as a qualifier, as in Spark's catalog."""
+        return True
+
+    def qualified(self, df: DataFrame, name: str) -> DataFrame:
+        """The rows of a table, whose columns can be written as `name.column`."""
+        if not self.qualifies:
+            return df
+        *qualifier, last = split_name(name)
+        jvm: Any = self._spark._jvm
+        parts = jvm.scala.jdk.javaapi.CollectionConverters.asScala(qualifier).toSeq()
+        catalyst = jvm.org.apache.spark.sql.catalyst
+        alias = catalyst.AliasIdentifier(last, parts)
+        plan = catalyst.plans.logical.SubqueryAlias(alias, analyzed(df))
+        return dataframe(self._spark, plan)
+
     def sql(self, text: str) -> str | None:
         """The statement to run instead; `None` for a statement without effect."""
         if _WITHOUT_EFFECT.match(text):
             return None
         if not file_metadata.named_in(text):
-            return rewrite_names(self._spark, text, self._replacement)
+            return rewrite_names(self._spark, text, self._replacement, aliased=self.qualifies)
         shows = False
 
         def replacement(reference: NameReference) -> str | None:
@@ -91,7 +111,7 @@ class ExternalReads:
             shows = True
             return sql_names.as_view(file_metadata.showing(df))
 
-        rewritten = rewrite_names(self._spark, text, replacement)
+        rewritten = rewrite_names(self._spark, text, replacement, aliased=self.qualifies)
         # Without files, `_metadata` is a column of a table.
         return file_metadata.using_shown(rewritten) if shows else rewritten
 

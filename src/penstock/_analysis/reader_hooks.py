@@ -199,7 +199,9 @@ def _wrap_reader(reader: Any) -> None:
     def table(original: Any, /, self: Any, tableName: str) -> Any:
         redirect = active()
         df = redirect.table(tableName, self) if redirect is not None else None
-        return df if df is not None else original(self, tableName)
+        if redirect is None or df is None:
+            return original(self, tableName)
+        return redirect.qualified(df, tableName)
 
     @replaces(reader, "format")
     def format_(original: Any, /, self: Any, source: str) -> Any:

@@ -22,6 +22,13 @@ from penstock._tables.jvm import iterate
 _STREAM = re.compile(r"\s*STREAM\s*\(?\s*", re.IGNORECASE)
 _PART = r"(?:`(?:[^`]|``)+`|[\w$]+)"
 _NAME = re.compile(rf"{_PART}(?:\s*\.\s*{_PART})*")
+# Between the name of a stream and its alias. Only the position of a stream includes its clauses.
+_CLAUSES_OF_STREAM = {
+    "UnresolvedSubqueryColumnAliases",
+    "UnresolvedEventTimeWatermark",
+    "NamedStreamingRelation",
+}
+_TABLE_QUERY = re.compile(r"\bTABLE\s*$", re.IGNORECASE)
 SUBQUERIES = {
     "ScalarSubquery",
     "Exists",
@@ -35,12 +42,14 @@ SUBQUERIES = {
 class RelationReference:
     """A table name in SQL text, and the options of its `WITH` clause.
 
-    `is_streaming`: inside `STREAM`; `is_time_travel`: a version or a timestamp of it is read.
+    `is_streaming`: inside `STREAM`; `is_time_travel`: a version or a timestamp of it is read;
+    `alias_at`: where an alias can be added; `None` if there is one, or if another clause follows.
     """
 
     start: int
     end: int
     parts: tuple[str, ...]
+    alias_at: int | None = None
     is_streaming: bool = False
     is_time_travel: bool = False
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -70,11 +79,14 @@ NameReference = RelationReference | FunctionCall
 _view_numbers = itertools.count()
 
 
-def rewrite_names(spark: Any, text: str, replace: Callable[[NameReference], str | None]) -> str:
+def rewrite_names(
+    spark: Any, text: str, replace: Callable[[NameReference], str | None], *, aliased: bool = False
+) -> str:
     """Replace table names and calls of table functions in one SQL statement.
 
-    `replace` is called for every relation and every table function; `None` keeps it. The text is
-    unchanged if Spark cannot parse it: Spark raises when it runs it.
+    `replace` is called for every relation and every table function; `None` keeps it. With
+    `aliased`, the last part of a replaced name becomes its alias, so that `name.column` still
+    resolves. The text is unchanged if Spark cannot parse it: Spark raises when it runs it.
     """
     try:
         plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(mark_streams(text))
@@ -94,6 +106,10 @@ def rewrite_names(spark: Any, text: str, replace: Callable[[NameReference], str 
             require_spark("4.2", f"STREAM of {full_text[reference.start : reference.end]}")
         if replacement is not None:
             replacements.append((reference.start, reference.end, replacement))
+            if aliased and isinstance(reference, RelationReference):
+                at = reference.alias_at
+                if at is not None:
+                    replacements.append((at, at, f" AS {quoted(reference.parts[-1])}"))
     for start, end, replacement in reversed(replacements):
         text = text[:start] + replacement + text[end:]
     return text
@@ -107,13 +123,18 @@ def as_view(df: Any) -> str:
 
 
 def _names(
-    plan: Any, hidden: frozenset[str], *, streaming: bool, time_travel: bool = False
+    plan: Any,
+    hidden: frozenset[str],
+    *,
+    streaming: bool,
+    time_travel: bool = False,
+    aliased: bool = False,
 ) -> Iterator[tuple[NameReference, str]]:
     kind = kind_of(plan)
     if kind == "UnresolvedRelation":
         parts = tuple(iterate(plan.multipartIdentifier()))
         if not (len(parts) == 1 and parts[0].lower() in hidden and not plan.isStreaming()):
-            yield _reference(plan, parts, time_travel)
+            yield _reference(plan, parts, time_travel, aliased)
         return
     if kind == "UnresolvedTableValuedFunction":
         yield _call(plan, streaming)
@@ -121,7 +142,7 @@ def _names(
             yield from _in_expression(expression, hidden)
         return
     if kind == "RelationTimeTravel":  # a leaf whose relation is not among its children
-        yield from _names(plan.relation(), hidden, streaming=False, time_travel=True)
+        yield from _names(plan.relation(), hidden, streaming=False, time_travel=True, aliased=True)
         return
     if kind == "UnresolvedWith":
         names = hidden
@@ -132,8 +153,12 @@ def _names(
             names = names | own
         yield from _names(plan.child(), names, streaming=False)
         return
+    if kind not in _CLAUSES_OF_STREAM or not plan.isStreaming():
+        aliased = kind in ("SubqueryAlias", "Sample", *_CLAUSES_OF_STREAM)
     for child in iterate(plan.children()):
-        yield from _names(child, hidden, streaming=kind == "NamedStreamingRelation")
+        yield from _names(
+            child, hidden, streaming=kind == "NamedStreamingRelation", aliased=aliased
+        )
     for expression in iterate(plan.expressions()):
         yield from _in_expression(expression, hidden)
 
@@ -154,16 +179,21 @@ def _position(origin: Any, *, streaming: bool) -> tuple[str, int, int]:
     return full_text, prefix.end() if prefix else start, end
 
 
-def _reference(plan: Any, parts: tuple[str, ...], time_travel: bool) -> tuple[NameReference, str]:
+def _reference(
+    plan: Any, parts: tuple[str, ...], time_travel: bool, aliased: bool
+) -> tuple[NameReference, str]:
     streaming = bool(plan.isStreaming())
     full_text, start, end = _position(plan.origin(), streaming=streaming)
     streaming = streaming or is_marked(full_text, start)
     name = _NAME.match(full_text, start, end)
     options = plan.options().asCaseSensitiveMap()
+    if _TABLE_QUERY.search(full_text, 0, start) or not (streaming or options.isEmpty()):
+        aliased = True
     reference = RelationReference(
         start=start,
         end=name.end() if name else end,
         parts=parts,
+        alias_at=None if aliased else end,
         is_streaming=streaming,
         is_time_travel=time_travel,
         options={pair.getKey(): pair.getValue() for pair in iterate(options.entrySet())},

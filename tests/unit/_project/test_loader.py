@@ -55,9 +55,7 @@ def test_origin_is_the_line_of_the_decorator_when_loaded(project):
 
 
 def test_main_code_runs_if_the_file_imports_dlt(project):
-    main = (
-        "import {0}\n\ndef f(): ...\nif __name__ == '__main__':\n    {0}.table(name='{1}')(f)\n"
-    )
+    main = "import {0}\n\ndef f(): ...\nif __name__ == '__main__':\n    {0}.table(name='{1}')(f)\n"
     project.write("a.py", main.format("dlt", "a"))
     project.write("b.py", main.format("penstock", "b"))
     assert [dataset.name for dataset in _load(project).datasets] == ["a"]
