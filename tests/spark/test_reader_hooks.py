@@ -182,6 +182,18 @@ def test_tables_are_found_when_they_are_mapped_or_lie_in_the_storage(
     assert error.value.condition == "EXTERNAL_TABLE_NOT_FOUND"
 
 
+def test_a_version_of_a_table_is_read_when_sql_names_it(world: World, spark: SparkSession):
+    path = world.root / "raw" / "numbers"
+    for _ in range(2):
+        spark.range(2).write.format("delta").mode("append").save(str(path))
+    world.tables["main.ref.numbers"] = ExternalTable(path=str(path))
+    for name in ("main.ref.numbers", "delta.`/Volumes/main/raw/numbers`"):
+        text = f"SELECT n.id FROM {name} VERSION AS OF 0 AS n"
+        df, evaluation = world.evaluate(lambda text=text: spark.sql(text))
+        assert df.count() == 2
+        assert len(evaluation.external) == 1
+
+
 def test_statements_of_a_workspace_have_no_effect_when_source_files_run_them(
     world: World, spark: SparkSession
 ):

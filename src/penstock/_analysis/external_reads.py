@@ -27,6 +27,7 @@ from penstock._model.name import split_name
 from penstock._model.origin import capture_origin
 from penstock._model.paths import real_path
 from penstock._model.similar import nearest
+from penstock._model.sql_text import delta_table
 from penstock._spark.plans import analyzed
 from penstock._tables.jvm import dataframe
 from penstock.errors import DefinitionError, PenstockError
@@ -240,7 +241,8 @@ class ExternalReads:
         """What a table function or ``json.`/path` `` reads; `None` for a name."""
         if isinstance(reference, FunctionCall):
             return call_function(self._spark, reference, self._read_files, self.context.events)
-        if len(reference.parts) == 2 and reference.parts[0].lower() in _PATH_FORMATS:
+        is_path = len(reference.parts) == 2 and reference.parts[0].lower() in _PATH_FORMATS
+        if is_path and not reference.is_time_travel:
             return self._path_relation(reference)
         return None
 
@@ -250,7 +252,20 @@ class ExternalReads:
             catalog: Any = self._spark._jsparkSession.sessionState().catalog()
             if catalog.getTempView(reference.parts[0]).isDefined():
                 return None
-        return self._through_view(reference)
+        return self._at_version(reference) or self._through_view(reference)
+
+    def _at_version(self, reference: RelationReference) -> str | None:
+        """A Delta table by its path, if a version of it is read: a view has no versions."""
+        if not reference.is_time_travel:
+            return None
+        if reference.parts[0].lower() == "delta" and len(reference.parts) == 2:
+            path: str | None = real_path(reference.parts[1], self.context.map_path)
+        else:
+            path = self.delta_path(reference.name)
+        if path is None:
+            return None
+        self.record(f"table {'.'.join(reference.parts)}")
+        return delta_table(path)
 
     def _through_view(self, reference: RelationReference) -> str | None:
         reader: Any = self._spark.readStream if reference.is_streaming else self._spark.read
