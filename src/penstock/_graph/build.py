@@ -117,7 +117,7 @@ def _once_reads_stream(flow: Flow) -> DefinitionError:
         "ONCE_FLOW_READS_STREAM",
         f"flow {flow.name!r} runs once, but returns a streaming DataFrame",
         origin=flow.origin,
-        hint="read its source with spark.read, or remove once=True",
+        hint="read its source with spark.read (in SQL without STREAM), or remove once=True (ONCE)",
     )
 
 
@@ -135,7 +135,8 @@ def _check_kind(
                 "MATERIALIZED_VIEW_READS_STREAM",
                 f"materialized view {shown!r} returns a streaming DataFrame",
                 origin=flow.origin,
-                hint="read its sources with spark.read, or declare it with @table",
+                hint="read its sources with spark.read (in SQL without STREAM), or declare it with "
+                "@table (CREATE STREAMING TABLE)",
             )
         elif flow.snapshot is not None:
             continue  # a batch query into a streaming table, by nature
@@ -149,7 +150,8 @@ def _check_kind(
                 "STREAMING_TABLE_READS_BATCH",
                 f"flow {flow.name!r} of streaming table {shown!r} returns a batch DataFrame",
                 origin=flow.origin,
-                hint="read its source with spark.readStream, or give the flow once=True",
+                hint="read its source with spark.readStream (STREAM in SQL), or give the flow "
+                "once=True (INSERT INTO ONCE)",
             )
     yield from check_sequences(shown, dataset.flows, analyses)
     modes = {analyses[flow.name].output_mode for flow in dataset.flows}

@@ -245,7 +245,8 @@ def _duplicate(
 
 def _target_not_found(flow: Flow, known: Iterable[str]) -> DefinitionError:
     near = nearest_name(flow.target, known)
-    declare = f'declare it with create_streaming_table("{flow.target}")'
+    function = f'create_streaming_table("{flow.target}")'
+    declare = f"declare it with {'CREATE STREAMING TABLE' if flow.language == 'SQL' else function}"
     return DefinitionError(
         "FLOW_TARGET_NOT_FOUND",
         f"flow {flow.name!r} writes to {flow.target!r}, which is not declared",

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -227,6 +228,13 @@ def test_a_flow_is_refused_with_the_nearest_name_when_its_target_is_unknown(draf
     draft.append_flow("stray", target)
     (error,) = draft.index().errors
     assert (error.condition, error.hint) == ("FLOW_TARGET_NOT_FOUND", hint)
+
+
+def test_the_statement_that_declares_an_unknown_target_is_named_when_the_flow_is_sql(draft):
+    draft.append_flow("stray", "zzz")
+    draft.flows[-1] = replace(draft.flows[-1], language="SQL")
+    (error,) = draft.index().errors
+    assert error.hint == "declare it with CREATE STREAMING TABLE"
 
 
 def test_a_flow_goes_to_the_only_table_that_its_short_name_may_mean(draft):
