@@ -213,6 +213,8 @@ def file_options(options: Mapping[str, str], *, has_schema: bool, streaming: boo
     )
 
 
+# Other names of options.
+_ALIASES = {"filenamepattern": "pathglobfilter"}
 # Of the format, but written with the prefix in older notebooks.
 _OF_FORMATS = {"header", "inferschema"}
 
@@ -223,6 +225,7 @@ def _split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     for key, value in options.items():
         folded = key.lower()
         name = folded.removeprefix(_PREFIX)
+        name = _ALIASES.get(name, name)
         if name in _KNOWN:
             own[name] = value
         elif name in _OF_FORMATS or not folded.startswith(_PREFIX):

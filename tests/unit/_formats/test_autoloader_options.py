@@ -52,6 +52,12 @@ def test_the_nearest_name_is_shown_when_a_prefixed_option_is_unknown(given, near
         assert near in (error.hint or "")
 
 
+def test_files_are_selected_by_either_name_of_the_option():
+    given = options({"format": "csv", "fileNamePattern": "HR_*.csv"})
+    assert given.source["pathGlobFilter"] == "HR_*.csv"
+    assert dict(given.parse) == {"header": "true"}
+
+
 def test_csv_files_have_headers_when_columns_are_inferred_and_nobody_says_otherwise():
     csv = {"cloudFiles.format": "CSV"}
     assert dict(options(csv).parse) == {"header": "true"}
