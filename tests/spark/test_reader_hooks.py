@@ -417,6 +417,14 @@ def test_a_view_is_read_as_it_is_when_the_check_is_disabled(world: World, spark:
         spark.conf.unset(name)
 
 
+def test_an_async_function_is_refused_with_a_way_out(world: World):
+    async def rows() -> None: ...
+
+    with pytest.raises(DefinitionError, match="returned coroutine") as caught:
+        world.evaluate(rows)
+    assert caught.value.hint == "remove `async`"
+
+
 def test_texts_are_calculated_with_when_ansi_mode_alone_would_refuse(
     world: World, spark: SparkSession
 ):

@@ -1,6 +1,7 @@
 """Calls query functions with readers that resolve the datasets of the pipeline."""
 
 import contextlib
+import inspect
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -152,12 +153,16 @@ class Evaluator(ExternalReads, DatasetReader):
         finally:
             self._stack.reset(token)
         if not isinstance(result, DataFrame):
+            hint = "return the DataFrame at its end" if result is None else None
+            if inspect.iscoroutine(result):
+                result.close()
+                hint = "remove `async`"
             raise DefinitionError(
                 "QUERY_RETURNS_NO_DATAFRAME",
                 f"the query function of {flow.name!r} returned {type(result).__name__}, "
                 "not a DataFrame",
                 origin=flow.origin,
-                hint="return the DataFrame at its end" if result is None else None,
+                hint=hint,
             )
         return result, evaluation
 
