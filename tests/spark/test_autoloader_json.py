@@ -107,6 +107,13 @@ def test_numbers_keep_their_digits_when_columns_are_strings(stream):
     assert [row["_rescued_data"] for row in rows] == [None] * 5
 
 
+def test_a_record_is_one_variant_when_the_option_names_its_column(stream):
+    files = stream({"cloudFiles.format": "json", "singleVariantColumn": "whole"})
+    files.put("a.json", '{"n":1}\n{"n":"x"}\n')
+    assert [row["whole"].toPython() for row in files.parse()] == [{"n": 1}, {"n": "x"}]
+    assert files.types == {"whole": "variant"}
+
+
 def test_a_string_column_among_types_holds_all_digits(stream):
     files = stream({**TYPED, "cloudFiles.schemaHints": "n STRING"})
     numbers = ["1.50", "0.12345678901234567890123", "1234567890123456789012345.678", "1e3"]

@@ -130,6 +130,9 @@ def open_source(
     analysis: bool,
 ) -> OpenedFiles:
     """Files as Auto Loader reads them; a schema is inferred only if the memory has none."""
+    whole = [name for key, name in options.items() if key.lower() == "singlevariantcolumn"]
+    if schema is None and whole:
+        schema = f"{quoted(whole[0])} VARIANT"
     chosen = file_options(options, has_schema=schema is not None, streaming=streaming)
     roots = FileRoots(spark, paths, chosen)
     check_destination(chosen, roots)
