@@ -238,6 +238,10 @@ def test_files_are_read_by_auto_loader_when_sql_asks_for_them(world: World, spar
 
     world.evaluate(lambda: spark.sql("SELECT * FROM read_files('/Volumes/main/raw')"))
     assert not world.files_read[-1].is_stream
+    paths = "/Volumes/main/raw/{a,b}.json, /Volumes/main/raw"
+    world.evaluate(lambda: spark.sql(f"SELECT * FROM read_files('{paths}')"))
+    raw = str(world.root / "raw")
+    assert world.files_read[-1].paths == (f"{raw}/{{a,b}}.json", raw)
     world.evaluate(
         lambda: (
             spark.readStream.format("cloudFiles")

@@ -36,6 +36,8 @@ from penstock.sources.files.source import FORMATS
 from penstock.sources.registry import source_of
 
 _PATH_FORMATS = frozenset(FORMATS) | {"delta", "binaryfile"}
+# Of the paths of `read_files`; a glob pattern has commas in braces.
+_SEPARATOR = re.compile(r",(?![^{}]*\})")
 # Statements of a workspace that have no effect: the settings of the pipeline decide.
 _WITHOUT_EFFECT = re.compile(
     r"\s*(?:USE\b|SET\s+CATALOG\b|GRANT\b|REVOKE\b"
@@ -297,7 +299,9 @@ class ExternalReads:
             options=options,
             load=lambda _: self._spark.createDataFrame([], ""),
             schema=schema,
-            paths=tuple(real_path(part.strip(), self.context.map_path) for part in path.split(",")),
+            paths=tuple(
+                real_path(part.strip(), self.context.map_path) for part in _SEPARATOR.split(path)
+            ),
             is_stream=streaming,
         )
         return self._opened(source, self._described(read))
