@@ -194,6 +194,32 @@ def test_a_version_of_a_table_is_read_when_sql_names_it(world: World, spark: Spa
         assert len(evaluation.external) == 1
 
 
+def test_rows_of_a_table_are_changed_when_sql_names_it(world: World, spark: SparkSession):
+    path = world.root / "raw" / "stock"
+    spark.range(4).selectExpr("id", "0 AS n").write.format("delta").save(str(path))
+    world.tables["main.ref.stock"] = ExternalTable(path=str(path))
+    other = spark.newSession()  # as a micro-batch has one
+    other.range(9, 11).createOrReplaceTempView("news")
+    with world.outside():
+        other.sql("INSERT INTO main.ref.stock SELECT id, 0 FROM news WHERE id = 9")
+        other.sql("UPDATE main.ref.stock SET n = 1 WHERE stock.id = 0")
+        other.sql("DELETE FROM main.ref.stock AS s WHERE s.id = 1")
+        other.sql(
+            "MERGE INTO main.ref.stock"
+            " USING (SELECT news.id FROM news LEFT ANTI JOIN main.ref.countries"
+            " ON countries.id = news.id) u ON stock.id = u.id"
+            " WHEN MATCHED THEN UPDATE SET n = 2"
+            " WHEN NOT MATCHED THEN INSERT (id, n) VALUES (u.id, 3)"
+        )
+        spark.sql(
+            "MERGE INTO main.ref.stock AS s USING (SELECT 2 AS id) u ON s.id = u.id"
+            " WHEN MATCHED THEN DELETE"
+        )
+        assert other.sql("SELECT countries.id FROM main.ref.countries").count() == 2
+    rows = spark.read.format("delta").load(str(path)).collect()
+    assert sorted(map(tuple, rows)) == [(0, 1), (3, 0), (9, 2), (10, 3)]
+
+
 def test_statements_of_a_workspace_have_no_effect_when_source_files_run_them(
     world: World, spark: SparkSession
 ):

@@ -27,7 +27,7 @@ from penstock._model.name import split_name
 from penstock._model.origin import capture_origin
 from penstock._model.paths import real_path
 from penstock._model.similar import nearest
-from penstock._model.sql_text import delta_table
+from penstock._model.sql_text import delta_table, quoted
 from penstock._spark.plans import analyzed
 from penstock._tables.jvm import dataframe
 from penstock.errors import DefinitionError, PenstockError
@@ -80,6 +80,11 @@ class ExternalReads:
                 source_format=reader_state(reader).format,
                 schema=reader_state(reader).schema,
             )
+
+    def of_session(self, spark: SparkSession) -> "ExternalReads":
+        """The reads of a session, which has its own views: each micro-batch has its own session."""
+        own = self._spark._jsparkSession
+        return self if own.equals(spark._jsparkSession) else ExternalReads(spark, self.context)
 
     @property
     def qualifies(self) -> bool:
@@ -243,8 +248,7 @@ class ExternalReads:
         """What a table function or ``json.`/path` `` reads; `None` for a name."""
         if isinstance(reference, FunctionCall):
             return call_function(self._spark, reference, self._read_files, self.context.events)
-        is_path = len(reference.parts) == 2 and reference.parts[0].lower() in _PATH_FORMATS
-        if is_path and not reference.is_time_travel:
+        if _is_path(reference) and not (reference.is_time_travel or reference.is_changed):
             return self._path_relation(reference)
         return None
 
@@ -254,20 +258,22 @@ class ExternalReads:
             catalog: Any = self._spark._jsparkSession.sessionState().catalog()
             if catalog.getTempView(reference.parts[0]).isDefined():
                 return None
-        return self._at_version(reference) or self._through_view(reference)
+        return self._by_path(reference) or self._through_view(reference)
 
-    def _at_version(self, reference: RelationReference) -> str | None:
-        """A Delta table by its path, if a version of it is read: a view has no versions."""
-        if not reference.is_time_travel:
+    def _by_path(self, reference: RelationReference) -> str | None:
+        """A Delta table by its path, for what a view has not: versions, and rows to change."""
+        if not (reference.is_time_travel or reference.is_changed):
             return None
-        if reference.parts[0].lower() == "delta" and len(reference.parts) == 2:
-            path: str | None = real_path(reference.parts[1], self.context.map_path)
+        if _is_path(reference):
+            source, path = reference.parts
+            replacement = quoted(source, real_path(path, self.context.map_path))
         else:
-            path = self.delta_path(reference.name)
-        if path is None:
-            return None
+            located = self.delta_path(reference.name)
+            if located is None:
+                return None
+            replacement = delta_table(located)
         self.record(f"table {'.'.join(reference.parts)}")
-        return delta_table(path)
+        return replacement
 
     def _through_view(self, reference: RelationReference) -> str | None:
         reader: Any = self._spark.readStream if reference.is_streaming else self._spark.read
@@ -305,3 +311,8 @@ class ExternalReads:
             is_stream=streaming,
         )
         return self._opened(source, self._described(read))
+
+
+def _is_path(reference: RelationReference) -> bool:
+    """Whether a name is ``format.`/path` ``."""
+    return len(reference.parts) == 2 and reference.parts[0].lower() in _PATH_FORMATS

@@ -143,7 +143,7 @@ def _wrap_session() -> None:
             text = formatter.format(sqlQuery, **kwargs) if kwargs else sqlQuery
             # The parser leaves computed names to the analyzer, which has no datasets.
             text = spell_names(text, _texts(args))
-            rewritten = redirect.sql(text)
+            rewritten = redirect.of_session(self).sql(text)
             if rewritten is None:
                 return self.createDataFrame([], "result STRING")
             df = with_json_paths(lambda spell: original(self, spell(rewritten), args), self)

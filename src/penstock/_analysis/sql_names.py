@@ -8,7 +8,7 @@ subqueries are included.
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -28,6 +28,10 @@ _CLAUSES_OF_STREAM = {
     "UnresolvedEventTimeWatermark",
     "NamedStreamingRelation",
 }
+# Statements that change the rows of their first child.
+_CHANGES = {"UpdateTable", "DeleteFromTable", "MergeIntoTable"}
+# Spark's parser adds this option to a table that a statement changes.
+_PRIVILEGES = "__required_write_privileges__"
 _TABLE_QUERY = re.compile(r"\bTABLE\s*$", re.IGNORECASE)
 SUBQUERIES = {
     "ScalarSubquery",
@@ -43,6 +47,7 @@ class RelationReference:
     """A table name in SQL text, and the options of its `WITH` clause.
 
     `is_streaming`: inside `STREAM`; `is_time_travel`: a version or a timestamp of it is read;
+    `is_changed`: the statement changes its rows;
     `alias_at`: where an alias can be added; `None` if there is one, or if another clause follows.
     """
 
@@ -52,6 +57,7 @@ class RelationReference:
     alias_at: int | None = None
     is_streaming: bool = False
     is_time_travel: bool = False
+    is_changed: bool = False
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -80,11 +86,11 @@ _view_numbers = itertools.count()
 
 
 def rewrite_names(
-    spark: Any, text: str, replace: Callable[[NameReference], str | None], *, aliased: bool = False
+    spark: Any, text: str, change: Callable[[NameReference], str | None], *, aliased: bool = False
 ) -> str:
     """Replace table names and calls of table functions in one SQL statement.
 
-    `replace` is called for every relation and every table function; `None` keeps it. With
+    `change` is called for every relation and every table function; `None` keeps it. With
     `aliased`, the last part of a replaced name becomes its alias, so that `name.column` still
     resolves. The text is unchanged if Spark cannot parse it: Spark raises when it runs it.
     """
@@ -101,7 +107,7 @@ def rewrite_names(
         text = full_text
         if replacements and reference.start < replacements[-1][1]:
             continue  # an argument of a call that is replaced as a whole
-        replacement = replace(reference)
+        replacement = change(reference)
         if replacement is None and is_marked(text, reference.start):
             require_spark("4.2", f"STREAM of {full_text[reference.start : reference.end]}")
         if replacement is not None:
@@ -129,12 +135,14 @@ def _names(
     streaming: bool,
     time_travel: bool = False,
     aliased: bool = False,
+    changed: bool = False,
 ) -> Iterator[tuple[NameReference, str]]:
     kind = kind_of(plan)
     if kind == "UnresolvedRelation":
         parts = tuple(iterate(plan.multipartIdentifier()))
         if not (len(parts) == 1 and parts[0].lower() in hidden and not plan.isStreaming()):
-            yield _reference(plan, parts, time_travel, aliased)
+            reference, text = _reference(plan, parts, aliased)
+            yield replace(reference, is_time_travel=time_travel, is_changed=changed), text
         return
     if kind == "UnresolvedTableValuedFunction":
         yield _call(plan, streaming)
@@ -155,9 +163,15 @@ def _names(
         return
     if kind not in _CLAUSES_OF_STREAM or not plan.isStreaming():
         aliased = kind in ("SubqueryAlias", "Sample", *_CLAUSES_OF_STREAM)
-    for child in iterate(plan.children()):
+    if kind == "InsertIntoStatement":  # its table is not among its children, and has no alias
+        yield from _names(plan.table(), hidden, streaming=False, aliased=True, changed=True)
+    for number, child in enumerate(iterate(plan.children())):
         yield from _names(
-            child, hidden, streaming=kind == "NamedStreamingRelation", aliased=aliased
+            child,
+            hidden,
+            streaming=kind == "NamedStreamingRelation",
+            aliased=aliased,
+            changed=(changed and kind == "SubqueryAlias") or (kind in _CHANGES and number == 0),
         )
     for expression in iterate(plan.expressions()):
         yield from _in_expression(expression, hidden)
@@ -179,15 +193,15 @@ def _position(origin: Any, *, streaming: bool) -> tuple[str, int, int]:
     return full_text, prefix.end() if prefix else start, end
 
 
-def _reference(
-    plan: Any, parts: tuple[str, ...], time_travel: bool, aliased: bool
-) -> tuple[NameReference, str]:
+def _reference(plan: Any, parts: tuple[str, ...], aliased: bool) -> tuple[RelationReference, str]:
     streaming = bool(plan.isStreaming())
     full_text, start, end = _position(plan.origin(), streaming=streaming)
     streaming = streaming or is_marked(full_text, start)
     name = _NAME.match(full_text, start, end)
-    options = plan.options().asCaseSensitiveMap()
-    if _TABLE_QUERY.search(full_text, 0, start) or not (streaming or options.isEmpty()):
+    entries = iterate(plan.options().asCaseSensitiveMap().entrySet())
+    options = {pair.getKey(): pair.getValue() for pair in entries}
+    options.pop(_PRIVILEGES, None)
+    if _TABLE_QUERY.search(full_text, 0, start) or (options and not streaming):
         aliased = True
     reference = RelationReference(
         start=start,
@@ -195,8 +209,7 @@ def _reference(
         parts=parts,
         alias_at=None if aliased else end,
         is_streaming=streaming,
-        is_time_travel=time_travel,
-        options={pair.getKey(): pair.getValue() for pair in iterate(options.entrySet())},
+        options=options,
     )
     return reference, full_text
 
