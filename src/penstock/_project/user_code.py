@@ -69,6 +69,11 @@ def _hint(error: BaseException, root: str, missing_packages: Collection[str]) ->
             f"modules are imported from {root}, from the folder of the source file, and from "
             "installed packages"
         )
+    if _is_unfinished(error):
+        return (
+            "files import each other in a cycle, and the name is defined below the `import`: move "
+            "it to a file that both import"
+        )
     if isinstance(error, NameError) and error.name in _OF_SOURCES:
         return (
             f"`{error.name}` is defined in source files only; in a module that they import, use "
@@ -78,6 +83,16 @@ def _hint(error: BaseException, root: str, missing_packages: Collection[str]) ->
     if isinstance(error, NameError | AttributeError) and error.name in of_ipython:
         return _NO_NOTEBOOK
     return None
+
+
+def _is_unfinished(error: BaseException) -> bool:
+    """Whether a module lacks a name because its file is still being executed."""
+    if isinstance(error, AttributeError):
+        file = getattr(error.obj, "__file__", None)
+    else:
+        file = error.path if isinstance(error, ImportError) else None
+    codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(code.co_filename == file and code.co_name == "<module>" for code in codes)
 
 
 def _origin(trace: TracebackType | None, source: Path, root: str) -> SourceLocation:

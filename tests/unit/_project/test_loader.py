@@ -275,6 +275,14 @@ def test_one_error_is_reported_when_a_broken_module_is_imported_by_all(project):
     assert error.origin.file == str(broken)
 
 
+@pytest.mark.parametrize("code", ["import a\nY = a.X\n", "from a import X\n"])
+def test_error_names_the_cycle_when_sources_import_each_other_too_early(project, code):
+    project.write("a.py", "import b\nX = 1\n")
+    project.write("b.py", code)
+    (error,) = _errors(project)
+    assert "import each other in a cycle" in error.hint
+
+
 @pytest.mark.parametrize(
     ("code", "told"),
     [
