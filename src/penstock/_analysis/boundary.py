@@ -57,13 +57,13 @@ def user_code(flow: Flow, nearest: Callable[[str], str | None]) -> Iterator[None
             yield
     except PenstockError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         origin = user_origin(error.__traceback__, flow.origin)
         raise query_error(error, flow.name, origin, nearest) from error
 
 
 def query_error(
-    error: Exception, flow: str, origin: SourceLocation, nearest: Callable[[str], str | None]
+    error: BaseException, flow: str, origin: SourceLocation, nearest: Callable[[str], str | None]
 ) -> PenstockError:
     condition, parameters = error_details(error)
     function = parameters.get("routineName") or parameters.get("identifier")

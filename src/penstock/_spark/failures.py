@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow
+from penstock._model.origin import is_ours
 from penstock._observe.masking import shown
 from penstock.errors import (
     CheckpointError,
@@ -242,8 +243,9 @@ def _raised_in_python(text: str) -> str | None:
     # Py4J's own exceptions say only which object was called.
     if exception is None or not frames or exception[1].startswith("Py4J"):
         return None
-    own = [f"{Path(f[0]).name}:{f[1]}" for f in frames if not _LIBRARY.search(f[0])]
-    return f"{exception[1]} ({own[-1]})" if own else exception[1]
+    users = (f for f in reversed(frames) if not (_LIBRARY.search(f[0]) or is_ours(f[0])))
+    own = next((f" ({Path(file).name}:{line})" for file, line in users), "")
+    return f"{exception[1]}{own}"
 
 
 def _reason(text: str) -> str:

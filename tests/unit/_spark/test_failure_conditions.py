@@ -1,13 +1,17 @@
 import re
+import sys
 from pathlib import Path
 
 import pytest
+from pyspark.sql.types import StructType
 
-from penstock._analysis.boundary import first_line
+from penstock._analysis.boundary import first_line, user_code
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
 from penstock._spark.failures import flow_error, traced_text
-from penstock.errors import FlowError
+from penstock.errors import FlowError, UserCodeError
+from penstock.sinks.base import Write
+from penstock.sinks.function import FunctionSinkWriter
 
 FLOW = Flow(name="f", target="t", function=lambda: None, origin=SourceLocation("a.py", 1))
 WORKER = """[STREAM_FAILED] Query terminated with exception: Job aborted due to stage failure
@@ -212,6 +216,28 @@ def test_cause_without_a_message_is_not_the_reason():
         "\tat a.B.c(B.scala:1)\nCaused by: java.io.EOFException\n\tat a.B.c(B.scala:1)\n"
     )
     assert flow_error(text, FLOW).message.endswith("Python worker exited unexpectedly (crashed)")
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit])
+def test_exception_of_a_sink_function_has_its_type_and_the_line_of_the_user(kind):
+    def save(_df, _batch_id):
+        raise kind("no luck")
+
+    write = Write(
+        **{"spark": None, "pipeline": "p", "flow": FLOW, "epoch": "e", "checkpoint": "c"},
+        **{"schema": StructType(), "format": "foreach_batch", "options": {}},
+    )
+    with pytest.raises(FlowError) as failed:
+        FunctionSinkWriter(write, save).write(None, 3)
+    place = f"{Path(__file__).name}:{save.__code__.co_firstlineno + 1}"
+    assert f"in batch 3: {kind.__name__}: no luck ({place})" in failed.value.message
+
+
+def test_query_function_that_ends_the_program_is_an_error():
+    with pytest.raises(UserCodeError) as failed, user_code(FLOW, lambda _name: None):
+        sys.exit(0)
+    assert failed.value.condition == "QUERY_FUNCTION_RAISED"
+    assert "raised SystemExit: 0" in failed.value.message
 
 
 def test_two_writers_that_create_a_delta_table_do_not_damage_a_checkpoint():
