@@ -153,14 +153,17 @@ def _is_candidate(path: Path) -> bool:
 
 def _declares(path: Path) -> bool:
     cells = cells_or_none(path)
-    if cells is not None:
-        return declares(cells)
-    if path.suffix.lower() != ".py":
-        return False
-    try:  # loading it tells what is wrong
-        return imports_api(path.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return False
+    if cells is None:  # loading it tells what is wrong
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            return isinstance(error, PermissionError)
+        suffix = path.suffix.lower()
+        if suffix == ".ipynb":  # its lines are strings of JSON
+            text = text.replace('"', "\n")
+        kind = CellKind.SQL if suffix == ".sql" else CellKind.PYTHON
+        cells = [Cell(kind=kind, text=text, file=str(path))]
+    return declares(cells)
 
 
 def declares(cells: Sequence[Cell]) -> bool:

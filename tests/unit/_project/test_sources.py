@@ -56,6 +56,21 @@ SQL_NOTEBOOK = (
 )
 
 
+def test_declaring_file_that_cannot_be_read_is_found_so_that_it_is_an_error(project, monkeypatch):
+    project.write("a.py", "import dlt\n")
+    project.write("b.ipynb", (NOTEBOOK % "import dlt\\n")[:-1])
+    sql = "-- caf\xe9\nCREATE STREAMING TABLE t AS SELECT 1"
+    project.write("c.sql").write_bytes(sql.encode("latin-1"))
+    project.write("d.sql").write_bytes("-- caf\xe9\nSELECT 1".encode("latin-1"))
+    assert _found(project) == ["orders/a.py", "orders/b.ipynb", "orders/c.sql"]
+
+    def refused(_path, *_arguments, **_options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.open", refused)
+    assert "orders/d.sql" in _found(project)
+
+
 def test_files_of_the_folder_that_declare_are_found_when_nothing_is_listed(project):
     project.write("b.py", "import dlt\n")
     project.write("a.py", "import penstock as dp\n")
