@@ -128,9 +128,7 @@ def replay(
     from penstock._repair.quarantine_replay import preview_replay, replay_quarantine
     from penstock._tables.read.row_selection import RowSelection
 
-    rows = options.names(row)
-    if row is not None and not rows:
-        raise typer.BadParameter("expected at least one row id", param_hint="--row")
+    rows = options.names(row, "--row")
     selection = RowSelection(rules=tuple(rule or ()), where=where, rows=rows)
     settings = project.settings()
     with options.stdout_to_stderr():

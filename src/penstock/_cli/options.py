@@ -196,8 +196,8 @@ class Selection:
     def arguments(self) -> dict[str, Any]:
         """The same as arguments of `UpdateOptions` and of `penstock.plan`."""
         return {
-            "refresh": names(self.refresh),
-            "full_refresh": names(self.full_refresh),
+            "refresh": names(self.refresh, "--refresh"),
+            "full_refresh": names(self.full_refresh, "--full-refresh"),
             "full_refresh_all": self.full_refresh_all,
             "replace_where": assignments(self.replace_where, "--replace-where"),
         }
@@ -283,9 +283,14 @@ def masked_json(body: Any) -> Any:
     return masked_values({"body": body})["body"]
 
 
-def names(values: list[str] | None) -> tuple[str, ...]:
-    """The distinct names of a repeatable, comma-separated option, in order."""
+def names(values: list[str] | None, option: str) -> tuple[str, ...]:
+    """The distinct names of a repeatable, comma-separated option, in order.
+
+    An option without names, as with an empty variable of the shell, is an error: not all is meant.
+    """
     parts = [part.strip() for value in values or [] for part in value.split(",")]
+    if values is not None and not any(parts):
+        raise typer.BadParameter("expected at least one name", param_hint=option)
     return tuple(dict.fromkeys(part for part in parts if part))
 
 

@@ -94,7 +94,7 @@ def backfill(
         begin=None if begin is None else parse_start(begin),
         end=None if end is None else parse_start(end, "--to"),
         files=files,
-        by=options.names([by] if by else None),
+        by=options.names(None if by is None else [by], "--by"),
         where=where,
         accept_fewer=accept_fewer,
         resume=resume,

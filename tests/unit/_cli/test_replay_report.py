@@ -72,8 +72,8 @@ def test_a_dry_run_says_what_would_become_of_the_rows():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--row", ""], "expected at least one row id"),
-        (["--row", " , "], "expected at least one row id"),
+        (["--row", ""], "expected at least one name"),
+        (["--row", " , "], "expected at least one name"),
         (["--row", "17"], "'17' is not the id of a row"),
         (["--rule", ""], "is empty"),
         (["--where", " "], "is empty"),
