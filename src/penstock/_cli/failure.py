@@ -12,7 +12,7 @@ from typer.exceptions import TyperException
 from penstock._cli import exit_codes
 from penstock._display.terminal import Output, silence
 from penstock._model.exception_text import first_line
-from penstock._runtime.boundary import disk_full
+from penstock._runtime.boundary import refused_by_system
 from penstock.errors import DefinitionErrors, InternalError, PenstockError
 
 
@@ -25,7 +25,7 @@ def report(error: BaseException, *, debug: bool) -> int:
     if debug and not isinstance(error, KeyboardInterrupt | typer.Abort):
         for line in "".join(traceback.format_exception(error)).splitlines():
             output.line(line)
-    error = disk_full(error, "running the command") or error
+    error = refused_by_system(error, "running the command") or error
     match error:
         case KeyboardInterrupt() | typer.Abort():
             output.line("interrupted")

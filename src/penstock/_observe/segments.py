@@ -202,7 +202,7 @@ def plan_query(directory: Path) -> set[str]:
 
 def _files(directory: Path) -> dict[str, tuple[Segment, ...]]:
     paths: list[Path] = []
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         paths = list(directory.iterdir())
     files: dict[str, list[Segment]] = {}
     for path in paths:

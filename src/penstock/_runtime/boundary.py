@@ -19,8 +19,8 @@ def as_penstock_error(raised: BaseException, doing: str) -> PenstockError:
     """
     if isinstance(raised, PenstockError):
         return raised
-    if (full := disk_full(raised, doing)) is not None:
-        return full
+    if (refused := refused_by_system(raised, doing)) is not None:
+        return refused
     _logger.error("unexpected error while %s", doing, exc_info=raised)
     frames = traceback.extract_tb(raised.__traceback__)
     where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
@@ -28,6 +28,19 @@ def as_penstock_error(raised: BaseException, doing: str) -> PenstockError:
         "UNEXPECTED_ERROR",
         f"unexpected {type(raised).__name__}{where} while {doing}",
         hint="this is a bug in Penstock: please report it with the traceback from the log",
+    )
+    error.__cause__ = raised
+    return error
+
+
+def refused_by_system(raised: BaseException, doing: str) -> SetupError | None:
+    """The error for a file without permission or a full disk; `None` for any other exception."""
+    if not isinstance(raised, PermissionError) or raised.filename is None:
+        return disk_full(raised, doing)
+    error = SetupError(
+        "PERMISSION_DENIED",
+        f"{raised.strerror} while {doing}: {raised.filename}",
+        hint="give the user that runs the command access to it, or run it as another user",
     )
     error.__cause__ = raised
     return error

@@ -257,15 +257,15 @@ class Recording(WatchedLog):
         """List the folder again if something was added to it or taken away."""
         try:
             status = self.directory.stat()
+            # The clock of a file system is coarse: what came a moment ago may not be all.
+            is_settled = time.time() - status.st_mtime > _SETTLED_SECONDS
+            seen = (status.st_mtime_ns, status.st_ino)
+            if seen == self._listed:
+                return
+            logs = updates(self.directory)
         except OSError:
             self._logs, self._by_id, self._last, self._listed = [], {}, None, None
             return
-        # The clock of a file system is coarse: what came a moment ago may not be all.
-        is_settled = time.time() - status.st_mtime > _SETTLED_SECONDS
-        seen = (status.st_mtime_ns, status.st_ino)
-        if seen == self._listed:
-            return
-        logs = updates(self.directory)
         self._logs = [log for log in logs if log.name in self._updates or not is_command(log)]
         # The first event of the last one may not be written yet.
         self._updates = {log.name for log in self._logs if log is not logs[-1]}

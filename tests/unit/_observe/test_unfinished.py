@@ -15,6 +15,7 @@ from penstock._cli.main import main
 from penstock._observe.bus import EventBus
 from penstock._observe.events import EventOrigin, UpdateState
 from penstock._observe.log import EventLog, read_events
+from penstock._observe.segments import updates
 from penstock._observe.unfinished import end_unfinished
 from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path
@@ -103,7 +104,21 @@ def test_a_command_on_a_full_disk_is_no_bug(capsys: pytest.CaptureFixture[str]):
     text = capsys.readouterr().err
     assert "[DISK_FULL] No space left on device while running the command: /data/x" in text
     assert "free some space" in text
-    assert report(OSError(errno.EACCES, os.strerror(errno.EACCES), "/data/x"), debug=False) == 70
+
+
+def test_a_command_without_permission_is_no_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def refused(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    assert updates(tmp_path / "missing") == []
+    monkeypatch.setattr(Path, "iterdir", refused)
+    with pytest.raises(PermissionError) as error:  # not: there are no updates
+        updates(tmp_path)
+    assert report(error.value, debug=False) == 3
+    text = capsys.readouterr().err
+    assert f"[PERMISSION_DENIED] Permission denied while running the command: {tmp_path}" in text
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux: a device that is full")
