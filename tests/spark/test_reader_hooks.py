@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 from memory_states import MemoryStates
 from pyspark.sql import DataFrame, SparkSession
@@ -557,3 +558,8 @@ def test_json_paths_work_on_text_in_select_expr(world: World, spark: SparkSessio
     assert row is not None
     assert tuple(row)[:5] == (1, "6", 7, None, 1)
     assert df.columns == ["n", "b", "id", "x", "n", "v"]
+
+
+def test_a_frame_of_pandas_is_refused_by_its_full_name(world: World):
+    with pytest.raises(PenstockError, match=r"returned pandas\.\S+, not a Spark DataFrame"):
+        world.evaluate(pandas.DataFrame)

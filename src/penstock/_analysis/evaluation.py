@@ -157,10 +157,11 @@ class Evaluator(ExternalReads, DatasetReader):
             if inspect.iscoroutine(result):
                 result.close()
                 hint = "remove `async`"
+            kind = type(result)
+            name = f"{kind.__module__}.{kind.__name__}".removeprefix("builtins.")
             raise DefinitionError(
                 "QUERY_RETURNS_NO_DATAFRAME",
-                f"the query function of {flow.name!r} returned {type(result).__name__}, "
-                "not a DataFrame",
+                f"the query function of {flow.name!r} returned {name}, not a Spark DataFrame",
                 origin=flow.origin,
                 hint=hint,
             )
