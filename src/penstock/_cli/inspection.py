@@ -372,5 +372,6 @@ def _print_rows(table: str, preview: "TablePreview", output: OutputFormat) -> No
     if output is OutputFormat.JSON:
         options.print_json([dict(zip(preview.columns, row, strict=True)) for row in preview.rows])
         return
-    print_table(preview.columns, preview.rows)
+    rows = (["NULL" if cell is None else cell for cell in row] for row in preview.rows)
+    print_table(preview.columns, rows)
     print(f"{len(preview.rows):,} of {plural(preview.total, 'row')} of {table}")

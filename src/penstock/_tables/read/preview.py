@@ -27,10 +27,10 @@ _MOST_AT_ONCE = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class TablePreview:
-    """Some rows of a table, as strings; `total` counts the rows of the whole table."""
+    """Some rows of a table, as strings and NULL; `total` counts the rows of the whole table."""
 
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: tuple[tuple[str | None, ...], ...]
     total: int
 
 
@@ -57,7 +57,7 @@ def read_table(
         rows = []
         at_once = max(1, min(limit, _MOST_AT_ONCE))
         for file, position, row in islice(snapshot.scan(columns, at_once=at_once), limit):
-            cells = [shown_value(row[name]) for name in names]
+            cells = [shown_cell(row[name]) for name in names]
             rows.append((row_id(file.name, position), *cells) if ids else tuple(cells))
         total = snapshot.rows
         if total is None:
@@ -98,6 +98,10 @@ def list_quarantines(settings: PipelineSettings) -> list[QuarantineSummary]:
         by_rule = dict(rules.most_common())
         summaries.append(QuarantineSummary(table=table, rows=rows, by_rule=by_rule))
     return summaries
+
+
+def shown_cell(value: object) -> str | None:
+    return None if value is None else shown_value(value)
 
 
 def shown_value(value: object) -> str:

@@ -21,7 +21,7 @@ from penstock._tables.read.preview import (
     quarantine_name,
     resolve_table,
     shown_name,
-    shown_value,
+    shown_cell,
     table_unknown,
 )
 from penstock.errors import SpecError
@@ -50,7 +50,7 @@ class RemoteTables:
         values = [row.asDict(recursive=True) for row in rows]
         return TablePreview(
             columns=columns,
-            rows=tuple(tuple(shown_value(row[column]) for column in columns) for row in values),
+            rows=tuple(tuple(shown_cell(row[column]) for column in columns) for row in values),
             total=total,
         )
 
