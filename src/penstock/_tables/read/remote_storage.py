@@ -20,8 +20,8 @@ from penstock._tables.read.preview import (
     TablePreview,
     quarantine_name,
     resolve_table,
-    shown_name,
     shown_cell,
+    shown_name,
     table_unknown,
 )
 from penstock.errors import SpecError
