@@ -1,5 +1,6 @@
 """`graph` and `explain`: the dataflow graph of a pipeline, and the details of one dataset."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -55,6 +56,8 @@ def graph(
     if output is OutputFormat.JSON:
         options.print_json(flow_graph.as_json())
         return
+    if not flow_graph.nodes:
+        print("no datasets are recorded; `penstock history` lists the updates", file=sys.stderr)
     draw = {
         GraphFormat.TEXT: drawing.text_lines,
         GraphFormat.MERMAID: drawing.mermaid_lines,
