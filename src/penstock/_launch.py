@@ -36,6 +36,7 @@ from penstock._project.imports import project_imports
 from penstock._project.loader import load_definitions
 from penstock._project.path_mapping import path_mapping
 from penstock._project.secrets import resolve_secrets
+from penstock._project.sources import find_sources
 from penstock._runtime.leases import NOT_STOPPABLE, PipelineLeases
 from penstock._session import open_session, spark_log
 from penstock._spark.call_sites import user_columns
@@ -249,6 +250,7 @@ def project_session(
     update_id: str | None = None,
 ) -> "Iterator[SparkSession]":
     """A session in which the source files of a pipeline can be executed; see `open_pipeline`."""
+    find_sources(settings)  # a project without any is an error that needs no Spark
     with contextlib.ExitStack() as stack:
         if leases is None:
             scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-analysis-"))

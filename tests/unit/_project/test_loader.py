@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock._launch import source_digest
+from penstock._launch import project_session, source_digest
 from penstock._model.pipeline import PipelineSettings
 from penstock._project.imports import project_imports
 from penstock._project.loader import load_definitions
-from penstock.errors import DefinitionError, DefinitionErrors, UserCodeError
+from penstock.errors import DefinitionError, DefinitionErrors, SpecError, UserCodeError
 
 
 def _settings(project, *patterns):
@@ -231,6 +231,13 @@ def test_functions_are_pickled_by_value_when_spark_ships_them_while_loading(proj
         timeout=60,
     )
     assert worker.stdout == "X!X!\n"
+
+
+def test_spark_is_not_started_for_a_project_without_sources(project, monkeypatch):
+    monkeypatch.setattr("penstock._launch.open_session", lambda *_, **__: pytest.fail("started"))
+    settings = PipelineSettings(name="p", storage="file:///x", root=str(project.root))
+    with pytest.raises(SpecError, match="has no pipeline"), project_session(settings):
+        pass
 
 
 def test_every_file_is_executed_when_some_fail(project):

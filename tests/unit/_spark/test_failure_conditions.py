@@ -224,8 +224,14 @@ def test_exception_of_a_sink_function_has_its_type_and_the_line_of_the_user(kind
         raise kind("no luck")
 
     write = Write(
-        **{"spark": None, "pipeline": "p", "flow": FLOW, "epoch": "e", "checkpoint": "c"},
-        **{"schema": StructType(), "format": "foreach_batch", "options": {}},
+        spark=None,
+        pipeline="p",
+        flow=FLOW,
+        epoch="e",
+        checkpoint="c",
+        schema=StructType(),
+        format="foreach_batch",
+        options={},
     )
     with pytest.raises(FlowError) as failed:
         FunctionSinkWriter(write, save).write(None, 3)
