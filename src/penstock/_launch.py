@@ -187,6 +187,7 @@ def open_pipeline(
             evaluator,
             selected=index.select(tuple(selection.names)),
             keeps_refused=selection.keeps_refused,
+            checks_tables=leases is None,
         )
         tables = PipelineTables(spark, graph, layout, settings, state)
         if settings.defer is not None:

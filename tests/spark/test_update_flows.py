@@ -6,7 +6,9 @@ import pytest
 from update_project import Project, shared_project
 
 from penstock._observe.events import UpdateState
+from penstock._project.spec import load_settings
 from penstock._runtime.update import UpdateResult
+from penstock._update import UpdateOptions, plan_update
 from penstock.errors import DefinitionErrors, ExpectationFailedError
 
 FLOWS = """
@@ -264,3 +266,41 @@ def lost():
     ]
     assert "did you mean 'silver'" in text and "did you mean 'amount'" in text
     assert text.count("pipeline.py:") == 3
+
+
+def test_dry_run_refuses_a_table_that_cannot_be_created_and_an_update_runs_the_others(
+    spark: Any, tmp_path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    project = Project(tmp_path, spark).source(
+        """
+@dp.materialized_view
+def spaced():
+    return spark.range(1).selectExpr("id AS `order id`")
+
+@dp.temporary_view
+def passed_on():
+    return spark.range(1).selectExpr("id AS `order id`", "id AS ID", "id")
+
+@dp.materialized_view
+def repeated():
+    return spark.read.table("passed_on").selectExpr("1 AS A", "2 AS a")
+
+@dp.materialized_view(partition_cols=["day"])
+def partitioned():
+    return spark.range(1)
+
+@dp.materialized_view
+def good():
+    return spark.range(1)
+"""
+    )
+    with pytest.raises(DefinitionErrors) as caught:
+        plan_update(load_settings(tmp_path), UpdateOptions())
+    assert [(e.condition, e.origin is not None) for e in caught.value.errors] == [
+        ("COLUMN_NAME_INVALID", True),
+        ("SCHEMA_INCOMPATIBLE", True),
+        ("PARTITION_COLUMN_UNKNOWN", True),
+    ]
+    assert project.run().state is UpdateState.FAILED
+    assert project.rows("good") == [(0,)]

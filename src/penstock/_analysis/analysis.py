@@ -44,7 +44,7 @@ from penstock._model.table_properties import effective_properties
 from penstock._spark import plans
 from penstock._tables.write.assignment import assigned, check_assignable, filled
 from penstock._tables.write.schema import merged, with_types
-from penstock._tables.write.table_spec import check_properties
+from penstock._tables.write.table_spec import TableSpec, check_properties, check_spec
 from penstock.errors import DefinitionError, PenstockError
 
 
@@ -64,15 +64,25 @@ def analyse(
     *,
     selected: Collection[str] | None = None,
     keeps_refused: bool = False,
+    checks_tables: bool = True,
 ) -> DataflowGraph:
     """Analyse every flow of a pipeline and build its graph, or raise all its errors.
 
     Nothing is written or started: datasets are empty relations with their schema. `selected` are
     keys of datasets and names of sinks that must be valid; `None` = all. With `keeps_refused`,
-    flows that cannot run as streams stay in the graph, with the reason: they fail alone.
+    flows that cannot run as streams stay in the graph, with the reason: they fail alone. So do
+    tables that cannot be created, without `checks_tables`.
     """
     with contextlib.closing(CdcAwareSource(index)) as source:
-        analysis = Analysis(spark, index, source, context, evaluator, keeps_refused=keeps_refused)
+        analysis = Analysis(
+            spark,
+            index,
+            source,
+            context,
+            evaluator,
+            keeps_refused=keeps_refused,
+            checks_tables=checks_tables,
+        )
         analysis.everything()
         return build_graph(
             with_sink_facts(index), analysis.analyses, analysis.all_errors(), selected
@@ -91,9 +101,11 @@ class Analysis:
         evaluator: Callable[..., Evaluator] = Evaluator,
         *,
         keeps_refused: bool = False,
+        checks_tables: bool = True,
     ) -> None:
         self.index = index
         self._keeps_refused = keeps_refused
+        self._checks_tables = checks_tables
         self.analyses: dict[str, FlowAnalysis] = {}
         self.errors: dict[str, PenstockError] = {}
         self.table_errors: dict[str, PenstockError] = {}
@@ -128,6 +140,27 @@ class Analysis:
             self.table_errors[key] = error
         for flow in dataset.flows:
             self.flow(flow, dataset)
+        if self._checks_tables and declared.kind is not DatasetKind.TEMPORARY_VIEW:
+            self._check_table(dataset, shown)
+
+    def _check_table(self, dataset: DeclaredDataset, shown: str) -> None:
+        names = [flow.name for flow in dataset.flows]
+        is_known = all(name in self.analyses and not self.missing_below(name) for name in names)
+        if not names or not is_known:
+            return
+        key, declared = dataset.name.key, dataset.declared
+        spec = TableSpec(
+            schema=self._source.schemas[key],
+            partition_cols=declared.partition_cols,
+            cluster_by=declared.cluster_by,
+            properties=effective_properties(declared.table_properties),
+            origin=declared.origin,
+        )
+        try:
+            check_spec(shown, spec)
+        except PenstockError as error:
+            error.origin = error.origin or declared.origin
+            self.table_errors[key] = error
 
     def flow(self, flow: Flow, dataset: DeclaredDataset | None = None) -> None:
         """Analyse one flow. Never raises: errors are collected."""

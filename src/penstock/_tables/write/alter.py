@@ -66,7 +66,7 @@ def planned_changes(
     table: TableRef, spec: TableSpec, state: TableState, *, has_rows: bool
 ) -> list[str]:
     """What `alter_table` would change, for messages; raises as it does."""
-    check_spec(table, spec)
+    check_spec(table.name, spec)
     wide, widened = _widening(spec, state)
     spec, before = _as_cast(spec, wide), replace(state, schema=wide)
     fits = _fits(spec, before)

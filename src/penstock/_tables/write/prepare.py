@@ -18,7 +18,7 @@ from penstock.errors import PlanError
 def prepare_table(spark: SparkSession, table: TableRef, spec: TableSpec) -> TableState:
     """Create a table, or alter the existing one; no commit if nothing changed."""
     delta = DeltaJvm(spark)
-    check_spec(table, spec)
+    check_spec(table.name, spec)
     check_log(delta, table)
     snapshot = delta.snapshot(table.path)
     if snapshot.version() < 0:

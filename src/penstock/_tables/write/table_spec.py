@@ -12,7 +12,6 @@ from pyspark.sql.types import LongType, StructField, StructType
 from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation
 from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.layout import TableRef
 from penstock._tables.write.schema import (
     COLUMN_MAPPING,
     FORBIDDEN_IN_NAMES,
@@ -143,14 +142,15 @@ def check_properties(
         ) from error
 
 
-def check_spec(table: TableRef, spec: TableSpec) -> None:
-    check_columns(spec.schema, table.name)
+def check_spec(table: str, spec: TableSpec) -> None:
+    """Refuse what no table can have, whether it exists or not."""
+    check_columns(spec.schema, table)
     names = {column.name.lower() for column in spec.schema}
     for column in (*spec.partition_cols, *spec.cluster_by):
         if column.split(".")[0].lower() not in names:
             raise PlanError(
                 "PARTITION_COLUMN_UNKNOWN",
-                f"{table.name} has no column {column!r} to partition or cluster by",
+                f"{table} has no column {column!r} to partition or cluster by",
                 origin=spec.origin,
                 hint=f"columns: {', '.join(column.name for column in spec.schema)}",
             )
@@ -159,7 +159,7 @@ def check_spec(table: TableRef, spec: TableSpec) -> None:
             if FORBIDDEN_IN_NAMES.search(name):
                 raise PlanError(
                     "COLUMN_NAME_INVALID",
-                    f"column {name!r} of {table.name} has a character that is not allowed in "
+                    f"column {name!r} of {table} has a character that is not allowed in "
                     "column names",
                     origin=spec.origin,
                     hint=f"rename it with alias(), or set {COLUMN_MAPPING} to name",
