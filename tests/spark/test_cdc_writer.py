@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import LongType
 from stored_rows import stored_rows
 from writer_harness import decision_file, rule
 
@@ -15,7 +16,8 @@ from penstock._model.origin import SourceLocation
 from penstock._tables.commits import CommitResult
 from penstock._tables.layout import TableRef
 from penstock._tables.write import cdc_compaction, cdc_writer
-from penstock._tables.write.cdc_events import TargetShape, resolve
+from penstock._tables.write.cdc_events import RowShape, TargetShape, resolve
+from penstock._tables.write.cdc_snapshot import SnapshotWriter
 from penstock._tables.write.cdc_writer import CdcWriter, split_events
 from penstock._tables.write.keyed import Way
 from penstock._tables.write.prepare import prepare_table
@@ -243,6 +245,77 @@ def test_new_columns_are_added_when_the_source_has_more(
     late = spark.createDataFrame([(2, 2, "U", (0, 0), "late"), (1, 0, "U", None, "l")], wide)
     target.write(late, 2, **kept)
     assert target.rows("id", "a", "b.y") == [(1, "x", None), (2, "z", 8)]
+
+
+def test_fields_of_structs_are_matched_by_name(spark: SparkSession, target: Target) -> None:
+    values = (
+        "named_struct('a', 1, 'b', 2)",
+        "named_struct('b', 2, 'new', 3, 'a', 1)",
+        "named_struct('b', 2)",
+    )
+    for batch, value in enumerate(values):
+        df = spark.sql(
+            f"SELECT {batch} AS id, 1 AS seq, 'U' AS op, {value} AS s, array({value}) AS l, "
+            f"map('k', {value}) AS m"
+        )
+        target.write(df, batch, options={"allow_missing": True})
+    for column in ("s", "l[0]", "m['k']"):
+        found = target.rows(*(f"{column}.{name}" for name in ("a", "b", "new")))
+        assert found == [(1, 2, 3), (1, 2, None), (None, 2, None)]
+
+
+@pytest.mark.parametrize("way", [None, Way.MERGE])
+def test_fields_may_have_another_order_in_the_table(
+    spark: SparkSession, target: Target, way: Way | None
+) -> None:
+    declared = "id INT, s STRUCT<b: INT, a: INT, t: STRING>"
+    schema = spark.createDataFrame([], declared).schema
+    prepare_table(spark, target.target, TableSpec(schema=schema, declared=True))
+    for seq, a, b in ((0, 1, 2), (1, 2, 1)):
+        value = f"named_struct('t', 'x', 'a', {a}, 'b', {b})"
+        df = spark.sql(f"SELECT 1 AS id, {seq} AS seq, 'U' AS op, {value} AS s")
+        target.write(df, seq, options={"way": way})
+        assert target.rows("s.a", "s.b", "s.t") == [(a, b, "x")]
+
+
+class Snapshots:
+    """A target on disk that follows snapshots."""
+
+    def __init__(self, spark: SparkSession, root: Path, scd_type: str) -> None:
+        self.target = Target(spark, root)
+        self.spark = spark
+        self.scd_type = ScdType(scd_type)
+        self.number = 0
+
+    def apply(self, query: str) -> CommitResult | None:
+        df = self.spark.sql(query)
+        shape = RowShape(
+            shape=TargetShape(keys=("id",), scd_type=self.scd_type, track_history=TrackHistory()),
+            columns=tuple(df.schema),
+            sequence=LongType(),
+        )
+        if self.number == 0:
+            prepare_table(self.spark, self.target.target, TableSpec(schema=shape.target_schema()))
+        writer = SnapshotWriter(
+            self.spark, flow="f", app_id="p/f/writer/1", target=self.target.target, shape=shape
+        )
+        self.number += 1
+        return writer.apply(df, self.number, self.number - 1, always=True)
+
+
+@pytest.mark.parametrize("scd_type", ["1", "2"])
+def test_fields_of_snapshots_are_compared_by_name(
+    spark: SparkSession, tmp_path: Path, scd_type: str
+) -> None:
+    snapshots = Snapshots(spark, tmp_path, scd_type)
+    snapshots.apply("SELECT 1 AS id, named_struct('a', 1, 'b', 2) AS s")
+    same = snapshots.apply("SELECT 1 AS id, named_struct('b', 2, 'a', 1) AS s")
+    assert same is not None and same.rows_written == 0
+    snapshots.apply("SELECT 1 AS id, named_struct('b', 1, 'a', 2) AS s")
+    snapshots.apply("SELECT 1 AS id, named_struct('new', 3, 'b', 1, 'a', 2) AS s")
+    found = snapshots.target.rows("s.a", "s.b", "s.new")
+    before = [(1, 2, None), (2, 1, None)] if scd_type == "2" else []
+    assert found == sorted([(2, 1, 3), *before], key=repr)
 
 
 @pytest.mark.parametrize("scd_type", [pytest.param(1, marks=pytest.mark.long), 2])

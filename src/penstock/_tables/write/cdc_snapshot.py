@@ -9,15 +9,20 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructField
+from pyspark.sql.types import StructField, StructType
 
 from penstock._model.cdc import ScdType
-from penstock._model.sql_text import quoted
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.kill_points import kill_point
 from penstock._tables.layout import TableRef
-from penstock._tables.write.cdc_events import END_AT, START_AT, RowShape, comparable
+from penstock._tables.write.cdc_events import (
+    END_AT,
+    START_AT,
+    RowShape,
+    columns_as,
+    comparable,
+)
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.kept import keep, release
 from penstock._tables.write.key_joins import (
@@ -52,6 +57,7 @@ class SnapshotWriter:
         self._flow = flow
         self._app_id = app_id
         self._shape = shape
+        self._schema = StructType()  # of the table, with the columns that it is about to get
         self._table = FencedTable(DeltaJvm(spark), target, app_id)
         self._keyed = KeyedTable(self._table, is_streamed=is_streamed, on_vectors=on_vectors)
         self._allow_missing = allow_missing
@@ -68,10 +74,15 @@ class SnapshotWriter:
         result = CommitResult(flow=self._flow, app_id=self._app_id, batch_id=number, version=None)
         if txn.is_committed:
             return self._table.recorded(number) or replace(result, replayed=True)
-        self._table.evolve(
+        evolved = self._table.evolve(
             txn, self._shape.target_schema(), allow_missing=self._allow_missing, replaces=False
         )
-        snapshot = keep(df.select(*[F.col(quoted(f.name)) for f in self._shape.columns]))
+        have = {field.name.lower() for field in df.schema}
+        columns = StructType([field for field in evolved if field.name.lower() in have])
+        snapshot = keep(df.select(*columns_as(columns, df.schema.fields)))
+        # As in the table: nested fields may have another order there.
+        self._shape = replace(self._shape, columns=tuple(columns))
+        self._schema = evolved
         try:
             rows = self._count(snapshot)
             differences = keep(self._compare(txn, snapshot, small=rows <= SMALL_ROWS))
@@ -101,11 +112,7 @@ class SnapshotWriter:
     def _current(self, txn: TableTransaction, like: DataFrame) -> DataFrame:
         """The rows of the table, with NULL in columns that it is about to get."""
         rows = self._table.rows(txn, like)
-        have = {name.lower() for name in rows.columns}
-        missing = [f for f in self._shape.target_schema() if f.name.lower() not in have]
-        for field in missing:
-            rows = rows.withColumn(field.name, F.lit(None).cast(field.dataType))
-        return rows
+        return rows.select(*columns_as(self._schema, rows.schema.fields))
 
     def _compare(self, txn: TableTransaction, snapshot: DataFrame, *, small: bool) -> DataFrame:
         """Keys that differ: `k`, values `old` and `new`, and `start` of the open version.

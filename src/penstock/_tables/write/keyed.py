@@ -23,7 +23,7 @@ from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.jvm import dataframe, iterate
 from penstock._tables.session_conf import own_session
-from penstock._tables.write.cdc_events import START_AT, comparable
+from penstock._tables.write.cdc_events import START_AT, columns_as, comparable
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.key_joins import (
     SMALL_ROWS,
@@ -310,8 +310,12 @@ class KeyedTable:
         from delta.tables import DeltaTable
 
         # MERGE starts its own transaction.
-        self.table.commit_evolution(txn, None)
+        txn = self.table.commit_evolution(txn, None)
         session = rows.sparkSession
+        # Values are compared with those of the table, whose nested fields may have another order.
+        known = {name.lower() for name in rows.columns}
+        columns_of_table = [f for f in txn.metadata.schema if f.name.lower() in known]
+        rows = rows.select(*columns_as(StructType(columns_of_table), rows.schema.fields))
         keys = key_names(touched)
         has_history = deletes and START_AT in rows.columns
         identity = [*keys, START_AT] if has_history else keys
