@@ -401,6 +401,16 @@ def test_result_is_the_same_when_the_state_was_compacted(
     assert target.rows() == wanted
 
 
+def test_keys_stay_removed_when_the_declaration_has_no_truncates_any_more(
+    spark: SparkSession, target: Target
+) -> None:
+    truncates = {"apply_as_truncates": "op = 'T'"}
+    target.write(plain(spark, (1, 5, "U", "a"), (None, 6, "T", None)), 0, **truncates)
+    for batch, seq in ((1, 4), (2, 3)):
+        target.write(plain(spark, (1, seq, "U", "late")), batch)
+        assert target.rows("id") == []
+
+
 def test_no_row_stays_when_a_truncate_is_repeated_after_a_compaction(
     spark: SparkSession, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ from penstock._tables.write.table_spec import TableSpec, table_state
 from penstock.errors import CheckpointError
 
 _PROPERTY = "penstock.cdc"
+_TRUNCATES = "apply_as_truncates"
 
 
 class CdcState:
@@ -54,6 +55,8 @@ class CdcState:
         self._delta = delta
         self.table = FencedTable(delta, ref, app_id)
         self._events = events
+        self.truncates = events.shape.truncates
+        """Whether there may be a row of all keys."""
         self._use(self._prepared(target_has_rows=target_has_rows, flow=flow))
 
     def _prepared(self, *, target_has_rows: bool, flow: str) -> StructType:
@@ -70,7 +73,9 @@ class CdcState:
         wanted = self._wanted(None if state is None else state.schema)
         mark = fingerprint(shape, self._events)
         if state is not None and file_count(self._delta.snapshot(ref.path)) > 0:
-            changed = _changes(state.properties.get(_PROPERTY), mark)
+            stored = json.loads(state.properties.get(_PROPERTY, "{}"))
+            self.truncates |= stored.get(_TRUNCATES, False)
+            changed = _changes(stored, mark)
             conflicts = compare(state.schema, wanted).conflicts
             if not changed and conflicts:
                 name, have, want = conflicts[0]
@@ -84,6 +89,8 @@ class CdcState:
                 )
         elif state is not None:
             wanted = self._wanted(None)
+        if self.truncates:
+            mark[_TRUNCATES] = True
         properties = {_PROPERTY: json.dumps(mark, sort_keys=True), **column_mapping(wanted)}
         spec = TableSpec(schema=wanted, comment="state of an auto CDC table", properties=properties)
         return prepare_table(self._delta.spark, ref, spec).schema
@@ -192,13 +199,12 @@ def fingerprint(shape: TargetShape, events: EventShape) -> dict[str, Any]:
     }
 
 
-def _changes(before: str | None, now: dict[str, Any]) -> str | None:
-    if before is None:
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    if not before:
         return None
-    old = json.loads(before)
     for name, value in now.items():
-        if old.get(name) != value:
-            return f"{name} changed from {_shown(old.get(name))} to {_shown(value)}"
+        if before.get(name) != value:
+            return f"{name} changed from {_shown(before.get(name))} to {_shown(value)}"
     return None
 
 

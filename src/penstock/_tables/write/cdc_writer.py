@@ -268,7 +268,7 @@ class CdcWriter(FlowWriter):
 
     def _searches(self, txn: TableTransaction, touched: DataFrame, count: int) -> bool:
         """Whether the rows of the keys are searched, in the state and in the target."""
-        needs_all = self._counts["truncates"] or self._events.shape.truncates
+        needs_all = self._counts["truncates"] or self._state.truncates
         if needs_all or count > SMALL_ROWS or not self._state.can_search():
             return False
         return self._state.size() > REWRITE_BYTES and self._keyed.searches(txn, touched, count)
@@ -294,7 +294,7 @@ class CdcWriter(FlowWriter):
         if shape.scd_type is ScdType.TWO:
             return touched, self._rows_of_target(rows.join(nearby, "k"))
         relevant = rows.where(F.col("kind") == 0).join(nearby, "k").select(*rows.columns)
-        if shape.truncates:
+        if self._state.truncates:
             relevant = relevant.unionByName(rows.where(F.col("kind") == 1))
             relevant = relevant.coalesce(1) if is_small else relevant
         return touched, self._rows_of_target(relevant)
@@ -303,4 +303,4 @@ class CdcWriter(FlowWriter):
         columns, shape = self._state.columns, self._events.shape
         if shape.scd_type is ScdType.TWO:
             return history_rows(state, columns.schema, shape)
-        return current_rows(merged(state, columns), columns, truncates=shape.truncates)
+        return current_rows(merged(state, columns), columns, truncates=self._state.truncates)
