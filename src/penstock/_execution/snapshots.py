@@ -60,12 +60,16 @@ class SnapshotProgress:
         """The snapshots after the last one, each to be applied before the next is requested.
 
         A named source has one. A function is called until it returns `None`; a version that is not
-        newer than the last is skipped, and ends the iteration when it is returned again.
+        newer than the last is skipped, and ends the iteration when it is returned again. Versions
+        that the history of the table has already are skipped as well.
         """
         assert self._flow.snapshot is not None
         is_named = self._flow.snapshot.next_snapshot is None
         noted = self.state.snapshots.get(str(self._number))
         latest = None if noted is None else decode_version(noted)
+        # The table may have a history although its last version is not noted: the state of the
+        # flow was lost, or the flow has a new name.
+        may_be_known = noted is None and not is_named
         skipped: Any = None
         while True:
             query = SnapshotQuery(self._flow, latest)
@@ -79,6 +83,10 @@ class SnapshotProgress:
                 skipped = query.version
                 continue
             writer = writer_of(snapshot_shape(df, self._flow, query.version))
+            if may_be_known and not writer.is_newer(query.version):
+                latest = query.version
+                continue
+            may_be_known = False
             apply = partial(self._apply, writer, df, latest, query.version, always=not is_named)
             yield NextSnapshot(df, is_named, f"snapshot {query.version}", apply)
             if is_named:

@@ -96,6 +96,20 @@ class SnapshotWriter:
             kill_point("after_target_commit", self._flow, number)
         return committed
 
+    def is_newer(self, version: Any) -> bool:
+        """Whether a version is later than all those in the history of the table.
+
+        The table of SCD type 1 has none: it ends the same if snapshots are applied again.
+        """
+        if self._shape.shape.scd_type is ScdType.ONE:
+            return True
+        spark, path = self._table.delta.spark, self._table.ref.path
+        rows = spark.read.format("delta").load(path)
+        if END_AT not in rows.columns:
+            return True
+        later = F.greatest(START_AT, END_AT) >= F.lit(version).cast(self._shape.sequence)
+        return rows.where(later).isEmpty()
+
     def _count(self, snapshot: DataFrame) -> int:
         count, shared = count_keys(snapshot, _struct(self._shape.keys))
         if shared:
