@@ -1,6 +1,7 @@
 """Auto CDC in whole updates: declared in a project, run as a user runs it."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from test_table_maintenance import state_files_after_vacuum
 from update_project import ContinuousRun, Project
 
+from penstock._execution import tables
 from penstock._runtime.update import UpdateState
 from penstock._tables.write import cdc_snapshot
 from penstock.errors import DefinitionErrors
@@ -257,6 +259,42 @@ dp.apply_changes_from_snapshot("newest", "people", ["id"])
 FOLLOWING = """
 import json
 from pathlib import Path
+SELECTED = """
+@dp.materialized_view
+def people():
+    return spark.read.schema("id INT, name STRING").json("data")
+
+@dp.temporary_view
+def selected():
+    return spark.read.table("people").where("id > {least}")
+
+dp.create_streaming_table("followed")
+dp.create_auto_cdc_from_snapshot_flow(target="followed", source="selected", keys=["id"])
+"""
+
+
+def test_a_view_is_compared_again_when_its_query_changed(project, monkeypatch):
+    locks: list[Any] = []
+    held: list[bool] = []
+
+    def new_lock() -> Any:
+        locks.append(threading.Lock())
+        return locks[-1]
+
+    monkeypatch.setattr(tables, "Lock", new_lock)
+    monkeypatch.setattr(
+        cdc_snapshot, "kill_point", lambda *_: held.append(any(each.locked() for each in locks))
+    )
+    project.source(SELECTED.format(least=1))
+    project.add("a.json", [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}])
+    assert project.run().state is UpdateState.COMPLETED
+    project.source(SELECTED.format(least=0))
+    assert project.run().state is UpdateState.COMPLETED
+    assert rows(project, "followed") == [(1, "a"), (2, "b")]
+    # A compaction of the table waits until a snapshot is applied.
+    assert held == [True] * 4
+
+
 
 def following(latest):
     versions = sorted(int(p.stem) for p in Path("data").glob("*.json"))

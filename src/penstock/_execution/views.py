@@ -150,11 +150,23 @@ class ViewRefresh:
         for snapshot in progress.newer(
             lambda shape: self._queries.writers.snapshot_writer(dataset, node, shape, state.epoch)
         ):
-            if snapshot.is_named and self._is_known(snapshot.df, latest, state.epoch):
-                continue
-            result = snapshot.apply()
+            now = None
             if snapshot.is_named:
-                self._remember(step.target, snapshot.df, state.epoch)
+                sources = plans.batch_sources(snapshot.df)
+                query = self._fingerprint(snapshot.df, sources, dataset, node)
+                now = ViewState(
+                    fingerprint=f"{state.epoch} {query}",
+                    sources=sources.versions,
+                    table_version=None,
+                    table_ids=sources.table_ids,
+                )
+                if self._is_known(latest, sources, now.fingerprint):
+                    continue
+            # A compaction at the same time would make one of the two fail.
+            with self._queries.tables.turns[dataset.key]:
+                result = snapshot.apply()
+            if now is not None:
+                self._queries.state.save_view(step.target, now)
             if result is None:
                 continue
             applied += 1
@@ -168,12 +180,13 @@ class ViewRefresh:
             return RunOutcome(changed=False, reason="no changes since the last snapshot")
         return RunOutcome(changed=True, reason=f"{applied} snapshot(s)")
 
-    def _is_known(self, df: DataFrame, before: ViewState | None, epoch: str) -> bool:
-        """Whether a source still has the versions of the last comparison."""
-        sources = plans.batch_sources(df)
+    def _is_known(
+        self, before: ViewState | None, sources: plans.BatchSources, fingerprint: str
+    ) -> bool:
+        """Whether a query is that of the last comparison, and its sources have the same rows."""
         return (
             before is not None
-            and before.fingerprint == epoch
+            and before.fingerprint == fingerprint
             and sources.unversioned is None
             and not _are_replaced(before, sources)
             and self._have_same_rows(before, sources)
@@ -221,16 +234,6 @@ class ViewRefresh:
             and keeps_rows(self._delta, path, int(old[path]), int(new[path]))
             for path in changed
         )
-
-    def _remember(self, dataset: str, df: DataFrame, epoch: str) -> None:
-        sources = plans.batch_sources(df)
-        view_state = ViewState(
-            fingerprint=epoch,
-            sources=sources.versions,
-            table_version=None,
-            table_ids=sources.table_ids,
-        )
-        self._queries.state.save_view(dataset, view_state)
 
     def _fingerprint(
         self, df: DataFrame, sources: plans.BatchSources, dataset: DatasetNode, node: FlowNode
