@@ -133,6 +133,21 @@ def test_large_values_that_postgresql_left_out_are_not_columns_to_update(spark):
     assert (rows[3]._columns_to_update, rows[3].name) == (None, ABSENT)
 
 
+def test_large_arrays_and_hstores_that_postgresql_left_out_are_not_columns_to_update(spark):
+    encoded = base64.b64encode(ABSENT.encode()).decode()
+    left_out = {
+        "numbers": list(ABSENT.encode()),
+        "raws": [encoded],
+        "ids": ["b68a35a7-17ad-35b3-af2a-ae46edb4545a"],
+        "pairs": {ABSENT: ABSENT},
+        "hstore": json.dumps({ABSENT: ABSENT}, separators=(",", ":")),
+    }
+    schema = "id INT, numbers ARRAY<BIGINT>, raws ARRAY<BINARY>, ids ARRAY<STRING>, "
+    schema += "pairs MAP<STRING, STRING>, hstore STRING"
+    (row,) = changes(spark, postgres("u", 1, after={"id": 1, **left_out}), schema=schema)
+    assert row._columns_to_update == ["id"]
+
+
 def unscaled(number: int) -> str:
     size = (number.bit_length() + 8) // 8
     return base64.b64encode(number.to_bytes(size, "big", signed=True)).decode()

@@ -48,12 +48,20 @@ CHANGE_COLUMNS = (
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PLACEHOLDER = "__debezium_unavailable_value"
-# In a text, in bytes, in bytes within JSON, in an array.
-_ABSENT = (
+# As text, as bytes, as bytes in JSON; as an array of these; as an array of numbers, which has one
+# for each byte, or of UUIDs; as hstore.
+_SCALARS = (
     _PLACEHOLDER,
     _PLACEHOLDER.encode(),
     base64.b64encode(_PLACEHOLDER.encode()).decode(),
-    [_PLACEHOLDER],
+)
+_ABSENT = (
+    *_SCALARS,
+    *([scalar] for scalar in _SCALARS),
+    list(_PLACEHOLDER.encode()),
+    ["b68a35a7-17ad-35b3-af2a-ae46edb4545a"],
+    {_PLACEHOLDER: _PLACEHOLDER},
+    f'{{"{_PLACEHOLDER}":"{_PLACEHOLDER}"}}',
 )
 _NANOS = {"millis": 1_000_000, "micros": 1000, "nanos": 1}
 _DECIMAL_MODES = ("precise", "string", "double")
