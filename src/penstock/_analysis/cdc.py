@@ -34,6 +34,7 @@ from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow, FlowAnalysis
 from penstock._model.origin import SourceLocation
 from penstock._model.sql_text import quoted
+from penstock._tables.write.assignment import assigned
 from penstock._tables.write.cdc_events import (
     END_AT,
     START_AT,
@@ -56,14 +57,17 @@ def as_cdc(
 
     `version` is that of the first snapshot, if the flow has snapshots.
     """
+    declared = None
+    if dataset.declared.schema is not None:
+        declared = declared_schema(df.sparkSession, dataset.declared, df.schema)
+        df = assigned(df, declared)
     if flow.cdc is not None:
         rows: RowShape = event_shape(df, flow, dataset.flows)
         analysis = replace(analysis, sequence_type=rows.sequence.simpleString())
     else:
         rows = snapshot_shape(df, flow, version)
     wanted, scd_type = rows.target_schema(), rows.shape.scd_type
-    if dataset.declared.schema is not None:
-        declared = declared_schema(df.sparkSession, dataset.declared, wanted)
+    if declared is not None:
         check_declared(declared, scd_type, wanted, dataset.declared.origin)
     return replace(analysis, schema_json=wanted.json()), wanted
 

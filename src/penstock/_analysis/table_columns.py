@@ -24,7 +24,7 @@ def declared_schema(spark: SparkSession, declared: Dataset, schema: StructType) 
 def written_types(
     spark: SparkSession, flow: Flow, dataset: DeclaredDataset | None
 ) -> StructType | None:
-    """The declared columns that rows are converted to; not for auto CDC."""
+    """The declared columns that rows are converted to; for auto CDC, `as_cdc` converts them."""
     if dataset is None or dataset.declared.schema is None or is_cdc(flow):
         return None
     return declared_schema(spark, dataset.declared, StructType())

@@ -39,6 +39,7 @@ from penstock._runtime.ports import FlowEnded
 from penstock._spark import plans
 from penstock._spark.failures import flow_error, full_text, java_causes
 from penstock._spark.session import jvm_died, jvm_exit_code
+from penstock._tables.write.assignment import assigned
 from penstock._tables.write.schema import with_types
 from penstock.errors import PenstockError
 from penstock.sinks.registry import sink_of
@@ -92,7 +93,11 @@ class FlowQueries:
             df, evaluation = self._evaluator.evaluate(
                 node.flow, position, is_triggered=is_triggered
             )
-        declared = None if is_cdc(node.flow) else self.tables.declared_columns(node.target)
+        declared = self.tables.declared_columns(node.target)
+        if is_cdc(node.flow):
+            # Conditions and sequence are computed of the declared types, too, as in the analysis.
+            df = with_types(df)
+            return (df if declared is None else assigned(df, declared)), evaluation.sources
         return with_types(df, declared), evaluation.sources
 
     def evaluate_flow(self, flow: Flow) -> DataFrame:
