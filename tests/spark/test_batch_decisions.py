@@ -5,6 +5,7 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +233,12 @@ RULES = (rule("positive", "id % 10 <> 0"),)
 
 
 def interrupted(
-    harness: Harness, df: DataFrame, monkeypatch: pytest.MonkeyPatch, point: str, **options: Any
+    harness: Harness,
+    df: DataFrame,
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+    make: Callable[..., FlowWriter] | None = None,
+    **options: Any,
 ) -> None:
     def dies(here: str, *_: Any) -> None:
         if here == point:
@@ -241,7 +247,7 @@ def interrupted(
     with monkeypatch.context() as patch:
         patch.setattr(writer, "kill_point", dies)
         with pytest.raises(DiedError):
-            harness.writer(**options).write(df, 0)
+            (make or harness.writer)(**options).write(df, 0)
 
 
 @pytest.mark.parametrize("point", ["after_decision", "after_quarantine_commit"])
@@ -349,6 +355,30 @@ def test_new_columns_are_kept_when_the_batch_that_brings_them_was_interrupted(
     harness.writer(allow_missing=True).write(plain.df, 0)
     assert harness.rows().where("twice = id * 2").count() == 90
     assert harness.bad().where("twice = id * 2").count() == 10
+
+
+@pytest.mark.parametrize("mode", ["append", "update"])
+def test_a_batch_is_completed_when_its_table_has_more_and_wider_columns_by_then(
+    spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    make = harness.writer if mode == "append" else partial(harness.upserter, ["id"])
+    df = harness.prepare(spark.range(100).selectExpr("id", "int(id) AS n"), RULES)
+    interrupted(harness, df, monkeypatch, "after_quarantine_commit", make)
+    wider = spark.range(100).selectExpr("id", "id AS n", "'x' AS more")
+    result = make().write(harness.prepare(wider, RULES, widen=True), 0)
+    assert (result.rows_written, result.rows_quarantined) == (90, 10)
+    assert harness.rows().where("n = id AND more IS NULL").count() == 90
+    assert harness.bad().where("n = id AND more IS NULL").count() == 10
+
+
+def test_a_batch_is_decided_again_when_its_table_has_other_types_before_any_commit(
+    spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    df = harness.prepare(spark.range(100).selectExpr("id", "int(id) AS n"), RULES)
+    interrupted(harness, df, monkeypatch, "after_decision")
+    other = harness.prepare(spark.range(100).selectExpr("id", "string(id) AS n"), RULES)
+    harness.writer().write(other, 0)
+    assert harness.rows().where("n = string(id)").count() == 90
 
 
 def test_keys_stay_unique_when_another_flow_brought_them_before_the_batch_was_completed(

@@ -147,7 +147,9 @@ class CdcWriter(FlowWriter):
     def _data_schema(self, df: DataFrame) -> StructType:
         return self._events.target_schema()
 
-    def _evolve(self, txn: TableTransaction, query: StructType) -> StructType:
+    def _evolve(
+        self, txn: TableTransaction, query: StructType, *, allow_missing: bool = False
+    ) -> StructType:
         # The rows follow from the state, even in a batch of an earlier version of the flow.
         return super()._evolve(txn, self._events.target_schema())
 

@@ -224,6 +224,16 @@ def conformed(
     return [field.dataType for field in kinds]
 
 
+def cast_schema(query: T.StructType, table: T.StructType) -> T.StructType:
+    """The schema of a query after `conform`."""
+    return T.StructType(
+        [
+            T.StructField(column.name, kind, column.nullable, column.metadata)
+            for column, kind in zip(query, conformed(query, table), strict=True)
+        ]
+    )
+
+
 def merged(schemas: Iterable[T.StructType]) -> T.StructType:
     """The columns of several queries for one table.
 

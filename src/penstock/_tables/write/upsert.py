@@ -18,6 +18,7 @@ from penstock._tables.write.kept import keep_and_count
 from penstock._tables.write.key_joins import count_keys, key_struct
 from penstock._tables.write.keyed import MOST_KEYS, KeyedTable, Way
 from penstock._tables.write.row_files import Written
+from penstock._tables.write.schema import conform
 from penstock._tables.write.staging import valid_rows
 from penstock._tables.write.writer import Batch, FlowWriter, WriterOptions
 from penstock.errors import FlowError, InternalError
@@ -89,6 +90,7 @@ class UpsertWriter(FlowWriter):
     def _with_recorded_rows(self, batch: Batch, decision: BatchDecision) -> Batch:
         assert self._decisions is not None
         rows = self._delta.spark.read.parquet(self._decisions.rows)
+        rows = conform(rows, batch.txn.metadata.schema)
         self._collected = None
         return replace(batch, written=replace(batch.written, rows=rows))
 

@@ -26,7 +26,14 @@ from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.kept import release
 from penstock._tables.write.key_joins import SMALL_ROWS
 from penstock._tables.write.row_files import FindLateRows, RowFiles, Written
-from penstock._tables.write.schema import conform, has_identity, is_identity, plain_schema
+from penstock._tables.write.schema import (
+    cast_schema,
+    compare,
+    conform,
+    has_identity,
+    is_identity,
+    plain_schema,
+)
 from penstock._tables.write.staging import QUARANTINE_FIELDS, RowCounts
 from penstock.errors import CheckpointError, ExpectationFailedError, InternalError
 from penstock.quality.split import RowSplit
@@ -166,7 +173,7 @@ class FlowWriter:
                 flow=self._flow, app_id=self._app_id, batch_id=batch_id, version=None, replayed=True
             )
         else:
-            decision = self._recorded_decision(batch_id) if may_repeat else None
+            decision = self._recorded_decision(txn, batch_id) if may_repeat else None
             if decision is None:
                 batch = self._decide(df, txn, batch_id, fingerprint)
             else:
@@ -280,13 +287,18 @@ class FlowWriter:
     def _files_path(self) -> str:
         return self._target.ref.path
 
-    def _recorded_decision(self, batch_id: int | None) -> BatchDecision | None:
+    def _recorded_decision(
+        self, txn: TableTransaction, batch_id: int | None
+    ) -> BatchDecision | None:
         """The recorded decision about a batch; `None` if there is none to complete."""
         if batch_id is None or self._decisions is None or is_switched_off("decision"):
             return None
         decision = self._decisions.load(self._app_id, batch_id)
         if decision is None:
             return None
+        # The table may have wider columns since the files were written.
+        have = txn.metadata.schema
+        decision = replace(decision, schema=cast_schema(decision.schema, have))
         table = self._decided_quarantine if decision.quarantine is not None else None
         path = self._target.ref.path if table is None else table.ref.path
         exists = decision.quarantine is None or (table and self._delta.version(path) >= 0)
@@ -299,6 +311,8 @@ class FlowWriter:
             problem = "the quarantine that it has rows for does not exist any more"
         elif not self._decisions.is_complete(decision, self._files_path, path):
             problem = "some of its files were deleted since"
+        elif compare(have, decision.schema).conflicts:
+            problem = "columns of its table have other types now"
         if not problem:
             return decision
         if not exists:
@@ -323,7 +337,7 @@ class FlowWriter:
     def _resume(self, decision: BatchDecision) -> Batch:
         result, quarantine = decision.result, decision.quarantine
         txn = self._target.begin(result.batch_id)
-        self._evolve(txn, decision.schema)
+        self._evolve(txn, decision.schema, allow_missing=True)
         recorded = decision.counts
         counts = RowCounts(recorded["clean"], recorded["bad"], dict(result.rules))
         bad = quarantine.files if quarantine is not None else ()
@@ -373,10 +387,11 @@ class FlowWriter:
             self._schema = (identity, StructType(columns))
         return self._schema[1]
 
-    def _evolve(self, txn: TableTransaction, query: StructType) -> StructType:
-        return self._target.evolve(
-            txn, query, allow_missing=self._allow_missing, replaces=self._replaces
-        )
+    def _evolve(
+        self, txn: TableTransaction, query: StructType, *, allow_missing: bool = False
+    ) -> StructType:
+        allow_missing |= self._allow_missing
+        return self._target.evolve(txn, query, allow_missing=allow_missing, replaces=self._replaces)
 
     def _small(self, df: DataFrame) -> DataFrame:
         if self._coalesce and self._last_rows is not None and self._last_rows < SMALL_ROWS:
@@ -433,6 +448,7 @@ class FlowWriter:
         actions = [*removed, *self._delta.add_files(written.bad)]
         if not actions and evolved == txn.metadata.schema:
             return None
+        schema = cast_schema(schema, txn.metadata.schema)
         record = replace(
             result,
             rows_written=result.rows_quarantined,
