@@ -2,14 +2,16 @@
 
 import json
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 
 import pytest
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from update_project import Project
 
+from penstock._execution import tables
 from penstock._observe.events import UpdateState
+from penstock._tables.kill_points import step_callback
 from penstock.errors import DefinitionErrors, ExpectationFailedError
 
 pytestmark = pytest.mark.spark
@@ -188,6 +190,35 @@ def shown():
     assert project.table("ids").schema.simpleString() == "struct<id:bigint,note:string>"
     assert project.rows("ids", "id") == [(0,), (1,), (99,)]
     assert project.rows("shown") == [(0, None, None), (1, None, None), (99, None, None)]
+
+
+def test_batches_of_an_append_flow_wait_for_those_of_an_upsert_into_the_same_table(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+):
+    project.source(
+        """
+dp.create_streaming_table("sums")
+
+@dp.append_flow(target="sums", output_mode="update")
+def merged():
+    return rows("none").groupBy("id").agg(F.sum("amount").alias("amount"))
+
+@dp.append_flow(target="sums")
+def added():
+    return rows().select("id", F.col("amount").cast("bigint").alias("amount"))
+"""
+    ).add("a.json", amounts(1))
+    (project.root / "none").mkdir()
+    turns: list[Any] = []
+    monkeypatch.setattr(tables, "Lock", lambda: turns.append(Lock()) or turns[-1])
+    steps = []
+
+    def on_step(point: str, flow: str, _: int | None) -> None:
+        steps.append((flow, turns[-1].locked()))
+
+    with step_callback(on_step):
+        assert project.run().state is UpdateState.COMPLETED
+    assert set(steps) == {("added", True)}
 
 
 def test_declared_columns_stay_when_the_query_of_a_view_or_an_upsert_lacks_them(project: Project):

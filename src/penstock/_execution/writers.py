@@ -150,7 +150,9 @@ class TableWriters:
         else:
             writes = WriteMode.COMPLETE if mode is OutputMode.COMPLETE else WriteMode.APPEND
             writer = FlowWriter(self._tables.spark, mode=writes, **options)
-        removes = is_upsert or bool(dataset.declared.deduplicate_by)
+        # The batches of the other flows wait: each commit of theirs would make an upsert fail.
+        modes = {self._tables.graph.flows[name].analysis.output_mode for name in dataset.flows}
+        removes = OutputMode.UPDATE in modes or bool(dataset.declared.deduplicate_by)
 
         def write(batch: DataFrame, batch_id: int) -> Commit:
             with self._tables.turns[dataset.key] if removes else nullcontext():
