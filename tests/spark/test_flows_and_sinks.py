@@ -192,6 +192,28 @@ def shown():
     assert project.rows("shown") == [(0, None, None), (1, None, None), (99, None, None)]
 
 
+def test_no_row_is_missing_when_a_flow_changes_between_one_time_and_stream(project: Project):
+    def source(once: bool) -> None:
+        project.source(
+            f"""
+dp.create_streaming_table("ids")
+
+@dp.append_flow(target="ids"{", once=True" if once else ""})
+def fill():
+    return {"spark.range(100, 102)" if once else 'rows().select("id")'}
+"""
+        )
+
+    project.add("a.json", amounts(1, 2))
+    ids: list[int] = []
+    for once in (True, False, True):
+        source(once)
+        ids += [100, 101] if once else [0, 1]
+        for _ in range(2):
+            assert project.run().state is UpdateState.COMPLETED
+            assert project.rows("ids", "id") == [(each,) for each in sorted(ids)]
+
+
 def test_batches_of_an_append_flow_wait_for_those_of_an_upsert_into_the_same_table(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ):

@@ -152,13 +152,24 @@ class DamageCheck:
         if last is None or last < 0:
             return
         # A batch is planned before it is written, so that newer ones of the table were lost here.
-        files = StorageFiles(self._delta.spark)
-        planned = batches(files, path, "offsets") if files.exists(f"{path}/metadata") else []
+        planned = self._planned(path)
         if not planned or planned[-1] < last:
             condition = "CHECKPOINT_BEHIND_TABLE" if planned else "CHECKPOINT_MISSING"
             newest = planned[-1] if planned else None
             damage = older(node.flow.name, node.flow.target, path, last=last, newest=newest)
             raise _error(condition, node, damage)
+
+    def has_batches_of_no_query(self, node: FlowNode, epoch: str) -> bool:
+        """Whether the table has batches of an epoch that were not written by a streaming query."""
+        path, last = self._tables.layout.checkpoint_path(node.flow.name, epoch), None
+        if not self._planned(path):
+            last = self._last_number(node, epoch)
+        return last is not None and last >= 0
+
+    def _planned(self, checkpoint: str) -> list[int]:
+        files = StorageFiles(self._delta.spark)
+        is_used = files.exists(f"{checkpoint}/metadata")
+        return batches(files, checkpoint, "offsets") if is_used else []
 
     def _last_number(self, node: FlowNode, epoch: str) -> int | None:
         """The last batch of the table; `None` for a sink."""

@@ -250,6 +250,14 @@ class StreamingFlows:
                 state.position,
                 is_triggered=step.interval_seconds is None,
             )
+            elif before is not None and self._damage.has_batches_of_no_query(node, before.epoch):
+                # The numbers of its batches are taken by those of a one-time flow.
+                self._queries.warn(
+                    node,
+                    f"flow {step.flow} was a one-time flow, whose rows stay in the table: as a "
+                    "stream, it reads its sources from the beginning",
+                )
+                before = None
             with self._source.starting(starts):
                 df, sources = evaluate()
                 if self._prepared(node, sources, checkpoint):

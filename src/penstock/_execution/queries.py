@@ -150,6 +150,11 @@ class SparkEngine:
             sources += opened
             node = self._queries.adopt(node, df)
             df = self._queries.confs.bound(df, node)
+            if state.stateful_operators is not None and not df.isStreaming:
+                # The number of its batch is taken by one of a streaming query.
+                text = f"flow {step.flow} was a stream, whose rows stay in the table"
+                self._queries.warn(node, text)
+                state = self._state.new_flow(step.flow)
             writer = self._queries.writers.stream_writer(
                 dataset, node, df, epoch=state.epoch, mode=OutputMode.APPEND
             )
