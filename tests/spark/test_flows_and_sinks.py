@@ -6,11 +6,12 @@ from threading import Event, Lock, Thread
 from typing import Any
 
 import pytest
+from crashes import crashing
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from update_project import Project
 
 from penstock._execution import tables
-from penstock._observe.events import UpdateState
+from penstock._observe.events import FlowProgress, UpdateState
 from penstock._tables.kill_points import step_callback
 from penstock.errors import DefinitionErrors, ExpectationFailedError
 
@@ -212,6 +213,35 @@ def fill():
         for _ in range(2):
             assert project.run().state is UpdateState.COMPLETED
             assert project.rows("ids", "id") == [(each,) for each in sorted(ids)]
+
+
+def test_counts_of_a_one_time_flow_are_reported_when_it_was_killed_after_its_commit(
+    project: Project,
+):
+    project.source(
+        """
+dp.create_streaming_table("ids")
+
+@dp.append_flow(
+    target="ids", once=True, spark_conf={"pipelines.maxFlowRetryAttempts": "0"}
+)
+def fill():
+    return spark.range(3)
+"""
+    )
+
+    def counts() -> list[int]:
+        bodies = [event.body for event in project.events]
+        progress = [body for body in bodies if isinstance(body, FlowProgress)]
+        return [body.metrics.num_output_rows for body in progress if body.table_version]
+
+    with crashing("after_target_commit"):
+        assert project.run().state is UpdateState.FAILED
+    assert counts() == []
+    for reported in ([3], []):
+        assert project.run().state is UpdateState.COMPLETED
+        assert counts() == reported
+    assert project.rows("ids", "id") == [(0,), (1,), (2,)]
 
 
 def test_batches_of_an_append_flow_wait_for_those_of_an_upsert_into_the_same_table(

@@ -29,7 +29,7 @@ from penstock._execution.sink_writers import sink_writer
 from penstock._execution.tables import PipelineTables
 from penstock._execution.writers import TableWriters
 from penstock._graph.cdc import is_cdc
-from penstock._graph.dataflow import DatasetNode, FlowNode
+from penstock._graph.dataflow import FlowNode
 from penstock._model.dataset import LateRows
 from penstock._model.flow import Flow, OutputMode
 from penstock._model.trigger import TriggerKind
@@ -186,6 +186,15 @@ class FlowQueries:
         declared["history"] = state.deployed.get("history") or declared["history"]
         return None if declared == state.deployed else declared
 
+    def reconcile(self, node: FlowNode, state: FlowState) -> None:
+        """Report batches that were committed, but not reported before a crash."""
+        known, dataset = self.context.last_batch(node.flow.name), self.graph.datasets[node.target]
+        for commit in self.writers.unreported(dataset, node, state.epoch, known):
+            # Without its number the next start would report it again.
+            origin = replace(self.origin(node), batch_id=commit.result.batch_id)
+            text = "recorded by the table, reported after a restart"
+            self.context.emit(commit.event(origin, text))
+
     def warn(self, node: FlowNode, text: str) -> None:
         self.context.emit(Event(self.origin(node), PlanWarning(text), text))
 
@@ -241,6 +250,14 @@ class StreamingFlows:
                 if self._is_caught_up(node, step, before):
                     return self._ended(node, before, on_end)
                 self._damage.check_checkpoint(node, before.epoch)
+            elif before is not None and self._damage.has_batches_of_no_query(node, before.epoch):
+                # The numbers of its batches are taken by those of a one-time flow.
+                self._queries.warn(
+                    node,
+                    f"flow {step.flow} was a one-time flow, whose rows stay in the table: as a "
+                    "stream, it reads its sources from the beginning",
+                )
+                before = None
             state = before or self._queries.state.new_flow(step.flow)
             starts = StreamStarts(dict(state.starts), is_open=state.stateful_operators is None)
             checkpoint = self._queries.tables.layout.checkpoint_path(step.flow, state.epoch)
@@ -250,14 +267,6 @@ class StreamingFlows:
                 state.position,
                 is_triggered=step.interval_seconds is None,
             )
-            elif before is not None and self._damage.has_batches_of_no_query(node, before.epoch):
-                # The numbers of its batches are taken by those of a one-time flow.
-                self._queries.warn(
-                    node,
-                    f"flow {step.flow} was a one-time flow, whose rows stay in the table: as a "
-                    "stream, it reads its sources from the beginning",
-                )
-                before = None
             with self._source.starting(starts):
                 df, sources = evaluate()
                 if self._prepared(node, sources, checkpoint):
@@ -312,7 +321,7 @@ class StreamingFlows:
     ) -> RunningQuery:
         """A flow whose query is not started because there are no new rows."""
         self._queries.tables.check_ownership(node, state)
-        self._reconcile(node, self._queries.graph.datasets[node.target], state)
+        self._queries.reconcile(node, state)
         running = RunningQuery(
             node.flow, self._queries.origin(node), self._queries.context.emit, on_end
         )
@@ -332,7 +341,7 @@ class StreamingFlows:
         running: RunningQuery,
     ) -> Any:
         dataset = self._queries.graph.datasets[step.target]
-        self._reconcile(node, dataset, state)
+        self._queries.reconcile(node, state)
         late = None
         if node.flow.cdc is None and plans.has_state(node.analysis.stateful_operators):
             keeps = dataset.declared.late_rows is LateRows.QUARANTINE
@@ -364,15 +373,6 @@ class StreamingFlows:
         if wanted != self._queries.state.flow(node.flow.name):
             self._queries.state.save_flow(node.flow.name, wanted)
         return wanted
-
-    def _reconcile(self, node: FlowNode, dataset: DatasetNode, state: FlowState) -> None:
-        """Report micro-batches that were committed, but not reported before a crash."""
-        known = self._queries.context.last_batch(node.flow.name)
-        for commit in self._queries.writers.unreported(dataset, node, state.epoch, known):
-            # Without its number the next start would report it again.
-            origin = replace(self._queries.origin(node), batch_id=commit.result.batch_id)
-            text = "recorded by the table, reported after a restart"
-            self._queries.context.emit(commit.event(origin, text))
 
     def _prepared(self, node: FlowNode, sources: Sequence[OpenedSource], checkpoint: str) -> bool:
         """Whether the query must be evaluated again after its sources have read its checkpoint."""

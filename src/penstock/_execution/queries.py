@@ -1,5 +1,6 @@
 """The runtime's `Engine` port: the steps of an update, carried out by Spark."""
 
+import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,6 @@ from penstock._execution.writers import BatchWriter
 from penstock._graph.dataflow import FlowNode
 from penstock._model.flow import OutputMode
 from penstock._model.pipeline import MaintenanceSettings
-from penstock._observe.events import EventOrigin
 from penstock._plan.maintenance import table_maintenance
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
 from penstock._runtime.ports import FlowEnded, RunOutcome
@@ -145,6 +145,7 @@ class SparkEngine:
             if state.once_done:
                 self._queries.record(node)
                 return RunOutcome(changed=False, reason="it already ran; a full refresh repeats it")
+            self._queries.reconcile(node, state)
             dataset = self._graph.datasets[step.target]
             df, opened = self._queries.evaluate(node)
             sources += opened
@@ -163,15 +164,18 @@ class SparkEngine:
                 self._damage.check_checkpoint(node, state.epoch)
                 self._stream_once(node, state, writer)
             else:
-                self._write(writer, writer.df, 0, self._queries.origin(node))
+                self._write(node, writer, writer.df, 0)
             self._state.save_flow(step.flow, replace(state, once_done=True))
             self._queries.record(node)
             return RunOutcome(changed=True, reason="one-time flow")
 
-    def _write(self, writer: BatchWriter, df: DataFrame, batch: int, origin: EventOrigin) -> None:
+    def _write(self, node: FlowNode, writer: BatchWriter, df: DataFrame, batch: int) -> None:
+        started = time.monotonic()
         result = writer.write(df, batch)
+        duration = round((time.monotonic() - started) * 1000)
         if not result.replayed:
-            self._context.emit(result.event(origin, "one-time flow"))
+            origin = replace(self._queries.origin(node), batch_id=batch)
+            self._context.emit(result.event(origin, "one-time flow", duration_ms=duration))
 
     def _stream_once(self, node: FlowNode, state: FlowState, writer: BatchWriter) -> None:
         """Apply the available rows of a streaming view; resumes after a kill."""
@@ -179,8 +183,7 @@ class SparkEngine:
         self._state.save_flow(flow, state)
 
         def on_batch(df: DataFrame, batch_id: int) -> None:
-            origin = replace(self._queries.origin(node), batch_id=batch_id)
-            self._write(writer, df, batch_id, origin)
+            self._write(node, writer, df, batch_id)
 
         checkpoint = self._tables.layout.checkpoint_path(flow, state.epoch)
         stream: Any = writer.df.writeStream.foreachBatch(on_batch).queryName(flow)
