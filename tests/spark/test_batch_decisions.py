@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 from stored_rows import stored_rows
 from writer_harness import Harness, decision_file, rule
 
@@ -25,6 +26,7 @@ from penstock._tables.write.decision import DecisionFile
 from penstock._tables.write.keyed import Way
 from penstock._tables.write.prepare import prepare_quarantine, prepare_table
 from penstock._tables.write.row_files import Refused
+from penstock._tables.write.schema import IDENTITY_EXPLICIT, IDENTITY_START, IDENTITY_STEP
 from penstock._tables.write.table_spec import TableSpec
 from penstock._tables.write.upsert import UniqueWriter, UpsertWriter
 from penstock._tables.write.writer import FlowWriter, WriteMode
@@ -379,6 +381,18 @@ def test_a_batch_is_decided_again_when_its_table_has_other_types_before_any_comm
     other = harness.prepare(spark.range(100).selectExpr("id", "string(id) AS n"), RULES)
     harness.writer().write(other, 0)
     assert harness.rows().where("n = string(id)").count() == 90
+
+
+def test_numbers_of_the_query_are_kept_in_an_identity_column_when_a_batch_was_interrupted(
+    spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_default = {IDENTITY_START: 1, IDENTITY_STEP: 1, IDENTITY_EXPLICIT: True}
+    schema = T.StructType().add("n", T.LongType(), True, by_default).add("id", T.LongType())
+    rows = spark.range(100).selectExpr("id + 1000 AS n", "id")
+    df = harness.prepare(rows, RULES, schema=schema, declared=True)
+    interrupted(harness, df, monkeypatch, "after_quarantine_commit")
+    harness.writer().write(df, 0)
+    assert harness.rows().where("n = id + 1000").count() == 90
 
 
 def test_keys_stay_unique_when_another_flow_brought_them_before_the_batch_was_completed(

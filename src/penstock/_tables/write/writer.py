@@ -364,8 +364,13 @@ class FlowWriter:
         txn = self._target.commit_evolution(batch.txn, batch.result.batch_id)
         files = self._delta.seq(self._delta.add_files(decision.files))
         rows = self._delta.read_files(self._target.ref.path, txn.jvm.snapshot(), files)
-        identity = [column.name for column in txn.metadata.schema if is_identity(column)]
-        return replace(batch, txn=txn), rows.drop(*identity)
+        own = {column.name.lower() for column in decision.schema}
+        computed = [
+            column.name
+            for column in txn.metadata.schema
+            if is_identity(column) and column.name.lower() not in own
+        ]
+        return replace(batch, txn=txn), rows.drop(*computed)
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -443,12 +448,12 @@ class FlowWriter:
         txn = table.begin(result.batch_id)
         if txn.is_committed:
             return None
+        schema = cast_schema(schema, txn.metadata.schema)
         evolved = table.evolve(txn, schema, allow_missing=True, replaces=self._replaces)
         removed, rows = self._removals(table, txn)
         actions = [*removed, *self._delta.add_files(written.bad)]
         if not actions and evolved == txn.metadata.schema:
             return None
-        schema = cast_schema(schema, txn.metadata.schema)
         record = replace(
             result,
             rows_written=result.rows_quarantined,
