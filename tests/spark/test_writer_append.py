@@ -256,9 +256,11 @@ def test_narrow_types_are_widened_when_no_value_can_change(spark: SparkSession) 
 def test_constraints_bind_clean_rows_only_when_rows_are_split(
     spark: SparkSession, harness: Harness
 ) -> None:
-    schema = "id BIGINT NOT NULL, amount DOUBLE"
+    schema = "id BIGINT NOT NULL, amount DOUBLE, s STRUCT<a: BIGINT NOT NULL>"
     df = spark.range(100).selectExpr(
-        "IF(id = 7, NULL, id) AS id", "CAST(id - 5 AS DOUBLE) AS amount"
+        "IF(id = 7, NULL, id) AS id",
+        "CAST(id - 5 AS DOUBLE) AS amount",
+        "named_struct('a', IF(id = 7, NULL, id)) AS s",
     )
     rules = [rule("has id", "id IS NOT NULL"), rule("positive", "amount >= 0")]
     df = harness.prepare(df, rules, schema=parse_schema(spark, schema), declared=True)
@@ -268,13 +270,19 @@ def test_constraints_bind_clean_rows_only_when_rows_are_split(
 
 
 @pytest.mark.parametrize(
-    "broken", ["CAST(NULL AS BIGINT) AS id, 1D AS amount", "id, -1D AS amount"]
+    "broken",
+    [
+        "CAST(NULL AS BIGINT) AS id, 1D AS amount, named_struct('a', 1L) AS s",
+        "id, -1D AS amount, named_struct('a', 1L) AS s",
+        "id, 1D AS amount, named_struct('a', CAST(NULL AS BIGINT)) AS s",
+    ],
 )
 def test_constraints_refuse_the_batch_when_a_clean_row_breaks_them(
     spark: SparkSession, harness: Harness, broken: str
 ) -> None:
     df = spark.sql(f"SELECT {broken} FROM range(10)")
-    schema = parse_schema(spark, "id BIGINT NOT NULL, amount DOUBLE")
+    columns = "id BIGINT NOT NULL, amount DOUBLE, s STRUCT<a: BIGINT NOT NULL>"
+    schema = parse_schema(spark, columns)
     df = harness.prepare(df, [rule("r", "amount < 100")], schema=schema, declared=True)
     spark.sql(f"ALTER TABLE delta.`{harness.target.path}` ADD CONSTRAINT pos CHECK (amount >= 0)")
     with pytest.raises(Exception, match=r"(?i)constraint|not null"):

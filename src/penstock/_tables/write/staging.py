@@ -8,7 +8,7 @@ have), the others are written into the folder of the quarantine table and commit
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from urllib.parse import unquote
@@ -101,11 +101,19 @@ def _configuration(metadata: TableMetadata, schema: StructType, split: RowSplit)
     for key, value in have.items():
         if key.startswith(_CONSTRAINT):
             result[key] = f"{quarantined} OR ({value})"
+    for path in _required(schema):
+        key = f"{_CONSTRAINT}penstock_not_null_{'.'.join(path).lower()}"
+        result[key] = f"{quarantined} OR {quoted(*path)} IS NOT NULL"
+    return result
+
+
+def _required(schema: StructType, *parents: str) -> Iterator[tuple[str, ...]]:
+    """Columns and fields of structs that are NOT NULL; Delta allows no other ones."""
     for column in schema:
         if not column.nullable:
-            key = f"{_CONSTRAINT}not_null_{column.name.lower()}"
-            result[key] = f"{quarantined} OR {quoted(column.name)} IS NOT NULL"
-    return result
+            yield (*parents, column.name)
+        if isinstance(column.dataType, StructType):
+            yield from _required(column.dataType, *parents, column.name)
 
 
 @dataclass
