@@ -117,6 +117,18 @@ def test_new_column_is_added_when_an_update_mode_query_has_more(
     ]
 
 
+@pytest.mark.parametrize("way", [Way.TABLE, pytest.param(Way.FILES, marks=pytest.mark.long)])
+def test_fields_in_maps_are_matched_by_name_in_update_mode(
+    spark: SparkSession, harness: Harness, way: Way
+) -> None:
+    first = spark.range(2).selectExpr("id", "map('k', named_struct('a', 'A', 'c', 'C')) AS m")
+    harness.upserter(["id"], way=way).write(harness.prepare(first), 0)
+    other = spark.range(1, 3).selectExpr("id", "map('k', named_struct('c', 'C', 'a', 'A')) AS m")
+    harness.upserter(["id"], way=way).write(other, 1)
+    rows = harness.rows().selectExpr("id", "m['k'].a", "m['k'].c")
+    assert sorted(map(tuple, rows.collect())) == [(id_, "A", "C") for id_ in range(3)]
+
+
 def test_batch_is_refused_when_two_of_its_rows_share_a_key(
     spark: SparkSession, harness: Harness
 ) -> None:

@@ -13,7 +13,7 @@ converts rows of the source to events. An event has the columns
 The user's columns are within structs, so their names cannot conflict with these.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -27,7 +27,7 @@ from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation
 from penstock._model.similar import nearest
 from penstock._model.sql_text import quoted
-from penstock._tables.write.schema import nested_types, plain_schema
+from penstock._tables.write.schema import columns_as, nested_types, plain_schema
 from penstock.errors import DefinitionError
 
 START_AT = "__START_AT"
@@ -268,47 +268,6 @@ def _is_opaque(kind: T.DataType) -> bool:
 
 def _nullable(fields: Sequence[T.StructField]) -> T.StructType:
     return T.StructType([T.StructField(f.name, f.dataType) for f in fields]).toNullable()
-
-
-def columns_as(wanted: T.StructType, have: Sequence[T.StructField]) -> list[Column]:
-    """Columns in the wanted types, with all fields matched by name; missing ones are NULL."""
-    return _fields_as(wanted, have, lambda name: F.col(quoted(name)))
-
-
-def _fields_as(
-    wanted: T.StructType, have: Sequence[T.StructField], value_of: Callable[[str], Column]
-) -> list[Column]:
-    by_name = {field.name.lower(): field for field in have}
-    columns = []
-    for field in wanted:
-        source = by_name.get(field.name.lower())
-        if source is None:
-            column = F.lit(None).cast(field.dataType)
-        else:
-            column = _value_as(value_of(source.name), source.dataType, field.dataType)
-        columns.append(column.alias(field.name))
-    return columns
-
-
-def _value_as(value: Column, have: T.DataType, want: T.DataType) -> Column:
-    """A value in another type. A cast would match the fields of structs by position."""
-    if have.simpleString() == want.simpleString():
-        return value.cast(want)
-    if isinstance(have, T.StructType) and isinstance(want, T.StructType):
-        fields = F.struct(*_fields_as(want, have.fields, value.getField))
-        return F.when(value.isNotNull(), fields)
-    if isinstance(have, T.ArrayType) and isinstance(want, T.ArrayType):
-        element, wanted = have.elementType, want.elementType
-        return F.transform(value, lambda each: _value_as(each, element, wanted))
-    if isinstance(have, T.MapType) and isinstance(want, T.MapType):
-        entries = F.map_entries(value)
-        before, after = _entry(have), _entry(want)
-        return F.map_from_entries(F.transform(entries, lambda pair: _value_as(pair, before, after)))
-    return value.cast(want)
-
-
-def _entry(kind: T.MapType) -> T.StructType:
-    return T.StructType().add("key", kind.keyType).add("value", kind.valueType)
 
 
 # -- the declaration against the source ---------------------------------------------------------

@@ -20,7 +20,6 @@ from penstock._tables.write.cdc_events import (
     END_AT,
     START_AT,
     RowShape,
-    columns_as,
     comparable,
 )
 from penstock._tables.write.fenced import FencedTable, TableTransaction
@@ -33,6 +32,7 @@ from penstock._tables.write.key_joins import (
     of_keys,
 )
 from penstock._tables.write.keyed import KeyedTable
+from penstock._tables.write.schema import columns_as
 from penstock.errors import FlowError
 
 

@@ -23,7 +23,7 @@ from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.jvm import dataframe, iterate
 from penstock._tables.session_conf import own_session
-from penstock._tables.write.cdc_events import START_AT, columns_as, comparable
+from penstock._tables.write.cdc_events import START_AT, comparable
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.key_joins import (
     SMALL_ROWS,
@@ -34,7 +34,7 @@ from penstock._tables.write.key_joins import (
     of_keys,
     without_keys,
 )
-from penstock._tables.write.schema import COLUMN_MAPPING, is_computed
+from penstock._tables.write.schema import COLUMN_MAPPING, columns_as, is_computed, union
 
 # The cost of a rewrite grows with the table.
 REWRITE_BYTES = 8 * 1024 * 1024
@@ -274,7 +274,7 @@ class KeyedTable:
                 touched = touched.distinct()
                 known = in_one_task(touched) if small else F.broadcast(touched)
                 other = without_keys(in_one_task(other) if small else other, known)
-            rows = other.unionByName(rows, allowMissingColumns=True)
+            rows = union(other, rows)
         added = delta.write_files(txn.jvm, rows.coalesce(1) if small else rows)
         actions = [*iterate(actions), *added]
         return self.table.commit(txn, actions, result.batch_id, result, complete=False)
@@ -294,7 +294,7 @@ class KeyedTable:
             other = self._rows_as_stored(txn, rows.sparkSession, without_keys=keys)
         if other is None:
             other = without_keys(in_one_task(self.table.rows(txn, rows)), in_one_task(touched))
-        written = other.unionByName(rows, allowMissingColumns=True).coalesce(1)
+        written = union(other, rows).coalesce(1)
         added = self.table.delta.write_files(txn.jvm, written)
         return self.table.commit(txn, [*removed, *added], result.batch_id, result, complete=False)
 

@@ -6,11 +6,11 @@ read any more. So every write calls `reconcile` first.
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -222,6 +222,69 @@ def conformed(
     kinds = map_leaves(query, table, leaf)
     assert isinstance(kinds, T.StructType)
     return [field.dataType for field in kinds]
+
+
+def _named(name: str) -> Column:
+    return F.col(quoted(name))
+
+
+def columns_as(
+    want: T.StructType, have: Sequence[T.StructField], column_of: Callable[[str], Column] = _named
+) -> list[Column]:
+    """Columns in other types; they and their fields are matched by name, missing ones are NULL."""
+    by_name = {field.name.lower(): field for field in have}
+    columns = []
+    for field in want:
+        own = by_name.get(field.name.lower())
+        column = F.lit(None).cast(field.dataType)
+        if own is not None:
+            column = cast_by_name(column_of(own.name), own.dataType, field.dataType)
+        columns.append(column.alias(field.name))
+    return columns
+
+
+def cast_by_name(column: Column, have: T.DataType, want: T.DataType) -> Column:
+    """Cast a column of type `have`; fields that it lacks become NULL.
+
+    Spark's cast and union match the fields of structs by their position.
+    """
+    if _field_names(have) == _field_names(want):
+        return column.cast(want)
+    if isinstance(have, T.StructType) and isinstance(want, T.StructType):
+        fields = F.struct(*columns_as(want, have.fields, column.getField))
+        return F.when(column.isNotNull(), fields)
+    if isinstance(have, T.ArrayType) and isinstance(want, T.ArrayType):
+        kinds = have.elementType, want.elementType
+        return F.transform(column, lambda element: cast_by_name(element, *kinds))
+    if isinstance(have, T.MapType) and isinstance(want, T.MapType):
+        keys, values = (have.keyType, want.keyType), (have.valueType, want.valueType)
+        column = F.transform_keys(column, lambda key, _: cast_by_name(key, *keys))
+        return F.transform_values(column, lambda _, value: cast_by_name(value, *values))
+    return column.cast(want)
+
+
+def _field_names(kind: T.DataType) -> list[str]:
+    return [
+        name for each in nested_types(kind) if isinstance(each, T.StructType) for name in each.names
+    ]
+
+
+def with_fields(df: DataFrame, schema: T.StructType) -> DataFrame:
+    """A query whose nested fields are those of a schema that has all its columns, in its order."""
+    kinds = {field.name.lower(): field.dataType for field in schema}
+    casts = {}
+    for field in df.schema:
+        have, want = field.dataType, kinds[field.name.lower()]
+        if _field_names(have) != _field_names(want):
+            casts[field.name] = cast_by_name(F.col(quoted(field.name)), have, want)
+    return df.withColumns(casts) if casts else df
+
+
+def union(rows: DataFrame, other: DataFrame) -> DataFrame:
+    """The rows of both; columns, and fields at any depth, are matched by name."""
+    schema = compare(rows.schema, other.schema).merged
+    rows, other = with_fields(rows, schema), with_fields(other, schema)
+    return rows.unionByName(other, allowMissingColumns=True)
 
 
 def cast_schema(query: T.StructType, table: T.StructType) -> T.StructType:
