@@ -273,6 +273,27 @@ def added():
     assert set(steps) == {("added", True)}
 
 
+def test_groups_of_null_and_of_an_empty_string_stay_when_a_view_is_partitioned_by_them(
+    project: Project,
+):
+    project.source(
+        """
+@dp.table
+def bronze():
+    return rows()
+
+@dp.materialized_view(partition_cols=["p"], refresh_policy="incremental")
+def sums():
+    p = F.element_at(F.array(F.lit(None), F.lit(""), F.lit("x")), F.col("id").cast("int") + 1)
+    return spark.read.table("bronze").groupBy(p.alias("p")).agg(F.sum("amount").alias("n"))
+"""
+    )
+    for number, sums in enumerate(([1, 2, 3], [2, 4, 6])):
+        project.add(f"{number}.json", amounts(1, 2, 3))
+        assert project.run().state is UpdateState.COMPLETED
+        assert project.rows("sums", "n") == [(each,) for each in sums]
+
+
 def test_declared_columns_stay_when_the_query_of_a_view_or_an_upsert_lacks_them(project: Project):
     project.source(
         """

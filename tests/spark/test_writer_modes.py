@@ -129,6 +129,23 @@ def test_fields_in_maps_are_matched_by_name_in_update_mode(
     assert sorted(map(tuple, rows.collect())) == [(id_, "A", "C") for id_ in range(3)]
 
 
+@pytest.mark.parametrize(
+    "way", [Way.TABLE, Way.VECTORS, pytest.param(Way.MERGE, marks=pytest.mark.long)]
+)
+def test_an_empty_string_in_a_partition_column_is_the_same_key_again(
+    spark: SparkSession, harness: Harness, way: Way
+) -> None:
+    rows = spark.range(3).selectExpr("id", "IF(id = 1, 'x', '') AS p", "1 AS n")
+    df = harness.prepare(rows, partition_cols=("p",))
+    harness.upserter(["p", "id"], way=way).write(df, 0)
+    harness.upserter(["p", "id"], way=way).write(df.withColumn("n", F.lit(2)), 1)
+    assert sorted(map(tuple, harness.rows().select("id", "p", "n").collect())) == [
+        (0, None, 2),
+        (1, "x", 2),
+        (2, None, 2),
+    ]
+
+
 def test_batch_is_refused_when_two_of_its_rows_share_a_key(
     spark: SparkSession, harness: Harness
 ) -> None:

@@ -113,6 +113,9 @@ class KeyedTable:
         of them has a new row. The schema of the transaction is evolved.
         """
         way = self.way_for(txn, touched, count)
+        if texts := text_partitions(txn, touched):
+            touched = _with_stored_keys(touched, texts)
+            rows = rows.withColumns({name: _stored(F.col(quoted(name))) for name in texts})
         if way is Way.TABLE:
             return self._rewrite(txn, touched, rows, result, keys)
         if way is Way.MERGE:
@@ -183,6 +186,7 @@ class KeyedTable:
 
     def collected(self, txn: TableTransaction, touched: DataFrame) -> Any:
         """The keys of a batch on the driver, as `BatchKeys`; they may be there several times."""
+        touched = _with_stored_keys(touched, text_partitions(txn, touched))
         by_name = {name.lower(): name for name in txn.metadata.schema.names}
         partitioned = {name.lower() for name in txn.metadata.partition_columns}
         fields = key_type(touched).fields
@@ -358,6 +362,31 @@ class KeyedTable:
         )
         recorded = self.table.recorded(result.batch_id)
         return recorded.version if recorded else None
+
+
+def text_partitions(txn: TableTransaction, touched: DataFrame) -> set[str]:
+    """Key columns in which Delta stores an empty string as NULL."""
+    partitioned = {name.lower() for name in txn.metadata.partition_columns}
+    fields = key_type(touched).fields if partitioned else ()
+    return {
+        field.name
+        for field in fields
+        if field.name.lower() in partitioned and isinstance(field.dataType, T.StringType)
+    }
+
+
+def _with_stored_keys(touched: DataFrame, texts: set[str]) -> DataFrame:
+    if not texts:
+        return touched
+    parts = []
+    for name in key_names(touched):
+        part = F.col("k").getField(name)
+        parts.append((_stored(part) if name in texts else part).alias(name))
+    return touched.withColumn("k", F.struct(*parts))
+
+
+def _stored(text: Column) -> Column:
+    return F.when(text != "", text)
 
 
 def _merge_conf(app_id: str, result: CommitResult) -> dict[str, str]:

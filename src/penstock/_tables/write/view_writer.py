@@ -14,7 +14,7 @@ from penstock._tables.commits import CommitResult
 from penstock._tables.write.fenced import TableTransaction
 from penstock._tables.write.kept import keep_and_count
 from penstock._tables.write.key_joins import key_struct
-from penstock._tables.write.keyed import MOST_KEYS, KeyedTable, Way
+from penstock._tables.write.keyed import MOST_KEYS, KeyedTable, Way, text_partitions
 from penstock._tables.write.row_files import Written
 from penstock._tables.write.staging import RowCounts
 from penstock._tables.write.writer import Batch, FlowWriter, WriterOptions
@@ -89,6 +89,10 @@ class ViewWriter(FlowWriter):
         """
         touched = keys.select(key_struct(keys.columns).alias("k"))
         txn = self._begin()
+        for name in text_partitions(txn, touched):
+            text = F.col("k").getField(name)
+            if not touched.where(text.isNull() | (text == "")).isEmpty():
+                raise ViewChangedError(f"NULL and '' are the same partition of {name}")
         self._merges, self._row_count = merges or {}, row_count
         if count is not None and count <= MOST_KEYS:
             self._touched, self._count = touched, count
