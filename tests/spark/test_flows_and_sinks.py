@@ -193,26 +193,38 @@ def shown():
     assert project.rows("shown") == [(0, None, None), (1, None, None), (99, None, None)]
 
 
-def test_no_row_is_missing_when_a_flow_changes_between_one_time_and_stream(project: Project):
-    def source(once: bool) -> None:
-        project.source(
-            f"""
-dp.create_streaming_table("ids")
+def fills(project: Project, *, once: bool) -> None:
+    """A table of ids up to 100, filled by a one-time flow or by a stream of the same name."""
+    project.source(
+        f"""
+dp.create_streaming_table("ids", expect_all_or_drop={{"low": "id <= 100"}})
 
-@dp.append_flow(target="ids"{", once=True" if once else ""})
+@dp.append_flow(target="ids"{", once=True" if once else ""},
+    spark_conf={{"pipelines.maxFlowRetryAttempts": "0"}})
 def fill():
     return {"spark.range(100, 102)" if once else 'rows().select("id")'}
 """
-        )
+    )
 
+
+def test_no_row_is_missing_when_a_flow_changes_between_one_time_and_stream(project: Project):
     project.add("a.json", amounts(1, 2))
     ids: list[int] = []
     for once in (True, False, True):
-        source(once)
-        ids += [100, 101] if once else [0, 1]
+        fills(project, once=once)
+        ids += [100] if once else [0, 1]
         for _ in range(2):
             assert project.run().state is UpdateState.COMPLETED
             assert project.rows("ids", "id") == [(each,) for each in sorted(ids)]
+
+
+def test_a_stream_does_not_complete_the_batch_of_a_one_time_flow(project: Project):
+    fills(project, once=True)
+    with crashing("after_quarantine_commit"):
+        assert project.run().state is UpdateState.FAILED
+    fills(project.add("a.json", amounts(1, 2)), once=False)
+    assert project.run().state is UpdateState.COMPLETED
+    assert project.rows("ids", "id") == [(0,), (1,)]
 
 
 def test_counts_of_a_one_time_flow_are_reported_when_it_was_killed_after_its_commit(

@@ -160,11 +160,12 @@ class DamageCheck:
             raise _error(condition, node, damage)
 
     def has_batches_of_no_query(self, node: FlowNode, epoch: str) -> bool:
-        """Whether the table has batches of an epoch that were not written by a streaming query."""
-        path, last = self._tables.layout.checkpoint_path(node.flow.name, epoch), None
-        if not self._planned(path):
-            last = self._last_number(node, epoch)
-        return last is not None and last >= 0
+        """Whether batches of an epoch were written, or begun, by no streaming query."""
+        if self._planned(self._tables.layout.checkpoint_path(node.flow.name, epoch)):
+            return False
+        last = self._last_number(node, epoch)
+        is_written = last is not None and last >= 0
+        return is_written or self._tables.decisions(node, epoch).newest() is not None
 
     def _planned(self, checkpoint: str) -> list[int]:
         files = StorageFiles(self._delta.spark)
