@@ -74,12 +74,6 @@ public final class LiveFiles {
     return new ArrayList<>(files.values());
   }
 
-  /** Whether a file of a version has NULL in a partition column. */
-  public boolean hasNullPartition(Snapshot snapshot) {
-    return at(snapshot).stream()
-        .anyMatch(file -> CollectionConverters.asJava(file.partitionValues()).containsValue(null));
-  }
-
   /** The files of a version, for Scala. */
   public Seq<AddFile> all(Snapshot snapshot) {
     return CollectionConverters.asScala(at(snapshot)).toSeq();

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from typing import Any, Unpack
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import StructType
 
 from penstock._model.sql_text import quoted
 from penstock._tables.commits import CommitResult
@@ -89,10 +89,6 @@ class ViewWriter(FlowWriter):
         """
         touched = keys.select(key_struct(keys.columns).alias("k"))
         txn = self._begin()
-        for name in text_partitions(txn, touched):
-            text = F.col("k").getField(name)
-            if not touched.where(text.isNull() | (text == "")).isEmpty():
-                raise ViewChangedError(f"NULL and '' are the same partition of {name}")
         self._merges, self._row_count = merges or {}, row_count
         if count is not None and count <= MOST_KEYS:
             self._touched, self._count = touched, count
@@ -108,18 +104,10 @@ class ViewWriter(FlowWriter):
         return self._count, distinct
 
     def _check_partitions(self, txn: TableTransaction, keys: DataFrame) -> None:
-        # Delta stores an empty string in a partition column as NULL: as the key of other rows.
-        partitions = {name.lower() for name in txn.metadata.partition_columns}
-        texts = [
-            F.col(quoted(field.name)) == ""
-            for field in keys.schema
-            if field.name.lower() in partitions and isinstance(field.dataType, StringType)
-        ]
-        if texts and (
-            self._target.live_files.jvm.hasNullPartition(txn.jvm.snapshot())
-            or not keys.where(reduce(Column.__or__, texts)).isEmpty()
-        ):
-            raise ViewChangedError("a partition column of its keys has NULL or empty strings")
+        for name in text_partitions(txn, keys.select(key_struct(keys.columns).alias("k"))):
+            text = F.col(quoted(name))
+            if not keys.where(text.isNull() | (text == "")).isEmpty():
+                raise ViewChangedError(f"NULL and '' are the same partition of {name}")
 
     def _collect(self, txn: TableTransaction, keys: Any) -> DataFrame:
         distinct = self._delta.frame_of_keys(keys, self._delta.spark)
