@@ -187,6 +187,10 @@ def check_resettable(pipeline: OpenPipeline, node: FlowNode, *, truncate: bool) 
     if not node.analysis.is_streaming or node.flow.once or node.flow.snapshot is not None:
         reason = "it has no checkpoint: it is not a streaming flow, or one that runs once"
         hint = f"--full-refresh {node.flow.target} recomputes it"
+    elif not truncate and _is_reset_pending(pipeline, node):
+        # Part of the rows may be gone: the table must be emptied before it gets others.
+        reason = "its full refresh is unfinished"
+        hint = "run the pipeline first; or reset with --truncate"
     elif truncate and dataset is None:
         reason = "Penstock cannot empty a sink"
         hint = "empty it, and reset without --truncate"
@@ -207,6 +211,11 @@ def check_resettable(pipeline: OpenPipeline, node: FlowNode, *, truncate: bool) 
             origin=node.flow.origin,
             hint=hint,
         )
+
+
+def _is_reset_pending(pipeline: OpenPipeline, node: FlowNode) -> bool:
+    state = pipeline.state.flow(node.flow.name)
+    return state is not None and state.reset_pending
 
 
 def _current(settings: PipelineSettings, flow: str) -> Checkpoint:

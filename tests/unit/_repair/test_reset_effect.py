@@ -3,8 +3,10 @@ from typing import Any
 
 import pytest
 
+from penstock._execution.flow_state import FlowState
 from penstock._model.flow import OutputMode
-from penstock._repair.reset import effect_on_target, steps_of_target, ways_out
+from penstock._repair.reset import check_resettable, effect_on_target, steps_of_target, ways_out
+from penstock.errors import PlanError
 
 
 @pytest.mark.parametrize(
@@ -89,3 +91,18 @@ def test_only_options_that_the_target_allows_are_offered(draft) -> None:
     assert offered("b") == [latest, accept]
     assert offered("to kafka") == [latest, accept]
     assert offered("to kafka", "refused") == [empty]
+
+
+def test_a_reset_does_not_take_the_place_of_an_unfinished_full_refresh(draft) -> None:
+    draft.empty_table("t")
+    draft.append_flow("to t", "t")
+    graph = draft.graph()
+    pending = FlowState(epoch="e", reset_pending=True)
+    pipeline: Any = SimpleNamespace(
+        graph=graph,
+        settings=SimpleNamespace(configuration={}),
+        state=SimpleNamespace(flow=lambda _: pending),
+    )
+    with pytest.raises(PlanError, match="its full refresh is unfinished"):
+        check_resettable(pipeline, graph.flows["to t"], truncate=False)
+    check_resettable(pipeline, graph.flows["to t"], truncate=True)
