@@ -40,6 +40,7 @@ from penstock._tables.layout import DECISION_FILE, NOTE_FILE, TableRef
 from penstock._tables.read.checkpoint_files import batches, table_offsets
 from penstock._tables.write.create import reset_table
 from penstock._tables.write.fenced import FencedTable, last_number
+from penstock._tables.write.table_spec import OWNER
 from penstock.errors import PlanError
 from penstock.sources.files.opening import LISTED, LISTED_KEYS
 
@@ -168,11 +169,18 @@ class _Run:
         return steps
 
     def _check(self, table: SavedTable) -> None:
-        """Refuse a table that was replaced, or whose version is not complete any more."""
+        """Refuse a table of others, one that was replaced, or an incomplete version."""
+        root, name = self._layout.root, self._pipeline.settings.name
+        if table.path not in self._declared() and not table.path.startswith(f"{root}/"):
+            # In a copy of a storage, the savepoints have the tables of the original.
+            raise _impossible(table, f"{table.path} is not in the storage {root}")
         snapshot = self._delta.snapshot(table.path)
         newest = int(snapshot.version())
-        if newest < 0 or self._delta.metadata(snapshot).id != table.table_id:
+        metadata = self._delta.metadata(snapshot)
+        if newest < 0 or metadata.id != table.table_id:
             raise _impossible(table, "the table was dropped or created again since")
+        if (owner := metadata.configuration.get(OWNER)) not in (None, name):
+            raise _impossible(table, f"it is a table of pipeline {owner!r} now")
         try:
             self._delta.snapshot_at(table.path, table.version)
         except Exception as error:
@@ -237,13 +245,20 @@ class _Run:
             if vector is not None and vector.isOnDisk():
                 yield str(vector.absolutePath(folder).toString())
 
+    def _declared(self) -> dict[str, TableRef]:
+        """The tables of the present datasets by path; they may not exist."""
+        return {
+            ref.path: ref
+            for node in self._pipeline.graph.stored()
+            for ref in self._pipeline.tables.by_role(node).values()
+        }
+
     def _new_tables(self) -> list[TableRef]:
         saved = {table.path for table in self._savepoint.tables}
         return [
             ref
-            for node in self._pipeline.graph.stored()
-            for ref in self._pipeline.tables.by_role(node).values()
-            if ref.path not in saved and self._delta.version(ref.path) >= 0
+            for path, ref in self._declared().items()
+            if path not in saved and self._delta.version(path) >= 0
         ]
 
     def _new_flows(self) -> list[FlowNode]:

@@ -2,23 +2,29 @@
 
 import json
 import threading
+from dataclasses import replace
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
 
 from penstock._execution.savepoints import SavedTable
 from penstock._repair.restore import _Run
+from penstock._tables.layout import StorageLayout
+from penstock._tables.write.table_spec import OWNER
 from penstock.errors import PlanError
 
 TABLE = SavedTable(name="t", path="s3a://lake/t", table_id="id", version=1)
 
 
-def _run(exists) -> _Run:
+def _run(exists, **configuration: str) -> _Run:
     run = object.__new__(_Run)
+    run._pipeline = MagicMock(settings=SimpleNamespace(name="shop"))
+    run._layout = StorageLayout("s3a://lake")
     removals = [json.dumps({"remove": {"path": f"{number}.parquet"}}) for number in range(2)]
     run._delta = MagicMock()
     run._delta.snapshot.return_value.version.return_value = 2
-    run._delta.metadata.return_value.id = "id"
+    run._delta.metadata.return_value = SimpleNamespace(id="id", configuration=configuration)
     run._delta.commit_lines.return_value = removals
     run._delta.action.return_value.deletionVector.return_value = None
     run._files = MagicMock(exists=exists)
@@ -34,3 +40,14 @@ def test_a_restore_names_the_file_when_vacuum_has_deleted_it():
     with pytest.raises(PlanError) as refused:
         _run(lambda uri: not uri.endswith("1.parquet"))._check(TABLE)
     assert "VACUUM has deleted its file s3a://lake/t/1.parquet" in refused.value.message
+
+
+def test_tables_of_others_are_not_restored():
+    """A copied storage has savepoints of the original; a table may change its pipeline."""
+    run = _run(lambda _: True)
+    with pytest.raises(PlanError, match="is not in the storage s3a://lake"):
+        run._check(replace(TABLE, path="s3a://lake-of-production/t"))
+    run._delta.snapshot.assert_not_called()
+    _run(lambda _: True, **{OWNER: "shop"})._check(TABLE)
+    with pytest.raises(PlanError, match="it is a table of pipeline 'other' now"):
+        _run(lambda _: True, **{OWNER: "other"})._check(TABLE)
