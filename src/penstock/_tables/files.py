@@ -121,6 +121,8 @@ class StorageFiles:
 
     def delete_tree(self, uri: str) -> None:
         system, remote = hadoop_path(self._spark, uri)
+        if local_path(uri) is None:
+            self._check_lease()
         system.delete(remote, True)
 
     def copy_tree(self, source: str, target: str) -> bool:

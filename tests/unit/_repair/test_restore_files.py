@@ -10,6 +10,7 @@ import pytest
 
 from penstock._execution.savepoints import SavedTable
 from penstock._repair.restore import _Run
+from penstock._tables.files import StorageFiles
 from penstock._tables.layout import StorageLayout
 from penstock._tables.write.table_spec import OWNER
 from penstock.errors import PlanError
@@ -51,3 +52,12 @@ def test_tables_of_others_are_not_restored():
     _run(lambda _: True, **{OWNER: "shop"})._check(TABLE)
     with pytest.raises(PlanError, match="it is a table of pipeline 'other' now"):
         _run(lambda _: True, **{OWNER: "other"})._check(TABLE)
+
+
+def test_a_driver_that_has_lost_the_lease_deletes_nothing():
+    spark = MagicMock()
+    spark._jvm.penstock.storage.StorageLease.check.side_effect = OSError("LEASE_LOST")
+    with pytest.raises(OSError, match="LEASE_LOST"):
+        StorageFiles(spark).copy_tree("s3a://lake/savepoints/s", "s3a://lake/checkpoints/f")
+    system = spark._jvm.org.apache.hadoop.fs.Path.return_value.getFileSystem.return_value
+    system.delete.assert_not_called()
