@@ -12,6 +12,7 @@ from update_project import Project
 from penstock import monitoring
 from penstock._cli.main import main
 from penstock._project.spec import load_settings
+from penstock._repair.migrate import MigrationOptions, migrate_flow
 from penstock._repair.quarantine_replay import (
     IN_TABLE,
     OUT_OF_QUARANTINE,
@@ -20,6 +21,8 @@ from penstock._repair.quarantine_replay import (
     replay_quarantine,
 )
 from penstock._repair.reset import reset_flow
+from penstock._repair.restore import RestoreOptions, restore_savepoint
+from penstock._repair.savepoint import create_savepoint
 from penstock._runtime.lease import Lease
 from penstock._runtime.lease_paths import pipeline_lease_path
 from penstock._tables.read.browsing import TableBrowser
@@ -162,6 +165,25 @@ def test_no_row_is_lost_or_doubled_when_a_replay_dies(project: Project):
     assert done is not None
     assert (done.resumed, done.moved, done.kept) == (False, 0, 3)
     assert not list((project.path("silver").parents[3] / "state" / "replay").rglob("*.parquet"))
+
+
+def test_an_interrupted_replay_ends_with_the_rows_that_it_was_about(project: Project):
+    settings = load_settings(project.root)
+    create_savepoint(settings, "first")
+    project.source(RELAXED)
+    assert _replay(project, die_at=IN_TABLE) is None
+    with pytest.raises(PlanError, match="has an unfinished replay of its quarantine"):
+        create_savepoint(settings, "second")
+    with pytest.raises(PlanError, match="a replay of its quarantine is unfinished"):
+        migrate_flow(settings, "silver", MigrationOptions())
+    restore_savepoint(settings, "first", RestoreOptions(execute=True, keeps_undo=False))
+    assert _places(project)[0] == [1]
+    assert _replay(project, die_at=STAGED) is None
+    project.run(full_refresh=("silver",))
+    done = _replay(project)
+    assert done is not None
+    assert (done.resumed, done.moved, done.kept) == (False, 0, 2)
+    assert _places(project) == ([1, 2, 3], [(70, None), (500, 4)])
 
 
 def _refused(project: Project) -> dict[int, tuple[str, tuple[Any, ...]]]:

@@ -118,6 +118,8 @@ class PipelineTables:
         reset_table(self.spark, self.table(node))
         reset_table(self.spark, self.quarantine(node))
         reset_table(self.spark, self.layout.cdc_state(node.name))
+        # An unfinished replay would add rows of the quarantine as it was before.
+        StorageFiles(self.spark).delete_tree(self.layout.replay_staging(node.name))
 
     def table(self, node: DatasetNode) -> TableRef:
         location = self._locations.get(node.key, node.read_from or node.declared.path)

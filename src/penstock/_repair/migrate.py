@@ -38,6 +38,7 @@ from penstock._repair.migration_plan import (
     steps_forth,
     why_refused,
 )
+from penstock._repair.quarantine_replay import replay_journal
 from penstock._repair.reading import pipeline_storage
 from penstock._repair.shadow import Shadow, restore_rows
 from penstock._tables.files import StorageFiles
@@ -174,6 +175,7 @@ class _Run:
         if backfill_journal(self._files, layout, node.flow.name).load() is not None:
             hint = f"end it first: penstock backfill {node.flow.name} --resume, or --abandon"
             raise self._not_now("its backfill is unfinished", hint)
+        self._check_replay()
         df, opened = pipeline.query(node)
         query = self._facts.query(df)
         columns: tuple[str, ...] = ()
@@ -238,6 +240,7 @@ class _Run:
             raise _unfinished(node)
         state = self._pipeline.state.flow(node.flow.name)
         table = self._facts.table() or {}
+        self._check_replay()
         has_epoch = state is not None and state.epoch == known.migration_id
         if known.stage == DONE and not (has_epoch and table.get("id") == known.table_id):
             raise _not_begun(node, "no migration to undo: it has a new checkpoint since")
@@ -451,6 +454,16 @@ class _Run:
     def _not_now(self, reason: str, hint: str) -> PlanError:
         name = self._node.flow.name
         return _not_possible(self._node, f"flow {name!r} cannot be migrated now: {reason}", hint)
+
+    def _check_replay(self) -> None:
+        """Refuse a replay that would be completed with rows of tables that are replaced."""
+        layout, display = self._pipeline.tables.layout, self.dataset.display
+        if replay_journal(self._files, layout, self.dataset).load() is not None:
+            raise _not_possible(
+                self._node,
+                f"{display} cannot be replaced now: a replay of its quarantine is unfinished",
+                f"end it first: penstock quarantine replay {display}",
+            )
 
     def _save(self, migration: Migration) -> None:
         self._journal.save(asdict(migration))

@@ -39,6 +39,7 @@ from penstock._tables.commits import CommitResult, actions_of
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import StorageFiles
 from penstock._tables.kill_points import kill_point
+from penstock._tables.layout import StorageLayout
 from penstock._tables.read.log_scan import file_identity
 from penstock._tables.read.row_selection import RowSelection
 from penstock._tables.write.fenced import FencedTable, TableTransaction
@@ -108,6 +109,12 @@ class _Staged:
         )
 
 
+def replay_journal(
+    files: StorageFiles, layout: StorageLayout, node: DatasetNode
+) -> Journal[_Staged]:
+    return Journal(files, layout.replay_staging(node.name), _Staged.of)
+
+
 class QuarantineReplay:
     """Replays the quarantine of one table. The caller holds the leases of pipeline and table."""
 
@@ -116,10 +123,10 @@ class QuarantineReplay:
         self._delta = DeltaJvm(spark)
         tables = pipeline.tables.by_role(node)
         target, quarantine = tables[TARGET], tables[QUARANTINE]  # the latter need not exist
-        staging = pipeline.tables.layout.replay_staging(node.name)
         self._name = target.name
         self._flow = f"replay of {quarantine.name}"
-        self._journal = Journal(StorageFiles(spark), staging, _Staged.of)
+        self._journal = replay_journal(StorageFiles(spark), pipeline.tables.layout, node)
+        staging = self._journal.folder
         self._rows, self._read = f"{staging}/rows", f"{staging}/read"
         self._quarantine_path = quarantine.path
         self._expectations = node.declared.expectations  # the present ones

@@ -315,6 +315,9 @@ class _Run:
             self._on_step(f"switched {flow.flow}")
         for node in self._new_flows():
             self._pipeline.state.new_flow(node.flow.name, {})
+        for dataset in self._pipeline.graph.stored():
+            # An unfinished replay would add rows that flows are going to write again.
+            self._files.delete_tree(self._layout.replay_staging(dataset.name))
         for view in self._views():
             self._pipeline.state.forget_view(view.key)
         for _, checkpoint in self._sink_flows():

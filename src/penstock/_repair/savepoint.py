@@ -25,6 +25,7 @@ from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.pipeline import PipelineSettings
 from penstock._repair.backfill import backfill_journal
+from penstock._repair.quarantine_replay import replay_journal
 from penstock._repair.reading import stopped_storage, storage_session
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import StorageFiles, local_path
@@ -141,6 +142,10 @@ def _flow(
     if backfill_journal(files, layout, name).load() is not None:
         hint = f"end it first: penstock backfill {name} --resume, or --abandon"
         raise _not_possible(node, "has an unfinished backfill", hint)
+    target = pipeline.graph.datasets[node.target]
+    if replay_journal(files, layout, target).load() is not None:
+        hint = f"end it first: penstock quarantine replay {target.display}"
+        raise _not_possible(node, "has an unfinished replay of its quarantine", hint)
     checkpoint = layout.checkpoint_path(name, state.epoch)
     planned, finished = (batches(files, checkpoint, kind)[-1:] for kind in ("offsets", "commits"))
     if planned != finished:
@@ -154,7 +159,6 @@ def _flow(
             hint = "a triggered update, `penstock run`, reads them"
             raise _not_possible(node, f"has not read all rows of {table.name}", hint)
     app_id = pipeline.tables.app_id(name, state.epoch)
-    target = pipeline.graph.datasets[node.target]
     paths = {ref.path for ref in pipeline.tables.by_role(target).values()}
     numbers = {
         table.path: last_number(delta, table.path, app_id)
