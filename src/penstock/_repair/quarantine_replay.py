@@ -94,7 +94,7 @@ class _Staged:
     selection: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        content: dict[str, Any] = {"quarantine_version": self.version}
+        content: dict[str, Any] = {"version": self.version}
         if self.files is not None:
             content |= {"files": sorted(self.files), "selection": self.selection}
         return content
@@ -103,7 +103,7 @@ class _Staged:
     def of(cls, content: Mapping[str, Any]) -> "_Staged":
         files = content.get("files")
         return cls(
-            version=int(content["quarantine_version"]),
+            version=int(content["version"]),
             files=None if files is None else frozenset((path, vector) for path, vector in files),
             selection=content.get("selection", {}),
         )
@@ -134,8 +134,9 @@ class QuarantineReplay:
         table_id = ""
         if self._exists:
             table_id = self._delta.metadata(self._delta.begin(quarantine.path)).id
-        # The versions of a quarantine that was dropped and recreated start at 0 again.
-        self._app_id = f"{target.name}/replay/{table_id}"
+        # The key: other defaults of catalog and schema change the name. The id: versions of a
+        # quarantine that was dropped and recreated start at 0 again.
+        self._app_id = f"{node.key}/replay/{table_id}"
         self._target = FencedTable(self._delta, target, self._app_id)
         self._quarantine = FencedTable(self._delta, quarantine, self._app_id)
 
