@@ -170,6 +170,11 @@ def test_missing_files_come_back_once_when_a_backfill_ended_half_way(
     assert (done.state, done.resumed) == ("done", True)
     assert _ids(project, "bronze") == [3, 4, 5, None]  # 1 is not of the range
 
+    # Without its rule, the table would get a row that stays in its quarantine.
+    project.source("@dp.table\n" + SOURCE[SOURCE.index("def bronze") : SOURCE.index("dp.create_")])
+    with pytest.raises(PenstockError, match="its quarantine has rows with id >= 3"):
+        _backfill(project, "bronze", **part)
+
 
 @pytest.mark.long
 def test_what_is_missing_comes_back_and_what_is_there_does_not_come_twice(

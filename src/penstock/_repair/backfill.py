@@ -17,8 +17,9 @@ from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.pipeline import PipelineSettings
 from penstock._observe.events import BackfillProgress, Event
-from penstock._repair.backfill_run import PLANNED, BackfillPlan, BackfillRun, Emit, remove
+from penstock._repair.backfill_run import PLANNED, BackfillPlan, BackfillRun, Emit, Way, remove
 from penstock._repair.journal import Journal, recording
+from penstock._repair.quarantine_replay import replay_journal
 from penstock._repair.reading import pipeline_storage
 from penstock._spark.plans import has_state
 from penstock._tables.files import StorageFiles
@@ -108,6 +109,8 @@ def backfill_flow(
             return _report(pipeline, node, plan, sources, state="planned")
         pipeline.lease(dataset)
         _check_table(pipeline, node, dataset, plan)
+        if plan.way == Way.WINDOW:
+            _check_quarantine(pipeline, node, dataset, plan)
         if is_new:
             journal.delete()  # files of one that was interrupted before its journal
             journal.save(asdict(plan))
@@ -260,6 +263,28 @@ def _check_table(
             f"flow {plan.flow!r} got a new checkpoint since its backfill started: it reads rows "
             "of the range itself, and they would be duplicated",
             "--abandon discards the backfill; start another one after the next update",
+        )
+
+
+def _check_quarantine(
+    pipeline: OpenPipeline, node: FlowNode, dataset: DatasetNode, plan: BackfillPlan
+) -> None:
+    """Refuse a window if a replay could add rows to the table that the range has as well."""
+    tables = pipeline.tables
+    files, quarantine = StorageFiles(pipeline.spark), tables.quarantine(dataset).path
+    reason = ""
+    if replay_journal(files, tables.layout, dataset).load() is not None:
+        reason = "a replay of its quarantine is unfinished"
+    elif plan.quarantine_version >= 0 and not tables.keeps_dropped(dataset):
+        # With rules that keep rows, those of the window are replaced in the quarantine, too.
+        rows = pipeline.spark.read.format("delta").load(quarantine)
+        if not rows.where(str(plan.where)).isEmpty():
+            reason = f"its quarantine has rows with {plan.where}, which it does not keep any more"
+    if reason:
+        raise _not_possible(
+            node,
+            f"rows of {dataset.display} cannot be replaced: {reason}, and they would be duplicated",
+            f"`penstock quarantine replay {dataset.display}` moves them first",
         )
 
 
