@@ -108,6 +108,9 @@ def check_flow(graph: DataflowGraph, settings: PipelineSettings, node: FlowNode)
     if dataset is None:
         reason = "it writes to a sink, whose rows cannot be replaced"
         hint = f"`penstock checkpoint reset {name} --from latest` continues with new rows"
+    elif not dataset.is_stored:
+        reason = f"{dataset.display} is a temporary view, which has no rows"
+        hint = "migrate the flows that read it"
     elif not node.analysis.is_streaming or node.flow.once or node.flow.snapshot is not None:
         reason = "it has no checkpoint: it is not a streaming flow, or one that runs once"
         hint = f"each update recomputes it, or --full-refresh {node.flow.target} does"
@@ -252,7 +255,8 @@ class MigrationFacts:
         pipeline, key = self.pipeline, self.dataset.key
         readers = []
         for name, node in pipeline.graph.flows.items():
-            if key not in node.upstream or name == self.node.flow.name:
+            is_stored = node.target in pipeline.tables.paths or node.target in pipeline.graph.sinks
+            if not is_stored or name == self.node.flow.name or not reads(pipeline.graph, node, key):
                 continue
             effect = "recomputes"
             if node.analysis.is_streaming:
@@ -269,6 +273,16 @@ class MigrationFacts:
                     effect = "stops"  # the worst case: another source of it is not available
             readers.append(Reader(flow=name, target=pipeline.target_name(node), effect=effect))
         return tuple(readers)
+
+
+def reads(graph: DataflowGraph, node: FlowNode, key: str) -> bool:
+    """Whether a flow reads a dataset, also through temporary views."""
+    views = (name for name in node.upstream if not graph.datasets[name].is_stored)
+    return key in node.upstream or any(
+        reads(graph, graph.flows[flow], key)
+        for view in views
+        for flow in graph.datasets[view].flows
+    )
 
 
 def changed_columns(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from penstock._repair.migration_plan import (
     changed_operators,
     check_columns,
     check_flow,
+    reads,
     steps_back,
     steps_forth,
     why_refused,
@@ -25,8 +26,9 @@ def test_only_the_one_streaming_flow_of_a_table_that_may_be_replaced(draft):
     draft.table("bronze", external=("kafka: orders",))
     draft.table("windows", "bronze")
     draft.materialized_view("view", "windows")
+    draft.view("passing", "windows")
     draft.sink("out")
-    draft.append_flow("away", "out", "windows")
+    draft.append_flow("away", "out", "passing")
     draft.empty_table("shared")
     draft.append_flow("one", "shared", "bronze")
     draft.append_flow("two", "shared", "bronze")
@@ -39,9 +41,13 @@ def test_only_the_one_streaming_flow_of_a_table_that_may_be_replaced(draft):
     draft.table("numbered", "bronze", schema="n BIGINT GENERATED ALWAYS AS IDENTITY, id BIGINT")
     graph = draft.graph()
     assert check_flow(graph, SETTINGS, graph.flows["windows"]).display == "windows"
+    windows = graph.flows["windows"].target
+    assert reads(graph, graph.flows["away"], windows)
+    assert not reads(graph, graph.flows["two"], windows)
     for flow, words in {
         "view": "no checkpoint",
         "away": "writes to a sink",
+        "passing": "temporary view",
         "one": "rows of other flows (two)",
         "once": "no checkpoint",
         "changes": "change events",
