@@ -174,6 +174,13 @@ def test_missing_files_come_back_once_when_a_backfill_ended_half_way(
     project.source("@dp.table\n" + SOURCE[SOURCE.index("def bronze") : SOURCE.index("dp.create_")])
     with pytest.raises(PenstockError, match="its quarantine has rows with id >= 3"):
         _backfill(project, "bronze", **part)
+    # Without its files, an interrupted backfill has nothing to put in place of the rows.
+    with pytest.raises(KeyboardInterrupt, match=PLANNED), after_steps("", _ends):
+        _backfill(project, "bronze", where="id = 3")
+    for file in (project.root / "data").glob("*.json"):
+        file.unlink()
+    assert _refused(project, "bronze", resume=True) == "BACKFILL_RANGE_INVALID"
+    assert _ids(project, "bronze") == [3, 4, 5, None]
 
 
 @pytest.mark.long

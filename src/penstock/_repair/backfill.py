@@ -145,6 +145,9 @@ def check_flow(pipeline: OpenPipeline, node: FlowNode) -> DatasetNode:
         reason = "it writes to a sink, whose rows are unknown"
         hint = f"`penstock checkpoint reset {node.flow.name} --from ... --accept-duplicates` sends "
         hint += "all rows from a position on again"
+    elif not dataset.is_stored:
+        reason = f"{dataset.display} is a temporary view, which has no rows"
+        hint = "backfill the flows that read it"
     elif has_state(node.analysis.stateful_operators):
         reason = "its rows depend on rows outside of a range (windows, joins, deduplication)"
         hint = f"--full-refresh {node.flow.target} recomputes it"

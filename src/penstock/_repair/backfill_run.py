@@ -41,7 +41,7 @@ from penstock._tables.write.kept import keep, release
 from penstock._tables.write.schema import with_types
 from penstock.errors import PlanError
 from penstock.quality.split import filter_view
-from penstock.sources.base import OpenedSource
+from penstock.sources.base import OpenedSource, range_invalid
 from penstock.sources.flow import is_past_end
 
 PLANNED, BATCH = "backfill_planned", "backfill_batch"
@@ -108,6 +108,11 @@ class BackfillRun:
     def tables(self) -> PipelineTables:
         return self.pipeline.tables
 
+    @property
+    def _rows(self) -> str:
+        """Folder of the staged rows of a window."""
+        return f"{self.journal.folder}/rows"
+
     def run(self) -> Counts:
         """Read the range to its end; fails as a flow would, or with `BACKFILL_WOULD_LOSE_ROWS`."""
         query, sources = self.pipeline.query(self.node, self.plan.position)
@@ -115,6 +120,10 @@ class BackfillRun:
         if self.plan.way == Way.WINDOW:
             if not self.plan.is_staged:
                 self._stream(df, sources, self._stage)
+                if not StorageFiles(self.pipeline.spark).names(self._rows):
+                    raise range_invalid(
+                        "its sources do not have its rows any more", "--abandon discards it"
+                    )
                 self.journal.save(asdict(replace(self.plan, is_staged=True)))
                 self.emit("staged", "all rows of the range are staged", asdict(self.counts))
                 kill_point(STAGED, self.plan.flow, None)
@@ -224,12 +233,12 @@ class BackfillRun:
 
     def _stage(self, batch: DataFrame, number: int) -> None:
         # A repeated batch replaces its own rows.
-        batch.write.mode("overwrite").parquet(f"{self.journal.folder}/rows/batch_{number:06d}")
+        batch.write.mode("overwrite").parquet(f"{self._rows}/batch_{number:06d}")
 
     def _replace(self) -> None:
         assert self.plan.where is not None
         spark = self.pipeline.spark
-        rows = spark.read.parquet(f"{self.journal.folder}/rows/batch_*")
+        rows = spark.read.parquet(f"{self._rows}/batch_*")
         node = replace(self.node, flow=replace(self.node.flow, replace_where=self.plan.where))
         writers = TableWriters(self.tables)
         window = writers.window(self.dataset, node, rows)
