@@ -83,6 +83,24 @@ def test_a_view_is_recomputed_when_its_query_changed(changed: Any):
     assert before.load(str(project.path("extreme"))).collect() == [(9,)]
 
 
+def test_the_rows_of_a_view_are_not_those_of_a_stream(changed: Any):
+    project, _ = changed
+    (view,) = project.rows("extreme")
+    project.source(
+        """
+@dp.table
+def extreme():
+    return spark.readStream.schema(ROWS).json("events").select(F.col("amount").alias("x"))
+"""
+    )
+    (failure,) = project.run().failures
+    assert failure.condition == "DATASET_KIND_CHANGED"
+    assert project.rows("extreme") == [view]
+    assert project.run(full_refresh=("extreme",)).state is UpdateState.COMPLETED
+    assert project.rows("extreme") == [(3,), (9,)]
+    assert project.run().state is UpdateState.COMPLETED
+
+
 CHECKPOINTED = """
 @dp.table
 def stateless():

@@ -12,6 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock._analysis.evaluation import Evaluator
 from penstock._analysis.table_sources import DeltaSource
 from penstock._execution.damage_check import DamageCheck
+from penstock._execution.declaration import stored_declaration
 from penstock._execution.flow_query import EngineContext, FlowQueries, StreamingFlows
 from penstock._execution.flow_state import FlowState, StateStore, check_migration
 from penstock._execution.maintained import maintained_tables
@@ -20,7 +21,8 @@ from penstock._execution.running import RunningQuery
 from penstock._execution.tables import PipelineTables
 from penstock._execution.views import ViewRefresh
 from penstock._execution.writers import BatchWriter
-from penstock._graph.dataflow import FlowNode
+from penstock._graph.dataflow import DatasetNode, FlowNode
+from penstock._model.dataset import DatasetKind
 from penstock._model.flow import OutputMode
 from penstock._model.pipeline import MaintenanceSettings
 from penstock._plan.maintenance import table_maintenance
@@ -29,6 +31,7 @@ from penstock._runtime.ports import FlowEnded, RunOutcome
 from penstock._spark.failures import flow_error
 from penstock._spark.session import jvm_died, jvm_exit_code
 from penstock._tables.delta_log import DeltaJvm
+from penstock.errors import PlanError
 from penstock.sources.base import OpenedSource
 
 _CHECKPOINT_SECONDS = 60
@@ -109,9 +112,7 @@ class SparkEngine:
         with self._queries.translated(self._graph.flows[step.flows[0]]):
             for flow in step.flows:
                 self._state.mark_reset(flow)
-            self._tables.reset(node)
-            for flow in step.flows:
-                self._state.new_flow(flow)
+            self._reset(node)
 
     def prepare(self, step: PrepareTable) -> None:
         node = self._graph.datasets[step.dataset]
@@ -121,13 +122,39 @@ class SparkEngine:
             for flow, state in states.items():
                 check_migration(self._graph.flows[flow].flow, state)
             if any(state is not None and state.reset_pending for state in states.values()):
-                self._tables.reset(node)
-                for flow in node.flows:
-                    self._state.new_flow(flow)
+                self._reset(node)
             else:
+                self._check_kind(node)
                 flows = {flow: self._graph.flows[flow] for flow in node.flows}
                 self._damage.check_tables(node, flows, states)
             self._tables.prepare(node, [self._graph.flows[flow] for flow in node.flows])
+
+    def _reset(self, node: DatasetNode) -> None:
+        self._tables.reset(node)
+        if node.kind is DatasetKind.STREAMING_TABLE:
+            self._state.forget_view(node.key)  # of a table that was a view
+        for flow in node.flows:
+            self._state.new_flow(flow)
+
+    def _check_kind(self, node: DatasetNode) -> None:
+        """Refuse to stream into the rows of a materialized view: flows would add them again."""
+        view = self._state.view(node.key)
+        before = None if view is None else stored_declaration(view.deployed)
+        is_streamed_into = any(self._graph.flows[f].analysis.is_streaming for f in node.flows)
+        if (
+            before is not None
+            and before.kind == DatasetKind.MATERIALIZED_VIEW.value
+            and is_streamed_into
+            and self._tables.version(node) is not None
+        ):
+            raise PlanError(
+                "DATASET_KIND_CHANGED",
+                f"{node.display} was a materialized view, and is a {node.kind.value}: its rows "
+                "would stay, and be added again",
+                origin=node.declared.origin,
+                hint=f"--full-refresh {node.display} removes them first; or give the streaming "
+                "table another name",
+            )
 
     # -- flows ---------------------------------------------------------------------------------
 
