@@ -357,6 +357,28 @@ def into_out():
     assert project.rows("newer", key=repr) == newer
 
 
+def test_a_flow_begins_again_when_its_code_was_removed_before_the_restore(small: Project):
+    bronze = """
+dp.create_streaming_table("bronze")
+
+
+@dp.append_flow(target="bronze")
+def less():
+    return rows()
+"""
+    more = bronze[bronze.index("@dp") :].replace("less", "more").replace("rows()", 'rows("more")')
+    project = small.source(bronze).add("m.json", _rows(500, 10), folder="more")
+    project.run()
+    _create(project, "first")
+    project.source(bronze + more).run()
+    later = _content(project)
+    project.source(bronze)
+    _restore(project, "first", keeps_undo=False)
+    assert _content(project) != later
+    project.source(bronze + more).run()
+    assert _content(project) == later
+
+
 def test_removed_rows_are_unread_when_a_flow_reads_the_change_feed(small: Project):
     changes = 'spark.readStream.option("readChangeFeed", "true").table("bronze")'
     project = small.source(

@@ -161,7 +161,7 @@ class _Run:
         for flow in self._savepoint.flows:
             batch = "no micro-batch" if flow.batch_id is None else f"micro-batch {flow.batch_id}"
             steps.append(f"resume flow {flow.flow} after {batch}, with a new checkpoint")
-        steps += [f"start flow {node.flow.name} from the beginning" for node in self._new_flows()]
+        steps += [f"start flow {name} from the beginning" for name in self._new_flows()]
         views = [node.display for node in self._views()]
         if views:
             steps.append(f"recompute {', '.join(views)} with the next update")
@@ -261,14 +261,21 @@ class _Run:
             if path not in saved and self._delta.version(path) >= 0
         ]
 
-    def _new_flows(self) -> list[FlowNode]:
+    def _new_flows(self) -> list[str]:
+        """Flows that the savepoint does not have, also into its tables by code that is gone."""
         saved = {flow.flow for flow in self._savepoint.flows}
+        ids = {table.table_id for table in self._savepoint.tables}
+        state, flows = self._pipeline.state, self._pipeline.graph.flows
         return [
-            node
-            for name, node in self._pipeline.graph.flows.items()
+            name
+            for name in state.names("flows")
             if name not in saved
-            and node.target in self._pipeline.tables.paths
-            and self._pipeline.state.flow(name) is not None
+            and (known := state.flow(name)) is not None
+            and (
+                flows[name].target in self._pipeline.tables.paths
+                if name in flows
+                else known.target_id in ids
+            )
         ]
 
     def _views(self) -> list[DatasetNode]:
@@ -313,8 +320,8 @@ class _Run:
         for flow in self._savepoint.flows:
             self._switch(flow, begun.epochs[flow.flow], starts)
             self._on_step(f"switched {flow.flow}")
-        for node in self._new_flows():
-            self._pipeline.state.new_flow(node.flow.name, {})
+        for name in self._new_flows():
+            self._pipeline.state.new_flow(name, {})
         for dataset in self._pipeline.graph.stored():
             # An unfinished replay would add rows that flows are going to write again.
             self._files.delete_tree(self._layout.replay_staging(dataset.name))
