@@ -241,8 +241,8 @@ def test_the_exit_code_reaches_the_shell_when_run_as_a_module(tmp_path: Path) ->
 
 
 def test_options_are_split_when_they_hold_lists() -> None:
-    assert options.names(["a, b", "c", "a,,"]) == ("a", "b", "c")
-    assert options.names(None) == ()
+    assert options.names(["a, b", "c", "a,,"], "--refresh") == ("a", "b", "c")
+    assert options.names(None, "--refresh") == ()
     assert options.assignments(["a=1", "b=x=y", "a=2"]) == {"a": "2", "b": "x=y"}
 
 
