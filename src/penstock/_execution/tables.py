@@ -193,16 +193,19 @@ class PipelineTables:
                 that is gone: earlier rows would be missing.
         """
         path = self.paths.get(node.target)
-        if path is None:
-            return None
-        table = table_state(self.spark, path)
+        table = None if path is None else table_state(self.spark, path)
         table_id = table.id if table is not None else None
-        if state.target_id is not None and state.target_id != table_id:
+        was_sink = path is not None and state.deployed.get("kind") == "sink"
+        if was_sink or (state.target_id is not None and state.target_id != table_id):
             change = f"a table that is gone: {node.target!r} was dropped or recreated"
             hint = f"--full-refresh {node.flow.target} rebuilds it from its sources; or restore "
             hint += "the old table"
             before = state.deployed.get("path", path)
-            if before != path:
+            if was_sink or path is None:
+                change = f"{before or 'a table'}; its target is {node.target} now"
+                hint = "give the flow another name, with which it reads all rows; "
+                hint += f"or --full-refresh {node.flow.target}; {node.flow.sink_reset}"
+            elif before != path:
                 change = f"the table {before}; its table is {path} now"
                 hint = "if that is the table of another target, set `storage` in each target: a "
                 hint += "full refresh would discard the checkpoint of the other; else "
