@@ -24,7 +24,9 @@ _SECRET_NAME = re.compile(
 _INNER = (
     re.compile(r"(?i)(?:password|(?:account|shared\s*access|secret)key)\s*=\s*[\"']?([^\"';&\s]+)"),
     re.compile(r"(?:^|[?&;])sig=([^&;\s]+)"),
-    re.compile(r"://[^/\s:@]*:([^/\s]+)@"),
+    # A password may have an @, or the text another @ behind the URL.
+    re.compile(r"://[^/\s:@]*:([^@/\s]+)@"),
+    re.compile(r"://[^/\s:@]*:([^/\s\"']+)@"),
 )
 # These name a file that holds the secret, and the working directory of the shell.
 _PATH_NAMES = frozenset({"GOOGLE_APPLICATION_CREDENTIALS", "PWD"})

@@ -217,7 +217,7 @@ _NOISE = re.compile(
 
 
 _FRAME = re.compile(r'  File "(.+)", line (\d+)')
-_LIBRARY = re.compile(r"/(?:pyspark|py4j|site-packages|dist-packages)/")
+_LIBRARY = re.compile(r"/(?:pyspark|py4j|site-packages|dist-packages|lib/python[\d.]+)/|^<")
 _EXCEPTION = re.compile(r"(?m)^(?:[\w<>]+\.)*(\w+(?:: .*)?)$")
 _UNREADABLE = re.compile(r"\[FAILED_READ_FILE[.\w]*\] [^\n]*? reading file (\S+?)\.?(?:\s|$)")
 _TRACEBACK = "Traceback (most recent call last):\n"
@@ -251,9 +251,12 @@ def _raised_in_python(text: str) -> str | None:
 def _reason(text: str) -> str:
     if _TRACEBACK in text and (raised := _raised_in_python(text)):
         return shown(raised)[:600]
+    causes = re.findall(r"(?m)^Caused by: (.+)$", text)
     # The deepest one that has a message: below a Python worker that crashed is an `EOFException`.
-    causes = re.findall(r"(?m)^Caused by: (.+: .+)$", text)
-    line = _NOISE.sub("", causes[-1] if causes else first_line(text)).strip()
+    line = next((cause for cause in reversed(causes) if ": " in cause), first_line(text))
+    line = _NOISE.sub("", line).strip()
+    if causes and ": " not in causes[-1]:
+        line = f"{line} (caused by {causes[-1]})"
     file = _UNREADABLE.search(text)
     where = f"{file[1]}: " if file is not None and Path(file[1]).name not in line else ""
     return shown(f"{where}{line}")[:600]

@@ -55,6 +55,8 @@ def test_a_blank_secret_is_none_when_it_is_remembered():
 def test_a_password_with_an_at_sign_is_taken_out_whole():
     remember_named({"url": "jdbc:postgresql://app:hunter@22@db/shop"})
     assert redact("the password hunter@22 is wrong") == f"the password {REDACTED} is wrong"
+    remember_named({"conf": '{"url":"http://app:tiger-77@db","mail":"me@example.org"}'})
+    assert redact("the password tiger-77 is wrong") == f"the password {REDACTED} is wrong"
 
 
 def test_the_working_directory_is_no_password_when_the_environment_names_it_pwd():

@@ -166,6 +166,7 @@ def test_exception_of_a_python_function_of_a_query_has_the_line_of_the_user(work
         "Traceback (most recent call last):\n"
         '  File "/home/me/orders.py", line 14, in parse\n    return frame[["nope"]]\n'
         '  File "/lib/site-packages/pandas/core/frame.py", line 4119, in __getitem__\n'
+        '  File "/usr/lib/python3.11/json/decoder.py", line 355, in raw_decode\n'
         "orders.parse.<locals>.OddError: no 'nope': in the columns\n SQLSTATE: 38000\n"
         "\tat org.apache.spark.api.python.PythonRunner.read(PythonRunner.scala:665)\n"
     )
@@ -208,14 +209,18 @@ def test_file_that_cannot_be_read_is_named():
     assert flow_error(text.format("file:/in/a.json is no JSON"), FLOW).message.count("a.json") == 1
 
 
-def test_cause_without_a_message_is_not_the_reason():
+def test_cause_without_a_message_follows_the_reason():
     text = (
         "org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed while writing rows\n"
         "\tat a.B.c(B.scala:1)\n"
         "Caused by: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)\n"
         "\tat a.B.c(B.scala:1)\nCaused by: java.io.EOFException\n\tat a.B.c(B.scala:1)\n"
     )
-    assert flow_error(text, FLOW).message.endswith("Python worker exited unexpectedly (crashed)")
+    message = flow_error(text, FLOW).message
+    assert message.endswith("unexpectedly (crashed) (caused by java.io.EOFException)")
+    text = text.partition("Caused by")[0] + "Caused by: java.lang.StackOverflowError\n\tat a.B.c\n"
+    message = flow_error(text, FLOW).message
+    assert message.endswith("while writing rows (caused by java.lang.StackOverflowError)")
 
 
 @pytest.mark.parametrize("kind", [ValueError, SystemExit])
