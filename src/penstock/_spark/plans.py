@@ -34,7 +34,7 @@ _STATEFUL = {
 }
 _RESULT_CONFS = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled")
 # Substituted parameters are in the plan.
-_LEGACY_CONF = re.compile(r"spark\.sql\.legacy\.(?!parameterSubstitution\b)")
+_LEGACY_CONF = re.compile(r"^(spark\.sql\.legacy\.(?!parameterSubstitution\b)\S+) -> ", re.M)
 # Folder and columns: a new column of an upstream table changes no query that does not read it.
 _FILES = re.compile(r"FileSource\[[^\]]*\](, \[[^\]]*\])?")
 _CHANGING = re.compile(
@@ -243,8 +243,9 @@ def declared_query(df: DataFrame) -> str:
 
 def result_confs(df: DataFrame) -> list[str]:
     """Settings that change the rows of a query: rows of other values must not be mixed."""
-    conf = df.sparkSession.conf
-    legacy = sorted(filter(_LEGACY_CONF.match, conf.getAll))
+    conf: Any = df.sparkSession.conf
+    # In one call: `getAll` of Python makes several for each setting.
+    legacy = sorted(_LEGACY_CONF.findall(conf._jconf.getAll().mkString("\n")))
     return [f"{key}={conf.get(key)}" for key in (*_RESULT_CONFS, *legacy)]
 
 
