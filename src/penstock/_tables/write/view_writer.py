@@ -89,24 +89,27 @@ class ViewWriter(FlowWriter):
         """
         touched = keys.select(key_struct(keys.columns).alias("k"))
         txn = self._begin()
+        texts = text_partitions(txn, touched)
         self._merges, self._row_count = merges or {}, row_count
         if count is not None and count <= MOST_KEYS:
             self._touched, self._count = touched, count
             if self._keyed.way_for(txn, touched, count) is Way.TABLE:
-                self._check_partitions(txn, keys)
+                if texts:  # all rows of the table are merged
+                    self._check_partitions(texts, self._target.rows(txn, keys))
+                self._check_partitions(texts, keys)
                 return count, keys
         if not keys.columns:  # the aggregates of all rows, in one row
             raise ViewChangedError("the row of its table cannot be replaced")
         if not self._keyed.can_collect(touched):
             raise ViewChangedError("the types of its keys cannot be searched")
         distinct = self._collect(txn, self._keyed.collected(txn, touched))
-        self._check_partitions(txn, distinct)
+        self._check_partitions(texts, distinct)
         return self._count, distinct
 
-    def _check_partitions(self, txn: TableTransaction, keys: DataFrame) -> None:
-        for name in text_partitions(txn, keys.select(key_struct(keys.columns).alias("k"))):
+    def _check_partitions(self, names: set[str], rows: DataFrame) -> None:
+        for name in names:
             text = F.col(quoted(name))
-            if not keys.where(text.isNull() | (text == "")).isEmpty():
+            if not rows.where(text.isNull() | (text == "")).isEmpty():
                 raise ViewChangedError(f"NULL and '' are the same partition of {name}")
 
     def _collect(self, txn: TableTransaction, keys: Any) -> DataFrame:
