@@ -60,7 +60,7 @@ def test_rows_follow_the_events_over_two_updates_and_a_full_refresh(project):
     project.source(
         customers(
             table=', expect_all_or_drop={"named": "name IS NOT NULL"}, '
-            'schema="id BIGINT, name STRING, city STRING"'
+            'schema="id BIGINT, name VARCHAR(6), city STRING"'
         )
         + """
 @dp.materialized_view
@@ -154,6 +154,7 @@ flow("h", source="reserved")
 flow("i", source="chagnes")
 flow("j", stored_as_scd_type=2, schema="id INT, op STRING, seq INT, name STRING, "
      "tags MAP<STRING, STRING>, __START_AT INT, __END_AT TIMESTAMP")
+flow("k", schema="id INT, op STRING, seq STRING, name STRING, tags MAP<STRING, STRING>")
 """
     )
     with pytest.raises(DefinitionErrors) as caught:
@@ -170,6 +171,7 @@ flow("j", stored_as_scd_type=2, schema="id INT, op STRING, seq INT, name STRING,
             "COLUMN_NAME_RESERVED",
             "DATASET_NOT_FOUND",
             "CDC_SCHEMA_INCOMPLETE",
+            "CDC_TYPE_NOT_SUPPORTED",
         ]
     )
     assert all(error.origin is not None for error in caught.value.errors)

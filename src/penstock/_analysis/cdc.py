@@ -41,8 +41,10 @@ from penstock._tables.write.cdc_events import (
     EventShape,
     RowShape,
     TargetShape,
+    as_column,
     resolve,
 )
+from penstock._tables.write.schema import conformed
 from penstock.errors import DefinitionError
 from penstock.sources.base import OpenedSource, Position
 
@@ -57,12 +59,14 @@ def as_cdc(
 
     `version` is that of the first snapshot, if the flow has snapshots.
     """
-    declared = None
+    declared, source = None, df
     if dataset.declared.schema is not None:
         declared = declared_schema(df.sparkSession, dataset.declared, df.schema)
-        df = assigned(df, declared)
+        df = assigned(df, declared, with_lengths=False)
     if flow.cdc is not None:
         rows: RowShape = event_shape(df, flow, dataset.flows)
+        if df is not source:
+            _check_sequence(source, flow, flow.cdc, rows.sequence)
         analysis = replace(analysis, sequence_type=rows.sequence.simpleString())
     else:
         rows = snapshot_shape(df, flow, version)
@@ -70,6 +74,22 @@ def as_cdc(
     if declared is not None:
         check_declared(declared, scd_type, wanted, dataset.declared.origin)
     return replace(analysis, schema_json=wanted.json()), wanted
+
+
+def _check_sequence(source: DataFrame, flow: Flow, spec: CdcSpec, kind: DataType) -> None:
+    """Refuse declared types that may order events differently: `10` is before `9` as STRING."""
+    have = source.select(as_column(spec.sequence_by).alias("value")).schema
+    (lossless,) = conformed(have, StructType().add("value", kind))
+    if lossless.simpleString() == kind.simpleString():
+        return
+    before, after = (each.simpleString().upper() for each in (have[0].dataType, kind))
+    raise DefinitionError(
+        "CDC_TYPE_NOT_SUPPORTED",
+        f"auto CDC flow {flow.name!r}: `sequence_by` is {before} in the source and {after} in the "
+        "declared types of its table, which may change the order of events",
+        origin=flow.origin,
+        hint="declare the type of the source, or sequence by another column",
+    )
 
 
 def event_shape(df: DataFrame, flow: Flow, flows: Sequence[Flow]) -> EventShape:

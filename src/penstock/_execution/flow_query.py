@@ -96,8 +96,11 @@ class FlowQueries:
         declared = self.tables.declared_columns(node.target)
         if is_cdc(node.flow):
             # Conditions and sequence are computed of the declared types, too, as in the analysis.
+            # The keys of earlier versions have no padding.
             df = with_types(df)
-            return (df if declared is None else assigned(df, declared)), evaluation.sources
+            if declared is not None:
+                df = assigned(df, declared, with_lengths=False)
+            return df, evaluation.sources
         return with_types(df, declared), evaluation.sources
 
     def evaluate_flow(self, flow: Flow) -> DataFrame:
