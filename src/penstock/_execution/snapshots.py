@@ -1,6 +1,6 @@
 """Snapshot flows: the next snapshots, and the progress of the flow."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -85,6 +85,7 @@ class SnapshotProgress:
             writer = writer_of(snapshot_shape(df, self._flow, query.version))
             if may_be_known and not writer.is_newer(query.version):
                 latest = query.version
+                self._note({self._number: latest})
                 continue
             may_be_known = False
             apply = partial(self._apply, writer, df, latest, query.version, always=not is_named)
@@ -98,15 +99,16 @@ class SnapshotProgress:
     ) -> CommitResult | None:
         number = self._number + 1
         # Before the commit: after a kill the table shows whether this number was committed.
-        versions = {str(number): encode_version(version)}
-        if latest is not None:
-            versions[str(self._number)] = encode_version(latest)
-        self.state = replace(self.state, snapshots=versions)
-        self._save(self._flow.name, self.state)
+        self._note({number: version} | ({} if latest is None else {self._number: latest}))
         result = writer.apply(df, version, number, always=always)
         if result is not None:
             self._number = number
         return result
+
+    def _note(self, versions: Mapping[int, Any]) -> None:
+        noted = {str(number): encode_version(version) for number, version in versions.items()}
+        self.state = replace(self.state, snapshots=noted)
+        self._save(self._flow.name, self.state)
 
     def _follows(self, version: Any, latest: Any) -> bool:
         if latest is None:
