@@ -318,6 +318,17 @@ def test_fields_of_snapshots_are_compared_by_name(
     assert found == sorted([(2, 1, 3), *before], key=repr)
 
 
+def test_fields_of_snapshots_may_be_declared_not_null(spark: SparkSession, tmp_path: Path) -> None:
+    snapshots = Snapshots(spark, tmp_path, "1")
+    schema = spark.createDataFrame([], "id INT, s STRUCT<b: INT NOT NULL, a: INT>").schema
+    prepare_table(spark, snapshots.target.target, TableSpec(schema=schema, declared=True))
+    for snapshots.number in (1, 2):
+        snapshots.apply(
+            "SELECT 1 AS id, named_struct('b', nullif(2, id), 'a', 1) AS s FROM range(1)"
+        )
+    assert snapshots.target.rows("s.a", "s.b") == [(1, 2)]
+
+
 @pytest.mark.parametrize("scd_type", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_table_of_keys_alone_is_possible(
     spark: SparkSession, target: Target, scd_type: int

@@ -231,10 +231,13 @@ def _named(name: str) -> Column:
 def columns_as(
     want: T.StructType, have: Sequence[T.StructField], column_of: Callable[[str], Column] = _named
 ) -> list[Column]:
-    """Columns in other types; they and their fields are matched by name, missing ones are NULL."""
+    """Columns in other types; they and their fields are matched by name, missing ones are NULL.
+
+    Delta checks NOT NULL when it writes; a cast to it is refused.
+    """
     by_name = {field.name.lower(): field for field in have}
     columns = []
-    for field in want:
+    for field in want.toNullable():
         own = by_name.get(field.name.lower())
         column = F.lit(None).cast(field.dataType)
         if own is not None:
