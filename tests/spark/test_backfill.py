@@ -50,7 +50,7 @@ def daily():
     return spark.readStream.table("bronze").select("id", F.expr("amount * 1").alias("value"))
 
 
-dp.create_streaming_table("newest")
+dp.create_streaming_table("newest", schema="id BIGINT, amount BIGINT, ts TIMESTAMP")
 dp.create_auto_cdc_flow(target="newest", source="bronze", keys=["id"], sequence_by="amount")
 
 

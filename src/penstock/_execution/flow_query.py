@@ -39,8 +39,6 @@ from penstock._runtime.ports import FlowEnded
 from penstock._spark import plans
 from penstock._spark.failures import flow_error, full_text, java_causes
 from penstock._spark.session import jvm_died, jvm_exit_code
-from penstock._tables.write.assignment import assigned
-from penstock._tables.write.schema import with_types
 from penstock.errors import PenstockError
 from penstock.sinks.registry import sink_of
 from penstock.sources.base import NOWHERE, OpenedSource, Position, explained
@@ -93,15 +91,7 @@ class FlowQueries:
             df, evaluation = self._evaluator.evaluate(
                 node.flow, position, is_triggered=is_triggered
             )
-        declared = self.tables.declared_columns(node.target)
-        if is_cdc(node.flow):
-            # Conditions and sequence are computed of the declared types, too, as in the analysis.
-            # The keys of earlier versions have no padding.
-            df = with_types(df)
-            if declared is not None:
-                df = assigned(df, declared, with_lengths=False)
-            return df, evaluation.sources
-        return with_types(df, declared), evaluation.sources
+        return self.tables.typed(node, df), evaluation.sources
 
     def evaluate_flow(self, flow: Flow) -> DataFrame:
         node = replace(self.graph.flows[flow.name], flow=flow)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from threading import Lock
 from types import MappingProxyType
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock._execution.flow_state import FlowState, StateStore
@@ -23,10 +23,11 @@ from penstock._tables.files import StorageFiles
 from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout, TableRef, app_id
 from penstock._tables.metastore import HiveMetastore, Registration
 from penstock._tables.read.log_scan import append_only_start
+from penstock._tables.write.assignment import assigned
 from penstock._tables.write.create import reset_table
 from penstock._tables.write.decision import DecisionFile
 from penstock._tables.write.prepare import prepare_quarantine, prepare_table
-from penstock._tables.write.schema import merged
+from penstock._tables.write.schema import merged, with_types
 from penstock._tables.write.table_spec import (
     OWNER,
     TableSpec,
@@ -150,6 +151,16 @@ class PipelineTables:
         if node is None or node.declared.schema is None:
             return None
         return parse_schema(self.spark, node.declared.schema, origin=node.declared.origin)
+
+    def typed(self, node: FlowNode, df: DataFrame) -> DataFrame:
+        """The query of a flow in the types that its writer takes."""
+        declared = self.declared_columns(node.target)
+        df = with_types(df, declared)
+        if declared is None or not is_cdc(node.flow):
+            return df
+        # Conditions and sequence of events are computed of the declared types, as in the analysis.
+        # The keys of earlier versions have no padding.
+        return assigned(df, declared, with_lengths=False)
 
     def is_streamed(self, node: DatasetNode) -> bool:
         return any(node.key in flow.analysis.streams for flow in self.graph.flows.values())

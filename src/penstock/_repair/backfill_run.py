@@ -38,7 +38,6 @@ from penstock._tables.kill_points import kill_point
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock._tables.read.log_scan import read_commit_counts
 from penstock._tables.write.kept import keep, release
-from penstock._tables.write.schema import with_types
 from penstock.errors import PlanError
 from penstock.quality.split import filter_view
 from penstock.sources.base import OpenedSource, range_invalid
@@ -116,7 +115,7 @@ class BackfillRun:
     def run(self) -> Counts:
         """Read the range to its end; fails as a flow would, or with `BACKFILL_WOULD_LOSE_ROWS`."""
         query, sources = self.pipeline.query(self.node, self.plan.position)
-        df = with_types(query, self.tables.declared_columns(self.node.target))
+        df = self.tables.typed(self.node, query)
         if self.plan.way == Way.WINDOW:
             if not self.plan.is_staged:
                 self._stream(df, sources, self._stage)
