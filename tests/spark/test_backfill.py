@@ -172,8 +172,9 @@ def test_missing_files_come_back_once_when_a_backfill_ended_half_way(
 
     # Without its rule, the table would get a row that stays in its quarantine.
     project.source("@dp.table\n" + SOURCE[SOURCE.index("def bronze") : SOURCE.index("dp.create_")])
+    project.spark.sql(f"ALTER TABLE delta.`{project.path('bronze')}` ADD COLUMN later INT")
     with pytest.raises(PenstockError, match="its quarantine has rows with id >= 3"):
-        _backfill(project, "bronze", **part)
+        _backfill(project, "bronze", where="id >= 3 AND later IS NULL")
     # Without its files, an interrupted backfill has nothing to put in place of the rows.
     with pytest.raises(KeyboardInterrupt, match=PLANNED), after_steps("", _ends):
         _backfill(project, "bronze", where="id = 3")

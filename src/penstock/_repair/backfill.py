@@ -26,6 +26,7 @@ from penstock._tables.files import StorageFiles
 from penstock._tables.kill_points import kill_point
 from penstock._tables.layout import StorageLayout
 from penstock._tables.read.checkpoint_files import checkpoints
+from penstock._tables.write.schema import columns_as
 from penstock._tables.write.table_spec import table_state
 from penstock.errors import PlanError
 from penstock.sources.base import EARLIEST, Range, RangeReport, StartPosition, not_read_yet
@@ -281,7 +282,10 @@ def _check_quarantine(
     elif plan.quarantine_version >= 0 and not tables.keeps_dropped(dataset):
         # With rules that keep rows, those of the window are replaced in the quarantine, too.
         rows = pipeline.spark.read.format("delta").load(quarantine)
-        if not rows.where(str(plan.where)).isEmpty():
+        # It does not get columns that its table got since.
+        table = table_state(pipeline.spark, tables.paths[dataset.key])
+        columns = columns_as(rows.schema if table is None else table.schema, rows.schema.fields)
+        if not rows.select(*columns).where(str(plan.where)).isEmpty():
             reason = f"its quarantine has rows with {plan.where}, which it does not keep any more"
     if reason:
         raise _not_possible(
