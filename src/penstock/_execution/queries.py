@@ -138,13 +138,13 @@ class SparkEngine:
 
     def _check_kind(self, node: DatasetNode) -> None:
         """Refuse to stream into the rows of a materialized view: flows would add them again."""
+        if not any(self._graph.flows[flow].analysis.is_streaming for flow in node.flows):
+            return
         view = self._state.view(node.key)
         before = None if view is None else stored_declaration(view.deployed)
-        is_streamed_into = any(self._graph.flows[f].analysis.is_streaming for f in node.flows)
         if (
             before is not None
             and before.kind == DatasetKind.MATERIALIZED_VIEW.value
-            and is_streamed_into
             and self._tables.version(node) is not None
         ):
             raise PlanError(
@@ -168,11 +168,13 @@ class SparkEngine:
         node = self._graph.flows[step.flow]
         sources: list[OpenedSource] = []
         with self._queries.translated(node, sources):
-            state = self._state.flow(step.flow) or self._state.new_flow(step.flow)
+            before = self._state.flow(step.flow)
+            state = before or self._state.new_flow(step.flow)
             if state.once_done:
                 self._queries.record(node)
                 return RunOutcome(changed=False, reason="it already ran; a full refresh repeats it")
-            self._queries.reconcile(node, state)
+            if before is not None:  # else it would read the whole log of its table
+                self._queries.reconcile(node, state)
             dataset = self._graph.datasets[step.target]
             df, opened = self._queries.evaluate(node)
             sources += opened
