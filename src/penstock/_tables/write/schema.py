@@ -239,8 +239,9 @@ def columns_as(
     columns = []
     for field in want.toNullable():
         own = by_name.get(field.name.lower())
-        column = F.lit(None).cast(field.dataType)
-        if own is not None:
+        if own is None:
+            column = F.lit(None).cast(field.dataType)
+        else:
             column = cast_by_name(column_of(own.name), own.dataType, field.dataType)
         columns.append(column.alias(field.name))
     return columns
@@ -251,6 +252,8 @@ def cast_by_name(column: Column, have: T.DataType, want: T.DataType) -> Column:
 
     Spark's cast and union match the fields of structs by their position.
     """
+    if have == want:
+        return column
     if _field_names(have) == _field_names(want):
         return column.cast(want)
     if isinstance(have, T.StructType) and isinstance(want, T.StructType):
