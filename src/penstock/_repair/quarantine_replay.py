@@ -102,6 +102,7 @@ class _Staged:
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "_Staged":
         files = content.get("files")
+        # Not `quarantine_version`, as in earlier versions: their commits have another app id.
         return cls(
             version=int(content["version"]),
             files=None if files is None else frozenset((path, vector) for path, vector in files),
