@@ -13,6 +13,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -162,9 +163,10 @@ def start_jvm(
 
 
 def _locale() -> dict[str, str]:
-    """Java takes the encoding of file names from the locale; Python's is UTF-8 in any."""
-    is_utf8 = locale.getencoding().upper().replace("-", "") == "UTF8"
-    return {} if is_utf8 else {"LC_ALL": "C.UTF-8"}
+    """Java takes the encoding of file names from the locale; Python's is UTF-8 in `C`, too."""
+    encodings = locale.getencoding(), sys.getfilesystemencoding()
+    of_java, of_python = (name.upper().replace("-", "") for name in encodings)
+    return {"LC_ALL": "C.UTF-8"} if of_python == "UTF8" != of_java else {}
 
 
 def _java_command(conf: Mapping[str, str], compiler: tuple[str, ...], last_jars: str) -> list[str]:

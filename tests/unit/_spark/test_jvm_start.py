@@ -2,6 +2,7 @@
 
 import locale
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,13 @@ def test_local_cluster_is_a_cluster(master: str, expected: bool) -> None:
 
 
 def test_java_reads_names_of_files_as_python_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    for encoding, expected in {"UTF-8": {}, "ANSI_X3.4-1968": {"LC_ALL": "C.UTF-8"}}.items():
-        monkeypatch.setattr(locale, "getencoding", lambda name=encoding: name)
+    for of_locale, of_python, expected in (
+        ("UTF-8", "utf-8", {}),
+        ("ANSI_X3.4-1968", "utf-8", {"LC_ALL": "C.UTF-8"}),
+        ("ISO-8859-1", "iso8859-1", {}),
+    ):
+        monkeypatch.setattr(locale, "getencoding", lambda name=of_locale: name)
+        monkeypatch.setattr(sys, "getfilesystemencoding", lambda name=of_python: name)
         assert _locale() == expected
 
 
