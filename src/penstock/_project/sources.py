@@ -30,6 +30,7 @@ _API_IMPORT = re.compile(
     re.MULTILINE,
 )
 _DLT_IMPORT = re.compile(r"^\s*(?:import|from)\s+dlt\b", re.MULTILINE)
+_OWN_IMPORT = re.compile(r"^\s*(?:import|from)\s+penstock\b", re.MULTILINE)
 _MAIN = re.compile(r"""^if\s+__name__\s*==\s*['"]__main__['"]""", re.MULTILINE)
 _SQL_DECLARATION = re.compile(
     r"\bCREATE\s+(?:OR\s+(?:REFRESH|REPLACE)\s+)?(?:(?:PRIVATE|TEMP|TEMPORARY)\s+)*"
@@ -89,11 +90,13 @@ def imports_api(text: str) -> bool:
 def has_main_code(path: Path) -> bool:
     """Whether a source has code for the main module, which Databricks runs every source as.
 
-    Spark imports its sources, so that code counts only if the file imports `dlt`.
+    Spark imports its sources, so that code counts only if the file imports `dlt`, and not
+    `penstock`, which Databricks does not have: such code may call `penstock.run`.
     """
     cells = cells_or_none(path) or ()
     text = "\n".join(cell.text for cell in cells if cell.kind is CellKind.PYTHON)
-    return all(pattern.search(text) is not None for pattern in (_DLT_IMPORT, _MAIN))
+    is_of_databricks = _DLT_IMPORT.search(text) is not None and _OWN_IMPORT.search(text) is None
+    return is_of_databricks and _MAIN.search(text) is not None
 
 
 def files_below(

@@ -58,6 +58,7 @@ def test_main_code_runs_if_the_file_imports_dlt(project):
     main = "import {0}\n\ndef f(): ...\nif __name__ == '__main__':\n    {0}.table(name='{1}')(f)\n"
     project.write("a.py", main.format("dlt", "a"))
     project.write("b.py", main.format("penstock", "b"))
+    project.write("c.py", "import dlt\nif __name__ == '__main__':\n  import penstock\n  1 / 0\n")
     assert [dataset.name for dataset in _load(project).datasets] == ["a"]
 
 
