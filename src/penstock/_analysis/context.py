@@ -21,8 +21,9 @@ class Evaluation:
 
     `inputs` are keys of the pipeline's datasets, `external` other sources as readable text.
     `sources` are opened for the flow and the views that it reads. An empty `position` means by
-    their options. `assumed` are missing sources that were replaced by assumptions, `taken_for`
-    incomplete names and the datasets that they were resolved to.
+    their options. `qualifies`: names of tables qualify their columns. `assumed` are missing sources
+    that were replaced by assumptions, `taken_for` incomplete names and the datasets that they were
+    resolved to.
     """
 
     inputs: set[str] = field(default_factory=set)
@@ -30,6 +31,7 @@ class Evaluation:
     sources: list[OpenedSource] = field(default_factory=list)
     position: Position = field(default_factory=dict)
     is_triggered: bool = True
+    qualifies: bool = False
     assumed: list[str] = field(default_factory=list)
     taken_for: dict[str, str] = field(default_factory=dict)
     needs_ansi_off: bool = False

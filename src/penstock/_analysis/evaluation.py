@@ -76,14 +76,13 @@ class Evaluator(ExternalReads, DatasetReader):
             DefinitionError: The query is wrong, or the function returns no DataFrame.
             UserCodeError: The function raised.
         """
+        qualifies = flow.name in self._qualifying
         try:
             return self._evaluate(flow, position, is_triggered)
-        except PenstockError as error:
-            evaluation = self.evaluations.get(flow.name)
-            if flow.name in self._qualifying or not _names_table(error.__cause__, evaluation):
+        except PenstockError:
+            # Only now: qualifiers would change the stored text of queries that need none.
+            if qualifies or flow.name not in self._qualifying:
                 raise
-        # Only now: qualifiers would change the stored text of queries that need none.
-        self._qualifying.add(flow.name)
         try:
             return self._evaluate(flow, position, is_triggered)
         except BaseException:
@@ -140,7 +139,11 @@ class Evaluator(ExternalReads, DatasetReader):
     def _call(
         self, flow: Flow, position: Position, is_triggered: bool
     ) -> tuple[DataFrame, Evaluation]:
-        evaluation = Evaluation(position=position, is_triggered=is_triggered)
+        evaluation = Evaluation(
+            position=position,
+            is_triggered=is_triggered,
+            qualifies=flow.name in self._qualifying,
+        )
         self.evaluations[flow.name] = evaluation
         stack = self._stack.get()
         if any(name == flow.name for name, _ in stack):
@@ -150,6 +153,10 @@ class Evaluator(ExternalReads, DatasetReader):
         try:
             with redirected(self), reading(self), user_code(flow, self.index.nearest):
                 result = flow.function()
+        except PenstockError as error:
+            if _names_table(error.__cause__, evaluation):
+                self._qualifying.add(flow.name)
+            raise
         finally:
             self._stack.reset(token)
         if not isinstance(result, DataFrame):
@@ -262,7 +269,7 @@ class Evaluator(ExternalReads, DatasetReader):
 
     @property
     def qualifies(self) -> bool:
-        return self._stack.get()[-1][0] in self._qualifying
+        return self._current.qualifies
 
     def qualified(self, df: DataFrame, name: str) -> DataFrame:
         dataset = self._find(name)
@@ -304,10 +311,10 @@ class Evaluator(ExternalReads, DatasetReader):
         self._stack.get()[0][1].sources.append(opened)
 
 
-def _names_table(error: BaseException | None, evaluation: Evaluation | None) -> bool:
+def _names_table(error: BaseException | None, evaluation: Evaluation) -> bool:
     """Whether Spark may not have found a column because a table that was read qualifies it."""
     condition, parameters = error_details(error)
-    if evaluation is None or condition.partition(".")[0] not in _UNRESOLVED:
+    if condition.partition(".")[0] not in _UNRESOLVED:
         return False
     tables = {name.rpartition(".")[2] for name in (*evaluation.inputs, *evaluation.external)}
     name = parameters.get("objectName", parameters.get("targetString"))
