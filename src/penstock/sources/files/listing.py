@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 )
 
 from penstock._formats.options import FileOptions
-from penstock._formats.sqltext import PATH, text_fragment, type_sql
+from penstock._formats.sqltext import PATH
 from penstock._model.sql_text import literal
 from penstock._tables.files import StorageFiles, hadoop_path, local_path
 from penstock.errors import ConnectorError
@@ -37,8 +37,6 @@ FILE_STATUS = re.compile(
     re.DOTALL,
 )
 """Hadoop's text of a status: path, bytes (empty for a folder) and milliseconds since 1970."""
-# In metadata, a path is a URI with escapes.
-_DECODED_PATH = f"try_url_decode(replace({PATH}, '+', '%2B'))"
 _PART = re.compile(r"(?<=/)([^/=]+)=([^/]*)(?=/)")
 _NONE = "__HIVE_DEFAULT_PARTITION__"
 
@@ -272,7 +270,8 @@ def readable(path: str) -> str:
 
 def without_files(names: Collection[str]) -> str:
     """A condition that leaves out files, by their names. Spark applies it before it opens any."""
-    path = f"regexp_replace({_DECODED_PATH}, '^file:/+', '/')"
+    # In metadata, a path is a URI with escapes.
+    path = f"regexp_replace({_decoded(PATH)}, '^file:/+', '/')"
     # One literal: the time that Spark takes for a plan grows with the square of their number. No
     # path has the separator.
     left_out = literal("///".join(sorted(names)))
@@ -301,27 +300,25 @@ def partition_schema(
     )
 
 
-def partition_sql(field: StructField) -> str:
-    """SQL of a partition column."""
-    value = _partition_text(field)
-    if isinstance(field.dataType, StringType):
-        return value
-    return f"try_cast({value} AS {type_sql(field.dataType)})"
+def partition_text(field: StructField) -> str:
+    """SQL: the value of a partition column as the path has it; empty if it has none."""
+    # The path is a URI: characters of a name may be escaped in it.
+    name = "".join(c if c.isalnum() else f"(?:{re.escape(c)}|%{ord(c):02X})" for c in field.name)
+    return f"regexp_extract({PATH}, {literal(f'(?is).*/{name}=([^/]*)/')}, 1)"
 
 
-def partition_misfit(field: StructField) -> str:
-    """SQL: `"name":"text"` where the text in the path is no value of the column's type."""
-    text = _partition_text(field)
-    misfits = f"{text} IS NOT NULL AND {partition_sql(field)} IS NULL"
-    return f"CASE WHEN {misfits} THEN {text_fragment(field.name, text)} END"
+def partition_value(text: str) -> str:
+    """SQL: the value without escapes of what `partition_text` returns."""
+    # Hive's own escapes, too; a percent sign that begins none means itself, and so does a plus.
+    plain = _decoded(text)
+    return (
+        f"CASE WHEN {text} IN ('', {literal(_NONE)}) THEN NULL WHEN NOT contains({text}, '%') "
+        f"THEN {text} ELSE coalesce({_decoded(plain)}, {plain}) END"
+    )
 
 
-def _partition_text(field: StructField) -> str:
-    pattern = rf"(?is).*/{re.escape(field.name)}=([^/]*)/"
-    text = f"regexp_extract({_DECODED_PATH}, {literal(pattern)}, 1)"
-    # Hive's own escapes; a percent sign that begins none means itself, and so does a plus.
-    text = f"coalesce(try_url_decode(replace({text}, '+', '%2B')), {text})"
-    return f"nullif(nullif({text}, ''), {literal(_NONE)})"
+def _decoded(text: str) -> str:
+    return f"try_url_decode(replace({text}, '+', '%2B'))"
 
 
 def _kind(values: Sequence[str]) -> DataType:

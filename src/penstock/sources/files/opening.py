@@ -24,12 +24,12 @@ from penstock._formats.merging import (
 )
 from penstock._formats.options import COLUMNAR, Evolution, FileOptions, file_options
 from penstock._formats.rows import finished
-from penstock._formats.sqltext import PATH, rescued_json
+from penstock._formats.sqltext import FILE, PATH, rescued_json, text_fragment, type_sql
 from penstock._formats.widening import keep_wider
 from penstock._formats.xml_rows import xml_rows
 from penstock._model.exception_text import first_line
 from penstock._model.sql_text import literal, quoted
-from penstock.errors import DefinitionError
+from penstock.errors import ConnectorError, DefinitionError
 from penstock.sources.files.announced import FOLDER, AnnouncedFiles
 from penstock.sources.files.discovery import Discovery, choose_discovery
 from penstock.sources.files.inference import detect_format, infer, sample
@@ -38,9 +38,9 @@ from penstock.sources.files.listing import (
     FoundFile,
     check_destination,
     file_name,
-    partition_misfit,
     partition_schema,
-    partition_sql,
+    partition_text,
+    partition_value,
     readable,
     without_files,
 )
@@ -332,15 +332,35 @@ def _rows(opened: OpenedFiles, *, streaming: bool) -> DataFrame:
         df = df.select(*(quoted(c) for c in df.columns if c not in opened.partitions.fieldNames()))
     if not opened.partitions.fields:
         return df
-    columns = [F.expr(partition_sql(f)).alias(f.name) for f in opened.partitions.fields]
     kept = [quoted(column) for column in df.columns if column != options.rescued]
-    typed = [f for f in opened.partitions.fields if not isinstance(f.dataType, StringType)]
+    # In steps, so that the path is looked at once for each column.
+    fields = {f"__files_part{n}": f for n, f in enumerate(opened.partitions.fields)}
+    texts = {name: F.expr(partition_text(field)) for name, field in fields.items()}
+    df = df.withColumns({FILE: F.expr(PATH), **texts})
+    df = df.withColumns({name: F.expr(partition_value(name)) for name in fields})
+    values = {
+        name: name
+        if isinstance(field.dataType, StringType)
+        else f"try_cast({name} AS {type_sql(field.dataType)})"
+        for name, field in fields.items()
+    }
+    columns = [F.expr(value).alias(fields[name].name) for name, value in values.items()]
     if options.rescued:
+        misfits = {
+            name: f"{name} IS NOT NULL AND {value} IS NULL"
+            for name, value in values.items()
+            if value != name
+        }
         rescued = quoted(options.rescued)
-        if typed:
-            misfits = ", ".join(partition_misfit(field) for field in typed)
-            left = rescued_json(f"filter(array({misfits}), x -> x IS NOT NULL)", PATH)
-            rescued = f"coalesce({rescued}, {left})"  # that of the record has the path in it
+        if misfits:
+            entries = ", ".join(
+                f"CASE WHEN {test} THEN {text_fragment(fields[name].name, name)} END"
+                for name, test in misfits.items()
+            )
+            left = rescued_json(f"filter(array({entries}), x -> x IS NOT NULL)")
+            # That of the record has the path in it.
+            left = f"CASE WHEN {' OR '.join(misfits.values())} THEN {left} END"
+            rescued = f"coalesce({rescued}, {left})"
         columns.append(F.expr(rescued).alias(options.rescued))
     return df.select(*kept, *columns)
 
