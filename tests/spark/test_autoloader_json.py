@@ -112,6 +112,9 @@ def test_a_record_is_one_variant_when_the_option_names_its_column(stream):
     files.put("a.json", '{"n":1}\n{"n":"x"}\n')
     assert [row["whole"].toPython() for row in files.parse()] == [{"n": 1}, {"n": "x"}]
     assert files.types == {"whole": "variant"}
+    headers = stream({"format": "csv", "header": "true", "singleVariantColumn": "whole"}, name="h")
+    with pytest.raises(ConnectorError, match="cannot be combined with header"):
+        headers.parse()
 
 
 def test_a_string_column_among_types_holds_all_digits(stream):

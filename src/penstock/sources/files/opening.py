@@ -141,6 +141,12 @@ def open_source(
         # Defaults depend on the format, such as `header` of CSV.
         known = {**options, "format": detect_format(sample.files)}
         chosen = file_options(known, has_schema=schema is not None, streaming=streaming)
+    if whole and chosen.format == "csv" and chosen.parser_flag("header"):
+        raise ConnectorError(
+            "AUTOLOADER_OPTION_INVALID",
+            "singleVariantColumn cannot be combined with header",
+            hint="remove one of the two",
+        )
     declared = _parsed(schema)
     if declared is None:
         data, partitions = _learned(sample, chosen, state, streaming=streaming)
