@@ -1,6 +1,9 @@
 """What reads of user code become: mapped paths and tables, table functions, statements."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +220,11 @@ def test_rows_of_a_table_are_changed_when_sql_names_it(world: World, spark: Spar
             " WHEN MATCHED THEN DELETE"
         )
         assert other.sql("SELECT countries.id FROM main.ref.countries").count() == 2
+        other.read.table("main.ref.countries").createOrReplaceTempView("dims")
+        assert other.sql("SELECT dims.id FROM dims").count() == 2
+    # A stream keeps its session: its micro-batches leave no views behind.
+    views = other.sql("SHOW VIEWS").collect()
+    assert {view["viewName"] for view in views} == {"dims", "news"}
     rows = spark.read.format("delta").load(str(path)).collect()
     assert sorted(map(tuple, rows)) == [(0, 1), (3, 0), (9, 2), (10, 3)]
 
@@ -427,6 +435,34 @@ def test_columns_are_found_when_the_name_of_their_table_qualifies_them(
         world.evaluate(
             lambda: spark.sql("SELECT orders.nothing FROM orders"), orders="id BIGINT, ts TIMESTAMP"
         )
+
+
+def test_a_view_is_called_again_on_each_thread_that_needs_qualifiers(
+    world: World, spark: SparkSession
+):
+    calls: list[int] = []
+    is_late, is_qualifying = threading.Event(), threading.Event()
+
+    def rows() -> DataFrame:
+        df = spark.read.table("orders")
+        calls.append(number := len(calls))
+        if number == 0:
+            is_late.wait(30)
+        elif number == 1:
+            is_late.set()
+            is_qualifying.wait(30)  # the first call has failed meanwhile
+        elif number == 2:
+            is_qualifying.set()
+        return df.select("orders.id")
+
+    def both() -> DataFrame:
+        with ThreadPoolExecutor(2) as pool:
+            reads = [pool.submit(copy_context().run, spark.read.table, "v") for _ in range(2)]
+            return reads[0].result().union(reads[1].result())
+
+    view = Flow(name="v", target="v", function=rows, origin=HERE)
+    df, _ = world.evaluate(both, view=view, orders="id BIGINT")
+    assert (df.columns, len(calls)) == (["id"], 4)
 
 
 def test_a_view_is_read_as_it_is_when_the_check_is_disabled(world: World, spark: SparkSession):

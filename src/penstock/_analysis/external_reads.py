@@ -101,7 +101,7 @@ class ExternalReads:
         catalyst = jvm.org.apache.spark.sql.catalyst
         alias = catalyst.AliasIdentifier(last, parts)
         plan = catalyst.plans.logical.SubqueryAlias(alias, analyzed(df))
-        return dataframe(self._spark, plan)
+        return dataframe(df.sparkSession, plan)
 
     def sql(self, text: str) -> str | None:
         """The statement to run instead; `None` for a statement without effect."""

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ from penstock._analysis.local_rows import with_floats
 from penstock._analysis.writer_hooks import PATH_OPTION, ROW_FORMATS, wrap_writer
 from penstock._model.origin import capture_origin
 from penstock._model.paths import real_path
+from penstock._spark.generated_names import GENERATED_VIEW
 from penstock._sql.query_text import spell_names
 from penstock.errors import DefinitionError
 
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from penstock._analysis.external_reads import ExternalReads
 
 Reader = DataFrameReader | DataStreamReader
+# What such a statement creates may be looked up by the text of its query again.
+_CREATES = re.compile(r"\s*(?:CREATE|CACHE)\b", re.IGNORECASE)
 
 
 @contextlib.contextmanager
@@ -143,10 +147,15 @@ def _wrap_session() -> None:
             text = formatter.format(sqlQuery, **kwargs) if kwargs else sqlQuery
             # The parser leaves computed names to the analyzer, which has no datasets.
             text = spell_names(text, _texts(args))
-            rewritten = redirect.of_session(self).sql(text)
+            reads = redirect.of_session(self)
+            rewritten = reads.sql(text)
             if rewritten is None:
                 return self.createDataFrame([], "result STRING")
             df = with_json_paths(lambda spell: original(self, spell(rewritten), args), self)
+            if reads is not redirect and not _CREATES.match(text):
+                # A stream keeps its session: each micro-batch would leave its views there.
+                for name in GENERATED_VIEW.findall(rewritten):
+                    self.catalog.dropTempView(name)
             return file_metadata.without_shown(df, text)
         finally:
             formatter.clear()

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 VIEW_PREFIX = "__penstock_"
 """Of the temporary views of datasets, sources and files in a query."""
+GENERATED_VIEW = re.compile(rf"\b{VIEW_PREFIX}\d+\b")
 
 _EXPRESSION_ID = re.compile(r"#\d+L?")
 # As a qualifier of a column. PySpark's name is a UUID.
