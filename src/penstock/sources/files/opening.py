@@ -363,8 +363,8 @@ def _rows(opened: OpenedFiles, *, streaming: bool) -> DataFrame:
                 f"CASE WHEN {test} THEN {text_fragment(fields[name].name, name)} END"
                 for name, test in misfits.items()
             )
-            left = rescued_json(f"filter(array({entries}), x -> x IS NOT NULL)")
-            # That of the record has the path in it.
+            # Joining leaves out NULL. The rescued data of the record has the path in it.
+            left = rescued_json(f"array({entries})")
             left = f"CASE WHEN {' OR '.join(misfits.values())} THEN {left} END"
             rescued = f"coalesce({rescued}, {left})"
         columns.append(F.expr(rescued).alias(options.rescued))
