@@ -134,7 +134,8 @@ def test_flows_of_several_kinds_are_analysed_when_their_target_stands_elsewhere(
 
 def test_names_and_comments_of_a_column_list_reach_the_query_when_it_has_no_types(analysed):
     graph = analysed(
-        "CREATE MATERIALIZED VIEW v (`the id` COMMENT 'first', b) AS SELECT 1 AS x, 2 AS y;"
+        "CREATE MATERIALIZED VIEW v (`the id` COMMENT 'first', b) "
+        "TBLPROPERTIES ('delta.columnMapping.mode' = 'name') AS SELECT 1 AS x, 2 AS y;"
     )
     assert columns(graph, "v") == ["the id integer", "b integer"]
     (node,) = (node for node in graph.datasets.values() if node.display == "v")
@@ -303,7 +304,8 @@ def test_a_generated_column_and_a_comment_come_out_when_the_columns_have_types(a
           `a day` DATE GENERATED ALWAYS AS (CAST(ts AS DATE)),
           nested ARRAY<STRUCT<a: INT, b: MAP<STRING, DECIMAL(10, 2)>>>,
           CONSTRAINT pk PRIMARY KEY (id)
-        ) PARTITIONED BY (`a day`) AS SELECT id, ts, NULL AS nested FROM STREAM(raw)
+        ) PARTITIONED BY (`a day`) TBLPROPERTIES ('delta.columnMapping.mode' = 'name')
+        AS SELECT id, ts, NULL AS nested FROM STREAM(raw)
         """,
     )
     (node,) = (node for node in graph.datasets.values() if node.display == "dated")
