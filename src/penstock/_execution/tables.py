@@ -213,9 +213,9 @@ class PipelineTables:
             hint += "the old table"
             before = state.deployed.get("path", path)
             if was_sink or path is None:
-                change = f"{before or 'a table'}; its target is {node.target} now"
-                hint = "give the flow another name, with which it reads all rows; "
-                hint += f"or --full-refresh {node.flow.target}; {node.flow.sink_reset}"
+                change = f"{before or 'a table'}; its target is {node.flow.target} now"
+                hint = "give the flow another name: it reads its sources from the beginning then"
+                hint += f"; or --full-refresh {node.flow.target}" if was_sink else ""
             elif before != path:
                 change = f"the table {before}; its table is {path} now"
                 hint = "if that is the table of another target, set `storage` in each target: a "

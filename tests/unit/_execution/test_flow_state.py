@@ -61,7 +61,7 @@ def test_a_state_of_an_earlier_version_gets_the_present_name(tmp_path: Path):
         ({"path": "/dev/t"}, "the table /dev/t; its table is /prod/t now", "set `storage` in each"),
         (
             {"kind": "sink", "path": "kafka t"},
-            "kafka t; its target is c.prod.t now",
+            "kafka t; its target is t now",
             "another name",
         ),
     ],
@@ -71,7 +71,7 @@ def test_the_checkpoint_of_another_target_is_not_taken_for_that_of_a_dropped_tab
 ):
     monkeypatch.setattr(tables, "table_state", lambda *_: None)
     own: Any = SimpleNamespace(paths={"c.prod.t": "/prod/t"}, spark=None)
-    flow = SimpleNamespace(name="t", target="t", origin=None, sink_reset="")
+    flow = SimpleNamespace(name="t", target="t", origin=None)
     node: Any = SimpleNamespace(target="c.prod.t", flow=flow)
     state = FlowState(epoch="e", target_id="id", deployed=before)
     with pytest.raises(CheckpointError) as raised:

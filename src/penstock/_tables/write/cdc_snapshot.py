@@ -16,12 +16,7 @@ from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.kill_points import kill_point
 from penstock._tables.layout import TableRef
-from penstock._tables.write.cdc_events import (
-    END_AT,
-    START_AT,
-    RowShape,
-    comparable,
-)
+from penstock._tables.write.cdc_events import END_AT, START_AT, RowShape, comparable
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.kept import keep, release
 from penstock._tables.write.key_joins import (
