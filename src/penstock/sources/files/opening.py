@@ -336,8 +336,12 @@ def _rows(opened: OpenedFiles, *, streaming: bool) -> DataFrame:
     else:
         df = _parsed_rows(opened, streaming=streaming)
         df = df.select(*(quoted(c) for c in df.columns if c not in opened.partitions.fieldNames()))
-    if not opened.partitions.fields:
-        return df
+    return _with_partitions(df, opened) if opened.partitions.fields else df
+
+
+def _with_partitions(df: DataFrame, opened: OpenedFiles) -> DataFrame:
+    """Rows with the columns of their folders; values of other types are rescued."""
+    options = opened.options
     kept = [quoted(column) for column in df.columns if column != options.rescued]
     # In steps, so that the path is looked at once for each column.
     fields = {f"__files_part{n}": f for n, f in enumerate(opened.partitions.fields)}
