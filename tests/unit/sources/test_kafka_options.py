@@ -217,20 +217,29 @@ def test_a_client_option_is_refused_when_it_could_load_foreign_code(name: str, v
         prepare_sink_options({"kafka.bootstrap.servers": "h:1", name: value})
 
 
-def test_the_shaded_prefix_is_dropped_when_a_login_module_carries_it() -> None:
+@pytest.mark.parametrize(
+    ("prefix", "value"),
+    [
+        (
+            "kafkashaded.",
+            "org.apache.kafka.common.security.plain.PlainLoginModule required"
+            ' username="u" password="kafka;shaded x";',
+        ),
+        ("shadedmskiam.", "software.amazon.msk.auth.iam.IAMLoginModule required;"),
+    ],
+)
+def test_the_shaded_prefix_is_dropped_when_a_login_module_carries_it(
+    prefix: str, value: str
+) -> None:
     name = "kafka.sasl.jaas.config"
-    value = (
-        "kafkashaded.org.apache.kafka.common.security.plain.PlainLoginModule required"
-        ' username="u" password="kafka;shaded x";'
-    )
-    prepared = prepare_source_options({**MINIMAL, name: value})
-    assert prepared[name] == value.removeprefix("kafkashaded.")
+    assert prepare_source_options({**MINIMAL, name: f"{prefix}{value}"})[name] == value
 
 
-def test_a_callback_handler_passes_when_it_is_well_known() -> None:
+@pytest.mark.parametrize("prefix", ["", "kafkashaded.", "shadedmskiam."])
+def test_a_callback_handler_passes_when_it_is_well_known(prefix: str) -> None:
     name = "kafka.sasl.client.callback.handler.class"
     handler = "software.amazon.msk.auth.iam.IAMClientCallbackHandler"
-    prepared = prepare_source_options({**MINIMAL, name: f"kafkashaded.{handler}"})
+    prepared = prepare_source_options({**MINIMAL, name: f"{prefix}{handler}"})
     assert prepared[name] == handler
 
 

@@ -75,7 +75,8 @@ _MAX_BLOCK = "kafka.max.block.ms"
 # Of brokers in `paths` of the settings.
 _SCHEME = "kafka://"
 
-_SHADED = re.compile(r"(?<![\w.])kafkashaded\.")
+# The packages in which Databricks has Kafka's client and the client of MSK.
+_SHADED = re.compile(r"(?<![\w.])(?:kafkashaded|shadedmskiam)\.")
 _LOGIN_MODULE = re.compile(r"(?:^|;)\s*([\w.$]+)(?=\s)")
 # What Kafka's own tokenizer skips (comments) or takes as a whole (quoted text, up to a line's end).
 _JAAS_TOKEN = re.compile(
