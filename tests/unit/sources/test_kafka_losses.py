@@ -1,8 +1,16 @@
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+from paper_sources import PaperTopics
+
 from penstock._execution.running import RunningQuery
 from penstock._model.flow import Flow
 from penstock._model.origin import source_location
 from penstock._observe.events import EventOrigin, SourceRowsLost
+from penstock.errors import CheckpointError
 from penstock.sources.base import OpenedSource
+from penstock.sources.kafka import source as kafka_source
 from penstock.sources.kafka.source import lost_ranges
 
 
@@ -28,6 +36,18 @@ def test_nothing_is_lost_when_all_rows_came_or_offsets_hold_no_rows():
 
 def test_partition_is_lost_when_it_is_gone():
     assert lost({"t": {"0": 5}}, {"t": {}}, 0, {}) == [("t", 0, 5, None)]
+
+
+def test_a_topic_is_recreated_when_its_id_changes_but_not_when_it_gets_one(monkeypatch):
+    ids = {"upgraded": "r1", "new": "r2"}
+    admin = SimpleNamespace(topic_ids=lambda: ids)
+    monkeypatch.setattr(kafka_source, "admin_of", lambda *_: nullcontext(admin))
+    topics = PaperTopics({}, {})
+    topics._spark = topics._options = None
+    flow = Flow(name="f", target="t", function=lambda: None, origin=source_location("a.py", 1))
+    assert topics.check_identity({"upgraded": "A" * 22}, flow, "t") == ids
+    with pytest.raises(CheckpointError, match="TOPIC_RECREATED"):
+        topics.check_identity({"upgraded": "r0"}, flow, "t")
 
 
 class LosingSource(OpenedSource):

@@ -50,6 +50,8 @@ _STARTS = (
 _LEAST_PER_BATCH = "minoffsetspertrigger"
 _MOST_OFFSETS, _LEAST_OFFSETS = 1_000_000, 10_000
 _EMPTY: Mapping[str, int] = {}
+# Of each topic of a cluster before Kafka 2.8; an upgrade assigns ids.
+_NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 
 
 class KafkaSource(Source):
@@ -129,7 +131,7 @@ class KafkaStream(OpenedSource):
         with contextlib.suppress(Py4JError), admin_of(self._spark, self._options) as admin:
             ids = admin.topic_ids()
         for topic, topic_id in ids.items():
-            if known.get(topic, topic_id) != topic_id:
+            if known.get(topic, _NO_ID) not in (topic_id, _NO_ID):
                 raise CheckpointError(
                     "TOPIC_RECREATED",
                     f"flow {flow.name!r} has read topic {topic!r}, which was deleted and created "
