@@ -106,6 +106,7 @@ def test_every_option_of_the_source_passes_when_it_is_spelled_right() -> None:
         ("kafka.key.deserializer", "cast"),
         ("kafka.Value.Deserializer", "cast"),
         ("kafka.enable.auto.commit", "checkpoint"),
+        ("databricks.serviceCredential", "kafka.sasl"),
     ],
 )
 def test_a_source_option_is_refused_when_spark_refuses_it(name: str, instead: str) -> None:

@@ -37,13 +37,19 @@ _CLIENT_OPTIONS = (
 _ENDING = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
 _POSITIVE = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "minPartitions")
 
+_REFUSED = {
+    "databricks.servicecredential": "there are no service credentials outside of Databricks: set "
+    "`kafka.security.protocol` and the options `kafka.sasl.*`",
+}
 _REFUSED_SOURCE = {
+    **_REFUSED,
     "kafka.auto.offset.reset": "use `startingOffsets`; Spark itself keeps track of offsets",
     "kafka.key.deserializer": "keys are always bytes; convert with `cast` or `from_json`",
     "kafka.value.deserializer": "values are always bytes; convert with `cast` or `from_json`",
     "kafka.enable.auto.commit": "remove it; Spark keeps offsets in the checkpoint",
 }
 _REFUSED_SINK = {
+    **_REFUSED,
     "kafka.key.serializer": "give `key` as a string or binary column",
     "kafka.value.serializer": "give `value` as a string or binary column",
     "checkpointlocation": "remove it; each flow has a checkpoint that Penstock manages",
