@@ -1,6 +1,7 @@
 """Start positions as users name them, and what a start means."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from penstock.sources.base import StartKind, StartPosition, StartReport, parse_s
 from penstock.sources.delta import source as delta
 from penstock.sources.files import source as files
 from penstock.sources.kafka import source as kafka
+from penstock.sources.kafka.admin import KafkaAdmin, KafkaOptions
 
 
 def test_start_positions_are_read_as_they_are_written():
@@ -38,6 +40,13 @@ def test_a_start_counts_what_is_read_again_and_what_is_never_read(tmp_path: Path
     position, report = topics.start(at, [done], 90_000)
     assert (report.again, report.skipped) == (6, 4)
     assert position == {"offsets": {"t": {"0": 4, "1": 9}, "new": {"0": 7}}}
+
+
+def test_a_start_has_the_assigned_partitions_of_a_topic_only():
+    # Spark refuses `startingOffsets` with others.
+    options = KafkaOptions({"assign": '{"t": [1], "u": [0, 2]}'})
+    spark: Any = SimpleNamespace(_jvm=None)
+    assert KafkaAdmin(spark, options, None).partitions() == [("t", 1), ("u", 0), ("u", 2)]
 
 
 def test_only_what_can_take_rows_again_gets_them():

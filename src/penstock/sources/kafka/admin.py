@@ -75,6 +75,9 @@ class KafkaAdmin:
         return ids
 
     def partitions(self) -> list[TopicPartition]:
+        """The partitions that the stream reads now."""
+        if text := self._options.get("assign"):
+            return [(topic, number) for topic, ns in json.loads(text).items() for number in ns]
         names = self.topics()
         described = self._client.describeTopics(names).allTopicNames().get()
         return [
