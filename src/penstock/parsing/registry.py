@@ -9,6 +9,7 @@ import http.client
 import json
 import ssl
 import threading
+import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
@@ -22,6 +23,11 @@ from penstock.errors import ConnectorError
 _FIRST_PAUSE_SECONDS = 0.25
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 _known: dict[tuple[str, str], "RegisteredSchema"] = {}
+# Until when a schema that the registry did not have is not requested again: a topic may be full of
+# payloads with its id.
+_unknown: dict[tuple[str, str], float] = {}
+_UNKNOWN_SECONDS = 5.0
+_MOST_UNKNOWN = 10_000
 
 
 class UnknownSchemaError(Exception):
@@ -94,7 +100,15 @@ class SchemaRegistry:
     def _kept(self, path: str) -> RegisteredSchema:
         key = (self.url, path)
         if key not in _known:
-            _known[key] = self._read(path)
+            if time.monotonic() < _unknown.get(key, 0.0):
+                raise UnknownSchemaError(path)
+            try:
+                _known[key] = self._read(path)
+            except UnknownSchemaError:
+                if len(_unknown) >= _MOST_UNKNOWN:
+                    _unknown.clear()
+                _unknown[key] = time.monotonic() + _UNKNOWN_SECONDS
+                raise
         return _known[key]
 
     def _read(self, path: str) -> RegisteredSchema:

@@ -89,8 +89,10 @@ def test_query_fails_when_the_registry_stays_away(server):
 def test_row_has_an_error_when_the_registry_does_not_know_its_id(server):
     server.answers = [(404, {"error_code": 40403, "message": "not found"})]
     registry = SchemaRegistry(server.url)
-    with pytest.raises(PayloadError, match="no schema with id 6"):
-        decode_confluent(framed(6, b"\x0e"), registry)
+    for _ in range(2):
+        with pytest.raises(PayloadError, match="no schema with id 6"):
+            decode_confluent(framed(6, b"\x0e"), registry)
+    assert len(server.seen) == 1  # not for each payload
     with pytest.raises(UnknownSchemaError):
         registry.latest("none-value")
 
