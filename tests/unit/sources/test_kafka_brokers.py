@@ -1,8 +1,12 @@
 """Brokers that the source names and the settings map."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from penstock._model.paths import PathMap
+from penstock.sources.kafka.admin import KafkaOptions, client_properties
 from penstock.sources.kafka.options import at_mapped_servers
 
 SECURED = {
@@ -27,3 +31,14 @@ def test_a_mapped_broker_is_dialled_without_the_credentials_of_the_other():
 )
 def test_options_stay_when_no_broker_of_theirs_is_mapped(options):
     assert at_mapped_servers(options, MAP) == options
+
+
+def test_a_client_has_the_options_in_the_spelling_of_kafka():
+    class Properties(dict):
+        put = dict.__setitem__
+
+    util = SimpleNamespace(Properties=Properties)
+    spark: Any = SimpleNamespace(_jvm=SimpleNamespace(java=SimpleNamespace(util=util)))
+    properties = client_properties(spark, KafkaOptions(SECURED), 5)
+    assert properties["bootstrap.servers"] == "prod:9092"
+    assert "subscribe" not in properties

@@ -132,7 +132,7 @@ def client_properties(spark: SparkSession, options: KafkaOptions, timeout_ms: in
     properties = jvm.java.util.Properties()
     for name, value in options.options.items():
         if name.lower().startswith("kafka."):
-            properties.put(name[len("kafka.") :], value)
+            properties.put(name[len("kafka.") :].lower(), value)  # as Spark does
     properties.put("default.api.timeout.ms", str(timeout_ms))
     properties.put("request.timeout.ms", str(timeout_ms))
     return properties
