@@ -98,6 +98,8 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> dict[str, 
             )
     if "startingTimestamp" in made:
         del made["startingOffsets"]
+        # As in the connector: a partition without events since then begins with its next one.
+        made["startingOffsetsByTimestampStrategy"] = "latest"
     return made
 
 
