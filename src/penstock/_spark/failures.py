@@ -51,6 +51,8 @@ _ANSI = re.compile(
     r"|NUMERIC_VALUE_OUT_OF_RANGE)\b"
 )
 _DATA_LOSS = re.compile(r"KAFKA_DATA_LOSS|failOnDataLoss|Some data may have been lost")
+# The topics and offsets, behind Spark's general words.
+_DATA_LOSS_REASON = re.compile(r"set the source option failOnDataLoss to false\.\s+Reason:\s+(.+)")
 # Raised in Spark's Python workers; only the message is returned.
 _REGISTRY = re.compile(r"\[(SCHEMA_REGISTRY_UNREACHABLE|SCHEMA_REGISTRY_REFUSED)\] ([^\n]+)")
 _MAY_PASS = ("SCHEMA_REGISTRY_UNREACHABLE", "DISK_FULL", "EXECUTOR_LOST")
@@ -137,7 +139,9 @@ def flow_error(
         )
     elif _DATA_LOSS.search(text):
         condition = "SOURCE_ROWS_LOST"
-        message = f"the source no longer has rows that were not read yet{batch}: {_reason(text)}"
+        lost_rows = _DATA_LOSS_REASON.search(text)
+        reason = shown(lost_rows[1]) if lost_rows is not None else _reason(text)
+        message = f"the source no longer has rows that were not read yet{batch}: {reason}"
         hint = (
             'set failOnDataLoss to "false" to continue without them, or --full-refresh '
             f"{flow.target}; {flow.sink_reset}"

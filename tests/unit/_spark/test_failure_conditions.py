@@ -260,6 +260,18 @@ def test_two_writers_that_create_a_delta_table_do_not_damage_a_checkpoint():
     assert "--full-refresh" not in (error.hint or "")
 
 
+def test_lost_rows_are_named():
+    text = (
+        "KafkaIllegalStateException: Some data may have been lost because they are not available "
+        "in Kafka any more;\neither ...\nIf you don't want your streaming query to fail on such "
+        "cases, set the source option failOnDataLoss to false.\nReason: Partitions t-0 have been "
+        "deleted.\nat x"
+    )
+    error = flow_error(text, FLOW)
+    assert error.condition == "SOURCE_ROWS_LOST"
+    assert error.message.endswith("were not read yet: Partitions t-0 have been deleted.")
+
+
 @pytest.mark.parametrize(
     "text", ["There are [2] sources in the checkpoint offsets", "[KAFKA_DATA_LOSS] gone"]
 )
