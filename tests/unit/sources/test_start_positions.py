@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from paper_sources import PaperTopics, Topics, checkpoint
 
+from penstock._model.flow import Flow
+from penstock._model.origin import source_location
 from penstock._repair.reset import why_refused
 from penstock.errors import SpecError
 from penstock.sources.base import StartKind, StartPosition, StartReport, parse_start, path_key
@@ -47,6 +49,30 @@ def test_a_start_has_the_assigned_partitions_of_a_topic_only():
     options = KafkaOptions({"assign": '{"t": [1], "u": [0, 2]}'})
     spark: Any = SimpleNamespace(_jvm=None)
     assert KafkaAdmin(spark, options, None).partitions() == [("t", 1), ("u", 0), ("u", 2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "No offset matched from request of topic-partition t-1 and timestamp 9.",
+            "partition t-1 has no record since timestamp 9",
+        ),
+        (
+            "assertion failed: ... you must specify all TopicPartitions.\n"
+            "Use -1 for latest, -2 for earliest. Specified: Set(t-0) Assigned: Set(t-0, t-1)\nat x",
+            "offsets are set for t-0, the topics have t-0, t-1",
+        ),
+    ],
+)
+def test_a_start_that_does_not_fit_the_topic_is_not_retried(text: str, reason: str):
+    flow = Flow(name="f", target="t", function=lambda: None, origin=source_location("a.py", 1))
+    error = PaperTopics({}, {}).explain(text, flow)
+    assert error is not None
+    assert error.condition == "KAFKA_OFFSETS_INVALID"
+    assert error.message.endswith(reason)
+    assert error.hint
+    assert not error.retryable
 
 
 def test_only_what_can_take_rows_again_gets_them():

@@ -7,6 +7,7 @@ shorter than before, Spark fails; once it is longer, rows are skipped silently. 
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from pyspark.sql import functions as F
 
 from penstock._model.flow import Flow
 from penstock._tables.read.checkpoint_files import Checkpoint
-from penstock.errors import CheckpointError
+from penstock.errors import CheckpointError, FlowError
 from penstock.sources import checkpoints
 from penstock.sources.base import (
     Loss,
@@ -52,6 +53,9 @@ _MOST_OFFSETS, _LEAST_OFFSETS = 1_000_000, 10_000
 _EMPTY: Mapping[str, int] = {}
 # Of each topic of a cluster before Kafka 2.8; an upgrade assigns ids.
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+# Spark's words about starts that do not fit the topic.
+_NO_RECORD_SINCE = re.compile(r"request of topic-partition (\S+) and timestamp (\d+)")
+_OTHER_PARTITIONS = re.compile(r"Specified: (?:\w+\()?(.*?)\)? Assigned: (?:\w+\()?([^)\n]*)")
 
 
 class KafkaSource(Source):
@@ -143,6 +147,27 @@ class KafkaStream(OpenedSource):
                     "name: it starts with a new checkpoint",
                 )
         return ids
+
+    def explain(self, text: str, flow: Flow) -> FlowError | None:
+        if (record := _NO_RECORD_SINCE.search(text)) is not None:
+            reason = f"partition {record[1]} has no record since timestamp {record[2]}"
+            hint = (
+                '.option("startingOffsetsByTimestampStrategy", "latest") begins such a partition '
+                "with its next record"
+            )
+        elif (partitions := _OTHER_PARTITIONS.search(text)) is not None:
+            reason = f"offsets are set for {partitions[1] or 'no partition'}, the topics have "
+            reason += partitions[2] or "no partition"
+            hint = "name each partition of each topic: -2 is earliest, -1 is latest"
+        else:
+            return None
+        return FlowError(
+            "KAFKA_OFFSETS_INVALID",
+            f"flow {flow.name!r} cannot start: {reason}",
+            flow=flow.name,
+            origin=flow.origin,
+            hint=hint,
+        )
 
     def lost(self, progress: Mapping[str, Any]) -> Sequence[Loss]:
         if not self._options.tolerates_loss or not self._is_mine(progress):
