@@ -291,3 +291,10 @@ def test_offset_is_refused_when_reading_cannot_begin_or_end_there(
     error = refused(given, streaming=streaming)
     assert error.condition == "KAFKA_OFFSETS_INVALID"
     assert said in error.message
+
+
+@pytest.mark.parametrize(
+    "name", ["failOnDataLoss", "includeHeaders", "startingOffsetsByTimestampStrategy"]
+)
+def test_an_option_is_refused_when_its_word_is_unknown(name: str) -> None:
+    assert refused({**MINIMAL, name: "no"}).condition == "KAFKA_OPTION_INVALID"

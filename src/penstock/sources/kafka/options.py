@@ -35,6 +35,11 @@ _CLIENT_OPTIONS = (
 )
 
 _ENDING = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
+_WORDS = {
+    "failOnDataLoss": ("true", "false"),
+    "includeHeaders": ("true", "false"),
+    "startingOffsetsByTimestampStrategy": ("error", "latest"),
+}
 _POSITIVE = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "minPartitions")
 
 _REFUSED = {
@@ -118,6 +123,9 @@ def prepare_source_options(options: Mapping[str, str], *, streaming: bool = True
         value = by_name.get(name.lower())
         if value is not None and not (value.strip().isdecimal() and int(value) > 0):
             raise _invalid(f"option `{name}` must be a whole number above zero")
+    for name, words in _WORDS.items():
+        if by_name.get(name.lower(), words[0]).strip().lower() not in words:
+            raise _invalid(f"option `{name}` must be {' or '.join(words)}")
     least, most = by_name.get("minoffsetspertrigger"), by_name.get("maxoffsetspertrigger")
     if least is not None and most is not None and int(least) > int(most):
         raise _invalid("option `minOffsetsPerTrigger` is above `maxOffsetsPerTrigger`")
