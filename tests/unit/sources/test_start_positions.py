@@ -75,6 +75,15 @@ def test_a_start_that_does_not_fit_the_topic_is_not_retried(text: str, reason: s
     assert not error.retryable
 
 
+def test_a_topic_that_is_not_there_is_named():
+    flow = Flow(name="f", target="t", function=lambda: None, origin=source_location("a.py", 1))
+    text = "UnknownTopicOrPartitionException: This server does not host this topic-partition."
+    error = PaperTopics({}, {}).explain(text, flow)
+    assert error is not None
+    assert (error.condition, error.retryable) == ("SOURCE_TOPIC_NOT_FOUND", True)
+    assert "a topic of kafka" in error.message
+
+
 def test_only_what_can_take_rows_again_gets_them():
     some = (StartReport(source="t", unit="offsets", again=6, skipped=0),)
     none = (StartReport(source="t", unit="offsets", again=0, skipped=4),)

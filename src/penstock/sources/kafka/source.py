@@ -55,6 +55,7 @@ _EMPTY: Mapping[str, int] = {}
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 # Spark's words about starts that do not fit the topic.
 _NO_RECORD_SINCE = re.compile(r"request of topic-partition (\S+) and timestamp (\d+)")
+_NO_TOPIC = "This server does not host this topic-partition"
 _OTHER_PARTITIONS = re.compile(r"Specified: (?:\w+\()?(.*?)\)? Assigned: (?:\w+\()?([^)\n]*)")
 
 
@@ -149,6 +150,15 @@ class KafkaStream(OpenedSource):
         return ids
 
     def explain(self, text: str, flow: Flow) -> FlowError | None:
+        if _NO_TOPIC in text:
+            return FlowError(
+                "SOURCE_TOPIC_NOT_FOUND",
+                f"flow {flow.name!r}: a topic of {self.name} is not known to the brokers",
+                flow=flow.name,
+                retryable=True,
+                origin=flow.origin,
+                hint="create it, or correct the name of the topic or of the brokers",
+            )
         if (record := _NO_RECORD_SINCE.search(text)) is not None:
             reason = f"partition {record[1]} has no record since timestamp {record[2]}"
             hint = (
