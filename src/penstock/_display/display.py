@@ -107,13 +107,13 @@ class LiveDisplay:
         from penstock._display.render import live_view, summary_table
 
         view = update_view(self._update)
-        width = self._console.width
+        width, height = self._console.size
         if self._has_ended:
             return summary_table(view, width=width) if view.datasets else Text("")
         if view.state is None and not view.datasets:
             return Text("starting Spark ...", style="dim")
         note = _STOP_NOTE if view.state is UpdateState.STOPPING else ""
-        return live_view(view, width=width, note=note)
+        return live_view(view, width=width, height=height, note=note)
 
 
 def _ending(view: UpdateView, error: object) -> list[str]:

@@ -1,15 +1,19 @@
 """Views of an update as Rich tables: while it runs, and when it has ended."""
 
+from collections import Counter
+
 from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from penstock._display.text import count, error_line, rate, seconds
 from penstock._observe.events import FlowStatus, UpdateState
-from penstock._observe.snapshot import DatasetView, UpdateView
+from penstock._observe.snapshot import STATE_ORDER, DatasetView, UpdateView
 
 WIDE = 110
 """Minimum width for a column with the last error; otherwise it is below the table."""
+
+_MOST_ERRORS = 5
 
 _STYLES = {
     FlowStatus.RUNNING: "cyan",
@@ -30,8 +34,31 @@ _UPDATE_STYLES = {
 }
 
 
-def live_view(view: UpdateView, *, width: int, note: str = "") -> RenderableType:
-    """The running update: a head line, one row per dataset, the newest errors, and a `note`."""
+def live_view(view: UpdateView, *, width: int, height: int, note: str = "") -> RenderableType:
+    """The running update: a head line, rows of datasets, the newest errors, and a `note`.
+
+    Where not all datasets fit, those that failed or run are shown, and the others are counted.
+    """
+    below: list[RenderableType] = _errors(view)[-_MOST_ERRORS:] if width < WIDE else []
+    below += [
+        Text(warning.partition("\n")[0], style="yellow", no_wrap=True, overflow="ellipsis")
+        for warning in view.warnings[-2:]
+    ]
+    if note:
+        below.append(Text(note, style="bold yellow", no_wrap=True, overflow="ellipsis"))
+    # The terminal echoes ^C where the cursor stands. At the end of a full line that would wrap,
+    # and the next frame would be drawn one line too low.
+    below.append(Text(""))
+    room = max(1, height - len(below) - 2)
+    datasets = view.datasets
+    if len(datasets) > room:
+        urgent = sorted(datasets, key=lambda dataset: STATE_ORDER.index(dataset.state))
+        rest = urgent[max(1, room - 1) :]
+        hidden = {dataset.name for dataset in rest}
+        datasets = tuple(dataset for dataset in datasets if dataset.name not in hidden)
+        states = Counter(dataset.state.value for dataset in rest)
+        text = ", ".join(f"{number} {state}" for state, number in states.items())
+        below.insert(0, Text(f"and {text}", style="dim", no_wrap=True, overflow="ellipsis"))
     table = _table(
         ("dataset", "state", "rows", "rows/s", "batch", "quarantined", "lag"),
         [
@@ -44,23 +71,11 @@ def live_view(view: UpdateView, *, width: int, note: str = "") -> RenderableType
                 _cell(count(dataset.lag)),
                 _error(dataset),
             )
-            for dataset in view.datasets
+            for dataset in datasets
         ],
         width=width,
     )
-    parts: list[RenderableType] = [_head(view), table]
-    if width < WIDE:
-        parts += _errors(view)
-    parts += [
-        Text(warning.partition("\n")[0], style="yellow", no_wrap=True, overflow="ellipsis")
-        for warning in view.warnings[-2:]
-    ]
-    if note:
-        parts.append(Text(note, style="bold yellow"))
-    # The terminal echoes ^C where the cursor stands. At the end of a full line that would wrap,
-    # and the next frame would be drawn one line too low.
-    parts.append(Text(""))
-    return Group(*parts)
+    return Group(_head(view), table, *below)
 
 
 def summary_table(view: UpdateView, *, width: int) -> Table:

@@ -152,7 +152,7 @@ def test_json_lines_are_errors_and_states_only_when_quiet(recording: list[Event]
 def test_every_figure_is_whole_when_the_terminal_has_this_width(
     recording: list[Event], width: int
 ) -> None:
-    lines = drawn(live_view(view_of(recording), width=width), width)
+    lines = drawn(live_view(view_of(recording), width=width, height=40), width)
     assert max(len(line.rstrip()) for line in lines) <= width
     for word in ("rows/s", "quarantined", "lag", "COMPLETED", "1,246", "623"):
         assert any(word in line for line in lines), word
@@ -161,6 +161,27 @@ def test_every_figure_is_whole_when_the_terminal_has_this_width(
     assert any("EXPECTATION_FAILED" in line for line in lines)
     assert not any("raw_view" in line for line in lines)
     assert lines[-1].strip() == ""  # the echo of ^C must not wrap
+
+
+def test_what_failed_or_runs_is_shown_when_not_all_datasets_fit(recorder) -> None:
+    error = ErrorInfo(condition="FLOW_FAILED", class_name="X", message="no", fatal=True)
+    for number in range(100):
+        recorder.status(f"t{number}", FlowStatus.COMPLETED if number < 60 else FlowStatus.QUEUED)
+    recorder.status("t50", FlowStatus.FAILED, error=error)
+    recorder.status("t80", FlowStatus.RUNNING)
+    lines = drawn(live_view(view_of(recorder.events), width=80, height=12, note="stopping"), 80)
+    assert [line.split()[:2] for line in lines[2:9]] == [
+        ["t50", "FAILED"],
+        *([f"t{number}", "QUEUED"] for number in range(60, 64)),
+        ["t80", "RUNNING"],
+        ["and", "35"],
+    ]
+    assert [line.strip() for line in lines[8:]] == [
+        "and 35 QUEUED, 59 COMPLETED",
+        "t50: [FLOW_FAILED] no",
+        "stopping",
+        "",
+    ]
 
 
 def test_figures_fit_when_they_are_as_big_as_can_be() -> None:
