@@ -74,6 +74,8 @@ class EventHooks:
         for worker in self._workers:
             assert worker.thread is not None
             worker.thread.join(max(0.0, until - time.monotonic()))
+            if worker.failed > 1 and not worker.is_disabled:
+                self._report(worker, f"raised for {worker.failed} events")
             is_late, left = worker.thread.is_alive(), worker.dropped
             if is_late:
                 left += worker.events.qsize()
@@ -93,7 +95,9 @@ class EventHooks:
                 worker.hook.function(deepcopy(body))
             except (Exception, SystemExit) as error:
                 failures += 1
-                self._report(worker, f"raised {type(error).__name__}: {error}", error)
+                worker.failed += 1
+                if failures == 1:
+                    self._report(worker, f"raised {type(error).__name__}: {error}", error)
                 limit = worker.hook.max_consecutive_failures
                 if limit is not None and failures > limit:
                     worker.is_disabled = True
@@ -132,3 +136,4 @@ class _Worker:
     thread: threading.Thread | None = None
     is_disabled: bool = False
     dropped: int = 0
+    failed: int = 0
