@@ -209,6 +209,17 @@ def test_a_failure_says_its_way_out_when_an_update_failed(open_page, problems, r
     assert problems == []
 
 
+DRAWN = """() => {
+  const { prototype } = CanvasRenderingContext2D;
+  const fill = prototype.fillText;
+  window.drawn = [];
+  prototype.fillText = function (text, ...rest) {
+    drawn.push(text);
+    fill.call(this, text, ...rest);
+  };
+}"""
+
+
 def test_the_graph_moves_when_events_come(open_page, problems, tmp_path: Path) -> None:
     story = Story(tmp_path / "events")
     story.begin()
@@ -220,11 +231,13 @@ def test_the_graph_moves_when_events_come(open_page, problems, tmp_path: Path) -
         story.state("silver", FlowStatus.RUNNING)
         page.wait_for_selector('[data-card="c.s.silver"] [data-state=RUNNING]')
         page.wait_for_selector(".link-live")
+        page.evaluate(DRAWN)
         story.batch("silver", rows=90, broken=10)
         page.wait_for_selector('[data-card="c.s.silver"] .figure.alarm:has-text("quarantined")')
         page.wait_for_selector('[data-card="c.s.silver"] .figure:has-text("200")')
         page.click('[data-card="c.s.silver"]')
         page.wait_for_selector('.rules >> text="10 failed"')
+        page.wait_for_function("drawn.some((text) => /^[0-9]+:[0-9]+:[0-9]+$/.test(text))")
         story.batch("silver", rows=90, broken=33)
         page.wait_for_selector('.rules >> text="43 failed"')
         story.waits("silver")

@@ -50,7 +50,7 @@ export function Chart({ title, at, lines, format }: ChartProps) {
         height: 170,
         cursor: { sync: { key: "time" }, y: false, points: { size: 7 } },
         legend: { live: true },
-        scales: { x: { range: (_, low, high) => (low === high ? [low - LONE_SECONDS, high + LONE_SECONDS] : [low, high]) }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.1 : 1] } },
+        scales: { x: { range: (plot, low, high) => (plot.data[0].length < 2 || low === high ? [low - LONE_SECONDS, low + LONE_SECONDS] : [low, high]) }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.1 : 1] } },
         series: [
           { label: "time", value: (_, value) => (value === null ? "–" : when(value * 1000)) },
           ...lines.map((line) => ({
