@@ -79,7 +79,7 @@ function Overview({ pipelineKey, tables, now }: { pipelineKey: string; tables: Q
 function Rules({ table, chosen, pipelineKey }: { table: Quarantined; chosen: string; pipelineKey: string }) {
   const rules = byCount(table.rules);
   const isPart = table.rows !== null && table.counted < table.rows;
-  if (!rules.length) return <p class="muted">{table.rows === 0 ? "It is empty: all rows were replayed." : "Counting…"}</p>;
+  if (!rules.length) return <p class="muted">{table.rows === 0 ? "It is empty." : "Counting…"}</p>;
   return (
     <div class="by-rule">
       <ul class="chips" aria-label="By rule">
