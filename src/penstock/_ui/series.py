@@ -19,7 +19,7 @@ class Point:
     """One micro-batch, or several consecutive ones merged.
 
     `at` is the end of the last batch, in milliseconds since the epoch, and `lag` the backlog after
-    it. `dropped` includes quarantined rows.
+    it. A refresh reports no rows that it read: they are those that it wrote.
     """
 
     at: int
@@ -28,7 +28,6 @@ class Point:
     busy_ms: int = 0
     slowest_ms: int = 0
     quarantined: int = 0
-    dropped: int = 0
     lag: int | None = None
     rules: dict[str, list[int]] = field(default_factory=dict)
     is_rolled_up: bool = False
@@ -40,7 +39,6 @@ class Point:
         self.busy_ms += later.busy_ms
         self.slowest_ms = max(self.slowest_ms, later.slowest_ms)
         self.quarantined += later.quarantined
-        self.dropped += later.dropped
         self.lag = later.lag if later.lag is not None else self.lag
         for name, (passed, failed) in later.rules.items():
             sums = self.rules.setdefault(name, [0, 0])
@@ -69,13 +67,13 @@ class Series:
             rows_out=(metrics.num_output_rows or 0) + (metrics.num_upserted_rows or 0),
             busy_ms=metrics.batch_duration_ms or 0,
             quarantined=metrics.quarantined_records or 0,
-            dropped=metrics.dropped_records or 0,
             lag=metrics.backlog_records,
             is_rolled_up=rolled is not None,
         )
-        if event.origin.batch_id is None and not point.busy_ms and since_ms is not None:
-            point.busy_ms = max(0, at - since_ms)
+        if event.origin.batch_id is None:
             point.rows_in = point.rows_in or point.rows_out
+            if not point.busy_ms and since_ms is not None:
+                point.busy_ms = max(0, at - since_ms)
         longest = rolled.longest_batch_ms if rolled is not None else None
         point.slowest_ms = point.busy_ms if longest is None else longest
         for counts in body.expectations[:_MAX_RULES]:

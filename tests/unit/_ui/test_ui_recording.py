@@ -224,7 +224,9 @@ def test_refreshes_have_a_duration_when_their_events_have_none():
     metrics = FlowMetrics(num_output_rows=50)
     model.fold(at(2, flow_progress(origin, FlowStatus.RUNNING, "", metrics=metrics)))
     assert model.cards()[0]["batch_seconds"] == 2
-    assert model.dataset("mv")["series"]["rows_per_second"] == [25.0]
+    metrics = FlowMetrics(num_output_rows=50, batch_duration_ms=500)
+    model.fold(at(9, flow_progress(origin, FlowStatus.RUNNING, "", metrics=metrics)))
+    assert model.dataset("mv")["series"]["rows_per_second"] == [25.0, 100.0]
 
 
 def test_sinks_and_views_have_their_place_when_they_are_declared():
