@@ -47,6 +47,7 @@ export interface Card {
   /** Why a source gives no answer, and since when. */
   problem: { message: string; since: string } | null;
   quarantined: number;
+  /** Rows that are in no quarantine. */
   dropped: number;
   failed_checks: number;
   watermark_delay_seconds: number | null;

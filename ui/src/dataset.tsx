@@ -107,6 +107,11 @@ export function DatasetPage({ pipelineKey, update, name, body, link }: Props) {
           <Fact name="Quarantined" alarm={card.quarantined > 0}>
             {card.quarantined > 0 ? <a href={to.quarantine(pipelineKey, name)}>{short(card.quarantined)}</a> : "0"}
           </Fact>
+          {card.dropped > 0 && (
+            <Fact name="Dropped" alarm>
+              {short(card.dropped)}
+            </Fact>
+          )}
           <Fact name="Table version">{card.table_version ?? "–"}</Fact>
         </dl>
       )}

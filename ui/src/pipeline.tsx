@@ -72,6 +72,7 @@ export function PipelinePage({ pipelines, pipeline, pipelineKey, update, body, l
   const failed = body.flows.filter((flow) => flow.error && flow.state === "FAILED");
   const lags = real.map((card) => card.lag).filter((lag) => lag !== null);
   const quarantined = total(real.map((card) => card.quarantined));
+  const dropped = total(real.map((card) => card.dropped));
   const broken = total(real.map((card) => card.failed_checks));
   return (
     <main id="main" class={tab === "graph" ? "fills" : ""}>
@@ -149,6 +150,11 @@ export function PipelinePage({ pipelines, pipeline, pipelineKey, update, body, l
         <Fact name="Quarantined" alarm={quarantined > 0}>
           {short(quarantined)}
         </Fact>
+        {dropped > 0 && (
+          <Fact name="Dropped" alarm>
+            {short(dropped)}
+          </Fact>
+        )}
         <Fact name="Checks failed" alarm={broken > 0}>
           {short(broken)}
         </Fact>
@@ -221,7 +227,7 @@ function datasetsText(cards: Card[]): string {
   return `${cards.length}${extra}`;
 }
 
-type Column = "name" | "state" | "rows" | "rows_per_second" | "batch_seconds" | "lag" | "quarantined" | "failed_checks";
+type Column = "name" | "state" | "rows" | "rows_per_second" | "batch_seconds" | "lag" | "quarantined" | "dropped" | "failed_checks";
 
 const COLUMNS: [Column, string][] = [
   ["name", "Dataset"],
@@ -231,6 +237,7 @@ const COLUMNS: [Column, string][] = [
   ["batch_seconds", "Batch"],
   ["lag", "Lag"],
   ["quarantined", "Quarantined"],
+  ["dropped", "Dropped"],
   ["failed_checks", "Checks failed"],
 ];
 
@@ -277,6 +284,7 @@ function Table({ pipelineKey, update, cards }: { pipelineKey: string; update: st
               <td class="number">{seconds(card.batch_seconds)}</td>
               <td class="number">{lag(card.lag, card.waiting_files)}</td>
               <td class={card.quarantined ? "number warn-text" : "number"}>{count(card.quarantined)}</td>
+              <td class={card.dropped ? "number warn-text" : "number"}>{count(card.dropped)}</td>
               <td class={card.failed_checks ? "number warn-text" : "number"}>{count(card.failed_checks)}</td>
             </tr>
           ))}

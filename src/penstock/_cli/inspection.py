@@ -333,6 +333,7 @@ def _event_lines(event: "Event") -> list[str]:
 
 def _figures(event: "Event") -> str:
     from penstock._observe.events import FlowMetrics, FlowProgress
+    from penstock._observe.snapshot import rows_discarded
 
     if not isinstance(event.body, FlowProgress):
         return ""
@@ -354,7 +355,7 @@ def _figures(event: "Event") -> str:
             parts.append(f"{plural(count, 'row')} {verb}")
     quarantined = metrics.quarantined_records or 0
     for count, verb in (
-        (max(0, (metrics.dropped_records or 0) - quarantined), "dropped"),
+        (rows_discarded(metrics.dropped_records or 0, quarantined), "dropped"),
         (quarantined, "quarantined"),
         (metrics.late_records, "late"),
         (metrics.duplicate_records, "duplicate"),

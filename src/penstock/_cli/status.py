@@ -332,8 +332,10 @@ def _errors(body: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _details(flow: Mapping[str, Any]) -> Iterator[str]:
+    from penstock._observe.snapshot import rows_discarded
+
     yield f"flow {flow['flow']} into {flow['target']}: {flow['state']} since {flow['since'] or '?'}"
-    discarded = max(0, flow["dropped"] - flow["quarantined"])
+    discarded = rows_discarded(flow["dropped"], flow["quarantined"])
     yield (
         f"{flow['batches']:,} batches, {plural(flow['rows'], 'row')}, "
         f"{flow['quarantined']:,} quarantined, {discarded:,} dropped, "

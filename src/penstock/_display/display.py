@@ -158,6 +158,9 @@ def final_line(view: UpdateView) -> str:
     quarantined = sum(dataset.quarantined for dataset in view.datasets)
     if quarantined:
         parts.append(f"{quarantined:,} quarantined")
+    dropped = sum(dataset.discarded for dataset in view.datasets)
+    if dropped:
+        parts.append(f"{dropped:,} dropped")
     failed = [dataset.display for dataset in view.datasets if dataset.state is FlowStatus.FAILED]
     if failed:
         parts.append(f"failed: {', '.join(failed)}")

@@ -16,7 +16,7 @@ from penstock._observe.events import (
     SourceProgress,
     UpdateProgress,
 )
-from penstock._observe.snapshot import short_names
+from penstock._observe.snapshot import rows_discarded, short_names
 from penstock._observe.state import ObservedFlow, ObservedUpdate
 
 _PROGRESS_SECONDS = 10.0
@@ -160,12 +160,14 @@ def _figures(flow: ObservedFlow, spent: str = "") -> str:
     text = f"{flow.rows:,} row{'' if flow.rows == 1 else 's'}"
     if spent:
         text += f" in {spent}"
-    for name, verb in (
-        ("num_deleted_rows", "deleted"),
-        ("quarantined_records", "quarantined"),
-        ("late_records", "late"),
+    quarantined = flow.count("quarantined_records")
+    for count, verb in (
+        (flow.count("num_deleted_rows"), "deleted"),
+        (quarantined, "quarantined"),
+        (rows_discarded(flow.count("dropped_records"), quarantined), "dropped"),
+        (flow.count("late_records"), "late"),
     ):
-        if count := flow.count(name):
+        if count:
             text += f", {count:,} {verb}"
     if duplicates := flow.count("duplicate_records"):
         text += f", {duplicates:,} duplicate{'' if duplicates == 1 else 's'}"

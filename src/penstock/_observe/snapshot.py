@@ -58,8 +58,7 @@ class Figures:
 
     @property
     def discarded(self) -> int:
-        """Dropped rows that are in no quarantine."""
-        return max(0, self.dropped - self.quarantined)
+        return rows_discarded(self.dropped, self.quarantined)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +185,11 @@ def _dataset_view(dataset: ObservedDataset, display: str, now: datetime) -> Data
         ),
         flows=flows,
     )
+
+
+def rows_discarded(dropped: int, quarantined: int) -> int:
+    """Dropped rows that are in no quarantine; `dropped` includes quarantined rows."""
+    return max(0, dropped - quarantined)
 
 
 def known_sum(values: Iterable[Number | None]) -> Number | None:

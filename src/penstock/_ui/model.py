@@ -279,7 +279,7 @@ class UpdateModel:
             "lag": None if is_silent else lag,
             "waiting_files": files,
             "quarantined": dataset.quarantined,
-            "dropped": dataset.dropped,
+            "dropped": dataset.discarded,
             "failed_checks": sum(rule.failed for rule in dataset.rules),
             "watermark_delay_seconds": max(delays) if delays else None,
             "table_version": self._update.datasets[dataset.name].table_version,

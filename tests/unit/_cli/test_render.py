@@ -206,14 +206,23 @@ def test_late_and_doubled_rows_and_warnings_are_told_when_there_are_some(recorde
     origin = recorder.origin("silver", batch=1)
     for late in (2, 1):
         metrics = FlowMetrics(
-            num_output_rows=5, num_deleted_rows=2, late_records=late, duplicate_records=late - 1
+            num_output_rows=5,
+            num_deleted_rows=2,
+            dropped_records=7,
+            quarantined_records=3,
+            late_records=late,
+            duplicate_records=late - 1,
         )
         recorder.add(flow_progress(origin, FlowStatus.RUNNING, "", metrics=metrics), 0.1)
     recorder.status("silver", FlowStatus.COMPLETED)
     lines = printed(recorder.events)
     assert lines[0] == "WARN silver: the aggregation keeps every group"
-    assert lines[-1].endswith("10 rows in 0.30s, 4 deleted, 3 late, 1 duplicate")
-    assert summary_lines(view_of(recorder.events)) == [
+    assert lines[-1].endswith(
+        "10 rows in 0.30s, 4 deleted, 6 quarantined, 8 dropped, 3 late, 1 duplicate"
+    )
+    view = view_of(recorder.events)
+    assert final_line(view).endswith("10 rows written, 6 quarantined, 8 dropped")
+    assert summary_lines(view) == [
         "4 rows of silver deleted",
         "3 late rows of silver",
         "1 duplicate of silver left out",

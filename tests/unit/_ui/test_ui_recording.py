@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from made_events import definition, flow_progress, update_progress
@@ -224,9 +225,10 @@ def test_refreshes_have_a_duration_when_their_events_have_none():
     metrics = FlowMetrics(num_output_rows=50)
     model.fold(at(2, flow_progress(origin, FlowStatus.RUNNING, "", metrics=metrics)))
     assert model.cards()[0]["batch_seconds"] == 2
-    metrics = FlowMetrics(num_output_rows=50, batch_duration_ms=500)
+    metrics = replace(metrics, batch_duration_ms=500, dropped_records=3, quarantined_records=2)
     model.fold(at(9, flow_progress(origin, FlowStatus.RUNNING, "", metrics=metrics)))
     assert model.dataset("mv")["series"]["rows_per_second"] == [25.0, 100.0]
+    assert (model.cards()[0]["quarantined"], model.cards()[0]["dropped"]) == (2, 1)
 
 
 def test_sinks_and_views_have_their_place_when_they_are_declared():
