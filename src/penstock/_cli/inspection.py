@@ -243,7 +243,7 @@ def quality(
         return
     heads = ("timestamp", "flow", "batch_id", "rule", "passed", "failed")
     rows = [
-        [f"{row[head]:,}" if isinstance(row[head], int) else str(row[head]) for head in heads]
+        [f"{cell:,}" if isinstance(cell, int) else cell or "-" for cell in map(row.get, heads)]
         for row in batches
     ]
     print_table(heads, rows, right=("batch_id", "passed", "failed"))
