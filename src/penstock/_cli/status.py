@@ -34,7 +34,7 @@ def history(
     """List the recorded updates, newest first, with start, state, duration and error."""
     from penstock._observe.events import UpdateProgress
     from penstock._observe.log import last_progress
-    from penstock._observe.segments import updates
+    from penstock._observe.segments import began, updates
     from penstock._observe.unfinished import PROCESS_GONE, has_ended
     from penstock._project.event_store import holder_of, read_events_of
 
@@ -49,13 +49,13 @@ def history(
         is_held = holder is not None and holder.get("update") in (None, file.update_id)
         is_gone = not (is_held or has_ended(event))
         error = event.error if event is not None else None
-        took = None
+        started, took = began(file), None
         if event is not None:
-            took = max(0.0, (event.timestamp - file.started).total_seconds())
+            took = max(0.0, (event.timestamp - started).total_seconds())
         rows.append(
             {
                 "update_id": file.update_id,
-                "started": file.started.isoformat(timespec="seconds").replace("+00:00", "Z"),
+                "started": started.isoformat(timespec="seconds").replace("+00:00", "Z"),
                 "state": "FAILED" if is_gone else state,
                 "seconds": took,
                 "error": PROCESS_GONE if is_gone else error and error.condition,

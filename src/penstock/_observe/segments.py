@@ -40,7 +40,10 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateLog:
-    """The recorded events of one update; `name` is the prefix of the names of its files."""
+    """The recorded events of one update; `name` is the prefix of the names of its files.
+
+    Updates sort by `started`, the time in their names.
+    """
 
     update_id: str
     started: datetime
@@ -164,10 +167,20 @@ def updates(directory: Path) -> list[UpdateLog]:
 def created_with(update: UpdateLog) -> dict[str, Any]:
     """The properties of the `create_update` event, with which a log begins; empty without it."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        with update.opened() as files:
-            properties = json.loads(files[0][1].readline())["details"]["create_update"]
-        return dict(properties)
+        return dict(_first_event(update)["details"]["create_update"])
     return {}
+
+
+def began(update: UpdateLog) -> datetime:
+    """The time of the first event: `started` is later if the clock was set back before."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        return datetime.fromisoformat(_first_event(update)["timestamp"])
+    return update.started
+
+
+def _first_event(update: UpdateLog) -> Any:
+    with update.opened() as files:
+        return json.loads(files[0][1].readline())
 
 
 def is_command(update: UpdateLog) -> bool:

@@ -298,7 +298,7 @@ def _summary_of(log: UpdateLog) -> UpdateSummary:
     return UpdateSummary(
         update_id=log.update_id,
         pipeline_name=update.pipeline_name,
-        started=millis(log.started),
+        started=millis(update.started or log.started),
         ended=millis(ended) if ended is not None else None,
         state=update.state.value if update.state is not None else "",
         is_over=update.state in TERMINAL_STATES,

@@ -1,6 +1,8 @@
 """`lint` and `status` as commands: forms of the answer and exit codes."""
 
 import json
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -146,6 +148,10 @@ def test_status_shows_the_newest_update(project: Path, capsys: pytest.CaptureFix
 def test_history_has_the_end_of_each_update(project: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["history"]) == 0
     assert "no recorded update" in capsys.readouterr().err
+    log = EventLog(project / "events")
+    ahead = update_progress(EventOrigin(update_id="7a"), UpdateState.COMPLETED, "")
+    log(replace(ahead, timestamp=datetime(2099, 1, 1, tzinfo=UTC)))
+    log.close()
     _record(project, failed=False)
     _record(project, failed=True)
     log = EventLog(project / "events")
@@ -158,7 +164,9 @@ def test_history_has_the_end_of_each_update(project: Path, capsys: pytest.Captur
         ("RUNNING", None),
         ("FAILED", "FLOW_FAILED"),
         ("COMPLETED", None),
+        ("COMPLETED", None),
     ]
+    assert [row["started"] < "2099" for row in rows] == [True, True, True, False]
     assert main(["history", "-n", "1"]) == 0
     text = capsys.readouterr().out
     assert "9f" in text
@@ -175,7 +183,7 @@ def test_quality_has_a_line_per_batch_and_rule(project: Path, capsys: pytest.Cap
     assert main(["quality"]) == 0
     assert "no batch has counts" in capsys.readouterr().err
     log = EventLog(project / "events")
-    for number in range(2):
+    for number, failed in ((0, 0), (1, 1), (None, 0)):
         origin = EventOrigin(
             pipeline_name="shop",
             update_id="8c1f",
@@ -184,7 +192,7 @@ def test_quality_has_a_line_per_batch_and_rule(project: Path, capsys: pytest.Cap
             batch_id=number,
         )
         rules = [
-            ExpectationCounts(name=name, dataset="c.s.a", passed_records=9, failed_records=number)
+            ExpectationCounts(name=name, dataset="c.s.a", passed_records=9, failed_records=failed)
             for name in ("has_id", "positive")
         ]
         metrics = FlowMetrics(num_output_rows=9)
@@ -195,7 +203,9 @@ def test_quality_has_a_line_per_batch_and_rule(project: Path, capsys: pytest.Cap
     assert [(one["batch_id"], one["rule"], one["failed"]) for one in lines] == [
         (0, "positive", 0),
         (1, "positive", 1),
+        (None, "positive", 0),
     ]
     assert main(["quality", "--dataset", "a", "--update", "8c"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 6
+    lines = capsys.readouterr().out.splitlines()
+    assert (len(lines), lines[-1].split()[2]) == (8, "-")
     assert main(["quality", "--update", "no"]) == 2

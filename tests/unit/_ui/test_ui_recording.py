@@ -108,8 +108,12 @@ def test_the_history_is_newest_first_when_asked_for_in_pages(shop):
 
 
 def test_the_end_of_a_long_update_is_known_when_reports_follow_it(tmp_path):
-    log = EventLog(tmp_path)
     origin = EventOrigin(pipeline_name="shop", update_id="u1")
+    ahead = update_progress(replace(origin, update_id="u0"), UpdateState.COMPLETED, "completed")
+    log = EventLog(tmp_path)
+    log(replace(ahead, timestamp=datetime(2099, 1, 1, tzinfo=UTC)))
+    log.close()
+    log = EventLog(tmp_path)
     log(update_progress(origin, UpdateState.RUNNING, "running"))
     for _ in range(100):
         log(Event(origin, PlanWarning("late"), "w" * 1000))
@@ -117,8 +121,9 @@ def test_the_end_of_a_long_update_is_known_when_reports_follow_it(tmp_path):
     for _ in range(200):
         log(Event(origin, HookProgress(hook_name="h", status="FAILED"), "h" * 1000))
     log.close()
-    (summary,) = Recording(key="shop", label="shop", directory=tmp_path).history()
-    assert (summary.state, summary.is_over) == ("COMPLETED", True)
+    summary, _ = Recording(key="shop", label="shop", directory=tmp_path).history()
+    assert (summary.update_id, summary.state, summary.is_over) == ("u1", "COMPLETED", True)
+    assert summary.ended - 3_600_000 < summary.started <= summary.ended
 
 
 def test_new_events_are_seen_when_the_log_grows(tmp_path):
