@@ -203,6 +203,9 @@ def test_a_failure_says_its_way_out_when_an_update_failed(open_page, problems, r
     assert "Hint" in text and "expect_or_drop" in text
     page.click("#tab-timeline")
     assert page.locator(".timeline .line").count() == 5
+    edges = "[...document.querySelectorAll('.tick:last-child, .track')]"
+    ends = f"{edges}.map((each) => each.getBoundingClientRect().right)"
+    assert len({round(end) for end in page.evaluate(ends)}) == 1
     page.click(".dots li:first-child a")
     page.wait_for_selector("text=This is an earlier update")
     page.wait_for_selector("h1 [data-state=COMPLETED]")

@@ -332,7 +332,7 @@ function Timeline({ pipelineKey, update, body, end }: { pipelineKey: string; upd
         <span />
         <div class="track">
           {marks.map((mark) => (
-            <span class="mark" style={{ left: `${mark * 100}%` }}>
+            <span class="tick" style={{ left: `${mark * 100}%` }}>
               {seconds((mark * span) / 1000)}
             </span>
           ))}
