@@ -109,7 +109,8 @@ def text_lines(graph: FlowGraph) -> Iterator[str]:
         node = graph.nodes.get(name) or GraphNode(name, name, "?")
         again = name in seen
         seen.add(name)
-        rules = f", {len(node.expectations)} rules" if node.expectations else ""
+        number = len(node.expectations)
+        rules = f", {number} rule{'' if number == 1 else 's'}" if number else ""
         state = f" {node.state}" if node.state else ""
         yield f"{head}{node.name} [{node.kind}{rules}]{state}{' (shown above)' if again else ''}"
         if again:

@@ -9,7 +9,10 @@ from penstock._observe.flow_graph import dot_lines, flow_graph, mermaid_lines, t
 def _graph(odd: str):
     def table(name: str):
         origin = EventOrigin(pipeline_name="p", dataset_name=name)
-        return definition("dataset_definition", origin, "", {"dataset_type": "STREAMING_TABLE"})
+        body = {"dataset_type": "STREAMING_TABLE"}
+        if name == "c.s.a":
+            body |= {"expectations": [{"name": "r", "condition": "true", "action": "warn"}]}
+        return definition("dataset_definition", origin, "", body)
 
     def flow(target: str, inputs: list[str], outside: list[str]):
         body = {"output_dataset": target, "input_datasets": inputs, "external_inputs": outside}
@@ -30,7 +33,7 @@ def _graph(odd: str):
 def test_the_tree_writes_each_dataset_out_once():
     assert list(text_lines(_graph("c.s.b"))) == [
         "kafka: orders [source]",
-        "`- a [streaming table]",
+        "`- a [streaming table, 1 rule]",
         "   |- b [streaming table]",
         "   |  `- z [streaming table]",
         "   `- z [streaming table] (shown above)",
