@@ -143,7 +143,9 @@ export interface Head {
   last_event: number | null;
   events: number;
   error: Failure | null;
+  /** The newest ones, and how many there were. */
   warnings: string[];
+  all_warnings: number;
   properties: Record<string, string | boolean | string[]>;
   changes: [number, string][];
 }

@@ -130,7 +130,8 @@ export function PipelinePage({ pipelines, pipeline, pipelineKey, update, body, l
       {head.warnings.length > 0 && (
         <details class="warnings">
           <summary>
-            {head.warnings.length} {head.warnings.length === 1 ? "warning" : "warnings"}
+            {count(head.all_warnings)} {head.all_warnings === 1 ? "warning" : "warnings"}
+            {head.all_warnings > head.warnings.length && `, the newest ${head.warnings.length}`}
           </summary>
           <ul>
             {head.warnings.map((text) => (

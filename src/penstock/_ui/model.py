@@ -11,6 +11,7 @@ from penstock._observe.events import (
     FlowProgress,
     FlowStatus,
     LagProgress,
+    Level,
     SinkDefinition,
     StreamProgress,
 )
@@ -109,6 +110,7 @@ class UpdateModel:
             "events": self.folded,
             "error": error_view(view.error),
             "warnings": list(view.warnings),
+            "all_warnings": self._update.events[Level.WARN],
             "properties": {
                 key: _plain(view.properties[key])
                 for key in _SHOWN_PROPERTIES

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from made_events import definition, flow_progress, update_progress
+from made_events import definition, flow_progress, plan_warning, update_progress
 
 from penstock._model.pipeline import EventLogSettings
 from penstock._observe.events import (
@@ -234,6 +234,15 @@ def test_refreshes_have_a_duration_when_their_events_have_none():
     model.fold(at(9, flow_progress(origin, FlowStatus.RUNNING, "", metrics=metrics)))
     assert model.dataset("mv")["series"]["rows_per_second"] == [25.0, 100.0]
     assert (model.cards()[0]["quarantined"], model.cards()[0]["dropped"]) == (2, 1)
+
+
+def test_all_warnings_are_counted_when_the_newest_are_kept():
+    model = UpdateModel()
+    for number in range(30):
+        model.fold(plan_warning(EventOrigin(update_id="u"), f"w{number}"))
+    head = model.head()
+    assert (head["all_warnings"], head["warnings"][-1]) == (30, "w29")
+    assert len(head["warnings"]) < 30
 
 
 def test_sinks_and_views_have_their_place_when_they_are_declared():
