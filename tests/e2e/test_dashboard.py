@@ -334,7 +334,7 @@ def test_a_name_is_only_text_when_it_looks_like_something_else(
     open_page, problems, tmp_path: Path
 ) -> None:
     story = Story(tmp_path / "events")
-    name = 'c.s.<img src="/x" onerror="alert(1)">/%2e#?&'
+    name = 'c.s.<img src="/x" onerror="alert(1)">/%2e#?&' + "_long" * 20
     table = replace(story.origin, dataset_name=name)
     story.log(definition("dataset_definition", table, "", {"dataset_type": "STREAMING_TABLE"}))
     body = {"output_dataset": name, "external_inputs": ["json /data/<b>in</b>/100%"]}
@@ -342,12 +342,14 @@ def test_a_name_is_only_text_when_it_looks_like_something_else(
     error = ErrorInfo(condition="<i>", class_name="E", message="<script>alert(2)</script>")
     flow = replace(table, flow_name="f")
     story.log(flow_progress(flow, FlowStatus.FAILED, "", error=error))
+    story.log(flow_progress(replace(table, flow_name="g"), FlowStatus.RUNNING, name))
     served = Served(str(tmp_path))
     try:
-        page = open_page(served.address)
+        page = open_page(served.address, width=390)
         page.wait_for_selector(".failure pre >> text=<script>alert(2)</script>")
         page.click(".card:not(.small)")
         page.wait_for_selector("h1 >> text=onerror")
+        _check(page, "dataset")
         page.click(".chip")
         page.wait_for_selector("h1 >> text=<b>in</b>/100%")
         page.go_back()
