@@ -14,10 +14,15 @@ from penstock._cli import exit_codes, options
 from penstock._cli.masked_output import print_as_is
 from penstock._cli.options import OutputFormat
 from penstock._cli.tables import print_table
+from penstock._display.terminal import detect
 from penstock._display.text import plural, printable, seconds, size
 
 _WATCH_SECONDS = 1.0
 _SHOWN_LOSS_SECONDS = 86_400.0
+_WIDE = 110
+_WIDE_ONLY = ("batch", "in/s", "state rows")
+"""Columns of the table of flows that narrower terminals do not show."""
+
 _CLEAR = "\x1b[H\x1b[2J"
 
 app = typer.Typer()
@@ -225,13 +230,14 @@ def _rendered(
         return json.dumps(options.masked_json(shown), ensure_ascii=False, indent=indent)
     if flow is not None:
         return printable("\n".join(_details(shown["flows"][0])))
+    width = detect(sys.stdout).width if sys.stdout.isatty() else None
     text = StringIO()
     with redirect_stdout(text):
         for line in _head(body):
             print(line)
         if body["flows"]:
             print()
-            _print_flows(body["flows"])
+            _print_flows(body["flows"], width)
         for line in _errors(body):
             print(line)
     return printable(text.getvalue().rstrip("\n"))
@@ -247,7 +253,7 @@ def _head(body: Mapping[str, Any]) -> Iterator[str]:
     yield f"update {body['update_id']}, {seconds(body['seconds'])}{process}"
 
 
-def _print_flows(flows: list[dict[str, Any]]) -> None:
+def _print_flows(flows: list[dict[str, Any]], width: int | None) -> None:
     heads = (
         *("flow", "state", "batch", "rows", "in/s", "processed/s"),
         *("lag", "state rows", "quarantined"),
@@ -269,7 +275,14 @@ def _print_flows(flows: list[dict[str, Any]]) -> None:
                 f"{flow['quarantined']:,}",
             )
         )
-    print_table(heads, rows, right=heads[2:])
+    is_narrow = width is not None and width < _WIDE
+    shown = [at for at, head in enumerate(heads) if not (is_narrow and head in _WIDE_ONLY)]
+    print_table(
+        [heads[at] for at in shown],
+        [[row[at] for at in shown] for row in rows],
+        right=heads[2:],
+        width=width,
+    )
 
 
 def _cell(value: float | None) -> str:

@@ -7,11 +7,16 @@ _UNBOUNDED = 1_000_000
 
 
 def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Sequence[str] = (),
+    width: int | None = None,
 ) -> None:
     """Print a table that fits the terminal, with shortened cells; in a pipe, all of it.
 
-    The columns named in `right` are aligned to the right.
+    The columns named in `right` are aligned to the right. `width` is for a table whose text is
+    shown on a terminal later.
     """
     from rich import box
     from rich.table import Table as RichTable
@@ -34,7 +39,9 @@ def print_table(
                 for cell in row
             )
         )
-    if not sys.stdout.isatty():
+    if width is not None:
+        drawing.width = width
+    elif not sys.stdout.isatty():
         drawing.width = _UNBOUNDED
         drawing.width = max(terminal.width, drawing.measure(drawn).maximum)
     drawing.print(drawn)

@@ -1,6 +1,7 @@
 """`lint` and `status` as commands: forms of the answer and exit codes."""
 
 import json
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -128,7 +129,9 @@ def _record(project: Path, *, failed: bool) -> None:
     log.close()
 
 
-def test_status_shows_the_newest_update(project: Path, capsys: pytest.CaptureFixture[str]):
+def test_status_shows_the_newest_update(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     assert main(["status"]) == 2
     assert "UNKNOWN_UPDATE" in capsys.readouterr().err
     _record(project, failed=False)
@@ -136,6 +139,13 @@ def test_status_shows_the_newest_update(project: Path, capsys: pytest.CaptureFix
     text = capsys.readouterr().out
     assert "pipeline shop: COMPLETED since" in text
     assert text.splitlines()[-1].split()[:3] == ["a", "RUNNING", "4"]
+    with monkeypatch.context() as narrow:
+        narrow.setenv("COLUMNS", "70")
+        narrow.setattr(type(sys.stdout), "isatty", lambda _: True)
+        assert main(["status"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines[3:])) <= 70
+    assert lines[3].split() == ["flow", "state", "rows", "processed/s", "lag", "quarantined"]
     assert main(["status", "--flow", "a"]) == 0
     assert "orders/0: at 7 of 19, 12 behind" in capsys.readouterr().out
     assert main(["status", "--watch", "--output", "json"]) == 0
