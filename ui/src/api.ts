@@ -174,7 +174,7 @@ export interface Series {
   rows_per_second: (number | null)[];
   rows_out: number[];
   batch_seconds: (number | null)[];
-  quarantined: number[];
+  quarantined_per_batch: number[];
   lag: (number | null)[];
   rules: Record<string, { passed: number[]; failed: number[] }>;
 }

@@ -134,8 +134,8 @@ export function DatasetPage({ pipelineKey, update, name, body, link }: Props) {
               {series.lag.some((lag) => lag) && (
                 <Chart title="Unread rows at the sources" at={series.at} format={(v) => short(v)} lines={[{ name: "lag", values: series.lag, color: "--chart-c" }]} />
               )}
-              {series.quarantined.some((rows) => rows) && (
-                <Chart title="Rows into quarantine" at={series.at} format={(v) => short(v)} lines={[{ name: "rows", values: series.quarantined, color: "--chart-c" }]} />
+              {series.quarantined_per_batch.some((rows) => rows) && (
+                <Chart title="Rows into quarantine per batch" at={series.at} format={(v) => rate(v)} lines={[{ name: "rows", values: series.quarantined_per_batch, color: "--chart-c" }]} />
               )}
             </div>
           ) : (

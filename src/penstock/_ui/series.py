@@ -9,6 +9,7 @@ from penstock._observe.events import Event, FlowMetrics, FlowProgress
 
 _MAX_POINTS = 240
 _MAX_RECENT = 60
+_MAX_JOINED = 90
 _MAX_RULES = 63
 
 BatchKey = tuple[str, int | None]
@@ -23,6 +24,7 @@ class Point:
     """
 
     at: int
+    batches: int = 1
     rows_in: int = 0
     rows_out: int = 0
     busy_ms: int = 0
@@ -34,6 +36,7 @@ class Point:
 
     def absorb(self, later: "Point") -> None:
         self.at = later.at
+        self.batches += later.batches
         self.rows_in += later.rows_in
         self.rows_out += later.rows_out
         self.busy_ms += later.busy_ms
@@ -49,8 +52,9 @@ class Point:
 class Series:
     """The points of one dataset.
 
-    When there are too many, neighbours are merged in pairs: sums stay exact, the resolution in time
-    decreases. The two events of a micro-batch, of its commit and of its query, share one point.
+    When there are too many, neighbours are merged to points of about the same number of batches:
+    sums stay exact, the resolution in time decreases. The two events of a micro-batch, of its
+    commit and of its query, share one point.
     """
 
     def __init__(self) -> None:
@@ -63,6 +67,7 @@ class Series:
         at = millis(event.timestamp)
         point = Point(
             at=at,
+            batches=1 if rolled is None else rolled.batches,
             rows_in=metrics.num_input_rows or 0,
             rows_out=(metrics.num_output_rows or 0) + (metrics.num_upserted_rows or 0),
             busy_ms=metrics.batch_duration_ms or 0,
@@ -81,6 +86,7 @@ class Series:
         key = (event.origin.flow_name, event.origin.batch_id)
         known = next((recent for other, recent in reversed(self._recent) if other == key), None)
         if known is not None and key[1] is not None and not rolled:
+            point.batches = 0
             known.absorb(point)
             return
         self._recent.append((key, point))
@@ -124,7 +130,9 @@ class Series:
             "batch_seconds": [
                 round(point.slowest_ms / 1000, 3) if point.busy_ms else None for point in points
             ],
-            "quarantined": [point.quarantined for point in points],
+            "quarantined_per_batch": [
+                round(point.quarantined / max(1, point.batches), 1) for point in points
+            ],
             "lag": [point.lag for point in points],
             "rules": {
                 name: {
@@ -138,10 +146,13 @@ class Series:
     def _join(self) -> None:
         # The newest points stay as they are: the second event of their batch may still come.
         old, new = self._points[:-_MAX_RECENT], self._points[-_MAX_RECENT:]
-        joined = []
-        for index in range(0, len(old), 2):
-            point = old[index]
-            if index + 1 < len(old):
-                point.absorb(old[index + 1])
-            joined.append(point)
+        most, batches = 1, sum(point.batches for point in old)
+        while batches / most > _MAX_JOINED:
+            most *= 2
+        joined = old[:1]
+        for point in old[1:]:
+            if joined[-1].batches + point.batches <= most:
+                joined[-1].absorb(point)
+            else:
+                joined.append(point)
         self._points = joined + new

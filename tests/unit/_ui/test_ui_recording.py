@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 from made_events import definition, flow_progress, plan_warning, update_progress
 
@@ -205,15 +206,17 @@ def test_sums_stay_exact_when_a_series_is_joined():
     series = Series()
     for number in range(2000):
         origin = EventOrigin(dataset_name="t", flow_name="f", batch_id=number)
-        written = FlowMetrics(num_output_rows=number)
+        written = FlowMetrics(num_output_rows=number, quarantined_records=3)
         read = FlowMetrics(num_input_rows=number, batch_duration_ms=10)
         for metrics in (written, read):
             body = FlowProgress(FlowStatus.RUNNING, metrics)
-            series.add(Event(origin, body), body, since_ms=None)
+            at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=number)
+            series.add(Event(origin, body, timestamp=at), body, since_ms=None)
     columns = series.columns()
     assert sum(columns["rows_out"]) == sum(range(2000))
     assert len(columns["at"]) <= 240
-    assert columns["at"] == sorted(columns["at"])
+    assert set(columns["quarantined_per_batch"]) == {3}
+    assert all(0 <= after - before <= 32_000 for before, after in pairwise(columns["at"]))
     newest = series.recent()[0]
     assert (newest["batch_id"], newest["rows_in"], newest["rows_out"]) == (1999, 1999, 1999)
 
