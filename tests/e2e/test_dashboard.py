@@ -194,6 +194,20 @@ def test_a_finished_run_opens_when_nothing_runs(open_page, problems, recorded: s
     assert problems == []
 
 
+def test_figures_are_called_incomplete_when_a_long_log_is_being_read(open_page, recorded) -> None:
+    body = json.loads(get(recorded + "api/pipelines/shop/update")) | {"read_percent": 40}
+    body["update"] |= {"has_ended": False, "is_gone": False}
+    stream = f"event: update\ndata: {json.dumps(body)}\n\n"
+    page = open_page(recorded)
+    page.route(
+        "**/stream*", lambda route: route.fulfill(body=stream, content_type="text/event-stream")
+    )
+    for place in ("#/shop", "#/shop/dataset/spark_catalog.default.silver"):
+        page.goto(recorded + place)
+        page.wait_for_selector("text=Reading a long event log: 40 %")
+        assert page.locator("text=idle, or stuck").count() == 0
+
+
 def test_a_failure_says_its_way_out_when_an_update_failed(open_page, problems, recorded) -> None:
     page = open_page(recorded + "#/shop")
     box = page.wait_for_selector(".failure")

@@ -3,7 +3,7 @@ import { getDataset, useAnswer, type Dataset, type Flow, type Link, type Update 
 import { Chart, RuleBars } from "./chart";
 import { RefreshButtons } from "./control";
 import { brief, bytes, count, lag, moment, percent, rate, seconds, short, when } from "./format";
-import { Empty, Fact, FailureBox, Silent } from "./parts";
+import { Empty, Fact, FailureBox, Reading, Silent } from "./parts";
 import { to } from "./place";
 import { Waiting } from "./lag";
 import { ColumnLineage } from "./lineage";
@@ -88,6 +88,7 @@ export function DatasetPage({ pipelineKey, update, name, body, link }: Props) {
         </div>
         {!NO_TABLE.has(card.kind) && <RefreshButtons pipelineKey={pipelineKey} name={name} display={card.name} />}
       </div>
+      <Reading body={body} />
       {value.error && (
         <FailureBox
           failure={value.error}

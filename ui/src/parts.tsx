@@ -1,6 +1,6 @@
 /** Pieces that several pages share. */
 import type { ComponentChildren } from "preact";
-import type { Card, Failure, Head, Pipeline, Summary } from "./api";
+import type { Card, Failure, Head, Pipeline, Summary, Update } from "./api";
 import { moment, seconds, when } from "./format";
 import { to } from "./place";
 import { look } from "./state";
@@ -110,5 +110,14 @@ export function Fact({ name, children, alarm }: { name: string; children: Compon
       <dt>{name}</dt>
       <dd>{children}</dd>
     </div>
+  );
+}
+
+export function Reading({ body }: { body: Update | null }) {
+  if (!body || body.read_percent === null) return null;
+  return (
+    <p class="notice" role="status">
+      Reading a long event log: {body.read_percent} %. Figures are incomplete until then.
+    </p>
   );
 }

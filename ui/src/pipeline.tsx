@@ -4,7 +4,7 @@ import type { Card, Flow, Link, Pipeline, Update } from "./api";
 import { ago, brief, count, lag, moment, rate, seconds, short, when } from "./format";
 import { Controls } from "./control";
 import { Graph } from "./graph";
-import { Dots, Empty, Fact, FailureBox, headState, Silent } from "./parts";
+import { Dots, Empty, Fact, FailureBox, headState, Reading, Silent } from "./parts";
 import { to, useNow } from "./place";
 import { look, StateBadge } from "./state";
 
@@ -68,7 +68,7 @@ export function PipelinePage({ pipelines, pipeline, pipelineKey, update, body, l
   const real = body.cards.filter(isReal);
   const state = headState(head);
   const end = head.ended ?? (runs ? now : (head.last_event ?? now));
-  const quiet = runs && head.last_event ? (now - head.last_event) / 1000 : 0;
+  const quiet = runs && body.read_percent === null && head.last_event ? (now - head.last_event) / 1000 : 0;
   const failed = body.flows.filter((flow) => flow.error && flow.state === "FAILED");
   const lags = real.map((card) => card.lag).filter((lag) => lag !== null);
   const quarantined = total(real.map((card) => card.quarantined));
@@ -94,11 +94,7 @@ export function PipelinePage({ pipelines, pipeline, pipelineKey, update, body, l
         {pipeline && <Dots pipeline={pipeline} current={head.update_id} />}
       </div>
       <Controls pipelineKey={pipelineKey} />
-      {body.read_percent !== null && (
-        <p class="notice" role="status">
-          Reading a long event log: {body.read_percent} %. Figures are incomplete until then.
-        </p>
-      )}
+      <Reading body={body} />
       {head.is_gone && (
         <section class="failure" aria-label="Interrupted">
           <strong>This update was interrupted</strong>
