@@ -1,5 +1,5 @@
 /** Addresses within the page, after the `#`. */
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useState } from "preact/hooks";
 
 export interface Place {
   page: "pipelines" | "pipeline" | "dataset" | "updates" | "quarantine" | "compare";
@@ -62,7 +62,8 @@ function decoded(text: string): string {
 
 export function usePlace(): Place {
   const [place, setPlace] = useState(() => placeOf(location.hash));
-  useEffect(() => {
+  // Before the browser continues: a change until an effect after the paint would be missed.
+  useLayoutEffect(() => {
     const turn = () => setPlace(placeOf(location.hash));
     addEventListener("hashchange", turn);
     return () => removeEventListener("hashchange", turn);
