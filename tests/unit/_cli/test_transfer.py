@@ -1,6 +1,6 @@
 import pytest
 
-from penstock._cli.machine import shown_progress
+from penstock._cli.jars import shown_progress
 from penstock._local.jars import SyncProgress
 
 
