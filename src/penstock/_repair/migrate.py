@@ -219,17 +219,7 @@ class _Run:
             sources=sources,
             readers=readers,
             refused=refused,
-            steps=tuple(
-                steps_forth(
-                    node.flow.name,
-                    self.dataset.display,
-                    sources,
-                    readers,
-                    table,
-                    start=migration.start,
-                    old_epoch=str(migration.old["epoch"]),
-                )
-            ),
+            steps=tuple(steps_forth(migration, self.dataset.display, sources, readers, table)),
         )
 
     def plan_back(self) -> MigrationReport:
@@ -265,15 +255,7 @@ class _Run:
             rows=table.get("rows"),
             size=table.get("size"),
             readers=readers,
-            steps=tuple(
-                steps_back(
-                    self.dataset.display,
-                    readers,
-                    version=known.old_version,
-                    epoch=str(known.old["epoch"]),
-                    is_old_query=is_old,
-                )
-            ),
+            steps=tuple(steps_back(known, self.dataset.display, readers, is_old_query=is_old)),
         )
 
     def execute(self, record: Record, report: MigrationReport) -> MigrationReport:

@@ -170,19 +170,17 @@ def why_refused(sources: Sequence[SourceHistory]) -> str | None:
 
 
 def steps_forth(
-    flow: str,
+    migration: Migration,
     display: str,
     sources: Sequence[SourceHistory],
     readers: Sequence[Reader],
     table: Mapping[str, Any],
-    *,
-    start: str,
-    old_epoch: str,
 ) -> Iterator[str]:
     for source in sources:
         again = "an unknown number of" if source.again is None else f"{source.again:,}"
         size = "" if source.size is None else f" ({source.size:,} bytes)"
-        yield f"{source.source}: {again} {source.unit}{size} are read again, starting at {start}"
+        start = f"starting at {migration.start}"
+        yield f"{source.source}: {again} {source.unit}{size} are read again, {start}"
         if source.missing:
             yield f"{source.source}: {source.missing}"
         if source.note:
@@ -193,8 +191,9 @@ def steps_forth(
         f"{display} by the new ones, after another one has replaced its quarantine"
     )
     yield (
-        f"flow {flow} continues with the new checkpoint; that of epoch {old_epoch} and version "
-        f"{table['version']} of the table stay, and --undo restores them"
+        f"flow {migration.flow} continues with the new checkpoint; that of epoch "
+        f"{migration.old['epoch']} and version {table['version']} of the table stay, and --undo "
+        "restores them"
     )
     for reader in readers:
         yield reader.text
@@ -202,8 +201,9 @@ def steps_forth(
 
 
 def steps_back(
-    display: str, readers: Sequence[Reader], *, version: int, epoch: str, is_old_query: bool
+    migration: Migration, display: str, readers: Sequence[Reader], *, is_old_query: bool
 ) -> Iterator[str]:
+    version, epoch = migration.old_version, migration.old["epoch"]
     yield f"{display} and its quarantine are restored: {display} to version {version}"
     yield f"the flow continues with the checkpoint of epoch {epoch}, and reads later rows again"
     yield "rows that a replay of quarantine, a backfill or other writers added since are lost"

@@ -5,6 +5,8 @@ import pytest
 from penstock._execution.flow_state import FlowState
 from penstock._model.pipeline import PipelineSettings
 from penstock._repair.migration_plan import (
+    BUILDING,
+    Migration,
     Reader,
     changed_columns,
     changed_operators,
@@ -20,6 +22,18 @@ from penstock.sources.base import SourceHistory
 
 SETTINGS = PipelineSettings(name="p", storage="/s", root="/r")
 TABLE = {"id": "t", "version": 7, "rows": 1200, "size": 34_567, "columns": {}}
+MIGRATION = Migration(
+    migration_id="def",
+    flow="w",
+    stage=BUILDING,
+    start="earliest",
+    position={},
+    table_id="t",
+    query={},
+    old={"epoch": "abc"},
+    old_version=7,
+    old_quarantine=-1,
+)
 
 
 def test_only_the_one_streaming_flow_of_a_table_that_may_be_replaced(draft):
@@ -72,9 +86,7 @@ def test_the_plan_says_what_is_read_replaced_and_who_will_see_it():
         SourceHistory(source="table /c", unit="versions", again=1, note="its log begins at 5"),
     ]
     readers = [Reader(flow=f"f_{name}", target=f"t_{name}", effect=name) for name in _EFFECTS]
-    text = "\n".join(
-        steps_forth("w", "windows", sources, readers, TABLE, start="earliest", old_epoch="abc")
-    )
+    text = "\n".join(steps_forth(MIGRATION, "windows", sources, readers, TABLE))
     for words in (
         "table /b: 4 versions (1,000 bytes) are read again, starting at earliest",
         "kafka: an unknown number of offsets",
@@ -87,9 +99,10 @@ def test_the_plan_says_what_is_read_replaced_and_who_will_see_it():
         assert words in text, words
     assert why_refused(sources[:1]) is None
     assert "kafka: offsets 0 to 3" in (why_refused(sources) or "")
-    back = list(steps_back("windows", readers[:1], version=7, epoch="abc", is_old_query=False))
+    back = list(steps_back(MIGRATION, "windows", readers[:1], is_old_query=False))
     assert any("revert the change" in step for step in back)
     assert any("to version 7" in step for step in back)
+    assert any("epoch abc" in step for step in back)
 
 
 _EFFECTS = {
