@@ -79,7 +79,7 @@ def as_cdc(
 def _check_sequence(source: DataFrame, flow: Flow, spec: CdcSpec, kind: DataType) -> None:
     """Refuse declared types that may order events differently: `10` is before `9` as STRING."""
     have = source.select(as_column(spec.sequence_by).alias("value")).schema
-    (lossless,) = conformed(have, StructType().add("value", kind))
+    lossless = conformed(have, StructType().add("value", kind))[0].dataType
     if lossless.simpleString() == kind.simpleString():
         return
     before, after = (each.simpleString().upper() for each in (have[0].dataType, kind))

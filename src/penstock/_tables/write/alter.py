@@ -10,7 +10,7 @@ from penstock._model.sql_text import delta_table, literal, quoted
 from penstock._tables.delta_log import DeltaJvm, file_count
 from penstock._tables.layout import TableRef
 from penstock._tables.write.create import create_table
-from penstock._tables.write.schema import cast_schema, compare, reconcile, schema_json
+from penstock._tables.write.schema import compare, conformed, reconcile, schema_json
 from penstock._tables.write.table_spec import (
     FEATURE,
     TableSpec,
@@ -95,7 +95,7 @@ def _folded(columns: Sequence[str]) -> tuple[str, ...]:
 def _as_cast(spec: TableSpec, table: StructType) -> TableSpec:
     if not spec.cast:
         return spec
-    return replace(spec, schema=cast_schema(spec.schema, table))
+    return replace(spec, schema=conformed(spec.schema, table))
 
 
 def _widening(spec: TableSpec, state: TableState) -> tuple[StructType, tuple[TypeChange, ...]]:

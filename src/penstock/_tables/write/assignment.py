@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import DataType, StructType
 
 from penstock._model.origin import SourceLocation
 from penstock._model.sql_text import quoted
@@ -32,9 +32,9 @@ def assigned(df: DataFrame, declared: StructType, *, with_lengths: bool = True) 
         if with_lengths
     }
     casts = {}
-    kinds = conformed(df.schema, declared, assignment.is_allowed)
-    for column, kind in zip(df.schema, kinds, strict=True):
-        length = lengths.get(column.name.lower())
+    schema = conformed(df.schema, declared, assignment.is_allowed)
+    for column, wanted in zip(df.schema, schema, strict=True):
+        length, kind = lengths.get(column.name.lower()), wanted.dataType
         if length or kind.simpleString() != column.dataType.simpleString():
             casts[column.name] = assignment.cast(df, column.name, kind, length)
     return df.withColumns(casts) if casts else df
@@ -61,9 +61,7 @@ def check_assignable(
 ) -> None:
     """Refuse a query whose columns are not assignable to the declared types."""
     _check_names(query, declared, name, origin)
-    kinds = conformed(query, declared, _Assignment(spark).is_allowed)
-    columns = zip(query, kinds, strict=True)
-    written = StructType([StructField(column.name, kind) for column, kind in columns])
+    written = conformed(query, declared, _Assignment(spark).is_allowed)
     for path, want, have in compare(declared, written).conflicts:
         raise DefinitionError(
             "SCHEMA_INCOMPATIBLE",

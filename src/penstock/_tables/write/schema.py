@@ -195,11 +195,11 @@ def conform(df: DataFrame, table: T.StructType) -> DataFrame:
     return _cast(df, conformed(df.schema, table))
 
 
-def _cast(df: DataFrame, kinds: Iterable[T.DataType]) -> DataFrame:
+def _cast(df: DataFrame, schema: T.StructType) -> DataFrame:
     casts = {
-        column.name: F.col(quoted(column.name)).cast(kind)
-        for column, kind in zip(df.schema, kinds, strict=True)
-        if kind != column.dataType
+        column.name: _named(column.name).cast(wanted.dataType)
+        for column, wanted in zip(df.schema, schema, strict=True)
+        if wanted.dataType != column.dataType
     }
     return df.withColumns(casts) if casts else df
 
@@ -208,8 +208,8 @@ def conformed(
     query: T.StructType,
     table: T.StructType,
     fits: Callable[[T.DataType, T.DataType], bool] | None = None,
-) -> list[T.DataType]:
-    """The types of a query's columns as `conform` casts them.
+) -> T.StructType:
+    """The schema of a query after `conform`.
 
     `fits` decides whether an atomic type is cast to that of the table; by default if no value
     changes.
@@ -219,9 +219,9 @@ def conformed(
     def leaf(have: T.DataType, want: T.DataType, _: object) -> T.DataType:
         return want if have == want or fits(have, want) else have
 
-    kinds = map_leaves(query, table, leaf)
-    assert isinstance(kinds, T.StructType)
-    return [field.dataType for field in kinds]
+    schema = map_leaves(query, table, leaf)
+    assert isinstance(schema, T.StructType)
+    return schema
 
 
 def _named(name: str) -> Column:
@@ -282,7 +282,7 @@ def with_fields(df: DataFrame, schema: T.StructType) -> DataFrame:
     for field in df.schema:
         have, want = field.dataType, kinds[field.name.lower()]
         if _field_names(have) != _field_names(want):
-            casts[field.name] = cast_by_name(F.col(quoted(field.name)), have, want)
+            casts[field.name] = cast_by_name(_named(field.name), have, want)
     return df.withColumns(casts) if casts else df
 
 
@@ -291,16 +291,6 @@ def union(rows: DataFrame, other: DataFrame) -> DataFrame:
     schema = compare(rows.schema, other.schema).merged
     rows, other = with_fields(rows, schema), with_fields(other, schema)
     return rows.unionByName(other, allowMissingColumns=True)
-
-
-def cast_schema(query: T.StructType, table: T.StructType) -> T.StructType:
-    """The schema of a query after `conform`."""
-    return T.StructType(
-        [
-            T.StructField(column.name, kind, column.nullable, column.metadata)
-            for column, kind in zip(query, conformed(query, table), strict=True)
-        ]
-    )
 
 
 def merged(schemas: Iterable[T.StructType]) -> T.StructType:
@@ -325,14 +315,12 @@ def with_types(df: DataFrame, declared: T.StructType | None = None) -> DataFrame
     def is_void(kind: T.DataType, _: T.DataType) -> bool:
         return isinstance(kind, T.NullType)
 
-    kinds = conformed(df.schema, declared or T.StructType(), is_void)
-    return _cast(df, map(_without_void, kinds))
-
-
-def _without_void(kind: T.DataType) -> T.DataType:
-    return map_leaves(
-        kind, kind, lambda have, *_: T.StringType() if isinstance(have, T.NullType) else have
+    schema = conformed(df.schema, declared or T.StructType(), is_void)
+    texts = map_leaves(
+        schema, schema, lambda have, *_: T.StringType() if isinstance(have, T.NullType) else have
     )
+    assert isinstance(texts, T.StructType)
+    return _cast(df, texts)
 
 
 def plain_schema(

@@ -27,9 +27,9 @@ from penstock._tables.write.kept import release
 from penstock._tables.write.key_joins import SMALL_ROWS
 from penstock._tables.write.row_files import FindLateRows, RowFiles, Written
 from penstock._tables.write.schema import (
-    cast_schema,
     compare,
     conform,
+    conformed,
     has_identity,
     is_identity,
     plain_schema,
@@ -298,7 +298,7 @@ class FlowWriter:
             return None
         # The table may have wider columns since the files were written.
         have = txn.metadata.schema
-        decision = replace(decision, schema=cast_schema(decision.schema, have))
+        decision = replace(decision, schema=conformed(decision.schema, have))
         table = self._decided_quarantine if decision.quarantine is not None else None
         path = self._target.ref.path if table is None else table.ref.path
         exists = decision.quarantine is None or (table and self._delta.version(path) >= 0)
@@ -448,7 +448,7 @@ class FlowWriter:
         txn = table.begin(result.batch_id)
         if txn.is_committed:
             return None
-        schema = cast_schema(schema, txn.metadata.schema)
+        schema = conformed(schema, txn.metadata.schema)
         evolved = table.evolve(txn, schema, allow_missing=True, replaces=self._replaces)
         removed, rows = self._removals(table, txn)
         actions = [*removed, *self._delta.add_files(written.bad)]
