@@ -245,7 +245,7 @@ def test_what_is_missing_comes_back_and_what_is_there_does_not_come_twice(
     # Begun, and overtaken by a reset: rows of the range may come by themselves now.
     with pytest.raises(KeyboardInterrupt, match=PLANNED), after_steps("", _ends):
         _backfill(project, "bronze", files="[bc].json", by=("id",))
-    store = StateStore(StorageFiles(spark), str(project.root / ".penstock" / "state"))
+    store = StateStore(StorageFiles(spark), str(project.root / ".penstock" / "state"), "p")
     known = store.flow("bronze")
     assert known is not None
     store.save_flow("bronze", replace(known, epoch="another"))

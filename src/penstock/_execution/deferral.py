@@ -55,7 +55,7 @@ class _Comparison:
         self._delta = DeltaJvm(tables.spark)
         self._defaults = {"catalog": tables.settings.catalog, "schema": tables.settings.schema}
         layout = StorageLayout(production.storage, production.home)
-        store = StateStore(StorageFiles(tables.spark), layout.state_dir)
+        store = StateStore(StorageFiles(tables.spark), layout.state_dir, tables.settings.name)
         try:
             self._flows = {name: store.flow(name) for name in store.names("flows")}
             views = [store.view(key) for key in store.names("views")]

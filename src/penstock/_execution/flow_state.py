@@ -101,7 +101,7 @@ class StateStore:
     One writer at a time: the pipeline's lease is held.
     """
 
-    def __init__(self, files: StorageFiles, state_root: str, pipeline: str = "") -> None:
+    def __init__(self, files: StorageFiles, state_root: str, pipeline: str) -> None:
         self._files = files
         self._root = state_root.rstrip("/")
         self._pipeline = pipeline
