@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crashes import after_steps
 from deltalake import DeltaTable
 from stored_rows import stored_rows
 from update_project import Project
@@ -85,15 +86,16 @@ import sys
 
 from penstock._project.spec import load_settings
 from penstock._repair.restore import RestoreOptions, restore_savepoint
+from penstock._tables.kill_points import step_callback
 
 
-def on_step(step):
-    if step.partition(" ")[0] == sys.argv[1]:
+def on_step(step, *_):
+    if step == f"restore_{sys.argv[1]}":
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-options = RestoreOptions(execute=True)
-restore_savepoint(load_settings(pathlib.Path()), "first", options, on_step=on_step)
+with step_callback(on_step):
+    restore_savepoint(load_settings(pathlib.Path()), "first", RestoreOptions(execute=True))
 """
 
 
@@ -142,9 +144,8 @@ def _digest(project: Project, table: Path) -> tuple[int, str]:
 
 
 def _restore(project: Project, name: str, **more: Any) -> RestoreReport:
-    on_step = more.pop("on_step", lambda _: None)
     options = RestoreOptions(execute=True, **more)
-    return restore_savepoint(load_settings(project.root), name, options, on_step=on_step)
+    return restore_savepoint(load_settings(project.root), name, options)
 
 
 def _create(project: Project, name: str) -> Savepoint:
@@ -195,29 +196,28 @@ def test_all_tables_are_restored_and_computed_again(
     assert "recompute view with the next update" in plan["steps"]
     assert _content(project) == later
 
-    seen: list[str] = []
+    seen: list[tuple[str, str]] = []
 
-    def kill(step: str) -> None:
-        if step not in seen:
-            seen.append(step)
-            kind = step.partition(" ")[0]
-            second = len([other for other in seen if other.startswith(kind)]) == 2
-            if every_step or (second and kind in ("restored", "switched")):
+    def kill(step: str, name: str) -> None:
+        if (step, name) not in seen:
+            seen.append((step, name))
+            second = len([other for other, _ in seen if other == step]) == 2
+            if every_step or (second and step in ("restored", "switched")):
                 raise _Killed
 
     for kind in ("undo", "begun", "restored", "numbered", "copied") if every_step else ():
         _killed_process(tmp_path, kind)
     report, refused = None, ""
     while report is None:
-        with contextlib.suppress(_Killed):
-            report = _restore(project, "first", on_step=kill)
+        with contextlib.suppress(_Killed), after_steps("restore_", kill):
+            report = _restore(project, "first")
         if report is None and not refused:
             refused = _refused(_refused_run, project).condition
     assert refused == "RESTORE_UNFINISHED"
     if not every_step:
-        assert seen[:2] == ["undo saved", "begun"]
-        assert len([step for step in seen if step.startswith("restored")]) == len(at_first)
-    assert {"switched bronze", "switched people", "done"} <= set(seen)
+        assert seen[:2] == [("undo", ""), ("begun", "")]
+        assert len([step for step, _ in seen if step == "restored"]) == len(at_first)
+    assert {("switched", "bronze"), ("switched", "people"), ("done", "")} <= set(seen)
     assert report.resumed
     assert report.undo is not None
     assert _content(project) == at_first

@@ -10,7 +10,7 @@ with the offsets of the pipeline's tables set to the version after the restore.
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -36,6 +36,7 @@ from penstock._repair.shadow import restore_rows
 from penstock._tables.commits import CommitResult, actions_of
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import StorageFiles
+from penstock._tables.kill_points import kill_point
 from penstock._tables.layout import DECISION_FILE, NOTE_FILE, TableRef
 from penstock._tables.read.checkpoint_files import batches, table_offsets
 from penstock._tables.write.create import reset_table
@@ -77,12 +78,8 @@ def restore_savepoint(
     settings: PipelineSettings,
     name: str,
     options: RestoreOptions = RestoreOptions(),
-    *,
-    on_step: Callable[[str], None] = lambda _: None,
 ) -> RestoreReport:
     """Plan the restore of a savepoint, and carry it out. Called on the main thread.
-
-    `on_step` is called after each step; when it is interrupted there, the next call continues.
 
     Raises:
         SpecError: `SAVEPOINT_NOT_FOUND`.
@@ -93,7 +90,7 @@ def restore_savepoint(
     with open_for_command(
         settings, "savepoint restore", update_id=update_id, restores=True
     ) as pipeline:
-        run = _Run(pipeline, name, on_step)
+        run = _Run(pipeline, name)
         report = run.plan(options)
         if not options.execute:
             return report
@@ -110,10 +107,9 @@ def restore_savepoint(
 
 
 class _Run:
-    def __init__(self, pipeline: OpenPipeline, name: str, on_step: Callable[[str], None]) -> None:
+    def __init__(self, pipeline: OpenPipeline, name: str) -> None:
         self._pipeline = pipeline
         self._layout = pipeline.tables.layout
-        self._on_step = on_step
         self._files = StorageFiles(pipeline.spark)
         self._delta = DeltaJvm(pipeline.spark)
         self._savepoints = Savepoints(self._files, self._layout)
@@ -124,6 +120,9 @@ class _Run:
         if self._begun is not None and self._begun.savepoint != name:
             raise restore_unfinished(self._begun.savepoint)
         self._savepoint = self._savepoints.get(name)
+
+    def _after(self, step: str, about: str = "") -> None:
+        kill_point(f"restore_{step}", about, None)
 
     # -- the plan ------------------------------------------------------------------------------
 
@@ -316,10 +315,10 @@ class _Run:
         }
         for ref in self._new_tables():
             reset_table(self._pipeline.spark, ref)
-            self._on_step(f"emptied {ref.name}")
+            self._after("emptied", ref.name)
         for flow in self._savepoint.flows:
             self._switch(flow, begun.epochs[flow.flow], starts)
-            self._on_step(f"switched {flow.flow}")
+            self._after("switched", flow.flow)
         for name in self._new_flows():
             self._pipeline.state.new_flow(name, {})
         for dataset in self._pipeline.graph.stored():
@@ -329,7 +328,7 @@ class _Run:
             self._pipeline.state.forget_view(view.key)
         for _, checkpoint in self._sink_flows():
             self._move_offsets(checkpoint, starts)
-        self._on_step("done")
+        self._after("done")
         self._journal.delete()
         return replace(report, undo=begun.undo)
 
@@ -342,11 +341,11 @@ class _Run:
             except PlanError as error:
                 error.hint = f"{error.hint}; --no-undo restores without a way back"
                 raise
-            self._on_step("undo saved")
+            self._after("undo")
         epochs = {flow.flow: uuid.uuid4().hex for flow in self._savepoint.flows}
         begun = _Restore(savepoint=self._savepoint.name, undo=undo, epochs=epochs)
         self._journal.save(asdict(begun))
-        self._on_step("begun")
+        self._after("begun")
         return begun
 
     def _restore(self, table: SavedTable, begun: _Restore) -> int:
@@ -356,7 +355,7 @@ class _Run:
         ref = TableRef(table.path, table.name)
         if self._delta.version(table.path) != table.version:
             restore_rows(self._pipeline.spark, ref, table.version)
-            self._on_step(f"restored {table.name}")
+            self._after("restored", table.name)
         for flow in self._savepoint.flows:
             number = flow.numbers.get(table.path)
             if number is None:
@@ -366,10 +365,10 @@ class _Run:
                 fenced = FencedTable(self._delta, ref, app_id)
                 result = CommitResult(flow=flow.flow, app_id=app_id, batch_id=number, version=None)
                 fenced.commit(fenced.begin(number), [], number, result, complete=False)
-                self._on_step(f"numbered {flow.flow} in {table.name}")
+                self._after("numbered", f"{flow.flow} in {table.name}")
         begun.versions[table.path] = self._delta.version(table.path)
         self._journal.save(asdict(begun))
-        self._on_step(f"recorded {table.name}")
+        self._after("recorded", table.name)
         return begun.versions[table.path]
 
     def _switch(self, flow: SavedFlow, epoch: str, starts: Mapping[str, int]) -> None:
@@ -388,7 +387,7 @@ class _Run:
                 # Messages about files that are read again were deleted: the next start lists.
                 for note in (LISTED, LISTED_KEYS):
                     self._files.delete_tree(f"{files}/{source}/{note}.json")
-            self._on_step(f"copied {flow.flow}")
+            self._after("copied", flow.flow)
         saved = state_of(flow.state)
         # `starts` are for a first batch, which would be planned with the versions of the past.
         self._pipeline.state.save_flow(flow.flow, replace(saved, epoch=epoch, starts={}))

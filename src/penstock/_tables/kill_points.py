@@ -25,7 +25,7 @@ def kill_point(point: str, flow: str, batch_id: int | None) -> None:
     `after_state_commit` (CDC flows), `after_staging` and `before_target_commit` (JDBC sinks),
     `after_target_commit`; `after_event_table` (of a table of events, whose name is the flow);
     `after_announcement` (of new files of Auto Loader); of commands `migration_...`,
-    `backfill_...`, `replay_...`, `reset_...` and `apply_...`.
+    `backfill_...`, `replay_...`, `reset_...`, `restore_...` and `apply_...`.
     """
     if _on_step is not None:
         _on_step(point, flow, batch_id)
