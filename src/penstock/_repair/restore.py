@@ -39,6 +39,7 @@ from penstock._tables.files import StorageFiles
 from penstock._tables.kill_points import kill_point
 from penstock._tables.layout import DECISION_FILE, NOTE_FILE, TableRef
 from penstock._tables.read.checkpoint_files import batches, table_offsets
+from penstock._tables.read.log_scan import file_identity
 from penstock._tables.write.create import reset_table
 from penstock._tables.write.fenced import FencedTable, last_number
 from penstock._tables.write.table_spec import OWNER
@@ -230,8 +231,8 @@ class _Run:
         for version in range(table.version + 1, newest + 1):
             lines = self._delta.commit_lines(table.path, version) or ()
             files = list(actions_of(lines, "remove"))
-            removed += [file for file in files if _identity(file) not in seen]
-            seen.update(map(_identity, (*files, *actions_of(lines, "add"))))
+            removed += [file for file in files if file_identity(file) not in seen]
+            seen.update(map(file_identity, (*files, *actions_of(lines, "add"))))
         return removed
 
     def _locations(self, path: str, files: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -426,7 +427,3 @@ def _impossible(table: SavedTable, reason: str) -> PlanError:
         hint="nothing was changed; a full refresh recomputes the pipeline: "
         "penstock run --full-refresh-all",
     )
-
-
-def _identity(file: Mapping[str, Any]) -> tuple[str, str]:
-    return file["path"], json.dumps(file.get("deletionVector"), sort_keys=True)
