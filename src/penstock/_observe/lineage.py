@@ -12,15 +12,12 @@ from openlineage.client.facet_v2 import (
     DatasetFacet,
     InputDatasetFacet,
     JobFacet,
-    OutputDatasetFacet,
     RunFacet,
     column_lineage_dataset,
     data_quality_assertions_dataset,
     data_quality_metrics_input_dataset,
     dataset_version_dataset,
     documentation_job,
-    job_type_job,
-    output_statistics_output_dataset,
     parent_run,
     processing_engine_run,
     test_run,
@@ -46,7 +43,9 @@ from penstock._observe.events import (
 from penstock._observe.lineage_facets import (
     PRODUCER,
     error_facet,
+    job_type_facet,
     parent_run_facet,
+    row_count_facets,
     schema_facets,
     table_facets,
 )
@@ -191,7 +190,7 @@ class LineageFold:
         job = event_v2.Job(
             namespace=self._namespace,
             name=self._pipeline,
-            facets={"jobType": _job_type("PIPELINE", is_streaming=self._is_continuous)},
+            facets={"jobType": job_type_facet("PIPELINE", is_streaming=self._is_continuous)},
         )
         kind = _UPDATE_ENDS.get(state, "RUNNING" if state is UpdateState.RUNNING else "")
         if not self._has_begun:
@@ -266,7 +265,7 @@ class LineageFold:
 
     def _job(self, flow: _Flow) -> event_v2.Job:
         streams = flow.definition.flow_type not in ("MATERIALIZED_VIEW", "REPLACE_WHERE")
-        facets: dict[str, JobFacet] = {"jobType": _job_type("FLOW", is_streaming=streams)}
+        facets: dict[str, JobFacet] = {"jobType": job_type_facet("FLOW", is_streaming=streams)}
         if flow.definition.comment:
             facets["documentation"] = documentation_job.DocumentationJobFacet(
                 description=flow.definition.comment, producer=PRODUCER
@@ -341,11 +340,14 @@ class LineageFold:
         place = target.place
         outputs = [
             event_v2.OutputDataset(
-                place.namespace, place.name, facets=facets, outputFacets=_row_count(flow.rows_out)
+                place.namespace,
+                place.name,
+                facets=facets,
+                outputFacets=row_count_facets(flow.rows_out),
             )
         ]
         if flow.quarantined:
-            quarantine, rows = f"{place.name}_quarantine", _row_count(flow.quarantined)
+            quarantine, rows = f"{place.name}_quarantine", row_count_facets(flow.quarantined)
             outputs.append(event_v2.OutputDataset(place.namespace, quarantine, outputFacets=rows))
         return outputs
 
@@ -403,23 +405,5 @@ def _run_event(
         eventTime=time_text(event.timestamp),
         run=event_v2.Run(runId=run_id, facets=dict(run_facets)),
         job=job,
-        producer=PRODUCER,
-    )
-
-
-def _row_count(rows: int | None) -> dict[str, OutputDatasetFacet]:
-    if rows is None:
-        return {}
-    statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
-        rowCount=rows, producer=PRODUCER
-    )
-    return {"outputStatistics": statistics}
-
-
-def _job_type(kind: str, *, is_streaming: bool) -> JobFacet:
-    return job_type_job.JobTypeJobFacet(
-        processingType="STREAMING" if is_streaming else "BATCH",
-        integration="PENSTOCK",
-        jobType=kind,
         producer=PRODUCER,
     )

@@ -1,4 +1,4 @@
-"""OpenLineage facets of datasets and runs."""
+"""OpenLineage facets of datasets, jobs and runs."""
 
 import os
 import uuid
@@ -7,8 +7,12 @@ from typing import Any
 
 from openlineage.client.facet_v2 import (
     DatasetFacet,
+    JobFacet,
+    OutputDatasetFacet,
     RunFacet,
     error_message_run,
+    job_type_job,
+    output_statistics_output_dataset,
     parent_run,
     schema_dataset,
     storage_dataset,
@@ -48,6 +52,24 @@ def _field(column: Mapping[str, Any]) -> Any:
         type=kind if isinstance(kind, str) else str(kind.get("type")),
         description=(column.get("metadata") or {}).get("comment"),
         fields=[_field(item) for item in inner],
+    )
+
+
+def row_count_facets(rows: int | None) -> dict[str, OutputDatasetFacet]:
+    if rows is None:
+        return {}
+    statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
+        rowCount=rows, producer=PRODUCER
+    )
+    return {"outputStatistics": statistics}
+
+
+def job_type_facet(kind: str, *, is_streaming: bool) -> JobFacet:
+    return job_type_job.JobTypeJobFacet(
+        processingType="STREAMING" if is_streaming else "BATCH",
+        integration="PENSTOCK",
+        jobType=kind,
+        producer=PRODUCER,
     )
 
 
