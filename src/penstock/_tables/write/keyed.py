@@ -10,7 +10,6 @@ that, without a fence.
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import reduce
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -21,30 +20,24 @@ from pyspark.sql.types import StructType
 from penstock._model.sql_text import quoted
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm
-from penstock._tables.jvm import dataframe, iterate
-from penstock._tables.session_conf import own_session
-from penstock._tables.write.cdc_events import START_AT, comparable
+from penstock._tables.jvm import iterate
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.key_joins import (
     SMALL_ROWS,
-    anti_join,
     in_one_task,
     key_names,
     key_type,
     of_keys,
     without_keys,
 )
-from penstock._tables.write.schema import COLUMN_MAPPING, columns_as, is_computed, union
+from penstock._tables.write.merge import merge_rows
+from penstock._tables.write.schema import COLUMN_MAPPING, is_computed, union
 
 # The cost of a rewrite grows with the table.
 REWRITE_BYTES = 8 * 1024 * 1024
 # Keys are collected to the driver, and sent to the tasks that search them.
 MOST_KEYS = 500_000
-_ACTION = "penstock_action"
 _KEY = "penstock_key"
-_WRITE_CONF = "spark.databricks.delta.write."
-_CONSTRAINTS = "spark.sql.constraintPropagation.enabled"
-_USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _VECTORS = "delta.enableDeletionVectors"
 _DEFAULT = "spark.databricks.delta.properties.defaults."
 _STATISTICS = "spark.databricks.delta.stats.collect"
@@ -119,7 +112,7 @@ class KeyedTable:
         if way is Way.TABLE:
             return self._rewrite(txn, touched, rows, result, keys)
         if way is Way.MERGE:
-            return self._merge(txn, touched, rows, result, deletes=deletes)
+            return merge_rows(self.table, txn, touched, rows, result, deletes=deletes)
         if way is Way.VECTORS:
             txn = self._with_vectors(txn, result.batch_id)
         keys = keys or self.collected(txn, touched)
@@ -302,67 +295,6 @@ class KeyedTable:
         added = self.table.delta.write_files(txn.jvm, written)
         return self.table.commit(txn, [*removed, *added], result.batch_id, result, complete=False)
 
-    def _merge(
-        self,
-        txn: TableTransaction,
-        touched: DataFrame,
-        rows: DataFrame,
-        result: CommitResult,
-        *,
-        deletes: bool,
-    ) -> int | None:
-        from delta.tables import DeltaTable
-
-        # MERGE starts its own transaction.
-        txn = self.table.commit_evolution(txn, None)
-        session = rows.sparkSession
-        # Values are compared with those of the table, whose nested fields may have another order.
-        known = {name.lower() for name in rows.columns}
-        columns_of_table = [f for f in txn.metadata.schema if f.name.lower() in known]
-        rows = rows.select(*columns_as(StructType(columns_of_table), rows.schema.fields))
-        keys = key_names(touched)
-        has_history = deletes and START_AT in rows.columns
-        identity = [*keys, START_AT] if has_history else keys
-        changes = rows.withColumn(_ACTION, F.lit(1))
-        if deletes:
-            if has_history:
-                path = self.table.ref.path
-                have = of_keys(session.read.format("delta").load(path), touched)
-            else:
-                # A key that the table does not have matches no row.
-                have = touched.select(*[F.col("k").getField(key).alias(key) for key in keys])
-            have = have.select(*[F.col(quoted(name)) for name in identity])
-            gone = anti_join(have, rows.select(*[F.col(quoted(n)) for n in identity]))
-            deletions = gone.withColumn(_ACTION, F.lit(0))
-            changes = changes.unionByName(deletions, allowMissingColumns=True)
-        stays = F.col(f"s.{_ACTION}") == 1
-        columns: dict[str, str | Column] = {
-            quoted(name): f"s.{quoted(name)}" for name in rows.columns
-        }
-        same = [
-            comparable(F.col(f"t.{quoted(f.name)}"), f.dataType).eqNullSafe(
-                comparable(F.col(f"s.{quoted(f.name)}"), f.dataType)
-            )
-            for f in rows.schema
-        ]
-        matches = [F.col(f"t.{quoted(n)}").eqNullSafe(F.col(f"s.{quoted(n)}")) for n in identity]
-        # In a session of its own: other flows and the user's code share this one.
-        own = own_session(session, _merge_conf(self.table.app_id, result))
-        (
-            DeltaTable.forPath(own, self.table.ref.path)
-            .alias("t")
-            .merge(
-                dataframe(own, changes._jdf.logicalPlan()).alias("s"),
-                reduce(Column.__and__, matches),
-            )
-            .whenMatchedDelete(condition=~stays)
-            .whenMatchedUpdate(condition=stays & ~reduce(Column.__and__, same), set=columns)
-            .whenNotMatchedInsert(condition=stays, values=columns)
-            .execute()
-        )
-        recorded = self.table.recorded(result.batch_id)
-        return recorded.version if recorded else None
-
 
 def text_partitions(txn: TableTransaction, touched: DataFrame) -> set[str]:
     """Key columns in which Delta stores an empty string as NULL."""
@@ -387,22 +319,6 @@ def _with_stored_keys(touched: DataFrame, texts: set[str]) -> DataFrame:
 
 def _stored(text: Column) -> Column:
     return F.when(text != "", text)
-
-
-def _merge_conf(app_id: str, result: CommitResult) -> dict[str, str]:
-    """The confs of one MERGE, with its transaction id and its record.
-
-    MERGE takes both only from the session's configuration, and any later statement of this session
-    would inherit them and be skipped without an error.
-
-    Constraint propagation of the optimizer is off meanwhile: its time grows with the square of the
-    columns, and for a history of 20 columns exceeds that of the rest of the MERGE.
-    """
-    settings = {_USER_METADATA: result.to_metadata(), _CONSTRAINTS: "false"}
-    if result.batch_id is not None:
-        settings[f"{_WRITE_CONF}txnAppId"] = app_id
-        settings[f"{_WRITE_CONF}txnVersion"] = str(result.batch_id)
-    return settings
 
 
 def has_exact_keys(delta: DeltaJvm, keys: StructType) -> bool:
