@@ -1,7 +1,7 @@
 """All benchmarks, one after the other; at the end, one table of both sides and their ratios.
 
 The figures are written to `bench/last.json`; with `--keep`, also to `bench/results.json` and to
-docs/performance.md, instead of those of the same measurement.
+docs/performance.md, instead of those of the same measurement. With `--smoke`, two run at a time.
 
     python bench/run.py [--quick | --smoke] [--only views.py,files.py] [--keep]
 """
@@ -10,6 +10,9 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import results
@@ -43,7 +46,7 @@ QUICK = {
 }
 SMOKE = {
     "writer.py --s3": ["--blocks", "1", "--rounds", "1", "--warm-up", "0", "--rows", "2000"],
-    "upserts.py": ["--rounds", "1", "--rows", "20000", "--batches", "2"],
+    "upserts.py": ["--rounds", "1", "--warm-up", "0", "--rows", "20000", "--batches", "2"],
     "views.py": ["--rounds", "1", "--rows", "2000", "--only", "filter,10k groups,window"],
     "update.py --tables 5": ["--rounds", "1", "--rows", "200"],
     "watching.py": ["--seconds", "5", "--warm-up", "5", "--rows", "20"],
@@ -68,28 +71,38 @@ def main() -> None:
     only = arguments.only.split(",") if arguments.only else None
     LAST.write_text("[]\n", encoding="utf-8")
     sizes = SMOKE if arguments.smoke else QUICK if arguments.quick else FULL
-    for command, options in sizes.items():
-        if only is None or command in only:
-            print(f"== bench/{command}", flush=True)
-            run(command.split(), options)
+    commands = [command for command in sizes if only is None or command in only]
+    work = partial(run, captures=arguments.smoke)
+    with ThreadPoolExecutor(2) as pool:
+        each = pool.map if arguments.smoke else map
+        for figures in each(work, commands, [sizes[command] for command in commands]):
+            results.merge(figures, LAST)
     print(results.table(results.load(LAST)))
     if arguments.keep:
         results.merge(results.load(LAST))
         results.write_page()
 
 
-def run(command: list[str], options: list[str]) -> None:
-    """Run one script, and add its figures to the last ones."""
-    script, *mode = command
-    lines = LAST.with_suffix(".jsonl")
-    lines.unlink(missing_ok=True)
-    subprocess.run(
-        [sys.executable, str(Path(__file__).with_name(script)), *mode, *options],
-        env={**os.environ, results.VARIABLE: str(lines)},
-        check=True,
-    )
-    results.merge(results.read_lines(lines), LAST)
-    lines.unlink(missing_ok=True)
+def run(command: str, options: list[str], *, captures: bool) -> list[results.Figure]:
+    """The figures of one script; its output is captured to be printed in one piece."""
+    title = f"== bench/{command}"
+    if not captures:
+        print(title, flush=True)
+    script, *mode = command.split()
+    with tempfile.TemporaryDirectory() as folder:
+        lines = Path(folder, "figures.jsonl")
+        done = subprocess.run(
+            [sys.executable, str(Path(__file__).with_name(script)), *mode, *options],
+            env={**os.environ, results.VARIABLE: str(lines)},
+            stdout=subprocess.PIPE if captures else None,
+            stderr=subprocess.STDOUT if captures else None,
+            text=True,
+            check=False,
+        )
+        if captures:
+            print(f"{title}\n{done.stdout}", end="", flush=True)
+        done.check_returncode()
+        return results.read_lines(lines)
 
 
 if __name__ == "__main__":

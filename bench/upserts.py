@@ -8,8 +8,8 @@ All tables start with the same rows in files of the same size. In each round, al
 with the same random keys, in random order: one file, which each side reads. With `--batches`, the
 sides go on alone, and the first and last 50 batches of each are compared.
 
-    python bench/upserts.py [--rows 1000000] [--keys 1000] [--rounds 7] [--batches 1000] [--s3]
-                            [--cluster]
+    python bench/upserts.py [--rows 1000000] [--keys 1000] [--rounds 7] [--warm-up 6]
+                            [--batches 1000] [--s3] [--cluster]
 """
 
 import argparse
@@ -29,7 +29,6 @@ import pyarrow.parquet as pq
 import results
 from writer import KEYS, make_session, small_cluster
 
-WARM_UP = 6
 FILES = 8
 SIDES = ("merge", "update", "cdc 1", "cdc 2")
 TITLES = {"update": "update mode", "cdc 1": "auto CDC type 1", "cdc 2": "auto CDC type 2"}
@@ -154,21 +153,21 @@ def timed(tables: Tables, side: str, df: Any, number: int) -> float:
     return time.perf_counter() - started
 
 
-def compare(tables: Tables, rounds: int) -> int:
+def compare(tables: Tables, rounds: int, warm_up: int) -> int:
     """Print seconds and ratios; returns the number of the last batch."""
     times: dict[str, list[float]] = {side: [] for side in SIDES}
-    for number in range(1, WARM_UP + rounds + 1):
+    for number in range(1, warm_up + rounds + 1):
         df = tables.batch()
         order = list(SIDES)
         tables.random.shuffle(order)
         for side in order:
             spent = timed(tables, side, df, number)
-            if number > WARM_UP:
+            if number > warm_up:
                 times[side].append(spent)
     group = f"{tables.keys:,} random keys of {tables.rows:,} rows"
     for side in SIDES[1:]:
         results.compare(group, TITLES[side], times[side], "MERGE", times["merge"])
-    return WARM_UP + rounds
+    return warm_up + rounds
 
 
 def go_on(tables: Tables, last: int, batches: int) -> None:
@@ -194,6 +193,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--keys", type=int, default=1_000)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--warm-up", type=int, default=6, help="rounds that are not measured")
     parser.add_argument("--batches", type=int, default=0)
     parser.add_argument("--s3", action="store_true", help="tables on a server with the API of S3")
     parser.add_argument("--cluster", action="store_true", help="two workers with one core each")
@@ -218,7 +218,7 @@ def main() -> None:
         stack.enter_context(own_columns())
         tables = Tables(spark, place, root / "inbox", arguments.rows, arguments.keys)
         print(f"{arguments.keys:,} random keys of {arguments.rows:,} rows", flush=True)
-        last = compare(tables, arguments.rounds)
+        last = compare(tables, arguments.rounds, arguments.warm_up)
         tables.check()
         if arguments.batches:
             go_on(tables, last, arguments.batches)

@@ -39,7 +39,6 @@ KEYS = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "not-a-secret-at-
 
 BATCHES = 7
 BATCH_ROWS = 1_000
-RULE_WARM_UP = 3
 RULES = 20
 SIDES = ("penstock", "native tuned", "native")
 RIVALS = ("Delta sink in Penstock's session", "Delta sink in a default session")
@@ -174,7 +173,7 @@ class Side:
             )
         return self._writer.write
 
-    def rules(self, rounds: int, count: int) -> dict[str, list[float]]:
+    def rules(self, warm_up: int, rounds: int, count: int) -> dict[str, list[float]]:
         """Seconds of a write of so many rows with rules and without, in turns."""
         from penstock._model.expectation import Expectation, OnViolation
         from penstock._model.origin import SourceLocation
@@ -230,11 +229,11 @@ class Side:
                 decisions=DecisionFile(StorageFiles(self.spark), f"{folder}/decision.json"),
             )
             writers[name] = (writer, split.df)
-        for turn in range(RULE_WARM_UP + rounds):
+        for turn in range(warm_up + rounds):
             for name, (writer, rows) in writers.items():
                 started = time.perf_counter()
                 result = writer.write(rows, turn)
-                if turn >= RULE_WARM_UP:
+                if turn >= warm_up:
                     seconds[name].append(time.perf_counter() - started)
                 assert result.rows_written + result.rows_quarantined == count
                 assert (result.rows_quarantined > 0) == name.endswith("rules")
@@ -314,9 +313,9 @@ def compare_batches(processes: dict[str, Process], blocks: int, warm_up: int, pl
         results.compare(group, "append", medians["penstock"], rival, medians[side])
 
 
-def compare_rules(process: Process, rounds: int, count: int) -> None:
+def compare_rules(process: Process, warm_up: int, rounds: int, count: int) -> None:
     """Print what rules cost."""
-    seconds = process.ask(f"rules {rounds} {count}")
+    seconds = process.ask(f"rules {warm_up} {rounds} {count}")
     for place in dict.fromkeys(name.split()[0] for name in seconds):
         rules, plain = seconds[f"{place} rules"], seconds[f"{place} plain"]
         group = f"{count:,} rows of 300 bytes, tables on {PLACES[place]}"
@@ -355,7 +354,8 @@ def main() -> None:
             compare_batches(processes, arguments.blocks, arguments.warm_up, place)
             for side in SIDES[1:]:
                 processes.pop(side).end()
-            compare_rules(processes["penstock"], arguments.rounds, arguments.rows)
+            warm_up = arguments.warm_up + 1  # a write instead of a block
+            compare_rules(processes["penstock"], warm_up, arguments.rounds, arguments.rows)
         finally:
             for process in processes.values():
                 process.end()
