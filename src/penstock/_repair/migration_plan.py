@@ -14,7 +14,7 @@ from penstock._spark.generated_names import stable_operators
 from penstock._spark.plans import stateful_operators
 from penstock._tables.delta_log import DeltaJvm, size_in_bytes
 from penstock._tables.read.log_scan import replaced_at
-from penstock._tables.write.table_spec import read_version, table_state
+from penstock._tables.write.table_spec import table_state
 from penstock.errors import PenstockError, PlanError
 from penstock.sources.base import SourceHistory, path_key
 from penstock.sources.delta.source import DeltaStream
@@ -240,8 +240,7 @@ class MigrationFacts:
 
     def quarantine_version(self) -> int:
         path = self.pipeline.tables.quarantine(self.dataset).path
-        version = read_version(self.pipeline.spark, path)
-        return -1 if version is None else version
+        return DeltaJvm(self.pipeline.spark).version(path)
 
     def query(self, df: Any) -> dict[str, Any]:
         mode = self.node.analysis.output_mode
