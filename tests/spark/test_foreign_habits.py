@@ -1,4 +1,7 @@
-"""Habits of code for Databricks: names that settings complete, texts as numbers, numbered rows."""
+"""Habits of code for Databricks.
+
+Names that settings complete, texts as numbers, numbered rows, the active session.
+"""
 
 from pathlib import Path
 
@@ -11,6 +14,8 @@ from penstock._observe.events import UpdateState
 from penstock.errors import DefinitionError
 
 SOURCE = """
+from pyspark.sql import SparkSession
+
 dp.create_streaming_table(
     "main.gold.numbered",
     schema="key BIGINT GENERATED ALWAYS AS IDENTITY, id BIGINT, price DOUBLE",
@@ -26,12 +31,13 @@ def fill():
 
 @dp.table
 def keys():
-    return spark.readStream.table("gold.numbered").select("key", "id", "price")
+    active = SparkSession.getActiveSession()
+    return active.readStream.table("gold.numbered").select("key", "id", "price")
 
 
 @dp.materialized_view
 def summary():
-    return spark.sql(
+    return SparkSession.getActiveSession().sql(
         "SELECT count(*) AS n, count(DISTINCT key) AS keys, sum(price) AS price"
         " FROM IDENTIFIER(concat_ws('.', :place, 'keys'))",
         args={"place": "prod.sales"},

@@ -120,9 +120,6 @@ class FlowQueries:
         return grown
 
     def start(self, writer: Any, node: FlowNode) -> StreamingQuery:
-        # Data sources in Python are looked up in the active session of the thread.
-        jvm: Any = self.spark._jvm
-        jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(self.spark._jsparkSession)
         # A query has a job group of its own, which `stop` cancels. Listeners in Python fail if it
         # has job tags: PySpark's `QueryStartedEvent.fromJObject` takes them for Java objects.
         context: Any = self.spark.sparkContext
@@ -139,7 +136,12 @@ class FlowQueries:
         Exceptions become Penstock errors. A query that is started in it inherits the pool.
         """
         context: Any = self.spark.sparkContext
+        jvm: Any = self.spark._jvm
         try:
+            # Of this thread: query functions may ask for it, and Spark looks up data sources in
+            # Python there.
+            sessions = jvm.org.apache.spark.sql.classic.SparkSession
+            sessions.setActiveSession(self.spark._jsparkSession)
             context.setLocalProperty("spark.scheduler.pool", node.flow.name)
             context.addJobTag(self.tag)
             yield
