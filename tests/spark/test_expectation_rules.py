@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -86,3 +88,13 @@ def test_errors_stay_with_their_row_when_no_column_can_be_hashed(spark: SparkSes
     assert split is not None
     rows = split.df.selectExpr("m['a'] AS v", "penstock_dest").collect()
     assert {(r.v, r.penstock_dest) for r in rows} == {("1", "table"), ("x", "quarantine")}
+
+
+def test_stream_without_a_column_that_can_be_hashed_has_rules(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    stream = spark.readStream.schema("m MAP<STRING, STRING>").json(str(tmp_path))
+    split = split_rows(stream, [rule("r", "m['a'] IS NOT NULL")])
+    assert split is not None
+    query = split.df.writeStream.format("noop").trigger(availableNow=True)
+    query.option("checkpointLocation", f"{tmp_path}/checkpoint").start().awaitTermination(60)

@@ -101,7 +101,8 @@ def row_guard(schema: StructType) -> Column:
     names = [field.name for field in schema if not _NO_HASH.search(field.dataType.simpleString())]
     cheap = [field.name for field in schema if field.dataType.typeName() in _HASHABLE_FIRST]
     chosen = next(iter(cheap or names), None)
-    seed = F.col(quoted(chosen)) if chosen else F.monotonically_increasing_id()
+    # Not `monotonically_increasing_id()`: streams must not have it.
+    seed = F.col(quoted(chosen)) if chosen else F.spark_partition_id()
     # A population count is never above 64, which Catalyst does not infer.
     return F.bit_count(F.hash(seed)) < 100
 
