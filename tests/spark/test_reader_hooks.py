@@ -18,7 +18,7 @@ from penstock._analysis.context import ReadContext
 from penstock._analysis.evaluation import Evaluator
 from penstock._analysis.external_reads import ExternalReads
 from penstock._analysis.external_tables import ExternalTables
-from penstock._analysis.reader_hooks import redirected
+from penstock._analysis.reader_hooks import install_reader_hooks, redirected
 from penstock._analysis.table_sources import SchemaSource
 from penstock._graph.indexing import build_index
 from penstock._model.dataset import Dataset, DatasetKind
@@ -599,3 +599,10 @@ def test_json_paths_work_on_text_in_select_expr(world: World, spark: SparkSessio
 def test_a_frame_of_pandas_is_refused_by_its_full_name(world: World):
     with pytest.raises(PenstockError, match=r"returned pandas\.\S+, not a Spark DataFrame"):
         world.evaluate(pandas.DataFrame)
+
+
+def test_all_functions_can_be_imported_like_with_spark_3() -> None:
+    install_reader_hooks()
+    names: dict[str, Any] = {}
+    exec("from pyspark.sql.functions import *", names)
+    assert names["countDistinct"] is F.countDistinct

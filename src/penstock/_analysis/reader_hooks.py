@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.catalog import Catalog
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.conf import RuntimeConfig
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from penstock._analysis.external_reads import ExternalReads
 
 Reader = DataFrameReader | DataStreamReader
+_OLD_NAMES = (
+    *("approxCountDistinct", "bitwiseNOT", "countDistinct", "sumDistinct"),
+    *("shiftLeft", "shiftRight", "shiftRightUnsigned", "toDegrees", "toRadians"),
+)
 # What such a statement creates may be looked up by the text of its query again.
 _CREATES = re.compile(r"\s*(?:CREATE|CACHE)\b", re.IGNORECASE)
 
@@ -112,6 +116,8 @@ def install_reader_hooks() -> None:
     _wrap_catalog()
     wrap_delta_tables()
     _wrap_settings()
+    # Of Spark 3, where `from pyspark.sql.functions import *` had every function.
+    functions.__all__ = sorted({*functions.__all__, *_OLD_NAMES})
 
 
 def _wrap_settings() -> None:
