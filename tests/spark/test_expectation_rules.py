@@ -93,8 +93,38 @@ def test_errors_stay_with_their_row_when_no_column_can_be_hashed(spark: SparkSes
 def test_stream_without_a_column_that_can_be_hashed_has_rules(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    stream = spark.readStream.schema("m MAP<STRING, STRING>").json(str(tmp_path))
+    (tmp_path / "rows").mkdir()
+    stream = spark.readStream.schema("m MAP<STRING, STRING>").json(f"{tmp_path}/rows")
     split = split_rows(stream, [rule("r", "m['a'] IS NOT NULL")])
     assert split is not None
     query = split.df.writeStream.format("noop").trigger(availableNow=True)
     query.option("checkpointLocation", f"{tmp_path}/checkpoint").start().awaitTermination(60)
+
+
+def test_rules_use_columns_that_the_query_does_not_return(spark: SparkSession) -> None:
+    orders = spark.sql("SELECT * FROM VALUES (1, 'a'), (2, 'b'), (3, 'x'), (NULL, 'a') t(n, key)")
+    known = spark.sql("SELECT * FROM VALUES ('a'), ('b') u(key)").alias("known")
+    df = orders.alias("o").join(known, "key", "left").withColumnRenamed("n", "number")
+    rules = [
+        rule("known", "known.key IS NOT NULL"),
+        rule("numbered", "n IS NOT NULL"),
+        rule("small", "CAST(concat(number, o.key) AS INT) IS NULL OR number < 3", "warn"),
+    ]
+    check_expectations(df, rules, finds_hidden=True)
+    with pytest.raises(DefinitionErrors):
+        check_expectations(df, rules)
+    with pytest.raises(DefinitionError, match="nope"):
+        check_expectations(df, [rule("bad", "nope > 0")], finds_hidden=True)
+    split = split_rows(df, rules)
+    assert split is not None
+    assert split.data_columns == ("key", "number")
+    rows = split.df.select("key", "number", "penstock_dest", "_failed_rules").collect()
+    assert {tuple(row)[:3]: row[3] for row in rows} == {
+        ("a", 1, "table"): None,
+        ("b", 2, "table"): None,
+        ("x", 3, "quarantine"): ["known"],
+        ("a", None, "quarantine"): ["numbered"],
+    }
+    assert filter_view(df, rules).columns == ["key", "number"]
+    with pytest.raises(DefinitionError, match="nope"):
+        split_rows(df, [*rules, rule("bad", "nope > 0")])

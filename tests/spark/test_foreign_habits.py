@@ -1,6 +1,7 @@
 """Habits of code for Databricks.
 
-Names that settings complete, texts as numbers, numbered rows, the active session.
+Names that settings complete, texts as numbers, numbered rows, the active session, rules about one
+side of a join.
 """
 
 from pathlib import Path
@@ -35,6 +36,13 @@ def keys():
     return active.readStream.table("gold.numbered").select("key", "id", "price")
 
 
+@dp.table
+@dp.expect_or_drop("priced", "keys.id IS NOT NULL")
+def checked():
+    orders = spark.readStream.schema("id BIGINT").json("data")
+    return orders.join(spark.read.table("keys"), "id", "left").withColumnRenamed("price", "cost")
+
+
 @dp.materialized_view
 def summary():
     return SparkSession.getActiveSession().sql(
@@ -63,6 +71,8 @@ def test_rows_are_right_when_names_are_short_texts_are_divided_and_rows_are_numb
     assert project.run().state is UpdateState.COMPLETED
     assert project.rows("keys", "id", "price") == [(1, 2.5), (4, 1.5)]
     assert project.rows("summary") == [(2, 2, 4.0)]
+    assert project.rows("checked", "id", "cost") == [(1, 2.5), (4, 1.5)]
+    assert project.rows("checked_quarantine", "id", "cost") == [(2, None), (3, None)]
     assert spark.conf.get("spark.sql.ansi.enabled") == "true"
     told = "\n".join(event.message for event in project.events)
     for warning in (

@@ -353,7 +353,7 @@ class Analysis:
                 is_upsert = mode is OutputMode.UPDATE and len(dataset.flows) == 1
                 if is_upsert or dataset.declared.kind is DatasetKind.MATERIALIZED_VIEW:
                     rows = filled(rows, declared)
-            check_rules(rows, dataset.declared, assuming=self._assumptions is not None)
+            check_rules(rows, flow, dataset.declared, assuming=self._assumptions is not None)
         if replaces_rows(flow) and not df.isStreaming:
             window_of(df, flow)
         operators = () if mode is None else plans.stateful_operators(df)

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import re
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -34,6 +35,7 @@ _UNRESOLVED = {
     *("INVALID_EXTRACT_BASE_FIELD_TYPE", "FIELD_NOT_FOUND"),
 }
 _VIEW_CHECK = "pipelines.incompatibleViewCheck.enabled"
+_QUALIFIER = re.compile(r"(\w+)`?\s*\.")
 
 
 class Evaluator(ExternalReads, DatasetReader):
@@ -142,7 +144,7 @@ class Evaluator(ExternalReads, DatasetReader):
         evaluation = Evaluation(
             position=position,
             is_triggered=is_triggered,
-            qualifies=flow.name in self._qualifying,
+            qualifies=flow.name in self._qualifying or self._rules_qualify(flow),
         )
         self.evaluations[flow.name] = evaluation
         stack = self._stack.get()
@@ -173,6 +175,15 @@ class Evaluator(ExternalReads, DatasetReader):
                 hint=hint,
             )
         return result, evaluation
+
+    def _rules_qualify(self, flow: Flow) -> bool:
+        """Whether an expectation names a dataset before a column, such as `customers.id`."""
+        dataset = self.index.datasets.get(self.index.flow_targets.get(flow.name, ""))
+        rules = () if dataset is None else dataset.declared.expectations
+        texts = [rule.condition for rule in rules if isinstance(rule.condition, str)]
+        return any(
+            self.index.find(name) is not None for text in texts for name in _QUALIFIER.findall(text)
+        )
 
     # -- the declarative API's own readers -----------------------------------------------------
 

@@ -24,7 +24,6 @@ from penstock._runtime.ports import RunOutcome
 from penstock._spark import plans
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.read.log_scan import keeps_rows
-from penstock.quality.rules import condition_column
 from penstock.sources.base import OpenedSource
 
 _QUERY_CHANGED = "the query changed"
@@ -250,14 +249,10 @@ class ViewRefresh:
         return plans.fingerprint(text, *rules, *plans.result_confs(df), code, *paths)
 
     def _rules_run_python(self, df: DataFrame, dataset: DatasetNode) -> bool:
-        conditions = [
-            condition_column(df.sparkSession, rule)
-            for rule in dataset.declared.expectations
-            if rule.rows is None and not rule.unique
-        ]
-        if not conditions:
+        if not any(r.rows is None and not r.unique for r in dataset.declared.expectations):
             return False
-        return plans.runs_python(self._queries.writers.conformed(dataset, df).select(*conditions))
+        rows = self._queries.writers.conformed(dataset, df)
+        return plans.runs_python(self._queries.writers.with_rules(dataset, rows))
 
 
 def _are_replaced(before: ViewState, sources: plans.BatchSources) -> bool:

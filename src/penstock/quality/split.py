@@ -9,17 +9,25 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
+from typing import Any
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from penstock._model.expectation import FAILED_RULES, ROW, SOURCE, Expectation, OnViolation
 from penstock._model.sql_text import quoted
 from penstock.errors import DefinitionError
-from penstock.quality.rules import condition_column, row_guard, tolerant
+from penstock.quality.rules import (
+    check_expectations,
+    condition_column,
+    hidden_plan,
+    row_guard,
+    tolerant,
+)
 
 DESTINATION = "penstock_dest"
 TO_TABLE = "table"
@@ -88,9 +96,13 @@ def split_rows(
         return None
     data = tuple(df.columns)
     _check_names(data, expectations, quarantine)
-    judged = _judge(df, expectations)
     plain = [F.col(quoted(column)) for column in data]
-    with_masks = judged.df.select(*judged.columns, *plain)
+    judged = _judge(df, expectations)
+    try:
+        with_masks = judged.df.select(*judged.columns, *plain)
+    except AnalysisException:
+        judged = _judge(*_with_hidden(df, expectations))
+        with_masks = judged.df.select(*judged.columns, *plain)
     broken = judged.broken
 
     drop = [r.name for r in expectations if r.on_violation.removes]
@@ -201,6 +213,45 @@ def _judge(df: DataFrame, expectations: Sequence[Expectation]) -> _Judged:
         broken[rule.name] = is_broken(name, bit)
     columns = [*(mask.alias(name) for name, mask in masks.items()), *fails]
     return _Judged(df, columns, tuple(masks), bits, broken)
+
+
+def _with_hidden(
+    df: DataFrame, expectations: Sequence[Expectation]
+) -> tuple[DataFrame, list[Expectation]]:
+    """Evaluate rules about columns that a query reads, but does not return.
+
+    On Databricks, rules find them like a `WHERE` over the query does: columns that were renamed or
+    dropped, and those of either side of a join. The result of such a rule becomes a column.
+    """
+    rules: list[Expectation] = []
+    for rule in expectations:
+        if not rule.unique:
+            column = condition_column(df.sparkSession, rule)
+            try:
+                df.select(column)
+            except AnalysisException:
+                plan = hidden_plan(df, column)
+                if plan is None:
+                    check_expectations(df, [rule])  # raises with what is wrong
+                    raise
+                name = f"{MASK_PREFIX}hidden_{len(rules)}"
+                df = _with_result(df, plan, name)
+                rule = replace(rule, condition=F.col(name))
+        rules.append(rule)
+    return df, rules
+
+
+def _with_result(df: DataFrame, plan: Any, name: str) -> DataFrame:
+    jvm: Any = df.sparkSession._jvm
+    utils = jvm.org.apache.spark.sql.classic.ExpressionUtils
+    where = plan.child()
+    rows = jvm.org.apache.spark.sql.classic.Dataset.ofRows(df._jdf.sparkSession(), where.child())
+    # By id: a hidden column may have the name of a column of the query.
+    output = plan.output()
+    columns = [Column(utils.column(output.apply(i))) for i in range(output.size())]
+    condition = Column(utils.column(where.condition()))
+    passed = tolerant(df.sparkSession, condition, row_guard(StructType()))
+    return DataFrame(rows, df.sparkSession).select(*columns, passed.alias(name))
 
 
 def _count_name(rule: Expectation) -> str:
