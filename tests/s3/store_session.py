@@ -7,6 +7,7 @@ Each line of standard input is a list in JSON: a call and its arguments.
     race STORE FOLDER           writers race for versions of a log
     read STORAGE                rows of all tables below a storage
     sql STATEMENT               rows of a statement
+    log STORE PATH              files of a log from a path on
     after ROOT PATH...          files of a root that come after each path
     lease PLAN                  one of two drivers that race for a lease
     penstock FOLDER ARGUMENT... exit code and output of a command, which uses this session
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from penstock._cli.main import main
@@ -128,6 +130,20 @@ def sql(spark: SparkSession, statement: str) -> list[list[Any]]:
     return [list(row) for row in spark.sql(statement).collect()]
 
 
+def log(spark: SparkSession, store: str, path: str) -> list[list[Any]]:
+    jvm: Any = spark._jvm
+    conf = spark._jsparkSession.sessionState().newHadoopConf()
+    try:
+        files = getattr(jvm, store)(conf).listFrom(jvm.org.apache.hadoop.fs.Path(path), conf)
+    except Py4JJavaError as error:
+        return [[str(error.java_exception.getClass().getName())]]
+    listed = []
+    while files.hasNext():
+        file = files.next()
+        listed.append([str(file.getPath().toString()), file.getLen()])
+    return listed
+
+
 def after(spark: SparkSession, root: str, *paths: str) -> list[list[str]]:
     options = file_options({"format": "text"}, has_schema=True, streaming=True)
     roots = FileRoots(spark, [root], options)
@@ -158,6 +174,7 @@ CALLS = {
     "read": read,
     "sql": sql,
     "lease": lease,
+    "log": log,
     "after": after,
     "penstock": penstock,
 }

@@ -89,6 +89,36 @@ def test_a_version_has_one_writer_also_when_the_answer_to_its_commit_is_lost(
     assert len(lost) == 4
 
 
+def test_a_listing_of_a_log_asks_for_the_wanted_versions_only(
+    server: S3Double, proxy: FaultyProxy, session: StoreSession
+) -> None:
+    client = Landing(server, "log").s3
+    names = [f"{number:020d}.{suffix}" for number in range(20) for suffix in ("crc", "json")]
+    names += ["_last_checkpoint", "_sidecars/x.parquet"]
+    for name in names:
+        client.put_object(Bucket="log", Key=f"a b/t/_delta_log/{name}", Body=b"{}")
+    folder = "s3a://log/a b/t/_delta_log"
+    requests: list[str] = []
+
+    def fault(number: int, method: str, path: str) -> str:
+        requests.append(path)
+        return ""
+
+    def listed(name: str) -> list[list[Any]]:
+        return session("log", "penstock.storage.ObjectLogStore", f"{folder}/{name}")
+
+    expected = [[f"{folder}/{name}", 2] for name in names[:-1]]
+    with mock.patch.object(proxy, "fault", fault):
+        assert listed(f"{18:020d}.") == expected[36:]
+        assert listed(names[37]) == expected[37:]
+    assert len(requests) == 2
+    assert all("start-after=" in path for path in requests)
+    assert listed(f"{0:020d}.") == expected
+    assert listed("z") == []
+    folder = "s3a://log/none/_delta_log"
+    assert listed(f"{0:020d}.") == [["java.io.FileNotFoundException"]]
+
+
 @pytest.mark.long  # each of them starts Spark
 def test_commands_read_and_repair_what_is_on_s3(server: S3Double, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
