@@ -7,6 +7,7 @@ Each line of standard input is a list in JSON: a call and its arguments.
     race STORE FOLDER           writers race for versions of a log
     read STORAGE                rows of all tables below a storage
     sql STATEMENT               rows of a statement
+    copied PATH                 content of a local copy of a file
     log STORE PATH              files of a log from a path on
     after ROOT PATH...          files of a root that come after each path
     lease PLAN                  one of two drivers that race for a lease
@@ -38,6 +39,7 @@ from penstock._formats.options import file_options
 from penstock._local.cds import java_options
 from penstock._local.jars import SPARK_JAR_SETS, class_path
 from penstock._spark.session import SessionOptions, build_session, stop_session
+from penstock._tables.files import StorageFiles
 from penstock.errors import SetupError
 from penstock.sources.files.key_inbox import files_after
 from penstock.sources.files.listing import FileRoots
@@ -130,6 +132,12 @@ def sql(spark: SparkSession, statement: str) -> list[list[Any]]:
     return [list(row) for row in spark.sql(statement).collect()]
 
 
+def copied(spark: SparkSession, path: str) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        assert StorageFiles(spark).copy_tree(path, f"file://{folder}/copy")
+        return (Path(folder) / "copy").read_text(encoding="utf-8")
+
+
 def log(spark: SparkSession, store: str, path: str) -> list[list[Any]]:
     jvm: Any = spark._jvm
     conf = spark._jsparkSession.sessionState().newHadoopConf()
@@ -174,6 +182,7 @@ CALLS = {
     "read": read,
     "sql": sql,
     "lease": lease,
+    "copied": copied,
     "log": log,
     "after": after,
     "penstock": penstock,

@@ -119,6 +119,15 @@ def test_a_listing_of_a_log_asks_for_the_wanted_versions_only(
     assert listed(f"{0:020d}.") == [["java.io.FileNotFoundException"]]
 
 
+def test_an_object_that_was_replaced_is_read_again(server: S3Double, session: StoreSession) -> None:
+    landing = Landing(server, "replaced")
+    for number in range(3):
+        assert landing.put("in/a.json") == number
+        rows = session("sql", "SELECT id FROM json.`s3a://replaced/in/a.json`")
+        assert rows == [[number]]
+        assert session("copied", "s3a://replaced/in/a.json") == json.dumps({"id": number})
+
+
 @pytest.mark.long  # each of them starts Spark
 def test_commands_read_and_repair_what_is_on_s3(server: S3Double, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()

@@ -125,6 +125,9 @@ def session_defaults(
     # Creates a version only if it does not exist; Delta's own one overwrites what another driver
     # commits in between.
     conf["spark.delta.logStore.s3a.impl"] = "penstock.storage.ObjectLogStore"
+    # Hadoop's default, `analytics`, keeps what it read: of an object that was replaced since, some
+    # readers get the former content.
+    conf["spark.hadoop.fs.s3a.input.stream.type"] = "classic"
     # Delta's own ones for these stores, with a check of the lease.
     conf["spark.delta.logStore.abfss.impl"] = "penstock.storage.AzureLogStore"
     conf["spark.delta.logStore.gs.impl"] = "penstock.storage.GcsLogStore"
