@@ -61,7 +61,7 @@ class _Comparison:
             views = [store.view(key) for key in store.names("views")]
             of_views = [stored_declaration(view.deployed) for view in views if view]
             of_flows = [stored_declaration(flow.deployed) for flow in self._flows.values() if flow]
-        except TypeError as error:  # a field that this version does not know
+        except PlanError as error:  # `STATE_OF_NEWER_VERSION`
             raise _not_readable(production, error) from error
         self._views = {each.display: each for each in of_views if each is not None}
         self._deployed = [each for each in (*of_views, *of_flows) if each is not None]

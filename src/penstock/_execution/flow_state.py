@@ -8,7 +8,7 @@ import contextlib
 import json
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -190,7 +190,17 @@ class StateStore:
         return f"{self._root}/{folder}/{quote(name, safe=' ')}.json"
 
     def _load(self, folder: str, name: str) -> dict[str, Any] | None:
-        return self._parsed(self._current_path(folder, name))
+        path = self._current_path(folder, name)
+        body = self._parsed(path)
+        known = {each.name for each in fields(FlowState if folder == "flows" else ViewState)}
+        if unknown := (body or {}).keys() - known:
+            raise PlanError(
+                "STATE_OF_NEWER_VERSION",
+                f"{path} has fields that this version of Penstock does not know: "
+                f"{', '.join(sorted(unknown))}",
+                hint="a newer version of Penstock wrote it: run that version, or a later one",
+            )
+        return body
 
     def _parsed(self, path: str) -> dict[str, Any] | None:
         text = self._files.read(path)

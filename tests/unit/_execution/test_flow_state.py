@@ -8,7 +8,7 @@ import pytest
 from penstock._execution import tables
 from penstock._execution.flow_state import FlowState, StateStore
 from penstock._tables.files import StorageFiles
-from penstock.errors import CheckpointError
+from penstock.errors import CheckpointError, PlanError
 
 
 def _store(root: Path, pipeline: str) -> StateStore:
@@ -26,6 +26,16 @@ def test_writers_keep_the_name_of_the_pipeline_of_their_first_start(tmp_path: Pa
     state = again.flow("silver")
     assert state is not None
     assert state.pipeline == again.pipeline_of("silver") == "shop"
+
+
+def test_the_state_of_a_newer_version_is_refused(tmp_path: Path):
+    store = _store(tmp_path, "shop")
+    store.new_flow("silver")
+    (file,) = (tmp_path / "flows").glob("*.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "later": 1}))
+    with pytest.raises(PlanError, match=r"silver\.json has fields .* not know: later") as error:
+        store.flow("silver")
+    assert error.value.condition == "STATE_OF_NEWER_VERSION"
 
 
 def test_a_checkpoint_beside_the_old_one_has_the_same_name(tmp_path: Path):
