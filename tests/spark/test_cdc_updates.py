@@ -1,6 +1,7 @@
 """Auto CDC in whole updates: declared in a project, run as a user runs it."""
 
 import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -334,6 +335,17 @@ def test_a_function_is_called_until_it_has_no_newer_snapshot(project):
     assert project.run().state is UpdateState.COMPLETED
     assert rows(project, "history") == wanted
     assert json.loads(state.read_text("utf-8"))["snapshots"] == {"-1": '["int", 30]'}
+    # Versions of a new numbering would end versions of the history before they start.
+    state.unlink()
+    (project.root / "data").rename(project.root / "earlier")
+    for number in (1, 2):
+        project.add(f"{number}.json", [{"id": number, "name": "new"}])
+        assert project.run().state is UpdateState.COMPLETED
+        assert rows(project, "history") == wanted
+        warnings = [event.message for event in project.events if event.level == "WARN"]
+        assert f"skipped snapshots up to version {number}: the history" in "".join(warnings)
+    shutil.rmtree(project.root / "data")
+    (project.root / "earlier").rename(project.root / "data")
     assert project.run(full_refresh_all=True).state is UpdateState.COMPLETED
     assert rows(project, "history") == wanted
     project.add("40.json", [{"id": 2, "name": "c"}, {"id": 2, "name": "d"}])

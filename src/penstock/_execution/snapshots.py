@@ -55,6 +55,7 @@ class SnapshotProgress:
         self._number = last_number
         self._save = save
         self.state = state
+        self.last_known: Any = None  # of the versions that were skipped
 
     def newer(self, writer_of: Callable[[RowShape], SnapshotWriter]) -> Iterator[NextSnapshot]:
         """The snapshots after the last one, each to be applied before the next is requested.
@@ -67,9 +68,9 @@ class SnapshotProgress:
         is_named = self._flow.snapshot.next_snapshot is None
         noted = self.state.snapshots.get(str(self._number))
         latest = None if noted is None else decode_version(noted)
-        # The table may have a history although its last version is not noted: the state of the
-        # flow was lost, or the flow has a new name.
-        may_be_known = noted is None and not is_named
+        # The table may have a history although this flow has applied no snapshot: its state was
+        # lost, or it has a new name.
+        may_be_known = self._number < 0 and not is_named
         skipped: Any = None
         while True:
             query = SnapshotQuery(self._flow, latest)
@@ -84,7 +85,7 @@ class SnapshotProgress:
                 continue
             writer = writer_of(snapshot_shape(df, self._flow, query.version))
             if may_be_known and not writer.is_newer(query.version):
-                latest = query.version
+                self.last_known = latest = query.version
                 self._note({self._number: latest})
                 continue
             may_be_known = False

@@ -172,6 +172,12 @@ class ViewRefresh:
             if not result.replayed:
                 commit = Commit(result, dataset.key, True, True)
                 self._queries.context.emit(commit.event(self._queries.origin(node), snapshot.text))
+        if progress.last_known is not None:
+            self._queries.warn(
+                node,
+                f"flow {step.flow} skipped snapshots up to version {progress.last_known}: the "
+                f"history of {dataset.display} has this version, or later ones",
+            )
         if node.flow.once:
             self._queries.state.save_flow(step.flow, replace(progress.state, once_done=True))
         self._queries.record(node)
