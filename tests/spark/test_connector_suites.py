@@ -106,6 +106,7 @@ class TestDeltaSource(SourceSuite):
     failures: ClassVar[Mapping[str, str]] = {
         "[DELTA_SOURCE_TABLE_IGNORE_CHANGES] a data update": "SOURCE_ROWS_CHANGED",
         "[DELTA_SOURCE_IGNORE_DELETE] deleted data": "SOURCE_ROWS_CHANGED",
+        "[DELTA_SCHEMA_CHANGED_WITH_STARTING_OPTIONS] Detected": "SOURCE_SCHEMA_CHANGED",
     }
 
     def paths(self, folder: Path) -> tuple[str, ...]:

@@ -122,6 +122,16 @@ class DeltaStream(OpenedSource):
                     f'option "skipChangeCommits", or --full-refresh {flow.target}; '
                     f"{flow.sink_reset}",
                 )
+        if "DELTA_SCHEMA_CHANGED" in text:
+            return FlowError(
+                "SOURCE_SCHEMA_CHANGED",
+                f"flow {flow.name!r}: it reads a table whose columns changed: {self.path}",
+                flow=flow.name,
+                retryable=True,  # a column that was added during the update is read then
+                origin=flow.origin,
+                hint="if a column was removed, renamed or has another type: "
+                f"--full-refresh {flow.target}; {flow.sink_reset}",
+            )
         if "DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE" in text:
             return FlowError(
                 "SOURCE_TABLE_REPLACED",
