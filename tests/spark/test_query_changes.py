@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 from update_project import Project, shared_project
 
+from penstock._execution.declaration_changes import Need
 from penstock._observe.events import UpdateState
+from penstock._project.spec import load_settings
+from penstock._repair.deployment import plan_deployment
 from penstock._runtime.update import UpdateResult
 from penstock.errors import CheckpointError
 
@@ -88,15 +91,31 @@ def test_the_rows_of_a_view_are_not_those_of_a_stream(changed: Any):
     (view,) = project.rows("extreme")
     project.source(
         """
+@dp.table(replace_where="x > 0")
+def window():
+    return spark.read.schema(ROWS).json("events").select(F.col("amount").alias("x"))
+"""
+    ).run()
+    project.source(
+        """
 @dp.table
 def extreme():
     return spark.readStream.schema(ROWS).json("events").select(F.col("amount").alias("x"))
+
+@dp.table
+def window():
+    return spark.readStream.schema(ROWS).json("events").select(F.col("amount").alias("x"))
 """
     )
-    (failure,) = project.run().failures
-    assert failure.condition == "DATASET_KIND_CHANGED"
+    changes = plan_deployment(load_settings(project.root)).changes
+    needs = {change.name: change.need for change in changes}
+    assert needs["extreme"] is needs["window"] is Need.FULL_REFRESH
+    failures = project.run().failures
+    assert [failure.condition for failure in failures] == ["DATASET_KIND_CHANGED"] * 2
     assert project.rows("extreme") == [view]
-    assert project.run(full_refresh=("extreme",)).state is UpdateState.COMPLETED
+    assert project.rows("window") == [(3,), (9,)]
+    tables = ("extreme", "window")
+    assert project.run(full_refresh=tables).state is UpdateState.COMPLETED
     assert project.rows("extreme") == [(3,), (9,)]
     assert project.run().state is UpdateState.COMPLETED
 

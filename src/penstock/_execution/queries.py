@@ -137,20 +137,19 @@ class SparkEngine:
             self._state.new_flow(flow)
 
     def _check_kind(self, node: DatasetNode) -> None:
-        """Refuse to stream into the rows of a materialized view: flows would add them again."""
+        """Refuse to stream into the rows of a batch query: flows would add them again."""
         if not any(self._graph.flows[flow].analysis.is_streaming for flow in node.flows):
             return
         view = self._state.view(node.key)
         before = None if view is None else stored_declaration(view.deployed)
-        if (
-            before is not None
-            and before.kind == DatasetKind.MATERIALIZED_VIEW.value
-            and self._tables.version(node) is not None
-        ):
+        if before is not None and self._tables.version(node) is not None:
+            was = "was a materialized view"
+            if before.kind != DatasetKind.MATERIALIZED_VIEW.value:
+                was = "had a batch query with replace_where"
             raise PlanError(
                 "DATASET_KIND_CHANGED",
-                f"{node.display} was a materialized view, and is a {node.kind.value}: its rows "
-                "would stay, and be added again",
+                f"{node.display} {was}, and is filled by streams now: its rows would stay, and be "
+                "added again",
                 origin=node.declared.origin,
                 hint=f"--full-refresh {node.display} removes them first; or give the streaming "
                 "table another name",

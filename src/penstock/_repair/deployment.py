@@ -208,6 +208,9 @@ class _Comparison:
                 has_checkpoint=not (is_batch or flow.node.flow.once),
                 has_state=has_state(analysis.stateful_operators),
             )
+            is_batch_before = flow.view is not None and flow.view.deployed != {}
+            if is_batch_before and analysis.is_streaming and flow.before.kind == flow.now.kind:
+                yield Difference(Need.FULL_REFRESH, "stored rows are those of a batch query", name)
         elif flow.view is not None and analysis.is_streaming:
             yield Difference(Need.FULL_REFRESH, "it was a materialized view", name)
         else:
