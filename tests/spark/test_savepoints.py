@@ -379,6 +379,25 @@ def less():
     assert _content(project) == later
 
 
+def test_a_stream_does_not_add_its_rows_to_those_of_a_restored_view(small: Project):
+    bronze = "@dp.table\ndef bronze():\n    return rows()\n\n\n"
+    view = "@dp.materialized_view\ndef mid():\n    return spark.read.table('bronze')\n"
+    stream = "@dp.table\ndef mid():\n    return spark.readStream.table('bronze')\n"
+    project = small.source(bronze + view)
+    project.run()
+    _create(project, "view")
+    first = project.rows("mid")
+    project.source(bronze + stream).run(full_refresh=("mid",))
+    _restore(project, "view", keeps_undo=False)
+    project.run()
+    assert project.rows("mid") == first
+    # The stream that is a view now has rows to read; no update will read them.
+    project.source(bronze + view).add("b.json", _rows(100, 10)).run()
+    _restore(project, "view")
+    project.source(bronze + stream)
+    assert [error.condition for error in project.run().failures] == ["DATASET_KIND_CHANGED"]
+
+
 def test_removed_rows_are_unread_when_a_flow_reads_the_change_feed(small: Project):
     changes = 'spark.readStream.option("readChangeFeed", "true").table("bronze")'
     project = small.source(

@@ -6,7 +6,7 @@ state of each flow; `_repair` takes and restores it.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from penstock._model.name import path_segment, segment_name
@@ -27,6 +27,7 @@ class SavedTable:
     path: str
     table_id: str
     version: int
+    view: Mapping[str, Any] = field(default_factory=dict)  # JSON of `ViewState`, of its dataset
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote
 
-from penstock._execution.flow_state import state_of
+from penstock._execution.flow_state import ViewState, state_of
 from penstock._execution.savepoints import (
     RESTORE_JOURNAL,
     SavedFlow,
@@ -254,7 +254,19 @@ class _Run:
         }
 
     def _new_tables(self) -> list[TableRef]:
-        saved = {table.path for table in self._savepoint.tables}
+        """Tables that flows fill from the beginning: they are new, or were views then."""
+        graph, tables = self._pipeline.graph, self._pipeline.tables
+        streamed = {
+            ref.path
+            for flow in graph.flows.values()
+            if flow.analysis.is_streaming and flow.target in tables.paths
+            for ref in tables.by_role(graph.datasets[flow.target]).values()
+        }
+        saved = {
+            table.path
+            for table in self._savepoint.tables
+            if not (table.view.get("deployed") and table.path in streamed)
+        }
         return [
             ref
             for path, ref in self._declared().items()
@@ -314,7 +326,8 @@ class _Run:
         starts = {
             table.table_id: self._restore(table, begun) + 1 for table in self._savepoint.tables
         }
-        for ref in self._new_tables():
+        new = self._new_tables()
+        for ref in new:
             reset_table(self._pipeline.spark, ref)
             self._after("emptied", ref.name)
         for flow in self._savepoint.flows:
@@ -325,13 +338,21 @@ class _Run:
         for dataset in self._pipeline.graph.stored():
             # An unfinished replay would add rows that flows are going to write again.
             self._files.delete_tree(self._layout.replay_staging(dataset.name))
-        for view in self._views():
-            self._pipeline.state.forget_view(view.key)
+            self._restore_view(dataset, {ref.path for ref in new})
         for _, checkpoint in self._sink_flows():
             self._move_offsets(checkpoint, starts)
         self._after("done")
         self._journal.delete()
         return replace(report, undo=begun.undo)
+
+    def _restore_view(self, dataset: DatasetNode, emptied: set[str]) -> None:
+        """Let the next refresh be complete; a stream must still not add rows to those of a view."""
+        path, state = self._pipeline.tables.paths[dataset.key], self._pipeline.state
+        view = next((table.view for table in self._savepoint.tables if table.path == path), {})
+        if view and path not in emptied:
+            state.save_view(dataset.key, ViewState(**{**view, "table_version": None}))
+        else:
+            state.forget_view(dataset.key)
 
     def _begin(self, options: RestoreOptions) -> _Restore:
         undo = None

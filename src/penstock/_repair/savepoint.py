@@ -22,7 +22,9 @@ from penstock._execution.savepoints import (
     unfinished_restore,
 )
 from penstock._graph.dataflow import DatasetNode, FlowNode
+from penstock._graph.replacing import replaces_rows
 from penstock._launch import OpenPipeline, open_for_command
+from penstock._model.dataset import DatasetKind
 from penstock._model.pipeline import PipelineSettings
 from penstock._repair.backfill import backfill_journal
 from penstock._repair.quarantine_replay import replay_journal
@@ -73,7 +75,11 @@ def take_savepoint(pipeline: OpenPipeline, name: str) -> Savepoint:
     tables = tuple(
         table for node in pipeline.graph.stored() for table in _tables(pipeline, delta, node)
     )
-    nodes = [node for node in pipeline.graph.flows.values() if node.target in pipeline.tables.paths]
+    nodes = [
+        node
+        for node in pipeline.graph.flows.values()
+        if node.target in pipeline.tables.paths and not _is_refreshed(pipeline, node)
+    ]
     flows = [
         flow for node in nodes if (flow := _flow(pipeline, files, delta, node, tables)) is not None
     ]
@@ -116,12 +122,24 @@ def delete_savepoint(settings: PipelineSettings, name: str, *, execute: bool) ->
 
 
 def _tables(pipeline: OpenPipeline, delta: DeltaJvm, node: DatasetNode) -> Iterator[SavedTable]:
+    view = pipeline.state.view(node.key)
     for ref in pipeline.tables.by_role(node).values():
         snapshot = delta.snapshot(ref.path)
         version = int(snapshot.version())
         if version >= 0:
-            table_id = delta.metadata(snapshot).id
-            yield SavedTable(name=ref.name, path=ref.path, table_id=table_id, version=version)
+            yield SavedTable(
+                name=ref.name,
+                path=ref.path,
+                table_id=delta.metadata(snapshot).id,
+                version=version,
+                view={} if view is None else asdict(view),
+            )
+
+
+def _is_refreshed(pipeline: OpenPipeline, node: FlowNode) -> bool:
+    """Whether a flow has no checkpoint, or only that of the stream that it was before."""
+    is_view = pipeline.graph.datasets[node.target].kind is DatasetKind.MATERIALIZED_VIEW
+    return is_view or replaces_rows(node.flow)
 
 
 def _flow(
@@ -131,7 +149,7 @@ def _flow(
     node: FlowNode,
     tables: tuple[SavedTable, ...],
 ) -> SavedFlow | None:
-    """A flow at rest; `None` if it has no state, as that of a materialized view."""
+    """A flow at rest; `None` before its first start."""
     name, layout = node.flow.name, pipeline.tables.layout
     state = pipeline.state.flow(name)
     if state is None:
