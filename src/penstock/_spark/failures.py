@@ -26,7 +26,8 @@ _CHECKPOINT = re.compile(
     r"STREAMING_CHECKPOINT_\w+|STATE_STORE_\w*(?:SCHEMA|CHECKPOINT|PROVIDER)\w*|STATEFUL_OPERATOR_\w+"
     r"|Incomplete log file|Log file was malformed"
     r"|Checksum error: \S*/checkpoints/|batch \d+ doesn't exist"
-    r"|There are \[\d+\] sources in the checkpoint",
+    # Offsets or files of another source: a view became a table, or two sources changed places.
+    r"|There are \[\d+\] sources in the checkpoint|DELTA_INVALID_SOURCE_VERSION|Wrong basePath",
     re.IGNORECASE,
 )
 _CHECKPOINT_IN_USE = re.compile(r"concurrent (?:update to the log|stream log)", re.IGNORECASE)

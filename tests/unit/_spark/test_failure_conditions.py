@@ -105,10 +105,12 @@ def test_a_full_disk_is_one_line_that_names_the_file_system(text, shown):
             "CHECKPOINT_UNUSABLE",
         ),
         ("IllegalStateException: Log file was malformed: failed to read", "CHECKPOINT_UNUSABLE"),
+        ("[DELTA_INVALID_SOURCE_VERSION] sourceVersion(0) is invalid", "CHECKPOINT_UNUSABLE"),
+        ("Wrong basePath /b for the root path: file:/a/1.json", "CHECKPOINT_UNUSABLE"),
         ("ChecksumException: Checksum error: file:/data/offsets.json at 0", "FLOW_FAILED"),
     ],
 )
-def test_a_checkpoint_that_differs_from_its_checksum_is_not_tried_again(text, condition):
+def test_a_checkpoint_that_does_not_fit_is_not_tried_again(text, condition):
     error = flow_error(text, FLOW)
     assert isinstance(error, FlowError)
     assert error.condition == condition
