@@ -14,8 +14,9 @@ from penstock._observe.events import UpdateState
 from penstock.errors import DefinitionErrors
 from penstock.sinks.jdbc.connection import connected
 from penstock.sinks.jdbc.options import jdbc_sink_options
+from penstock.sources.jdbc.failures import SourceFailure
 from penstock.sources.jdbc.options import jdbc_source_options
-from penstock.sources.jdbc.stream import JdbcStream, SourceFailure
+from penstock.sources.jdbc.stream import JdbcStream
 
 STREAM = """
 def stream(**more):

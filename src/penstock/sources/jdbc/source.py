@@ -20,8 +20,9 @@ from penstock.sources.base import (
     range_invalid,
     start_not_available,
 )
+from penstock.sources.jdbc.failures import SourceFailure
 from penstock.sources.jdbc.options import JdbcSourceOptions, jdbc_source_options
-from penstock.sources.jdbc.stream import JdbcStream, KeyRange, SourceFailure
+from penstock.sources.jdbc.stream import JdbcStream, KeyRange
 
 _OFFSET = {"key", "after", "rows"}
 

@@ -11,19 +11,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.errors import PySparkException
+from py4j.protocol import Py4JError
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from penstock._model.exception_text import first_line
 from penstock._model.sql_text import quoted
-from penstock._observe.masking import shown
 from penstock._tables.jvm import dataframe
-from penstock.errors import ConnectorError, FlowError, PenstockError, SetupError
-from penstock.sources.jdbc.commit_visibility import Marks, NotSettledError, check_postgresql
-from penstock.sources.jdbc.database import Database, DatabaseError, translated
+from penstock.errors import ConnectorError
+from penstock.sources.jdbc.commit_visibility import Marks, check_postgresql
+from penstock.sources.jdbc.database import Database, translated
+from penstock.sources.jdbc.failures import SourceFailure, explained
 from penstock.sources.jdbc.options import (
     JdbcSourceOptions,
     Key,
@@ -61,29 +59,6 @@ class KeyRange:
         return {name: value for name, value in vars(self).items() if value}
 
 
-@dataclass
-class SourceFailure(Exception):
-    """Why a stream cannot continue, before the flow is known; `is_running` if it had begun."""
-
-    condition: str
-    message: str
-    hint: str | None = None
-    is_running: bool = False
-    retryable: bool = False
-
-    def as_error(self, flow: str) -> PenstockError:
-        """As the error of a flow, or of its options."""
-        if not (self.is_running or self.retryable):
-            return ConnectorError(self.condition, self.message, hint=self.hint)
-        return FlowError(
-            self.condition,
-            f"flow {flow!r}: {self.message}",
-            flow=flow,
-            retryable=self.retryable,
-            hint=self.hint,
-        )
-
-
 @dataclass(frozen=True)
 class _Range:
     """An offset: last key and rows of a batch, and the key before it (`None` at the start)."""
@@ -113,7 +88,7 @@ class JdbcStream:
         self._is_compared = False
         self._is_idle = False
         self.failure: SourceFailure | None = None
-        with self._explained():
+        with explained(self._options):
             self._look()
         self.has_times = self._kind is KeyKind.TIMESTAMP
         self._overlap = overlap_amount(options, self._kind)
@@ -336,7 +311,7 @@ class JdbcStream:
         return int(self._value(count_between(self._options, condition)) or 0)
 
     def _value(self, query: str) -> str | None:
-        with self._explained(), self._connected() as database:
+        with explained(self._options), self._connected() as database:
             ((value,),) = database.query(query)
         return value
 
@@ -424,7 +399,7 @@ class JdbcStream:
     def _reported(self) -> Iterator[None]:
         """Tell the flow why its stream ends: Spark gets a text only."""
         try:
-            with self._explained():
+            with explained(self._options):
                 yield
         except SourceFailure as failure:
             self.failure = failure
@@ -434,42 +409,3 @@ class JdbcStream:
                 error.condition, error.message, error.hint, is_running=True
             )
             raise
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        place = self._options.place
-        try:
-            yield
-        except NotSettledError as error:
-            raise SourceFailure(
-                "JDBC_NOT_SETTLED",
-                f"{place}: {error}",
-                "nothing is lost: the next update continues. pg_locks and pg_stat_activity show "
-                "who writes; option `settleTimeout` waits longer",
-                is_running=True,
-                retryable=True,
-            ) from error
-        except DatabaseError as error:
-            raise SourceFailure(
-                "JDBC_SOURCE_UNAVAILABLE",
-                f"{place}: {error}",
-                "nothing is lost: it continues after the last key"
-                if error.may_pass
-                else "check url, user, password and the name of the table",
-                retryable=error.may_pass,
-            ) from error
-        except (Py4JJavaError, PySparkException) as error:
-            text = shown(first_line(error))
-            if "ClassNotFoundException" in str(error) or "No suitable driver" in str(error):
-                raise SetupError(
-                    "JARS_MISSING",
-                    "Spark's class path has no JDBC driver for "
-                    + ":".join(self._options.url.split(":")[:2]),
-                    hint="PostgreSQL: `penstock jars sync --set postgresql`; others: add the jar "
-                    "with the setting spark.jars, and its class as option `driver`",
-                ) from error
-            raise SourceFailure(
-                "JDBC_SOURCE_UNAVAILABLE",
-                f"{place}: {text}",
-                "check url, user, password and the name of the table",
-            ) from error
