@@ -251,7 +251,7 @@ def project_session(
     update_id: str | None = None,
 ) -> "Iterator[SparkSession]":
     """A session in which the source files of a pipeline can be executed; see `open_pipeline`."""
-    find_sources(settings)  # a project without any is an error that needs no Spark
+    sources = find_sources(settings)  # a project without any is an error that needs no Spark
     with contextlib.ExitStack() as stack:
         if leases is None:
             scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-analysis-"))
@@ -266,7 +266,7 @@ def project_session(
             session = open_session(settings, log_file=log_file, leases=leases)
         spark = stack.enter_context(session)
         stack.enter_context(installed_modules())
-        stack.enter_context(project_imports(settings))
+        stack.enter_context(project_imports(settings, sources))
         yield spark
 
 

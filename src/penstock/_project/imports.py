@@ -38,17 +38,20 @@ _open: list["ProjectImports"] = []
 
 
 @contextmanager
-def project_imports(settings: PipelineSettings) -> Iterator["ProjectImports"]:
+def project_imports(
+    settings: PipelineSettings, sources: Sequence[Path] | None = None
+) -> Iterator["ProjectImports"]:
     """Let files of the project import each other while this is open.
 
     It changes the whole process. Opened again for the same project inside of itself, it gives the
     same object, and imported modules stay until the outermost is closed: keep it open around
-    loading and analysis, so that an `import` inside of a query function works too.
+    loading and analysis, so that an `import` inside of a query function works too. `sources` are
+    searched if they are not known.
     """
     if _open and _open[-1].root == settings.root:
         yield _open[-1]
         return
-    imports = ProjectImports(settings, find_sources(settings))
+    imports = ProjectImports(settings, find_sources(settings) if sources is None else sources)
     around = _AroundProject(imports)
     paths = list(sys.path)
     importlib.invalidate_caches()
