@@ -5,11 +5,12 @@ Options may have the prefix `cloudFiles.`; with it, an unknown option is an erro
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 from urllib.parse import urlsplit
 
+from penstock._model.aws import AwsAccess, access_options
 from penstock._model.duration import parse_seconds
 from penstock._model.similar import nearest
 from penstock._model.size import parse_bytes
@@ -93,19 +94,11 @@ class Cleaning:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueueOptions:
-    """A queue of Amazon SQS with the events of a bucket; credentials as for `sources.aws`."""
+class QueueOptions(AwsAccess):
+    """A queue of Amazon SQS with the events of a bucket."""
 
     url: str
     receivers: int
-    region: str | None = None
-    access_key: str | None = field(default=None, repr=False)
-    secret_key: str | None = field(default=None, repr=False)
-    session_token: str | None = field(default=None, repr=False)
-    role_arn: str | None = None
-    role_external_id: str | None = field(default=None, repr=False)
-    role_session_name: str = "penstock"
-    sts_endpoint: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,17 +261,11 @@ def _queue(own: Mapping[str, str]) -> QueueOptions | None:
             "queueUrl", url, "as https://sqs.eu-central-1.amazonaws.com/<account>/<name>"
         )
     by_host = _SQS_HOST.fullmatch(parts.hostname or "")
+    region = {"region": by_host[1]} if by_host else {}
     return QueueOptions(
         url=url,
         receivers=int(_count(own.get("fetchparallelism", "1"), "fetchParallelism")),
-        region=own.get("region") or (by_host[1] if by_host else None),
-        access_key=own.get("awsaccesskey") or None,
-        secret_key=own.get("awssecretkey") or None,
-        session_token=own.get("awssessiontoken") or None,
-        role_arn=own.get("rolearn") or None,
-        role_external_id=own.get("roleexternalid") or None,
-        role_session_name=own.get("rolesessionname") or "penstock",
-        sts_endpoint=own.get("stsendpoint") or None,
+        **region | access_options(own),
     )
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from penstock._model.aws import AwsAccess
 from penstock._model.exception_text import first_line
 from penstock._model.extras import import_extra
 from penstock.errors import ConnectorError
@@ -12,12 +13,8 @@ def require_botocore(feature: str) -> None:
     import_extra("botocore", "botocore.session", extra="aws", feature=feature)
 
 
-def session(access: Any, config: Any, condition: str) -> Any:
-    """A session; `condition` is for a role that cannot be assumed.
-
-    `access` are options with `access_key`, `role_arn` and so on, as of Kinesis; without any, AWS's
-    default credentials are used.
-    """
+def session(access: AwsAccess, config: Any, condition: str) -> Any:
+    """A session; `condition` is for a role that cannot be assumed."""
     from botocore.session import Session
 
     session = Session()

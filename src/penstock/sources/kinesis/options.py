@@ -3,13 +3,13 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import NoReturn
 from zoneinfo import ZoneInfo
 
+from penstock._model.aws import AwsAccess, access_options
 from penstock._model.duration import parse_seconds
-from penstock._model.redaction import remember_secret
 from penstock._model.similar import suggested
 from penstock._model.size import parse_bytes
 from penstock.errors import ConnectorError
@@ -63,12 +63,10 @@ class InitialPosition:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KinesisOptions:
+class KinesisOptions(AwsAccess):
     """Checked options.
 
     Attributes:
-        region: Of the streams; `None` to let the environment say.
-        access_key: With `secret_key` and maybe `session_token`, instead of AWS's default chain.
         fetch_rate: Bytes per second and shard.
         fetch_period_seconds: Shortest time between two requests for a shard.
         fetch_seconds: How long to collect one micro-batch.
@@ -78,15 +76,7 @@ class KinesisOptions:
 
     streams: tuple[str, ...]
     start: InitialPosition
-    region: str | None = None
     endpoint: str | None = None
-    sts_endpoint: str | None = None
-    access_key: str | None = field(default=None, repr=False)
-    secret_key: str | None = field(default=None, repr=False)
-    session_token: str | None = field(default=None, repr=False)
-    role_arn: str | None = None
-    role_external_id: str | None = field(default=None, repr=False)
-    role_session_name: str = "penstock"
     fails_on_loss: bool = True
     records_per_fetch: int = 10_000
     fetch_rate: float = 1.0 * (1 << 20)
@@ -100,11 +90,10 @@ class KinesisOptions:
 
 def source_options(options: Mapping[str, str], *, streaming: bool = True) -> KinesisOptions:
     """Check the options of a Kinesis source, fill up the defaults, and remember keys and tokens."""
+    access = access_options({name.lower(): value.strip() for name, value in options.items()})
     by_lower_name: dict[str, str] = {}
     for name, value in options.items():
         lower = name.lower()
-        if lower in ("awsaccesskey", "awssecretkey", "awssessiontoken", "roleexternalid"):
-            remember_secret(value)
         if lower in _REFUSED:
             raise ConnectorError(
                 "KINESIS_OPTION_REFUSED", f"option `{name}` is not used", hint=_REFUSED[lower]
@@ -128,10 +117,9 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Kin
         )
     if mode != "polling":
         _invalid("consumerMode", "must be `polling`")
-    key, secret = by_lower_name.get("awsaccesskey"), by_lower_name.get("awssecretkey")
-    if bool(key) != bool(secret):
+    if ("access_key" in access) != ("secret_key" in access):
         _invalid("awsAccessKey", "and `awsSecretKey` must be set together")
-    if not key and by_lower_name.get("awssessiontoken"):
+    if "session_token" in access and "access_key" not in access:
         _invalid("awsSessionToken", "requires `awsAccessKey` and `awsSecretKey`")
     on_loss = by_lower_name.get("failondataloss", "true").lower()
     if on_loss not in ("true", "false"):
@@ -140,18 +128,12 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Kin
     start = _start(by_lower_name.get("initialposition") or fallback)
     if not streaming and start.kind == "latest":
         _invalid("initialPosition", "cannot be latest for a batch: there would be no rows")
+    if sts_endpoint := _url("stsEndpoint", by_lower_name):
+        access["sts_endpoint"] = sts_endpoint
     return KinesisOptions(
         streams=_streams(by_lower_name.get("streamname", "")),
         start=start,
-        region=by_lower_name.get("region") or None,
         endpoint=_url("endpoint", by_lower_name),
-        sts_endpoint=_url("stsEndpoint", by_lower_name),
-        access_key=key or None,
-        secret_key=secret or None,
-        session_token=by_lower_name.get("awssessiontoken") or None,
-        role_arn=by_lower_name.get("rolearn") or None,
-        role_external_id=by_lower_name.get("roleexternalid") or None,
-        role_session_name=by_lower_name.get("rolesessionname") or "penstock",
         fails_on_loss=on_loss == "true",
         records_per_fetch=_whole("maxRecordsPerFetch", by_lower_name, 10_000, most=10_000),
         fetch_rate=_rate(by_lower_name.get("maxfetchrate", "1.0")),
@@ -161,6 +143,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Kin
         shards_per_task=_whole("shardsPerTask", by_lower_name, 5),
         shard_interval_seconds=_duration("shardFetchInterval", by_lower_name, 1.0),
         retry_seconds=_duration("retryTimeout", by_lower_name, 60.0),
+        **access,
     )
 
 
