@@ -1,5 +1,6 @@
 """Start positions as users name them, and what a start means."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +12,20 @@ from penstock._model.flow import Flow
 from penstock._model.origin import source_location
 from penstock._repair.reset import why_refused
 from penstock.errors import SpecError
-from penstock.sources.base import StartKind, StartPosition, StartReport, parse_start, path_key
+from penstock.sources.base import (
+    EARLIEST,
+    StartKind,
+    StartPosition,
+    StartReport,
+    parse_start,
+    path_key,
+)
 from penstock.sources.delta import source as delta
 from penstock.sources.files import source as files
+from penstock.sources.jdbc.source import JdbcRows
 from penstock.sources.kafka import source as kafka
 from penstock.sources.kafka.admin import KafkaAdmin, KafkaOptions
+from penstock.sources.kinesis.source import KinesisStream
 
 
 def test_start_positions_are_read_as_they_are_written():
@@ -119,3 +129,16 @@ def test_a_position_wins_over_the_options_of_the_query():
     assert of_topics(start) == {"subscribe": "t", "startingOffsets": "earliest"}
     latest = {"startingVersion": "latest", "x": "y"}
     assert delta.options_at(latest, start, "/b") == {"x": "y"}
+
+
+def test_what_is_read_again_is_unknown_without_the_files_of_a_checkpoint(tmp_path: Path):
+    lost = replace(checkpoint(tmp_path), exists=False)
+    stream: Any = SimpleNamespace(
+        rows=lambda: None, greatest=lambda keys: None, count=lambda bounds: 5, newest=lambda: "9"
+    )
+    options: Any = SimpleNamespace(place="orders", key="id")
+    table, shards = JdbcRows(stream, options), KinesisStream(stream, name="kinesis a")
+    latest = StartPosition(kind=StartKind.LATEST)
+    for source, at in ((table, EARLIEST), (table, latest), (shards, latest)):
+        for done, again in ((checkpoint(tmp_path), 0), (lost, None)):
+            assert source.start(at, [done], 1000)[1].again == again

@@ -78,10 +78,10 @@ class JdbcRows(OpenedSource):
     def start(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
     ) -> tuple[Position, StartReport]:
-        read = self._read_by(done)
+        read, is_known = self._read_by(done), checkpoints.is_known(done)
         if at.kind is StartKind.EARLIEST:
             again = self._stream.count(KeyRange(until=read)) if read else 0
-            return {"from_the_start": True}, self.start_report(again, 0)
+            return {"from_the_start": True}, self.start_report(again, 0, is_known=is_known)
         if at.kind is StartKind.LATEST:
             newest = self._stream.newest()
             bounds = KeyRange(after=newest)
@@ -94,7 +94,8 @@ class JdbcRows(OpenedSource):
             skipped = (
                 0 if before is None else self._stream.count(KeyRange(after=read, until=before))
             )
-        return {"keys": {self._place: bounds.as_json()}}, self.start_report(again, skipped)
+        report = self.start_report(again, skipped, is_known=is_known)
+        return {"keys": {self._place: bounds.as_json()}}, report
 
     def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
         read = self._read_by([done])

@@ -115,7 +115,10 @@ class KinesisStream(OpenedSource):
         if since is None:
             return {"from_the_start": True}, self.start_report(None, 0)
         skipped = max(0, since - seen) if seen else None
-        return {"arrived_from": since}, self.start_report(max(0, seen - since), skipped)
+        report = self.start_report(
+            max(0, seen - since), skipped, is_known=checkpoints.is_known(done)
+        )
+        return {"arrived_from": since}, report
 
     def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
         seen = _seen_ms([done])
