@@ -21,7 +21,8 @@ from pyspark.sql.types import (
 )
 
 from penstock._formats.sqltext import path_part
-from penstock.errors import ConnectorError
+from penstock._model.exception_text import first_line
+from penstock.errors import ConnectorError, DefinitionError
 
 RESCUED = "penstock.rescued"
 """Metadata key of a field that files have, but that belongs into the rescued data."""
@@ -217,6 +218,20 @@ def parse_ddl(text: str) -> StructType:
     parsed = DataType.fromDDL(text)
     assert isinstance(parsed, StructType)
     return parsed
+
+
+def parse_schema(schema: StructType | str | None) -> StructType | None:
+    """The columns of a schema that may be DDL; raises `SCHEMA_INVALID`."""
+    if schema is None or isinstance(schema, StructType):
+        return schema
+    try:
+        return parse_ddl(schema)
+    except Exception as error:
+        raise DefinitionError(
+            "SCHEMA_INVALID",
+            f"the schema is not valid DDL: {first_line(error)}",
+            hint="write `name TYPE`, separated by commas",
+        ) from error
 
 
 def _top_level(text: str) -> Iterator[str]:

@@ -31,6 +31,7 @@ public final class Interpreted implements Serializable {
 
   private final Expression expression;
   private final String sql;
+  private transient Evaluated last;
 
   private Interpreted(Expression expression, String sql) {
     this.expression = expression;
@@ -83,8 +84,16 @@ public final class Interpreted implements Serializable {
     return node.withNewChildren(RowFunction.seq(children.stream().map(change).toList()));
   }
 
-  /** The value for one row. */
+  /** The value for one row; that of the last row is kept: all rows of a file have one path. */
   public Object evaluate(InternalRow row) {
-    return expression.eval(row);
+    Evaluated known = last;
+    if (known == null || !known.row.equals(row)) {
+      InternalRow copy = row.copy();
+      known = new Evaluated(copy, expression.eval(copy));
+      last = known;
+    }
+    return known.value;
   }
+
+  private record Evaluated(InternalRow row, Object value) {}
 }

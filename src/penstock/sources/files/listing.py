@@ -4,22 +4,12 @@ import itertools
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import date
 from functools import cached_property
 from os.path import commonprefix, normpath
 from typing import Any
 from urllib.parse import unquote
 
 from pyspark.sql import SparkSession
-from pyspark.sql.types import (
-    DataType,
-    DateType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-)
 
 from penstock._formats.options import FileOptions
 from penstock._formats.sqltext import PATH
@@ -37,8 +27,6 @@ FILE_STATUS = re.compile(
     re.DOTALL,
 )
 """Hadoop's text of a status: path, bytes (empty for a folder) and milliseconds since 1970."""
-_PART = re.compile(r"(?<=/)([^/=]+)=([^/]*)(?=/)")
-_NONE = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True)
@@ -271,70 +259,19 @@ def readable(path: str) -> str:
 def without_files(names: Collection[str]) -> str:
     """A condition that leaves out files, by their names. Spark applies it before it opens any."""
     # In metadata, a path is a URI with escapes.
-    path = f"regexp_replace({_decoded(PATH)}, '^file:/+', '/')"
+    path = f"regexp_replace({decoded(PATH)}, '^file:/+', '/')"
     # One literal: the time that Spark takes for a plan grows with the square of their number. No
     # path has the separator.
     left_out = literal("///".join(sorted(names)))
     return f"NOT array_contains(split({left_out}, '///'), {path})"
 
 
+def decoded(uri: str) -> str:
+    """SQL: a URI, or a part of one, without escapes; a plus means itself."""
+    return f"try_url_decode(replace({uri}, '+', '%2B'))"
+
+
 def _as_pattern(path: str) -> str:
     trimmed = path.rstrip("/")
     last = trimmed[-1]
     return f"{trimmed[:-1]}[{last}]"
-
-
-def partition_schema(
-    files: Sequence[FoundFile], roots: FileRoots, options: FileOptions
-) -> StructType:
-    """The partition columns of a sample of files, in the order of the path below the roots."""
-    values: dict[str, list[str]] = {}
-    for file in files:
-        for key, value in _PART.findall(roots.below(file.path)):
-            values.setdefault(key, []).append(value)
-    if options.partition_columns is not None:
-        values = {key: values.get(key, []) for key in options.partition_columns}
-    typed = options.infer_types
-    return StructType(
-        [StructField(k, _kind(v) if typed else StringType(), True) for k, v in values.items()]
-    )
-
-
-def partition_text(field: StructField) -> str:
-    """SQL: the value of a partition column as the path has it; empty if it has none."""
-    # The path is a URI: characters of a name may be escaped in it.
-    name = "".join(c if c.isalnum() else f"(?:{re.escape(c)}|%{ord(c):02X})" for c in field.name)
-    return f"regexp_extract({PATH}, {literal(f'(?is).*/{name}=([^/]*)/')}, 1)"
-
-
-def partition_value(text: str) -> str:
-    """SQL: the value without escapes of what `partition_text` returns."""
-    # Hive's own escapes, too; a percent sign that begins none means itself, and so does a plus.
-    plain = _decoded(text)
-    return (
-        f"CASE WHEN {text} IN ('', {literal(_NONE)}) THEN NULL WHEN NOT contains({text}, '%') "
-        f"THEN {text} ELSE coalesce({_decoded(plain)}, {plain}) END"
-    )
-
-
-def _decoded(text: str) -> str:
-    return f"try_url_decode(replace({text}, '+', '%2B'))"
-
-
-def _kind(values: Sequence[str]) -> DataType:
-    present = [value for value in values if value and value != _NONE]
-    if not present:
-        return StringType()
-    if all(re.fullmatch(r"-?(?:0|[1-9]\d{0,17})", value) for value in present):
-        fits = all(-(2**31) <= int(value) < 2**31 for value in present)
-        return IntegerType() if fits else LongType()
-    if all(_is_date(value) for value in present):
-        return DateType()
-    return StringType()
-
-
-def _is_date(text: str) -> bool:
-    try:
-        return date.fromisoformat(text).isoformat() == text  # other forms are no dates here
-    except ValueError:
-        return False

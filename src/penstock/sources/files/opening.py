@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import StructType
 
 from penstock._formats.columnar_rows import avro_missing, columnar_rows, distinct_schemas, misfits
 from penstock._formats.csv_rows import csv_rows, needs_whole_files
@@ -17,17 +16,15 @@ from penstock._formats.json_rows import json_rows
 from penstock._formats.merging import (
     add_fields,
     apply_hints,
-    parse_ddl,
+    parse_schema,
     unmarked,
     widest,
     without_void,
 )
 from penstock._formats.options import COLUMNAR, Evolution, FileOptions, file_options
 from penstock._formats.rows import finished
-from penstock._formats.sqltext import FILE, PATH, rescued_json, text_fragment, type_sql
 from penstock._formats.widening import keep_wider
 from penstock._formats.xml_rows import xml_rows
-from penstock._model.exception_text import first_line
 from penstock._model.sql_text import literal, quoted
 from penstock.errors import ConnectorError, DefinitionError
 from penstock.sources.files.announced import FOLDER, AnnouncedFiles
@@ -38,12 +35,10 @@ from penstock.sources.files.listing import (
     FoundFile,
     check_destination,
     file_name,
-    partition_schema,
-    partition_text,
-    partition_value,
     readable,
     without_files,
 )
+from penstock.sources.files.partitions import partition_schema, split_schema, with_partitions
 from penstock.sources.memory import SourceMemory
 
 QUARANTINED = "quarantined_files"
@@ -147,7 +142,7 @@ def open_source(
             "singleVariantColumn cannot be combined with header",
             hint="remove one of the two",
         )
-    declared = _parsed(schema)
+    declared = parse_schema(schema)
     if declared is None:
         data, partitions = _learned(sample, chosen, state, streaming=streaming)
     else:
@@ -225,19 +220,6 @@ class _Files:
         return sample(self.spark, self.files)
 
 
-def _parsed(schema: StructType | str | None) -> StructType | None:
-    if schema is None or isinstance(schema, StructType):
-        return schema
-    try:
-        return parse_ddl(schema)
-    except Exception as error:
-        raise DefinitionError(
-            "SCHEMA_INVALID",
-            f"the schema is not valid DDL: {first_line(error)}",
-            hint="write `name TYPE`, separated by commas",
-        ) from error
-
-
 def _learned(
     sample: _Files, options: FileOptions, state: SourceMemory, *, streaming: bool
 ) -> tuple[StructType, StructType]:
@@ -251,7 +233,7 @@ def _learned(
             hinted = keep_wider(hinted, known)
         if hinted != known:
             state.save(hinted)
-        return _split(hinted, names)
+        return split_schema(hinted, names)
     chosen = sample.sample
     data = infer(sample.spark, options, chosen)
     partitions = partition_schema(chosen or sample.files, sample.roots, options)
@@ -264,19 +246,13 @@ def _learned(
     if streaming:
         state.save_note(_PARTITIONS, names)
         state.save(whole)
-    return _split(whole, names)
+    return split_schema(whole, names)
 
 
 def _hinted(schema: StructType, options: FileOptions) -> StructType:
     if not options.hints or options.format in ("text", "binaryfile"):
         return schema
     return apply_hints(schema, options.hints)
-
-
-def _split(schema: StructType, partitions: Sequence[str]) -> tuple[StructType, StructType]:
-    folded = {name.lower() for name in partitions}  # a hint may have another spelling
-    by_path = [field for field in schema.fields if field.name.lower() in folded]
-    return StructType([f for f in schema.fields if f not in by_path]), StructType(by_path)
 
 
 def _nothing_found(sample: _Files) -> DefinitionError:
@@ -336,43 +312,9 @@ def _rows(opened: OpenedFiles, *, streaming: bool) -> DataFrame:
     else:
         df = _parsed_rows(opened, streaming=streaming)
         df = df.select(*(quoted(c) for c in df.columns if c not in opened.partitions.fieldNames()))
-    return _with_partitions(df, opened) if opened.partitions.fields else df
-
-
-def _with_partitions(df: DataFrame, opened: OpenedFiles) -> DataFrame:
-    """Rows with the columns of their folders; values of other types are rescued."""
-    options = opened.options
-    kept = [quoted(column) for column in df.columns if column != options.rescued]
-    # In steps, so that the path is looked at once for each column.
-    fields = {f"__files_part{n}": f for n, f in enumerate(opened.partitions.fields)}
-    texts = {name: F.expr(partition_text(field)) for name, field in fields.items()}
-    df = df.withColumns({FILE: F.expr(PATH), **texts})
-    df = df.withColumns({name: F.expr(partition_value(name)) for name in fields})
-    values = {
-        name: name
-        if isinstance(field.dataType, StringType)
-        else f"try_cast({name} AS {type_sql(field.dataType)})"
-        for name, field in fields.items()
-    }
-    columns = [F.expr(value).alias(fields[name].name) for name, value in values.items()]
-    if options.rescued:
-        misfits = {
-            name: f"{name} IS NOT NULL AND {value} IS NULL"
-            for name, value in values.items()
-            if value != name
-        }
-        rescued = quoted(options.rescued)
-        if misfits:
-            entries = ", ".join(
-                f"CASE WHEN {test} THEN {text_fragment(fields[name].name, name)} END"
-                for name, test in misfits.items()
-            )
-            # Joining leaves out NULL. The rescued data of the record has the path in it.
-            left = rescued_json(f"array({entries})")
-            left = f"CASE WHEN {' OR '.join(misfits.values())} THEN {left} END"
-            rescued = f"coalesce({rescued}, {left})"
-        columns.append(F.expr(rescued).alias(options.rescued))
-    return df.select(*kept, *columns)
+    if not opened.partitions.fields:
+        return df
+    return with_partitions(df, opened.partitions, options)
 
 
 def _parsed_rows(opened: OpenedFiles, *, streaming: bool) -> DataFrame:
