@@ -125,6 +125,9 @@ def test_a_position_wins_over_the_options_of_the_query():
     assert delta.options_at(own, position, "/b") == own
     named = files.options_at({"MODIFIEDAFTER": "y", "a": "b"}, position, times=True)
     assert named == {"a": "b", "modifiedAfter": "x"}
+    assert files.options_at({"a": "b"}, {"files": "a*"}, times=False)["pathGlobFilter"] == "a*"
+    for own_names in ({"PathGlobFilter": "*.json"}, {"cloudFiles.fileNamePattern": "*.json"}):
+        assert files.options_at(own_names, {"files": "a*"}, times=True) == own_names
     start = {"from_the_start": True}
     assert of_topics(start) == {"subscribe": "t", "startingOffsets": "earliest"}
     latest = {"startingVersion": "latest", "x": "y"}

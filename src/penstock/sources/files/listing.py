@@ -1,5 +1,6 @@
 """Which files there are: roots, listing, names of files in SQL."""
 
+import fnmatch
 import itertools
 import re
 from collections.abc import Collection, Sequence
@@ -264,6 +265,11 @@ def without_files(names: Collection[str]) -> str:
     # path has the separator.
     left_out = literal("///".join(sorted(names)))
     return f"NOT array_contains(split({left_out}, '///'), {path})"
+
+
+def named_as(pattern: str) -> str:
+    """A condition that the name of a file matches a pattern of a range."""
+    return f"{decoded('_metadata.file_name')} RLIKE {literal('^' + fnmatch.translate(pattern))}"
 
 
 def decoded(uri: str) -> str:

@@ -35,6 +35,7 @@ from penstock.sources.files.listing import (
     FoundFile,
     check_destination,
     file_name,
+    named_as,
     readable,
     without_files,
 )
@@ -55,7 +56,7 @@ class OpenedFiles:
     """One source of files that a query reads, with what `recovery` needs.
 
     The schema is without partition columns, and may have fields that are marked as rescued;
-    `columns` are those of the user's own schema.
+    `columns` are those of the user's own schema, and `names` a pattern of file names for a range.
     """
 
     spark: SparkSession
@@ -67,6 +68,7 @@ class OpenedFiles:
     columns: tuple[str, ...]
     state: SourceMemory
     discovery: Discovery = Discovery.SPARK
+    names: str | None = None
 
     @property
     def announced(self) -> str | None:
@@ -378,6 +380,8 @@ def _conditions(opened: OpenedFiles, *, streaming: bool) -> Iterator[str]:
         left_out |= set(opened.existing)
     if left_out:
         yield without_files(left_out)
+    if opened.names is not None:
+        yield named_as(opened.names)
     changed = "_metadata.file_modification_time"
     if options.modified_after:
         yield f"{changed} > cast({literal(options.modified_after)} AS timestamp)"

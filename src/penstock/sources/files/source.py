@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
@@ -42,7 +43,7 @@ from penstock.sources.files.cleaning import Cleaner, refuse_shared
 from penstock.sources.files.inbox import FileInbox
 from penstock.sources.files.inboxes import open_inbox
 from penstock.sources.files.lag import UNKNOWN_FILES, PendingFiles
-from penstock.sources.files.listing import file_name, file_name_of_uri
+from penstock.sources.files.listing import file_name, file_name_of_uri, named_as
 from penstock.sources.files.opening import (
     EXISTING,
     OpenedFiles,
@@ -56,12 +57,8 @@ from penstock.sources.files.recovery import check_files, recover
 FORMATS = ("json", "csv", "parquet", "orc", "text", "avro", "xml")
 _DESCRIPTION = "FileStreamSource["
 _FOLDER_OPTIONS = ("sourcearchivedir", "cloudfiles.cleansource.movedestination")
-_RANGE_OPTIONS = {
-    "modifiedAfter": "modified_after",
-    "modifiedBefore": "modified_before",
-    "pathGlobFilter": "files",
-}
-
+_TIME_OPTIONS = {"modifiedAfter": "modified_after", "modifiedBefore": "modified_before"}
+_NAME_OPTIONS = ("pathglobfilter", "filenamepattern")
 _OF_THE_FLOW = ("cleansource", "cloudfiles.cleansource")
 """Options that a backfill of a range ignores: it must not delete files."""
 _EXISTING_FILES = ("includeexistingfiles", "cloudfiles.includeexistingfiles")
@@ -125,6 +122,7 @@ class AutoLoaderSource(FileSource):
             state=read.memory(source_key(read.paths, options)),
             analysis=read.is_analysis,
         )
+        opened = replace(opened, names=read.position.get("files"))
         rows = read_source(opened, streaming=read.is_stream)
         name = f"files {', '.join(read.paths)}"
         return FileStream(
@@ -257,9 +255,7 @@ class FileStream(OpenedSource):
             for path, changed in read.items()
             if (after is None or changed > after)
             and changed < before
-            and (
-                wanted.files is None or fnmatchcase(_file_of(path).rpartition("/")[2], wanted.files)
-            )
+            and _is_named(path, wanted.files)
         ]
         text = f"changed from {'the beginning' if after is None else begin} to {iso(before)}"
         text += f", {wanted.files}" if wanted.files else ""
@@ -281,6 +277,7 @@ class FileStream(OpenedSource):
             for path, changed in batch_entries(StorageFiles(self._spark), checkpoint, batch)
             if (after is None or iso(changed) > after)
             and (before is None or iso(changed) < before)
+            and _is_named(path, position.get("files"))
             and path_key(path) not in taken
         ]
         if new:
@@ -307,15 +304,15 @@ class FileStream(OpenedSource):
 
 
 def options_at(options: Mapping[str, str], position: Position, *, times: bool) -> dict[str, str]:
-    """The options with the times and names of a range."""
-    result = dict(options)
-    for name, key in _RANGE_OPTIONS.items():
-        value = position.get(key)
-        if value is not None and (times or key == "files"):
-            spellings = (name.lower(), f"cloudfiles.{name.lower()}")
-            result = {kept: v for kept, v in result.items() if kept.lower() not in spellings}
-            result[name] = str(value)
-    return result
+    """The options with the times of a range, and with its names unless they have a pattern."""
+    own = {option: option.lower().removeprefix("cloudfiles.") for option in options}
+    wanted = {
+        name: position[key] for name, key in _TIME_OPTIONS.items() if times and key in position
+    }
+    replaced = {name.lower() for name in wanted}
+    if "files" in position and not set(own.values()).intersection(_NAME_OPTIONS):
+        wanted["pathGlobFilter"] = position["files"]
+    return {option: v for option, v in options.items() if own[option] not in replaced} | wanted
 
 
 def _within(rows: DataFrame, read: Read) -> DataFrame:
@@ -325,6 +322,8 @@ def _within(rows: DataFrame, read: Read) -> DataFrame:
         rows = rows.where(changed > F.lit(after).cast("timestamp"))
     if before is not None:
         rows = rows.where(changed < F.lit(before).cast("timestamp"))
+    if "files" in read.position:
+        rows = rows.where(named_as(read.position["files"]))
     return rows
 
 
@@ -337,6 +336,10 @@ def _time_of(at: StartPosition, now_ms: int) -> int:
             return at.timestamp_ms - 1
         case _:
             raise start_not_available(at, f"files have no {at.kind.value}s", "use a timestamp")
+
+
+def _is_named(uri: str, pattern: str | None) -> bool:
+    return pattern is None or fnmatchcase(_file_of(uri).rpartition("/")[2], pattern)
 
 
 def _file_of(uri: str) -> str:
