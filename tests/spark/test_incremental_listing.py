@@ -137,6 +137,19 @@ def test_what_could_not_be_announced_is_found_by_the_next_look(spark, tmp_path: 
     assert log.update({}) == 2
 
 
+def test_files_that_another_stream_of_the_query_leaves_out_are_forgotten(spark, tmp_path: Path):
+    files = FileStream(spark, tmp_path, {**TEXT, "pathGlobFilter": "a*"}, "value STRING")
+    files.put("a1.txt", "1")
+    assert len(files.run()) == 1
+    source = files._open()
+    options = {**TEXT, "pathGlobFilter": "b*"}
+    chosen = file_options(options, has_schema=True, streaming=True)
+    roots = [source.roots, FileRoots(spark, source.roots.paths, chosen)]
+    inbox = NameInbox(source, files._checkpoint, roots, "f")
+    inbox.prepare()
+    assert inbox._log.update({}) == 0
+
+
 def test_a_name_that_java_cannot_have_does_not_stop_the_others(spark, tmp_path: Path, caplog):
     files = FileStream(spark, tmp_path, {"cloudFiles.format": "json"})
     files.put("1.json", '{"id": 1}')

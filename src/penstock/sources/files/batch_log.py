@@ -108,7 +108,7 @@ def forget_overwritten(
 def _refuse_shared(name: str, sources: Sequence[OpenedFiles]) -> None:
     # Which log belongs to which source cannot be told, so both would read the file again.
     others = [other for other in sources if not other.options.allow_overwrites]
-    if any(other.roots.contains(name) for other in others):
+    if any(other.roots.includes(name) for other in others):
         raise ConnectorError(
             "AUTOLOADER_OPTION_INVALID",
             f"two sources of one query read {name}, and cloudFiles.allowOverwrites is set for one "

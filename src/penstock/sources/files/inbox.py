@@ -141,7 +141,7 @@ class FileInbox(ABC):
 
         def is_read(path: str) -> bool:
             name = file_name_of_uri(path)
-            readers = [r for r in self._roots if r is None or r.contains(name)]
+            readers = [r for r in self._roots if r is None or r.includes(name)]
             # Which log belongs to which stream is unknown.
             return counts[path] >= max(1, len(readers))
 

@@ -59,7 +59,7 @@ def check_files(source: OpenedFiles, paths: Sequence[str]) -> None:
         return
     left_out = source.quarantined
     names = [name for uri in paths if (name := file_name_of_uri(uri)) not in left_out]
-    names = [name for name in names if source.roots.contains(name)]
+    names = [name for name in names if source.roots.includes(name)]
     schemas = distinct_schemas(source.spark, options, [readable(name) for name in names])
     wide = source.schema
     if options.evolution is Evolution.WIDEN:
