@@ -83,8 +83,9 @@ def test_a_switch_of_the_listing_reads_nothing_again_and_misses_nothing(spark, t
 
 
 def test_files_before_the_first_start_cost_no_batch_and_stay_left_out(spark, tmp_path: Path):
-    options = {**TEXT, "cloudFiles.includeExistingFiles": "false"}
+    options = {**TEXT, "cloudFiles.includeExistingFiles": "false", "pathGlobFilter": "*.txt"}
     files = FileStream(spark, tmp_path, options, "value STRING")
+    files.put("another.name", "old")
     for number in range(9):
         files.put(f"{number} old.txt", "old")
     assert files.run() == []

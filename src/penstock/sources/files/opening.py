@@ -160,7 +160,11 @@ def open_source(
     if opened.announced is not None:
         AnnouncedFiles(spark, opened.announced).create()
     if streaming and not chosen.include_existing and not analysis and state.note(EXISTING) is None:
-        state.save_note(EXISTING, [file_name(file.path) for file in sample.files])
+        # Of all names: another stream of the query, or a later pattern, may match them.
+        files = sample.files
+        if "pathGlobFilter" in chosen.source:
+            files = FileRoots(spark, paths, replace(chosen, source={})).list()
+        state.save_note(EXISTING, [file_name(file.path) for file in files])
     if not streaming and opened.compares_files:
         opened = _compared(opened, sample)
     return opened
