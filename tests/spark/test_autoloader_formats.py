@@ -90,11 +90,13 @@ def test_files_with_other_types_and_broken_ones_are_set_aside_when_found(
     given = stream({"format": file_format}, "id INT", "given")
     strict = stream({"format": file_format, "ignoreCorruptFiles": "false"}, "id INT", "strict")
     (text,) = (files.folder.parent / "text").glob("part-*")
+    given.put(f"end.{file_format}", good[:-10])
+    assert given.parse() == []
     for each in (given, strict):
         each.put(f"two.{file_format}", good)
         each.put(f"text.{file_format}", text.read_bytes())
     assert [row["id"] for row in given.parse()] == [2]
-    assert set(given.quarantined) == {f"text.{file_format}"}
+    assert set(given.quarantined) == {f"end.{file_format}", f"text.{file_format}"}
     refused = "FILE_TYPES_UNFIT" if file_format == "orc" else "FAILED_READ_FILE"
     for read in (strict.parse, strict.batch):
         with pytest.raises(Exception, match=refused):

@@ -38,6 +38,7 @@ _BROKEN_CONTENT = re.compile(
     r"|Unexpected end of (?:input|ZLIB|stream)|MalformedInputException|SnappyError|not a gzip file"
     r"|PARQUET_COLUMN_DATA_TYPE_MISMATCH|SchemaColumnConvertNotSupportedException"
     r"|could not be read as|CANNOT_READ_FILE_FOOTER|Could not read footer|FileTooShort"
+    r"|Caused by: java\.lang\.NullPointerException"
 )
 _MOST_PROBED = 1000
 
@@ -287,4 +288,6 @@ def _malformed(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
 def _cause(text: str) -> str:
     causes: list[str] = re.findall(r"Caused by: ([^\n]+)", text)
     reported = [cause for cause in causes if _BROKEN_CONTENT.search(cause)]
-    return (reported or causes or ["it cannot be read"])[-1].strip()[:300]
+    cause = (reported or causes or ["it cannot be read"])[-1].strip()[:300]
+    # Of Avro's reader, for a last block that is not complete.
+    return "the file is cut" if cause.startswith("java.lang.NullPointerException") else cause
