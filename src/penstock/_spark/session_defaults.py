@@ -118,6 +118,10 @@ def session_defaults(
         conf["spark.driver.host"] = "localhost"
         conf["spark.driver.bindAddress"] = "127.0.0.1"
         conf["spark.driver.memory"] = "2g"
+    if is_local(master):
+        # The executor is the driver. Else Spark removes it for its missing heartbeats after a pause
+        # (a suspended laptop, a clock that was set), and ends the JVM ten minutes later.
+        conf["spark.storage.blockManagerHeartbeatTimeoutMs"] = "3650d"
     if is_local_storage(storage_root):
         # Publishes a version atomically (`_local.jvm`); Delta's own log store for local and shared
         # disks overwrites what another process commits in between.

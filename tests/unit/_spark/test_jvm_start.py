@@ -137,6 +137,15 @@ def test_the_driver_of_a_cluster_on_loopback_listens_there() -> None:
     assert "spark.driver.bindAddress" not in there
 
 
+def test_only_an_executor_of_a_cluster_can_miss_heartbeats() -> None:
+    key = "spark.storage.blockManagerHeartbeatTimeoutMs"
+    here = session_defaults("local[2]", {}, storage_root=None, warehouse=None)
+    assert here[key] == "3650d"
+    assert key not in session_defaults(
+        "local-cluster[1,1,1]", {}, storage_root=None, warehouse=None
+    )
+
+
 def test_an_analysis_needs_no_cluster() -> None:
     conf = effective_configuration(
         SessionOptions(
