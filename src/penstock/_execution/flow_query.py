@@ -217,11 +217,10 @@ class StreamingFlows:
         self._source = source
         self._damage = damage
         self._evaluator = evaluator
-        self._listener = ProgressListener()
+        self.listener = ProgressListener()
         self._lag = LagProbe(queries.context.emit)
         self._admission = BatchAdmission(queries.spark)
-        self.running: list[RunningQuery] = []
-        queries.spark.streams.addListener(self._listener)
+        queries.spark.streams.addListener(self.listener)
 
     def finish(self) -> None:
         """Stop measuring how far flows are behind their sources."""
@@ -230,7 +229,7 @@ class StreamingFlows:
     def close(self) -> None:
         """Detach from the session."""
         if jvm_exit_code(self._queries.spark) is None:
-            self._queries.spark.streams.removeListener(self._listener)
+            self._queries.spark.streams.removeListener(self.listener)
 
     def start(self, step: StartFlow, on_end: Callable[[FlowEnded], None]) -> RunningQuery:
         node = self._queries.graph.flows[step.flow]
@@ -297,8 +296,7 @@ class StreamingFlows:
             )
             self._admission.attach(query, is_read=is_read, is_eager=step.is_eager)
             running.attach(query)
-            self.running.append(running)
-            self._listener.watch(str(query.runId), running)
+            self.listener.watch(str(query.runId), running)
             return running
 
     def _is_caught_up(self, node: FlowNode, step: StartFlow, state: FlowState) -> bool:

@@ -29,7 +29,7 @@ class ProgressListener(StreamingQueryListener):
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._watchers: dict[str, RunningQuery] = {}
         self._early: dict[str, list[Callable[[RunningQuery], None]]] = {}
         self._java: Any = None
@@ -37,10 +37,14 @@ class ProgressListener(StreamingQueryListener):
     def watch(self, run_id: str, watcher: "RunningQuery") -> None:
         """Register the watcher of a run and deliver its earlier events."""
         with self._lock:
-            early = self._early.pop(run_id, [])
-            for deliver in early:
-                deliver(watcher)
             self._watchers[run_id] = watcher
+            for deliver in self._early.pop(run_id, []):
+                deliver(watcher)
+
+    def watchers(self) -> "list[RunningQuery]":
+        """The watchers of queries that have not ended."""
+        with self._lock:
+            return list(self._watchers.values())
 
     def _deliver(
         self, run_id: str, call: "Callable[[RunningQuery], None]", *, is_end: bool = False
@@ -77,9 +81,13 @@ class ProgressListener(StreamingQueryListener):
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         error = event.exception
         run_id = str(event.runId)
-        self._deliver(run_id, lambda watcher: watcher.terminated(error), is_end=True)
-        with self._lock:
-            self._watchers.pop(run_id, None)
+
+        def end(watcher: "RunningQuery") -> None:
+            with self._lock:
+                del self._watchers[run_id]
+            watcher.terminated(error)
+
+        self._deliver(run_id, end, is_end=True)
 
 
 WRITTEN = "penstock_written"

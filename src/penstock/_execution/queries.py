@@ -96,12 +96,12 @@ class SparkEngine:
 
     def jvm_died(self, exit_code: int) -> None:
         """End every running flow after the end of Spark's JVM."""
-        for running in list(self._streams.running):
+        for running in self._streams.listener.watchers():
             running.abandoned(jvm_died(exit_code, flow=running.flow))
 
     def abandon(self, failure: str) -> None:
         """End every running flow with a failure that they have in common."""
-        for running in list(self._streams.running):
+        for running in self._streams.listener.watchers():
             node = self._graph.flows[running.flow]
             running.abandoned(flow_error(failure, node.flow))
 

@@ -1,7 +1,9 @@
-"""A query whose success cannot be recorded, or whose sink cannot be closed."""
+"""A query whose success cannot be recorded, whose sink cannot be closed, or that has ended."""
 
 import threading
+from types import SimpleNamespace
 
+from penstock._execution.listener import ProgressListener
 from penstock._execution.running import RunningQuery
 from penstock._model.flow import Flow
 from penstock._model.origin import source_location
@@ -75,3 +77,18 @@ def test_the_flow_fails_when_only_closing_its_sink_fails():
     query, _, ends = query_with([None])
     query.writes_batches(lambda df, batch_id: None, failing_close)
     assert "mail server is away" in end_of(query, ends, None)
+
+
+def test_a_query_that_has_ended_is_not_kept_however_often_its_flow_starts_again():
+    listener = ProgressListener()
+    for run, ends_early in enumerate([False, True]):
+        query, _, ends = query_with([None])
+        end = SimpleNamespace(runId=run, exception=None)
+        if ends_early:  # before its start has returned
+            listener.onQueryTerminated(end)
+        listener.watch(str(run), query)
+        if not ends_early:
+            assert listener.watchers() == [query]
+            listener.onQueryTerminated(end)
+        assert len(ends) == 1
+        assert listener.watchers() == []
