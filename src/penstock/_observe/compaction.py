@@ -19,7 +19,8 @@ from penstock._observe.rollup import Counts, Measured, Recorded, counts_of, meas
 from penstock._observe.state import MATERIALIZED_VIEW
 
 NEWEST = 128
-"""So many events with counts of each flow stay: a micro-batch has two, and pages show 60."""
+"""So many events with counts of each flow stay: a micro-batch has two, and pages show 60. As many
+refreshes of each materialized view stay."""
 
 _FLOW = re.compile(rb'"flow_name":("(?:[^"\\]|\\.)*")')
 _HOUR = re.compile(rb'"timestamp":"(.{13})')  # 2026-11-22T09
@@ -28,6 +29,7 @@ _LAG = b'"event_type":"lag_progress"}'
 _PROGRESS = b'"event_type":"flow_progress"}'
 _ENDING = 40
 _DEFINITION = b'"event_type":"dataset_definition"}'
+_PLANNED = b'"event_type":"planning_information"}'
 _ROLLED = b'"rolled_up":{'
 _COUNTS = b'"message":"","level":"INFO",'
 _METRICS = b'"metrics":{'
@@ -72,14 +74,19 @@ class _Kind(Enum):
     COUNTED = 2
     STATE = 3
     DEFINITION = 4
+    PLANNED = 5
 
 
 @dataclass
 class Survey:
-    """What is not rolled up: line numbers (`staying`) and the `newest` row counts per flow."""
+    """What is not rolled up: line numbers (`staying`) and the `newest` row counts per flow.
+
+    `planned` are the refreshes of views, of which only the newest stay.
+    """
 
     staying: set[int] = field(default_factory=set)
     counted: Counter[bytes] = field(default_factory=Counter)
+    planned: Counter[bytes] = field(default_factory=Counter)
     newest: int = NEWEST
 
 
@@ -95,6 +102,8 @@ def survey(lines: Iterable[bytes], *, pace: Pace) -> Survey:
                 last[_PROGRESS, flow] = number
         elif kind is _Kind.MEASURED and _ROLLED not in line:
             last[_STREAM if _STREAM in line[-_ENDING:] else _LAG, flow] = number
+        elif kind is _Kind.PLANNED:
+            result.planned[flow] += 1
     result.staying = set(last.values())
     return result
 
@@ -123,6 +132,9 @@ class _Writer:
         self._newest: dict[tuple[str, bytes], int] = {}
         self._started: set[tuple[str, bytes]] = set()
         self._replaced: set[str] = set()
+        self._planned: Counter[bytes] = Counter()
+        self._past: set[bytes] = set()
+        """Flows of views whose current refresh is an old one."""
 
     def take(self, number: int, line: bytes) -> None:
         kind, flow = _kind_of(line)
@@ -132,6 +144,11 @@ class _Writer:
         if kind is _Kind.DEFINITION:
             self._define(line)
             self._keep(number, line)
+            return
+        if kind is _Kind.PLANNED:
+            self._plan(number, line, flow)
+            return
+        if kind is _Kind.STATE and flow in self._past and _is_of_refresh(line):
             return
         match = _HOUR.search(line)
         hour = match[1] if match is not None else b""
@@ -166,6 +183,15 @@ class _Writer:
         # A refresh replaces the counts of the previous one: they are not added up.
         if isinstance(body, DatasetDefinition) and body.kind == MATERIALIZED_VIEW and event:
             self._replaced.add(event.origin.dataset_name)
+
+    def _plan(self, number: int, line: bytes, flow: bytes) -> None:
+        """The first event of a refresh: an old one is dropped, as its rows were replaced."""
+        self._planned[flow] += 1
+        if self._surveyed.planned[flow] - self._planned[flow] < self._surveyed.newest:
+            self._past.discard(flow)
+            self._keep(number, line)
+        else:
+            self._past.add(flow)
 
     def _measure(self, number: int, line: bytes, flow: bytes) -> None:
         recorded = None if number in self._surveyed.staying else recorded_of(line)
@@ -231,6 +257,8 @@ def _kind_of(line: bytes) -> tuple[_Kind, bytes]:
     text = line[:-1] if line.endswith(b"\n") else line
     if text.endswith((_STREAM, _LAG)):
         kind = _Kind.MEASURED
+    elif text.endswith(_PLANNED):
+        kind = _Kind.PLANNED
     elif text.endswith(_PROGRESS):
         is_count = _METRICS in line and _COUNTS in line
         kind = _Kind.COUNTED if is_count else _Kind.STATE
@@ -239,3 +267,15 @@ def _kind_of(line: bytes) -> tuple[_Kind, bytes]:
         return (_Kind.DEFINITION if is_definition else _Kind.OTHER), b""
     flow = _FLOW.search(line)
     return kind, flow[1] if flow is not None else b""
+
+
+def _is_of_refresh(line: bytes) -> bool:
+    """Whether a line has the counts of a refresh, or says that it is complete."""
+    recorded = recorded_of(line)
+    body = recorded.event.body if recorded is not None else None
+    return (
+        recorded is not None
+        and isinstance(body, FlowProgress)
+        and recorded.event.error is None
+        and (body.metrics is not None or body.status in (FlowStatus.COMPLETED, FlowStatus.IDLE))
+    )

@@ -33,13 +33,19 @@ from long_update import (
     total,
     update_of,
 )
-from made_events import definition, details, flow_progress, update_progress
+from made_events import (
+    definition,
+    details,
+    flow_progress,
+    planning_information,
+    update_progress,
+)
 
 from penstock._cli.main import main
 from penstock._model.pipeline import EventLogSettings
 from penstock._observe.codec import encode, event_json, event_of_json
 from penstock._observe.compaction import Pace, survey, write
-from penstock._observe.events import Event, FlowStatus, UpdateState
+from penstock._observe.events import Event, FlowMetrics, FlowStatus, UpdateState
 from penstock._observe.log import SEGMENTS, EventLog, last_batch
 from penstock._observe.metrics import metric_series
 from penstock._observe.retention import SegmentSize, due
@@ -142,6 +148,25 @@ def test_refreshes_that_replace_each_other_are_not_added_up():
     assert smaller(text, 11, 0) == text
     table = text.replace(b"MATERIALIZED_VIEW", b"STREAMING_TABLE")
     assert len(smaller(table, 11, 0)) < len(table) / 2
+
+
+def test_only_the_newest_refreshes_of_a_view_stay():
+    about = replace(UPDATE, dataset_name=VIEW.dataset_name)
+    events = [
+        definition("dataset_definition", about, "", {"dataset_type": "MATERIALIZED_VIEW"}),
+        flow_progress(VIEW, FlowStatus.RUNNING, "running"),
+    ]
+    for _ in range(10):
+        events += [
+            planning_information(VIEW, "COMPLETE_RECOMPUTE", "a source changed"),
+            flow_progress(
+                VIEW, FlowStatus.RUNNING, "changed", metrics=FlowMetrics(num_output_rows=5)
+            ),
+            flow_progress(VIEW, FlowStatus.COMPLETED, "completed"),
+        ]
+    events.insert(12, flow_progress(VIEW, FlowStatus.QUEUED, "failed, retry"))
+    lines = text_of(events).splitlines(keepends=True)
+    assert smaller(b"".join(lines), 26, 3).splitlines(True) == [*lines[:2], lines[12], *lines[-9:]]
 
 
 def test_commands_print_the_same_sums_of_a_log_that_was_rolled_up(
