@@ -204,6 +204,20 @@ def test_an_eager_query_waits_for_its_interval_only_without_rows(
     assert done.count("eager") > 2 * done.count("patient")
 
 
+def test_a_clock_that_is_set_back_does_not_prolong_the_pause(
+    spark: SparkSession, queries: Callable[[int], Queries]
+) -> None:
+    query = queries(2).start("flow", interval="100 milliseconds")
+    executor = query._jsq.streamingQuery().triggerExecutor()
+    field = executor.getClass().getDeclaredField("clock")
+    field.setAccessible(True)
+    await_that(lambda: "TurnClock" in str(field.get(executor).getClass()))
+    jvm: Any = spark._jvm
+    began = time.monotonic()
+    field.get(executor).waitTillTime(jvm.System.currentTimeMillis() + HOUR_MS)
+    assert 0.1 <= time.monotonic() - began < SECONDS
+
+
 def test_an_eager_query_without_rows_looks_less_and_less_often(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -85,11 +85,11 @@ public final class BatchAdmission {
     }
     if (query.triggerExecutor() instanceof ProcessingTimeExecutor) {
       ProcessingTimeExecutor executor = (ProcessingTimeExecutor) query.triggerExecutor();
-      boolean pauses = executor.processingTimeTrigger().intervalMs() > 0;
+      long interval = executor.processingTimeTrigger().intervalMs();
       try {
         Field field = ProcessingTimeExecutor.class.getDeclaredField("clock");
         field.setAccessible(true);
-        field.set(executor, new TurnClock(turn, pauses, isEager ? query : null));
+        field.set(executor, new TurnClock(turn, interval, isEager ? query : null));
       } catch (ReflectiveOperationException e) {
         throw new IllegalStateException(e);
       }
@@ -191,22 +191,22 @@ public final class BatchAdmission {
   /** The clock of a processing time trigger, which looks at it before each trigger. */
   private static final class TurnClock implements Clock {
     private final Turn turn;
-    private final boolean pauses;
+    private final long intervalMillis;
     private final MicroBatchExecution eager;
     private Object lastBatch;
     private long began;
     private long idleMillis = FIRST_PAUSE_MILLIS; // never zero: it is doubled
 
-    TurnClock(Turn turn, boolean pauses, MicroBatchExecution eager) {
+    TurnClock(Turn turn, long intervalMillis, MicroBatchExecution eager) {
       this.turn = turn;
-      this.pauses = pauses;
+      this.intervalMillis = intervalMillis;
       this.eager = eager;
     }
 
     /** Asked before each trigger; with pauses between them, after it as well. */
     @Override
     public long getTimeMillis() {
-      if (!pauses) {
+      if (intervalMillis == 0) {
         turn.leave();
       }
       boolean isFirst = !turn.isTaken;
@@ -225,15 +225,17 @@ public final class BatchAdmission {
       return System.nanoTime();
     }
 
-    /** Asked between two triggers. */
+    /** Asked between two triggers. The clock may be set back: no wait is longer than the interval. */
     @Override
     public long waitTillTime(long target) {
       turn.leave();
       long now = System.currentTimeMillis();
       long end = eager == null ? target : Math.min(target, next(now));
-      while (now < end) {
+      long since = System.nanoTime();
+      long most = TimeUnit.MILLISECONDS.toNanos(intervalMillis);
+      while (now < end && System.nanoTime() - since < most) {
         try {
-          Thread.sleep(end - now);
+          Thread.sleep(Math.min(end - now, intervalMillis));
         } catch (InterruptedException e) {
           throw unchecked(e);
         }
