@@ -1,5 +1,6 @@
 """Continuous updates: rows flow until it is stopped, and flows fail alone."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,9 @@ def test_rows_keep_flowing_and_it_stops_cleanly_when_continuous(project):
     result = run.stop()
     assert result.failures == ()
     assert not result.interrupted
+    planned = [e.body for e in project.events if e.event_type == "planning_information"]
+    unchanged = [body.technique == "NO_OP" for body in planned]
+    assert not any(a and b for a, b in itertools.pairwise(unchanged))
     assert project.run().state is UpdateState.COMPLETED
     assert len(project.rows("bronze")) == 3
 

@@ -41,6 +41,8 @@ class ViewRefresh:
         self._queries = queries
         self._delta = DeltaJvm(queries.spark)
         self._incremental = IncrementalViews(queries)
+        # A continuous update looks every few seconds: the log must not grow meanwhile.
+        self._unchanged: set[str] = set()
 
     def refresh(self, step: RefreshView) -> RunOutcome:
         node = self._queries.graph.flows[step.flow]
@@ -78,8 +80,11 @@ class ViewRefresh:
             assert before is not None
             if declared != before.deployed:
                 self._queries.state.save_view(step.target, replace(before, deployed=declared))
-            self._queries.context.emit(_refresh(origin, "NO_OP", "no source changed"))
+            if step.flow not in self._unchanged:
+                self._unchanged.add(step.flow)
+                self._queries.context.emit(_refresh(origin, "NO_OP", "no source changed"))
             return RunOutcome(changed=False, reason="no source changed")
+        self._unchanged.discard(step.flow)
         result: Commit | None = None
         attempt, attempt_seconds = Attempt(), 0.0
         if reason == _SOURCE_CHANGED and where is None:
