@@ -286,7 +286,6 @@ class StreamingFlows:
             else:
                 into = (sink, node, df, state.epoch, running)
                 writer = sink_writer(self._queries, self._evaluator, *into, has_batches=has_batches)
-            running.measures_lag(self._lag.watch(self._queries.origin(node), sources))
             writer = writer.queryName(step.flow).option("checkpointLocation", checkpoint)
             writer = _triggered(writer, step)
             running.has_batches = has_batches
@@ -296,6 +295,7 @@ class StreamingFlows:
             )
             self._admission.attach(query, is_read=is_read, is_eager=step.is_eager)
             running.attach(query)
+            running.measures_lag(self._lag.watch(self._queries.origin(node), sources))
             self.listener.watch(str(query.runId), running)
             return running
 

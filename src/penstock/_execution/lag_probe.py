@@ -85,6 +85,8 @@ class FlowLag:
             pause = max(_PAUSE_SECONDS, _PAUSE_FACTOR * spent, _PAUSE_PER_PARTITION * parts)
             self._due = time.monotonic() + pause
             self.is_done = ending
+            if ending:
+                self._java_sources = tuple  # of a query that can be freed
         timestamp = time_text(datetime.now(UTC))
         changes = [] if ending else self._changes(sources, timestamp)
         if not sources or sources == self._last:

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -90,15 +91,15 @@ class RunningQuery:
         self._explain = explain
 
     def measures_lag(self, lag: FlowLag) -> None:
+        """Measure the lag of the query, which is attached."""
         self._lag = lag
-        lag.attach(self._java_sources)
-
-    def _java_sources(self) -> list[Any]:
         java_query: Any = self._query
-        if java_query is None:
-            return []
-        sources = java_query._jsq.streamingQuery().sources()
-        return [sources.apply(number) for number in range(int(sources.size()))]
+
+        def java_sources() -> list[Any]:
+            sources = java_query._jsq.streamingQuery().sources()
+            return [sources.apply(number) for number in range(int(sources.size()))]
+
+        lag.attach(java_sources)
 
     def attach(self, query: StreamingQuery) -> None:
         with self._changed:
@@ -114,9 +115,10 @@ class RunningQuery:
         The first batch may start before the query is attached: this waits for it.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._query is not None, _ATTACH_SECONDS):
-                raise RuntimeError("the running query was not attached")
-        java_query: Any = self._query
+            self._changed.wait_for(lambda: self._query or self._ended, _ATTACH_SECONDS)
+            java_query: Any = self._query
+        if java_query is None:
+            raise RuntimeError("the running query was not attached, or has ended")
         return java_query._jsq.streamingQuery().lastExecution()
 
     def on_batch(self, df: DataFrame, batch_id: int) -> None:
@@ -210,7 +212,20 @@ class RunningQuery:
             known = flow_error(failed, self._flow, batch_id=self._batch)
         if known is None:
             known = self._translate(error)
+        self._let_go()
         self._on_end(FlowEnded(flow=self._flow.name, error=known))
+
+    def _let_go(self) -> None:
+        """Drop everything that is in Java.
+
+        PySpark keeps `on_batch`, and how it failed, as long as Java has the query: nothing would
+        free a query of which Python still has an object.
+        """
+        failure = self._failure
+        self._query = self._failure = self._write = None
+        while failure is not None:
+            traceback.clear_frames(failure.__traceback__)
+            failure = failure.__cause__ or failure.__context__
 
     def _close_sink(self, error: str | None) -> None:
         try:

@@ -1,13 +1,18 @@
 """A query whose success cannot be recorded, whose sink cannot be closed, or that has ended."""
 
 import threading
+import weakref
 from types import SimpleNamespace
 
+import pytest
+
+from penstock._execution.lag_probe import FlowLag
 from penstock._execution.listener import ProgressListener
 from penstock._execution.running import RunningQuery
 from penstock._model.flow import Flow
 from penstock._model.origin import source_location
 from penstock._observe.events import EventOrigin
+from penstock.errors import FlowError
 
 BATCH = {"batchId": 0, "numInputRows": 1, "durationMs": {"addBatch": 1}}
 
@@ -92,3 +97,32 @@ def test_a_query_that_has_ended_is_not_kept_however_often_its_flow_starts_again(
             listener.onQueryTerminated(end)
         assert len(ends) == 1
         assert listener.watchers() == []
+
+
+class SparkQuery:
+    id = "q"
+
+
+def failing_write(df, batch_id):
+    try:
+        raise OSError("disk is full")
+    except OSError as error:
+        raise FlowError("DISK_FULL", str(error), flow="f") from error
+
+
+def test_a_query_that_has_ended_can_be_freed_although_its_function_is_still_known():
+    query, _, ends = query_with([None])
+    of_spark, batch = SparkQuery(), SparkQuery()
+    freed = [weakref.ref(of_spark), weakref.ref(batch)]
+    lag = FlowLag(EventOrigin(flow_name="f"), (), bool)
+    query.writes_batches(failing_write)
+    query.attach(of_spark)
+    query.measures_lag(lag)
+    with pytest.raises(FlowError) as raised:  # PySpark keeps it
+        query.on_batch(batch, 0)
+    del of_spark, batch
+    query.terminated("java.lang.IllegalStateException: x")
+    lag.measure()
+    assert "disk is full" in str(ends[0].error)
+    assert raised.value is ends[0].error
+    assert [ref() for ref in freed] == [None, None]
