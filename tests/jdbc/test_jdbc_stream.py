@@ -11,7 +11,7 @@ from test_postgresql_sink import forget_last_commit
 from update_project import ContinuousRun, Project
 
 from penstock._observe.events import UpdateState
-from penstock.errors import DefinitionErrors
+from penstock.errors import ConnectorError, DefinitionErrors
 from penstock.sinks.jdbc.connection import connected
 from penstock.sinks.jdbc.options import jdbc_sink_options
 from penstock.sources.jdbc.failures import SourceFailure
@@ -200,6 +200,18 @@ def test_what_cannot_be_read_is_said_before_anything_starts(
         assert says in text
     assert "wrong-password-of-mine" not in text
     assert "pipeline.py" in text
+
+
+def test_decimals_that_spark_would_round_need_a_type(
+    spark, postgres_server: PostgresServer, tables: Tables
+):
+    tables.execute(
+        'CREATE TABLE wide (id bigint, "M m" numeric(50, 2), n numeric(9, 3), f numeric)'
+    )
+    with pytest.raises(ConnectorError, match=r"'M m'.* has scale 2.*decimal") as caught:
+        source(spark, postgres_server, "wide")
+    assert "`M m` DECIMAL(38,2)" in (caught.value.hint or "")
+    source(spark, postgres_server, "wide", customSchema="`m m` DECIMAL(38,2)")
 
 
 TIMED = """

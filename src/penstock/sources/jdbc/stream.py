@@ -28,6 +28,7 @@ from penstock.sources.jdbc.options import (
     KeyKind,
     between,
     count_between,
+    invalid,
     nth_key,
     overlap_amount,
     read_key,
@@ -113,15 +114,34 @@ class JdbcStream:
         self._java_options: Any = java_reader(self._jvm.PythonUtils.toScalaMap(reader_options))
         with self._connected() as database:
             # The database's own words about a wrong password or name, before Spark's.
-            database.query(f"SELECT 1 FROM {options.table} WHERE 1 = 0")
+            scales = database.scales(f"SELECT * FROM {options.table} WHERE 1 = 0")
             reader = self._spark.read.format("jdbc").options(**reader_options)
             with translated():
                 self._schema = reader.load().schema
+            self._check_scales(scales)
             name, self._kind = self._key_column()
             dialect = self._jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(options.url)
             self._key = str(dialect.quoteIdentifier(name))
             if options.is_postgresql:
                 self._options = check_postgresql(database, options, name)
+
+    def _check_scales(self, scales: Sequence[int]) -> None:
+        """Refuse decimals of more than 38 digits: Spark rounds them, to keep all whole digits."""
+        custom = {name.lower(): text for name, text in self._options.reader.items()}
+        declared: Any = T.StructType.fromDDL(custom.get("customschema", ""))
+        chosen = {name.lower() for name in declared.fieldNames()}
+        for field, scale in zip(self._schema.fields, scales, strict=True):
+            kind = field.dataType
+            if field.name.lower() in chosen or not isinstance(kind, T.DecimalType):
+                continue
+            if scale > kind.scale:
+                column_type = f"DECIMAL(38,{scale})" if scale <= 38 else "STRING"
+                raise invalid(
+                    f"column {field.name!r} of {self._options.place} has scale {scale}, and Spark "
+                    f"would read it as {kind.simpleString()}: digits would be lost",
+                    hint=f'.option("customSchema", "{quoted(field.name)} {column_type}") keeps the '
+                    "digits; STRING also takes numbers of more than 38 digits",
+                )
 
     def _key_column(self) -> tuple[str, KeyKind]:
         wanted = self._options.key.strip('"`').lower()
