@@ -51,6 +51,11 @@ _ANSI = re.compile(
     r"|(?:\w+_)?ARITHMETIC_OVERFLOW|INVALID_ARRAY_INDEX(?:_IN_ELEMENT_AT)?|CANNOT_PARSE_TIMESTAMP"
     r"|NUMERIC_VALUE_OUT_OF_RANGE)\b"
 )
+# A value that the type does not have, in Spark's reader of databases: before the query.
+_JDBC_VALUE = re.compile(
+    r"(?s)(?:NUMERIC_VALUE_OUT_OF_RANGE|Bad value for type \w+ :).*"
+    r"JdbcUtils\$\.\$anonfun\$makeGetter"
+)
 _DATA_LOSS = re.compile(r"KAFKA_DATA_LOSS|failOnDataLoss|Some data may have been lost")
 # The topics and offsets, behind Spark's general words.
 _DATA_LOSS_REASON = re.compile(r"set the source option failOnDataLoss to false\.\s+Reason:\s+(.+)")
@@ -88,6 +93,7 @@ def flow_error(
     batch = "" if batch_id is None else f" in batch {batch_id}"
     raised: type[FlowError] = FlowError
     hint: str | None = None
+    is_jdbc_value = _JDBC_VALUE.search(text) is not None
     violation = parse_failure(text)
     registry = _REGISTRY.search(text)
     if violation is not None:
@@ -149,7 +155,13 @@ def flow_error(
         )
     else:
         condition, message = "FLOW_FAILED", f"the query failed{batch}: {_reason(text)}"
-        if _ANSI.search(text):
+        if is_jdbc_value:
+            hint = (
+                "a value in the database does not fit the type that Spark chose for its column: "
+                'set another one on the reader, as in .option("customSchema", "amount '
+                'DECIMAL(38,2)") for greater numbers; STRING fits all values'
+            )
+        elif _ANSI.search(text):
             hint = (
                 f"a value is invalid in the query of {flow.target}: try_cast, "
                 "try_divide, try_add or get() return NULL instead; for the whole query "
@@ -163,7 +175,7 @@ def flow_error(
         batch_id=batch_id,
         query_id=query_id,
         retryable=condition in _MAY_PASS
-        or (condition == "FLOW_FAILED" and not _DETERMINISTIC.search(text)),
+        or (condition == "FLOW_FAILED" and not (is_jdbc_value or _DETERMINISTIC.search(text))),
         origin=flow.origin,
         hint=hint,
     )

@@ -139,6 +139,17 @@ def test_failure_of_ansi_mode_names_the_setting_and_the_flow(condition):
     assert "spark.sql.ansi.enabled" in error.hint
 
 
+@pytest.mark.parametrize(
+    "reason", ["Bad value for type BigDecimal : NaN", "[NUMERIC_VALUE_OUT_OF_RANGE] 1e30"]
+)
+def test_value_that_the_reader_of_a_database_refuses_needs_another_type(reason):
+    getter = "org.apache.spark.sql.execution.datasources.jdbc.JdbcUtils$.$anonfun$makeGetter$3"
+    error = flow_error(f"Caused by: java.sql.SQLException: {reason}\n\tat {getter}(x)", FLOW)
+    assert not error.retryable
+    assert "customSchema" in error.hint
+    assert "try_cast" not in error.hint
+
+
 @pytest.mark.parametrize("condition", ["CAST_OVERFLOW_IN_TABLE_INSERT", "STREAM_FAILED"])
 def test_failure_that_ansi_mode_does_not_decide_has_no_hint_at_it(condition):
     assert flow_error(f"[{condition}] x", FLOW).hint is None
