@@ -115,6 +115,8 @@ def test_a_listing_of_a_log_asks_for_the_wanted_versions_only(
     assert all("start-after=" in path for path in requests)
     assert listed(f"{0:020d}.") == expected
     assert listed("z") == []
+    folder = "s3a://log/a b"
+    assert listed("a") == [[f"{folder}/t", 0]]
     folder = "s3a://log/none/_delta_log"
     assert listed(f"{0:020d}.") == [["java.io.FileNotFoundException"]]
 

@@ -11,6 +11,7 @@ import org.apache.hadoop.fs.CommonPathCapabilities;
 import org.apache.hadoop.fs.FSDataOutputStream;
 import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.fs.s3a.Constants;
 import org.apache.hadoop.fs.s3a.S3AFileSystem;
 import software.amazon.awssdk.services.s3.S3Client;
 import software.amazon.awssdk.services.s3.model.ListObjectsV2Request;
@@ -54,9 +55,11 @@ public final class ObjectLogStore extends HadoopFileSystemLogStore {
   @Override
   public Iterator<FileStatus> listFrom(Path path, Configuration conf) throws IOException {
     Path folder = path.getParent();
-    // In a directory bucket, keys have no order. With client-side encryption, objects are longer
-    // than their files.
-    if (!(path.getFileSystem(conf) instanceof S3AFileSystem files)
+    // VACUUM lists folders of data with this method, and needs the folders in them. In a directory
+    // bucket, keys have no order. With client-side encryption, objects are longer than their files.
+    if (!folder.getName().equals("_delta_log")
+        || !(path.getFileSystem(conf) instanceof S3AFileSystem files)
+        || files.getConf().getInt(Constants.LIST_VERSION, 2) != 2
         || files.isCSEEnabled()
         || files.hasPathCapability(folder, CommonPathCapabilities.DIRECTORY_LISTING_INCONSISTENT)) {
       return super.listFrom(path, conf);
@@ -82,6 +85,7 @@ public final class ObjectLogStore extends HadoopFileSystemLogStore {
                     client.listObjectsV2Paginator(request).contents().stream()
                         .filter(object -> object.key().compareTo(prefix + name) >= 0)
                         .map(object -> status(files, folder, object))
+                        .sorted()
                         .toList());
     if (found.isEmpty() && !files.exists(folder)) {
       throw new FileNotFoundException("No such folder: " + folder);
