@@ -61,6 +61,8 @@ _DATA_LOSS = re.compile(r"KAFKA_DATA_LOSS|failOnDataLoss|Some data may have been
 _DATA_LOSS_REASON = re.compile(r"set the source option failOnDataLoss to false\.\s+Reason:\s+(.+)")
 # Raised in Spark's Python workers; only the message is returned.
 _REGISTRY = re.compile(r"\[(SCHEMA_REGISTRY_UNREACHABLE|SCHEMA_REGISTRY_REFUSED)\] ([^\n]+)")
+# S3 answers so to credentials that are wrong or expired, or lack a permission.
+_REFUSED = re.compile(r"\(Service: S3, Status Code: 40[013]\b")
 _MAY_PASS = ("SCHEMA_REGISTRY_UNREACHABLE", "DISK_FULL", "EXECUTOR_LOST")
 _LEASE_LOST = re.compile(r"LEASE_LOST (\{.*\})")
 _REAL_TIME = re.compile(r"\[STREAMING_REAL_TIME_MODE\.(\w+)\]")
@@ -168,6 +170,11 @@ def flow_error(
                 'spark_conf={"spark.sql.ansi.enabled": "false"} of its table or flow, for all '
                 "queries the setting `spark.sql.ansi.enabled: false`"
             )
+        elif _REFUSED.search(text):
+            hint = (
+                "check the credentials for this location: they may be wrong or expired. They must "
+                "allow to list and read, and in the storage also to write and delete"
+            )
     return raised(
         condition,
         f"flow {flow.name!r}: {message}",
@@ -233,6 +240,7 @@ _NOISE = re.compile(
 )
 
 
+_AWS = "software.amazon.awssdk."
 _FRAME = re.compile(r'  File "(.+)", line (\d+)')
 _LIBRARY = re.compile(r"/(?:pyspark|py4j|site-packages|dist-packages|lib/python[\d.]+)/|^<")
 _EXCEPTION = re.compile(r"(?m)^(?:[\w<>]+\.)*(\w+(?:: .*)?)$")
@@ -270,7 +278,9 @@ def _reason(text: str) -> str:
         return shown(raised)[:600]
     causes = re.findall(r"(?m)^Caused by: (.+)$", text)
     # The deepest one that has a message: below a Python worker that crashed is an `EOFException`.
-    line = next((cause for cause in reversed(causes) if ": " in cause), first_line(text))
+    # Hadoop names the file in its own exception around one of AWS.
+    described = (cause for cause in reversed(causes) if ": " in cause)
+    line = next((c for c in described if not c.startswith(_AWS)), first_line(text))
     line = _NOISE.sub("", line).strip()
     if causes and ": " not in causes[-1]:
         line = f"{line} (caused by {causes[-1]})"

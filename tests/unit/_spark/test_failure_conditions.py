@@ -46,6 +46,19 @@ def test_wrong_password_of_a_broker_is_not_tried_again():
     assert not error.retryable
 
 
+@pytest.mark.parametrize("status", [400, 403])
+def test_what_s3_refuses_is_named_with_its_place_and_a_hint_at_the_credentials(status):
+    aws = f"software.amazon.awssdk.S3Exception: No (Service: S3, Status Code: {status})"
+    text = (
+        "An error occurred while calling o1.run.\n"
+        f"Caused by: java.nio.file.AccessDeniedException: s3a://lake/t: getFileStatus: {aws}\n"
+        f"Caused by: {aws}"
+    )
+    error = flow_error(text, FLOW)
+    assert "the query failed: s3a://lake/t: getFileStatus" in error.message
+    assert "credentials" in (error.hint or "")
+
+
 def test_what_real_time_mode_does_not_have_is_not_tried_again():
     text = (
         "org.apache.spark.SparkIllegalArgumentException: [STREAMING_REAL_TIME_MODE."
