@@ -99,8 +99,8 @@ class StorageLease:
             raise SetupError(
                 "LEASE_UNAVAILABLE",
                 f"cannot take the lease in {lease._folder}: {reason}",
-                hint="check that the bucket exists, and the credentials: they must be valid and "
-                "allow to list, read, write and delete there",
+                hint="check that the bucket exists, and that the credentials are valid and allow "
+                "to list, read, write and delete there",
             ) from error
         return lease
 

@@ -8,6 +8,7 @@ from pyspark.sql.types import StructType
 from penstock._analysis.boundary import first_line, user_code
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
+from penstock._observe.masking import shown
 from penstock._spark.failures import flow_error, traced_text
 from penstock.errors import FlowError, UserCodeError
 from penstock.sinks.base import Write
@@ -57,6 +58,7 @@ def test_what_s3_refuses_is_named_with_its_place_and_a_hint_at_the_credentials(s
     error = flow_error(text, FLOW)
     assert "the query failed: s3a://lake/t: getFileStatus" in error.message
     assert "credentials" in (error.hint or "")
+    assert shown(error.hint or "") == error.hint
 
 
 def test_what_real_time_mode_does_not_have_is_not_tried_again():
