@@ -85,9 +85,15 @@ def test_a_start_that_does_not_fit_the_topic_is_not_retried(text: str, reason: s
     assert not error.retryable
 
 
-def test_a_topic_that_is_not_there_is_named():
+@pytest.mark.parametrize(
+    "text",
+    [
+        "UnknownTopicOrPartitionException: This server does not host this topic-partition.",
+        "Use -1 for latest, -2 for earliest. Specified: Set(t-0) Assigned: Set()",
+    ],
+)
+def test_a_topic_that_is_not_there_is_named(text: str):
     flow = Flow(name="f", target="t", function=lambda: None, origin=source_location("a.py", 1))
-    text = "UnknownTopicOrPartitionException: This server does not host this topic-partition."
     error = PaperTopics({}, {}).explain(text, flow)
     assert error is not None
     assert (error.condition, error.retryable) == ("SOURCE_TOPIC_NOT_FOUND", True)

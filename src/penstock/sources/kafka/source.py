@@ -53,9 +53,10 @@ _MOST_OFFSETS, _LEAST_OFFSETS = 1_000_000, 10_000
 _EMPTY: Mapping[str, int] = {}
 # Of each topic of a cluster before Kafka 2.8; an upgrade assigns ids.
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+# Kafka's words about a topic of `subscribe`, and Spark's where no topic has a name of the pattern.
+_NO_TOPIC = re.compile(r"This server does not host this topic-partition|Assigned: Set\(\)")
 # Spark's words about starts that do not fit the topic.
 _NO_RECORD_SINCE = re.compile(r"request of topic-partition (\S+) and timestamp (\d+)")
-_NO_TOPIC = "This server does not host this topic-partition"
 _OTHER_PARTITIONS = re.compile(r"Specified: (?:\w+\()?(.*?)\)? Assigned: (?:\w+\()?([^)\n]*)")
 
 
@@ -150,7 +151,7 @@ class KafkaStream(OpenedSource):
         return ids
 
     def explain(self, text: str, flow: Flow) -> FlowError | None:
-        if _NO_TOPIC in text:
+        if _NO_TOPIC.search(text):
             return FlowError(
                 "SOURCE_TOPIC_NOT_FOUND",
                 f"flow {flow.name!r}: a topic of {self.name} is not known to the brokers",
@@ -166,9 +167,9 @@ class KafkaStream(OpenedSource):
                 "with its next record"
             )
         elif (partitions := _OTHER_PARTITIONS.search(text)) is not None:
-            reason = f"offsets are set for {partitions[1] or 'no partition'}, the topics have "
-            reason += partitions[2] or "no partition"
-            hint = "name each partition of each topic: -2 is earliest, -1 is latest"
+            specified = partitions[1] or "no partition"
+            reason = f"offsets are set for {specified}, the topics have {partitions[2]}"
+            hint = "name each partition of each topic; as an offset, -2 is earliest, -1 is latest"
         else:
             return None
         return FlowError(
