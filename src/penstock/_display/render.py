@@ -1,6 +1,7 @@
 """Views of an update as Rich tables: while it runs, and when it has ended."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
@@ -35,11 +36,13 @@ _UPDATE_STYLES = {
 
 
 def live_view(view: UpdateView, *, width: int, height: int, note: str = "") -> RenderableType:
-    """The running update: a head line, rows of datasets, the newest errors, and a `note`.
+    """The running update: a head line, rows of datasets, errors, the newest warnings, and a `note`.
 
     Where not all datasets fit, those that failed or run are shown, and the others are counted.
     """
-    below: list[RenderableType] = _errors(view)[-_MOST_ERRORS:] if width < WIDE else []
+    datasets = view.datasets
+    urgent = sorted(datasets, key=lambda dataset: STATE_ORDER.index(dataset.state))
+    below: list[RenderableType] = _errors(urgent)[:_MOST_ERRORS] if width < WIDE else []
     below += [
         Text(warning.partition("\n")[0], style="yellow", no_wrap=True, overflow="ellipsis")
         for warning in view.warnings[-2:]
@@ -50,9 +53,7 @@ def live_view(view: UpdateView, *, width: int, height: int, note: str = "") -> R
     # and the next frame would be drawn one line too low.
     below.append(Text(""))
     room = max(1, height - len(below) - 2)
-    datasets = view.datasets
     if len(datasets) > room:
-        urgent = sorted(datasets, key=lambda dataset: STATE_ORDER.index(dataset.state))
         rest = urgent[max(1, room - 1) :]
         hidden = {dataset.name for dataset in rest}
         datasets = tuple(dataset for dataset in datasets if dataset.name not in hidden)
@@ -167,7 +168,7 @@ def _error(dataset: DatasetView) -> Text:
     return Text(error_line(dataset.last_error), style="red")
 
 
-def _errors(view: UpdateView) -> list[RenderableType]:
+def _errors(datasets: Sequence[DatasetView]) -> list[RenderableType]:
     return [
         Text(
             f"{dataset.display}: {error_line(dataset.last_error)}",
@@ -175,6 +176,6 @@ def _errors(view: UpdateView) -> list[RenderableType]:
             no_wrap=True,
             overflow="ellipsis",
         )
-        for dataset in view.datasets
+        for dataset in datasets
         if dataset.last_error is not None
     ]

@@ -184,6 +184,16 @@ def test_what_failed_or_runs_is_shown_when_not_all_datasets_fit(recorder) -> Non
     ]
 
 
+def test_the_error_of_what_failed_is_shown_when_others_were_retried(recorder) -> None:
+    error = ErrorInfo(condition="FLOW_FAILED", class_name="X", message="no", fatal=False)
+    for number in range(7):
+        status = FlowStatus.FAILED if number == 0 else FlowStatus.RUNNING
+        recorder.status(f"t{number}", status, error=error)
+    lines = drawn(live_view(view_of(recorder.events), width=80, height=40), 80)
+    errors = [line.split(":")[0] for line in lines if "[FLOW_FAILED]" in line]
+    assert errors == [f"t{number}" for number in range(5)]
+
+
 def test_figures_fit_when_they_are_as_big_as_can_be() -> None:
     biggest = [count(n) for n in (9_999_999, 999_949_999, 999_949_999_999, -9_999_999)]
     assert biggest == ["9,999,999", "999.9M", "999.9G", "-9,999,999"]
