@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def run(command: str, options: list[str], *, captures: bool) -> list[results.Figure]:
-    """The figures of one script; its output is captured to be printed in one piece."""
+    """The figures of one script; output that it `captures` is printed in one piece at its end."""
     title = f"== bench/{command}"
     if not captures:
         print(title, flush=True)
