@@ -120,6 +120,15 @@ def test_a_listing_of_a_log_asks_for_the_wanted_versions_only(
     folder = "s3a://log/none/_delta_log"
     assert listed(f"{0:020d}.") == [["java.io.FileNotFoundException"]]
 
+    # A server with the older API only.
+    Landing(server, "older").s3.put_object(Bucket="older", Key=f"t/_delta_log/{names[0]}", Body=b"")
+    session("sql", "SET fs.s3a.bucket.older.list.version=1")
+    requests.clear()
+    folder = "s3a://older/t/_delta_log"
+    with mock.patch.object(proxy, "fault", fault):
+        assert listed(names[0]) == [[f"{folder}/{names[0]}", 0]]
+    assert not any("list-type=2" in path for path in requests)
+
 
 def test_an_object_that_was_replaced_is_read_again(server: S3Double, session: StoreSession) -> None:
     landing = Landing(server, "replaced")

@@ -4,6 +4,7 @@ import io.delta.storage.HadoopFileSystemLogStore;
 import java.io.FileNotFoundException;
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
 import java.util.Iterator;
 import java.util.List;
 import org.apache.hadoop.conf.Configuration;
@@ -11,11 +12,14 @@ import org.apache.hadoop.fs.CommonPathCapabilities;
 import org.apache.hadoop.fs.FSDataOutputStream;
 import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.fs.RemoteIterator;
 import org.apache.hadoop.fs.s3a.Constants;
+import org.apache.hadoop.fs.s3a.Listing;
+import org.apache.hadoop.fs.s3a.S3AFileStatus;
 import org.apache.hadoop.fs.s3a.S3AFileSystem;
-import software.amazon.awssdk.services.s3.S3Client;
+import org.apache.hadoop.fs.s3a.S3ListRequest;
+import org.apache.hadoop.fs.store.audit.AuditSpan;
 import software.amazon.awssdk.services.s3.model.ListObjectsV2Request;
-import software.amazon.awssdk.services.s3.model.S3Object;
 
 /**
  * Delta's log on an object store: a version is created only if it does not exist, and only while
@@ -54,17 +58,16 @@ public final class ObjectLogStore extends HadoopFileSystemLogStore {
    */
   @Override
   public Iterator<FileStatus> listFrom(Path path, Configuration conf) throws IOException {
-    Path folder = path.getParent();
-    // VACUUM lists folders of data with this method, and needs the folders in them. In a directory
-    // bucket, keys have no order. With client-side encryption, objects are longer than their files.
-    if (!folder.getName().equals("_delta_log")
+    // VACUUM lists folders of data with this method. In a directory bucket, keys have no order, and
+    // the older API of S3 has no such parameter.
+    if (!path.getParent().getName().equals("_delta_log")
         || !(path.getFileSystem(conf) instanceof S3AFileSystem files)
         || files.getConf().getInt(Constants.LIST_VERSION, 2) != 2
-        || files.isCSEEnabled()
-        || files.hasPathCapability(folder, CommonPathCapabilities.DIRECTORY_LISTING_INCONSISTENT)) {
+        || files.hasPathCapability(path, CommonPathCapabilities.DIRECTORY_LISTING_INCONSISTENT)) {
       return super.listFrom(path, conf);
     }
-    String prefix = files.makeQualified(folder).toUri().getPath().substring(1) + "/";
+    Path folder = files.makeQualified(path.getParent());
+    String prefix = folder.toUri().getPath().substring(1) + "/";
     String name = path.getName();
     ListObjectsV2Request request =
         files
@@ -72,33 +75,28 @@ public final class ObjectLogStore extends HadoopFileSystemLogStore {
             .newListObjectsV2RequestBuilder(prefix, "/", PAGE)
             .startAfter(prefix + name.substring(0, name.length() - 1))
             .build();
-    S3Client client = files.getS3AInternals().getAmazonS3Client("listing of a log");
-    List<FileStatus> found =
-        files
-            .createStoreContext()
-            .getInvoker()
-            .retry(
-                "list",
-                path.toString(),
-                true,
-                () ->
-                    client.listObjectsV2Paginator(request).contents().stream()
-                        .filter(object -> object.key().compareTo(prefix + name) >= 0)
-                        .map(object -> status(files, folder, object))
-                        .sorted()
-                        .toList());
-    if (found.isEmpty() && !files.exists(folder)) {
+    List<FileStatus> listed = new ArrayList<>();
+    try (AuditSpan span = files.createSpan("op_list_status", folder.toString(), null)) {
+      RemoteIterator<S3AFileStatus> statuses =
+          files
+              .getListing()
+              .createFileStatusListingIterator(
+                  folder,
+                  S3ListRequest.v2(request),
+                  file -> file.getName().compareTo(name) >= 0,
+                  new Listing.AcceptAllButSelfAndS3nDirs(folder),
+                  span);
+      while (statuses.hasNext()) {
+        FileStatus status = statuses.next();
+        if (status.isFile()) {
+          listed.add(status);
+        }
+      }
+    }
+    if (listed.isEmpty() && !files.exists(folder)) {
       throw new FileNotFoundException("No such folder: " + folder);
     }
-    return found.iterator();
-  }
-
-  private static FileStatus status(S3AFileSystem files, Path folder, S3Object object) {
-    String name = object.key().substring(object.key().lastIndexOf('/') + 1);
-    Path path = files.makeQualified(new Path(folder, name));
-    long block = files.getDefaultBlockSize(path);
-    return new FileStatus(
-        object.size(), false, 1, block, object.lastModified().toEpochMilli(), path);
+    return listed.iterator();
   }
 
   @Override
