@@ -13,13 +13,11 @@ import org.apache.hadoop.fs.FSDataOutputStream;
 import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.Path;
 import org.apache.hadoop.fs.RemoteIterator;
-import org.apache.hadoop.fs.s3a.Constants;
 import org.apache.hadoop.fs.s3a.Listing;
 import org.apache.hadoop.fs.s3a.S3AFileStatus;
 import org.apache.hadoop.fs.s3a.S3AFileSystem;
 import org.apache.hadoop.fs.s3a.S3ListRequest;
 import org.apache.hadoop.fs.store.audit.AuditSpan;
-import software.amazon.awssdk.services.s3.model.ListObjectsV2Request;
 
 /**
  * Delta's log on an object store: a version is created only if it does not exist, and only while
@@ -29,8 +27,6 @@ import software.amazon.awssdk.services.s3.model.ListObjectsV2Request;
  * writes it: a commit that another driver makes in between is overwritten.
  */
 public final class ObjectLogStore extends HadoopFileSystemLogStore {
-
-  private static final int PAGE = 1000; // the most that S3 returns
 
   public ObjectLogStore(Configuration initHadoopConf) {
     super(initHadoopConf);
@@ -53,28 +49,26 @@ public final class ObjectLogStore extends HadoopFileSystemLogStore {
   }
 
   /**
-   * Asks for the keys from the wanted one on. Every update of a table's state lists its log, which has
+   * Lists the keys from the wanted one on. Every update of a table's state lists its log, which has
    * at least two objects for each commit of the last month.
    */
   @Override
   public Iterator<FileStatus> listFrom(Path path, Configuration conf) throws IOException {
-    // VACUUM lists folders of data with this method. In a directory bucket, keys have no order, and
-    // the older API of S3 has no such parameter.
+    // VACUUM lists folders of data with this method.
     if (!path.getParent().getName().equals("_delta_log")
-        || !(path.getFileSystem(conf) instanceof S3AFileSystem files)
-        || files.getConf().getInt(Constants.LIST_VERSION, 2) != 2
-        || files.hasPathCapability(path, CommonPathCapabilities.DIRECTORY_LISTING_INCONSISTENT)) {
+        || !(path.getFileSystem(conf) instanceof S3AFileSystem files)) {
       return super.listFrom(path, conf);
     }
     Path folder = files.makeQualified(path.getParent());
     String prefix = folder.toUri().getPath().substring(1) + "/";
     String name = path.getName();
-    ListObjectsV2Request request =
-        files
-            .getRequestFactory()
-            .newListObjectsV2RequestBuilder(prefix, "/", PAGE)
-            .startAfter(prefix + name.substring(0, name.length() - 1))
-            .build();
+    S3ListRequest request = files.createListObjectsRequest(prefix, "/");
+    // The older API of S3 has no such parameter, and in a directory bucket keys have no order.
+    if (request.isV1()
+        || files.hasPathCapability(path, CommonPathCapabilities.DIRECTORY_LISTING_INCONSISTENT)) {
+      return super.listFrom(path, conf);
+    }
+    String before = prefix + name.substring(0, name.length() - 1);
     List<FileStatus> listed = new ArrayList<>();
     try (AuditSpan span = files.createSpan("op_list_status", folder.toString(), null)) {
       RemoteIterator<S3AFileStatus> statuses =
@@ -82,7 +76,7 @@ public final class ObjectLogStore extends HadoopFileSystemLogStore {
               .getListing()
               .createFileStatusListingIterator(
                   folder,
-                  S3ListRequest.v2(request),
+                  S3ListRequest.v2(request.getV2().toBuilder().startAfter(before).build()),
                   file -> file.getName().compareTo(name) >= 0,
                   new Listing.AcceptAllButSelfAndS3nDirs(folder),
                   span);
