@@ -193,6 +193,44 @@ def letters():
     assert project.rows("letters") == [(letter,) for letter in "abcdefgh"]
 
 
+def test_a_topic_that_was_missed_for_an_update_may_come_back(
+    kafka_broker, spark, tmp_path: Path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    servers = kafka_broker.bootstrap_servers
+    for topic in ("region-a", "region-b"):
+        ensure_topic(servers, topic)
+        produce(kafka_broker, topic, f"{topic} 1")
+    options = {
+        "kafka.bootstrap.servers": servers,
+        "kafka.metadata.max.age.ms": "500",
+        "subscribePattern": "region-.*",
+        "startingOffsets": "earliest",
+        "failOnDataLoss": "false",
+    }
+    project = Project(tmp_path, spark).source(
+        f"""
+@dp.table
+def regions():
+    rows = spark.readStream.format("kafka").options(**{options!r}).load()
+    return rows.selectExpr("CAST(value AS STRING) AS value")
+"""
+    )
+    assert project.run().state is UpdateState.COMPLETED
+    client = admin(kafka_broker)  # its calls end with it
+    client.delete_topics(["region-b"])["region-b"].result(30)
+    assert project.run().state is UpdateState.COMPLETED
+    ensure_topic(servers, "region-b")
+    produce(kafka_broker, "region-b", "region-b 2")
+    result = project.run()
+    assert result.state is UpdateState.COMPLETED, result.failures
+    assert sorted(project.rows("regions")) == [
+        ("region-a 1",),
+        ("region-b 1",),
+        ("region-b 2",),
+    ]
+
+
 @pytest.fixture(scope="module")
 def secure(tmp_path_factory: pytest.TempPathFactory):
     """A broker with TLS and user names; certificates made here, by Java's keytool."""

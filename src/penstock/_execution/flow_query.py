@@ -3,9 +3,10 @@
 import contextlib
 import json
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -39,8 +40,11 @@ from penstock._runtime.ports import FlowEnded
 from penstock._spark import plans
 from penstock._spark.failures import flow_error, full_text, java_causes
 from penstock._spark.session import jvm_died, jvm_exit_code
+from penstock._tables.files import local_path
+from penstock._tables.read.checkpoint_files import newest_of_checkpoint
 from penstock.errors import PenstockError
 from penstock.sinks.registry import sink_of
+from penstock.sources import checkpoints
 from penstock.sources.base import NOWHERE, OpenedSource, Position, explained
 from penstock.sources.flow import distinct
 
@@ -266,9 +270,10 @@ class StreamingFlows:
                 if self._prepared(node, sources, checkpoint):
                     df, sources = evaluate()
             node = self._queries.adopt(node, df)
-            known = dict(state.topics)
+            topics = _topics_in(step.flow, checkpoint, state)
+            known = dict(topics)
             for source in distinct(sources):
-                known |= source.check_identity(state.topics, node.flow, self._queries.display(node))
+                known |= source.check_identity(topics, node.flow, self._queries.display(node))
             state = replace(state, starts=starts.chosen, topics=known)
             state = self._flow_state(node, df, step, state)
             running = RunningQuery(
@@ -393,3 +398,12 @@ def _triggered(writer: Any, step: StartFlow) -> Any:
             return writer.outputMode(OutputMode.UPDATE.value).trigger(realTime=every)
         case _:
             return writer.trigger(processingTime=every)
+
+
+def _topics_in(flow: str, path: str, state: FlowState) -> Mapping[str, str]:
+    """Ids of topics in the newest batch: one that it no longer had begins with its first row."""
+    if not state.topics:
+        return {}
+    checkpoint = newest_of_checkpoint(flow, state.epoch, local_path(path) or Path(path))
+    names = {name for offset in checkpoints.last_offsets(checkpoint) for name in offset}
+    return {t: i for t, i in state.topics.items() if t in names or not checkpoint.planned}
