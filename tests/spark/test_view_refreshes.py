@@ -240,6 +240,28 @@ def test_the_refresh_policy_decides(pipeline, monkeypatch):
     assert "[REFRESH_NOT_INCREMENTAL]" in of_whole and "over all rows" in of_whole
 
 
+def test_rules_about_columns_that_a_view_does_not_return_are_applied_to_all_rows(pipeline):
+    policy = "REFRESH POLICY INCREMENTAL"
+    view = """; CREATE OR REFRESH MATERIALIZED VIEW early
+      (CONSTRAINT is_early EXPECT (x < 50) ON VIOLATION DROP ROW) {policy} AS
+    SELECT k FROM (SELECT k, {columns} FROM delta.`{src}`)"""
+    columns = "v AS y, ts AS x"
+    pipeline.declare(policy, view.format(policy=policy, columns=columns, **pipeline.paths))
+    pipeline.refresh()
+    before = len(pipeline.project.rows("early", key=repr))
+    pipeline.add("src", [(80, 1, 49), (81, 1, 50)])
+    refreshed = [pipeline.refresh()["early"]]
+    assert "expectations use columns" in pipeline.reasons["early"]
+    assert len(pipeline.project.rows("early", key=repr)) == before + 1
+    refreshed.append(pipeline.refresh()["early"])
+
+    columns = "v AS x, ts AS y"
+    pipeline.declare(policy, view.format(policy=policy, columns=columns, **pipeline.paths))
+    refreshed.append(pipeline.refresh()["early"])
+    assert {(80,), (81,)} <= set(pipeline.project.rows("early", key=repr))
+    assert refreshed == ["COMPLETE_RECOMPUTE", "NO_OP", "COMPLETE_RECOMPUTE"]
+
+
 RULE = """
 import penstock as dp
 from pyspark.sql import functions as F

@@ -23,7 +23,8 @@ from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.jvm import iterate
 from penstock._tables.write.keyed import MOST_KEYS
 from penstock._tables.write.view_writer import ViewChangedError, ViewWriter
-from penstock.errors import PenstockError, PlanError
+from penstock.errors import DefinitionError, PenstockError, PlanError
+from penstock.quality.rules import check_expectations
 
 APPEND_ONLY = "APPEND_ONLY"
 GROUP_AGGREGATE = "GROUP_AGGREGATE"
@@ -100,6 +101,13 @@ class IncrementalViews:
         writer = self._queries.writers.view_writer(dataset, node, df, version)
         if technique == APPEND_ONLY:
             rows, reason = DataFrame(changes.rows(), df.sparkSession), "rows were only added"
+            try:
+                check_expectations(rows, dataset.declared.expectations)
+            except DefinitionError as error:
+                # Other columns are not read: they are NULL in the added rows.
+                raise NotIncrementalError(
+                    "its expectations use columns that the query does not return"
+                ) from error
             rows = self._queries.writers.with_rules(dataset, rows)
         else:
             if dataset.declared.expectations:

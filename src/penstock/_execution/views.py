@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
 from penstock._execution.flow_query import FlowQueries
@@ -24,6 +25,7 @@ from penstock._runtime.ports import RunOutcome
 from penstock._spark import plans
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.read.log_scan import keeps_rows
+from penstock.quality.rules import condition_column
 from penstock.sources.base import OpenedSource
 
 _QUERY_CHANGED = "the query changed"
@@ -253,17 +255,26 @@ class ViewRefresh:
             f"{rule.name}:{rule.condition}:{rule.on_violation}"
             for rule in dataset.declared.expectations
         ]
-        runs_python = node.analysis.runs_python or self._rules_run_python(df, dataset)
-        code = self._queries.context.source_digest if runs_python else ""
+        needs_code = node.analysis.runs_python or self._rules_need_code(df, dataset)
+        code = self._queries.context.source_digest if needs_code else ""
         # The text has no paths: in `a EXCEPT b`, two tables may have changed places.
         paths = sources.paths if len(sources.paths) > 1 else ()
         return plans.fingerprint(text, *rules, *plans.result_confs(df), code, *paths)
 
-    def _rules_run_python(self, df: DataFrame, dataset: DatasetNode) -> bool:
-        if not any(r.rows is None and not r.unique for r in dataset.declared.expectations):
+    def _rules_need_code(self, df: DataFrame, dataset: DatasetNode) -> bool:
+        conditions = [
+            condition_column(df.sparkSession, rule)
+            for rule in dataset.declared.expectations
+            if rule.rows is None and not rule.unique
+        ]
+        if not conditions:
             return False
-        rows = self._queries.writers.conformed(dataset, df)
-        return plans.runs_python(self._queries.writers.with_rules(dataset, rows))
+        try:
+            rules = self._queries.writers.conformed(dataset, df).select(*conditions)
+        except AnalysisException:
+            # Of columns that the query does not return: its text does not have their names.
+            return True
+        return plans.runs_python(rules)
 
 
 def _are_replaced(before: ViewState, sources: plans.BatchSources) -> bool:
