@@ -5,6 +5,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from writer_harness import rule
 
+from penstock._spark.plans import is_deterministic
 from penstock.errors import DefinitionError, DefinitionErrors
 from penstock.quality.rules import check_expectations
 from penstock.quality.split import filter_view, split_rows
@@ -118,6 +119,7 @@ def test_rules_use_columns_that_the_query_does_not_return(spark: SparkSession) -
     split = split_rows(df, rules)
     assert split is not None
     assert split.data_columns == ("key", "number")
+    assert is_deterministic(split.df)
     rows = split.df.select("key", "number", "penstock_dest", "_failed_rules").collect()
     assert {tuple(row)[:3]: row[3] for row in rows} == {
         ("a", 1, "table"): None,
@@ -128,3 +130,13 @@ def test_rules_use_columns_that_the_query_does_not_return(spark: SparkSession) -
     assert filter_view(df, rules).columns == ["key", "number"]
     with pytest.raises(DefinitionError, match="nope"):
         split_rows(df, [*rules, rule("bad", "nope > 0")])
+
+
+@pytest.mark.parametrize("condition", ["n > 1", "sum(n) > 1", "count(*) > 1"])
+def test_rules_use_no_columns_that_a_group_does_not_return(
+    spark: SparkSession, condition: str
+) -> None:
+    orders = spark.sql("SELECT * FROM VALUES (1, 'a'), (2, 'a') t(n, key)")
+    for df in (orders.select("key").distinct(), orders.groupBy("key").agg(F.max("n").alias("m"))):
+        with pytest.raises(DefinitionError):
+            check_expectations(df, [rule("r", condition)], finds_hidden=True)

@@ -96,8 +96,21 @@ def hidden_plan(df: DataFrame, condition: Column) -> Any:
         plan: Any = df.where(condition)._jdf.queryExecution().analyzed()
     except AnalysisException:
         return None
-    # Spark adds the columns below the filter and removes them above it.
-    return plan if str(plan.nodeName()) == "Project" else None
+    # Spark adds the columns below the filter and removes them above it; to groups it would add an
+    # aggregate, or the value of an arbitrary row.
+    if str(plan.nodeName()) != "Project":
+        return None
+    before: Any = df._jdf.queryExecution().analyzed()
+    return plan if _group_widths(plan) == _group_widths(before) else None
+
+
+def _group_widths(plan: Any) -> list[int]:
+    is_grouped = str(plan.nodeName()) in ("Aggregate", "Deduplicate")
+    widths = [int(plan.output().size())] if is_grouped else []
+    children = plan.children()
+    for position in range(children.size()):
+        widths += _group_widths(children.apply(position))
+    return widths
 
 
 def tolerant(spark: SparkSession, condition: Column, guard: Column) -> Column:
@@ -116,13 +129,20 @@ def tolerant(spark: SparkSession, condition: Column, guard: Column) -> Column:
     return F.coalesce(Column(utils.column(attempt)), F.lit(False))
 
 
-def row_guard(schema: StructType) -> Column:
-    """A condition that is true for every row and opaque to the optimizer, for `tolerant`."""
-    names = [field.name for field in schema if not _NO_HASH.search(field.dataType.simpleString())]
-    cheap = [field.name for field in schema if field.dataType.typeName() in _HASHABLE_FIRST]
-    chosen = next(iter(cheap or names), None)
-    # Not `monotonically_increasing_id()`: streams must not have it.
-    seed = F.col(quoted(chosen)) if chosen else F.spark_partition_id()
+def row_guard(schema: StructType, columns: Sequence[Column] = ()) -> Column:
+    """A condition that is true for every row and opaque to the optimizer, for `tolerant`.
+
+    Without `columns`, those of the schema are resolved by name.
+    """
+    types = [field.dataType for field in schema]
+    hashable = [i for i, kind in enumerate(types) if not _NO_HASH.search(kind.simpleString())]
+    cheap = [i for i, kind in enumerate(types) if kind.typeName() in _HASHABLE_FIRST]
+    chosen = next(iter(cheap or hashable), None)
+    if chosen is None:
+        # Not `monotonically_increasing_id()`: streams must not have it.
+        seed = F.spark_partition_id()
+    else:
+        seed = columns[chosen] if columns else F.col(quoted(schema.names[chosen]))
     # A population count is never above 64, which Catalyst does not infer.
     return F.bit_count(F.hash(seed)) < 100
 

@@ -16,7 +16,6 @@ from typing import Any
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
 from penstock._model.expectation import FAILED_RULES, ROW, SOURCE, Expectation, OnViolation
 from penstock._model.sql_text import quoted
@@ -250,7 +249,7 @@ def _with_result(df: DataFrame, plan: Any, name: str) -> DataFrame:
     output = plan.output()
     columns = [Column(utils.column(output.apply(i))) for i in range(output.size())]
     condition = Column(utils.column(where.condition()))
-    passed = tolerant(df.sparkSession, condition, row_guard(StructType()))
+    passed = tolerant(df.sparkSession, condition, row_guard(df.schema, columns))
     return DataFrame(rows, df.sparkSession).select(*columns, passed.alias(name))
 
 
