@@ -251,6 +251,11 @@ def gold():
 def third():
     return rows()
 
+@dp.table
+@dp.expect_or_fail("of_union", "amount > 0")
+def fourth():
+    return rows().union(rows()).withColumnRenamed("amount", "sum")
+
 @dp.append_flow(target="nowhere")
 def lost():
     return rows()
@@ -262,10 +267,11 @@ def lost():
     assert [e.condition for e in caught.value.errors] == [
         "DATASET_NOT_FOUND",
         "EXPECTATION_INVALID",
+        "EXPECTATION_INVALID",
         "FLOW_TARGET_NOT_FOUND",
     ]
     assert "did you mean 'silver'" in text and "did you mean 'amount'" in text
-    assert text.count("pipeline.py:") == 3
+    assert text.count("pipeline.py:") == 4
 
 
 def test_dry_run_refuses_a_table_that_cannot_be_created_and_an_update_runs_the_others(

@@ -346,6 +346,7 @@ class Analysis:
         if dataset is not None and declared is not None and not self.missing_below(flow.name):
             name = self.index.display(dataset.name.key)
             check_assignable(self._spark, df.schema, declared, name=name, origin=flow.origin)
+        operators = () if mode is None else plans.stateful_operators(df)
         if dataset is not None and dataset.declared.expectations:
             rows = df
             if declared is not None:
@@ -353,10 +354,15 @@ class Analysis:
                 is_upsert = mode is OutputMode.UPDATE and len(dataset.flows) == 1
                 if is_upsert or dataset.declared.kind is DatasetKind.MATERIALIZED_VIEW:
                     rows = filled(rows, declared)
-            check_rules(rows, flow, dataset.declared, assuming=self._assumptions is not None)
+            check_rules(
+                rows,
+                dataset.declared,
+                # Else some rules are applied to the rows of a batch.
+                finds_hidden=not is_cdc(flow) and not plans.has_state(operators),
+                assuming=self._assumptions is not None,
+            )
         if replaces_rows(flow) and not df.isStreaming:
             window_of(df, flow)
-        operators = () if mode is None else plans.stateful_operators(df)
         return FlowAnalysis(
             inputs=frozenset(evaluation.inputs) | self.index.depends_on(flow),
             external_inputs=tuple(dict.fromkeys(evaluation.external)),

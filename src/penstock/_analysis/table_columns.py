@@ -8,7 +8,6 @@ from penstock._graph.cdc import is_cdc
 from penstock._graph.index import DeclaredDataset
 from penstock._model.dataset import Dataset
 from penstock._model.flow import Flow, OutputMode
-from penstock._spark.plans import keeps_state
 from penstock._tables.write.schema import has_identity
 from penstock._tables.write.table_spec import parse_schema
 from penstock.errors import DefinitionError
@@ -98,14 +97,12 @@ def check_identity(
         )
 
 
-def check_rules(df: DataFrame, flow: Flow, declared: Dataset, *, assuming: bool) -> None:
-    """Check the expectations of the dataset of a flow.
+def check_rules(df: DataFrame, declared: Dataset, *, finds_hidden: bool, assuming: bool) -> None:
+    """Check the expectations of a dataset; `finds_hidden` is as in `check_expectations`.
 
     With assumptions about missing sources, the cause of an error has the column that is missing.
     """
     rules, kind = declared.expectations, declared.kind
-    # Rules of auto CDC, and some of stateful queries, are applied to the rows of a batch.
-    finds_hidden = flow.cdc is None and flow.snapshot is None and not keeps_state(df)
     if assuming:
         # `check_expectations` resolves the columns of rules about whole tables.
         for rule in (each for each in rules if not each.unique and each.rows is None):
