@@ -29,7 +29,7 @@ from penstock._tables.read.browsing import TableBrowser
 from penstock._tables.read.checkpoint_doctor import Severity, examine
 from penstock._tables.read.checkpoint_files import checkpoints
 from penstock._tables.read.row_selection import RowSelection
-from penstock.errors import PlanError, SetupError, SpecError
+from penstock.errors import DefinitionError, PlanError, SetupError, SpecError
 from penstock.sources.base import parse_start
 
 STRICT = """
@@ -328,3 +328,9 @@ def test_a_replay_is_refused_when_it_could_do_harm(project: Project):
     assert done is not None
     assert (done.resumed, done.moved, done.kept) == (True, 2, 2)
     assert _places(project) == ([1, 2, 3], [(70, None), (500, 4)])
+
+
+def test_rows_are_not_judged_by_the_files_of_their_quarantine(project: Project) -> None:
+    project.source(STRICT.replace("amount < 10", "_metadata.file_name LIKE '%.parquet'", 1))
+    with pytest.raises(DefinitionError, match=r"EXPECTATION_INVALID.*small"):
+        _replay(project)

@@ -39,6 +39,7 @@ from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock._tables.read.log_scan import read_commit_counts
 from penstock._tables.write.kept import keep, release
 from penstock.errors import PlanError
+from penstock.quality.rules import check_expectations
 from penstock.quality.split import filter_view
 from penstock.sources.base import OpenedSource, range_invalid
 from penstock.sources.flow import is_past_end
@@ -117,6 +118,8 @@ class BackfillRun:
         query, sources = self.pipeline.query(self.node, self.plan.position)
         df = self.tables.typed(self.node, query)
         if self.plan.way == Way.WINDOW:
+            # Staged rows have neither other columns of the query, nor the metadata of its files.
+            check_expectations(df, self.dataset.declared.expectations)
             if not self.plan.is_staged:
                 self._stream(df, sources, self._stage)
                 if not StorageFiles(self.pipeline.spark).names(self._rows):

@@ -46,6 +46,7 @@ from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.row_files import LATE, NO_EVENT_TIME
 from penstock._tables.write.schema import conform
 from penstock.errors import PlanError, SpecError
+from penstock.quality.rules import check_expectations
 from penstock.quality.split import (
     DESTINATION,
     QUARANTINE_COLUMNS,
@@ -235,6 +236,8 @@ class QuarantineReplay:
             else rule
             for rule in self._expectations
         ]
+        # The quarantine has neither other columns of the query, nor the metadata of its files.
+        check_expectations(data, rules)
         split = split_rows(data, rules)
         if split is None or not split.quarantine:
             kinds = {name: rows.schema[name].dataType for name in QUARANTINE_COLUMNS}
