@@ -185,13 +185,18 @@ class _Writer:
             self._replaced.add(event.origin.dataset_name)
 
     def _plan(self, number: int, line: bytes, flow: bytes) -> None:
-        """The first event of a refresh: an old one is dropped, as its rows were replaced."""
+        """The first event of a refresh: an old one of a view is dropped, as its rows were replaced.
+
+        A flow with `replace_where` has such events as well, but its counts are added up.
+        """
         self._planned[flow] += 1
-        if self._surveyed.planned[flow] - self._planned[flow] < self._surveyed.newest:
+        is_old = self._surveyed.planned[flow] - self._planned[flow] >= self._surveyed.newest
+        event = event_of_line(line) if is_old else None
+        if event is not None and event.origin.dataset_name in self._replaced:
+            self._past.add(flow)
+        else:
             self._past.discard(flow)
             self._keep(number, line)
-        else:
-            self._past.add(flow)
 
     def _measure(self, number: int, line: bytes, flow: bytes) -> None:
         recorded = None if number in self._surveyed.staying else recorded_of(line)

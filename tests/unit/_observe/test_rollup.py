@@ -167,6 +167,9 @@ def test_only_the_newest_refreshes_of_a_view_stay():
     events.insert(12, flow_progress(VIEW, FlowStatus.QUEUED, "failed, retry"))
     lines = text_of(events).splitlines(keepends=True)
     assert smaller(b"".join(lines), 26, 3).splitlines(True) == [*lines[:2], lines[12], *lines[-9:]]
+    # The counts of a table with `replace_where` are added up.
+    table = b"".join(lines).replace(b"MATERIALIZED_VIEW", b"STREAMING_TABLE")
+    assert smaller(table, 26, 3) == table
 
 
 def test_commands_print_the_same_sums_of_a_log_that_was_rolled_up(
