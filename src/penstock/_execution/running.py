@@ -25,7 +25,7 @@ from penstock._observe.events import (
     StreamProgress,
 )
 from penstock._runtime.ports import FlowEnded
-from penstock._spark.failures import flow_error, full_text
+from penstock._spark.failures import flow_error, full_text, with_causes
 from penstock.errors import PenstockError
 from penstock.sources.base import OpenedSource, explained
 
@@ -221,11 +221,9 @@ class RunningQuery:
         PySpark keeps `on_batch`, and how it failed, as long as Java has the query: nothing would
         free a query of which Python still has an object.
         """
-        failure = self._failure
-        self._query = self._failure = self._write = None
-        while failure is not None:
+        for failure in with_causes(self._failure):
             traceback.clear_frames(failure.__traceback__)
-            failure = failure.__cause__ or failure.__context__
+        self._query = self._failure = self._write = None
 
     def _close_sink(self, error: str | None) -> None:
         try:

@@ -3,6 +3,7 @@
 import json
 import re
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -208,10 +209,7 @@ def _on_file_system(text: str) -> str:
 def full_text(error: BaseException) -> str:
     """The messages of an exception, of its JVM exception and of its causes."""
     parts: list[str] = []
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
+    for current in with_causes(error):
         parts.append(f"{type(current).__name__}: {current}")
         java: Any = getattr(current, "java_exception", None)
         if java is not None:
@@ -219,8 +217,16 @@ def full_text(error: BaseException) -> str:
         origin: Any = getattr(current, "_origin", None)
         if origin is not None:
             parts.append(str(origin.toString()))
-        current = current.__cause__ or current.__context__
     return "\n".join(parts)
+
+
+def with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and its causes, each once."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def java_causes(error: BaseException) -> str:
