@@ -150,10 +150,6 @@ class FileRoots:
                 return plain[len(folder) :]
         return plain
 
-    def contains(self, path: str) -> bool:
-        """Whether a file may be below one of the roots."""
-        return self.below(path) != file_name(path) or any(_GLOB.match(root) for root in self.paths)
-
     def includes(self, path: str) -> bool:
         """Whether a listing of the roots would have a file, by its path without escapes."""
         parts = file_name(path).split("/")

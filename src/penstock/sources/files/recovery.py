@@ -199,7 +199,7 @@ def _seen(source: OpenedFiles, where: str, batch: Sequence[str]) -> StructType:
 
 def _unreadable(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
     files = (file_name_of_uri(failure.group(2)) for failure in _UNREADABLE.finditer(text))
-    name = next(filter(source.roots.contains, files), None)
+    name = next(filter(source.roots.includes, files), None)
     if name is None or not source.options.quarantine_corrupt or not _BROKEN_CONTENT.search(text):
         return None
     # Read once more: a connection that was cut looks the same. And others of the same delivery may
@@ -273,7 +273,7 @@ def _broken_among(source: OpenedFiles, files: list[FoundFile]) -> list[tuple[str
 
 def _malformed(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
     match = _MALFORMED_FILE.search(text)
-    if match is None or not source.roots.contains(file_name_of_uri(match.group(1))):
+    if match is None or not source.roots.includes(file_name_of_uri(match.group(1))):
         return None
     return _error(
         "MALFORMED_RECORD",
@@ -290,4 +290,4 @@ def _cause(text: str) -> str:
     reported = [cause for cause in causes if _BROKEN_CONTENT.search(cause)]
     cause = (reported or causes or ["it cannot be read"])[-1].strip()[:300]
     # Of Avro's reader, for a last block that is not complete.
-    return "the file is cut" if cause.startswith("java.lang.NullPointerException") else cause
+    return "the file is truncated" if cause.startswith("java.lang.NullPointerException") else cause
