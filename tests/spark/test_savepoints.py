@@ -396,6 +396,20 @@ def test_a_stream_does_not_add_its_rows_to_those_of_a_restored_view(small: Proje
     _restore(project, "view")
     project.source(bronze + stream)
     assert [error.condition for error in project.run().failures] == ["DATASET_KIND_CHANGED"]
+    # The checkpoint of a stream before is not that of the rows of the view.
+    project.run(full_refresh=("mid",))
+    project.source(bronze + view).run()
+    project.source(bronze + stream)
+    _create(project, "refused")
+    _restore(project, "refused", keeps_undo=False)
+    assert project.run().failures == ()
+    assert project.rows("mid") == project.rows("bronze")
+    # The rows are of the stream until the first refresh.
+    project.source(bronze + view)
+    _create(project, "declared")
+    _restore(project, "declared", keeps_undo=False)
+    assert project.source(bronze + stream).run().failures == ()
+    assert project.rows("mid") == project.rows("bronze")
 
 
 def test_removed_rows_are_unread_when_a_flow_reads_the_change_feed(small: Project):

@@ -155,7 +155,7 @@ class _Run:
             newest = self._delta.version(table.path)
             steps.append(f"restore {table.name} from version {newest} to {table.version}")
         steps += [
-            f"remove all rows of {table.name}, which the savepoint does not have"
+            f"remove all rows of {table.name}, which is filled from the beginning"
             for table in self._new_tables()
         ]
         for flow in self._savepoint.flows:

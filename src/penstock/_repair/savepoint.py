@@ -22,9 +22,7 @@ from penstock._execution.savepoints import (
     unfinished_restore,
 )
 from penstock._graph.dataflow import DatasetNode, FlowNode
-from penstock._graph.replacing import replaces_rows
 from penstock._launch import OpenPipeline, open_for_command
-from penstock._model.dataset import DatasetKind
 from penstock._model.pipeline import PipelineSettings
 from penstock._repair.backfill import backfill_journal
 from penstock._repair.quarantine_replay import replay_journal
@@ -137,9 +135,9 @@ def _tables(pipeline: OpenPipeline, delta: DeltaJvm, node: DatasetNode) -> Itera
 
 
 def _is_refreshed(pipeline: OpenPipeline, node: FlowNode) -> bool:
-    """Whether a flow has no checkpoint, or only that of the stream that it was before."""
-    is_view = pipeline.graph.datasets[node.target].kind is DatasetKind.MATERIALIZED_VIEW
-    return is_view or replaces_rows(node.flow)
+    """Whether the rows are of a batch query; its checkpoint is that of a stream before."""
+    view = pipeline.state.view(node.target)
+    return view is not None and bool(view.deployed)
 
 
 def _flow(
