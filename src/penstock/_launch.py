@@ -15,7 +15,7 @@ from penstock._analysis.context import ReadContext
 from penstock._analysis.evaluation import Evaluator
 from penstock._analysis.external_reads import ExternalReads
 from penstock._analysis.external_tables import ExternalTables
-from penstock._analysis.reader_hooks import redirected
+from penstock._analysis.reader_hooks import export_old_functions, redirected
 from penstock._analysis.table_sources import DeltaSource
 from penstock._api.modules import installed_modules
 from penstock._execution.deferral import defer_unchanged
@@ -267,6 +267,7 @@ def project_session(
         spark = stack.enter_context(session)
         stack.enter_context(installed_modules())
         stack.enter_context(project_imports(settings, sources))
+        export_old_functions()
         yield spark
 
 

@@ -239,9 +239,8 @@ refused = {
     "mapGroupsWithState": map_groups_with_state,
     "schema": lambda: events.writeStream.option("checkpointLocation", "c").toTable("bronze.orders"),
     "value.user_id": lambda: event_hubs().select(col("value.user_id")),
-    "countDistinct": lambda: countDistinct("order_id"),
-    "count_distinct": lambda: events.groupBy("customer_id").agg(
-        count_distinct("order_id")).writeStream.format("noop").outputMode("update").start(),
+    "countDistinct": lambda: events.groupBy("customer_id").agg(
+        countDistinct("order_id")).writeStream.format("noop").outputMode("update").start(),
     "dropDuplicates": lambda: events.dropDuplicates("order_id", "event_ts"),
     "current_timestamp": lambda: spark.createDataFrame([{"at": F.current_timestamp()}]),
     "alias": lambda: events.join(events, expr("clicks.order_id = impressions.order_id")),

@@ -18,7 +18,7 @@ from penstock._analysis.context import ReadContext
 from penstock._analysis.evaluation import Evaluator
 from penstock._analysis.external_reads import ExternalReads
 from penstock._analysis.external_tables import ExternalTables
-from penstock._analysis.reader_hooks import install_reader_hooks, redirected
+from penstock._analysis.reader_hooks import export_old_functions, redirected
 from penstock._analysis.table_sources import SchemaSource
 from penstock._graph.indexing import build_index
 from penstock._model.dataset import Dataset, DatasetKind
@@ -602,7 +602,7 @@ def test_a_frame_of_pandas_is_refused_by_its_full_name(world: World):
 
 
 def test_all_functions_can_be_imported_like_with_spark_3() -> None:
-    install_reader_hooks()
+    export_old_functions()
     names: dict[str, Any] = {}
     exec("from pyspark.sql.functions import *", names)
     assert names["countDistinct"] is F.countDistinct

@@ -103,6 +103,11 @@ def describe_source(source: str, path: Any, options: Mapping[str, str]) -> str:
 
 
 @functools.cache
+def export_old_functions() -> None:
+    """Let `from pyspark.sql.functions import *` import every function, as in Spark 3."""
+    functions.__all__ = sorted({*functions.__all__, *_OLD_NAMES})
+
+
 def install_reader_hooks() -> None:
     """Wrap the readers of classic PySpark; once per process, idempotent."""
     # PySpark prints every failed analysis with its stack; the raised error has the message.
@@ -116,8 +121,6 @@ def install_reader_hooks() -> None:
     _wrap_catalog()
     wrap_delta_tables()
     _wrap_settings()
-    # Of Spark 3, where `from pyspark.sql.functions import *` had every function.
-    functions.__all__ = sorted({*functions.__all__, *_OLD_NAMES})
 
 
 def _wrap_settings() -> None:
