@@ -102,12 +102,12 @@ def describe_source(source: str, path: Any, options: Mapping[str, str]) -> str:
 # -- wrappers -----------------------------------------------------------------------------------
 
 
-@functools.cache
 def export_old_functions() -> None:
     """Let `from pyspark.sql.functions import *` import every function, as in Spark 3."""
     functions.__all__ = sorted({*functions.__all__, *_OLD_NAMES})
 
 
+@functools.cache
 def install_reader_hooks() -> None:
     """Wrap the readers of classic PySpark; once per process, idempotent."""
     # PySpark prints every failed analysis with its stack; the raised error has the message.
