@@ -10,7 +10,7 @@ from typing import Any
 import pandas
 import pytest
 from memory_states import MemoryStates
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 from sql_dialect import is_known
 
@@ -18,7 +18,11 @@ from penstock._analysis.context import ReadContext
 from penstock._analysis.evaluation import Evaluator
 from penstock._analysis.external_reads import ExternalReads
 from penstock._analysis.external_tables import ExternalTables
-from penstock._analysis.reader_hooks import export_old_functions, redirected
+from penstock._analysis.reader_hooks import (
+    export_old_functions,
+    install_reader_hooks,
+    redirected,
+)
 from penstock._analysis.table_sources import SchemaSource
 from penstock._graph.indexing import build_index
 from penstock._model.dataset import Dataset, DatasetKind
@@ -606,3 +610,10 @@ def test_all_functions_can_be_imported_like_with_spark_3() -> None:
     names: dict[str, Any] = {}
     exec("from pyspark.sql.functions import *", names)
     assert names["countDistinct"] is F.countDistinct
+
+
+def test_hooks_are_installed_once() -> None:
+    install_reader_hooks()
+    before = DataFrameReader.load, SparkSession.sql
+    install_reader_hooks()
+    assert (DataFrameReader.load, SparkSession.sql) == before
