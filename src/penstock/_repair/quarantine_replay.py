@@ -18,9 +18,9 @@ commit, so the next one may use the same version as its fence.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -88,33 +88,18 @@ class ReplayPreview:
 
 @dataclass(frozen=True, kw_only=True)
 class _Staged:
-    """A replay in its journal; `files` to remove by `file_identity`, `None` = all of them."""
+    """A replay in its journal."""
 
-    version: int
-    files: frozenset[tuple[str, str]] | None = None
-    selection: Mapping[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        content: dict[str, Any] = {"version": self.version}
-        if self.files is not None:
-            content |= {"files": sorted(self.files), "selection": self.selection}
-        return content
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> "_Staged":
-        files = content.get("files")
-        # Not `quarantine_version`, as in earlier versions: their commits have another app id.
-        return cls(
-            version=int(content["version"]),
-            files=None if files is None else frozenset((path, vector) for path, vector in files),
-            selection=content.get("selection", {}),
-        )
+    version: int  # of the quarantine
+    files: Sequence[Sequence[str]] | None = None  # to remove, by `file_identity`; None = all
+    selection: Mapping[str, Any] = field(default_factory=dict)
 
 
 def replay_journal(
     files: StorageFiles, layout: StorageLayout, node: DatasetNode
 ) -> Journal[_Staged]:
-    return Journal(files, layout.replay_staging(node.name), _Staged.of)
+    # Fails for `quarantine_version` of earlier versions: their commits have another app id.
+    return Journal(files, layout.replay_staging(node.name), lambda body: _Staged(**body))
 
 
 class QuarantineReplay:
@@ -195,12 +180,14 @@ class QuarantineReplay:
         if not self._exists:
             return Replayed(table=self._name, version=None, chosen=0, moved=0, kept=0)
         if selection.is_all:
-            staged = _Staged(version=self._delta.version(self._quarantine_path), selection={})
+            staged = _Staged(version=self._delta.version(self._quarantine_path))
             rows = self._all_rows(staged.version)
         else:
             selected = self._select(selection)
             staged = _Staged(
-                version=selected.version, files=selected.files, selection=selection.record()
+                version=selected.version,
+                files=sorted(selected.files),
+                selection=selection.record(),
             )
             if selected.rows is None:
                 return Replayed(table=self._name, version=staged.version, chosen=0, moved=0, kept=0)
@@ -208,7 +195,7 @@ class QuarantineReplay:
             selected.rows.write.parquet(self._read)
             rows = self._spark.read.parquet(self._read).where(SELECTED).drop(SELECTED)
         self._split(rows).write.parquet(self._rows)
-        self._journal.save(staged.to_json())
+        self._journal.save(asdict(staged))
         kill_point(STAGED, self._name, None)
         try:
             return self._finish(staged)
@@ -309,11 +296,12 @@ class QuarantineReplay:
 
     def _removals(self, pending: _Staged, txn: TableTransaction) -> list[Any]:
         """Actions that remove the staged files, if they are unchanged; not those added later."""
-        staged = pending.files
-        if staged is None:
+        if pending.files is None:
             old = self._delta.snapshot_at(self._quarantine_path, pending.version)
             contents = self._delta.file_contents(self._quarantine.live_files.all(old))
-            staged = frozenset(map(file_identity, contents))
+            staged = set(map(file_identity, contents))
+        else:
+            staged = {(path, vector) for path, vector in pending.files}
         contents = self._delta.file_contents(self._quarantine.files(txn))
         live = {file_identity(content): content for content in contents}
         if changed := staged - live.keys():
