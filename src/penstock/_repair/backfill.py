@@ -8,16 +8,13 @@ flow gets no other.
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.pipeline import PipelineSettings
-from penstock._observe.events import BackfillProgress, Event
-from penstock._repair.backfill_run import PLANNED, BackfillPlan, BackfillRun, Emit, Way, remove
+from penstock._repair.backfill_run import PLANNED, BackfillPlan, BackfillRun, Way, remove
 from penstock._repair.journal import Journal, recording
 from penstock._repair.quarantine_replay import replay_journal
 from penstock._repair.reading import pipeline_storage
@@ -116,7 +113,14 @@ def backfill_flow(
             journal.delete()  # files of one that was interrupted before its journal
             journal.save(asdict(plan))
             kill_point(PLANNED, node.flow.name, None)
-        with _recording(settings, update_id, node, plan, not is_new) as emit:
+        with recording(
+            settings,
+            update_id,
+            node,
+            command="backfill",
+            properties={"backfill": plan.backfill_id},
+            text=plan.range,
+        ) as record:
             (own,) = [c for c in checkpoints(stored.settings, plan.flow) if c.is_current]
             run = BackfillRun(
                 pipeline=pipeline,
@@ -125,9 +129,11 @@ def backfill_flow(
                 plan=plan,
                 journal=journal,
                 own=own,
-                emit=emit,
+                record=record,
             )
+            run.emit("planned" if is_new else "resumed", plan.range)
             counts = run.run()
+            run.emit("done", "the backfill is done")
         if plan.epoch:
             # Rows that the table had lost are added: the flow continues with the present table.
             pipeline.tables.note(node, plan.epoch).replace({})
@@ -315,38 +321,6 @@ def _report(
         resumed=resumed,
         steps=() if state == "abandoned" else tuple(_steps(plan, sources)),
     )
-
-
-@contextmanager
-def _recording(
-    settings: PipelineSettings, update_id: str, node: FlowNode, plan: BackfillPlan, resumed: bool
-) -> Iterator[Emit]:
-    with recording(
-        settings,
-        update_id,
-        node,
-        command="backfill",
-        properties={"backfill": plan.backfill_id},
-        text=plan.range,
-    ) as record:
-
-        def emit(step: str, message: str, figures: Mapping[str, Any]) -> None:
-            if step == "commit":
-                # Without batch ids: those of a backfill are not the flow's.
-                record.emit(figures["commit"].event(record.flow, "backfill"))
-                return
-            body = BackfillProgress(
-                backfill_id=plan.backfill_id,
-                way=plan.way,
-                range=plan.range,
-                step=step,
-                figures=figures,
-            )
-            record.emit(Event(record.flow, body, message))
-
-        emit("resumed" if resumed else "planned", plan.range, {})
-        yield emit
-        emit("done", "the backfill is done", {})
 
 
 def _steps(plan: BackfillPlan, sources: tuple[RangeReport, ...]) -> Iterator[str]:

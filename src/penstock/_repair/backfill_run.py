@@ -28,7 +28,8 @@ from penstock._launch import OpenPipeline
 from penstock._model.expectation import ROW
 from penstock._model.flow import OutputMode
 from penstock._model.sql_text import quoted
-from penstock._repair.journal import Journal
+from penstock._observe.events import BackfillProgress, Event
+from penstock._repair.journal import Journal, Record
 from penstock._spark.failures import flow_error
 from penstock._spark.plans import fingerprint
 from penstock._tables.commits import CommitResult, actions_of
@@ -47,8 +48,6 @@ from penstock.sources.flow import is_past_end
 PLANNED, BATCH = "backfill_planned", "backfill_batch"
 STAGED, COMMITTED = "backfill_staged", "backfill_committed"
 """Kill points of a backfill; it can be resumed after each."""
-Emit = Callable[[str, str, Mapping[str, Any]], None]
-"""Gets a step, a message and its figures."""
 
 _POLL_SECONDS = 0.5
 _KNOWN = "penstock_known_"
@@ -101,7 +100,7 @@ class BackfillRun:
     plan: BackfillPlan
     journal: Journal[BackfillPlan]
     own: Checkpoint  # of the flow: a batch with rows that it has not read is refused
-    emit: Emit
+    record: Record
     counts: Counts = field(default_factory=Counts)
 
     @property
@@ -112,6 +111,17 @@ class BackfillRun:
     def _rows(self) -> str:
         """Folder of the staged rows of a window."""
         return f"{self.journal.folder}/rows"
+
+    def emit(self, step: str, message: str, **figures: int) -> None:
+        plan = self.plan
+        body = BackfillProgress(
+            backfill_id=plan.backfill_id,
+            way=plan.way,
+            range=plan.range,
+            step=step,
+            figures=figures,
+        )
+        self.record.emit(Event(self.record.flow, body, message))
 
     def run(self) -> Counts:
         """Read the range to its end; fails as a flow would, or with `BACKFILL_WOULD_LOSE_ROWS`."""
@@ -127,7 +137,7 @@ class BackfillRun:
                         "its sources do not have its rows any more", "--abandon discards it"
                     )
                 self.journal.save(asdict(replace(self.plan, is_staged=True)))
-                self.emit("staged", "all rows of the range are staged", asdict(self.counts))
+                self.emit("staged", "all rows of the range are staged", **asdict(self.counts))
                 kill_point(STAGED, self.plan.flow, None)
             self._replace()
             return self.counts
@@ -153,7 +163,7 @@ class BackfillRun:
                 write(batch, number)
                 self.counts.batches += 1
                 message = f"{self.counts.batches} batches of the range are committed"
-                self.emit("batch", message, asdict(self.counts))
+                self.emit("batch", message, **asdict(self.counts))
                 kill_point(BATCH, self.plan.flow, number)
             except BaseException as error:
                 failed.append(error)
@@ -230,7 +240,8 @@ class BackfillRun:
         if not result.replayed:
             self.counts.added += result.result.rows_written
             self.counts.quarantined += result.result.rows_quarantined
-            self.emit("commit", "", {"commit": result})
+            # Without batch ids: those of a backfill are not the flow's.
+            self.record.emit(result.event(self.record.flow, "backfill"))
         kill_point(COMMITTED, self.plan.flow, None)
 
     def _stage(self, batch: DataFrame, number: int) -> None:
