@@ -71,7 +71,7 @@ class OpenPipeline:
     """A pipeline whose source files were executed and whose flows were analysed.
 
     `evaluator` calls query functions over `source`, the rows of its tables. `leases` are held until
-    the command ends; `None` if nothing may be written.
+    the command ends; `None` if nothing may be written. `update_id` is of the events of a command.
     """
 
     settings: PipelineSettings
@@ -83,6 +83,7 @@ class OpenPipeline:
     source: DeltaSource
     evaluator: Evaluator
     leases: PipelineLeases | None
+    update_id: str = ""
 
     def flow(self, name: str) -> "FlowNode":
         """A flow by its name, in any case."""
@@ -224,23 +225,23 @@ def open_for_command(
     settings: PipelineSettings,
     command: str,
     *,
-    update_id: str | None = None,
+    records: bool = False,
     restores: bool = False,
 ) -> Iterator[OpenPipeline]:
     """Open a pipeline for a command that changes it while it does not run.
 
-    `command` is shown to commands that are refused meanwhile; events are recorded under
-    `update_id`.
+    `command` is shown to commands that are refused meanwhile; with `records`, it emits events.
     """
+    update_id = str(uuid.uuid4())
     holder = {"pipeline": settings.name, "command": f"penstock {command}", **NOT_STOPPABLE}
-    if update_id is not None:
+    if records:
         holder["update"] = update_id
     log = f"{command.replace(' ', '-')}-{uuid.uuid4()}"
     with (
         PipelineLeases(settings.home, holder) as leases,
         open_pipeline(settings, leases, update_id=log, restores=restores) as pipeline,
     ):
-        yield pipeline
+        yield replace(pipeline, update_id=update_id)
 
 
 @contextlib.contextmanager

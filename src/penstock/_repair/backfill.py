@@ -72,9 +72,8 @@ def backfill_flow(
 
     Called on the main thread. Holds the leases of an update.
     """
-    update_id = str(uuid.uuid4())
     with (
-        open_for_command(settings, "backfill", update_id=update_id) as pipeline,
+        open_for_command(settings, "backfill", records=True) as pipeline,
         pipeline_storage(pipeline, flow) as stored,
     ):
         node = pipeline.flow(flow)
@@ -114,8 +113,7 @@ def backfill_flow(
             journal.save(asdict(plan))
             kill_point(PLANNED, node.flow.name, None)
         with recording(
-            settings,
-            update_id,
+            pipeline,
             node,
             command="backfill",
             properties={"backfill": plan.backfill_id},

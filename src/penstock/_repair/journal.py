@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from penstock._graph.dataflow import FlowNode
-from penstock._model.pipeline import PipelineSettings
+from penstock._launch import OpenPipeline
 from penstock._observe.bus import EventBus
 from penstock._observe.events import (
     CreateUpdate,
@@ -91,9 +91,8 @@ class Record:
 
 @contextmanager
 def recording(
-    settings: PipelineSettings,
-    update_id: str,
-    node: "FlowNode | None",
+    pipeline: OpenPipeline,
+    node: FlowNode | None,
     *,
     command: str,
     properties: Mapping[str, Any],
@@ -103,6 +102,7 @@ def recording(
 
     `properties` are added to the `create_update` event; `text` is one line about the command.
     """
+    settings = pipeline.settings
     bus, state, copy = EventBus(), ObservedUpdate(), ExitStack()
     copy.enter_context(kept_events(settings))
     if local_path(settings.storage) is not None:
@@ -112,7 +112,7 @@ def recording(
     status = StatusFile(status_path(settings), state)
     for subscriber in (state, log, status):
         bus.subscribe(subscriber)
-    origin = EventOrigin(pipeline_name=settings.name, update_id=update_id)
+    origin = EventOrigin(pipeline_name=settings.name, update_id=pipeline.update_id)
     flow, about = origin, ""
     if node is not None:
         flow = replace(origin, flow_name=node.flow.name, dataset_name=node.target)

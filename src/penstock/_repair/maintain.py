@@ -1,6 +1,5 @@
 """`penstock maintain`: compaction, ordering and VACUUM of tables while no update runs."""
 
-import uuid
 from collections.abc import Sequence
 
 from penstock._execution.maintained import maintained_tables
@@ -20,8 +19,7 @@ def maintain_tables(
     Called on the main thread. Holds the leases of an update. `names` are tables; empty = all. A
     table that fails does not keep others from being maintained.
     """
-    update_id = str(uuid.uuid4())
-    with open_for_command(settings, "maintain", update_id=update_id) as pipeline:
+    with open_for_command(settings, "maintain", records=True) as pipeline:
         selected = pipeline.index.select(names)
         stored = {node.key: node for node in pipeline.graph.stored()}
         if names and (selected is None or not selected <= stored.keys()):
@@ -38,8 +36,7 @@ def maintain_tables(
             pipeline.lease(stored[key])
         events: list[Event] = []
         with recording(
-            settings,
-            update_id,
+            pipeline,
             None,
             command="maintain",
             properties={"tables": list(names), "vacuum": vacuum},

@@ -75,9 +75,8 @@ def migrate_flow(
 
     Called on the main thread. Holds the leases of an update.
     """
-    update_id = str(uuid.uuid4())
     with (
-        open_for_command(settings, "migrate", update_id=update_id) as pipeline,
+        open_for_command(settings, "migrate", records=True) as pipeline,
         pipeline_storage(pipeline, flow) as stored,
     ):
         node = pipeline.flow(flow)
@@ -100,8 +99,7 @@ def migrate_flow(
         pipeline.lease(run.dataset)
         text = "undo" if undoes else f"from {report.start}"
         with recording(
-            settings,
-            update_id,
+            pipeline,
             node,
             command="migration",
             properties={"migration": report.migration_id or run.new_id},

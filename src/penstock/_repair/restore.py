@@ -87,18 +87,14 @@ def restore_savepoint(
         PlanError: `RESTORE_NOT_POSSIBLE`, `RESTORE_REPEATS_ROWS`, `RESTORE_UNFINISHED` (of another
             savepoint), or `SAVEPOINT_NOT_POSSIBLE` for the state before.
     """
-    update_id = str(uuid.uuid4())
-    with open_for_command(
-        settings, "savepoint restore", update_id=update_id, restores=True
-    ) as pipeline:
+    with open_for_command(settings, "savepoint restore", records=True, restores=True) as pipeline:
         run = _Run(pipeline, name)
         report = run.plan(options)
         if not options.execute:
             return report
         pipeline.lease(*pipeline.graph.stored())
         with recording(
-            settings,
-            update_id,
+            pipeline,
             None,
             command="restore",
             properties={"savepoint": name},

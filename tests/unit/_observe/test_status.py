@@ -5,6 +5,7 @@ import os
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -240,7 +241,8 @@ def test_a_command_is_shown_only_by_its_id(tmp_path: Path):
         log(event)
     log.close()
     own = settings(tmp_path)
-    with recording(own, "c0de", None, command="maintain", properties={}, text=""):
+    pipeline: Any = SimpleNamespace(settings=own, update_id="c0de")
+    with recording(pipeline, None, command="maintain", properties={}, text=""):
         assert read_status(own)["update_id"] == "8c1f"
     assert read_status(own)["state"] == "FAILED"
     assert read_status(own, update="c0de")["state"] == "COMPLETED"
