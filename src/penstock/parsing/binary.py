@@ -146,27 +146,23 @@ def decoder(struct: StructType, decode: Decode) -> Callable[[Column], Column]:
     """The function over Arrow batches; it gives `STRUCT<record, error STRING>`."""
     import pyarrow as pa
 
-    schema = struct.json()
     result = StructType(
         [StructField("record", _nullable(struct)), StructField("error", StringType())]
     )
 
     def decode_batch(payloads: pa.Array) -> pa.Array:
-        return _decode_all(payloads.to_pylist(), schema, decode)
+        return _decode_all(payloads.to_pylist(), struct, decode)
 
     make: Any = arrow_udf  # its overloads want a kind, which the hints above say already
     udf: Callable[[Column], Column] = make(decode_batch, returnType=result)
     return udf
 
 
-def _decode_all(payloads: Iterable[bytes | None], schema: str, decode: Decode) -> Any:
+def _decode_all(payloads: Iterable[bytes | None], struct: StructType, decode: Decode) -> Any:
     """Runs in a Python worker."""
-    import json
-
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_type
 
-    struct = StructType.fromJson(json.loads(schema))
     fit = compile_fit(struct)
     records: list[Any] = []
     errors: list[str | None] = []

@@ -238,27 +238,15 @@ def _date(value: Any) -> date:
     return _from_text(value, date.fromisoformat, "a date")
 
 
-def _instant(value: Any) -> datetime:
-    instant = _iso(value)
-    return instant.replace(tzinfo=UTC) if instant.tzinfo is None else _in_utc(instant)
-
-
-def _local_time(value: Any) -> datetime:
-    instant = _iso(value)
-    return instant if instant.tzinfo is None else _in_utc(instant).replace(tzinfo=None)
-
-
-def _in_utc(instant: datetime) -> datetime:
+def _time(value: Any, *, is_local: bool) -> datetime:
+    """A time in UTC, without a zone if it is local."""
+    known = isinstance(value, datetime)
+    parsed: datetime = value if known else _from_text(value, datetime.fromisoformat, "a time")
     try:
-        return instant.astimezone(UTC)
+        in_utc = parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed.astimezone(UTC)
     except OverflowError:  # in UTC, it is before the year 1 or after 9999
-        raise misfit(instant.isoformat(), "a time between the years 1 and 9999") from None
-
-
-def _iso(value: Any) -> datetime:
-    if isinstance(value, datetime):
-        return value
-    return _from_text(value, datetime.fromisoformat, "a time")
+        raise misfit(parsed.isoformat(), "a time between the years 1 and 9999") from None
+    return in_utc.replace(tzinfo=None) if is_local else in_utc
 
 
 def _duration(value: Any) -> timedelta:
@@ -279,7 +267,7 @@ _SIMPLE: dict[type[DataType], Fit] = {
     StringType: _string,
     BinaryType: _binary,
     DateType: _date,
-    TimestampType: _instant,
-    TimestampNTZType: _local_time,
+    TimestampType: partial(_time, is_local=False),
+    TimestampNTZType: partial(_time, is_local=True),
     DayTimeIntervalType: _duration,
 }

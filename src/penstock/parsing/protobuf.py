@@ -1,6 +1,7 @@
 """Protobuf: descriptors as column types, payloads as records."""
 
 import functools
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -34,6 +35,9 @@ from penstock.parsing.schema_errors import schema_invalid
 _WELL_KNOWN = ("any", "duration", "empty", "field_mask", "struct", "timestamp", "wrappers")
 _MAIN_FILE = "penstock_schema.proto"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_WRAPPER = re.compile(
+    r"google\.protobuf\.(Double|Float|Int32|Int64|UInt32|UInt64|Bool|String|Bytes)Value"
+)
 _TIMESTAMP, _DURATION = "google.protobuf.Timestamp", "google.protobuf.Duration"
 
 
@@ -222,7 +226,7 @@ def _single(field: Any, above: tuple[str, ...]) -> DataType:
             return TimestampType()
         if name == _DURATION:
             return DayTimeIntervalType()
-        if _is_wrapper(name):
+        if _WRAPPER.fullmatch(name):
             return _single(field.message_type.fields[0], above)
         return _struct(field.message_type, above)
     return _CPP_TYPES[field.cpp_type]() if field.type != field.TYPE_BYTES else BinaryType()
@@ -269,20 +273,11 @@ def _plain(value: Any, field: Any) -> Any:
         return _EPOCH + timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
     if name == _DURATION:
         return timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
-    return value.value if _is_wrapper(name) else _record(value)
+    return value.value if _WRAPPER.fullmatch(name) else _record(value)
 
 
 def _is_map(field: Any) -> bool:
     return field.message_type is not None and field.message_type.GetOptions().map_entry
-
-
-def _is_wrapper(name: str) -> bool:
-    return (
-        name.startswith("google.protobuf.")
-        and name.endswith("Value")
-        and name.count(".") == 2
-        and not name.endswith((".Value", ".ListValue", ".NullValue"))
-    )
 
 
 def _invalid(reason: str) -> DefinitionError:

@@ -40,6 +40,7 @@ _BETWEEN_NAMES = "\x01"  # a name that contains it is shown as two
 # Bits of a mask column; the sign bit stays free.
 _MASK_BITS = 63
 _KINESIS_COLUMNS = ("stream", "shardId", "sequenceNumber")
+_KAFKA_COLUMNS = {"topic": "string", "partition": "int", "offset": "bigint"}
 _KAFKA_PREFIXES = ("", "_", "kafka_", "_kafka_", "source_", "_source_")
 _FILE_COLUMNS = ("_metadata", "source_file", "_source_file", "input_file", "file_path", "_file")
 
@@ -316,19 +317,10 @@ def source_column(df: DataFrame) -> Column:
     """The source of a row, if its columns have it: coordinates of Kafka or Kinesis, or a file."""
     types = {field.name.lower(): field.dataType.simpleString() for field in df.schema}
     for prefix in _KAFKA_PREFIXES:
-        topic, partition, offset = (f"{prefix}{n}" for n in ("topic", "partition", "offset"))
-        if (
-            types.get(topic) == "string"
-            and types.get(partition) == "int"
-            and types.get(offset) == "bigint"
-        ):
-            return F.to_json(
-                F.struct(
-                    F.col(topic).alias("topic"),
-                    F.col(partition).alias("partition"),
-                    F.col(offset).alias("offset"),
-                )
-            )
+        names = [f"{prefix}{name}" for name in _KAFKA_COLUMNS]
+        if [types.get(name) for name in names] == list(_KAFKA_COLUMNS.values()):
+            pairs = zip(names, _KAFKA_COLUMNS, strict=True)
+            return F.to_json(F.struct(*[F.col(name).alias(plain) for name, plain in pairs]))
     if all(types.get(name.lower()) == "string" for name in _KINESIS_COLUMNS):
         return F.to_json(F.struct(*_KINESIS_COLUMNS))
     for name in _FILE_COLUMNS:

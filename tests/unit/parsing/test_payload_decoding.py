@@ -203,9 +203,9 @@ def test_protobuf_schema_is_refused_when_it_has_no_such_message_or_recurses():
 
 
 def test_a_number_that_python_cannot_represent_is_an_error_of_its_row():
-    schema = StructType([StructField("x", DoubleType())]).json()
+    schema = StructType([StructField("x", DoubleType())])
     rows = _decode_all([b'{"x":1e9999999999999999999}', b'{"x":1.5}'], schema, decode_json)
-    text = StructType([StructField("x", StringType())]).json()
+    text = StructType([StructField("x", StringType())])
     nested = b'{"x":' + b"[" * 600 + b"]" * 600 + b"}"
     assert _decode_all([nested], text, decode_json).to_pylist()[0]["error"]
     assert rows.to_pylist() == [
@@ -215,7 +215,7 @@ def test_a_number_that_python_cannot_represent_is_an_error_of_its_row():
 
 
 def test_an_empty_payload_is_an_error_except_for_protobuf():
-    schema = StructType([StructField("x", DoubleType())]).json()
+    schema = StructType([StructField("x", DoubleType())])
     files = compile_files('syntax = "proto3"; message Point { double x = 1; }', {})
     rows = _decode_all([b"", None], schema, lambda p: decode_protobuf(p, files, "Point"))
     assert rows.to_pylist() == [
