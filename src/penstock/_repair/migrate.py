@@ -8,7 +8,6 @@ steps; an interrupted cut-over resumes with the next one.
 
 import time
 import uuid
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -43,7 +42,6 @@ from penstock._repair.reading import pipeline_storage
 from penstock._repair.shadow import Shadow, restore_rows
 from penstock._tables.files import StorageFiles
 from penstock._tables.kill_points import kill_point
-from penstock._tables.layout import TableRef
 from penstock._tables.read.checkpoint_files import checkpoints
 from penstock.errors import PenstockError, PlanError
 from penstock.sources.base import EARLIEST, SourceHistory, StartPosition
@@ -141,6 +139,7 @@ class _Run:
         self.new_id = uuid.uuid4().hex
         self._pipeline = pipeline
         self._node = node
+        self._quarantine = pipeline.tables.quarantine(dataset)
         self._facts = MigrationFacts(pipeline, node, dataset)
         self._files = StorageFiles(pipeline.spark)
         folder = pipeline.tables.layout.migration_folder(node.flow.name)
@@ -183,8 +182,13 @@ class _Run:
         sources: tuple[SourceHistory, ...] = ()
         if self.is_open:
             assert self.known is not None
-            self._check_query(self.known, query)
             migration = self.known
+            if migration.stage == BUILDING and dict(migration.query) != query:
+                raise _not_possible(
+                    node,
+                    f"the query of flow {node.flow.name!r} changed since its migration was started",
+                    "--abandon discards the migration; then start it again",
+                )
         else:
             every = checkpoints(self._stored)
             own = [checkpoint for checkpoint in every if checkpoint.flow == node.flow.name]
@@ -365,13 +369,12 @@ class _Run:
         The quarantine first: if files of it were deleted, the table is still unchanged.
         """
         tables, spark = self._pipeline.tables, self._pipeline.spark
-        target = TableRef(tables.paths[self.dataset.key], self.dataset.display)
         has_quarantine = self._facts.quarantine_version() >= 0
         try:
             if has_quarantine:
                 restore_rows(spark, self._quarantine, known.old_quarantine)
             self._after(QUARANTINED)
-            restore_rows(spark, target, known.old_version)
+            restore_rows(spark, tables.table(self.dataset), known.old_version)
         except PenstockError:
             if has_quarantine and self._facts.quarantine_version() != known.new_quarantine:
                 restore_rows(spark, self._quarantine, known.new_quarantine)
@@ -379,11 +382,6 @@ class _Run:
             self._save(replace(known, stage=DONE))
             raise
         self._after(REPLACED)
-
-    @property
-    def _quarantine(self) -> TableRef:
-        path = self._pipeline.tables.quarantine(self.dataset).path
-        return TableRef(path, f"{self.dataset.display}_quarantine")
 
     def abandon(self) -> MigrationReport:
         node, known = self._node, self.known
@@ -456,15 +454,6 @@ class _Run:
             return
         self._journal.delete()
         self.known = None
-
-    def _check_query(self, known: Migration, query: Mapping[str, Any]) -> None:
-        if known.stage != BUILDING or dict(known.query) == dict(query):
-            return
-        raise _not_possible(
-            self._node,
-            f"the query of flow {self._node.flow.name!r} changed since its migration was started",
-            "--abandon discards the migration; then start it again",
-        )
 
 
 def _not_possible(node: FlowNode, message: str, hint: str) -> PlanError:

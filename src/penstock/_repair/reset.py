@@ -82,6 +82,11 @@ def reset_flow(
                 relevant = that_count(every, facts.replaced_at())
                 lost = why_incomplete(source_history(sources, start, relevant, now_ms)[1])
             refused = why_refused(effect, reports, is_whole=is_whole, lost=lost)
+        steps = [
+            *_steps(checkpoint, start, reports),
+            *steps_of_target(pipeline, node, effect, truncate=truncate),
+            "state (windows, joins, deduplication) starts empty",
+        ]
         plan = ResetPlan(
             flow=node.flow.name,
             target=pipeline.target_name(node),
@@ -94,16 +99,7 @@ def reset_flow(
             truncates=truncate,
             refused=refused,
             hint=ways_out(pipeline, node, effect, is_whole=is_whole),
-            steps=tuple(
-                map(
-                    stored.shown,
-                    [
-                        *_steps(checkpoint, start, reports),
-                        *steps_of_target(pipeline, node, effect, truncate=truncate),
-                        "state (windows, joins, deduplication) starts empty",
-                    ],
-                )
-            ),
+            steps=tuple(map(stored.shown, steps)),
         )
         if not execute:
             return plan
@@ -184,10 +180,11 @@ def check_resettable(pipeline: OpenPipeline, node: FlowNode, *, truncate: bool) 
     """Refuse a flow without a checkpoint, and a target that cannot be emptied."""
     reason = hint = ""
     dataset = pipeline.graph.datasets.get(node.target)
+    state = pipeline.state.flow(node.flow.name)
     if not node.analysis.is_streaming or node.flow.once or node.flow.snapshot is not None:
         reason = "it has no checkpoint: it is not a streaming flow, or one that runs once"
         hint = f"--full-refresh {node.flow.target} recomputes it"
-    elif not truncate and _is_reset_pending(pipeline, node):
+    elif not truncate and state is not None and state.reset_pending:
         # Part of the rows may be gone: the table must be emptied before it gets others.
         reason = "its full refresh is unfinished"
         hint = "run the pipeline first; or reset with --truncate"
@@ -211,11 +208,6 @@ def check_resettable(pipeline: OpenPipeline, node: FlowNode, *, truncate: bool) 
             origin=node.flow.origin,
             hint=hint,
         )
-
-
-def _is_reset_pending(pipeline: OpenPipeline, node: FlowNode) -> bool:
-    state = pipeline.state.flow(node.flow.name)
-    return state is not None and state.reset_pending
 
 
 def _current(settings: PipelineSettings, flow: str) -> Checkpoint:

@@ -136,11 +136,10 @@ class Shadow:
 
     def replace_tables(self, after_quarantine: Callable[[], None]) -> CommitResult:
         """Replace the old rows by the new ones: one commit per table, quarantine first."""
-        spark, tables = self.pipeline.spark, self.pipeline.tables
-        identity = tables.app_id(self.node.flow.name, self.epoch)
+        spark, tables, flow = self.pipeline.spark, self.pipeline.tables, self.node.flow.name
+        identity = tables.app_id(flow, self.epoch)
         last = last_number(DeltaJvm(spark), self.table.path, identity)
         quarantine = tables.quarantine(self.dataset)
-        flow = self.node.flow.name
         if read_version(spark, self.quarantine.path) is None:
             # Rows that broke rules of the old definition are in the new table, or were dropped.
             reset_table(spark, quarantine)
@@ -150,7 +149,7 @@ class Shadow:
                 prepare_table(spark, quarantine, TableSpec(schema=schema))
             swap_rows(spark, quarantine, self.quarantine, flow=flow, app_id=identity, last=last)
         after_quarantine()
-        target = TableRef(tables.paths[self.dataset.key], self.dataset.display)
+        target = tables.table(self.dataset)
         return swap_rows(spark, target, self.table, flow=flow, app_id=identity, last=last)
 
 
