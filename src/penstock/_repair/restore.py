@@ -158,10 +158,9 @@ class _Run:
             batch = "no micro-batch" if flow.batch_id is None else f"micro-batch {flow.batch_id}"
             steps.append(f"resume flow {flow.flow} after {batch}, with a new checkpoint")
         steps += [f"start flow {name} from the beginning" for name in self._new_flows()]
-        # The versions of their inputs do not apply any more.
-        is_view = DatasetKind.MATERIALIZED_VIEW
         stored = self._pipeline.graph.stored()
-        if views := [node.display for node in stored if node.kind is is_view]:
+        views = [n.display for n in stored if n.kind is DatasetKind.MATERIALIZED_VIEW]
+        if views:  # the versions of their inputs do not apply any more
             steps.append(f"recompute {', '.join(views)} with the next update")
         steps += [f"keep the rows of sink {sink}; repeated rows are added" for sink in sinks]
         return steps

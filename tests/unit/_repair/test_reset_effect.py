@@ -76,7 +76,11 @@ def test_only_options_that_the_target_allows_are_offered(draft) -> None:
         for flow in flows:
             draft.append_flow(flow, name)
     graph = draft.graph()
-    pipeline: Any = SimpleNamespace(graph=graph, settings=SimpleNamespace(configuration={}))
+    pipeline: Any = SimpleNamespace(
+        graph=graph,
+        settings=SimpleNamespace(configuration={}),
+        state=SimpleNamespace(flow=lambda _: None),
+    )
 
     def offered(flow: str, effect: str = "added", *, is_whole: bool = False) -> list[str]:
         return ways_out(pipeline, graph.flows[flow], effect, is_whole=is_whole).split("; ")
