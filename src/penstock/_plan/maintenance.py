@@ -21,22 +21,15 @@ _COMPACTS = ("true", "auto", "legacy")
 
 @dataclass(frozen=True, kw_only=True)
 class TableMaintenance:
-    """What is done to one table, besides the intervals of the settings.
+    """What is done to one table, besides the intervals of the settings."""
 
-    Attributes:
-        compacts: Small files are merged while flows write.
-        compacts_at_end: Also at the end of an update, as the table asks for compaction.
-        alone: Compaction and the batches of the table's flows exclude each other: the batches
-            remove files, so one of two that overlap would fail.
-        z_order: Columns of Z-order.
-        vacuums: VACUUM may run. In a folder of the user it needs the property.
-    """
-
-    compacts: bool
-    compacts_at_end: bool
+    compacts: bool  # small files are merged while flows write
+    compacts_at_end: bool  # also at the end of an update, as the table asks for compaction
+    # Compaction and the batches of the table's flows exclude each other: the batches remove files,
+    # so one of two that overlap would fail.
     alone: bool
-    z_order: tuple[str, ...]
-    vacuums: bool
+    z_order: tuple[str, ...]  # columns of Z-order
+    vacuums: bool  # in a folder of the user, VACUUM needs the property
 
 
 def table_maintenance(
@@ -80,7 +73,6 @@ def table_maintenance(
 
 
 def boolean(what: str, text: str, origin: SourceLocation | None = None) -> bool:
-    """The value of a setting that is true or false."""
     value = text.strip().lower()
     if value not in ("true", "false"):
         message = f"{what} is {text!r}"

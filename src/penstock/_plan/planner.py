@@ -219,7 +219,6 @@ def _run_step(
 def _trigger(
     graph: DataflowGraph, flow: FlowNode, declared: Trigger | None, is_repeated: bool
 ) -> Trigger:
-    """The trigger of a flow of a continuous update."""
     if declared is not None:
         check_trigger(graph, flow, declared)
         if declared.kind is not TriggerKind.DEFAULT:

@@ -138,7 +138,7 @@ def _unmatched_filters(graph: DataflowGraph) -> Iterator[str]:
 def _growing_state(
     graph: DataflowGraph, runs: Iterable[RunStep], conf: Mapping[str, str]
 ) -> Iterator[str]:
-    """Warn of state that grows for ever, or refuse it, as `penstock.growingState` says."""
+    """Warn of state that grows without bound, or refuse it, by `penstock.growingState`."""
     for step in runs:
         flow = graph.flows[step.flow]
         growing = flow.analysis.growing_state
@@ -159,7 +159,7 @@ def _growing_state(
 def _triggers_of_a_triggered_update(
     graph: DataflowGraph, runs: Iterable[RunStep], conf: Mapping[str, str]
 ) -> Iterator[str]:
-    """What is told of triggers that an update which ends by itself does not use as they are."""
+    """Warn of triggers that a triggered update does not apply as they are declared."""
     once, special = [], []
     for step in runs:
         trigger = declared_trigger(graph, graph.flows[step.flow], conf)

@@ -21,45 +21,28 @@ class ResetTable:
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareTable:
-    """Create a table, or bring its schema, comment and properties up to date.
-
-    `registered_as` is its name in the Hive metastore; `None` = it is not registered.
-    """
+    """Create a table, or bring its schema, comment and properties up to date."""
 
     dataset: str
-    registered_as: str | None = None
+    registered_as: str | None = None  # in the Hive metastore
 
 
 @dataclass(frozen=True, kw_only=True)
 class _FlowStep:
-    """What all steps that run a flow have.
-
-    Attributes:
-        target: Key of the table, or name of the sink, that it writes to.
-        upstream: Datasets (keys) of this plan that must be done first; see `_runtime.tasks`.
-        max_retries: Retries in a row before the flow is given up; `None` = as the update has it.
-    """
-
     flow: str
-    target: str
-    upstream: tuple[str, ...] = ()
-    max_retries: int | None = None
+    target: str  # key of the table, or name of the sink, that it writes to
+    upstream: tuple[str, ...] = ()  # keys of this plan that must be done; see `_runtime.tasks`
+    max_retries: int | None = None  # in a row; None = as the update has it
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartFlow(_FlowStep):
-    """Run a streaming flow: once over what is available, or until stopped.
-
-    Attributes:
-        interval_seconds: Trigger interval; `None` = everything available, then end.
-        is_eager: The interval applies only while there are no new rows.
-        trigger: Continuous processing or real-time mode instead of micro-batches at the interval.
-    """
+    """Run a streaming flow: once over what is available, or until stopped."""
 
     output_mode: OutputMode
-    interval_seconds: float | None = None
-    is_eager: bool = False
-    trigger: Trigger | None = None
+    interval_seconds: float | None = None  # None = everything available, then end
+    is_eager: bool = False  # the interval applies only while there are no new rows
+    trigger: Trigger | None = None  # continuous processing or real-time mode, without micro-batches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +56,10 @@ class RefreshView(_FlowStep):
 
     It makes all rows of a materialized view, or those of a window of a streaming table; or it gives
     new snapshots, which are applied.
-
-    Attributes:
-        interval_seconds: How often a continuous update looks again; `None` = one time.
-        full: Recompute even if nothing changed.
     """
 
-    interval_seconds: float | None = None
-    full: bool = False
+    interval_seconds: float | None = None  # between two looks; None = one time
+    full: bool = False  # recompute even if nothing changed
 
 
 RunStep = StartFlow | RunOnceFlow | RefreshView
@@ -90,25 +69,15 @@ RunStep = StartFlow | RunOnceFlow | RefreshView
 class Plan:
     """All steps of one update.
 
-    Attributes:
-        resets: Carried out first, in order.
-        tables: Prepared next, upstream before downstream.
-        runs: Started as their `upstream` datasets are done; in topological order.
-        excluded: Datasets (keys) that the selection leaves out.
-        continuous: All flows run until stopped.
-        notes: What the user should know before it starts, one sentence each.
-        setup_retries: How often resetting or preparing a table is tried again before its flows are
-            given up; `None` = as the update has it.
-        warnings: What will hurt later; `run` shows them, too.
-        refused: Flows among `runs` that Spark cannot run, with the reason: they are not started.
+    `refused` are flows among `runs` that Spark cannot run, with the reason: they are not started.
     """
 
-    resets: tuple[ResetTable, ...] = ()
-    tables: tuple[PrepareTable, ...] = ()
-    runs: tuple[RunStep, ...] = ()
-    excluded: tuple[str, ...] = ()
-    continuous: bool = False
-    notes: tuple[str, ...] = ()
-    setup_retries: int | None = None
-    warnings: tuple[str, ...] = ()
+    resets: tuple[ResetTable, ...] = ()  # carried out first, in order
+    tables: tuple[PrepareTable, ...] = ()  # prepared next, upstream before downstream
+    runs: tuple[RunStep, ...] = ()  # in topological order; each is started after its `upstream`
+    excluded: tuple[str, ...] = ()  # datasets (keys) that the selection leaves out
+    continuous: bool = False  # all flows run until stopped
+    notes: tuple[str, ...] = ()  # what the user should know before it starts, one sentence each
+    setup_retries: int | None = None  # of a reset or preparation; None = as the update has it
+    warnings: tuple[str, ...] = ()  # of later problems; `run` shows them, too
     refused: Mapping[str, PenstockError] = field(default_factory=dict)

@@ -56,7 +56,6 @@ def plan_deployment(settings: PipelineSettings) -> DeploymentPlan:
 
 
 def compare(pipeline: OpenPipeline) -> DeploymentPlan:
-    """Compare an open pipeline with its storage."""
     savepoint = unfinished_restore(StorageFiles(pipeline.spark), pipeline.tables.layout)
     if savepoint is not None:
         raise restore_unfinished(savepoint)

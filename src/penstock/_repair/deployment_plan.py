@@ -16,37 +16,21 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One dataset or sink that differs.
+    """One dataset or sink that differs."""
 
-    Attributes:
-        key: Of the dataset, or name of the sink.
-        name: For messages.
-        kind: Kind of the dataset, or `sink`.
-        change: `new`, `changed`, `removed` or `unknown`.
-        need: The greatest of its differences.
-        reasons: One sentence each.
-        effect: What happens to stored rows; empty if nothing.
-        flows: Flows that get a new checkpoint.
-        resumes: A migration that was interrupted.
-        reads: Tables that are read again.
-        unmeasured: Sources outside of Delta that are read again.
-        table: The stored table.
-        refused: Why `apply` needs an option.
-    """
-
-    key: str
-    name: str
-    kind: str
-    change: str
-    need: Need
-    reasons: tuple[str, ...]
-    effect: str = ""
-    flows: tuple[str, ...] = ()
-    resumes: bool = False
-    reads: Size | None = None
-    unmeasured: tuple[str, ...] = ()
-    table: Size | None = None
-    refused: str | None = None
+    key: str  # of the dataset, or name of the sink
+    name: str  # for messages
+    kind: str  # of the dataset, or `sink`
+    change: str  # new, changed, removed or unknown
+    need: Need  # the greatest of its differences
+    reasons: tuple[str, ...]  # one sentence each
+    effect: str = ""  # on stored rows; empty if there is none
+    flows: tuple[str, ...] = ()  # that get a new checkpoint
+    resumes: bool = False  # continues an interrupted migration
+    reads: Size | None = None  # tables that are read again
+    unmeasured: tuple[str, ...] = ()  # sources outside of Delta that are read again
+    table: Size | None = None  # the stored table
+    refused: str | None = None  # why `apply` needs an option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +79,6 @@ def effect_of(
 
 
 def plan_lines(plan: DeploymentPlan) -> list[str]:
-    """The plan as text."""
     signs = {"new": "+", "changed": "~", "removed": "-", "unknown": "?"}
     lines = [f"pipeline {plan.pipeline}, storage {plan.storage}:"]
     for change in plan.changes:

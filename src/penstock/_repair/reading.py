@@ -100,7 +100,6 @@ def pipeline_storage(
 def read_flow_state(
     settings: PipelineSettings, flow: str, *, operator: int | None, limit: int
 ) -> "tuple[StateSection, ...]":
-    """The state of a flow, from its checkpoint."""
     from penstock._execution.state_reader import read_flow
     from penstock._launch import state_store
 

@@ -300,7 +300,6 @@ class _Run:
         )
 
     def _sink_flows(self) -> list[tuple[FlowNode, str]]:
-        """Flows into sinks, with their checkpoints."""
         return [
             (node, self._layout.checkpoint_path(name, state.epoch))
             for name, node in self._pipeline.graph.flows.items()

@@ -47,24 +47,14 @@ _FILE_COLUMNS = ("_metadata", "source_file", "_source_file", "input_file", "file
 
 @dataclass(frozen=True, kw_only=True)
 class RowSplit:
-    """A DataFrame with a destination for each row.
+    """A DataFrame with a destination for each row."""
 
-    Attributes:
-        df: Mask columns, data columns, columns of the quarantine (if it is on) and the
-            destination, in this order.
-        data_columns: The columns of the user's query.
-        masks: Names of the mask columns (BIGINT); NULL where none of its rules is broken.
-        bits: Mask column and bit of each warn and drop rule, by rule.
-        rules: Names of all rules, in order; those of fail rules have no bit.
-        quarantine: Whether rows that break a drop rule are kept.
-    """
-
-    df: DataFrame
-    data_columns: tuple[str, ...]
-    masks: tuple[str, ...]
-    bits: dict[str, tuple[str, int]]
-    rules: tuple[str, ...]
-    quarantine: bool
+    df: DataFrame  # mask columns, data columns, those of the quarantine, the destination
+    data_columns: tuple[str, ...]  # of the user's query
+    masks: tuple[str, ...]  # mask columns (BIGINT); NULL where none of their rules is broken
+    bits: dict[str, tuple[str, int]]  # mask column and bit of each warn and drop rule
+    rules: tuple[str, ...]  # names of all rules, in order; those of fail rules have no bit
+    quarantine: bool  # rows that break a drop rule are kept
 
 
 @dataclass(frozen=True)
