@@ -43,13 +43,13 @@ _PRIMITIVE: dict[str, DataType] = {
     "enum": StringType(),
     "fixed": BinaryType(),
 }
+# Those that fastavro converts; a UUID in a string is one already, and stays bytes in a `fixed`.
 _LOGICAL: dict[str, DataType] = {
-    "date": DateType(),
-    "timestamp-millis": TimestampType(),
-    "timestamp-micros": TimestampType(),
-    "local-timestamp-millis": TimestampNTZType(),
-    "local-timestamp-micros": TimestampNTZType(),
-    "uuid": StringType(),
+    "int-date": DateType(),
+    "long-timestamp-millis": TimestampType(),
+    "long-timestamp-micros": TimestampType(),
+    "long-local-timestamp-millis": TimestampNTZType(),
+    "long-local-timestamp-micros": TimestampNTZType(),
 }
 _WIDENED = (({"int", "long"}, LongType()), ({"int", "long", "float", "double"}, DoubleType()))
 
@@ -69,13 +69,10 @@ def struct_of_avro(text: str, references: tuple[str, ...] = ()) -> StructType:
 
     `references` are schemas of the named types that it uses, in the order of their use.
     """
-    try:
-        types = _Types()
-        for at, reference in enumerate(references):
-            types.of(_parsed(reference, references[:at]))
-        struct = types.of(_parsed(text, references))
-    except _NoColumnTypeError as error:
-        raise _invalid(str(error)) from error
+    types = _Types()
+    for at, reference in enumerate(references):
+        types.of(_parsed(reference, references[:at]))
+    struct = types.of(_parsed(text, references))
     if not isinstance(struct, StructType) or not struct.fields:
         raise _invalid("it is not a record with fields")
     return struct
@@ -114,10 +111,6 @@ def _parsed(text: str, references: tuple[str, ...] = ()) -> Any:
         raise _invalid(_said(error)) from error
 
 
-class _NoColumnTypeError(ValueError):
-    pass
-
-
 class _Types:
     """Column types of one schema; named types may be used again below their definition."""
 
@@ -132,24 +125,26 @@ class _Types:
         kind = schema["type"]
         if isinstance(kind, (list, dict)):
             return self.of(kind)
-        if schema.get("logicalType") == "decimal":
+        data_type = self._complex(schema, kind)
+        if "name" in schema:
+            self._named[schema["name"]] = data_type
+        return data_type
+
+    def _complex(self, schema: Any, kind: str) -> DataType:
+        logical = f"{kind}-{schema.get('logicalType')}"
+        if logical in ("bytes-decimal", "fixed-decimal"):
             return DecimalType(schema["precision"], schema.get("scale", 0))
-        if schema.get("logicalType") in _LOGICAL:
-            return _LOGICAL[schema["logicalType"]]
+        if logical in _LOGICAL:
+            return _LOGICAL[logical]
         if kind == "array":
             return ArrayType(self.of(schema["items"]))
         if kind == "map":
             return MapType(StringType(), self.of(schema["values"]))
         if kind in ("record", "error"):
             self._named[schema["name"]] = None
-            struct: DataType = StructType(
-                [StructField(f["name"], self.of(f["type"])) for f in schema["fields"]]
-            )
-        else:
-            struct = self._primitive(kind)
-        if "name" in schema:
-            self._named[schema["name"]] = struct
-        return struct
+            fields = [StructField(f["name"], self.of(f["type"])) for f in schema["fields"]]
+            return StructType(fields)
+        return self._primitive(kind)
 
     def _primitive(self, name: str) -> DataType:
         if name in _PRIMITIVE:
@@ -158,7 +153,7 @@ class _Types:
             return StringType()
         named_type = self._named.get(name)
         if named_type is None:
-            raise _NoColumnTypeError(f"{name} contains itself, which columns do not support")
+            raise _invalid(f"{name} contains itself, which columns do not support")
         return named_type
 
     def _union(self, branches: list[Any]) -> DataType:
@@ -169,7 +164,7 @@ class _Types:
             for names, data_type in _WIDENED:
                 if set(kinds) <= names:
                     return data_type
-        raise _NoColumnTypeError("a union of several types has no column type")
+        raise _invalid("a union of several types has no column type")
 
 
 def _said(error: Exception) -> str:

@@ -15,7 +15,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock._model.sql_text import quoted
 from penstock.parsing.avro import PayloadError, decode_avro, require_fastavro, struct_of_avro
-from penstock.parsing.fit import MisfitError, UnsupportedTypeError, compile_fit
+from penstock.parsing.fit import MisfitError, compile_fit
 from penstock.parsing.outcome import require_column, spread
 from penstock.parsing.protobuf import (
     decode_protobuf,
@@ -24,7 +24,7 @@ from penstock.parsing.protobuf import (
     struct_of_message,
 )
 from penstock.parsing.schema import to_struct
-from penstock.parsing.schema_errors import read_schema_file, schema_file, schema_invalid
+from penstock.parsing.schema_errors import read_schema_file, schema_file
 
 Decode = Callable[[bytes], Any]
 
@@ -130,10 +130,7 @@ def with_decoded(
     `once`: even if rows are filtered by the result. Spark moves such a filter below, and would
     decode for it a second time.
     """
-    try:
-        compile_fit(struct)
-    except UnsupportedTypeError as error:
-        raise schema_invalid(str(error)) from error
+    compile_fit(struct)  # refuses types that no payload is decoded to
     payload = F.col(quoted(name)).cast("binary")
     udf: Any = decoder(struct, decode)
     udf = udf.asNondeterministic() if once else udf

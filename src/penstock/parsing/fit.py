@@ -35,6 +35,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from penstock.parsing.schema_errors import schema_invalid
+
 T = TypeVar("T")
 Fit = Callable[[Any], Any]
 
@@ -57,14 +59,10 @@ class MisfitError(ValueError):
         return f"{'.'.join(self.path)}: {self.reason}" if self.path else self.reason
 
 
-class UnsupportedTypeError(ValueError):
-    """A schema has a type that payloads cannot be turned into."""
-
-
 def compile_fit(data_type: DataType) -> Fit:
     """A function from a decoded value, which is not NULL, to one that Arrow takes for this type.
 
-    It raises `MisfitError`. Nothing decodes to some types, such as VARIANT: `UnsupportedTypeError`.
+    It raises `MisfitError`. Nothing decodes to some types, such as VARIANT: `DefinitionError`.
     """
     if isinstance(data_type, StructType):
         return _struct(data_type)
@@ -79,9 +77,7 @@ def compile_fit(data_type: DataType) -> Fit:
         return lambda value: _decimal(value, data_type)
     simple = _SIMPLE.get(type(data_type))
     if simple is None:
-        raise UnsupportedTypeError(
-            f"a payload cannot be decoded to {data_type.simpleString().upper()}"
-        )
+        raise schema_invalid(f"a payload cannot be decoded to {data_type.simpleString().upper()}")
     return simple
 
 

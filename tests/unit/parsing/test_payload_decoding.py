@@ -12,6 +12,7 @@ from penstock.errors import DefinitionError
 from penstock.parsing.avro import PayloadError, decode_avro, struct_of_avro
 from penstock.parsing.binary import _decode_all, not_empty
 from penstock.parsing.confluent import decode_json, read_indexes, struct_of_json_schema
+from penstock.parsing.fit import compile_fit
 from penstock.parsing.protobuf import (
     compile_files,
     decode_protobuf,
@@ -212,6 +213,23 @@ def test_a_number_that_python_cannot_represent_is_an_error_of_its_row():
         {"record": None, "error": "values do not fit: a number or a time is out of range"},
         {"record": {"x": 1.5}, "error": None},
     ]
+
+
+def test_named_avro_types_with_a_logical_type_can_be_used_again():
+    money = {"type": "fixed", "name": "money", "size": 8, "logicalType": "decimal"}
+    money |= {"precision": 10, "scale": 2}
+    uuid = {"type": "fixed", "name": "uuid", "size": 16, "logicalType": "uuid"}
+    fields = [("a", money), ("b", "money"), ("id", uuid)]
+    record = {"name": "r", "fields": [{"name": name, "type": kind} for name, kind in fields]}
+    text = json.dumps({"type": "record", **record})
+    struct = struct_of_avro(text)
+    assert struct.simpleString() == "struct<a:decimal(10,2),b:decimal(10,2),id:binary>"
+    payload = (125).to_bytes(8, "big") + (250).to_bytes(8, "big") + b"u" * 16
+    assert compile_fit(struct)(decode_avro(payload, text)) == {
+        "a": Decimal("1.25"),
+        "b": Decimal("2.50"),
+        "id": b"u" * 16,
+    }
 
 
 def test_an_empty_payload_is_an_error_except_for_protobuf():

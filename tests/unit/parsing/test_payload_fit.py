@@ -20,7 +20,8 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from penstock.parsing.fit import MisfitError, UnsupportedTypeError, compile_fit
+from penstock.errors import DefinitionError
+from penstock.parsing.fit import MisfitError, compile_fit
 
 # Without a JVM there is no parser of DDL.
 TYPES: dict[str, DataType] = {
@@ -113,5 +114,5 @@ def test_value_is_refused_with_its_path_when_it_does_not_fit(ddl, value, reason)
 
 
 def test_type_is_refused_when_nothing_decodes_to_it():
-    with pytest.raises(UnsupportedTypeError, match="VARIANT"):
+    with pytest.raises(DefinitionError, match="VARIANT"):
         compile_fit(VariantType())
