@@ -11,12 +11,7 @@ from penstock._model.flow import Flow, OutputMode
 from penstock._model.trigger import Trigger, TriggerKind
 from penstock._plan.registration import registered_names
 from penstock._plan.remarks import left_behind, notes_on, warnings_on
-from penstock._plan.settings import (
-    check_settings,
-    flow_retries,
-    reset_allowed,
-    update_retries,
-)
+from penstock._plan.settings import check_settings, flow_retries, reset_allowed, update_retries
 from penstock._plan.steps import (
     Plan,
     PrepareTable,

@@ -64,9 +64,7 @@ def backfill_journal(
 
 
 def backfill_flow(
-    settings: PipelineSettings,
-    flow: str,
-    options: BackfillOptions,
+    settings: PipelineSettings, flow: str, options: BackfillOptions
 ) -> BackfillReport:
     """Plan a backfill of a flow, and carry it out.
 

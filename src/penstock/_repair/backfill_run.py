@@ -115,11 +115,7 @@ class BackfillRun:
     def emit(self, step: str, message: str, **figures: int) -> None:
         plan = self.plan
         body = BackfillProgress(
-            backfill_id=plan.backfill_id,
-            way=plan.way,
-            range=plan.range,
-            step=step,
-            figures=figures,
+            backfill_id=plan.backfill_id, way=plan.way, range=plan.range, step=step, figures=figures
         )
         self.record.emit(Event(self.record.flow, body, message))
 

@@ -152,13 +152,14 @@ class _Comparison:
         if not differences:
             return None
         need = max(each.need for each in differences)
-        if need in (Need.MIGRATION, Need.FULL_REFRESH):
+        restarting: list[_Flow] = []
+        if need is Need.CHECKPOINT:
+            concerned = {each.flow for each in differences if each.need is need}
+            restarting = [flow for flow in flows if flow.name in concerned]
+        elif need in (Need.MIGRATION, Need.FULL_REFRESH):
             self._replaced.add(target)
-        concerned = {each.flow for each in differences if each.need is need}
-        restarting = concerned if need is Need.CHECKPOINT else set()
-        if need in (Need.MIGRATION, Need.FULL_REFRESH):
-            restarting = {flow.name for flow in flows}
-        restarted = tuple(flow.name for flow in flows if flow.name in restarting)
+            restarting = flows
+        restarted = tuple(flow.name for flow in restarting)
         kind = "sink" if node is None else node.kind.value
         concerns_rows = any(each.flow for each in differences)
         change = Change(
@@ -171,7 +172,7 @@ class _Comparison:
             effect=effect_of(need, kind, restarted, is_new=is_new, concerns_rows=concerns_rows),
             flows=restarted,
             resumes=any(self._is_migrating(flow) for flow in flows),
-            refused=self._refused(flows, restarting) if need is Need.CHECKPOINT else None,
+            refused=self._refused(restarting) if need is Need.CHECKPOINT else None,
         )
         if all(each.text == _UNKNOWN for each in differences):
             return replace(change, change="unknown")
@@ -179,7 +180,7 @@ class _Comparison:
         reading = [
             flow
             for flow in flows
-            if flow.name in restarting or not flow.has_started or (is_view and concerns_rows)
+            if flow.name in restarted or not flow.has_started or (is_view and concerns_rows)
         ]
         return self._measured(change, node, reading) if reading else change
 
@@ -296,12 +297,12 @@ class _Comparison:
             replace(each, need=chosen) if each.need in rebuilding else each for each in differences
         ]
 
-    def _refused(self, flows: list[_Flow], restarting: set[str]) -> str | None:
-        for flow in flows:
+    def _refused(self, restarting: list[_Flow]) -> str | None:
+        for flow in restarting:
             effect = effect_on_target(self._graph, flow.node)
-            if flow.name in restarting and effect == "added":
+            if effect == "added":
                 return "its target is append-only: rows that are read again would be duplicated"
-            if flow.name in restarting and effect == "refused":
+            if effect == "refused":
                 return why_refused(effect, (), is_whole=True)
         return None
 

@@ -65,9 +65,7 @@ class MigrationOptions:
 
 
 def migrate_flow(
-    settings: PipelineSettings,
-    flow: str,
-    options: MigrationOptions,
+    settings: PipelineSettings, flow: str, options: MigrationOptions
 ) -> MigrationReport:
     """Plan the migration of a flow and carry it out, or undo one.
 

@@ -65,9 +65,9 @@ _ALL = RowSelection()
 class Replayed:
     table: str
     version: int | None  # of the quarantine; None without one
-    chosen: int  # rows that the rules were applied to
-    moved: int  # to the table
-    kept: int  # still break a rule
+    chosen: int = 0  # rows that the rules were applied to
+    moved: int = 0  # to the table
+    kept: int = 0  # still break a rule
     resumed: bool = False  # an interrupted replay was completed
     finished: "Replayed | None" = None  # of that one, if it had another selection
 
@@ -145,26 +145,18 @@ class QuarantineReplay:
         return replace(done, resumed=True, finished=finished)
 
     def preview(self, selection: RowSelection) -> ReplayPreview:
-        version: int | None = None
-        rows: DataFrame | None = None
-        if self._exists and selection.is_all:
-            version = self._delta.version(self._quarantine_path)
-            rows = self._all_rows(version)
-        elif self._exists:
-            selected = self._select(selection)
-            version = selected.version
-            rows = None if selected.rows is None else selected.rows.where(SELECTED).drop(SELECTED)
+        selected = self._select(selection) if self._exists else None
         counts: Counter[str] = Counter()
         rules: Counter[str] = Counter()
-        if rows is not None:
-            groups = self._split(rows).groupBy(DESTINATION, FAILED_RULES).count()
+        if selected is not None and selected.rows is not None:
+            groups = self._split(selected.rows).groupBy(DESTINATION, FAILED_RULES).count()
             for destination, broken, count in groups.collect():
                 counts[destination] += count
                 if destination == TO_QUARANTINE:
                     rules.update(dict.fromkeys(broken, count))
         return ReplayPreview(
             table=self._name,
-            version=version,
+            version=None if selected is None else selected.version,
             moves=counts[TO_TABLE],
             keeps=counts[TO_QUARANTINE],
             by_rule=dict(rules.most_common()),
@@ -172,28 +164,31 @@ class QuarantineReplay:
         )
 
     def _select(self, selection: RowSelection) -> SelectedRows:
-        declared = [rule.name for rule in self._expectations]
-        return RowSearch(self._delta, self._quarantine.ref, selection).find(declared)
+        if not selection.is_all:
+            declared = [rule.name for rule in self._expectations]
+            return RowSearch(self._delta, self._quarantine.ref, selection).find(declared)
+        version = self._delta.version(self._quarantine_path)
+        rows = self._spark.read.format("delta").option("versionAsOf", version)
+        every = rows.load(self._quarantine_path).withColumn(SELECTED, F.lit(True))
+        return SelectedRows(version=version, files=None, rows=every)
 
     def _begin(self, selection: RowSelection) -> Replayed:
         self._journal.delete()  # files of a replay that was interrupted before its journal
         if not self._exists:
-            return Replayed(table=self._name, version=None, chosen=0, moved=0, kept=0)
-        if selection.is_all:
-            staged = _Staged(version=self._delta.version(self._quarantine_path))
-            rows = self._all_rows(staged.version)
-        else:
-            selected = self._select(selection)
-            staged = _Staged(
-                version=selected.version,
-                files=sorted(selected.files),
-                selection=selection.record(),
-            )
-            if selected.rows is None:
-                return Replayed(table=self._name, version=staged.version, chosen=0, moved=0, kept=0)
+            return Replayed(table=self._name, version=None)
+        selected = self._select(selection)
+        rows, files = selected.rows, selected.files
+        if rows is None:
+            return Replayed(table=self._name, version=selected.version)
+        if files is not None:
             # Stored, so that the selection is evaluated once: a condition may depend on the time.
-            selected.rows.write.parquet(self._read)
-            rows = self._spark.read.parquet(self._read).where(SELECTED).drop(SELECTED)
+            rows.write.parquet(self._read)
+            rows = self._spark.read.parquet(self._read)
+        staged = _Staged(
+            version=selected.version,
+            files=None if files is None else sorted(files),
+            selection=selection.record(),
+        )
         self._split(rows).write.parquet(self._rows)
         self._journal.save(asdict(staged))
         kill_point(STAGED, self._name, None)
@@ -205,12 +200,9 @@ class QuarantineReplay:
                 self._journal.delete()
             raise
 
-    def _all_rows(self, version: int) -> DataFrame:
-        rows = self._spark.read.format("delta").option("versionAsOf", version)
-        return rows.load(self._quarantine_path)
-
     def _split(self, rows: DataFrame) -> DataFrame:
-        """The rows in the columns of the table, with their destination and broken rules."""
+        """Selected rows in the columns of the table, with their destination and broken rules."""
+        rows = rows.where(SELECTED).drop(SELECTED)
         self._refuse_late(rows)
         have = {name.lower() for name in rows.columns}
         schema = self._target.begin(None).metadata.schema

@@ -76,9 +76,7 @@ class _Restore:
 
 
 def restore_savepoint(
-    settings: PipelineSettings,
-    name: str,
-    options: RestoreOptions = RestoreOptions(),
+    settings: PipelineSettings, name: str, options: RestoreOptions = RestoreOptions()
 ) -> RestoreReport:
     """Plan the restore of a savepoint, and carry it out. Called on the main thread.
 

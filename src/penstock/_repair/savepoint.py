@@ -73,11 +73,7 @@ def take_savepoint(pipeline: OpenPipeline, name: str) -> Savepoint:
     tables = tuple(
         table for node in pipeline.graph.stored() for table in _tables(pipeline, delta, node)
     )
-    nodes = [
-        node
-        for node in pipeline.graph.flows.values()
-        if node.target in pipeline.tables.paths and not _is_refreshed(pipeline, node)
-    ]
+    nodes = [n for n in pipeline.graph.flows.values() if n.target in pipeline.tables.paths]
     flows = [
         flow for node in nodes if (flow := _flow(pipeline, files, delta, node, tables)) is not None
     ]
@@ -134,12 +130,6 @@ def _tables(pipeline: OpenPipeline, delta: DeltaJvm, node: DatasetNode) -> Itera
             )
 
 
-def _is_refreshed(pipeline: OpenPipeline, node: FlowNode) -> bool:
-    """Whether the rows are of a batch query; its checkpoint is that of a stream before."""
-    view = pipeline.state.view(node.target)
-    return view is not None and bool(view.deployed)
-
-
 def _flow(
     pipeline: OpenPipeline,
     files: StorageFiles,
@@ -147,10 +137,10 @@ def _flow(
     node: FlowNode,
     tables: tuple[SavedTable, ...],
 ) -> SavedFlow | None:
-    """A flow at rest; `None` before its first start."""
+    """A flow at rest; `None` before its first start, or if its rows are of a batch query."""
     name, layout = node.flow.name, pipeline.tables.layout
-    state = pipeline.state.flow(name)
-    if state is None:
+    state, view = pipeline.state.flow(name), pipeline.state.view(node.target)
+    if state is None or (view is not None and view.deployed):  # a checkpoint is of a stream before
         return None
     pipeline.check_migration(node)
     if state.reset_pending:
@@ -177,15 +167,12 @@ def _flow(
     app_id = pipeline.tables.app_id(name, state.epoch)
     paths = {ref.path for ref in pipeline.tables.by_role(target).values()}
     numbers = {
-        table.path: last_number(delta, table.path, app_id)
+        table.path: number
         for table in tables
-        if table.path in paths
+        if table.path in paths and (number := last_number(delta, table.path, app_id)) >= 0
     }
     return SavedFlow(
-        flow=name,
-        batch_id=planned[0] if planned else None,
-        state=asdict(state),
-        numbers={path: number for path, number in numbers.items() if number >= 0},
+        flow=name, batch_id=planned[0] if planned else None, state=asdict(state), numbers=numbers
     )
 
 

@@ -44,7 +44,7 @@ _ROW_ERRORS = (
 @dataclass(frozen=True, kw_only=True)
 class SelectedRows:
     version: int
-    files: frozenset[tuple[str, str]]  # files with a selected row, by `file_identity`
+    files: frozenset[tuple[str, str]] | None  # with a selected row, by `file_identity`; None = all
     rows: DataFrame | None  # all rows of these files, with the column `SELECTED`
 
 

@@ -43,20 +43,17 @@ def check_expectations(
             reads other data or calls Java.
     """
     errors: list[DefinitionError] = []
-    columns: list[Column] = []
+    parsed: list[tuple[Expectation, Column]] = []
     for rule in expectations:
         if rule.unique or rule.rows is not None:
             errors += _check_whole(df, rule, kind)
-    expectations = [rule for rule in expectations if not rule.unique and rule.rows is None]
-    parsed: list[Expectation] = []
-    for rule in expectations:
+            continue
         try:
-            columns.append(condition_column(df.sparkSession, rule))
-            parsed.append(rule)
+            parsed.append((rule, condition_column(df.sparkSession, rule)))
         except DefinitionError as error:
             errors.append(error)
-    if not _sound(df, columns):
-        for rule, column in zip(parsed, columns, strict=True):
+    if not _sound(df, [column for _, column in parsed]):
+        for rule, column in parsed:
             try:
                 _check_one(df, rule, column)
             except DefinitionError as error:

@@ -14,13 +14,7 @@ from collections.abc import Sequence
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from penstock.sinks.jdbc.dialect import (
-    PART,
-    Dialect,
-    SinkColumn,
-    TableColumn,
-    Unstorable,
-)
+from penstock.sinks.jdbc.dialect import PART, Dialect, SinkColumn, TableColumn, Unstorable
 from penstock.sinks.jdbc.options import JdbcSinkOptions, TableName, WriteRows, quote
 from penstock.sources.jdbc.database import Database, DatabaseError
 

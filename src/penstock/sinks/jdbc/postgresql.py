@@ -25,7 +25,6 @@ ATTEMPT = "penstock_attempt"
 _TEXTS = frozenset({"text", "character varying", "character", "citext"})
 # Types that are given as text and converted by their own input function.
 _FROM_TEXT = frozenset({"uuid", "json", "jsonb", "xml", "inet", "cidr", "macaddr", "macaddr8"})
-_SECONDS = re.compile(r"\((\d)\)")
 _SAME_TYPES: dict[type[T.DataType], str] = {
     T.ByteType: "smallint",
     T.ShortType: "smallint",
@@ -130,10 +129,11 @@ class PostgreSqlDialect(Dialect):
             )
         if isinstance(spark_type, T.ArrayType | T.StructType | T.MapType | T.VariantType):
             return bare in ("json", "jsonb", "text")
-        if isinstance(spark_type, T.TimestampType):
-            return _timestamp_fits(wanted, bare, ("with", "without"))
-        if isinstance(spark_type, T.TimestampNTZType):
-            return _timestamp_fits(wanted, bare, ("without",))
+        if isinstance(spark_type, T.TimestampType | T.TimestampNTZType):
+            zones = ("with", "without") if isinstance(spark_type, T.TimestampType) else ("without",)
+            return wanted in [
+                f"timestamp{n} {zone} time zone" for n in ("", "(6)") for zone in zones
+            ]
         return self.number_fits(spark_type, wanted, bare)
 
     def value(self, column: SinkColumn) -> str:
@@ -292,9 +292,3 @@ class PostgreSqlDialect(Dialect):
             sequence = quote(by_name[options.sequence_by.lower()].target)
             upsert += f" WHERE t.{sequence} IS NULL OR t.{sequence} <= EXCLUDED.{sequence}"
         return upsert
-
-
-def _timestamp_fits(wanted: str, bare: str, zones: tuple[str, ...]) -> bool:
-    digits = _SECONDS.search(wanted)
-    names = {f"timestamp {zone} time zone" for zone in zones}
-    return bare in names and (digits is None or digits[1] == "6")
