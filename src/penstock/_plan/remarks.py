@@ -31,8 +31,7 @@ def warnings_on(
     yield from _taken_names(graph)
     yield from _lenient_queries(graph)
     yield from _tuning_properties(graph)
-    yield from _missing_folders(graph)
-    yield from _unmatched_filters(graph)
+    yield from _nothing_to_read(graph)
     yield from _growing_state(graph, runs, conf)
     if not continuous:
         yield from _triggers_of_a_triggered_update(graph, runs, conf)
@@ -117,17 +116,13 @@ def _tuning_properties(graph: DataflowGraph) -> Iterator[str]:
         yield (f"table properties that only tune Databricks are ignored: {shown}")
 
 
-def _missing_folders(graph: DataflowGraph) -> Iterator[str]:
+def _nothing_to_read(graph: DataflowGraph) -> Iterator[str]:
     for node in graph.flows.values():
         for folder in node.analysis.missing_folders:
             yield (
                 f"the folder {folder} does not exist: {node.flow.name} has nothing to read until "
                 "it does; if it is elsewhere, map its prefix in `paths` of the settings"
             )
-
-
-def _unmatched_filters(graph: DataflowGraph) -> Iterator[str]:
-    for node in graph.flows.values():
         for pattern, folder in node.analysis.unmatched_filters:
             yield (
                 f"no file in {folder} matches the pathGlobFilter {pattern!r}: {node.flow.name} has "

@@ -60,7 +60,7 @@ class BackfillReport:
 def backfill_journal(
     files: StorageFiles, layout: StorageLayout, flow: str
 ) -> Journal[BackfillPlan]:
-    return Journal(files, layout.backfill_folder(flow), lambda body: BackfillPlan(**body))
+    return Journal(files, layout.backfill_folder(flow), BackfillPlan)
 
 
 def backfill_flow(
@@ -108,7 +108,7 @@ def backfill_flow(
             _check_quarantine(pipeline, node, dataset, plan)
         if is_new:
             journal.delete()  # files of one that was interrupted before its journal
-            journal.save(asdict(plan))
+            journal.save(plan)
             kill_point(PLANNED, node.flow.name, None)
         with recording(
             pipeline,

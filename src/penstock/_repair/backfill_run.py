@@ -132,7 +132,7 @@ class BackfillRun:
                     raise range_invalid(
                         "its sources do not have its rows any more", "--abandon discards it"
                     )
-                self.journal.save(asdict(replace(self.plan, is_staged=True)))
+                self.journal.save(replace(self.plan, is_staged=True))
                 self.emit("staged", "all rows of the range are staged", **asdict(self.counts))
                 kill_point(STAGED, self.plan.flow, None)
             self._replace()

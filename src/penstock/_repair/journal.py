@@ -9,8 +9,8 @@ history and event log.
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock._graph.dataflow import FlowNode
 from penstock._launch import OpenPipeline
@@ -35,7 +35,10 @@ from penstock._runtime.reporter import error_info
 from penstock._tables.files import StorageFiles, local_path
 from penstock.errors import SetupError
 
-Entry = TypeVar("Entry")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Entry = TypeVar("Entry", bound="DataclassInstance")
 
 
 class Journal(Generic[Entry]):
@@ -45,7 +48,7 @@ class Journal(Generic[Entry]):
         self,
         files: StorageFiles,
         folder: str,
-        parse: Callable[[dict[str, Any]], Entry],  # an entry from its JSON form
+        parse: Callable[..., Entry],  # gets the fields of an entry
         name: str = "decided.json",  # of the file in the folder
     ) -> None:
         self.folder = folder
@@ -56,7 +59,7 @@ class Journal(Generic[Entry]):
     def load(self) -> Entry | None:
         text = self._files.read(self._path)
         try:
-            return self._parse(json.loads(text)) if text else None
+            return self._parse(**json.loads(text)) if text else None
         except (ValueError, KeyError, TypeError) as error:
             raise SetupError(
                 "JOURNAL_DAMAGED",
@@ -66,9 +69,9 @@ class Journal(Generic[Entry]):
                 "Penstock that started it",
             ) from error
 
-    def save(self, entry: Mapping[str, Any]) -> None:
+    def save(self, entry: Entry) -> None:
         """Replace the entry, atomically on a local disk."""
-        self._files.write(self._path, json.dumps(entry, indent=1))
+        self._files.write(self._path, json.dumps(asdict(entry), indent=1))
 
     def clear(self) -> None:
         """Remove the entry; other files of the repair stay."""

@@ -273,7 +273,7 @@ class _Run:
             emit("resumed", f"resumed in stage {migration.stage}")
         else:
             self._journal.delete()  # and the files of an earlier migration
-            self._save(migration)
+            self._journal.save(migration)
             emit("planned", report.start)
             self._after(PLANNED)
         if migration.stage == BUILDING:
@@ -318,7 +318,7 @@ class _Run:
         )
         # The mark first: an update between the two would make the recorded versions wrong.
         state.save_flow(name, replace(old, migration=migration.migration_id))
-        self._save(migration)
+        self._journal.save(migration)
         self._after(MARKED)
         return migration
 
@@ -337,7 +337,7 @@ class _Run:
             self._after(REPLACED)
             state.save_flow(name, replace(new, target_id=migration.table_id))
             self._after(SWITCHED)
-        self._save(replace(migration, stage=DONE))
+        self._journal.save(replace(migration, stage=DONE))
         self._files.delete_tree(shadow.folder)
 
     def undo(self, record: Record, report: MigrationReport) -> MigrationReport:
@@ -350,7 +350,7 @@ class _Run:
             if known.stage != UNDOING or now.migration is None:  # else it was marked before a kill
                 version = self._facts.quarantine_version()
                 known = replace(known, stage=UNDOING, new_quarantine=version)
-                self._save(known)
+                self._journal.save(known)
             state.save_flow(name, replace(now, migration=known.migration_id))
             self._after(MARKED)
             self._restore(known, now)
@@ -377,7 +377,7 @@ class _Run:
             if has_quarantine and self._facts.quarantine_version() != known.new_quarantine:
                 restore_rows(spark, self._quarantine, known.new_quarantine)
             self._pipeline.state.save_flow(known.flow, replace(now, migration=None))
-            self._save(replace(known, stage=DONE))
+            self._journal.save(replace(known, stage=DONE))
             raise
         self._after(REPLACED)
 
@@ -408,7 +408,7 @@ class _Run:
             raise _unfinished(self._node)
         self._pipeline.lease(self.dataset)
         # Saved first: a resumed cut-over would skip the quarantine that it has replaced.
-        self._save(replace(known, stage=LEAVING))
+        self._journal.save(replace(known, stage=LEAVING))
         version = self._facts.quarantine_version()
         if version >= 0 and version != known.old_quarantine:
             restore_rows(self._pipeline.spark, self._quarantine, known.old_quarantine)
@@ -440,9 +440,6 @@ class _Run:
                 f"{display} cannot be replaced now: a replay of its quarantine is unfinished",
                 f"end it first: penstock quarantine replay {display}",
             )
-
-    def _save(self, migration: Migration) -> None:
-        self._journal.save(asdict(migration))
 
     def _check_overtaken(self, known: Migration) -> None:
         """Discard a migration if the flow had a full refresh or a reset since."""

@@ -40,7 +40,7 @@ class Migration:
     new_quarantine: int = -1  # version before an undo
 
 
-def migration_of(body: dict[str, Any]) -> Migration:
+def migration_of(**body: Any) -> Migration:
     """A stored migration; operators stored by earlier versions get comparable names."""
     for content, name in ((body["old"], "stateful_operators"), (body["query"], "operators")):
         if content.get(name) is not None:

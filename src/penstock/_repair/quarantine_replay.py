@@ -20,7 +20,7 @@ commit, so the next one may use the same version as its fence.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -99,7 +99,7 @@ def replay_journal(
     files: StorageFiles, layout: StorageLayout, node: DatasetNode
 ) -> Journal[_Staged]:
     # Fails for `quarantine_version` of earlier versions: their commits have another app id.
-    return Journal(files, layout.replay_staging(node.name), lambda body: _Staged(**body))
+    return Journal(files, layout.replay_staging(node.name), _Staged)
 
 
 class QuarantineReplay:
@@ -190,7 +190,7 @@ class QuarantineReplay:
             selection=selection.record(),
         )
         self._split(rows).write.parquet(self._rows)
-        self._journal.save(asdict(staged))
+        self._journal.save(staged)
         kill_point(STAGED, self._name, None)
         try:
             return self._finish(staged)

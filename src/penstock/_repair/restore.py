@@ -12,7 +12,7 @@ import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote
@@ -108,9 +108,7 @@ class _Run:
         self._files = StorageFiles(pipeline.spark)
         self._delta = DeltaJvm(pipeline.spark)
         self._savepoints = Savepoints(self._files, self._layout)
-        self._journal = Journal(
-            self._files, self._layout.restore_folder, lambda body: _Restore(**body), RESTORE_JOURNAL
-        )
+        self._journal = Journal(self._files, self._layout.restore_folder, _Restore, RESTORE_JOURNAL)
         self._begun = self._journal.load()
         if self._begun is not None and self._begun.savepoint != name:
             raise restore_unfinished(self._begun.savepoint)
@@ -352,7 +350,7 @@ class _Run:
             self._after("undo")
         epochs = {flow.flow: uuid.uuid4().hex for flow in self._savepoint.flows}
         begun = _Restore(savepoint=self._savepoint.name, undo=undo, epochs=epochs)
-        self._journal.save(asdict(begun))
+        self._journal.save(begun)
         self._after("begun")
         return begun
 
@@ -375,7 +373,7 @@ class _Run:
                 fenced.commit(fenced.begin(number), [], number, result, complete=False)
                 self._after("numbered", f"{flow.flow} in {table.name}")
         begun.versions[table.path] = self._delta.version(table.path)
-        self._journal.save(asdict(begun))
+        self._journal.save(begun)
         self._after("recorded", table.name)
         return begun.versions[table.path]
 

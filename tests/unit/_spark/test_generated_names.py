@@ -126,7 +126,7 @@ def test_a_migration_of_an_earlier_version_is_comparable_with_the_query_of_now()
         f'"query": {{"operators": ["{stored}"], "output_mode": "complete", "columns": {{}}}}, '
         f'"old": {{"epoch": "e", "stateful_operators": ["{stored}"]}}}}'
     )
-    migration = migration_of(body)
+    migration = migration_of(**body)
     assert migration.query["operators"] == list(stable_operators([now]))
     assert state_of(migration.old).stateful_operators == stable_operators([now])
 
