@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from penstock._execution.flow_state import FlowState, ViewState
 from penstock._execution.tables import PipelineTables
 from penstock._graph.dataflow import FlowNode
 from penstock._model.cdc import CdcSpec, TrackHistory
@@ -52,12 +53,12 @@ class Declaration:
         return {**asdict(self), "reads": list(self.reads), "external": list(self.external)}
 
 
-def stored_declaration(body: Mapping[str, Any]) -> Declaration | None:
+def stored_declaration(state: FlowState | ViewState | None) -> Declaration | None:
     """A recorded declaration; `None` if there is none, as of an earlier version."""
-    if not body:
+    if state is None or not state.deployed:
         return None
     known = {each.name for each in fields(Declaration)}
-    texts = {name: value for name, value in body.items() if name in known}
+    texts = {name: value for name, value in state.deployed.items() if name in known}
     for name in ("reads", "external"):
         texts[name] = tuple(texts.get(name, ()))
     return Declaration(**texts)

@@ -58,9 +58,8 @@ class _Comparison:
         store = StateStore(StorageFiles(tables.spark), layout.state_dir, tables.settings.name)
         try:
             self._flows = {name: store.flow(name) for name in store.names("flows")}
-            views = [store.view(key) for key in store.names("views")]
-            of_views = [stored_declaration(view.deployed) for view in views if view]
-            of_flows = [stored_declaration(flow.deployed) for flow in self._flows.values() if flow]
+            of_views = [stored_declaration(store.view(key)) for key in store.names("views")]
+            of_flows = [stored_declaration(state) for state in self._flows.values()]
         except PlanError as error:  # `STATE_OF_NEWER_VERSION`
             raise _not_readable(production, error) from error
         self._views = {each.display: each for each in of_views if each is not None}
@@ -165,7 +164,7 @@ class _Comparison:
     def _of_flow(self, flow: FlowNode, node: DatasetNode) -> Iterator[str]:
         name = flow.flow.name
         state, view = self._flows.get(name), self._views.get(node.display)
-        of_flow = None if state is None else stored_declaration(state.deployed)
+        of_flow = stored_declaration(state)
         is_refreshed = node.kind is DatasetKind.MATERIALIZED_VIEW or replaces_rows(flow.flow)
         before = (view or of_flow) if is_refreshed else (of_flow or view)
         if before is None:

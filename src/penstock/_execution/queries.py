@@ -140,8 +140,7 @@ class SparkEngine:
         """Refuse to stream into the rows of a batch query: flows would add them again."""
         if not any(self._graph.flows[flow].analysis.is_streaming for flow in node.flows):
             return
-        view = self._state.view(node.key)
-        before = None if view is None else stored_declaration(view.deployed)
+        before = stored_declaration(self._state.view(node.key))
         if before is not None and self._tables.version(node) is not None:
             was = "was a materialized view"
             if before.kind != DatasetKind.MATERIALIZED_VIEW.value:

@@ -120,15 +120,13 @@ class _Comparison:
             name: declared
             for name in pipeline.state.names("flows")
             if name not in self._graph.flows
-            and (state := pipeline.state.flow(name)) is not None
-            and (declared := stored_declaration(state.deployed)) is not None
+            and (declared := stored_declaration(pipeline.state.flow(name))) is not None
         }
 
     def _flow(self, node: FlowNode, now: Declaration) -> _Flow:
         state = self._pipeline.state.flow(node.flow.name)
         view = self._pipeline.state.view(now.target)
-        of_view = stored_declaration({} if view is None else view.deployed)
-        of_flow = stored_declaration({} if state is None else state.deployed)
+        of_view, of_flow = stored_declaration(view), stored_declaration(state)
         is_refreshed = now.kind == DatasetKind.MATERIALIZED_VIEW or replaces_rows(node.flow)
         before = (of_view or of_flow) if is_refreshed else (of_flow or of_view)
         return _Flow(node, now, state, view, before)
@@ -311,8 +309,7 @@ class _Comparison:
     def removed(self) -> Iterator[Change]:
         """Tables and sinks that are not declared any more."""
         state = self._pipeline.state
-        views = [view for key in state.names("views") if (view := state.view(key)) is not None]
-        stored = [stored_declaration(view.deployed) for view in views]
+        stored = [stored_declaration(state.view(key)) for key in state.names("views")]
         stored += self._former.values()
         former = {declared.target: declared for declared in stored if declared is not None}
         for target, declared in former.items():

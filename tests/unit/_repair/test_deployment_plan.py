@@ -8,6 +8,7 @@ import pytest
 
 from penstock._execution.declaration import Declaration, stored_declaration
 from penstock._execution.declaration_changes import Need, flow_differences
+from penstock._execution.flow_state import FlowState
 from penstock._repair.deployment_plan import (
     Change,
     DeploymentPlan,
@@ -46,13 +47,14 @@ def _differences(before: Declaration, **changes: Any) -> list[tuple[Need, str]]:
 def test_nothing_differs_from_itself_read_back_from_a_file(declared):
     body = json.loads(json.dumps(declared.to_json()))
     assert body == declared.to_json()
-    stored = stored_declaration({**body, "added_by_a_later_version": 1})
-    assert stored == declared
+    state = FlowState(epoch="e", deployed={**body, "added_by_a_later_version": 1})
+    assert stored_declaration(state) == declared
     assert _differences(declared) == []
 
 
 def test_a_storage_of_an_earlier_version_has_no_declaration():
-    assert stored_declaration({}) is None
+    assert stored_declaration(FlowState(epoch="e")) is None
+    assert stored_declaration(None) is None
 
 
 @pytest.mark.parametrize(
