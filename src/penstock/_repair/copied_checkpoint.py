@@ -31,12 +31,8 @@ def reset_to_checkpoint(
 ) -> ResetPlan:
     """Plan a flow's start with a copy of a checkpoint, and make the copy with `execute`.
 
-    Args:
-        settings: The pipeline.
-        flow: Name of the flow.
-        checkpoint: Path or URI of the checkpoint of another query, which is not changed.
-        accept_duplicates: Also if the flow has run, or the newest batch is not finished.
-        execute: Otherwise the plan is only reported.
+    `checkpoint` is the path or URI of that of another query, which is not changed. With
+    `accept_duplicates`, the flow may have run, and the newest batch may be unfinished.
 
     Raises:
         SpecError: `CHECKPOINT_NOT_FOUND`.

@@ -80,9 +80,9 @@ def migrate_flow(
         run = _Run(pipeline, node, dataset, stored.settings)
         if options.abandon:
             return run.abandon()
-        if run.is_leaving:
+        if run.stage == LEAVING:
             raise _unfinished(node, "--abandon ends it: its removal was started")
-        undoes = options.undo or (run.known is not None and run.known.stage == UNDOING)
+        undoes = options.undo or run.stage == UNDOING
         if run.is_open and not options.resume and not options.undo:
             raise _unfinished(node)
         if options.resume and not run.is_open:
@@ -143,19 +143,19 @@ class _Run:
         folder = pipeline.tables.layout.migration_folder(node.flow.name)
         self._journal = Journal(self._files, folder, migration_of, "migration.json")
         self.known = self._journal.load()
-        if self.known is not None and self.known.stage != DONE:
+        if self.known is not None and self.is_open:
             self._check_overtaken(self.known)
 
     def _after(self, step: str) -> None:
         kill_point(f"migration_{step}", self._node.flow.name, None)
 
     @property
-    def is_open(self) -> bool:
-        return self.known is not None and self.known.stage != DONE
+    def stage(self) -> str:
+        return DONE if self.known is None else self.known.stage
 
     @property
-    def is_leaving(self) -> bool:
-        return self.known is not None and self.known.stage == LEAVING
+    def is_open(self) -> bool:
+        return self.stage != DONE
 
     def plan(self, options: MigrationOptions) -> MigrationReport:
         """Plan a migration, with fixed start positions; an unfinished one keeps its own."""
@@ -399,9 +399,9 @@ class _Run:
     def _unmark(self, known: Migration) -> None:
         """Allow updates again if the table was not replaced, for example because Delta refused."""
         table, state = self._facts.table(), self._pipeline.state.flow(known.flow)
-        if self.is_leaving and state is not None and state.migration is None:
+        if known.stage == LEAVING and state is not None and state.migration is None:
             return  # an update may have run since: only files are left to delete
-        is_possible = self.is_leaving or (
+        is_possible = known.stage == LEAVING or (
             known.stage == CUTTING and table is not None and table["version"] == known.old_version
         )
         if not is_possible or state is None or state.epoch == known.migration_id:

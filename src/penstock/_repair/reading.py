@@ -64,10 +64,8 @@ def readable_storage(
 ) -> Iterator[ReadableStorage]:
     """The storage of a pipeline if it is local, else a temporary copy of its small files.
 
-    Args:
-        settings: The pipeline.
-        spark: The session of an open pipeline; by default, one is opened.
-        flow: Copy only the checkpoints of this flow, and no logs of tables.
+    `spark` is the session of an open pipeline; by default, one is opened. With `flow`, only the
+    checkpoints of that flow are copied, and no logs of tables.
     """
     if local_path(settings.storage) is not None:
         yield ReadableStorage(settings)

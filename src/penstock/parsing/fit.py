@@ -154,11 +154,7 @@ def _decimal(value: Any, data_type: DecimalType) -> Decimal:
         exact = number.quantize(Decimal(1).scaleb(-data_type.scale), context=_EXACT)
     except InvalidOperation:
         raise misfit(value, wanted) from None
-    if (
-        not number.is_finite()
-        or exact != number
-        or len(exact.as_tuple().digits) > (data_type.precision)
-    ):
+    if exact != number or len(exact.as_tuple().digits) > data_type.precision:  # also for NaN
         raise misfit(value, wanted)
     return exact
 
@@ -188,9 +184,7 @@ def _string(value: Any) -> str:
     if isinstance(value, (bytes, bytearray)):
         raise misfit(value, "a string")
     # As Spark's JSON reader does: any value of a field of type STRING is kept as text.
-    text = value if isinstance(value, str) else str(value)
-    if isinstance(value, (dict, list, bool)):
-        text = _json(value)
+    text = _json(value) if isinstance(value, (dict, list, bool)) else str(value)
     if not text.isascii():
         try:
             text.encode()

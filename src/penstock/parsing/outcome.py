@@ -20,21 +20,15 @@ PARSED = f"{ERROR_COLUMN} IS NULL"
 
 def require_column(df: DataFrame, column: str) -> str:
     """The payload's column as the DataFrame spells it; it must be STRING or BINARY."""
-    for field in df.schema:
-        if field.name.lower() == column.lower():
-            if field.dataType.typeName() not in ("string", "binary"):
-                raise DefinitionError(
-                    "PAYLOAD_COLUMN_INVALID",
-                    f"column {column!r} is {field.dataType.simpleString().upper()}; "
-                    "a payload is STRING or BINARY",
-                    origin=capture_origin(),
-                )
-            return field.name
-    raise DefinitionError(
-        "PAYLOAD_COLUMN_INVALID",
-        f"there is no column {column!r} to parse; there are {', '.join(df.columns)}",
-        origin=capture_origin(),
-    )
+    field = next((field for field in df.schema if field.name.lower() == column.lower()), None)
+    if field is None:
+        problem = f"there is no column {column!r} to parse; there are {', '.join(df.columns)}"
+    elif field.dataType.typeName() in ("string", "binary"):
+        return field.name
+    else:
+        kind = field.dataType.simpleString().upper()
+        problem = f"column {column!r} is {kind}; a payload is STRING or BINARY"
+    raise DefinitionError("PAYLOAD_COLUMN_INVALID", problem, origin=capture_origin())
 
 
 def spread(

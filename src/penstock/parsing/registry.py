@@ -5,6 +5,7 @@ were written with. Schemas never change under their id, so each process asks onc
 """
 
 import base64
+import contextlib
 import http.client
 import json
 import ssl
@@ -182,13 +183,11 @@ class SchemaRegistry:
         )
 
     def _object(self, body: bytes) -> dict[str, Any]:
-        try:
-            body_object = json.loads(body)
-        except ValueError:
-            body_object = None
-        if not isinstance(body_object, dict) or "schema" not in body_object:
-            raise self._refused("its response is not that of a schema registry")
-        return body_object
+        with contextlib.suppress(ValueError):
+            content = json.loads(body)
+            if isinstance(content, dict) and "schema" in content:
+                return content
+        raise self._refused("its response is not that of a schema registry")
 
     def _denied(self, path: str, status: int, body: bytes) -> Exception:
         try:

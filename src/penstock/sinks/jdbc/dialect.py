@@ -76,22 +76,16 @@ def bare_type(shown: str) -> str:
 class Dialect(ABC):
     """The statements and types of one database system; has no state."""
 
-    session: ClassVar[tuple[str, ...]]
-    """Statements that begin each session of the driver process."""
-    defaults: ClassVar[Mapping[str, str]]
-    """Parameters of its connections."""
-    text_type: ClassVar[str]
-    """Of staged strings."""
-    part_function: ClassVar[str]
-    """Spark's function for the column `penstock_part` of staged rows."""
+    session: ClassVar[tuple[str, ...]]  # statements that begin each one of the driver process
+    defaults: ClassVar[Mapping[str, str]]  # parameters of its connections
+    text_type: ClassVar[str]  # of staged strings
+    part_function: ClassVar[str]  # Spark's function for the column `penstock_part` of staged rows
     unstorable: ClassVar[tuple[Unstorable, ...]]
-    fence_text: ClassVar[str]
-    """The type of names in the fence table."""
-    table_kind: ClassVar[str]
-    """What a target must be."""
+    fence_text: ClassVar[str]  # type of names in the fence table
+    fence_time: ClassVar[str] = "timestamp NOT NULL DEFAULT CURRENT_TIMESTAMP"
+    table_kind: ClassVar[str]  # what a target must be
     table_options: ClassVar[str] = ""
-    upsert_reports_duplicates: ClassVar[bool]
-    """Whether an upsert fails with SQLSTATE 21000 if two of its rows have the same key."""
+    upsert_reports_duplicates: ClassVar[bool]  # as SQLSTATE 21000 if two rows have the same key
 
     # Types of numbers: digits that each one holds exactly; their names.
     integers: ClassVar[Mapping[str, int]]
@@ -167,9 +161,9 @@ class Dialect(ABC):
     @abstractmethod
     def leftovers(self, database: Database, schema: str | None, prefix: str) -> list[TableName]: ...
 
+    @abstractmethod
     def staging_options(self, database: Database) -> dict[str, str]:
         """Parameters of the connections of Spark's tasks."""
-        return {}
 
     @abstractmethod
     def make_staging(
@@ -219,8 +213,6 @@ class Dialect(ABC):
             f"writer {text} NOT NULL, updated_at {self.fence_time}, "
             f"PRIMARY KEY (pipeline, flow, target)){self.table_options}"
         )
-
-    fence_time: ClassVar[str] = "timestamp NOT NULL DEFAULT CURRENT_TIMESTAMP"
 
     # -- a table that is there -----------------------------------------------------------------
 
