@@ -23,8 +23,7 @@ from penstock.parsing.protobuf import (
     require_protobuf,
     struct_of_message,
 )
-from penstock.parsing.schema import to_struct
-from penstock.parsing.schema_errors import read_schema_file, schema_file
+from penstock.parsing.schema import read_schema_file, schema_file, to_struct
 
 Decode = Callable[[bytes], Any]
 
