@@ -149,6 +149,8 @@ def _decimal(value: Any, data_type: DecimalType) -> Decimal:
     wanted = f"a {data_type.simpleString().upper()}"
     if isinstance(value, bool) or not isinstance(value, (int, float, Decimal, str)):
         raise misfit(value, wanted)
+    if isinstance(value, str) and "_" in value:  # Python would ignore it
+        raise misfit(value, wanted)
     try:
         number = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
         exact = number.quantize(Decimal(1).scaleb(-data_type.scale), context=_EXACT)

@@ -85,6 +85,7 @@ def test_value_fits_without_loss(ddl, value, expected):
         ("INT", True, "x: True is not an integer"),
         ("INT", 1.5, "x: 1.5 is not an integer"),
         ("DECIMAL(4,1)", Decimal("12.34"), "x: Decimal('12.34') is not a DECIMAL(4,1)"),
+        ("DECIMAL(4,1)", "1_0", "x: '1_0' is not a DECIMAL(4,1)"),
         ("DECIMAL(4,1)", 12345, "x: 12345 is not a DECIMAL(4,1)"),
         ("DECIMAL(4,1)", float("nan"), "x: nan is not a DECIMAL(4,1)"),
         ("BOOLEAN", 1, "x: 1 is not a boolean"),
