@@ -58,25 +58,20 @@ def apply_deployment(
         if not options.execute or not plan.pending:
             return ApplyResult(plan=plan)
         _check(plan, options)
-        upstream = {
-            change.key: _upstream(pipeline, change.key) for change in plan.with_need(Need.MIGRATION)
-        }
+        migrations = plan.with_need(Need.MIGRATION)
+        upstream = {change.key: _upstream(pipeline, change.key) for change in migrations}
         pending = {change.key for change in plan.pending}
-        for change in plan.with_need(Need.MIGRATION):
+        for change in migrations:
             if not (change.resumes or upstream[change.key] & pending):
                 check_migration(
                     pipeline, change.flows[0], MigrationOptions(accept_less=options.accept_less)
                 )
         _mark(pipeline, plan)
     updated: set[str] = set()
-    for change in plan.with_need(Need.MIGRATION):
+    others = plan.with_need(Need.UPDATE, Need.CHECKPOINT, Need.FULL_REFRESH)
+    for change in migrations:
         # Columns and tables that the new query reads must exist.
-        before = [
-            each
-            for each in plan.with_need(Need.UPDATE, Need.CHECKPOINT, Need.FULL_REFRESH)
-            if each.key in upstream[change.key] - updated
-        ]
-        if before:
+        if before := [each for each in others if each.key in upstream[change.key] - updated]:
             if not update([each.name for each in before], _views(before)):
                 return ApplyResult(plan=plan, succeeded=False)
             updated |= {each.key for each in before}

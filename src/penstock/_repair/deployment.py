@@ -60,17 +60,13 @@ def compare(pipeline: OpenPipeline) -> DeploymentPlan:
     if savepoint is not None:
         raise restore_unfinished(savepoint)
     comparison = _Comparison(pipeline)
-    changes, unchanged = [], []
-    for name in (*(node.key for node in pipeline.graph.stored()), *pipeline.graph.sinks):
-        change = comparison.target(name)
-        if change is not None:
-            changes.append(change)
-        else:
-            unchanged.append(comparison.display(name))
+    targets = (*(node.key for node in pipeline.graph.stored()), *pipeline.graph.sinks)
+    changes = {target: comparison.target(target) for target in targets}
+    unchanged = [comparison.display(target) for target, change in changes.items() if not change]
     return DeploymentPlan(
         pipeline=pipeline.settings.name,
         storage=pipeline.settings.storage,
-        changes=(*changes, *comparison.removed()),
+        changes=(*filter(None, changes.values()), *comparison.removed()),
         unchanged=tuple(unchanged),
         deferred={
             pipeline.graph.datasets[key].display: text

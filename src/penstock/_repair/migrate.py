@@ -188,8 +188,7 @@ class _Run:
                     "--abandon discards the migration; then start it again",
                 )
         else:
-            every = checkpoints(self._stored)
-            own = [checkpoint for checkpoint in every if checkpoint.flow == node.flow.name]
+            own = [each for each in checkpoints(self._stored) if each.flow == node.flow.name]
             relevant = that_count(own, self._facts.replaced_at())
             now_ms = round(time.time() * 1000)
             begin = options.begin or EARLIEST
