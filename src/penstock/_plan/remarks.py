@@ -14,9 +14,25 @@ from penstock.errors import PlanError
 
 
 def notes_on(graph: DataflowGraph) -> Iterator[str]:
-    yield from _other_formats(graph)
-    yield from _streamed_changes(graph)
-    yield from _text_numbers(graph)
+    for table in graph.stored():
+        wanted = table.declared.format
+        if wanted and wanted.lower() != "delta":
+            yield f"{table.display} has format {wanted} but is written as Delta"
+    flows = graph.flows.values()
+    for key in dict.fromkeys(key for flow in flows for key in flow.analysis.changing_inputs):
+        yield (
+            f"{graph.datasets[key].display} is read as a stream, and auto CDC changes its rows in "
+            "place: the stream fails at the first change after its start; set the reader option "
+            "`readChangeFeed` or `skipChangeCommits`"
+        )
+    for node in flows:
+        if node.analysis.text_numbers:
+            yield (
+                f"the query of {node.flow.name} uses strings as numbers: "
+                f"{', '.join(node.analysis.text_numbers)}; in ANSI mode a string that is not a "
+                "number fails the batch: cast the column; try_cast returns NULL instead, as does "
+                "`spark.sql.ansi.enabled: false`"
+            )
 
 
 def warnings_on(
@@ -28,7 +44,8 @@ def warnings_on(
         PlanError: `STATE_GROWS`: State grows without bound where that is not allowed.
     """
     yield from () if graph.deferred is None else graph.deferred.warnings
-    yield from _taken_names(graph)
+    names = (pair for flow in graph.flows.values() for pair in flow.analysis.taken_for)
+    yield from (taken_for(text, name) for text, name in dict.fromkeys(names))
     yield from _lenient_queries(graph)
     yield from _tuning_properties(graph)
     yield from _nothing_to_read(graph)
@@ -36,34 +53,6 @@ def warnings_on(
     if not continuous:
         yield from _triggers_of_a_triggered_update(graph, runs, conf)
     yield from _without_batches(graph, runs)
-
-
-def _other_formats(graph: DataflowGraph) -> Iterator[str]:
-    for node in graph.stored():
-        wanted = node.declared.format
-        if wanted and wanted.lower() != "delta":
-            yield f"{node.display} has format {wanted} but is written as Delta"
-
-
-def _streamed_changes(graph: DataflowGraph) -> Iterator[str]:
-    flows = graph.flows.values()
-    for key in dict.fromkeys(key for flow in flows for key in flow.analysis.changing_inputs):
-        yield (
-            f"{graph.datasets[key].display} is read as a stream, and auto CDC changes its rows in "
-            "place: the stream fails at the first change after its start; set the reader option "
-            "`readChangeFeed` or `skipChangeCommits`"
-        )
-
-
-def _text_numbers(graph: DataflowGraph) -> Iterator[str]:
-    for node in graph.flows.values():
-        if node.analysis.text_numbers:
-            yield (
-                f"the query of {node.flow.name} uses strings as numbers: "
-                f"{', '.join(node.analysis.text_numbers)}; in ANSI mode a string that is not a "
-                "number fails the batch: cast the column; try_cast returns NULL instead, as does "
-                "`spark.sql.ansi.enabled: false`"
-            )
 
 
 def left_behind(graph: DataflowGraph, reset: set[str]) -> Iterator[str]:
@@ -87,12 +76,6 @@ def left_behind(graph: DataflowGraph, reset: set[str]) -> Iterator[str]:
             f"flow {name} keeps its checkpoint while the rows of {', '.join(above)} are removed: "
             f"if it reads them as a stream it fails with SOURCE_ROWS_CHANGED; {way_out}"
         )
-
-
-def _taken_names(graph: DataflowGraph) -> Iterator[str]:
-    flows = graph.flows.values()
-    for text, name in dict.fromkeys(pair for flow in flows for pair in flow.analysis.taken_for):
-        yield taken_for(text, name)
 
 
 def _lenient_queries(graph: DataflowGraph) -> Iterator[str]:

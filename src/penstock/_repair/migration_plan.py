@@ -104,6 +104,8 @@ class MigrationReport:
 def check_flow(graph: DataflowGraph, settings: PipelineSettings, node: FlowNode) -> DatasetNode:
     name = node.flow.name
     dataset = graph.datasets.get(node.target)
+    declared = {} if dataset is None else dataset.declared.table_properties
+    properties = {key.lower(): str(value).lower() for key, value in declared.items()}
     reason = hint = ""
     if dataset is None:
         reason = "it writes to a sink, whose rows cannot be replaced"
@@ -125,7 +127,7 @@ def check_flow(graph: DataflowGraph, settings: PipelineSettings, node: FlowNode)
     elif not reset_allowed(dataset, settings.configuration):
         reason = f"{dataset.display} has pipelines.reset.allowed = false"
         hint = "change the property, or declare the changed query as a flow into a new table"
-    elif _is_on(dataset, "delta.appendOnly"):
+    elif properties.get("delta.appendonly") == "true":
         reason = f"{dataset.display} has delta.appendOnly = true: its rows cannot be replaced"
         hint = "change the property, or declare the changed query as a flow into a new table"
     elif "AS IDENTITY" in str(dataset.declared.schema or "").upper():
@@ -155,11 +157,6 @@ def check_columns(
             origin=dataset.declared.origin,
             hint=f"switch delta.enableChangeDataFeed off; or --full-refresh {dataset.display}",
         )
-
-
-def _is_on(dataset: DatasetNode, name: str) -> bool:
-    known = {key.lower(): value for key, value in dataset.declared.table_properties.items()}
-    return str(known.get(name.lower(), "false")).lower() == "true"
 
 
 def why_refused(sources: Sequence[SourceHistory]) -> str | None:
