@@ -8,7 +8,6 @@ from penstock._graph.cdc import cdc_text, is_cdc
 from penstock._graph.dataflow import DataflowGraph, DatasetNode
 from penstock._graph.replacing import replaces_rows, window_text
 from penstock._model.flow import Flow
-from penstock._model.trigger import Trigger
 from penstock._plan.steps import Plan, RefreshView, RunOnceFlow, RunStep, StartFlow
 
 
@@ -82,10 +81,6 @@ def _step_text(graph: DataflowGraph, step: RunStep, name: str) -> str:
             if step.interval_seconds is not None:
                 when = f"checked every {step.interval_seconds:g} s"
             return f"flow {name}: replaces rows where {window_text(flow)}, {when}"
-        case StartFlow(interval_seconds=None):
-            return f"flow {name}: {step.output_mode.value}, everything available"
-        case StartFlow(trigger=Trigger() as trigger):
-            return f"flow {name}: {step.output_mode.value}, {trigger}"
         case StartFlow():
             return f"flow {name}: {step.output_mode.value}, {_when(flow, step)}"
         case RunOnceFlow():
@@ -102,8 +97,8 @@ def _step_text(graph: DataflowGraph, step: RunStep, name: str) -> str:
 def _when(flow: Flow, step: RunStep) -> str:
     if flow.once or isinstance(step, RunOnceFlow):
         return "once"
-    if isinstance(step, StartFlow) and step.is_eager:
-        return "as rows arrive"
+    if isinstance(step, StartFlow) and (step.is_eager or step.trigger is not None):
+        return "as rows arrive" if step.is_eager else str(step.trigger)
     if step.interval_seconds is not None:
         return f"every {step.interval_seconds:g} s"
     return "everything available" if flow.snapshot is None else "what is new"

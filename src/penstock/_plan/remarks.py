@@ -46,9 +46,8 @@ def warnings_on(
     yield from () if graph.deferred is None else graph.deferred.warnings
     names = (pair for flow in graph.flows.values() for pair in flow.analysis.taken_for)
     yield from (taken_for(text, name) for text, name in dict.fromkeys(names))
-    yield from _lenient_queries(graph)
+    yield from _of_queries(graph)
     yield from _tuning_properties(graph)
-    yield from _nothing_to_read(graph)
     yield from _growing_state(graph, runs, conf)
     if not continuous:
         yield from _triggers_of_a_triggered_update(graph, runs, conf)
@@ -78,13 +77,23 @@ def left_behind(graph: DataflowGraph, reset: set[str]) -> Iterator[str]:
         )
 
 
-def _lenient_queries(graph: DataflowGraph) -> Iterator[str]:
+def _of_queries(graph: DataflowGraph) -> Iterator[str]:
     for node in graph.flows.values():
         if node.analysis.needs_ansi_off:
             yield (
                 f"the query of {node.flow.name} computes with strings, which ANSI mode refuses: it "
                 "runs without ANSI mode, and strings that are not numbers become NULL instead of "
                 "an error; use casts, or set `spark.sql.ansi.enabled`, to override this"
+            )
+        for folder in node.analysis.missing_folders:
+            yield (
+                f"the folder {folder} does not exist: {node.flow.name} has nothing to read until "
+                "it does; if it is elsewhere, map its prefix in `paths` of the settings"
+            )
+        for pattern, folder in node.analysis.unmatched_filters:
+            yield (
+                f"no file in {folder} matches the pathGlobFilter {pattern!r}: {node.flow.name} has "
+                "nothing to read until one does; the filter applies to the file name, not the path"
             )
 
 
@@ -97,20 +106,6 @@ def _tuning_properties(graph: DataflowGraph) -> Iterator[str]:
     if tables:
         shown = "; ".join(f"{setting} ({', '.join(names)})" for setting, names in tables.items())
         yield (f"table properties that only tune Databricks are ignored: {shown}")
-
-
-def _nothing_to_read(graph: DataflowGraph) -> Iterator[str]:
-    for node in graph.flows.values():
-        for folder in node.analysis.missing_folders:
-            yield (
-                f"the folder {folder} does not exist: {node.flow.name} has nothing to read until "
-                "it does; if it is elsewhere, map its prefix in `paths` of the settings"
-            )
-        for pattern, folder in node.analysis.unmatched_filters:
-            yield (
-                f"no file in {folder} matches the pathGlobFilter {pattern!r}: {node.flow.name} has "
-                "nothing to read until one does; the filter applies to the file name, not the path"
-            )
 
 
 def _growing_state(
