@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 )
 
 from penstock._model.extras import import_extra
-from penstock.errors import DefinitionError, MissingExtraError
+from penstock.errors import DefinitionError
 from penstock.parsing.avro import PayloadError
 from penstock.parsing.schema import schema_invalid
 
@@ -148,15 +148,13 @@ def file_set(file: bytes, imported: Mapping[str, bytes]) -> bytes:
 
 def compile_files(text: str, imports: Mapping[str, str]) -> bytes:
     """The FileDescriptorSet of a `.proto` text, which is its last file; `imports` by name."""
-    try:
-        import grpc_tools
-        from grpc_tools import protoc
-    except ImportError as error:
-        raise MissingExtraError(
-            "MISSING_EXTRA",
-            "the registry returns Protobuf schemas as source, and no compiler is installed",
-            hint="pip install 'penstock[payloads]'",
-        ) from error
+    grpc_tools = import_extra(
+        "grpc_tools",
+        "grpc_tools.protoc",
+        extra="payloads",
+        feature="a registry that returns Protobuf schemas as source",
+        package="grpcio-tools",
+    )
     known = Path(grpc_tools.__file__).parent / "_proto"
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -167,8 +165,8 @@ def compile_files(text: str, imports: Mapping[str, str]) -> bytes:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(content, encoding="utf-8")
         output = root / "schema.desc"
-        arguments = [f"-I{root}", f"-I{known}", "--include_imports"]
-        status = protoc.main(["protoc", *arguments, f"--descriptor_set_out={output}", _MAIN_FILE])
+        options = [f"-I{root}", f"-I{known}", f"--descriptor_set_out={output}"]
+        status = grpc_tools.protoc.main(["protoc", "--include_imports", *options, _MAIN_FILE])
         if status != 0:
             raise _invalid("protoc cannot compile it; its messages are in the log of the worker")
         return output.read_bytes()
