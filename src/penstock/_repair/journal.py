@@ -134,8 +134,7 @@ def recording(
             **properties,
             "event_log": str(log.directory),
         }
-        create = CreateUpdate(configuration)
-        bus.emit(Event(origin, create, f"{command}{about}"))
+        bus.emit(Event(origin, CreateUpdate(configuration), f"{command}{about}"))
         bus.emit(Event(origin, UpdateProgress(UpdateState.RUNNING), f"{command}: {text}"))
         flow_event(FlowStatus.RUNNING, command)
         yield Record(bus.emit, flow)

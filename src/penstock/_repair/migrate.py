@@ -33,6 +33,7 @@ from penstock._repair.migration_plan import (
     check_columns,
     check_flow,
     migration_of,
+    not_possible,
     steps_back,
     steps_forth,
     why_refused,
@@ -182,7 +183,7 @@ class _Run:
             assert self.known is not None
             migration = self.known
             if migration.stage == BUILDING and dict(migration.query) != query:
-                raise _not_possible(
+                raise not_possible(
                     node,
                     f"the query of flow {node.flow.name!r} changed since its migration was started",
                     "--abandon discards the migration; then start it again",
@@ -236,7 +237,7 @@ class _Run:
         layout = self._pipeline.tables.layout
         path = layout.checkpoint_path(node.flow.name, str(known.old["epoch"]))
         if self._files.read(f"{path}/metadata") is None:
-            raise _not_possible(
+            raise not_possible(
                 node,
                 f"the migration of flow {node.flow.name!r} cannot be undone: its old checkpoint "
                 f"{path} does not exist any more",
@@ -303,7 +304,7 @@ class _Run:
         state, name = self._pipeline.state, self._node.flow.name
         old, table = state.flow(name), self._facts.table()
         if old is None or table is None or table["id"] != migration.table_id:
-            raise _not_possible(
+            raise not_possible(
                 self._node,
                 f"{self.dataset.display} was dropped or recreated since the migration was started",
                 "--abandon discards the migration",
@@ -428,13 +429,13 @@ class _Run:
 
     def _not_now(self, reason: str, hint: str) -> PlanError:
         name = self._node.flow.name
-        return _not_possible(self._node, f"flow {name!r} cannot be migrated now: {reason}", hint)
+        return not_possible(self._node, f"flow {name!r} cannot be migrated now: {reason}", hint)
 
     def _check_replay(self) -> None:
         """Refuse a replay that would be completed with rows of tables that are replaced."""
         layout, display = self._pipeline.tables.layout, self.dataset.display
         if replay_journal(self._files, layout, self.dataset).load() is not None:
-            raise _not_possible(
+            raise not_possible(
                 self._node,
                 f"{display} cannot be replaced now: a replay of its quarantine is unfinished",
                 f"end it first: penstock quarantine replay {display}",
@@ -448,10 +449,6 @@ class _Run:
             return
         self._journal.delete()
         self.known = None
-
-
-def _not_possible(node: FlowNode, message: str, hint: str) -> PlanError:
-    return PlanError("MIGRATION_NOT_POSSIBLE", message, origin=node.flow.origin, hint=hint)
 
 
 def _unfinished(node: FlowNode, hint: str = "") -> PlanError:

@@ -134,13 +134,12 @@ def check_flow(graph: DataflowGraph, settings: PipelineSettings, node: FlowNode)
         reason = f"{dataset.display} has an identity column, whose numbers would change"
         hint = f"--full-refresh {dataset.display} if the numbers are not used elsewhere"
     if reason or dataset is None:
-        raise PlanError(
-            "MIGRATION_NOT_POSSIBLE",
-            f"flow {name!r} cannot be migrated: {reason}",
-            origin=node.flow.origin,
-            hint=hint,
-        )
+        raise not_possible(node, f"flow {name!r} cannot be migrated: {reason}", hint)
     return dataset
+
+
+def not_possible(node: FlowNode, message: str, hint: str) -> PlanError:
+    return PlanError("MIGRATION_NOT_POSSIBLE", message, origin=node.flow.origin, hint=hint)
 
 
 def check_columns(

@@ -131,14 +131,14 @@ def with_decoded(
     """
     compile_fit(struct)  # refuses types that no payload is decoded to
     payload = F.col(quoted(name)).cast("binary")
-    udf: Any = decoder(struct, decode)
+    udf = decoder(struct, decode)
     udf = udf.asNondeterministic() if once else udf
     prepared = df.withColumn(_DECODED, udf(payload))
     result = F.col(_DECODED)
     return prepared, result.getField("record"), result.getField("error")
 
 
-def decoder(struct: StructType, decode: Decode) -> Callable[[Column], Column]:
+def decoder(struct: StructType, decode: Decode) -> Any:
     """The function over Arrow batches; it gives `STRUCT<record, error STRING>`."""
     import pyarrow as pa
 
@@ -150,8 +150,7 @@ def decoder(struct: StructType, decode: Decode) -> Callable[[Column], Column]:
         return _decode_all(payloads.to_pylist(), struct, decode)
 
     make: Any = arrow_udf  # its overloads want a kind, which the hints above say already
-    udf: Callable[[Column], Column] = make(decode_batch, returnType=result)
-    return udf
+    return make(decode_batch, returnType=result)
 
 
 def _decode_all(payloads: Iterable[bytes | None], struct: StructType, decode: Decode) -> Any:
