@@ -191,8 +191,7 @@ def steps_forth(
         f"{migration.old['epoch']} and version {table['version']} of the table stay, and --undo "
         "restores them"
     )
-    for reader in readers:
-        yield reader.text
+    yield from (reader.text for reader in readers)
     yield f"other streams that read {display} see one commit that replaces all rows"
 
 
@@ -205,8 +204,7 @@ def steps_back(
     yield "rows that a replay of quarantine, a backfill or other writers added since are lost"
     if not is_old_query:
         yield "its query is still the new one: revert the change before the next update"
-    for reader in readers:
-        yield reader.text
+    yield from (reader.text for reader in readers)
 
 
 @dataclass(frozen=True)

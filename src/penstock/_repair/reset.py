@@ -147,16 +147,16 @@ def why_refused(
             "its rows are computed from all rows of a key, and the start position skips some: the "
             "target would get wrong values"
         )
-    known = [f"{report.again:,} {report.unit}" for report in reports if report.again]
-    unknown = [report.source for report in reports if report.again is None]
-    if known:
-        return f"its target is append-only, and {' and '.join(known)} would be duplicated"
-    if unknown:
-        return (
-            "its target is append-only, and an unknown number of rows of "
-            f"{', '.join(unknown)} would be duplicated"
-        )
-    return None
+    again = [
+        f"an unknown number of rows of {report.source}"
+        if report.again is None
+        else f"{report.again:,} {report.unit}"
+        for report in reports
+        if report.again != 0
+    ]
+    if not again:
+        return None
+    return f"its target is append-only, and {' and '.join(again)} would be duplicated"
 
 
 def ways_out(pipeline: OpenPipeline, node: FlowNode, effect: str, *, is_whole: bool) -> str:
