@@ -212,9 +212,8 @@ def _json_type(schema: Mapping[str, Any]) -> DataType:
         if properties:
             return StructType([StructField(n, _json_type(s)) for n, s in properties.items()])
         values = schema.get("additionalProperties")
-        return MapType(
-            StringType(), _json_type(values) if isinstance(values, dict) else StringType()
-        )
+        value_type = _json_type(values) if isinstance(values, dict) else StringType()
+        return MapType(StringType(), value_type)
     if kind == "array":
         return ArrayType(_json_type(schema["items"]))
     if kind == "string":

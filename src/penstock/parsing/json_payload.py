@@ -89,9 +89,7 @@ def parse_json(
 def _error(
     text: Column, parsed: Column, struct: StructType, extra_fields: str, huge: Column | None
 ) -> Column:
-    whole = F.get_json_object(F.concat(F.lit("["), text, F.lit(f',"{_END}"]')), "$[1]") == F.lit(
-        _END
-    )
+    whole = F.get_json_object(F.concat(F.lit("["), text, F.lit(f',"{_END}"]')), "$[1]") == _END
     bare = F.btrim(text, F.lit(_BLANKS))
     first = F.substring(bare, 1, 1)
     outcome = (
@@ -124,13 +122,10 @@ def _wrong_types(text: Column, parsed: Column, struct: StructType) -> Column:
         for path, label, value, data_type in _leaves(struct, parsed, "$", "")
     ]
     fields = F.array_compact(F.array(*reasons))
-    named = F.when(
-        F.size(fields) > 0, F.concat(F.lit("values do not fit: "), _listed(fields))
-    ).otherwise("a value does not fit the schema")
+    named = F.when(F.size(fields) > 0, F.concat(F.lit("values do not fit: "), _listed(fields)))
     # Each field is looked up in the text again: for a huge one, this needs too much memory.
-    return F.when(F.length(text) > _LONGEST_NAMED, "a value does not fit the schema").otherwise(
-        named
-    )
+    is_short = F.length(text) <= _LONGEST_NAMED
+    return F.coalesce(F.when(is_short, named), F.lit("a value does not fit the schema"))
 
 
 def _leaves(

@@ -105,9 +105,8 @@ def split_rows(
     destination = F.when(bad, F.lit(TO_QUARANTINE)).otherwise(F.lit(TO_TABLE))
     if fail:
         raised = F.raise_error(_failure_message(with_masks, data, fail, broken))
-        destination = F.when(
-            _any([broken[name] for name in fail]), raised.cast("string")
-        ).otherwise(destination)
+        failed = _any([broken[name] for name in fail])
+        destination = F.when(failed, raised.cast("string")).otherwise(destination)
     keeps = quarantine and bool(drop)
     extra: list[Column] = []
     if keeps:
