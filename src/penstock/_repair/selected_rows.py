@@ -3,8 +3,7 @@
 Returns the rows of the files with a selected row, so that a rewrite leaves other files unchanged.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
@@ -67,13 +66,22 @@ class RowSearch:
         condition = self._condition(all_rows)
         if self._selection.rules:
             self._check_rules(all_rows, declared)
-        with _computing(self._selection.where):
+        try:
             if self._selection.rows:
                 paths, condition = self._with_ids(condition)
             else:
                 path = F.col(_METADATA)["file_path"]
                 counts = all_rows.where(condition).groupBy(path).count().collect()
                 paths = {self._path(row[0]) for row in counts}
+        except _ROW_ERRORS as error:
+            where = self._selection.where
+            if where is None:
+                raise
+            raise SpecError(
+                "QUARANTINE_SELECTION_INVALID",
+                f"the condition {where!r} cannot be computed for every row: {first_line(error)}",
+                hint="try_cast, try_divide and similar functions return NULL, which selects no row",
+            ) from error
         if not paths:
             return SelectedRows(version=self._version, files=frozenset(), rows=None)
         contents = [content for path, content in self._files.items() if path in paths]
@@ -199,20 +207,6 @@ def _checked(rows: DataFrame, text: str) -> Column:
     if not plan.projectList().head().deterministic():
         raise _unusable(rows, text, "it is not deterministic")
     return column
-
-
-@contextmanager
-def _computing(where: str | None) -> Iterator[None]:
-    try:
-        yield
-    except _ROW_ERRORS as error:
-        if where is None:
-            raise
-        raise SpecError(
-            "QUARANTINE_SELECTION_INVALID",
-            f"the condition {where!r} cannot be computed for every row: {first_line(error)}",
-            hint="try_cast, try_divide and similar functions return NULL, which selects no row",
-        ) from error
 
 
 def _unusable(rows: DataFrame, text: str, reason: str, near: str | None = None) -> SpecError:
