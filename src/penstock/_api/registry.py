@@ -84,7 +84,8 @@ class Registry:
 
     def add_unless(self, dataset: Dataset) -> Callable[[], None]:
         """Add a dataset behind all others, unless the returned function is called."""
-        self._provisional.append(dataset)
+        if self._is_new("dataset", dataset.name, dataset.origin):
+            self._provisional.append(dataset)
 
         def withdraw() -> None:
             self._provisional[:] = [other for other in self._provisional if other is not dataset]

@@ -121,6 +121,16 @@ def test_create_table_makes_an_empty_table_when_it_is_put_on_no_function():
     assert found["last"].private
 
 
+def test_an_empty_table_is_declared_once_when_its_notebook_is_executed_again():
+    registry = Registry()
+    notebook = compile("dp.create_table(name='raw')", "notebook.py", "exec")
+    with registration(registry):
+        exec(notebook, {"dp": dp})
+        with registry.repeating():
+            exec(notebook, {"dp": dp})
+    assert [dataset.name for dataset in registry.build().datasets] == ["raw"]
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
