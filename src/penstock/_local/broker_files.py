@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from penstock.errors import SetupError
+
 LOG_FILE = "broker.log"
 _STATE_FILE = "broker.json"
 _OLD_LOG_FILE = "broker.log.1"
@@ -156,7 +158,14 @@ def free_ports() -> tuple[int, int]:
     """
     candidates = random.sample(range(_FIRST_PORT, _first_outgoing_port()), _PORT_CANDIDATES)
     free = (port for port in candidates if are_free(port))
-    return next(free), next(free)
+    try:
+        return next(free), next(free)
+    except StopIteration:
+        raise SetupError(
+            "BROKER_FAILED",
+            f"no port of {_HOST} is free",
+            hint=f"allow programs to listen on {_HOST}: Spark and the broker need it",
+        ) from None
 
 
 def _first_outgoing_port() -> int:

@@ -8,12 +8,11 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import zip_longest
 from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
-from typing import Any
 
 from penstock._local.broker_files import free_ports
 from penstock._local.jars import JarState, verify
@@ -34,14 +33,7 @@ _CONNECT_SECONDS = 3.0
 _CLOCK_SLACK_SECONDS = 24 * 3600
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)([^;]*)")
 _CLAUSE = re.compile(r"(==|>=|<=|!=|<|>)\s*([0-9][0-9.]*)")
-_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
-    "==": eq,
-    "!=": ne,
-    ">=": ge,
-    "<=": le,
-    ">": gt,
-    "<": lt,
-}
+_COMPARISONS = {"==": eq, "!=": ne, ">=": ge, "<=": le, ">": gt, "<": lt}
 
 
 class CheckState(StrEnum):
@@ -128,12 +120,8 @@ def check_metastore(address: str) -> Check:
 def check_ports() -> Check:
     try:
         free_ports()
-    except OSError as error:
-        return _fail(
-            "loopback ports",
-            f"none on 127.0.0.1: {error.strerror or error}",
-            "allow programs to listen on 127.0.0.1: Spark and the broker need it",
-        )
+    except SetupError as error:
+        return _fail("loopback ports", error.message, error.hint or "")
     return _ok("loopback ports", "free ports on 127.0.0.1")
 
 
@@ -184,10 +172,7 @@ def satisfies(version: str, specifier: str) -> bool:
     """Whether a plain version (numbers and dots) meets a specifier such as `>=2.2,<3`."""
     actual = _numbers(version)
     for sign, text in _CLAUSE.findall(specifier):
-        wanted = _numbers(text)
-        width = max(len(actual), len(wanted))
-        left = actual + (0,) * (width - len(actual))
-        right = wanted + (0,) * (width - len(wanted))
+        left, right = zip(*zip_longest(actual, _numbers(text), fillvalue=0), strict=True)
         if not _COMPARISONS[sign](left, right):
             return False
     return True

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock._local import doctor
+from penstock._local import broker_files, doctor
 from penstock._local.doctor import CheckState, check_metastore, run_checks
 from penstock._local.jars import sync
 from penstock._local.lock import JarLock
@@ -95,6 +95,13 @@ def test_version_is_compared_by_number_when_a_specifier_is_given(
     version: str, specifier: str, holds: bool
 ) -> None:
     assert doctor.satisfies(version, specifier) is holds
+
+
+def test_ports_fail_with_a_fix_when_none_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_files, "are_free", lambda *_ports: False)
+    check = doctor.check_ports()
+    assert (check.state, check.detail) == (CheckState.FAIL, "no port of 127.0.0.1 is free")
+    assert check.fix
 
 
 def test_clock_fails_when_it_is_before_what_is_certainly_past() -> None:
