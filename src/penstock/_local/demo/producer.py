@@ -35,7 +35,7 @@ class OrderProducer:
         self._total = total
         self._stop = threading.Event()
         self._failure: str | None = None
-        self._acknowledged = 0
+        self.acknowledged = 0
         self._client = import_client().Producer(
             {
                 "bootstrap.servers": bootstrap_servers,
@@ -46,10 +46,6 @@ class OrderProducer:
             }
         )
         self._thread = threading.Thread(target=self._run, name="penstock-demo-orders", daemon=True)
-
-    @property
-    def acknowledged(self) -> int:
-        return self._acknowledged
 
     @property
     def finished(self) -> bool:
@@ -63,7 +59,7 @@ class OrderProducer:
         """Stop sending without waiting; messages in flight are still acknowledged."""
         self._stop.set()
 
-    def join(self, timeout_seconds: float) -> bool:
+    def join(self, timeout_seconds: float | None = None) -> bool:
         """Wait for the end; whether it came in time."""
         self._thread.join(timeout_seconds)
         if self._failure is not None:
@@ -120,6 +116,6 @@ class OrderProducer:
 
     def _delivered(self, error: Any, _message: Any) -> None:
         if error is None:
-            self._acknowledged += 1
+            self.acknowledged += 1
         else:
             self._failure = str(error)

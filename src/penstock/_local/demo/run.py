@@ -178,7 +178,7 @@ def run_demo(
                 producer = _producer(servers, total, per_second)
                 producer.start()
                 try:
-                    producer.join(total / per_second + 60.0)
+                    producer.join()
                 finally:
                     producer.request_stop()
                 result, was_cut_short = run_pipeline(settings, continuous=False), False

@@ -1,8 +1,12 @@
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from penstock._local.demo import run
+from penstock._local.demo.account import Account
 from penstock._local.demo.run import Conductor
 
 RANGES = {0: (0, 1)}
@@ -33,7 +37,20 @@ class Producer:
     def request_stop(self) -> None:
         self.finished = True
 
-    def join(self, timeout_seconds: float) -> bool:
+    def join(self, timeout_seconds: float | None = None) -> bool:
+        return self.finished
+
+
+class SlowProducer(Producer):
+    """Sends its last order later than any timeout."""
+
+    was_cut_short = False
+
+    def request_stop(self) -> None:
+        self.was_cut_short = not self.finished
+
+    def join(self, timeout_seconds: float | None = None) -> bool:
+        self.finished = timeout_seconds is None
         return self.finished
 
 
@@ -104,3 +121,29 @@ def test_nothing_is_waited_for_when_the_update_never_ran(finished: Any) -> None:
     conductor, producer, _ = make(finished)
     conductor.end()
     assert not producer.started
+
+
+def test_all_orders_are_sent_before_the_only_update_however_long_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = SlowProducer()
+    broker = SimpleNamespace(bootstrap_servers="localhost:1")
+    doubles = {
+        "start_broker": lambda _folder: broker,
+        "ensure_topic": lambda *_: 3,
+        "stop_broker": lambda _folder: True,
+        "read_ranges": lambda *_: RANGES,
+        "take_account": lambda *_: Account(
+            read=0, silver=0, quarantined=0, duplicates=0, pending=0
+        ),
+        "_producer": lambda *_: producer,
+    }
+    for name, double in doubles.items():
+        monkeypatch.setattr(run, name, double)
+
+    def run_pipeline(*_: Any, continuous: bool) -> Any:
+        assert producer.finished
+        assert not producer.was_cut_short
+        return SimpleNamespace(state="COMPLETED")
+
+    assert run.run_demo(directory=tmp_path, run_pipeline=run_pipeline, once=True).succeeded
