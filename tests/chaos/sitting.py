@@ -304,10 +304,10 @@ class Chaos:
             case "python":
                 pipeline.process.kill()
             case "broker":
-                pid = broker_status(self.places.broker).pid
-                assert pid is not None
-                os.kill(pid, signal.SIGKILL)
-                wait_until(lambda: not broker_status(self.places.broker).running, 30)
+                broker = broker_status(self.places.broker)
+                assert broker is not None
+                os.kill(broker.pid, signal.SIGKILL)
+                wait_until(lambda: broker_status(self.places.broker) is None, 30)
                 start_broker(self.places.broker, properties={"log.retention.ms": "-1"})
 
     def executors(self) -> list[int]:

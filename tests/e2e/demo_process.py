@@ -89,9 +89,9 @@ class DemoProcess:
 
 def kill_broker(directory: Path) -> None:
     """kill -9 of the embedded broker, if it runs."""
-    pid = broker_status(DemoFolders(directory).broker).pid
-    if pid is not None:
-        os.kill(pid, signal.SIGKILL)
+    broker = broker_status(DemoFolders(directory).broker)
+    if broker is not None:
+        os.kill(broker.pid, signal.SIGKILL)
 
 
 def next_batch(directory: Path, flow: str) -> int:

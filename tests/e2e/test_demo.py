@@ -187,7 +187,9 @@ def test_bad_rows_are_on_card_and_chart_as_soon_as_they_are_committed(
     chart.set_default_timeout(1000 * PATIENCE_SECONDS)
     chart.wait_for_selector(".rules li")
     before = quarantined(demo.directory)
-    poison(broker_status(demo.broker).bootstrap_servers)
+    broker = broker_status(demo.broker)
+    assert broker is not None
+    poison(broker.bootstrap_servers)
     wait_for(lambda: quarantined(demo.directory) >= before + POISONED, PATIENCE_SECONDS)
     wait_for(lambda: figure(page, SILVER, "quarantined") >= before + POISONED, SEEN_SECONDS)
     assert page.locator(f"{SILVER} .figure.alarm").count() >= 1

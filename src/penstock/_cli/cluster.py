@@ -49,10 +49,8 @@ def stop(directory: Directory = _DIRECTORY, output: options.Output = OutputForma
     from penstock._local.cluster import stop_cluster
 
     stopped = stop_cluster(directory)
-    if output is OutputFormat.JSON:
-        options.print_json({"stopped": stopped}, indent=None)
-        return
-    print("cluster stopped" if stopped else "no cluster is running")
+    line = "cluster stopped" if stopped else "no cluster is running"
+    options.show(output, {"stopped": stopped}, [line])
 
 
 @_cluster.command("status", epilog="Example: penstock cluster status --output json")

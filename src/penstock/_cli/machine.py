@@ -13,6 +13,7 @@ from penstock._cli import exit_codes, options
 from penstock._cli.dashboard import WithDashboard, dashboard_beside
 from penstock._cli.options import OutputFormat
 from penstock._display.terminal import Output
+from penstock._display.text import plural
 from penstock.errors import SpecError
 
 if TYPE_CHECKING:
@@ -92,10 +93,9 @@ def stop(
     """Stop the broker; its data is kept."""
     from penstock._local.broker import stop_broker
 
-    if output is OutputFormat.JSON:
-        options.print_json({"stopped": stop_broker(directory)}, indent=None)
-        return
-    print("broker stopped" if stop_broker(directory) else "no broker is running")
+    stopped = stop_broker(directory)
+    line = "broker stopped" if stopped else "no broker is running"
+    options.show(output, {"stopped": stopped}, [line])
 
 
 @_broker.command("status", epilog="Example: penstock broker status --output json")
@@ -104,20 +104,22 @@ def status(
 ) -> int:
     """Print the state of the broker; exit code 3 if it is not running."""
     from penstock._local.broker import broker_status
+    from penstock._local.broker_files import LOG_FILE
 
     broker = broker_status(directory)
-    if output is OutputFormat.JSON:
-        body = {
-            **options.attributes(broker, "running", "bootstrap_servers", "pid"),
-            "directory": str(broker.directory),
-            "log_file": str(broker.log_file),
-        }
-        options.print_json(body)
-    elif broker.running:
-        print(f"running at {broker.bootstrap_servers} (pid {broker.pid}, log {broker.log_file})")
-    else:
-        print(f"not running ({broker.directory})")
-    return exit_codes.OK if broker.running else exit_codes.ENVIRONMENT
+    log_file = directory.absolute() / LOG_FILE
+    line = f"not running ({log_file.parent})"
+    if broker is not None:
+        line = f"running at {broker.bootstrap_servers} (pid {broker.pid}, log {log_file})"
+    body = {
+        "running": broker is not None,
+        "bootstrap_servers": broker and broker.bootstrap_servers,
+        "pid": broker and broker.pid,
+        "directory": str(log_file.parent),
+        "log_file": str(log_file),
+    }
+    options.show(output, body, [line])
+    return exit_codes.OK if broker is not None else exit_codes.ENVIRONMENT
 
 
 @_broker.command("topic", epilog="Example: penstock broker topic orders --partitions 4")
@@ -132,12 +134,12 @@ def topic(
     """Create a topic unless it exists; exit code 3 if the broker is not running."""
     from penstock._local.broker import broker_status, ensure_topic
 
-    servers = broker_status(directory).bootstrap_servers
-    if not broker_status(directory).running or servers is None:
+    broker = broker_status(directory)
+    if broker is None:
         print(f"not running ({directory}): penstock broker start", file=sys.stderr)
         return exit_codes.ENVIRONMENT
-    count = ensure_topic(servers, name, partitions)
-    line = f"topic {name} has {count} partition{'' if count == 1 else 's'}"
+    count = ensure_topic(broker.bootstrap_servers, name, partitions)
+    line = f"topic {name} has {plural(count, 'partition')}"
     options.show(output, {"topic": name, "partitions": count}, [line])
     return exit_codes.OK
 

@@ -49,18 +49,11 @@ _children: dict[int, subprocess.Popen[bytes]] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerHandle:
+    """A running broker."""
+
     bootstrap_servers: str
     pid: int
     directory: Path
-
-
-@dataclass(frozen=True, kw_only=True)
-class BrokerStatus:
-    running: bool
-    bootstrap_servers: str | None  # None unless it is running
-    pid: int | None  # None unless it is running
-    directory: Path
-    log_file: Path
 
 
 def start_broker(
@@ -111,16 +104,11 @@ def stop_broker(directory: Path) -> bool:
     return True
 
 
-def broker_status(directory: Path) -> BrokerStatus:
+def broker_status(directory: Path) -> BrokerHandle | None:
+    """The directory's broker if it is running."""
     directory = directory.absolute()
     state = _running(directory)
-    return BrokerStatus(
-        running=state is not None,
-        bootstrap_servers=state.bootstrap_servers if state else None,
-        pid=state.pid if state else None,
-        directory=directory,
-        log_file=directory / LOG_FILE,
-    )
+    return _handle(directory, state) if state is not None else None
 
 
 def _start(
