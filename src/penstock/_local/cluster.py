@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from penstock._local import process
@@ -25,7 +25,7 @@ _POLL_SECONDS = 0.05
 _SHOWN_LOG_LINES = 10
 _HOST = "127.0.0.1"
 _MASTER_URL = re.compile(r"Starting Spark master at (spark://\S+)")
-_REGISTERED = "Successfully registered with master"
+_REGISTERED = re.compile(r"(Successfully registered with master)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,6 @@ def start_cluster(
 
 def _start(directory: Path, workers: int, cores: int, memory: str) -> Cluster:
     deadline = time.monotonic() + _START_SECONDS
-    processes: list[tuple[int, str]] = []
     cluster = Cluster(master="", directory=directory, processes=())
 
     def start(name: str, main: str, *arguments: str) -> Callable[[re.Pattern[str]], str]:
@@ -87,8 +86,7 @@ def _start(directory: Path, workers: int, cores: int, memory: str) -> Cluster:
         log = directory / f"{name}.log"
         pid = _spawn(directory, log, main, *arguments)
         started = (pid, process.start_time(pid) or "")
-        processes.append(started)
-        cluster = Cluster(master=cluster.master, directory=directory, processes=tuple(processes))
+        cluster = replace(cluster, processes=(*cluster.processes, started))
         _write(cluster)
         return lambda pattern: _await(log, pattern, started, deadline)
 
@@ -96,7 +94,7 @@ def _start(directory: Path, workers: int, cores: int, memory: str) -> Cluster:
         ports = ("--host", _HOST, "--port", "0", "--webui-port", "0")
         logged = start("master", "org.apache.spark.deploy.master.Master", *ports)
         master = logged(_MASTER_URL)
-        cluster = Cluster(master=master, directory=directory, processes=cluster.processes)
+        cluster = replace(cluster, master=master)
         size = ("--cores", str(cores), "--memory", memory, "--work-dir", str(directory / "work"))
         registrations = [
             start(
@@ -105,7 +103,7 @@ def _start(directory: Path, workers: int, cores: int, memory: str) -> Cluster:
             for number in range(1, workers + 1)
         ]
         for logged in registrations:
-            logged(re.compile(f"({_REGISTERED})"))
+            logged(_REGISTERED)
     except BaseException:
         _end(cluster)
         raise
