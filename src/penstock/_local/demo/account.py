@@ -80,16 +80,12 @@ def take_account(folders: DemoFolders, ranges: Ranges) -> Account:
 
     log = _all_codes(ranges)
     settled = np.concatenate([_codes(silver), _codes(quarantine)])
-    orders = (
-        pa.concat_arrays(
-            [*_texts(silver, "order_id").chunks, *_texts(quarantine, "order_id").chunks]
-        )
-        if silver.num_rows + quarantine.num_rows
-        else pa.array([], pa.string())
-    )
+    orders = [
+        order for rows in (silver, quarantine) for order in rows.column("order_id").to_pylist()
+    ]
 
     unsettled = old.filter(pa.array(~np.isin(_codes(old), settled)))
-    accepted = set(orders.to_pylist()) - {None}
+    accepted = set(orders) - {None}
     values = unsettled.column("value").to_pylist()
     is_repeat = np.array([order_id(value) in accepted for value in values], dtype=bool)
     left = _codes(unsettled)
@@ -123,10 +119,6 @@ def order_id(value: bytes | None) -> str | None:
     return order if isinstance(order, str) else None
 
 
-def _texts(rows: pa.Table, column: str) -> pa.ChunkedArray:
-    return rows.column(column).cast(pa.string())
-
-
 def _codes(rows: pa.Table) -> Any:
     partition, offset = (rows.column(name).cast(pa.int64()).to_numpy() for name in _COORDINATES)
     return (partition << _OFFSET_BITS) | offset
@@ -152,11 +144,10 @@ def _repeated(codes: Any) -> Any:
     return values[counts > 1]
 
 
-def _same_order(orders: pa.Array, codes: Any) -> Any:
-    seen: set[str] = set()
+def _same_order(orders: list[str | None], codes: Any) -> Any:
+    seen: set[str | None] = set()
     again = []
-    pairs = zip(orders.to_pylist(), codes, strict=True)
-    for order, code in sorted(pairs, key=itemgetter(1)):
+    for order, code in sorted(zip(orders, codes, strict=True), key=itemgetter(1)):
         if order is not None and order in seen:
             again.append(code)
         seen.add(order)
