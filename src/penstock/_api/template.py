@@ -45,11 +45,11 @@ class StoredArguments(CommonArguments, total=False):
     row_filter: str | None
     format: str | None
     quarantine: bool | None
+    private: bool | None
+    temporary: bool | None
 
 
 class StreamingTableArguments(StoredArguments, total=False):
-    private: bool | None
-    temporary: bool | None
     expect_all: Rules | None
     expect_all_or_drop: Rules | None
     expect_all_or_fail: Rules | None
@@ -58,16 +58,11 @@ class StreamingTableArguments(StoredArguments, total=False):
     deduplicate_by: ColumnNames | None
 
 
-class QueryArguments(NamedArguments, StoredArguments, total=False):
-    private: bool | None
-    temporary: bool | None
-
-
-class MaterializedViewArguments(QueryArguments, total=False):
+class MaterializedViewArguments(NamedArguments, StoredArguments, total=False):
     refresh_policy: str | None
 
 
-class TableArguments(QueryArguments, total=False):
+class TableArguments(NamedArguments, StoredArguments, total=False):
     replace_where: "str | Column | None"
     replace_using: object
     sequence_by: object
