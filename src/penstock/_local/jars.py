@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 
 from penstock._local import jvm
@@ -166,7 +167,6 @@ class _Sync:
         self._mutex = threading.Lock()
         self._arrived = dict.fromkeys(self.missing, 0)
         self._done: set[Jar] = set()
-        self._repository: Repository | None = None
 
     def run(self) -> None:
         # The largest first, so that no thread ends alone with a long one.
@@ -196,7 +196,7 @@ class _Sync:
                 download_jar(
                     jar,
                     target,
-                    self._remote(),
+                    self._repository,
                     stop=self._stop,
                     report=lambda count: self._report(jar, count),
                 )
@@ -216,11 +216,9 @@ class _Sync:
             hint="copy the jar into the folder, or leave out `--from` to use the network",
         )
 
-    def _remote(self) -> Repository:
-        with self._mutex:
-            if self._repository is None:
-                self._repository = find_repository(self.argument)
-            return self._repository
+    @cached_property
+    def _repository(self) -> Repository:
+        return find_repository(self.argument)
 
     def _report(self, jar: Jar, count: int, *, finished: bool = False) -> None:
         if self.progress is None:
