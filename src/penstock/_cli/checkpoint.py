@@ -24,11 +24,6 @@ app.add_typer(_app, name="checkpoint", no_args_is_help=True)
 app.add_typer(_state, name="state", no_args_is_help=True)
 
 
-@_state.callback()
-def _root() -> None:
-    pass
-
-
 @_app.command("list", epilog="Example: penstock checkpoint list --output json")
 @options.grouped
 def list_all(*, project: options.ReadOptions, output: options.Output = OutputFormat.TEXT) -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -166,11 +166,10 @@ class ProcessControl:
             self._stop_requested = _identity(holder)
             self._stop_requested_at = time.monotonic()
 
-    def _holder(self) -> dict[str, Any] | None:
+    def _holder(self) -> Mapping[str, Any] | None:
         from penstock._project.event_store import holder_of
 
-        holder = holder_of(self._settings)
-        return dict(holder) if holder is not None else None
+        return holder_of(self._settings)
 
     def _run(self, what: str, arguments: Sequence[str]) -> None:
         with self._lock:
@@ -205,12 +204,12 @@ class ProcessControl:
         print(f"{self._name}: {what}, {self._requester}", file=sys.stderr, flush=True)
 
 
-def _command(holder: dict[str, Any]) -> str:
+def _command(holder: Mapping[str, Any]) -> str:
     """The command as typed, also if Python runs the module."""
     return str(holder.get("command") or "").replace("__main__.py", "penstock", 1)
 
 
-def _identity(holder: dict[str, Any]) -> tuple[object, ...]:
+def _identity(holder: Mapping[str, Any]) -> tuple[object, ...]:
     return holder.get("pid"), holder.get("process_started"), holder.get("since")
 
 

@@ -102,15 +102,9 @@ def ui(
         )
     if token is None and (control or not is_loopback(host)):
         token = serving.new_token()
-    wanted: list[Path | None] = [*paths] if paths else [None]
+    project = options.StatusOptions(spec=spec, storage=storage, pipeline=pipeline, target=target)
     with serving.listen(host, port) as listener, ExitStack() as stack:
-        projects = [
-            options.StatusOptions(
-                path=path, spec=spec, storage=storage, pipeline=pipeline, target=target
-            )
-            for path in wanted
-        ]
-        logs = [_log_of(project, stack) for project in projects]
+        logs = [_log_of(replace(project, path=path), stack) for path in paths or (None,)]
         if not rows:
             logs = [replace(log, tables=None) for log in logs]
         address = serving.address_of(listener, host, token)

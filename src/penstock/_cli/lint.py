@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock._cli import exit_codes, options, reports
+from penstock._display.text import plural
 
 if TYPE_CHECKING:
     from penstock._lint.finding import Finding
@@ -130,11 +131,8 @@ def _as_text(report: "LintReport") -> Iterator[str]:
 
 def _verdict(report: "LintReport") -> str:
     counts = Counter(finding.rule.severity.value for finding in report.findings)
-    parts = [
-        f"{counts[severity]} {severity}{'' if counts[severity] == 1 else 's'}"
-        for severity in ("error", "warning", "note")
-        if counts[severity]
-    ]
+    severities = ("error", "warning", "note")
+    parts = [plural(counts[severity], severity) for severity in severities if counts[severity]]
     text = ", ".join(parts) or "no findings"
     if report.accepted:
         text += f", {len(report.accepted)} accepted"

@@ -174,11 +174,10 @@ def dry_run(
     match output:
         case reports.ReportFormat.JSON:
             options.print_json(planned.to_dict())
-            return
         case reports.ReportFormat.GITHUB:
             print("\n".join([*reports.annotations(warned), f"{len(cases)} flows are planned"]))
-            return
-    print(planned)
+        case reports.ReportFormat.TEXT:
+            print(planned)
 
 
 @app.command("stop", epilog="Examples: penstock stop | penstock stop shop --timeout 300 --now")
