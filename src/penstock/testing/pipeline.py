@@ -20,14 +20,14 @@ from penstock._model.alert import AlertSettings
 from penstock._model.dataset import DatasetKind
 from penstock._model.export import LineageSettings, MetricsSettings, TelemetrySettings
 from penstock._model.flow import Flow
-from penstock._model.name import comparable_parts, resolve_name
+from penstock._model.name import DatasetName, comparable_parts, resolve_name
 from penstock._model.pipeline import EventLogSettings, ExternalTable, PipelineDefinition
 from penstock._observe.bus import EventBus
 from penstock._observe.events import Event, FlowProgress, UpdateState
 from penstock._project.spec import load_settings
 from penstock._runtime.update import UpdateResult
 from penstock._tables.kill_points import step_callback
-from penstock._tables.layout import QUARANTINE_SUFFIX
+from penstock._tables.layout import StorageLayout
 from penstock._update import UpdateOptions, run_update
 from penstock.errors import FlowError, SpecError
 from penstock.testing.time import FrozenTime
@@ -85,6 +85,7 @@ class PipelineTest:
     ) -> None:
         self.spark = spark
         self._storage = storage
+        self._layout = StorageLayout(str(storage))
         self._settings = load_settings(
             project, storage=str(storage), configuration=configuration, parameters=parameters
         )
@@ -118,7 +119,7 @@ class PipelineTest:
             SpecError: Rows have other keys than the first row or the schema.
         """
         df = rows if isinstance(rows, DataFrame) else self._frame(rows, schema)
-        key = self._key(source)
+        key = self._name(source).key
         folder = self._storage / "_rows" / key
         df.write.format("delta").mode("append").option("mergeSchema", "true").save(str(folder))
         first = self._rows.get(key, _Added(source, folder, batch))
@@ -200,14 +201,14 @@ class PipelineTest:
 
     def table(self, name: str) -> DataFrame:
         """The rows of a table of the pipeline, as of now."""
-        return self.spark.read.format("delta").load(str(self._path(name)))
+        return self.spark.read.format("delta").load(self._layout.table_path(self._name(name)))
 
     def quarantine(self, table: str) -> DataFrame:
         """The rows of a table's quarantine: its columns, and `_failed_rules`; empty if none."""
-        path = Path(f"{self._path(table)}{QUARANTINE_SUFFIX}")
-        if not (path / "_delta_log").exists():
+        path = self._layout.quarantine_path(self._name(table))
+        if not Path(path, "_delta_log").exists():
             return self.table(table).limit(0)
-        return self.spark.read.format("delta").load(str(path))
+        return self.spark.read.format("delta").load(path)
 
     def counts(self, table: str) -> Counts:
         """What the flows of a table reported in the last update."""
@@ -238,7 +239,7 @@ class PipelineTest:
         tables = {
             name: table
             for name, table in self._settings.tables.items()
-            if name.endswith("*") or self._key(name) not in self._rows
+            if name.endswith("*") or self._name(name).key not in self._rows
         }
         for key, added in self._rows.items():
             tables[key] = ExternalTable(path=str(added.folder), format="delta")
@@ -343,14 +344,9 @@ class PipelineTest:
                 counts.late += metrics.late_records or 0
                 counts.duplicates += metrics.duplicate_records or 0
 
-    def _key(self, name: str) -> str:
+    def _name(self, name: str) -> DatasetName:
         catalog, schema = self._settings.catalog, self._settings.schema
-        return resolve_name(name, catalog=catalog, schema=schema).key
-
-    def _path(self, table: str) -> Path:
-        parts = table.lower().split(".")
-        defaults = [self._settings.catalog.lower(), self._settings.schema.lower()]
-        return self._storage.joinpath("tables", *defaults[: 3 - len(parts)], *parts)
+        return resolve_name(name, catalog=catalog, schema=schema)
 
 
 def assert_rows(actual: DataFrame, expected: Iterable[Mapping[str, Any]]) -> None:

@@ -152,3 +152,14 @@ def test_rows_are_read_as_the_query_of_the_dataset_was(update, draft):
     assert streams == {"raw", "one"}
     assert set(readers(update)) - streams == {"names", "days", "first", "window"}
     assert [flow.name for flow in update.declared.flows if flow.name == "two"] == []
+
+
+def test_a_table_is_read_where_updates_write_it_whatever_its_name(update, tmp_path):
+    folder = f"{tmp_path}/storage/tables/main"
+    for name, path in (
+        ("Orders", "shop/orders"),
+        ("`Größe in m`", "shop/gr=C3=B6=C3=9Fe=20in=20m"),
+        ("LIVE.sold.`by day`", "sold/by=20day"),
+    ):
+        update.test.table(name)
+        update.spark.read.format().load.assert_called_with(f"{folder}/{path}")
