@@ -9,6 +9,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.metadata import requires
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -73,7 +74,10 @@ def package(
     Packages are those of the current virtual environment, in its versions.
     """
     import_extra("pex", extra="package", feature="penstock package")
-    settings = _settings(path, pipeline=pipeline, target=target)
+    from penstock._project.packed import PROJECT_FOLDER
+
+    load = partial(_settings, pipeline=pipeline, target=target)
+    settings = load(path)
     root = Path(settings.root)
     file = (file or root / ".penstock" / f"{_file_name(settings.name)}.py").absolute()
     if file.suffix != ".py":
@@ -82,10 +86,14 @@ def package(
     with tempfile.TemporaryDirectory(prefix="penstock-package-") as scratch:
         sources = Path(scratch) / "sources"
         _copy(Path(penstock.__file__).parent, sources / "penstock", not_packed=())
-        files = _copy_project(settings, sources, file, pipeline=pipeline, target=target)
+        copy = sources / PROJECT_FOLDER
+        packed = _copy_project(settings, copy, file, load)
+        files = sorted(str(item.relative_to(copy)) for item in copy.rglob("*") if item.is_file())
         arguments = [*_requirements(settings, requirements), "--sources-directory", str(sources)]
-        for name, value in _chosen(settings, sources, pipeline=pipeline, target=target).items():
-            arguments += ["--inject-env", f"{name}={value}"] if value else []
+        # The name, too, if it is that of the project's folder: the copy is in another one.
+        name = None if packed.name == settings.name else settings.name
+        for key, value in {"PIPELINE": pipeline, "TARGET": target, "NAME": name}.items():
+            arguments += ["--inject-env", f"PENSTOCK_{key}={value}"] if value else []
         arguments += ["--compression-level", "1"] if compress else ["--no-compress"]
         draft = Path(scratch) / "packed.py"
         _pex(*arguments, "--output-file", str(draft), cwd=root)
@@ -126,55 +134,37 @@ def _settings(path: Path | None, *, pipeline: str | None, target: str | None) ->
 
 def _copy_project(
     settings: "PipelineSettings",
-    sources: Path,
+    copy: Path,
     file: Path,
-    *,
-    pipeline: str | None,
-    target: str | None,
-) -> list[str]:
-    """Copy the project; its files. Raises `PROJECT_NOT_PACKABLE` if the copy is not complete."""
-    from penstock._project.packed import PROJECT_FOLDER
+    load: Callable[[Path], "PipelineSettings"],
+) -> "PipelineSettings":
+    """Copy the project; the settings of the copy.
+
+    Raises:
+        SpecError: PROJECT_NOT_PACKABLE: The copy is not complete.
+    """
     from penstock._project.sources import find_sources
     from penstock._tables.files import local_path
 
-    root, copy = Path(settings.root), sources / PROJECT_FOLDER
-    storage = local_path(settings.storage)
+    root, storage = Path(settings.root), local_path(settings.storage)
     _copy(root, copy, not_packed=(file, *([storage] if storage is not None else [])))
     wanted = [os.path.relpath(source, root) for source in find_sources(settings)]
     imported = [os.path.relpath(folder, root) for folder in settings.import_roots]
     outside = [name for name in (*wanted, *imported) if ".." in name]
     if not outside:
-        packed = _settings(copy, pipeline=pipeline, target=target)
+        packed = load(copy)
         in_copy = {os.path.relpath(source, copy.resolve()) for source in find_sources(packed)}
         outside = sorted(set(wanted) - in_copy)
-    if outside:
-        raise SpecError(
-            "PROJECT_NOT_PACKABLE",
-            f"{', '.join(outside)} would not be in the file",
-            hint=f"move it below {root}; hidden files and folders are not packed",
-        )
-    return sorted(str(item.relative_to(copy)) for item in copy.rglob("*") if item.is_file())
-
-
-def _chosen(
-    settings: "PipelineSettings", sources: Path, *, pipeline: str | None, target: str | None
-) -> dict[str, str | None]:
-    """What the file selects; the name of the project, if it is that of its folder."""
-    from penstock._project.packed import PROJECT_FOLDER
-
-    packed = _settings(sources / PROJECT_FOLDER, pipeline=pipeline, target=target)
-    name = None if packed.name == settings.name else settings.name
-    return {"PENSTOCK_PIPELINE": pipeline, "PENSTOCK_TARGET": target, "PENSTOCK_NAME": name}
+        if not outside:
+            return packed
+    raise SpecError(
+        "PROJECT_NOT_PACKABLE",
+        f"{', '.join(outside)} would not be in the file",
+        hint=f"move it below {root}; hidden files and folders are not packed",
+    )
 
 
 def _copy(folder: Path, target: Path, *, not_packed: Sequence[Path]) -> None:
-    shutil.copytree(folder, target, ignore=_ignored(not_packed), ignore_dangling_symlinks=True)
-
-
-def _ignored(not_packed: Sequence[Path]) -> Callable[[str, list[str]], list[str]]:
-    def ignored(folder: str, names: list[str]) -> list[str]:
-        return [name for name in names if is_ignored(Path(folder, name))]
-
     def is_ignored(item: Path) -> bool:
         if item.name.startswith(".") or item.name in ("__pycache__", "node_modules"):
             return True
@@ -185,7 +175,10 @@ def _ignored(not_packed: Sequence[Path]) -> Callable[[str, list[str]], list[str]
         is_package = item.suffix == ".py" and zipfile.is_zipfile(item)
         return item in not_packed or not item.is_file() or is_package
 
-    return ignored
+    def ignored(parent: str, names: list[str]) -> list[str]:
+        return [name for name in names if is_ignored(Path(parent, name))]
+
+    shutil.copytree(folder, target, ignore=ignored, ignore_dangling_symlinks=True)
 
 
 def _requirements(settings: "PipelineSettings", files: Sequence[Path] | None) -> Iterator[str]:

@@ -4,6 +4,7 @@ import os
 import socket
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,15 +26,10 @@ def new_project(folder: Path, settings: str = "name: shop\n") -> Path:
     return folder
 
 
-def packed_files(root: Path, target: Path, file: Path | None = None) -> list[str]:
-    settings = package._settings(root, pipeline=None, target=None)
-    file = file or root / "dist.py"
-    return package._copy_project(settings, target, file, pipeline=None, target=None)
-
-
-def packed_name(root: Path, target: Path) -> str | None:
-    settings = package._settings(root, pipeline=None, target=None)
-    return package._chosen(settings, target, pipeline=None, target=None)["PENSTOCK_NAME"]
+def packed_files(root: Path, target: Path) -> list[str]:
+    load = partial(package._settings, pipeline=None, target=None)
+    package._copy_project(load(root), target, root / "dist.py", load)
+    return sorted(str(item.relative_to(target)) for item in target.rglob("*") if item.is_file())
 
 
 def test_only_files_of_the_project_are_packed(tmp_path: Path) -> None:
@@ -76,13 +72,14 @@ def test_environment_of_the_caller_is_not_packed(tmp_path: Path, monkeypatch) ->
     assert package._settings(root, pipeline=None, target=None).storage == f"file://{root}/.penstock"
 
 
-@pytest.mark.parametrize(("settings", "name"), [("name: shop\n", None), ("{}\n", "store")])
-def test_a_project_without_a_name_keeps_that_of_its_folder(
-    settings: str, name: str | None, tmp_path: Path
+@pytest.mark.parametrize(("settings", "is_of_folder"), [("name: shop\n", False), ("{}\n", True)])
+def test_only_a_project_without_a_name_has_another_one_in_the_file(
+    settings: str, is_of_folder: bool, tmp_path: Path
 ) -> None:
     root = new_project(tmp_path / "store", settings)
-    packed_files(root, tmp_path / "copy")
-    assert packed_name(root, tmp_path / "copy") == name
+    load = partial(package._settings, pipeline=None, target=None)
+    packed = package._copy_project(load(root), tmp_path / "copy", root / "dist.py", load)
+    assert (packed.name != load(root).name) is is_of_folder
 
 
 def test_requirements_leave_spark_to_the_cluster(tmp_path: Path) -> None:
