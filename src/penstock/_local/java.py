@@ -35,11 +35,6 @@ def parse_feature(version: str) -> int:
     return int(match.group(1))
 
 
-def parse_version_output(text: str) -> str | None:
-    match = _QUOTED_VERSION.search(text)
-    return match.group(1) if match else None
-
-
 def require_java() -> Java:
     """The Java that Spark would start: of `JAVA_HOME`, else of PATH.
 
@@ -93,11 +88,11 @@ def _run_version(executable: Path) -> str:
         raise SetupError(
             "JAVA_NOT_FOUND", f"{executable} does not run: {error}", hint=_INSTALL_HINT
         ) from error
-    version = parse_version_output(result.stderr + result.stdout)
-    if version is None:
+    match = _QUOTED_VERSION.search(result.stderr + result.stdout)
+    if match is None:
         raise SetupError(
             "JAVA_NOT_FOUND",
             f"{executable} -version ended with status {result.returncode} and printed no version",
             hint=_INSTALL_HINT,
         )
-    return version
+    return match.group(1)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock._local.java import parse_feature, parse_version_output, require_java
+from penstock._local.java import parse_feature, require_java
 from penstock.errors import SetupError
 
 
@@ -47,10 +47,13 @@ def test_feature_release_is_refused_when_the_text_is_no_version() -> None:
         parse_feature("latest")
 
 
-def test_version_is_found_when_other_lines_come_first() -> None:
-    text = 'Picked up JAVA_TOOL_OPTIONS: -Da="b"\nopenjdk version "21.0.1" 2023-10-17\nmore\n'
-    assert parse_version_output(text) == "21.0.1"
-    assert parse_version_output("command not found") is None
+def test_version_is_found_when_other_lines_come_first(
+    tmp_path: Path, use: Callable[..., None]
+) -> None:
+    text = 'Picked up JAVA_TOOL_OPTIONS: -Da="b"\nopenjdk version "21.0.1" 2023-10-17\nmore'
+    _fake_java(tmp_path, prints=text)
+    use(tmp_path)
+    assert require_java().version == "21.0.1"
 
 
 def test_java_home_wins_when_path_has_another_java(
