@@ -7,6 +7,7 @@ master. A first argument that is no option is another command: `spark-submit sho
 import os
 import sys
 from importlib.util import find_spec
+from typing import Any
 
 import typer
 
@@ -32,12 +33,13 @@ def main() -> int:
 
     if is_submitted():
         conf = join_submit(os.environ.get("PEX", sys.argv[0]))
-        if _takes_conf(arguments[0]):
+        command: Any = typer.main.get_command(app)
+        words = 0  # of the name of the command, such as `checkpoint reset`
+        for word in arguments:
+            if word not in getattr(command, "commands", {}):
+                break
+            command, words = command.commands[word], words + 1
+        if any(option.name == "conf" for option in command.params):
             options = [word for item in conf.items() for word in ("--conf", "=".join(item))]
-            arguments[1:1] = options
+            arguments[words:words] = options
     return command_line(arguments)
-
-
-def _takes_conf(name: str) -> bool:
-    commands = getattr(typer.main.get_command(app), "commands", {})
-    return name in commands and any(option.name == "conf" for option in commands[name].params)

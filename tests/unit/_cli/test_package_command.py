@@ -161,6 +161,8 @@ def test_settings_of_spark_submit_are_those_that_were_given() -> None:
         (("dry-run", "--target", "x"), ["dry-run", "--conf", "a=b=c", "--target", "x"]),
         (("status",), ["status"]),
         (("checkpoint", "list"), ["checkpoint", "list"]),
+        (("checkpoint",), ["checkpoint"]),
+        (("checkpoint", "reset", "f"), ["checkpoint", "reset", "--conf", "a=b=c", "f"]),
         (("--version",), ["--version"]),
     ],
 )
