@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -232,7 +233,7 @@ def _as_sarif(report: "LintReport") -> dict[str, Any]:
                         "locations": [
                             {
                                 "physicalLocation": {
-                                    "artifactLocation": {"uri": finding.origin.file},
+                                    "artifactLocation": {"uri": quote(finding.origin.file)},
                                     "region": {"startLine": finding.origin.line},
                                 }
                             }

@@ -71,6 +71,18 @@ def test_lint_answers_in_each_form(project: Path, capsys: pytest.CaptureFixture[
     assert run["results"][1]["locations"][0]["physicalLocation"]["region"]["startLine"] == 3
 
 
+def test_a_file_name_with_a_space_is_a_uri_in_sarif(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "orders.py").rename(project / "my orders.py")
+    spec = project / "pipeline.yaml"
+    spec.write_text(spec.read_text("utf-8").replace("orders.py", "my orders.py"), "utf-8")
+    assert main(["lint", "--text-only", "--output", "sarif"]) == 1
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    location = run["results"][0]["locations"][0]["physicalLocation"]
+    assert location["artifactLocation"] == {"uri": "my%20orders.py"}
+
+
 @pytest.mark.parametrize(
     ("fail_on", "ignored", "code"),
     [
