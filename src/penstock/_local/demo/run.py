@@ -18,7 +18,6 @@ from penstock._local.demo.kafka_log import Ranges, read_ranges
 from penstock._local.demo.orders import OrderStream
 from penstock._local.demo.producer import OrderProducer
 from penstock._local.demo.tables import opened, read_rows
-from penstock._model.pipeline import PipelineSettings
 from penstock._observe.events import UpdateState
 from penstock._runtime.lease import Lease
 from penstock._runtime.update import UpdateResult
@@ -35,23 +34,6 @@ _WORKERS = 2
 class Stoppable(Protocol):
     def request_stop(self) -> None:
         """First call: end after the batches in flight. Second call: interrupt. Signal-safe."""
-
-
-class RunPipeline(Protocol):
-    """Runs one update of a pipeline to its end, shows it, and lets signals stop it.
-
-    `on_running` is called once the update can be stopped; what it returns is to get the signals
-    in place of the update.
-    """
-
-    def __call__(
-        self,
-        settings: PipelineSettings,
-        *,
-        continuous: bool,
-        on_running: Callable[[Stoppable], Stoppable] | None = None,
-    ) -> UpdateResult:
-        """Run it."""
 
 
 class Conductor:
@@ -142,7 +124,7 @@ class DemoOutcome:
 def run_demo(
     *,
     directory: Path,
-    run_pipeline: RunPipeline,
+    run_pipeline: Callable[..., UpdateResult],
     events: int | None = None,
     rate: float | None = None,
     once: bool = False,
@@ -154,6 +136,10 @@ def run_demo(
     Resumes with the data of the folder, also after a kill. Without `events` it sends until a stop
     is requested (with `once`: a fixed number). `on_cluster` runs it on a standalone cluster of two
     workers instead of one JVM. `say` is called with lines before and after the update.
+
+    `run_pipeline` runs one update to its end: it takes the settings, `continuous`, and optionally
+    `on_running`, which is called once the update can be stopped, and returns what receives signals
+    instead of the update.
     """
     folders = DemoFolders(directory.absolute())
     with Lease.acquire(folders.lease, holder={"pipeline": PIPELINE}):
