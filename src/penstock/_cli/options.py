@@ -91,10 +91,27 @@ From = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class _ProjectOptions:
-    """Options that choose a pipeline and its settings, named as the arguments of `settings_of`."""
+    """Options that choose a pipeline and its settings."""
 
     def settings(self) -> "PipelineSettings":
-        return settings_of(**vars(self))
+        from penstock._project.packed import packed_project
+        from penstock._project.spec import load_settings
+
+        chosen = dict(vars(self))
+        path, trigger = chosen.pop("path"), chosen.pop("trigger", None)
+        configuration = assignments(chosen.pop("conf", None))
+        if trigger is not None:
+            configuration["pipelines.trigger"] = trigger
+            chosen["continuous"] = _is_continuous(trigger, chosen["continuous"])
+        return load_settings(
+            Path.cwd(),
+            source=packed_project() if path is None else path,
+            configuration=configuration,
+            paths=assignments(chosen.pop("maps", None), "--map"),
+            parameters=assignments(chosen.pop("parameters", None), "--param"),
+            defer_to=chosen.pop("defer", None),
+            **chosen,  # named as the arguments
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,42 +337,6 @@ def one_update(directory: Path, prefix: str) -> str:
         "UNKNOWN_UPDATE",
         f"{len(matches)} updates in {directory} begin with {prefix!r}",
         hint=f"the newest ones are {', '.join(recorded)}" if recorded else "none is recorded yet",
-    )
-
-
-def settings_of(
-    path: Path | None,
-    spec: Path | None = None,
-    storage: str | None = None,
-    conf: list[str] | None = None,
-    *,
-    pipeline: str | None = None,
-    target: str | None = None,
-    maps: list[str] | None = None,
-    parameters: list[str] | None = None,
-    continuous: bool | None = None,
-    trigger: str | None = None,
-    defer: str | None = None,
-) -> "PipelineSettings":
-    from penstock._project.packed import packed_project
-    from penstock._project.spec import load_settings
-
-    configuration = assignments(conf)
-    if trigger is not None:
-        configuration["pipelines.trigger"] = trigger
-        continuous = _is_continuous(trigger, continuous)
-    return load_settings(
-        Path.cwd(),
-        source=packed_project() if path is None else path,
-        spec=spec,
-        storage=storage,
-        configuration=configuration,
-        pipeline=pipeline,
-        target=target,
-        paths=assignments(maps, "--map"),
-        parameters=assignments(parameters, "--param"),
-        continuous=continuous,
-        defer_to=defer,
     )
 
 

@@ -303,7 +303,7 @@ def test_the_trigger_decides_whether_the_update_ends_when_it_is_given(
     tmp_path: Path, arguments: list[str], continuous: bool
 ) -> None:
     (tmp_path / "pipeline.py").write_text("")
-    settings = options.settings_of(tmp_path / "pipeline.py", trigger=arguments[0])
+    settings = options.UpdateOptions(path=tmp_path / "pipeline.py", trigger=arguments[0]).settings()
     assert settings.continuous is continuous
     assert settings.configuration["pipelines.trigger"] == arguments[0]
 
@@ -321,7 +321,9 @@ def test_the_trigger_is_refused_when_it_cannot_be(
 ) -> None:
     (tmp_path / "pipeline.py").write_text("")
     with pytest.raises(typer.BadParameter, match=words):
-        options.settings_of(tmp_path / "pipeline.py", trigger=trigger, continuous=continuous)
+        options.UpdateOptions(
+            path=tmp_path / "pipeline.py", trigger=trigger, continuous=continuous
+        ).settings()
 
 
 def test_arguments_are_refused_by_a_pipeline(tmp_path: Path, capsys):
