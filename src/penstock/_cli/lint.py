@@ -203,44 +203,34 @@ def _as_sarif(report: "LintReport") -> dict[str, Any]:
     from penstock import __version__
     from penstock._lint.catalogue import RULES
 
+    rules = [
+        {
+            "id": rule.id,
+            "name": rule.name,
+            "shortDescription": {"text": rule.summary},
+            "fullDescription": {"text": rule.why},
+            "help": {"text": rule.fix},
+            "defaultConfiguration": {"level": rule.severity.value},
+        }
+        for rule in RULES.values()
+    ]
+    results = []
+    for finding in report.findings:
+        location = {
+            "artifactLocation": {"uri": quote(finding.origin.file)},
+            "region": {"startLine": finding.origin.line},
+        }
+        results.append(
+            {
+                "ruleId": finding.rule.id,
+                "level": finding.rule.severity.value,
+                "message": {"text": _message(finding)},
+                "locations": [{"physicalLocation": location}],
+            }
+        )
+    driver = {"name": "penstock", "version": __version__, "rules": rules}
     return {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
-        "runs": [
-            {
-                "tool": {
-                    "driver": {
-                        "name": "penstock",
-                        "version": __version__,
-                        "rules": [
-                            {
-                                "id": rule.id,
-                                "name": rule.name,
-                                "shortDescription": {"text": rule.summary},
-                                "fullDescription": {"text": rule.why},
-                                "help": {"text": rule.fix},
-                                "defaultConfiguration": {"level": rule.severity.value},
-                            }
-                            for rule in RULES.values()
-                        ],
-                    }
-                },
-                "results": [
-                    {
-                        "ruleId": finding.rule.id,
-                        "level": finding.rule.severity.value,
-                        "message": {"text": _message(finding)},
-                        "locations": [
-                            {
-                                "physicalLocation": {
-                                    "artifactLocation": {"uri": quote(finding.origin.file)},
-                                    "region": {"startLine": finding.origin.line},
-                                }
-                            }
-                        ],
-                    }
-                    for finding in report.findings
-                ],
-            }
-        ],
+        "runs": [{"tool": {"driver": driver}, "results": results}],
     }
