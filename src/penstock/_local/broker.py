@@ -71,7 +71,7 @@ def start_broker(
     import_admin()
     directory = directory.absolute()
     deadline = time.monotonic() + timeout_seconds
-    timeout = partial(_timeout, directory, 0, "another process to start it")
+    timeout = partial(_timeout, directory, 0, "be started by another process")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with process.start_lock(directory, deadline, timeout):

@@ -1,3 +1,4 @@
+import fcntl
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -5,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from penstock._local import broker_files
-from penstock._local.broker import broker_status, stop_broker
+from penstock._local.broker import broker_status, start_broker, stop_broker
 from penstock._local.broker_files import BrokerState, new_state, read_state, write_state
+from penstock.errors import SetupError
 
 
 def _formatted(directory: Path, cluster_id: str) -> None:
@@ -75,3 +77,10 @@ def test_log_is_put_aside_when_it_has_grown_large(
     assert broker_files.trim_log(tmp_path) == 0
     assert not log.exists()
     assert (tmp_path / "broker.log.1").read_text() == "12345678"
+
+
+def test_a_start_by_another_process_that_takes_too_long_is_an_error(tmp_path: Path) -> None:
+    with (tmp_path / "start.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(SetupError, match="took too long to be started by another process"):
+            start_broker(tmp_path, timeout_seconds=0)
