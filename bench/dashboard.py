@@ -6,7 +6,6 @@ moves, and how much of a core the server needs while an update goes on. Needs Ch
 
 import argparse
 import json
-import os
 import random
 import re
 import shutil
@@ -21,6 +20,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from playwright.sync_api import sync_playwright
+from results import cpu_seconds
 
 from penstock._observe.codec import encode, event_json
 from penstock._observe.events import (
@@ -139,12 +139,6 @@ def write_history(directory: Path, updates: int) -> None:
         lines = [encode(event_json(e, instance="i", seq_no=n)) for n, e in enumerate(events)]
         name = f"{began.strftime('%Y%m%dT%H%M%S%fZ')}-{origin.update_id}.jsonl"
         (directory / name).write_bytes(b"\n".join(lines) + b"\n")
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:

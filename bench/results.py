@@ -47,6 +47,12 @@ class Figure:
     day: str
 
 
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def spread(values: Sequence[float], digits: int = 0) -> str:
     """Median, and the lowest and the highest value."""
     low, middle, high = min(values), statistics.median(values), max(values)

@@ -36,6 +36,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from results import cpu_seconds
+
 from penstock._observe.bus import EventBus, Subscriber
 from penstock._observe.events import CreateUpdate, Event, FlowProgress, StreamProgress
 from penstock._observe.log import event_directory
@@ -205,12 +207,6 @@ def watchers() -> None:
 
 
 # -- the measurement ------------------------------------------------------------------------------
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def java_process() -> int:
