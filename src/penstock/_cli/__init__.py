@@ -1,1 +1,1 @@
-"""Commands; exceptions become exit codes; the only room that prints."""
+"""Commands; exceptions become exit codes; the only package that prints."""

@@ -336,11 +336,9 @@ def _details(checkpoint: "Checkpoint", shown: Callable[[str], str]) -> dict[str,
 def _timestamp(milliseconds: int | None) -> str | None:
     from penstock._observe.codec import time_text
 
-    return (
-        None
-        if milliseconds is None
-        else time_text(datetime.fromtimestamp(milliseconds / 1000, UTC))
-    )
+    if milliseconds is None:
+        return None
+    return time_text(datetime.fromtimestamp(milliseconds / 1000, UTC))
 
 
 def _number(value: int | None) -> str:

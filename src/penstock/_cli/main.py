@@ -113,7 +113,7 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         code = command.main(arguments, prog_name="penstock", standalone_mode=False)
         sys.stdout.flush()
     except SystemExit as error:
-        # Typer ends with 1 when the reader of a pipe is gone; a reader may go when it likes.
+        # Typer exits with 1 when the reader of a pipe has closed it, which is no failure.
         if not isinstance(error.__context__, BrokenPipeError):
             raise
         code = report(error.__context__, debug=debug)

@@ -31,7 +31,7 @@ def maintain(
     *,
     project: options.RepairOptions,
     output: options.Output = OutputFormat.TEXT,
-) -> None:
+) -> int:
     """Compact, order and VACUUM the tables of a pipeline.
 
     An update does this by itself while it runs, within the limits of the `maintenance` settings.
@@ -56,5 +56,5 @@ def maintain(
     else:
         for event in events:
             print(event.message)
-    if any(body.status == "FAILED" for body in bodies):
-        raise typer.Exit(exit_codes.UPDATE_FAILED)
+    failed = any(body.status == "FAILED" for body in bodies)
+    return exit_codes.UPDATE_FAILED if failed else exit_codes.OK

@@ -20,7 +20,7 @@ from penstock.errors import SetupError
 _TRAINING_VARIABLE = "PENSTOCK_CDS_TRAINING"
 _BUILD_SECONDS = 300.0
 _SHOWN_OUTPUT_LINES = 15
-# An archive that does not fit is no news for the user.
+# Java would warn about an archive that does not fit.
 _QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
 
 
@@ -56,7 +56,7 @@ def java_options(class_path: Sequence[Path]) -> list[str]:
     if training := os.environ.get(_TRAINING_VARIABLE):
         return [f"-XX:ArchiveClassesAtExit={training}", *_QUIET]
     archive = archive_path(class_path)
-    # Java would read a colon as the seam between two archives.
+    # Java reads a colon as the separator of two archives.
     if os.pathsep in str(archive) or not archive.is_file():
         return []
     return [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", *_QUIET]

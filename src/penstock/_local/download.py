@@ -109,7 +109,7 @@ def download_jar(
         resumed = _prefix(part, jar)
         _transfer(jar, part, repository, stop, report)
         if resumed and _digest(part) != jar.sha256:
-            # The piece that was there before may be the bad one: once more, from the start.
+            # The part of an earlier attempt may be damaged: download all of it.
             part.truncate(0)
             _transfer(jar, part, repository, stop, report)
         _publish(jar, target, part, repository.url + jar.repository_path)

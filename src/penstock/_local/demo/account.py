@@ -90,7 +90,7 @@ def take_account(folders: DemoFolders, ranges: Ranges) -> Account:
     is_repeat = np.array([order_id(value) in accepted for value in values], dtype=bool)
     left = _codes(unsettled)
     foreign = np.setdiff1d(np.concatenate([bronze, settled]), log)
-    # Messages that came after `ranges` was asked for are no strangers.
+    # Messages that came after `ranges` was read are not foreign.
     foreign = foreign[~_beyond(foreign, ranges)]
     waiting = np.concatenate([np.setdiff1d(log, bronze), np.setdiff1d(bronze, _codes(old))])
     in_log = np.isin(settled, log)
