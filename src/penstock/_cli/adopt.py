@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock._cli import exit_codes, options
-from penstock._cli.options import OutputFormat
 from penstock.errors import SpecError, UserCodeError
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def adopt(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier proposal.")] = False,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> int:
     """Write the declared equivalent of a job beside it, and report what has none.
 

@@ -25,7 +25,7 @@ app = typer.Typer()
 def check(
     *,
     project: options.CheckOptions,
-    output: reports.Report = reports.ReportFormat.TEXT,
+    output: reports.Report = "text",
     junit: reports.JUnit = None,
 ) -> int:
     """Report which flows would run here, which would be refused and why, and what is missing.
@@ -40,12 +40,12 @@ def check(
     if junit is not None:
         reports.write_junit(junit, "penstock check", _cases(result))
     match output:
-        case reports.ReportFormat.JSON:
+        case "json":
             options.print_json(_as_json(result))
-        case reports.ReportFormat.GITHUB:
+        case "github":
             for line in (*reports.annotations(_cases(result)), _verdict(result)):
                 print(line)
-        case reports.ReportFormat.TEXT:
+        case "text":
             for line in _as_text(result):
                 print(line)
     return exit_codes.USAGE if result.refused else exit_codes.OK
@@ -87,7 +87,7 @@ def _cases(result: "ProjectCheck") -> list[reports.Case]:
     cases = [reports.Case(name=name, group="flow") for name in result.planned]
     cases += [reports.failed(error, "refused") for error in reports.distinct(list(result.refused))]
     cases += [
-        reports.failed(error, "not certain", name, reports.Verdict.SKIPPED)
+        reports.failed(error, "not certain", name, "skipped")
         for name, error in result.unsure.items()
     ]
     return cases

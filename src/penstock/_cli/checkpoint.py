@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock._cli import exit_codes, options
-from penstock._cli.options import OutputFormat
 from penstock._cli.tables import print_table
 from penstock._display.text import size
 
@@ -26,7 +25,7 @@ app.add_typer(_state, name="state", no_args_is_help=True)
 
 @_app.command("list", epilog="Example: penstock checkpoint list --output json")
 @options.grouped
-def list_all(*, project: options.ReadOptions, output: options.Output = OutputFormat.TEXT) -> None:
+def list_all(*, project: options.ReadOptions, output: options.Output = "text") -> None:
     """List the checkpoints of all flows, current and earlier ones."""
     from penstock._repair.reading import readable_storage
     from penstock._tables.read.checkpoint_files import checkpoints
@@ -34,7 +33,7 @@ def list_all(*, project: options.ReadOptions, output: options.Output = OutputFor
     settings = project.settings()
     with readable_storage(settings) as readable:
         listed = checkpoints(readable.settings)
-    if output is OutputFormat.JSON:
+    if output == "json":
         options.print_json([_summary(checkpoint, readable.shown) for checkpoint in listed])
         return
     if not listed:
@@ -69,7 +68,7 @@ def inspect(
     ] = None,
     *,
     project: options.ReadOptions,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> None:
     """Print the contents of a checkpoint: offsets per source, watermark, state, pinned settings."""
     from penstock._repair.reading import readable_storage
@@ -84,7 +83,7 @@ def inspect(
             f"epochs of {flow!r}: {', '.join(each.epoch for each in listed)}", param_hint="--epoch"
         )
     body = _details(chosen, readable.shown)
-    if output is OutputFormat.JSON:
+    if output == "json":
         options.print_json(body)
         return
     print(f"flow {flow}, epoch {chosen.epoch}{'' if chosen.is_current else ' (not used)'}")
@@ -115,7 +114,7 @@ def doctor(
     ] = None,
     *,
     project: options.ReadOptions,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> int:
     """Check checkpoints for damage and for mismatches with their tables. Changes nothing.
 
@@ -127,7 +126,7 @@ def doctor(
     settings = project.settings()
     with readable_storage(settings) as readable:
         findings = examine(readable.settings, flow)
-    if output is OutputFormat.JSON:
+    if output == "json":
         options.print_json(
             [
                 {
@@ -193,7 +192,7 @@ def reset(
     yes: options.Yes = False,
     *,
     project: options.RepairOptions,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> None:
     """Give a flow a new checkpoint that starts at another position of its sources.
 
@@ -228,7 +227,7 @@ def reset(
                 accept_duplicates=accept_duplicates,
                 execute=yes,
             )
-    if output is OutputFormat.JSON:
+    if output == "json":
         options.print_json(
             {
                 **options.attributes(plan, "flow", "target", "old_epoch", "new_epoch"),
@@ -267,14 +266,14 @@ def show_state(
     limit: options.Limit = 20,
     *,
     project: options.ReadOptions,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> None:
     """Print the state of a flow; the pipeline must be stopped."""
     from penstock._repair.reading import read_flow_state
 
     settings = project.settings()
     sections = read_flow_state(settings, flow, operator=operator, limit=limit)
-    if output is OutputFormat.JSON:
+    if output == "json":
         options.print_json([asdict(section) for section in sections])
         return
     for section in sections:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock._cli import exit_codes, options
-from penstock._cli.options import OutputFormat
 
 if TYPE_CHECKING:
     from penstock._local.cluster import Cluster
@@ -35,7 +34,7 @@ def start(
     memory: Annotated[
         str, typer.Option("--memory", help="Memory for executors, per worker.", metavar="SIZE")
     ] = "1g",
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> None:
     """Start a master and its workers unless they are running, and print the master's URL."""
     from penstock._local.cluster import start_cluster
@@ -44,7 +43,7 @@ def start(
 
 
 @_cluster.command("stop", epilog="Example: penstock cluster stop")
-def stop(directory: Directory = _DIRECTORY, output: options.Output = OutputFormat.TEXT) -> None:
+def stop(directory: Directory = _DIRECTORY, output: options.Output = "text") -> None:
     """Stop master, workers and executors."""
     from penstock._local.cluster import stop_cluster
 
@@ -54,13 +53,13 @@ def stop(directory: Directory = _DIRECTORY, output: options.Output = OutputForma
 
 
 @_cluster.command("status", epilog="Example: penstock cluster status --output json")
-def status(directory: Directory = _DIRECTORY, output: options.Output = OutputFormat.TEXT) -> int:
+def status(directory: Directory = _DIRECTORY, output: options.Output = "text") -> int:
     """Print the state of the cluster; exit code 3 if it is not running."""
     from penstock._local.cluster import cluster_status
 
     cluster = cluster_status(directory)
     if cluster is None:
-        if output is OutputFormat.JSON:
+        if output == "json":
             options.print_json({"running": False}, indent=None)
         else:
             print(f"not running ({directory}): penstock cluster start", file=sys.stderr)
@@ -69,7 +68,7 @@ def status(directory: Directory = _DIRECTORY, output: options.Output = OutputFor
     return exit_codes.OK
 
 
-def _print(cluster: "Cluster", output: OutputFormat) -> None:
+def _print(cluster: "Cluster", output: options.OutputFormat) -> None:
     body = {
         "running": True,
         "master": cluster.master,

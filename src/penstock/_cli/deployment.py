@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock._cli import exit_codes, options
-from penstock._cli.options import OutputFormat
 
 if TYPE_CHECKING:
     from penstock._repair.deployment_plan import DeploymentPlan
@@ -18,7 +17,7 @@ app = typer.Typer()
 
 @app.command("plan", epilog="Examples: penstock plan | penstock plan shop --output json")
 @options.grouped
-def plan(*, project: options.GraphOptions, output: options.Output = OutputFormat.TEXT) -> None:
+def plan(*, project: options.GraphOptions, output: options.Output = "text") -> None:
     """Compare the project with what is deployed at its storage. Changes nothing.
 
     Prints the tables and sinks that were added, changed or removed, and what each needs: the next
@@ -30,7 +29,7 @@ def plan(*, project: options.GraphOptions, output: options.Output = OutputFormat
 
     with options.stdout_to_stderr():
         planned = plan_deployment(settings)
-    if output is OutputFormat.JSON:
+    if output == "json":
         options.print_json(_body(planned))
         return
     _print(planned)
@@ -62,7 +61,7 @@ def apply(
     yes: options.Yes = False,
     *,
     project: options.GraphOptions,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> int:
     """Deploy the project: print the plan, and carry it out.
 
@@ -75,7 +74,7 @@ def apply(
     from penstock._update import UpdateOptions
     from penstock.pipelines import UpdateState, watch_update
 
-    is_json = output is OutputFormat.JSON
+    is_json = output == "json"
 
     def update(refresh: Sequence[str], full_refresh: Sequence[str]) -> bool:
         update_options = UpdateOptions(refresh=tuple(refresh), full_refresh=tuple(full_refresh))

@@ -2,23 +2,15 @@
 
 import sys
 from collections.abc import Iterator, Mapping
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from penstock._cli import options
-from penstock._cli.options import OutputFormat
 
 if TYPE_CHECKING:
     from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
     from penstock._model.pipeline import PipelineSettings
-
-
-class GraphFormat(StrEnum):
-    TEXT = "text"
-    MERMAID = "mermaid"
-    DOT = "dot"
 
 
 app = typer.Typer()
@@ -34,8 +26,9 @@ def graph(
     *,
     project: options.GraphOptions,
     form: Annotated[
-        GraphFormat, typer.Option("--format", help="A tree, Mermaid, or DOT for Graphviz.")
-    ] = GraphFormat.TEXT,
+        Literal["text", "mermaid", "dot"],
+        typer.Option("--format", help="A tree, Mermaid, or DOT for Graphviz."),
+    ] = "text",
     update: Annotated[
         str | None,
         typer.Option(
@@ -43,7 +36,7 @@ def graph(
             help="Draw a recorded update with its states, without Spark: `latest`, or an id.",
         ),
     ] = None,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> None:
     """Draw the dataflow graph of a pipeline: datasets, sinks and sources; nothing runs."""
     from penstock._observe import flow_graph as drawing
@@ -53,15 +46,15 @@ def graph(
     flow_graph = drawing.flow_graph(_events(project.settings(), update, deferral))
     for key, text in deferral.items():
         flow_graph.nodes[key].state = text
-    if output is OutputFormat.JSON:
+    if output == "json":
         options.print_json(flow_graph.as_json())
         return
     if not flow_graph.nodes:
         print("no datasets are recorded; `penstock history` lists the updates", file=sys.stderr)
     draw = {
-        GraphFormat.TEXT: drawing.text_lines,
-        GraphFormat.MERMAID: drawing.mermaid_lines,
-        GraphFormat.DOT: drawing.dot_lines,
+        "text": drawing.text_lines,
+        "mermaid": drawing.mermaid_lines,
+        "dot": drawing.dot_lines,
     }[form]
     for line in draw(flow_graph):
         print(shown(line))
@@ -101,7 +94,7 @@ def explain(
     dataset: Annotated[str, typer.Argument(help="Table, view or sink.", metavar="DATASET")],
     *,
     project: options.ExplainOptions,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> None:
     """Describe a dataset: its queries, expectations, state and columns; nothing runs.
 

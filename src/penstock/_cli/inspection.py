@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock._cli import options
-from penstock._cli.options import OutputFormat
 from penstock._cli.tables import print_table
 from penstock._display.text import plural, printable, seconds
 
@@ -35,7 +34,7 @@ def preview(
     limit: options.Limit = 20,
     *,
     project: options.ReadOptions,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> None:
     """Print rows of a table."""
     from penstock._repair.reading import read_table
@@ -45,14 +44,12 @@ def preview(
 
 @_quarantine.command("list", epilog="Example: penstock quarantine list --output json")
 @options.grouped
-def list_tables(
-    *, project: options.ReadOptions, output: options.Output = OutputFormat.TEXT
-) -> None:
+def list_tables(*, project: options.ReadOptions, output: options.Output = "text") -> None:
     """Print how many rows of each table are in quarantine, and which rules they broke."""
     from penstock._repair.reading import list_quarantines
 
     quarantines = list_quarantines(project.settings())
-    if output is OutputFormat.JSON:
+    if output == "json":
         options.print_json([asdict(item) for item in quarantines])
         return
     if not quarantines:
@@ -76,12 +73,12 @@ def show(
     limit: options.Limit = 20,
     *,
     project: options.ReadOptions,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> None:
     """Print quarantined rows of a table with the rules that they broke. JSON has their ids."""
     from penstock._repair.reading import read_quarantine
 
-    rows = read_quarantine(project.settings(), table, limit, ids=output is OutputFormat.JSON)
+    rows = read_quarantine(project.settings(), table, limit, ids=output == "json")
     _print_rows(f"the quarantine of {table}", rows, output)
 
 
@@ -117,7 +114,7 @@ def replay(
     ] = False,
     *,
     project: options.RepairOptions,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> None:
     """Evaluate the expectations of a table again on its quarantined rows, after a correction.
 
@@ -222,7 +219,7 @@ def quality(
     rule: Annotated[str | None, typer.Option("--rule", help="Print only this rule.")] = None,
     *,
     project: options.ReadOptions,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> None:
     """Print how many rows passed and failed each rule, per batch. JSON has an object per line."""
     from penstock._observe import log
@@ -233,7 +230,7 @@ def quality(
     chosen = None if update == "all" else options.one_update(directory, update)
     events = log.recorded_events(directory, chosen, event_type="flow_progress", dataset=dataset)
     batches = [row for event in events for row in rule_counts(event) if rule in (None, row["rule"])]
-    if output is OutputFormat.JSON:
+    if output == "json":
         for row in batches:
             options.print_json(row, indent=None)
         return
@@ -271,7 +268,7 @@ def events(
     ] = False,
     *,
     project: options.ReadOptions,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> None:
     """Print the event log."""
     from penstock._observe import segments
@@ -290,7 +287,7 @@ def events(
     wanted = {"update": chosen, "event_type": event_type, "dataset": dataset, "level": level}
     for body in _bodies(settings, wanted, follow=follow):
         is_empty = False
-        if output is OutputFormat.JSON:
+        if output == "json":
             options.print_json(body, indent=None)
         elif (event := event_of(body)) and (event.level is not Level.METRICS or shows_metrics):
             for line in _event_lines(event):
@@ -369,8 +366,8 @@ def _figures(event: "Event") -> str:
     return ", ".join(parts)
 
 
-def _print_rows(table: str, preview: "TablePreview", output: OutputFormat) -> None:
-    if output is OutputFormat.JSON:
+def _print_rows(table: str, preview: "TablePreview", output: options.OutputFormat) -> None:
+    if output == "json":
         options.print_json([dict(zip(preview.columns, row, strict=True)) for row in preview.rows])
         return
     rows = (["NULL" if cell is None else cell for cell in row] for row in preview.rows)

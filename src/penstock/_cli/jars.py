@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock._cli import exit_codes, options
-from penstock._cli.options import OutputFormat
 from penstock._cli.scaffold import write_project
 from penstock._cli.tables import print_table
 from penstock._display.terminal import Output, console, detect
@@ -55,13 +54,13 @@ def sync(
         ),
     ] = True,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> None:
     """Download missing jars into the shared cache and verify them against the jar lock."""
     from penstock._local import jars
     from penstock._local.lock import cache_directory
 
-    as_json = output is OutputFormat.JSON
+    as_json = output == "json"
     quiet = quiet or as_json
     with shown_progress(quiet=quiet) as progress:
         result = jars.sync(sets, repository=repo, from_dir=source, progress=progress)
@@ -164,13 +163,13 @@ def prepare_fast_start(*, quiet: bool) -> None:
 
 
 @_jars.command("verify", epilog="Example: penstock jars verify --output json")
-def verify(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> int:
+def verify(sets: Sets = None, output: options.Output = "text") -> int:
     """Verify all jars against the jar lock; exit code 3 if one is missing or differs."""
     from penstock._local import jars
 
     statuses = jars.verify(sets)
     bad = [item for item in statuses if item.state is not jars.JarState.OK]
-    if output is OutputFormat.JSON:
+    if output == "json":
         body = [
             {
                 "path": str(item.path),
@@ -194,7 +193,7 @@ def verify(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> int
 
 
 @_jars.command("list", epilog="Example: penstock jars list --output json")
-def list_sets(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> None:
+def list_sets(sets: Sets = None, output: options.Output = "text") -> None:
     """List the jar sets and whether their jars are cached."""
     from penstock._local.lock import cache_directory, load_lock
 
@@ -209,7 +208,7 @@ def list_sets(sets: Sets = None, output: options.Output = OutputFormat.TEXT) -> 
         }
         for jar_set in load_lock().select(sets)
     ]
-    if output is OutputFormat.JSON:
+    if output == "json":
         options.print_json(body)
         return
     rows = [

@@ -2,8 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import quote
 
 import typer
@@ -17,20 +16,7 @@ if TYPE_CHECKING:
 
 _VERSION = 1
 
-
-class FindingFormat(StrEnum):
-    TEXT = "text"
-    JSON = "json"
-    GITHUB = "github"
-    SARIF = "sarif"
-
-
-class FailOn(StrEnum):
-    NOTE = "note"
-    WARNING = "warning"
-    ERROR = "error"
-    NEVER = "never"
-
+FailOn = Literal["note", "warning", "error", "never"]
 
 app = typer.Typer()
 
@@ -46,7 +32,7 @@ def lint(
     project: options.CheckOptions,
     fail_on: Annotated[
         FailOn, typer.Option("--fail-on", help="Minimum severity for exit code 1.")
-    ] = FailOn.WARNING,
+    ] = "warning",
     text_only: Annotated[
         bool, typer.Option("--text-only", help="Check the source text only, without Spark.")
     ] = False,
@@ -55,8 +41,9 @@ def lint(
         typer.Option("--explain", metavar="ID", help="Print the description of a rule and exit."),
     ] = None,
     output: Annotated[
-        FindingFormat, typer.Option("--output", "-o", help="Output format.")
-    ] = FindingFormat.TEXT,
+        Literal["text", "json", "github", "sarif"],
+        typer.Option("--output", "-o", help="Output format."),
+    ] = "text",
     junit: reports.JUnit = None,
 ) -> int:
     """Check for likely mistakes: unbounded state, lost rows, secrets in code.
@@ -76,14 +63,14 @@ def lint(
     if junit is not None:
         reports.write_junit(junit, "penstock lint", _cases(report, fail_on))
     match output:
-        case FindingFormat.JSON:
+        case "json":
             options.print_json(_as_json(report))
-        case FindingFormat.SARIF:
+        case "sarif":
             options.print_json(_as_sarif(report))
-        case FindingFormat.GITHUB:
-            annotations = reports.annotations(_cases(report, FailOn.NOTE))
+        case "github":
+            annotations = reports.annotations(_cases(report, "note"))
             print("\n".join([*annotations, _verdict(report)]))
-        case FindingFormat.TEXT:
+        case "text":
             print("\n".join(_as_text(report)))
     if report.refused:
         return exit_codes.USAGE
@@ -94,9 +81,7 @@ def lint(
 def _counts(finding: "Finding", fail_on: FailOn) -> bool:
     from penstock._lint.finding import Severity
 
-    return (
-        fail_on is not FailOn.NEVER and finding.rule.severity.rank >= Severity(fail_on.value).rank
-    )
+    return fail_on != "never" and finding.rule.severity.rank >= Severity(fail_on).rank
 
 
 def _explanation(rule_id: str) -> Iterator[str]:
@@ -176,7 +161,6 @@ def _finding(finding: "Finding") -> dict[str, Any]:
 def _cases(report: "LintReport", fail_on: FailOn) -> list[reports.Case]:
     """Findings as cases, skipped below `fail_on`; a single passed case without findings."""
     words = {"note": "notice", "warning": "warning", "error": "error"}
-    failed, skipped = reports.Verdict.FAILED, reports.Verdict.SKIPPED
     cases = []
     for finding in report.findings:
         rule = finding.rule
@@ -184,7 +168,7 @@ def _cases(report: "LintReport", fail_on: FailOn) -> list[reports.Case]:
             reports.Case(
                 name=f"{rule.id} {finding.origin}",
                 group=rule.name,
-                verdict=failed if _counts(finding, fail_on) else skipped,
+                verdict="failed" if _counts(finding, fail_on) else "skipped",
                 title=f"{rule.id} {rule.name}",
                 text=f"{_message(finding)}\n{rule.why}\nfix: {rule.fix}",
                 level=words[rule.severity.value],
@@ -194,7 +178,8 @@ def _cases(report: "LintReport", fail_on: FailOn) -> list[reports.Case]:
         )
     cases += [reports.failed(error, "refused") for error in reports.distinct(report.refused)]
     cases += [
-        reports.failed(error, "not checked", name, skipped) for name, error in report.unsure.items()
+        reports.failed(error, "not checked", name, "skipped")
+        for name, error in report.unsure.items()
     ]
     return cases or [reports.Case(name=report.settings.name, group="no findings")]
 

@@ -11,7 +11,6 @@ import typer
 
 from penstock._cli import exit_codes, options
 from penstock._cli.dashboard import WithDashboard, dashboard_beside
-from penstock._cli.options import OutputFormat
 from penstock._display.terminal import Output
 from penstock._display.text import plural
 from penstock.errors import SpecError
@@ -38,7 +37,7 @@ def doctor(
         Path | None,
         typer.Option("--storage", help="Storage folder to check; default: the current folder."),
     ] = None,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> int:
     """Check whether this machine can run pipelines; exit code 3 and fixes if it cannot."""
     from penstock._local.doctor import CheckState, check_metastore, run_checks
@@ -47,7 +46,7 @@ def doctor(
     address = _metastore_address()
     if address is not None:
         checks.append(check_metastore(address))
-    if output is OutputFormat.JSON:
+    if output == "json":
         options.print_json([asdict(check) for check in checks])
     else:
         for check in checks:
@@ -73,9 +72,7 @@ def _metastore_address() -> str | None:
 
 
 @_broker.command("start", epilog="Example: penstock broker start --output json")
-def start(
-    directory: Directory = _BROKER_DIRECTORY, output: options.Output = OutputFormat.TEXT
-) -> None:
+def start(directory: Directory = _BROKER_DIRECTORY, output: options.Output = "text") -> None:
     """Start the broker unless it is running, and print its address."""
     from penstock._local.broker import start_broker
 
@@ -87,9 +84,7 @@ def start(
 
 
 @_broker.command("stop", epilog="Example: penstock broker stop")
-def stop(
-    directory: Directory = _BROKER_DIRECTORY, output: options.Output = OutputFormat.TEXT
-) -> None:
+def stop(directory: Directory = _BROKER_DIRECTORY, output: options.Output = "text") -> None:
     """Stop the broker; its data is kept."""
     from penstock._local.broker import stop_broker
 
@@ -99,9 +94,7 @@ def stop(
 
 
 @_broker.command("status", epilog="Example: penstock broker status --output json")
-def status(
-    directory: Directory = _BROKER_DIRECTORY, output: options.Output = OutputFormat.TEXT
-) -> int:
+def status(directory: Directory = _BROKER_DIRECTORY, output: options.Output = "text") -> int:
     """Print the state of the broker; exit code 3 if it is not running."""
     from penstock._local.broker import broker_status
     from penstock._local.broker_files import LOG_FILE
@@ -129,7 +122,7 @@ def topic(
         int, typer.Option("--partitions", min=1, help="Number of partitions.")
     ] = 1,
     directory: Directory = _BROKER_DIRECTORY,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> int:
     """Create a topic unless it exists; exit code 3 if the broker is not running."""
     from penstock._local.broker import broker_status, ensure_topic
@@ -165,7 +158,7 @@ def demo(
         Path, typer.Option("--storage", help="Folder for all files of the demo.", metavar="DIR")
     ] = Path("demo"),
     ui: WithDashboard = False,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> int:
     """Run a demo pipeline: generated orders from a real Kafka through bronze, silver and gold.
 
@@ -177,7 +170,7 @@ def demo(
     from penstock.pipelines import watch_update
 
     was_interrupted = False
-    as_json = output is OutputFormat.JSON
+    as_json = output == "json"
 
     def run_pipeline(
         settings: "PipelineSettings",

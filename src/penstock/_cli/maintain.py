@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from penstock._cli import exit_codes, options
-from penstock._cli.options import OutputFormat
 
 app = typer.Typer()
 
@@ -30,7 +29,7 @@ def maintain(
     ] = None,
     *,
     project: options.RepairOptions,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> int:
     """Compact, order and VACUUM the tables of a pipeline.
 
@@ -46,7 +45,7 @@ def maintain(
     with options.stdout_to_stderr():
         events = maintain_tables(settings, tuple(tables or ()), vacuum=vacuum)
     bodies = [event.body for event in events if isinstance(event.body, MaintenanceProgress)]
-    if output is OutputFormat.JSON:
+    if output == "json":
         names = ("table", "operation", "status", "table_version", "reason")
         options.print_json(
             [{**options.attributes(body, *names), "metrics": dict(body.metrics)} for body in bodies]

@@ -6,10 +6,9 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from dataclasses import dataclass, fields, is_dataclass
-from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, get_type_hints
 
 import typer
 
@@ -19,11 +18,7 @@ if TYPE_CHECKING:
     from penstock._model.pipeline import PipelineSettings
 
 
-class OutputFormat(StrEnum):
-    TEXT = "text"
-    JSON = "json"
-
-
+OutputFormat = Literal["text", "json"]
 ProjectPath = Annotated[
     Path | None,
     typer.Argument(
@@ -287,7 +282,7 @@ def print_json(body: Any, *, indent: int | None = 2) -> None:
 
 def show(output: OutputFormat, body: Any, lines: Iterable[str]) -> None:
     """Print the result of a command: `body` as JSON, or the lines."""
-    if output is OutputFormat.JSON:
+    if output == "json":
         print_json(body)
         return
     for line in lines:

@@ -19,7 +19,6 @@ import typer
 import penstock
 from penstock._cli import options
 from penstock._cli.masked_output import print_as_is
-from penstock._cli.options import OutputFormat
 from penstock._display.text import plural, size
 from penstock._model.extras import import_extra
 from penstock.errors import SetupError, SpecError
@@ -67,7 +66,7 @@ def package(
     compress: Annotated[
         bool, typer.Option("--compress/--no-compress", help="Compress the file.")
     ] = True,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> None:
     """Write the project, Penstock and their packages into one file for spark-submit.
 
@@ -101,7 +100,7 @@ def package(
         shutil.move(draft, beside)
         beside.replace(file)
     packages = _packages(file)
-    if output is OutputFormat.JSON:
+    if output == "json":
         body = {"file": str(file), "bytes": file.stat().st_size, "files": files}
         # Names of packages are no secrets, such as `tokenizers=1.0`.
         print_as_is(json.dumps({**body, "packages": packages}, indent=2))

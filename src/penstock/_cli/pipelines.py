@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock._cli import exit_codes, options
-from penstock._cli.options import OutputFormat
 from penstock._cli.status import has_failed, no_update
 from penstock._cli.tables import print_table
 from penstock._display.text import seconds
@@ -26,14 +25,14 @@ app = typer.Typer()
 def list_pipelines(
     *,
     project: options.StatusOptions,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> None:
     """List the pipelines of the storage, with the state of their newest updates."""
     from penstock._project.event_store import pipelines_of
 
     settings = project.settings()
     rows = [row for each in pipelines_of(settings) if (row := _row(each)) is not None]
-    if output is OutputFormat.JSON:
+    if output == "json":
         options.print_json(rows)
         return
     if not rows:
@@ -88,7 +87,7 @@ def wait(
         float | None,
         typer.Option("--timeout", min=0, metavar="SECONDS", help="Fail if it takes longer."),
     ] = None,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> int:
     """Wait until the running update has ended; exit code 1 if it failed or is still running."""
     from penstock._project.event_store import holder_of
@@ -108,7 +107,7 @@ def wait(
             break
         pause.wait(_POLL_SECONDS)
     keys = ("update_id", "state", "since", "seconds", "is_alive", "error")
-    if output is OutputFormat.JSON:
+    if output == "json":
         is_gone = not (status["is_alive"] or status["has_ended"])
         shown = {key: status[key] for key in keys}
         options.print_json(shown | {"state": "FAILED"} if is_gone else shown)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock._cli import options
-from penstock._cli.options import OutputFormat
 
 if TYPE_CHECKING:
     from penstock._repair.migration_plan import MigrationReport
@@ -67,7 +66,7 @@ def backfill(
     yes: options.Yes = False,
     *,
     project: options.RepairOptions,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> None:
     """Reprocess a range of a flow's sources into its table without duplicate rows.
 
@@ -103,7 +102,7 @@ def backfill(
     )
     with options.stdout_to_stderr():
         report = backfill_flow(settings, flow, backfill_options)
-    if output is OutputFormat.JSON:
+    if output == "json":
         options.print_json(asdict(report))
         return
     print(f"backfill of flow {report.flow} into {report.target}: {report.range}")
@@ -147,7 +146,7 @@ def migrate(
     yes: options.Yes = False,
     *,
     project: options.RepairOptions,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> None:
     """Give a flow with a changed query a new checkpoint and recompute its table.
 
@@ -174,7 +173,7 @@ def migrate(
     )
     with options.stdout_to_stderr():
         report = migrate_flow(settings, flow, migration_options)
-    if output is OutputFormat.JSON:
+    if output == "json":
         options.print_json(_migration_body(report))
         return
     if undo:

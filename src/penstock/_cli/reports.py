@@ -4,9 +4,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from xml.etree import ElementTree as Xml
 
 import typer
@@ -20,24 +19,14 @@ if TYPE_CHECKING:
 # Characters that XML 1.0 cannot represent.
 _UNPRINTABLE = re.compile(r"[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
-
-class ReportFormat(StrEnum):
-    TEXT = "text"
-    JSON = "json"
-    GITHUB = "github"
-
-
-class Verdict(StrEnum):
-    PASSED = "passed"
-    FAILED = "failed"
-    SKIPPED = "skipped"
+Verdict = Literal["passed", "failed", "skipped"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
     name: str
     group: str  # kind
-    verdict: Verdict = Verdict.PASSED
+    verdict: Verdict = "passed"
     title: str = ""  # one line; empty if it passed
     text: str = ""
     level: str = "error"  # error, warning or notice, as in GitHub annotations
@@ -48,7 +37,9 @@ class Case:
 JUnit = Annotated[
     Path | None, typer.Option("--junit", metavar="FILE", help="Also write the result as JUnit XML.")
 ]
-Report = Annotated[ReportFormat, typer.Option("--output", "-o", help="Output format.")]
+Report = Annotated[
+    Literal["text", "json", "github"], typer.Option("--output", "-o", help="Output format.")
+]
 
 
 def distinct(errors: Iterable[PenstockError]) -> list[PenstockError]:
@@ -60,9 +51,7 @@ def cases_of(error: PenstockError) -> list[Case]:
     return [failed(part, "definition") for part in distinct(parts)]
 
 
-def failed(
-    error: PenstockError, group: str, name: str = "", verdict: Verdict = Verdict.FAILED
-) -> Case:
+def failed(error: PenstockError, group: str, name: str = "", verdict: Verdict = "failed") -> Case:
     origin = error.origin
     return Case(
         name=name or (f"{error.condition} {origin}" if origin else error.condition),
@@ -70,7 +59,7 @@ def failed(
         verdict=verdict,
         title=f"[{error.condition}] {error.message}".partition("\n")[0],
         text=str(error),
-        level="error" if verdict is Verdict.FAILED else "warning",
+        level="error" if verdict == "failed" else "warning",
         file=origin.file if origin else "",
         line=origin.line if origin else 0,
     )
@@ -90,9 +79,9 @@ def write_junit(path: Path, suite: str, cases: Sequence[Case]) -> None:
     verdicts = [case.verdict for case in cases]
     counts = {
         "tests": str(len(cases)),
-        "failures": str(verdicts.count(Verdict.FAILED)),
+        "failures": str(verdicts.count("failed")),
         "errors": "0",
-        "skipped": str(verdicts.count(Verdict.SKIPPED)),
+        "skipped": str(verdicts.count("skipped")),
     }
     root = Xml.Element("testsuites", counts)
     body = Xml.SubElement(root, "testsuite", {"name": _clean(suite), **counts})
@@ -103,8 +92,8 @@ def write_junit(path: Path, suite: str, cases: Sequence[Case]) -> None:
         element = Xml.SubElement(
             body, "testcase", {key: _clean(value) for key, value in attributes.items()}
         )
-        if case.verdict is not Verdict.PASSED:
-            tag = "failure" if case.verdict is Verdict.FAILED else "skipped"
+        if case.verdict != "passed":
+            tag = "failure" if case.verdict == "failed" else "skipped"
             result = Xml.SubElement(element, tag, {"message": _clean(case.title)})
             result.text = _clean(case.text)
     Xml.indent(root)
@@ -114,7 +103,7 @@ def write_junit(path: Path, suite: str, cases: Sequence[Case]) -> None:
 
 def annotations(cases: Iterable[Case]) -> Iterator[str]:
     for case in cases:
-        if case.verdict is Verdict.PASSED:
+        if case.verdict == "passed":
             continue
         parts = []
         if case.file:

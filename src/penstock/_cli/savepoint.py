@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock._cli import options
-from penstock._cli.options import OutputFormat
 from penstock._cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -24,9 +23,7 @@ app.add_typer(_app, name="savepoint", no_args_is_help=True)
 
 @_app.command("create", epilog="Example: penstock savepoint create before-release-7")
 @options.grouped
-def create(
-    name: _Name, *, project: options.RepairOptions, output: options.Output = OutputFormat.TEXT
-) -> None:
+def create(name: _Name, *, project: options.RepairOptions, output: options.Output = "text") -> None:
     """Save the versions of all tables, and copy the checkpoints of all flows.
 
     Each flow into a table must have finished its last micro-batch, and read all rows of the
@@ -42,13 +39,13 @@ def create(
 
 @_app.command("list", epilog="Example: penstock savepoint list --output json")
 @options.grouped
-def list_all(*, project: options.ReadOptions, output: options.Output = OutputFormat.TEXT) -> None:
+def list_all(*, project: options.ReadOptions, output: options.Output = "text") -> None:
     """List the savepoints of a pipeline, oldest first."""
     settings = project.settings()
     from penstock._repair.savepoint import list_savepoints
 
     savepoints = list_savepoints(settings)
-    if output is OutputFormat.JSON:
+    if output == "json":
         options.print_json([_body(savepoint) for savepoint in savepoints])
         return
     if not savepoints:
@@ -84,7 +81,7 @@ def restore(
     yes: options.Yes = False,
     *,
     project: options.RepairOptions,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> None:
     """Restore all tables and checkpoints of a pipeline to a savepoint.
 
@@ -100,7 +97,7 @@ def restore(
     )
     with options.stdout_to_stderr():
         report = restore_savepoint(settings, name, restore_options)
-    if output is OutputFormat.JSON:
+    if output == "json":
         options.print_json({**asdict(report), "done": yes})
         return
     print(f"restore of savepoint {report.savepoint}, created at {report.created_at}:")
@@ -119,7 +116,7 @@ def delete(
     yes: options.Yes = False,
     *,
     project: options.RepairOptions,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> None:
     """Delete a savepoint. Tables and flows do not change."""
     settings = project.settings()

@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from penstock._cli import options
-from penstock._cli.options import OutputFormat
 from penstock.errors import SetupError, SpecError
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
@@ -25,11 +24,11 @@ def init(
     name: Annotated[
         str, typer.Argument(help="Name of the project and its folder.", metavar="NAME")
     ],
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> None:
     """Write a small example project into the new folder NAME."""
     written = write_project(Path.cwd(), name)
-    if output is OutputFormat.JSON:
+    if output == "json":
         files_written = [str(path.relative_to(Path.cwd())) for path in written]
         options.print_json({"project": name, "files": files_written})
         return

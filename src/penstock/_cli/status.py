@@ -12,7 +12,6 @@ import typer
 
 from penstock._cli import exit_codes, options
 from penstock._cli.masked_output import print_as_is
-from penstock._cli.options import OutputFormat
 from penstock._cli.tables import print_table
 from penstock._display.terminal import detect
 from penstock._display.text import plural, printable, seconds, size
@@ -34,7 +33,7 @@ def history(
     limit: options.Limit = 20,
     *,
     project: options.ReadOptions,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> None:
     """List the recorded updates, newest first, with start, state, duration and error."""
     from penstock._observe.events import UpdateProgress
@@ -66,7 +65,7 @@ def history(
                 "error": PROCESS_GONE if is_gone else error and error.condition,
             }
         )
-    if output is OutputFormat.JSON:
+    if output == "json":
         options.print_json(rows)
         return
     if not rows:
@@ -104,7 +103,7 @@ def status(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Refresh every second until the update ends.")
     ] = False,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> int:
     """Show the state of a running pipeline or of its last update: flows, lag, state, errors.
 
@@ -122,10 +121,10 @@ def status(
         if body is None:
             raise no_update(settings.name, update)
         text = _rendered(body, flow, output, one_line=watch)
-        show = print_as_is if output is OutputFormat.JSON else print
+        show = print_as_is if output == "json" else print
         if not watch:
             show(text)
-        elif sys.stdout.isatty() and output is OutputFormat.TEXT:
+        elif sys.stdout.isatty() and output == "text":
             print(f"{_CLEAR}{text}", flush=True)
         elif text != last:
             show(text)
@@ -146,7 +145,7 @@ def metrics(
     *,
     project: options.StatusOptions,
     update: options.RecordedUpdate = "latest",
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> None:
     """Print the metrics of an update in Prometheus format, from its event log, without Spark.
 
@@ -157,13 +156,13 @@ def metrics(
     from penstock._observe.state import ObservedUpdate
     from penstock._project.event_store import read_events_of
 
-    if output is OutputFormat.TEXT:
+    if output == "text":
         require_metrics_extra()
     directory = read_events_of(project.settings())
     state = ObservedUpdate()
     for event in log.recorded_events(directory, options.one_update(directory, update)):
         state(event)
-    if output is OutputFormat.JSON:
+    if output == "json":
         options.print_json(_metrics_body(state))
         return
     print(exposition(state)[0].decode(), end="")
@@ -215,7 +214,7 @@ def has_failed(body: Mapping[str, Any]) -> bool:
 
 
 def _rendered(
-    body: Mapping[str, Any], flow: str | None, output: OutputFormat, *, one_line: bool
+    body: Mapping[str, Any], flow: str | None, output: options.OutputFormat, *, one_line: bool
 ) -> str:
     shown = dict(body)
     if flow is not None:
@@ -225,7 +224,7 @@ def _rendered(
             raise typer.BadParameter(
                 f"there is no flow {flow!r}; the flows are {names}", param_hint="--flow"
             )
-    if output is OutputFormat.JSON:
+    if output == "json":
         indent = None if one_line else 2
         return json.dumps(options.masked_json(shown), ensure_ascii=False, indent=indent)
     if flow is not None:

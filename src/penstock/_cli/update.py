@@ -13,7 +13,6 @@ import typer
 
 from penstock._cli import exit_codes, options, reports
 from penstock._cli.dashboard import WithDashboard, dashboard_beside
-from penstock._cli.options import OutputFormat
 from penstock._display.display import LogFormat
 from penstock._display.terminal import Output
 from penstock.errors import PenstockError, SetupError
@@ -76,10 +75,10 @@ def run(
     every: Annotated[
         bool, typer.Option("--all", help="Run all pipelines of the bundle, one after another.")
     ] = False,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> int:
     """Run the pipeline: process all available input, or run until stopped with --continuous."""
-    as_json = output is OutputFormat.JSON
+    as_json = output == "json"
 
     def summarize(state: "ObservedUpdate") -> None:
         if summary is not None:
@@ -135,7 +134,7 @@ def dry_run(
     *,
     project: options.UpdateOptions,
     selection: options.Selection,
-    output: reports.Report = reports.ReportFormat.TEXT,
+    output: reports.Report = "text",
     junit: reports.JUnit = None,
 ) -> None:
     """Check the pipeline and print the plan of `run` with the same options; changes nothing."""
@@ -149,7 +148,7 @@ def dry_run(
         cases = reports.cases_of(error)
         if junit is not None:
             reports.write_junit(junit, "penstock dry-run", cases)
-        if output is reports.ReportFormat.GITHUB:
+        if output == "github":
             print("\n".join(reports.annotations(cases)), flush=True)
         raise
     cases = [
@@ -162,7 +161,7 @@ def dry_run(
         reports.Case(
             name=f"warning {number}",
             group="plan",
-            verdict=reports.Verdict.SKIPPED,
+            verdict="skipped",
             title=text.partition("\n")[0],
             text=text,
             level="warning",
@@ -172,11 +171,11 @@ def dry_run(
     if junit is not None:
         reports.write_junit(junit, "penstock dry-run", [*cases, *warned])
     match output:
-        case reports.ReportFormat.JSON:
+        case "json":
             options.print_json(planned.to_dict())
-        case reports.ReportFormat.GITHUB:
+        case "github":
             print("\n".join([*reports.annotations(warned), f"{len(cases)} flows are planned"]))
-        case reports.ReportFormat.TEXT:
+        case "text":
             print(planned)
 
 
@@ -191,7 +190,7 @@ def stop(
     now: Annotated[
         bool, typer.Option("--now", help="Interrupt the micro-batches in flight.")
     ] = False,
-    output: options.Output = OutputFormat.TEXT,
+    output: options.Output = "text",
 ) -> int:
     """Stop the running update after the micro-batches in flight, and wait until it has ended.
 

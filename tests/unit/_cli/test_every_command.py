@@ -43,7 +43,7 @@ def test_a_command_answers_machines(name):
     for spelling in ("--output", "-o"):
         for form in ("text", "json"):
             context = command.make_context(name, [spelling, form], resilient_parsing=True)
-            assert context.params["output"].value == form
+            assert context.params["output"] == form
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

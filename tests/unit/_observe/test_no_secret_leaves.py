@@ -16,7 +16,7 @@ from made_events import (
 )
 from planted_secrets import planted
 
-from penstock._cli.reports import Case, Verdict, annotations, summary, write_junit
+from penstock._cli.reports import Case, annotations, summary, write_junit
 from penstock._model.pipeline import EventHook
 from penstock._model.redaction import forget_secrets, remember_named, remember_secret
 from penstock._observe.bus import EventBus
@@ -159,7 +159,7 @@ def test_no_planted_secret_is_in_anything_that_is_told(tmp_path: Path):
     (file,) = tmp_path.glob("*.jsonl")
     junit = tmp_path / "junit.xml"
     cases = [
-        Case(name=text, group="flow", verdict=Verdict.FAILED, title=text, text="\n".join(texts))
+        Case(name=text, group="flow", verdict="failed", title=text, text="\n".join(texts))
         for text in texts
     ]
     write_junit(junit, "penstock lint", cases)
