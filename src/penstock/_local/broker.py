@@ -43,9 +43,6 @@ _MARKER = "-Dpenstock.broker.directory="
 _JVM_OPTIONS = ("-Xms64m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _CLASHES = ("Address already in use", "BindException", "Socket server failed to bind")
 
-# Brokers that this process started: kept, so that they are reaped when they end.
-_children: dict[int, subprocess.Popen[bytes]] = {}
-
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerHandle:
@@ -98,7 +95,6 @@ def stop_broker(directory: Path) -> bool:
     if state is None:
         return False
     process.end(state.pid, state.started)
-    _reap(state.pid)
     with suppress(OSError):  # a record that cannot be written is recognised as stale
         write_state(directory, replace(state, pid=0, started=""))
     return True
@@ -133,7 +129,6 @@ def _start(
             _wait_ready(directory, state, offset=offset, deadline=deadline)
         except BaseException as error:
             process.end(state.pid, state.started)
-            _reap(state.pid)
             clash = any(text in read_log(directory, offset) for text in _CLASHES)
             if isinstance(error, SetupError) and clash and attempt < _PORT_ATTEMPTS:
                 continue
@@ -156,14 +151,13 @@ def _format(
     finally:
         child.kill()
         child.wait()
-        _children.pop(child.pid, None)
     if status != 0:
         raise _failed(directory, offset, f"the storage tool ended with status {status}")
 
 
 def _spawn(directory: Path, command: list[str], *, own_group: bool) -> subprocess.Popen[bytes]:
     with (directory / LOG_FILE).open("ab") as log:
-        child = subprocess.Popen(  # noqa: S603 - our own command
+        return subprocess.Popen(  # noqa: S603 - our own command
             command,
             cwd=directory,
             stdin=subprocess.DEVNULL,
@@ -171,8 +165,6 @@ def _spawn(directory: Path, command: list[str], *, own_group: bool) -> subproces
             stderr=subprocess.STDOUT,
             start_new_session=own_group,
         )
-    _children[child.pid] = child
-    return child
 
 
 def _java_command(directory: Path) -> list[str]:
@@ -191,19 +183,12 @@ def _running(directory: Path) -> BrokerState | None:
     state = read_state(directory)
     if state is None:
         return None
-    _reap(state.pid)
     if state.pid and process.is_same(state.pid, state.started):
         return state
     # The starter may have been killed between starting the broker and recording it.
     orphan = process.find_by_argument(f"{_MARKER}{directory}", "kafka.Kafka")
     started = process.start_time(orphan) if orphan else None
     return replace(state, pid=orphan, started=started) if orphan and started else None
-
-
-def _reap(pid: int) -> None:
-    child = _children.get(pid)
-    if child is not None and child.poll() is not None:
-        del _children[pid]
 
 
 def _handle(directory: Path, state: BrokerState) -> BrokerHandle:
@@ -216,7 +201,6 @@ def _wait_ready(directory: Path, state: BrokerState, *, offset: int, deadline: f
     pause = threading.Event()
     admin: Any = None
     while time.monotonic() < deadline:
-        _reap(state.pid)
         if not process.is_same(state.pid, state.started):
             raise _failed(directory, offset, "its process ended")
         if admin is None and _accepts(state.port):
