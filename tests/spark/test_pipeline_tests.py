@@ -9,6 +9,7 @@ import pytest
 
 from penstock.errors import SpecError
 from penstock.testing import Counts, PipelineTest, assert_rows
+from penstock.testing.time import FrozenTime
 
 PIPELINE = """
 import dlt
@@ -122,6 +123,16 @@ def test_queries_and_expectations_see_the_time_of_the_test(pipeline: PipelineTes
     pipeline.freeze_time(datetime.fromisoformat("2026-02-01")).run("raw", "seen")
     assert_rows(pipeline.table("seen"), [row])
     assert_rows(pipeline.quarantine("seen"), [{"id": 2, "day": date(2026, 2, 1)}])
+
+
+def test_the_date_of_a_test_is_that_of_the_time_zone_of_the_session(spark: Any) -> None:
+    time = FrozenTime(datetime(2026, 1, 31, 23, tzinfo=UTC), spark)
+    query = time.query(lambda: spark.sql("SELECT current_date() AS day"))
+    spark.conf.set("spark.sql.session.timeZone", "+02:00")  # as Spark writes a zone without a name
+    try:
+        assert query().first().day == date(2026, 2, 1)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
 def test_what_cannot_be_tested_like_that_is_an_error(pipeline: PipelineTest) -> None:

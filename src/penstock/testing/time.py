@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -61,7 +60,8 @@ class FrozenTime:
         types = jvm.org.apache.spark.sql.types.DataTypes
         zone = str(self.spark.conf.get("spark.sql.session.timeZone"))
         micros = (self.time - _EPOCH) // timedelta(microseconds=1)
-        days = self.time.astimezone(ZoneInfo(zone)).toordinal() - _EPOCH.toordinal()
+        dates = jvm.org.apache.spark.sql.catalyst.util.DateTimeUtils
+        days = dates.microsToDays(micros, dates.getZoneId(zone))
         time = expressions.Literal(micros, types.TimestampType)
         today = expressions.CurrentDate(jvm.scala.Some(zone))
         literals = jvm.scala.collection.immutable.HashMap()
