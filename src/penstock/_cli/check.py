@@ -23,10 +23,7 @@ app = typer.Typer()
 )
 @options.grouped
 def check(
-    *,
-    project: options.CheckOptions,
-    output: reports.Report = "text",
-    junit: reports.JUnit = None,
+    *, project: options.CheckOptions, output: reports.Report = "text", junit: reports.JUnit = None
 ) -> int:
     """Report which flows would run here, which would be refused and why, and what is missing.
 

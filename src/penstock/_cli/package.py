@@ -132,10 +132,7 @@ def _settings(path: Path | None, *, pipeline: str | None, target: str | None) ->
 
 
 def _copy_project(
-    settings: "PipelineSettings",
-    copy: Path,
-    file: Path,
-    load: Callable[[Path], "PipelineSettings"],
+    settings: "PipelineSettings", copy: Path, file: Path, load: Callable[[Path], "PipelineSettings"]
 ) -> "PipelineSettings":
     """Copy the project; the settings of the copy.
 

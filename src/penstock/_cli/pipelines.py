@@ -22,11 +22,7 @@ app = typer.Typer()
 
 @app.command("list", epilog="Examples: penstock list | penstock list --storage s3a://lake")
 @options.grouped
-def list_pipelines(
-    *,
-    project: options.StatusOptions,
-    output: options.Output = "text",
-) -> None:
+def list_pipelines(*, project: options.StatusOptions, output: options.Output = "text") -> None:
     """List the pipelines of the storage, with the state of their newest updates."""
     from penstock._project.event_store import pipelines_of
 

@@ -30,10 +30,7 @@ app = typer.Typer()
 @app.command("history", epilog="Examples: penstock history | penstock history -n 5 -o json")
 @options.grouped
 def history(
-    limit: options.Limit = 20,
-    *,
-    project: options.ReadOptions,
-    output: options.Output = "text",
+    limit: options.Limit = 20, *, project: options.ReadOptions, output: options.Output = "text"
 ) -> None:
     """List the recorded updates, newest first, with start, state, duration and error."""
     from penstock._observe.events import UpdateProgress
