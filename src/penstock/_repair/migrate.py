@@ -45,7 +45,7 @@ from penstock._tables.files import StorageFiles
 from penstock._tables.kill_points import kill_point
 from penstock._tables.read.checkpoint_files import checkpoints
 from penstock.errors import PenstockError, PlanError
-from penstock.sources.base import EARLIEST, SourceHistory, StartPosition
+from penstock.sources.base import EARLIEST, StartPosition, StartReport
 from penstock.sources.checkpoints import that_count
 from penstock.sources.flow import source_history
 
@@ -178,7 +178,7 @@ class _Run:
         if self.dataset.declared.schema is None:
             columns = changed_columns(table["columns"], query["columns"])
         check_columns(self.dataset, table["properties"], columns)
-        sources: tuple[SourceHistory, ...] = ()
+        sources: tuple[StartReport, ...] = ()
         if self.is_open:
             assert self.known is not None
             migration = self.known

@@ -16,7 +16,7 @@ from penstock._tables.delta_log import DeltaJvm, size_in_bytes
 from penstock._tables.read.log_scan import replaced_at
 from penstock._tables.write.table_spec import table_state
 from penstock.errors import PenstockError, PlanError
-from penstock.sources.base import SourceHistory, path_key
+from penstock.sources.base import StartReport, path_key
 from penstock.sources.delta.source import DeltaStream
 
 BUILDING, CUTTING, DONE = "building", "cutting", "done"
@@ -95,7 +95,7 @@ class MigrationReport:
     size: int | None = None  # of the old table in bytes
     columns: tuple[str, ...] = ()  # changes
     operators: tuple[str, ...] = ()  # changes
-    sources: tuple[SourceHistory, ...] = ()
+    sources: tuple[StartReport, ...] = ()
     readers: tuple[Reader, ...] = ()
     refused: str | None = None  # why it needs `--accept-less`
     steps: tuple[str, ...] = ()  # one sentence each
@@ -158,7 +158,7 @@ def check_columns(
         )
 
 
-def why_refused(sources: Sequence[SourceHistory]) -> str | None:
+def why_refused(sources: Sequence[StartReport]) -> str | None:
     """Why the new table would lack rows; `None` if it would not."""
     lost = [f"{source.source}: {source.missing}" for source in sources if source.missing]
     reason = "its sources have lost rows that its table was computed from"
@@ -168,7 +168,7 @@ def why_refused(sources: Sequence[SourceHistory]) -> str | None:
 def steps_forth(
     migration: Migration,
     display: str,
-    sources: Sequence[SourceHistory],
+    sources: Sequence[StartReport],
     readers: Sequence[Reader],
     table: Mapping[str, Any],
 ) -> Iterator[str]:

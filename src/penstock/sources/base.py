@@ -14,7 +14,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -169,29 +169,23 @@ class Read:
 
 @dataclass(frozen=True, kw_only=True)
 class StartReport:
-    """What a start position means for one source.
+    """What a start position means for one source; the last three only if a table is recomputed.
 
     Attributes:
         unit: What is counted: `offsets`, `versions`, `files`, `rows`.
         again: How many are read that the flow has read already; `None` if unknown.
         skipped: How many that it has not read are never read; `None` if unknown.
+        size: Of what is read, in bytes; `None` if unknown.
+        missing: What the old table was made of and the new one will not be; empty if nothing.
     """
 
     source: str
     unit: str
     again: int | None
-    skipped: int | None
-
-    def history(self, missing: str, *, size: int | None = None, note: str = "") -> "SourceHistory":
-        """What it means for a table that is recomputed."""
-        return SourceHistory(
-            source=self.source,
-            unit=self.unit,
-            again=self.again,
-            size=size,
-            missing=missing,
-            note=note,
-        )
+    skipped: int | None = None
+    size: int | None = None
+    missing: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,24 +196,6 @@ class RangeReport:
     unit: str
     count: int
     text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceHistory:
-    """What a source still has of what a table was made of.
-
-    Attributes:
-        again: How many the flow reads again; `None` if unknown.
-        size: Of what is read, in bytes; `None` if unknown.
-        missing: What the old table was made of and the new one will not be; empty if nothing.
-    """
-
-    source: str
-    unit: str
-    again: int | None
-    size: int | None = None
-    missing: str = ""
-    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -391,10 +367,11 @@ class OpenedSource:
 
     def history(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
-    ) -> tuple[Position, SourceHistory]:
+    ) -> tuple[Position, StartReport]:
         """As `start`, for a table that is recomputed: what is no longer there?"""
         position, report = self.start(at, done, now_ms)
-        return position, report.history(f"it is unknown which data {self.name} still has")
+        missing = f"it is unknown which data {self.name} still has"
+        return position, replace(report, missing=missing)
 
 
 class Source(ABC):

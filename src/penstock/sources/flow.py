@@ -11,7 +11,6 @@ from penstock.sources.base import (
     Position,
     Range,
     RangeReport,
-    SourceHistory,
     StartKind,
     StartPosition,
     StartReport,
@@ -67,11 +66,11 @@ def start_position(
 
 def source_history(
     sources: Iterable[OpenedSource], at: StartPosition, done: Sequence[Checkpoint], now_ms: int
-) -> tuple[dict[str, Any], tuple[SourceHistory, ...]]:
+) -> tuple[dict[str, Any], tuple[StartReport, ...]]:
     """As `start_position`, with what is no longer there; see `OpenedSource.history`."""
     streams = _streams(sources, at)
-    parts = [source.history(at, done, now_ms) for source in streams]
-    return merged([part for part, _ in parts]), tuple(history for _, history in parts)
+    starts = [source.history(at, done, now_ms) for source in streams]
+    return merged([part for part, _ in starts]), tuple(report for _, report in starts)
 
 
 def resolve_range(

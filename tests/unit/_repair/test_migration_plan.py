@@ -18,7 +18,7 @@ from penstock._repair.migration_plan import (
     why_refused,
 )
 from penstock.errors import PlanError
-from penstock.sources.base import SourceHistory
+from penstock.sources.base import StartReport
 
 SETTINGS = PipelineSettings(name="p", storage="/s", root="/r")
 TABLE = {"id": "t", "version": 7, "rows": 1200, "size": 34_567, "columns": {}}
@@ -81,9 +81,9 @@ def test_only_the_one_streaming_flow_of_a_table_that_may_be_replaced(draft):
 
 def test_the_plan_says_what_is_read_replaced_and_who_will_see_it():
     sources = [
-        SourceHistory(source="table /b", unit="versions", again=4, size=1000),
-        SourceHistory(source="kafka", unit="offsets", again=None, missing="offsets 0 to 3"),
-        SourceHistory(source="table /c", unit="versions", again=1, note="its log begins at 5"),
+        StartReport(source="table /b", unit="versions", again=4, size=1000),
+        StartReport(source="kafka", unit="offsets", again=None, missing="offsets 0 to 3"),
+        StartReport(source="table /c", unit="versions", again=1, note="its log begins at 5"),
     ]
     readers = [Reader(flow=f"f_{name}", target=f"t_{name}", effect=name) for name in _EFFECTS]
     text = "\n".join(steps_forth(MIGRATION, "windows", sources, readers, TABLE))

@@ -1,6 +1,7 @@
 """Streams of Delta tables, the pipeline's own and others."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -22,7 +23,6 @@ from penstock.sources.base import (
     RangeReport,
     Read,
     Source,
-    SourceHistory,
     StartKind,
     StartPosition,
     StartReport,
@@ -181,7 +181,7 @@ class DeltaStream(OpenedSource):
 
     def history(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
-    ) -> tuple[Position, SourceHistory]:
+    ) -> tuple[Position, StartReport]:
         position, report = self.start(at, done, now_ms)
         snapshot = self._delta.snapshot(self._location)
         newest = int(snapshot.version())
@@ -198,7 +198,7 @@ class DeltaStream(OpenedSource):
             read=self._read_by(done),
             created_ms=min((checkpoints.created_ms(c) for c in done), default=0),
         )
-        return position, report.history(missing, size=size_in_bytes(snapshot), note=note)
+        return position, replace(report, missing=missing, size=size_in_bytes(snapshot), note=note)
 
     @property
     def on_replacement(self) -> str:

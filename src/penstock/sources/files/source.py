@@ -23,7 +23,6 @@ from penstock.sources.base import (
     RangeReport,
     Read,
     Source,
-    SourceHistory,
     StartKind,
     StartPosition,
     StartReport,
@@ -285,7 +284,7 @@ class FileStream(OpenedSource):
 
     def history(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
-    ) -> tuple[Position, SourceHistory]:
+    ) -> tuple[Position, StartReport]:
         position, report = self.start(at, done, now_ms)
         after = position.get("modified_after")
         gone = [
@@ -300,7 +299,7 @@ class FileStream(OpenedSource):
                 f"{len(gone):,} file(s) that the flow has read no longer exist, or are before the "
                 f"start, such as {gone[0]}"
             )
-        return position, report.history(missing)
+        return position, replace(report, missing=missing)
 
 
 def options_at(options: Mapping[str, str], position: Position, *, times: bool) -> dict[str, str]:

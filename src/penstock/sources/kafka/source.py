@@ -29,7 +29,6 @@ from penstock.sources.base import (
     RangeReport,
     Read,
     Source,
-    SourceHistory,
     StartKind,
     StartPosition,
     StartReport,
@@ -260,9 +259,10 @@ class KafkaStream(OpenedSource):
 
     def history(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
-    ) -> tuple[Position, SourceHistory]:
+    ) -> tuple[Position, StartReport]:
         position, report = self.start(at, done, now_ms)
-        return position, report.history(lost_offsets(self._at(at), *self._read_by(done)))
+        missing = lost_offsets(self._at(at), *self._read_by(done))
+        return position, replace(report, missing=missing)
 
     def _at(self, at: StartPosition) -> Offsets:
         match at.kind:
