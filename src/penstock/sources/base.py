@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from penstock._model.flow import Flow
 from penstock._observe.codec import time_text
 from penstock._tables.read.checkpoint_files import Checkpoint
-from penstock.errors import PenstockError, PlanError, SpecError
+from penstock.errors import FlowError, PenstockError, PlanError, SpecError
 from penstock.sources.memory import PassingMemory, SourceMemory
 
 Offsets = Mapping[str, Mapping[str, int]]
@@ -437,6 +437,20 @@ def not_read_yet(flow: str, what: str) -> PlanError:
         "BACKFILL_NOT_READ_YET",
         f"flow {flow!r} has not read the whole range yet: {what}; it would add the rows again",
         hint="run an update first, or end the range before them with --to",
+    )
+
+
+def flow_error(
+    condition: str, flow: Flow, reason: str, *, retryable: bool = False, hint: str | None = None
+) -> FlowError:
+    """The error of a flow that its source has stopped."""
+    return FlowError(
+        condition,
+        f"flow {flow.name!r}: {reason}",
+        flow=flow.name,
+        retryable=retryable,
+        origin=flow.origin,
+        hint=hint,
     )
 
 

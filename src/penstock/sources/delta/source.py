@@ -14,7 +14,7 @@ from penstock._tables.delta_log import DeltaJvm, size_in_bytes
 from penstock._tables.jvm import dataframe
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock._tables.read.log_scan import LoggedRemovals, append_only_start, logged_removals
-from penstock.errors import FlowError, PenstockError, PlanError
+from penstock.errors import PenstockError, PlanError
 from penstock.sources import checkpoints
 from penstock.sources.base import (
     OpenedSource,
@@ -26,6 +26,7 @@ from penstock.sources.base import (
     StartKind,
     StartPosition,
     StartReport,
+    flow_error,
     not_read_yet,
     path_key,
     range_invalid,
@@ -109,36 +110,29 @@ class DeltaStream(OpenedSource):
         return self._lag.measure(path, end) if path_key(path) == self.path else None
 
     def explain(self, text: str, flow: Flow) -> PenstockError | None:
-        for sign in ("DELTA_SOURCE_TABLE_IGNORE_CHANGES", "DELTA_SOURCE_IGNORE_DELETE"):
-            if sign in text:
-                return FlowError(
-                    "SOURCE_ROWS_CHANGED",
-                    f"flow {flow.name!r}: it reads a table whose rows were changed or deleted: "
-                    f"{self.path}",
-                    flow=flow.name,
-                    retryable=False,
-                    origin=flow.origin,
-                    hint='read its change feed (option "readChangeFeed"), ignore changes with '
-                    f'option "skipChangeCommits", or --full-refresh {flow.target}; '
-                    f"{flow.sink_reset}",
-                )
+        signs = ("DELTA_SOURCE_TABLE_IGNORE_CHANGES", "DELTA_SOURCE_IGNORE_DELETE")
+        if any(sign in text for sign in signs):
+            return flow_error(
+                "SOURCE_ROWS_CHANGED",
+                flow,
+                f"it reads a table whose rows were changed or deleted: {self.path}",
+                hint='read its change feed (option "readChangeFeed"), ignore changes with option '
+                f'"skipChangeCommits", or --full-refresh {flow.target}; {flow.sink_reset}',
+            )
         if "DELTA_SCHEMA_CHANGED" in text:
-            return FlowError(
+            return flow_error(
                 "SOURCE_SCHEMA_CHANGED",
-                f"flow {flow.name!r}: it reads a table whose columns changed: {self.path}",
-                flow=flow.name,
+                flow,
+                f"it reads a table whose columns changed: {self.path}",
                 retryable=True,  # a column that was added during the update is read then
-                origin=flow.origin,
                 hint="if a column was removed, renamed or has another type: "
                 f"--full-refresh {flow.target}; {flow.sink_reset}",
             )
         if "DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE" in text:
-            return FlowError(
+            return flow_error(
                 "SOURCE_TABLE_REPLACED",
-                f"flow {flow.name!r}: its checkpoint has read another table than {self.path}",
-                flow=flow.name,
-                retryable=False,
-                origin=flow.origin,
+                flow,
+                f"its checkpoint has read another table than {self.path}",
                 hint="the table was created again, or a target with `defer_to` reads it from "
                 f"another storage now: --full-refresh {flow.target} reads it from its start; "
                 f"{flow.sink_reset}",

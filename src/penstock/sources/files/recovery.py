@@ -21,6 +21,7 @@ from penstock._formats.widening import changed_types, told_columns, widen_column
 from penstock._model.flow import Flow
 from penstock._spark.failures import full_text, java_causes
 from penstock.errors import FlowError
+from penstock.sources.base import flow_error
 from penstock.sources.files.inference import infer, sample
 from penstock.sources.files.listing import FoundFile, file_name, file_name_of_uri, readable
 from penstock.sources.files.opening import QUARANTINED, OpenedFiles
@@ -105,7 +106,7 @@ def _unknown_fields(text: str, source: OpenedFiles, flow: Flow) -> FlowError | N
     if source.options.evolution is not Evolution.FAIL:
         grown = _grow(source, where, fields, message)
     if grown is None:
-        return _error(
+        return flow_error(
             "UNKNOWN_FIELD",
             flow,
             f"{where} has fields that the schema does not have: {names}",
@@ -116,25 +117,12 @@ def _unknown_fields(text: str, source: OpenedFiles, flow: Flow) -> FlowError | N
     reasons = ["new fields"] * bool(added) + ["values of wider types"] * bool(widened)
     into = "has" if source.options.evolution.adds_columns else "the rescued data has"
     columns = ", ".join([*(repr(field) for field in added), *widened])
-    return _error(
+    return flow_error(
         "SCHEMA_EVOLVED",
         flow,
         f"{UNKNOWN_FIELD}: {where} has {' and '.join(reasons)}; from now on the schema {into} "
         f"{columns}",
         retryable=True,
-    )
-
-
-def _error(
-    condition: str, flow: Flow, message: str, *, retryable: bool = False, hint: str | None = None
-) -> FlowError:
-    return FlowError(
-        condition,
-        f"flow {flow.name!r}: {message}",
-        flow=flow.name,
-        retryable=retryable,
-        origin=flow.origin,
-        hint=hint,
     )
 
 
@@ -231,7 +219,7 @@ def _set_aside(
         return None
     source.state.save_note(QUARANTINED, [*entries, *new])
     more = f" and {len(new) - 1} more" if len(new) > 1 else ""
-    return _error(
+    return flow_error(
         "FILES_QUARANTINED",
         flow,
         f"{new[0]['file']}{more} cannot be read and was set aside: {new[0]['reason']}",
@@ -275,7 +263,7 @@ def _malformed(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
     match = _MALFORMED_FILE.search(text)
     if match is None or not source.roots.includes(file_name_of_uri(match.group(1))):
         return None
-    return _error(
+    return flow_error(
         "MALFORMED_RECORD",
         flow,
         f"{file_name_of_uri(match.group(1))} has a record that cannot be parsed: "

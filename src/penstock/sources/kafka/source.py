@@ -32,6 +32,7 @@ from penstock.sources.base import (
     StartKind,
     StartPosition,
     StartReport,
+    flow_error,
     not_read_yet,
     start_not_available,
 )
@@ -151,12 +152,11 @@ class KafkaStream(OpenedSource):
 
     def explain(self, text: str, flow: Flow) -> FlowError | None:
         if _NO_TOPIC.search(text):
-            return FlowError(
+            return flow_error(
                 "SOURCE_TOPIC_NOT_FOUND",
-                f"flow {flow.name!r}: a topic of {self.name} is not known to the brokers",
-                flow=flow.name,
+                flow,
+                f"a topic of {self.name} is not known to the brokers",
                 retryable=True,
-                origin=flow.origin,
                 hint="create it, or correct the name of the topic or of the brokers",
             )
         if (record := _NO_RECORD_SINCE.search(text)) is not None:
@@ -171,13 +171,7 @@ class KafkaStream(OpenedSource):
             hint = "name each partition of each topic; as an offset, -2 is earliest, -1 is latest"
         else:
             return None
-        return FlowError(
-            "KAFKA_OFFSETS_INVALID",
-            f"flow {flow.name!r} cannot start: {reason}",
-            flow=flow.name,
-            origin=flow.origin,
-            hint=hint,
-        )
+        return flow_error("KAFKA_OFFSETS_INVALID", flow, f"it cannot start: {reason}", hint=hint)
 
     def lost(self, progress: Mapping[str, Any]) -> Sequence[Loss]:
         if not self._options.tolerates_loss or not self._is_mine(progress):
