@@ -49,6 +49,11 @@ class StartKind(StrEnum):
     OFFSETS = "offsets"
     KEY = "key"
 
+    @property
+    def plural(self) -> str:
+        """For messages: what a source does not have."""
+        return f"{self.value.removesuffix('s')}s"
+
 
 @dataclass(frozen=True, kw_only=True)
 class StartPosition:
@@ -334,12 +339,16 @@ class OpenedSource:
         return {}, self.start_report(None, None)
 
     def start_report(
-        self, again: int | None, skipped: int | None, *, is_known: bool = True
+        self, again: int | None, skipped: int | None, done: Sequence[Checkpoint] = ()
     ) -> StartReport:
-        """For `start`; unless it `is_known` how far the flow has read, both are unknown."""
-        if not is_known:
+        """For `start`; both are unknown if the files of one of the checkpoints are gone."""
+        if not all(c.planned or (c.exists and not c.finished) for c in done):
             again = skipped = None
         return StartReport(source=self.name, unit=self.unit, again=again, skipped=skipped)
+
+    def range_report(self, count: int, text: str) -> RangeReport:
+        """For `range`."""
+        return RangeReport(source=self.name, unit=self.unit, count=count, text=text)
 
     def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
         """Fix both ends of a range that the flow has read.
@@ -422,6 +431,23 @@ def merged(parts: Sequence[Position]) -> dict[str, Any]:
 def start_not_available(at: StartPosition, reason: str, hint: str = "use `earliest`") -> PlanError:
     """The error for a start position that a source does not have."""
     return PlanError("START_NOT_AVAILABLE", f"the flow cannot start at {at}: {reason}", hint=hint)
+
+
+def first_ms(at: StartPosition, now_ms: int, name: str) -> int | None:
+    """The time of the first rows, of a source that knows times only; `None` = the earliest.
+
+    Raises:
+        PlanError: `START_NOT_AVAILABLE`, with the name (plural) of such sources.
+    """
+    match at.kind:
+        case StartKind.EARLIEST:
+            return None
+        case StartKind.LATEST:
+            return now_ms
+        case StartKind.TIMESTAMP:
+            return at.timestamp_ms
+        case _:
+            raise start_not_available(at, f"{name} have no {at.kind.plural}", "use a timestamp")
 
 
 def range_invalid(reason: str, hint: str) -> PlanError:

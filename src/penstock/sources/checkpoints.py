@@ -7,11 +7,6 @@ from typing import Any
 from penstock._tables.read.checkpoint_files import Checkpoint
 
 
-def is_known(checkpoints: Sequence[Checkpoint]) -> bool:
-    """Whether the checkpoints say how far they have read; False if the files of one are gone."""
-    return all(c.planned or (c.exists and not c.finished) for c in checkpoints)
-
-
 def that_count(checkpoints: Sequence[Checkpoint], replaced_ms: int) -> list[Checkpoint]:
     """The checkpoints of which a table may have rows: not those that ended before `replaced_ms`."""
     return [c for c in checkpoints if c.is_current or _ended_ms(c) > replaced_ms]

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from paper_sources import PaperTopics, Topics, checkpoint
+from paper_sources import PaperFolder, PaperTable, PaperTopics, Topics, checkpoint
 
 from penstock._model.flow import Flow
 from penstock._model.origin import source_location
 from penstock._repair.reset import why_refused
-from penstock.errors import SpecError
+from penstock.errors import PlanError, SpecError
 from penstock.sources.base import (
     EARLIEST,
     StartKind,
@@ -52,6 +52,13 @@ def test_a_start_counts_what_is_read_again_and_what_is_never_read(tmp_path: Path
     position, report = topics.start(at, [done], 90_000)
     assert (report.again, report.skipped) == (6, 4)
     assert position == {"offsets": {"t": {"0": 4, "1": 9}, "new": {"0": 7}}}
+
+
+def test_a_start_that_a_source_does_not_have_is_named(tmp_path: Path):
+    at = parse_start('{"t": {"0": 4}}')
+    for source, reason in ((PaperTable(), "a Delta table has"), (PaperFolder(), "files have")):
+        with pytest.raises(PlanError, match=f": {reason} no offsets\n"):
+            source.start(at, [checkpoint(tmp_path)], 90_000)
 
 
 def test_a_start_has_the_assigned_partitions_of_a_topic_only():

@@ -144,9 +144,7 @@ class DeltaStream(OpenedSource):
     ) -> tuple[Position, StartReport]:
         version = self._version(at)
         read = self._read_by(done)
-        report = self.start_report(
-            max(0, read - version), max(0, version - read), is_known=checkpoints.is_known(done)
-        )
+        report = self.start_report(max(0, read - version), max(0, version - read), done)
         if at.kind is StartKind.EARLIEST:
             return {"from_the_start": True}, report
         return {"versions": {self.path: version}}, report
@@ -165,12 +163,7 @@ class DeltaStream(OpenedSource):
                 wanted.flow,
                 f"it has read {self.name} before version {whole}, the range ends with {last}",
             )
-        report = RangeReport(
-            source=self.name,
-            unit=self.unit,
-            count=max(0, last - first + 1),
-            text=f"{first} to {last}",
-        )
+        report = self.range_report(max(0, last - first + 1), f"{first} to {last}")
         return {"versions": {self.path: first}, "end_versions": {self.path: last}}, report
 
     def history(
@@ -227,7 +220,7 @@ class DeltaStream(OpenedSource):
                 return at.version
             case _:
                 raise start_not_available(
-                    at, f"a Delta table has no {at.kind.value}s", "use a version or a timestamp"
+                    at, f"a Delta table has no {at.kind.plural}", "use a version or a timestamp"
                 )
 
     def _times(self) -> dict[int, int]:

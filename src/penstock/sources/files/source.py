@@ -15,7 +15,6 @@ from penstock._model.paths import real_path
 from penstock._tables.files import StorageFiles
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock.errors import PenstockError
-from penstock.sources import checkpoints
 from penstock.sources.base import (
     OpenedSource,
     Position,
@@ -23,13 +22,12 @@ from penstock.sources.base import (
     RangeReport,
     Read,
     Source,
-    StartKind,
     StartPosition,
     StartReport,
+    first_ms,
     iso,
     not_read_yet,
     path_key,
-    start_not_available,
 )
 from penstock.sources.files.batch_log import (
     SourceLogs,
@@ -233,38 +231,36 @@ class FileStream(OpenedSource):
     def start(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
     ) -> tuple[Position, StartReport]:
-        after = None if at.kind is StartKind.EARLIEST else _time_of(at, now_ms)
+        since = first_ms(at, now_ms, "files")
         taken = _taken_by(done).values()
-        again = len([1 for changed in taken if after is None or changed > after])
-        skipped = 0 if after is None else None
-        report = self.start_report(again, skipped, is_known=checkpoints.is_known(done))
-        if after is None:
-            return {"from_the_start": True}, report
-        return {"modified_after": iso(after)}, report
+        again = len([1 for changed in taken if since is None or changed >= since])
+        if since is None:
+            return {"from_the_start": True}, self.start_report(again, 0, done)
+        return {"modified_after": iso(since - 1)}, self.start_report(again, None, done)
 
     def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
-        begin, end = wanted.begin, wanted.end
-        after = None if begin.kind is StartKind.EARLIEST else _time_of(begin, wanted.now_ms)
+        since = first_ms(wanted.begin, wanted.now_ms, "files")
         read = _taken_by([done])
-        # Files that came after those that were read are the next update's.
-        newest = max(read.values(), default=wanted.now_ms)
-        before = (newest if end is None else _time_of(end, wanted.now_ms)) + 1
+        if wanted.end is None:
+            # Files that came after those that were read are the next update's.
+            before = max(read.values(), default=wanted.now_ms) + 1
+        else:
+            before = first_ms(wanted.end, wanted.now_ms, "files") or 0
         taken = [
             path
             for path, changed in read.items()
-            if (after is None or changed > after)
+            if (since is None or changed >= since)
             and changed < before
             and _is_named(path, wanted.files)
         ]
-        text = f"changed from {'the beginning' if after is None else begin} to {iso(before)}"
+        text = f"changed from {'the beginning' if since is None else wanted.begin} to {iso(before)}"
         text += f", {wanted.files}" if wanted.files else ""
         position: dict[str, Any] = {"modified_before": iso(before)}
-        if after is not None:
-            position["modified_after"] = iso(after)
+        if since is not None:
+            position["modified_after"] = iso(since - 1)
         if wanted.files is not None:
             position["files"] = wanted.files
-        report = RangeReport(source=self.name, unit=self.unit, count=len(taken), text=text)
-        return position, report
+        return position, self.range_report(len(taken), text)
 
     def check_range(
         self, position: Position, done: Checkpoint, checkpoint: str, batch: int
@@ -324,17 +320,6 @@ def _within(rows: DataFrame, read: Read) -> DataFrame:
     if "files" in read.position:
         rows = rows.where(named_as(read.position["files"]))
     return rows
-
-
-def _time_of(at: StartPosition, now_ms: int) -> int:
-    match at.kind:
-        case StartKind.LATEST:
-            return now_ms
-        case StartKind.TIMESTAMP:
-            # Files that were changed at that time belong to the range.
-            return at.timestamp_ms - 1
-        case _:
-            raise start_not_available(at, f"files have no {at.kind.value}s", "use a timestamp")
 
 
 def _is_named(uri: str, pattern: str | None) -> bool:

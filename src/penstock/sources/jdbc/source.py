@@ -78,10 +78,10 @@ class JdbcRows(OpenedSource):
     def start(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
     ) -> tuple[Position, StartReport]:
-        read, is_known = self._read_by(done), checkpoints.is_known(done)
+        read = self._read_by(done)
         if at.kind is StartKind.EARLIEST:
             again = self._stream.count(KeyRange(until=read)) if read else 0
-            return {"from_the_start": True}, self.start_report(again, 0, is_known=is_known)
+            return {"from_the_start": True}, self.start_report(again, 0, done)
         if at.kind is StartKind.LATEST:
             newest = self._stream.newest()
             bounds = KeyRange(after=newest)
@@ -94,7 +94,7 @@ class JdbcRows(OpenedSource):
             skipped = (
                 0 if before is None else self._stream.count(KeyRange(after=read, until=before))
             )
-        report = self.start_report(again, skipped, is_known=is_known)
+        report = self.start_report(again, skipped, done)
         return {"keys": {self._place: bounds.as_json()}}, report
 
     def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
@@ -114,8 +114,7 @@ class JdbcRows(OpenedSource):
                 raise not_read_yet(wanted.flow, f"it has read {self.name} up to key {read}")
         count = self._stream.count(bounds)
         text = f"keys from {since or 'the first'} to {bounds.until}"
-        report = RangeReport(source=self.name, unit=self.unit, count=count, text=text)
-        return {"keys": {self._place: bounds.as_json()}}, report
+        return {"keys": {self._place: bounds.as_json()}}, self.range_report(count, text)
 
     def _key_of(self, at: StartPosition) -> str:
         match at.kind:
@@ -126,7 +125,7 @@ class JdbcRows(OpenedSource):
             case _:
                 raise start_not_available(
                     at,
-                    f"a table has no {at.kind.value}s",
+                    "positions in a table are keys",
                     f"use `key=...`, a value of the column {self._key}",
                 )
 

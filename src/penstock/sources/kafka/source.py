@@ -205,7 +205,7 @@ class KafkaStream(OpenedSource):
             end = read.get(topic, _EMPTY).get(number, 0)
             again += max(0, end - offset)
             skipped += max(0, offset - end) if topic in read else 0
-        report = self.start_report(again, skipped, is_known=checkpoints.is_known(done))
+        report = self.start_report(again, skipped, done)
         is_earliest = at.kind is StartKind.EARLIEST
         return {"from_the_start": True} if is_earliest else {"offsets": offsets}, report
 
@@ -239,8 +239,7 @@ class KafkaStream(OpenedSource):
             f"{topic}-{number} {first[topic][number]} to {end - 1}"
             for topic, number, end in sorted(_each(last))
         )
-        report = RangeReport(source=self.name, unit=self.unit, count=count, text=text)
-        return {"offsets": first, "end_offsets": last}, report
+        return {"offsets": first, "end_offsets": last}, self.range_report(count, text)
 
     def is_past_end(self, position: Position, progress: Mapping[str, Any]) -> bool:
         end = progress.get("endOffset")
@@ -273,7 +272,7 @@ class KafkaStream(OpenedSource):
                 }
             case _:
                 raise start_not_available(
-                    at, f"Kafka has no {at.kind.value}s", "use offsets or a timestamp"
+                    at, f"Kafka has no {at.kind.plural}", "use offsets or a timestamp"
                 )
 
     def _read_by(self, done: Sequence[Checkpoint]) -> tuple[Offsets, Offsets]:

@@ -21,12 +21,11 @@ from penstock.sources.base import (
     RangeReport,
     Read,
     Source,
-    StartKind,
     StartPosition,
     StartReport,
+    first_ms,
     iso,
     not_read_yet,
-    start_not_available,
 )
 from penstock.sources.kinesis.offsets import Offset, is_offset, ranges
 from penstock.sources.kinesis.options import (
@@ -38,6 +37,7 @@ from penstock.sources.kinesis.options import (
 )
 
 _TIME = "approximateArrivalTimestamp"
+_STREAMS = "Kinesis streams"
 # The data source fails in Spark's Python processes: only the text of an error comes back.
 _FAILURE = re.compile(
     r"\[(KINESIS_[A-Z_]+|STREAM_RECREATED|SOURCE_ROWS_LOST|MISSING_EXTRA)\] ([^\n]+)"
@@ -111,19 +111,16 @@ class KinesisStream(OpenedSource):
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
     ) -> tuple[Position, StartReport]:
         seen = _seen_ms(done)
-        since = _time_of(at, now_ms)
+        since = first_ms(at, now_ms, _STREAMS)
         if since is None:
             return {"from_the_start": True}, self.start_report(None, 0)
         skipped = max(0, since - seen) if seen else None
-        report = self.start_report(
-            max(0, seen - since), skipped, is_known=checkpoints.is_known(done)
-        )
-        return {"arrived_from": since}, report
+        return {"arrived_from": since}, self.start_report(max(0, seen - since), skipped, done)
 
     def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
         seen = _seen_ms([done])
-        begin = _time_of(wanted.begin, wanted.now_ms)
-        end = seen if wanted.end is None else _time_of(wanted.end, wanted.now_ms)
+        begin = first_ms(wanted.begin, wanted.now_ms, _STREAMS)
+        end = seen if wanted.end is None else first_ms(wanted.end, wanted.now_ms, _STREAMS)
         if end is None or end > seen:
             raise not_read_yet(wanted.flow, f"it has read {self.name} up to {iso(seen)}")
         position: dict[str, Any] = {"arrived_before": end}
@@ -133,7 +130,7 @@ class KinesisStream(OpenedSource):
             position["arrived_from"] = begin
         text = f"arrived from {wanted.begin} to {wanted.end or 'the position of the flow'}"
         count = max(1, end - (begin or 0))
-        return position, RangeReport(source=self.name, unit=self.unit, count=count, text=text)
+        return position, self.range_report(count, text)
 
     def is_past_end(self, position: Position, progress: Mapping[str, Any]) -> bool:
         end, before = progress.get("endOffset"), position.get("arrived_before")
@@ -158,20 +155,6 @@ def _within(rows: Any, position: Position) -> Any:
     if (before := position.get("arrived_before")) is not None:
         rows = rows.where(F.unix_millis(F.col(_TIME)) < before)
     return rows
-
-
-def _time_of(at: StartPosition, now_ms: int) -> int | None:
-    match at.kind:
-        case StartKind.EARLIEST:
-            return None
-        case StartKind.LATEST:
-            return now_ms
-        case StartKind.TIMESTAMP:
-            return at.timestamp_ms
-        case _:
-            raise start_not_available(
-                at, f"Kinesis streams have no {at.kind.value}s here", "use a timestamp"
-            )
 
 
 def _seen_ms(done: Sequence[Checkpoint]) -> int:
