@@ -19,9 +19,9 @@ from penstock._spark.failures import full_text
 from penstock._tables.files import StorageFiles
 from penstock.errors import FlowError
 from penstock.sources.files.batch_log import batch_files
-from penstock.sources.files.inboxes import open_inbox
 from penstock.sources.files.opening import OpenedFiles, open_source, read_source
 from penstock.sources.files.recovery import check_files, recover
+from penstock.sources.files.source import open_inbox
 from penstock.sources.memory import FolderMemory
 
 FLOW = Flow(name="f", target="t", function=lambda: None, origin=SourceLocation("pipeline.py", 1))

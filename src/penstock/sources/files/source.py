@@ -37,10 +37,12 @@ from penstock.sources.files.batch_log import (
     logged_files,
 )
 from penstock.sources.files.cleaning import Cleaner, refuse_shared
+from penstock.sources.files.discovery import Discovery
 from penstock.sources.files.inbox import FileInbox
-from penstock.sources.files.inboxes import open_inbox
+from penstock.sources.files.key_inbox import KeyInbox
 from penstock.sources.files.lag import UNKNOWN_FILES, PendingFiles
-from penstock.sources.files.listing import file_name, file_name_of_uri, named_as
+from penstock.sources.files.listing import FileRoots, file_name, file_name_of_uri, named_as
+from penstock.sources.files.name_inbox import NameInbox
 from penstock.sources.files.opening import (
     EXISTING,
     OpenedFiles,
@@ -49,6 +51,7 @@ from penstock.sources.files.opening import (
     read_source,
     source_key,
 )
+from penstock.sources.files.queue_inbox import QueueInbox
 from penstock.sources.files.recovery import check_files, recover
 
 FORMATS = ("json", "csv", "parquet", "orc", "text", "avro", "xml")
@@ -58,6 +61,11 @@ _TIME_OPTIONS = {"modifiedAfter": "modified_after", "modifiedBefore": "modified_
 _NAME_OPTIONS = ("pathglobfilter", "filenamepattern")
 _OF_THE_FLOW = ("cleansource", "cloudfiles.cleansource")
 """Options that a backfill of a range ignores: it must not delete files."""
+_INBOXES: Mapping[Discovery, type[FileInbox]] = {
+    Discovery.QUEUE: QueueInbox,
+    Discovery.NAMES: NameInbox,
+    Discovery.KEYS: KeyInbox,
+}
 _EXISTING_FILES = ("includeexistingfiles", "cloudfiles.includeexistingfiles")
 
 
@@ -296,6 +304,14 @@ class FileStream(OpenedSource):
                 f"start, such as {gone[0]}"
             )
         return position, replace(report, missing=missing)
+
+
+def open_inbox(
+    opened: OpenedFiles, checkpoint: str, roots: Sequence[FileRoots | None], flow: str
+) -> FileInbox | None:
+    """What announces new files, as a `FileInbox` takes it; `None` if Spark lists them."""
+    inbox = _INBOXES.get(opened.discovery)
+    return None if inbox is None else inbox(opened, checkpoint, roots, flow)
 
 
 def options_at(options: Mapping[str, str], position: Position, *, times: bool) -> dict[str, str]:
