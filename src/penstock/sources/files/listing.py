@@ -3,7 +3,7 @@
 import fnmatch
 import itertools
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os.path import commonprefix, normpath
@@ -263,9 +263,16 @@ def without_files(names: Collection[str]) -> str:
     return f"NOT array_contains(split({left_out}, '///'), {path})"
 
 
-def named_as(pattern: str) -> str:
-    """A condition that the name of a file matches a pattern of a range."""
-    return f"{decoded('_metadata.file_name')} RLIKE {literal('^' + fnmatch.translate(pattern))}"
+def in_range(names: str | None, after: str | None, before: str | None) -> Iterator[str]:
+    """Conditions on files of a range: a pattern of names, and times of the last change."""
+    if names is not None:
+        pattern = literal("^" + fnmatch.translate(names))
+        yield f"{decoded('_metadata.file_name')} RLIKE {pattern}"
+    changed = "_metadata.file_modification_time"
+    if after is not None:
+        yield f"{changed} > cast({literal(after)} AS timestamp)"
+    if before is not None:
+        yield f"{changed} < cast({literal(before)} AS timestamp)"
 
 
 def decoded(uri: str) -> str:

@@ -25,7 +25,7 @@ from penstock._formats.options import COLUMNAR, Evolution, FileOptions, file_opt
 from penstock._formats.rows import finished
 from penstock._formats.widening import keep_wider
 from penstock._formats.xml_rows import xml_rows
-from penstock._model.sql_text import literal, quoted
+from penstock._model.sql_text import quoted
 from penstock.errors import ConnectorError, DefinitionError
 from penstock.sources.files.announced import FOLDER, AnnouncedFiles
 from penstock.sources.files.discovery import Discovery, choose_discovery
@@ -35,7 +35,7 @@ from penstock.sources.files.listing import (
     FoundFile,
     check_destination,
     file_name,
-    named_as,
+    in_range,
     readable,
     without_files,
 )
@@ -384,10 +384,4 @@ def _conditions(opened: OpenedFiles, *, streaming: bool) -> Iterator[str]:
         left_out |= set(opened.existing)
     if left_out:
         yield without_files(left_out)
-    if opened.names is not None:
-        yield named_as(opened.names)
-    changed = "_metadata.file_modification_time"
-    if options.modified_after:
-        yield f"{changed} > cast({literal(options.modified_after)} AS timestamp)"
-    if options.modified_before:
-        yield f"{changed} < cast({literal(options.modified_before)} AS timestamp)"
+    yield from in_range(opened.names, options.modified_after, options.modified_before)

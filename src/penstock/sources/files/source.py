@@ -7,7 +7,6 @@ from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from penstock._formats.options import ANY_AGE
 from penstock._model.flow import Flow
@@ -41,7 +40,7 @@ from penstock.sources.files.discovery import Discovery
 from penstock.sources.files.inbox import FileInbox
 from penstock.sources.files.key_inbox import KeyInbox
 from penstock.sources.files.lag import UNKNOWN_FILES, PendingFiles
-from penstock.sources.files.listing import FileRoots, file_name, file_name_of_uri, named_as
+from penstock.sources.files.listing import FileRoots, file_name, file_name_of_uri, in_range
 from penstock.sources.files.name_inbox import NameInbox
 from penstock.sources.files.opening import (
     EXISTING,
@@ -93,7 +92,10 @@ class FileSource(Source):
         if not read.is_stream:
             return OpenedSource(read.load(read.options), name=name)
         # Spark's own streams refuse the times as options.
-        rows = _within(read.load(options_at(read.options, read.position, times=False)), read)
+        rows = read.load(options_at(read.options, read.position, times=False))
+        limits = (read.position.get(key) for key in ("files", "modified_after", "modified_before"))
+        for condition in in_range(*limits):
+            rows = rows.where(condition)
         return FileStream(rows, read.spark, name=name, paths=read.paths)
 
 
@@ -324,18 +326,6 @@ def options_at(options: Mapping[str, str], position: Position, *, times: bool) -
     if "files" in position and not set(own.values()).intersection(_NAME_OPTIONS):
         wanted["pathGlobFilter"] = position["files"]
     return {option: v for option, v in options.items() if own[option] not in replaced} | wanted
-
-
-def _within(rows: DataFrame, read: Read) -> DataFrame:
-    after, before = read.position.get("modified_after"), read.position.get("modified_before")
-    changed = F.col("_metadata.file_modification_time")
-    if after is not None:
-        rows = rows.where(changed > F.lit(after).cast("timestamp"))
-    if before is not None:
-        rows = rows.where(changed < F.lit(before).cast("timestamp"))
-    if "files" in read.position:
-        rows = rows.where(named_as(read.position["files"]))
-    return rows
 
 
 def _is_named(uri: str, pattern: str | None) -> bool:
