@@ -65,14 +65,9 @@ class Topics:
     def __init__(self, first: Offsets, next_: Offsets, by_time: Offsets) -> None:
         self._first, self._next, self._by_time = first, next_, by_time
 
-    def earliest(self) -> Offsets:
-        return self._first
-
-    def latest(self) -> Offsets:
-        return self._next
-
-    def since(self, timestamp_ms: int) -> Offsets:
-        return self._by_time
+    def __call__(self, at: str | int) -> Offsets:
+        by_name = {"earliest": self._first, "latest": self._next}
+        return self._by_time if isinstance(at, int) else by_name[at]
 
 
 class PaperTopics(KafkaStream):

@@ -100,7 +100,8 @@ class KafkaAdmin:
         specs = self._jvm.org.apache.kafka.clients.admin.OffsetSpec
         spec = specs.forTimestamp(at) if isinstance(at, int) else getattr(specs, at)()
         wanted = self._jvm.java.util.HashMap()
-        known = {partition: self.java_partition(partition) for partition in partitions}
+        of_java = self._jvm.org.apache.kafka.common.TopicPartition
+        known = {partition: of_java(*partition) for partition in partitions}
         for java in known.values():
             wanted.put(java, spec)
         answer = self._client.listOffsets(wanted)
@@ -121,9 +122,6 @@ class KafkaAdmin:
         resources = {topic: configs.ConfigResource(kind, topic) for topic in topics}
         answers = self._client.describeConfigs(list(resources.values())).values()
         return {topic: answers.get(resource) for topic, resource in resources.items()}
-
-    def java_partition(self, partition: TopicPartition) -> Any:
-        return self._jvm.org.apache.kafka.common.TopicPartition(*partition)
 
 
 def client_properties(spark: SparkSession, options: KafkaOptions, timeout_ms: int) -> Any:
@@ -152,43 +150,24 @@ def admin_of(
         client.close(jvm.java.time.Duration.ZERO)
 
 
-class TopicOffsets:
-    """The first, the next, and the first offsets since a timestamp, of the topics of a stream."""
+def topic_offsets(
+    spark: SparkSession, options: KafkaOptions, at: str | int
+) -> dict[str, dict[str, int]]:
+    """An offset of each partition of a stream's topics; `at` as for `KafkaAdmin.offsets`.
 
-    def __init__(self, spark: SparkSession, options: KafkaOptions) -> None:
-        self._spark = spark
-        self._options = options
-
-    def earliest(self) -> dict[str, dict[str, int]]:
-        """The first offset of each partition; raises `KAFKA_NOT_ANSWERING`, as the others."""
-        return self._of("earliest")
-
-    def latest(self) -> dict[str, dict[str, int]]:
-        return self._of("latest")
-
-    def since(self, timestamp_ms: int) -> dict[str, dict[str, int]]:
-        """The first offset whose record is not older; the next one where there is no such."""
-        offsets, ends = self._of(timestamp_ms), self.latest()
-        return {
-            topic: {
-                number: offset if offset >= 0 else ends.get(topic, {}).get(number, 0)
-                for number, offset in partitions.items()
-            }
-            for topic, partitions in offsets.items()
-        }
-
-    def _of(self, at: str | int) -> dict[str, dict[str, int]]:
-        try:
-            with admin_of(self._spark, self._options) as admin:
-                offsets = admin.offsets(admin.partitions(), at)
-        except Py4JError as error:
-            raise ConnectorError(
-                "KAFKA_NOT_ANSWERING",
-                "the offsets of the flow's topics could not be read from Kafka: "
-                + first_line(error),
-                hint="check that the brokers are running and that the user may describe the topics",
-            ) from error
-        by_topic: dict[str, dict[str, int]] = {}
-        for (topic, number), offset in offsets.items():
-            by_topic.setdefault(topic, {})[str(number)] = offset
-        return by_topic
+    Raises:
+        ConnectorError: `KAFKA_NOT_ANSWERING`.
+    """
+    try:
+        with admin_of(spark, options) as admin:
+            offsets = admin.offsets(admin.partitions(), at)
+    except Py4JError as error:
+        raise ConnectorError(
+            "KAFKA_NOT_ANSWERING",
+            f"the offsets of the flow's topics could not be read from Kafka: {first_line(error)}",
+            hint="check that the brokers are running and that the user may describe the topics",
+        ) from error
+    by_topic: dict[str, dict[str, int]] = {}
+    for (topic, number), offset in offsets.items():
+        by_topic.setdefault(topic, {})[str(number)] = offset
+    return by_topic

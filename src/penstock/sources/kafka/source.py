@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -36,7 +37,7 @@ from penstock.sources.base import (
     not_read_yet,
     start_not_available,
 )
-from penstock.sources.kafka.admin import KafkaOptions, TopicOffsets, TopicPartition, admin_of
+from penstock.sources.kafka.admin import KafkaOptions, TopicPartition, admin_of, topic_offsets
 from penstock.sources.kafka.event_hubs import as_events, source_options
 from penstock.sources.kafka.lag import KafkaLag, is_stream_of
 from penstock.sources.kafka.options import SERVERS, at_mapped_servers, prepare_source_options
@@ -115,7 +116,7 @@ class KafkaStream(OpenedSource):
     def __init__(self, read: Read, *, name: str) -> None:
         self._spark = read.spark
         self._options = KafkaOptions(read.options)
-        self._topics = TopicOffsets(read.spark, self._options)
+        self._topics = partial(topic_offsets, read.spark, self._options)
         self._lag = KafkaLag(read.spark, self._options)
         options = options_at(read.options, read.position, self._topics)
         if read.is_triggered:
@@ -211,7 +212,7 @@ class KafkaStream(OpenedSource):
 
     def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
         read, _ = self._read_by([done])
-        start, newest = self._at(wanted.begin), self._topics.latest()
+        start, newest = self._at(wanted.begin), self._topics("latest")
         if wanted.end is None:
             ends: Offsets = read
         elif wanted.end.kind is StartKind.OFFSETS:
@@ -259,16 +260,22 @@ class KafkaStream(OpenedSource):
 
     def _at(self, at: StartPosition) -> Offsets:
         match at.kind:
-            case StartKind.EARLIEST:
-                return self._topics.earliest()
-            case StartKind.LATEST:
-                return self._topics.latest()
+            case StartKind.EARLIEST | StartKind.LATEST:
+                return self._topics(at.kind.value)
             case StartKind.TIMESTAMP:
-                return self._topics.since(at.timestamp_ms)
+                since, ends = self._topics(at.timestamp_ms), self._topics("latest")
+                return {
+                    topic: {
+                        # A partition without a record since then begins with its next one.
+                        number: offset if offset >= 0 else ends.get(topic, _EMPTY).get(number, 0)
+                        for number, offset in partitions.items()
+                    }
+                    for topic, partitions in since.items()
+                }
             case StartKind.OFFSETS:
                 return {
                     topic: {**partitions, **at.offsets.get(topic, _EMPTY)}
-                    for topic, partitions in self._topics.earliest().items()
+                    for topic, partitions in self._topics("earliest").items()
                 }
             case _:
                 raise start_not_available(
@@ -307,7 +314,7 @@ def is_offset(offset: Mapping[str, Any]) -> bool:
 
 
 def options_at(
-    options: Mapping[str, str], position: Position, topics: TopicOffsets
+    options: Mapping[str, str], position: Position, topics: Callable[[str], Offsets]
 ) -> dict[str, str]:
     """The options with the offsets where the stream begins; Spark wants one for each partition."""
     offsets: Offsets = position.get("offsets", {})
@@ -318,7 +325,7 @@ def options_at(
         return {**kept, "startingOffsets": "earliest"}
     chosen = {
         topic: {number: offsets.get(topic, _EMPTY).get(number, -2) for number in partitions}
-        for topic, partitions in topics.earliest().items()
+        for topic, partitions in topics("earliest").items()
     }
     kept["startingOffsets"] = json.dumps(chosen)
     ends: Offsets = position.get("end_offsets", {})
