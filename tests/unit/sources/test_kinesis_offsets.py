@@ -1,5 +1,10 @@
+import itertools
 import json
+from types import SimpleNamespace
 
+import pytest
+
+from penstock.sources.kinesis import data_source
 from penstock.sources.kinesis.offsets import (
     Offset,
     Position,
@@ -9,8 +14,10 @@ from penstock.sources.kinesis.offsets import (
     ranges,
     reconcile,
 )
+from penstock.sources.kinesis.options import InitialPosition, KinesisOptions
 
 NOW = 1_000
+OLDEST = InitialPosition(kind="trim_horizon")
 
 
 def test_an_offset_is_the_same_after_its_json():
@@ -88,3 +95,15 @@ def test_a_stream_is_another_one_when_its_numbers_begin_behind_what_was_read():
     known = {"s0": Position(after="49680445287252483051")}
     assert reconcile(known, [Shard(id="s0", first=49680445287252483052)], NOW).recreated == "s0"
     assert reconcile(known, [Shard(id="s0", first=49680445287252483051)], NOW).recreated is None
+
+
+def test_all_tasks_of_a_batch_end_at_one_time(monkeypatch: pytest.MonkeyPatch):
+    clock = itertools.count(1000, 1000)
+    shards = [Shard(id=f"s{number}") for number in range(7)]
+    client = SimpleNamespace(shards=lambda stream: (shards, next(clock)))
+    monkeypatch.setattr(data_source, "KinesisClient", lambda *_: client)
+    tasks = data_source.KinesisBatchReader(
+        KinesisOptions(streams=("a",), start=OLDEST)
+    ).partitions()
+    assert len(tasks) == 2
+    assert len({task.until for task in tasks}) == 1

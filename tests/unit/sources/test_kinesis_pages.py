@@ -16,11 +16,8 @@ class Pages:
     def __init__(self, **pages: Page) -> None:
         self._pages = pages
 
-    def at(self, stream: str, shard: str, number: str) -> str:
-        return "at"
-
-    def oldest(self, stream: str, shard: str) -> str:
-        return "oldest"
+    def iterator(self, stream: str, shard: str, position: Position) -> str:
+        return "oldest" if position.after is None else "at"
 
     def page(self, iterator: str, limit: int) -> Page:
         return self._pages[iterator]

@@ -121,18 +121,19 @@ class KinesisClient:
         """An iterator behind the last record."""
         return self._iterator(stream, shard, "LATEST")
 
-    def oldest(self, stream: str, shard: str) -> str:
-        """An iterator at the first record that is still there."""
-        return self._iterator(stream, shard, "TRIM_HORIZON")
+    def iterator(self, stream: str, shard: str, position: Position) -> str:
+        """An iterator at the last record that was read; at the first one if none was.
 
-    def at(self, stream: str, shard: str, number: str) -> str:
-        """An iterator at a record; raises `NotInShard` if Kinesis no longer knows it."""
-        return self._iterator(stream, shard, "AT_SEQUENCE_NUMBER", StartingSequenceNumber=number)
-
-    def unread(self, stream: str, shard: str, position: Position) -> str:
-        """An iterator for a shard of which nothing was read yet."""
+        Raises:
+            NotInShard: Kinesis no longer knows the record.
+        """
+        if position.after is not None:
+            number = position.after
+            return self._iterator(
+                stream, shard, "AT_SEQUENCE_NUMBER", StartingSequenceNumber=number
+            )
         if position.since is None:
-            return self.oldest(stream, shard)
+            return self._iterator(stream, shard, "TRIM_HORIZON")
         since = datetime.fromtimestamp(position.since / 1000, UTC)
         return self._iterator(stream, shard, "AT_TIMESTAMP", Timestamp=since)
 

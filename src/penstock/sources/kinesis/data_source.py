@@ -149,11 +149,8 @@ class KinesisBatchReader(DataSourceReader):
             for stream, positions in sorted(start.streams.items())
             for shard, position in sorted(positions.items())
         ]
-        step = self._options.shards_per_task
-        return [
-            BatchTask(shards[at : at + step], prober.end_with_what_is_there())
-            for at in range(0, len(shards), step)
-        ]
+        step, end = self._options.shards_per_task, prober.end_with_what_is_there()
+        return [BatchTask(shards[at : at + step], end) for at in range(0, len(shards), step)]
 
     def read(self, partition: InputPartition) -> Iterator[Row]:
         assert isinstance(partition, BatchTask)

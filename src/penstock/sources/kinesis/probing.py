@@ -180,14 +180,11 @@ class Prober:
         rows: list[Row] = []
         last: Record | None = None
         first: Record | None = None
-        done = False
         while True:
             began = time.monotonic()
             page = reading.next_page()
-            records = page.records
-            if self._until is not None:
-                records = until(records, self._until)
-                done = len(records) < len(page.records)
+            records = page.records if self._until is None else until(page.records, self._until)
+            cut = len(records) < len(page.records)
             size = 0
             for record in records:
                 size += len(record.data) + len(record.key)
@@ -199,14 +196,8 @@ class Prober:
             with self._lock:
                 self._size += size
                 full = self._size >= self._options.buffer_bytes
-            if self._until is None:
-                caught_up = page.behind_millis == 0
-            else:
-                caught_up = page.at_end
-                done = done or caught_up
-            if done or full or page.next is None or caught_up:
-                break
-            if self._paced[place] > deadline:
+            caught_up = page.behind_millis == 0 if self._until is None else page.at_end
+            if cut or full or page.next is None or caught_up or self._paced[place] > deadline:
                 break
             self._wait_until(self._paced[place])
         if reading.removed and page.now - position.seen > RETENTION_MILLIS:
@@ -215,7 +206,6 @@ class Prober:
             position = replace(position, lost=position.after)
         else:
             position = replace(position, lost=None) if last is not None else position
-        cut = len(records) < len(page.records)
         seen = page.now if page.at_end else (last.arrival_millis if last else position.seen)
         closed = page.next is None and not cut
         if last is not None and first is not None:
@@ -230,5 +220,5 @@ class Prober:
             rows=rows,
             iterator=None if cut else page.next,
             behind_millis=page.behind_millis,
-            done=done,
+            done=cut or (self._until is not None and caught_up),
         )

@@ -139,9 +139,9 @@ class ShardReading:
         self._has_looked = True
         after = self._position.after
         if after is None:
-            self.iterator = self._client.unread(self._stream, self._shard, self._position)
+            self.iterator = self._client.iterator(self._stream, self._shard, self._position)
             return self.next_page()
-        oldest = self._client.page(self._client.oldest(self._stream, self._shard), self._limit)
+        oldest = self._client.page(self._oldest(), self._limit)
         if oldest.records and int(oldest.records[0].number) <= int(after):
             return page
         self.iterator, self._expected = oldest.next, None
@@ -157,17 +157,17 @@ class ShardReading:
     def _opened(self) -> str:
         if self.iterator is not None:
             return self.iterator
-        after = self._position.after
-        if after is None:
-            return self._client.unread(self._stream, self._shard, self._position)
         try:
             # At the last record, not after it: only so is it seen whether it is still there.
-            iterator = self._client.at(self._stream, self._shard, after)
-            self._expected = after
+            iterator = self._client.iterator(self._stream, self._shard, self._position)
+            self._expected = self._position.after
         except NotInShard:
-            iterator = self._client.oldest(self._stream, self._shard)
+            iterator = self._oldest()
             self.removed = True
         return iterator
+
+    def _oldest(self) -> str:
+        return self._client.iterator(self._stream, self._shard, Position())
 
 
 def until(records: tuple[Record, ...], millis: int) -> tuple[Record, ...]:

@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 
 from penstock._model.flow import Flow
 from penstock._model.spark_version import require_spark
+from penstock._observe.lag import source_view
 from penstock._observe.masking import shown
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock.errors import CheckpointError, FlowError, PenstockError
@@ -84,8 +85,6 @@ class KinesisStream(OpenedSource):
         latest = progress.get("latestOffset")
         if not isinstance(latest, dict) or BEHIND not in latest:
             return None
-        from penstock._observe.lag import source_view
-
         return {"kind": "kinesis", "shards": source_view(progress)["shards"]}
 
     def lost(self, progress: Mapping[str, Any]) -> Sequence[Loss]:
