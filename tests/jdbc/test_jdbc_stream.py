@@ -113,6 +113,10 @@ COPY = """
 def copied():
     return stream(maxRowsPerTrigger="4", numPartitions="2")
 
+@dp.table(deduplicate_by=["id"])
+def later():
+    return stream(maxRowsPerTrigger="2", startingKey="40", overlap="25")
+
 @dp.table(output_mode="update", spark_conf={"penstock.growingState": "allow"})
 def totals():
     return stream().groupBy("customer").agg(F.sum("amount").alias("amount"))
@@ -132,6 +136,7 @@ def test_each_row_comes_once_and_bad_input_is_named(
     assert project.run().state is UpdateState.COMPLETED
     ids = [row[0] for row in project.rows("copied", "id")]
     assert ids == [i * 10 for i in range(1, 11)]
+    assert [row[0] for row in project.rows("later", "id")] == ids[3:]
     assert len([f for f in project.commits_folder("copied").iterdir() if f.name.isdigit()]) == 3
     progress = [
         event["details"]["flow_progress"]["metrics"]["num_input_rows"]

@@ -13,6 +13,7 @@ from penstock.sources.jdbc.options import (
     read_key,
     split_range,
 )
+from penstock.sources.jdbc.stream import JdbcStream, KeyRange
 
 POSTGRESQL = {
     "url": "jdbc:postgresql://db:5432/shop",
@@ -124,3 +125,21 @@ def test_times_need_an_overlap_and_numbers_a_number():
     assert overlap_amount(timed, KeyKind.TIMESTAMP) == 600
     with pytest.raises(ConnectorError, match="JDBC_OPTION_INVALID"):
         overlap_amount(timed, KeyKind.INTEGER)
+
+
+@pytest.mark.parametrize(
+    ("start", "begin"),
+    [
+        ({}, ("90", False)),
+        ({"startingKey": "95"}, ("95", True)),
+        ({"startingKey": "80"}, ("90", False)),
+        # Chosen after these keys were read: nothing between is left out.
+        ({"startingKey": "500"}, ("90", False)),
+    ],
+)
+def test_what_is_read_again_begins_at_the_starting_key(start, begin):
+    stream = object.__new__(JdbcStream)
+    stream._options = jdbc_source_options({**POSTGRESQL, **start})
+    stream._bounds, stream._kind, stream._overlap = KeyRange(), KeyKind.INTEGER, 10
+    key, is_inclusive = stream._begin(Key(KeyKind.INTEGER, "100"))
+    assert (key.text, is_inclusive) == begin

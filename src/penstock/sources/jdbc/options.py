@@ -208,11 +208,11 @@ def count_between(options: JdbcSourceOptions, condition: str) -> str:
     return f"SELECT COUNT(*) FROM {options.table} WHERE {condition}"
 
 
-def between(key: str, low: Key | None, high: Key, *, inclusive: bool = False) -> str:
+def between(key: str, low: Key | None, high: Key | None, *, inclusive: bool = False) -> str:
     """The condition for keys above `low`, up to and with `high`."""
-    if low is None:
-        return f"{key} <= {high.sql}"
-    return f"{key} {'>=' if inclusive else '>'} {low.sql} AND {key} <= {high.sql}"
+    above = [] if low is None else [f"{key} {'>=' if inclusive else '>'} {low.sql}"]
+    below = [] if high is None else [f"{key} <= {high.sql}"]
+    return " AND ".join(above + below) or "1 = 1"
 
 
 def split_range(

@@ -90,7 +90,7 @@ class JdbcRows(OpenedSource):
             key = self._key_of(at)
             bounds = KeyRange(since=key)
             again = self._stream.count(KeyRange(since=key, until=read)) if read else 0
-            before = self._stream.last_before(key)
+            before = self._stream.newest(before=key)
             skipped = (
                 0 if before is None else self._stream.count(KeyRange(after=read, until=before))
             )
@@ -106,7 +106,7 @@ class JdbcRows(OpenedSource):
         if wanted.end is None:
             bounds = KeyRange(since=since, until=read, is_whole=is_whole)
         else:
-            until = self._stream.last_before(self._key_of(wanted.end))
+            until = self._stream.newest(before=self._key_of(wanted.end))
             if until is None:
                 raise range_invalid(f"{self.name} has no keys in it", "choose another range")
             bounds = KeyRange(since=since, until=until, is_whole=is_whole)

@@ -310,24 +310,18 @@ class JdbcStream:
         last = read_key(self._kind, self._bounds.until)
         return last if last.order < mark.order else mark
 
-    def newest(self) -> str | None:
-        """The greatest key of the table; `None` if it is empty."""
-        return self._value(f"SELECT MAX({self._key}) FROM {self._options.table}")
-
-    def last_before(self, key: str) -> str | None:
-        """The greatest key below another one; `None` if there is none."""
-        below = f"{self._key} < {read_key(self._kind, key).sql}"
+    def newest(self, before: str | None = None) -> str | None:
+        """The greatest key of the table, or below another one; `None` if there is none."""
+        below = "1 = 1" if before is None else f"{self._key} < {read_key(self._kind, before).sql}"
         return self._value(f"SELECT MAX({self._key}) FROM {self._options.table} WHERE {below}")
 
     def count(self, bounds: KeyRange) -> int:
         """How many rows of the table have keys within a range."""
-        signs = ((bounds.since, ">="), (bounds.after, ">"), (bounds.until, "<="))
-        conditions = [
-            f"{self._key} {sign} {read_key(self._kind, text).sql}"
-            for text, sign in signs
-            if text is not None
-        ]
-        condition = " AND ".join(conditions) or "1 = 1"
+        low, high = (
+            None if text is None else read_key(self._kind, text)
+            for text in (bounds.since or bounds.after, bounds.until)
+        )
+        condition = between(self._key, low, high, inclusive=bounds.since is not None)
         return int(self._value(count_between(self._options, condition)) or 0)
 
     def _value(self, query: str) -> str | None:
@@ -340,14 +334,21 @@ class JdbcStream:
         known = [read_key(self._kind, key) for key in keys]
         return max(known, key=lambda key: key.order).text if known else None
 
+    def _begin(self, last: Key | None) -> tuple[Key | None, bool]:
+        """The key where a batch after the last one begins, and whether its rows belong to it."""
+        first, is_inclusive = self._first()
+        if last is None:
+            return first, is_inclusive
+        again = last.before(self._overlap) if self._overlap else last
+        # What lies before the start of the stream is not read again, unless it begins later now.
+        if first is not None and again.order < first.order <= last.order:
+            return first, is_inclusive
+        return again, False
+
     def _rows(self, low: Key | None, high: Key) -> DataFrame:
-        inclusive = False
-        if low is None:
-            low, inclusive = self._first()
-        elif self._overlap:
-            low = low.before(self._overlap)
+        begin, inclusive = self._begin(low)
         conditions = split_range(
-            self._key, low, high, self._options.partitions, inclusive=inclusive
+            self._key, begin, high, self._options.partitions, inclusive=inclusive
         )
         with translated():
             batch = self._spark.read.jdbc(
