@@ -157,7 +157,6 @@ class KafkaLag:
         silent: dict[str, float] | None = None,
     ) -> None:
         self._silent = _silent if silent is None else silent
-        self._failed: Py4JJavaError | None = None
         self._spark = spark
         self._jvm: Any = spark._jvm
         self._options = options
@@ -181,19 +180,20 @@ class KafkaLag:
         if next_offsets and time.monotonic() < self._silent.get(servers, 0.0):
             problem = _no_answer(servers)
         elif next_offsets:
-            self._failed = None
+            failed: list[Py4JError] = []
             try:
                 with admin_of(self._spark, self._options, _TIMEOUT_MS) as admin:
                     known = list(next_offsets)
                     # A partition that is gone must not hide the others.
-                    earliest = admin.offsets(known, "earliest", self._note)
-                    latest = admin.offsets(known, "latest", self._note)
+                    earliest = admin.offsets(known, "earliest", failed.append)
+                    latest = admin.offsets(known, "latest", failed.append)
                     if latest:
                         retention = self._retentions(admin, sorted(offsets))
             except Py4JError as error:
-                self._note(error)
-            if not latest and self._failed is not None:
-                problem = _problem(servers, self._failed)
+                failed.append(error)
+            # Another error than one of Java's: the JVM is going down.
+            if not latest and failed and isinstance(failed[-1], Py4JJavaError):
+                problem = _problem(servers, failed[-1])
             # Who refuses this flow may serve the others: only silence is about all of them.
             if problem == _no_answer(servers):
                 self._silent[servers] = time.monotonic() + _SILENT_SECONDS
@@ -257,14 +257,10 @@ class KafkaLag:
             "lost_records": risk.lost_records,
         }
 
-    def _note(self, error: Py4JError) -> None:
-        # Another error than one of Java's: the JVM is going down.
-        self._failed = error if isinstance(error, Py4JJavaError) else None
-
     def _retentions(self, admin: KafkaAdmin, topics: Sequence[str]) -> dict[str, Retention | None]:
         now = time.monotonic()
-        never = float("-inf"), None
-        due = [t for t in topics if now - self._retention.get(t, never)[0] > _CONFIG_SECONDS]
+        known = self._retention
+        due = [t for t in topics if t not in known or now - known[t][0] > _CONFIG_SECONDS]
         if due:
             for topic, answer in admin.topic_configs(due).items():
                 settings = None
@@ -331,12 +327,9 @@ def _problem(servers: str, failed: Py4JJavaError) -> str:
     while (cause := error.getCause()) is not None:
         error = cause
     name = str(error.getClass().getSimpleName())
-    if name in _NO_ANSWER:
+    if name in ("TimeoutException", "DisconnectException", "ConnectException"):
         return _no_answer(servers)
     return f"the brokers of {servers} rejected the request: {name}: {error.getMessage()}"
-
-
-_NO_ANSWER = frozenset({"TimeoutException", "DisconnectException", "ConnectException"})
 
 
 def _retention(config: Any) -> Retention:
@@ -350,19 +343,12 @@ def _retention(config: Any) -> Retention:
 def is_stream_of(description: str, options: KafkaOptions) -> bool:
     """Whether a source of Spark's progress reads what a stream with these options reads."""
     match = _SUBSCRIPTION.match(description)
-    if match is None:
+    wanted = None if match is None else options.get(match[1])
+    if match is None or wanted is None:
         return False
-    kind, text = match.groups()
-    wanted = options.get(kind[0].lower() + kind[1:])
-    if wanted is None:
-        return False
-    match kind:
-        case "Subscribe":
-            return _names(wanted) == _names(text)
-        case "SubscribePattern":
-            return wanted == text
-        case _:
-            return True
+    if match[1] == "Subscribe":
+        return _names(wanted) == _names(match[2])
+    return match[1] == "Assign" or wanted == match[2]
 
 
 def _names(text: str) -> set[str]:

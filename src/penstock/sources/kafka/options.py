@@ -8,6 +8,7 @@ are compared without regard to case; values are never shown, because they may be
 import json
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from penstock._model.similar import nearest
 from penstock.errors import ConnectorError
@@ -34,6 +35,7 @@ _CLIENT_OPTIONS = (
     "batch.size max.request.size delivery.timeout.ms enable.idempotence"
 )
 
+_OFFSETS_EXAMPLE = 'JSON like `{"topic": {"0": 23, "1": -2}}`'
 _ENDING = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
 _WORDS = {
     "failOnDataLoss": ("true", "false"),
@@ -117,7 +119,8 @@ def prepare_source_options(options: Mapping[str, str], *, streaming: bool = True
         )
     if not by_name[chosen[0].lower()].strip():
         raise ConnectorError("KAFKA_SUBSCRIPTION_INVALID", f"option `{chosen[0]}` is empty")
-    _check_assign(by_name)
+    if "assign" in by_name:
+        _read_topics("assign", by_name["assign"], 'JSON like `{"topic": [0, 1]}`', _are_partitions)
     _check_offsets(by_name, streaming=streaming)
     for name in _POSITIVE:
         value = by_name.get(name.lower())
@@ -282,39 +285,36 @@ def _check_offsets(options: Mapping[str, str], *, streaming: bool) -> None:
     for name, keywords in keyword_rules.items():
         value = options.get(name.lower())
         if value is not None and value.strip().lower() not in keywords:
-            _check_offsets_json(name, value, keywords)
+            words = [*(f"`{word}`" for word in keywords), _OFFSETS_EXAMPLE]
+            topics = _read_topics(name, value, " or ".join(words), _are_offsets)
             if keywords:
-                _check_ends(name, value, streaming=streaming)
+                _check_ends(name, topics, streaming=streaming)
     for name in ("startingTimestamp", "endingTimestamp"):
         value = options.get(name.lower())
         if value is not None and not value.strip().isdecimal():
             raise _invalid(f"option `{name}` must be a timestamp in milliseconds since the epoch")
 
 
-def _check_offsets_json(name: str, text: str, keywords: tuple[str, ...]) -> None:
-    example = '{"topic": {"0": 23, "1": -2}}'
-    hint = " or ".join([*(f"`{word}`" for word in keywords), f"JSON like `{example}`"])
-    _check_topics_json(
-        name,
-        text,
-        hint,
-        lambda partitions: (
-            isinstance(partitions, dict)
-            and all(
-                number.isdecimal() and isinstance(offset, int) and not isinstance(offset, bool)
-                for number, offset in partitions.items()
-            )
-        ),
+def _are_offsets(partitions: Any) -> bool:
+    return isinstance(partitions, dict) and all(
+        number.isdecimal() and isinstance(offset, int) and not isinstance(offset, bool)
+        for number, offset in partitions.items()
     )
 
 
-def _check_ends(name: str, text: str, *, streaming: bool) -> None:
+def _are_partitions(numbers: Any) -> bool:
+    return isinstance(numbers, list) and all(
+        isinstance(number, int) and number >= 0 for number in numbers
+    )
+
+
+def _check_ends(name: str, topics: Mapping[str, Any], *, streaming: bool) -> None:
     """A batch cannot begin at what is latest, and cannot end at what is earliest."""
     if name == "startingOffsets":
         refused, meaning = (() if streaming else (-1,)), "latest"
     else:
         refused, meaning = (-2,), "earliest"
-    for topic, partitions in json.loads(text).items():
+    for topic, partitions in topics.items():
         for number, offset in partitions.items():
             if offset in refused or offset < -2:
                 said = f"{offset} ({meaning})" if offset in refused else str(offset)
@@ -327,21 +327,9 @@ def _check_ends(name: str, text: str, *, streaming: bool) -> None:
                 )
 
 
-def _check_assign(options: Mapping[str, str]) -> None:
-    text = options.get("assign")
-    if text is not None:
-        _check_topics_json(
-            "assign",
-            text,
-            'JSON like `{"topic": [0, 1]}`',
-            lambda numbers: (
-                isinstance(numbers, list)
-                and all(isinstance(number, int) and number >= 0 for number in numbers)
-            ),
-        )
-
-
-def _check_topics_json(name: str, text: str, hint: str, is_sound: Callable[[object], bool]) -> None:
+def _read_topics(
+    name: str, text: str, hint: str, is_sound: Callable[[Any], bool]
+) -> dict[str, Any]:
     try:
         parsed = json.loads(text)
     except json.JSONDecodeError as error:
@@ -362,3 +350,4 @@ def _check_topics_json(name: str, text: str, hint: str, is_sound: Callable[[obje
                 f"option `{name}`: the value for topic {topic!r} has the wrong format",
                 hint=hint,
             )
+    return parsed
