@@ -169,9 +169,9 @@ def test_the_files_of_a_batch_are_those_between_its_offsets_when_logs_are_read(t
     write("sources/0/1", "v1", entry % ("b", 1))
     write("sources/0/2.compact", "v1", entry % ("a", 0), entry % ("b", 1), entry % ("c", 2))
     files = StorageFiles(None)
-    assert batch_files(files, str(tmp_path), 0) == ["file:/in/a"]
-    assert batch_files(files, str(tmp_path), 1) == ["file:/in/b", "file:/in/c"]
-    assert batch_files(files, str(tmp_path), 2) == []
+    assert list(batch_files(files, str(tmp_path), 0)) == ["file:/in/a"]
+    assert list(batch_files(files, str(tmp_path), 1)) == ["file:/in/b", "file:/in/c"]
+    assert list(batch_files(files, str(tmp_path), 2)) == []
 
 
 def test_a_committed_batch_decides_about_existing_files_where_batches_are_not_seen(

@@ -22,23 +22,21 @@ from penstock.sources.files.opening import EXISTING, QUARANTINED, OpenedFiles
 _NUMBER = re.compile(r"(\d+)(\.compact)?")
 
 
-def batch_files(files: StorageFiles, checkpoint: str, batch_id: int) -> list[str]:
-    """The files (URIs) of a planned micro-batch, of all file sources of the query."""
-    return [path for path, _ in batch_entries(files, checkpoint, batch_id)]
+def batch_files(files: StorageFiles, checkpoint: str, batch_id: int) -> dict[str, int]:
+    """The files of a planned micro-batch, of all file sources of the query.
 
-
-def batch_entries(files: StorageFiles, checkpoint: str, batch_id: int) -> list[tuple[str, int]]:
-    """As `batch_files`, with the time of each file's last change, in milliseconds since 1970."""
+    From each URI to the time of the file's last change, in milliseconds since 1970.
+    """
     ends = last_entries(files, checkpoint, batch_id)
     starts = last_entries(files, checkpoint, batch_id - 1) if batch_id > 0 else []
-    batches: list[tuple[str, int]] = []
+    batch: dict[str, int] = {}
     for source, end in enumerate(ends):
         if end is None:
             continue
         start = starts[source] if source < len(starts) else None
         for number in range(-1 if start is None else start, end):
-            batches += _logged(files, f"{checkpoint}/sources/{source}", number + 1)
-    return batches
+            batch |= _logged(files, f"{checkpoint}/sources/{source}", number + 1)
+    return batch
 
 
 def last_entries(files: StorageFiles, checkpoint: str, batch_id: int) -> list[int | None]:
@@ -56,14 +54,14 @@ def last_entries(files: StorageFiles, checkpoint: str, batch_id: int) -> list[in
     return counts
 
 
-def _logged(files: StorageFiles, log: str, number: int) -> list[tuple[str, int]]:
+def _logged(files: StorageFiles, log: str, number: int) -> dict[str, int]:
     for name in (f"{number}", f"{number}.compact"):
         text = files.read(f"{log}/{name}")
         if text is None:
             continue
         # A compacted entry repeats all before it.
-        return [(path, changed) for path, changed, batch in logged_files(text) if batch == number]
-    return []
+        return {path: changed for path, changed, batch in logged_files(text) if batch == number}
+    return {}
 
 
 def logged_files(text: str) -> Iterator[tuple[str, int, int]]:

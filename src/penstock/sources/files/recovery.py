@@ -5,7 +5,7 @@ Each changes what the source remembers, so the number of restarts is bounded.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -54,7 +54,7 @@ def recover(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
     )
 
 
-def check_files(source: OpenedFiles, paths: Sequence[str]) -> None:
+def check_files(source: OpenedFiles, paths: Iterable[str]) -> None:
     """Refuse a batch whose files (URIs) differ from the schema, where rows do not show it."""
     options = source.options
     if not source.compares_files:

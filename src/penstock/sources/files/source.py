@@ -30,7 +30,6 @@ from penstock.sources.base import (
 )
 from penstock.sources.files.batch_log import (
     SourceLogs,
-    batch_entries,
     batch_files,
     forget_overwritten,
     logged_files,
@@ -279,7 +278,7 @@ class FileStream(OpenedSource):
         taken = {path_key(path) for path in _taken_by([done])}
         new = [
             path
-            for path, changed in batch_entries(StorageFiles(self._spark), checkpoint, batch)
+            for path, changed in batch_files(StorageFiles(self._spark), checkpoint, batch).items()
             if (after is None or iso(changed) > after)
             and (before is None or iso(changed) < before)
             and _is_named(path, position.get("files"))
