@@ -8,6 +8,7 @@ need no checkpoint.
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from penstock._model.origin import SourceLocation
 from penstock._spark.failures import full_text
 from penstock._tables.files import StorageFiles
 from penstock.errors import FlowError
+from penstock.sources.base import Read
 from penstock.sources.files.batch_log import batch_files
 from penstock.sources.files.opening import OpenedFiles, open_source, read_source
 from penstock.sources.files.recovery import check_files, recover
@@ -62,7 +64,7 @@ class FileStream:
             rows: dict[int, list[Row]] = {}
             source = self._open()
             self._announce(source)
-            df = read_source(source, streaming=True)
+            df = read_source(source)
             self.columns, self.types = df.columns, dict(df.dtypes)
             df = df.selectExpr(*select) if select else df
 
@@ -90,7 +92,7 @@ class FileStream:
         while True:
             files = self._files()
             source = self._open()
-            df = read_source(source, streaming=False)
+            df = read_source(replace(source, is_stream=False))
             self.columns, self.types = df.columns, dict(df.dtypes)
             try:
                 check_files(source, [path.as_uri() for path in files])
@@ -114,15 +116,17 @@ class FileStream:
         return self
 
     def _open(self, *, streaming: bool = True) -> OpenedFiles:
-        return open_source(
-            self.spark,
-            paths=[str(self.folder)],
+        read = Read(
+            spark=self.spark,
+            format="cloudfiles",
             options=self.options,
+            load=lambda options: self.spark.emptyDataFrame,
             schema=self.schema,
-            streaming=streaming,
-            state=self.state,
-            analysis=False,
+            paths=(str(self.folder),),
+            is_stream=streaming,
+            memory=lambda key: self.state,
         )
+        return open_source(read)
 
     def _announce(self, source: OpenedFiles) -> None:
         inbox = open_inbox(source, self._checkpoint, [source.roots], "f")
@@ -150,7 +154,7 @@ class FileStream:
 
     def batch(self) -> list[Row]:
         """All rows of all files, without a stream."""
-        df = read_source(self._open(streaming=False), streaming=False)
+        df = read_source(self._open(streaming=False))
         self.columns, self.types = df.columns, dict(df.dtypes)
         return df.collect()
 

@@ -41,14 +41,14 @@ def found(rows) -> list[tuple]:
 
 
 def test_a_csv_source_counts_as_deterministic_and_a_function_of_its_rows_may_not(first):
-    df = read_source(first._open(), streaming=True)
+    df = read_source(first._open())
     assert is_deterministic(df.where("id > 1"))
     assert not is_deterministic(df.selectExpr("id", "uuid() AS name"))
     assert not is_deterministic(df.select(udf(str).asNondeterministic()("id")))
     options = first.options
     for more in ({}, {"dateFormat": "dd.MM.yyyy"}, {"sep": ";"}):
         first.options = {**options, **more}
-        same = query_text(read_source(first._open(), streaming=True)) == query_text(df)
+        same = query_text(read_source(first._open())) == query_text(df)
         assert same is not bool(more), more
     first.options = options
 

@@ -15,6 +15,7 @@ from file_stream import FileStream
 from penstock._formats.options import QueueOptions
 from penstock._tables.kill_points import step_callback
 from penstock.errors import ConnectorError, FlowError
+from penstock.sources.base import Read
 from penstock.sources.files.announced import AnnouncedFiles
 from penstock.sources.files.batch_log import SourceLogs
 from penstock.sources.files.discovery import Discovery
@@ -22,7 +23,6 @@ from penstock.sources.files.listing import file_uri
 from penstock.sources.files.opening import OpenedFiles, open_source
 from penstock.sources.files.queue import FileQueue, Message, QueueUnreachable
 from penstock.sources.files.queue_inbox import QueueInbox
-from penstock.sources.memory import PassingMemory
 
 pytestmark = pytest.mark.spark
 
@@ -214,13 +214,15 @@ def test_messages_are_deleted_only_after_their_files_are_in_the_log(
 def test_a_missing_queue_is_an_error_before_the_first_start(spark):
     with pytest.raises(ConnectorError, match="queueUrl is not set"):
         open_source(
-            spark,
-            paths=["s3a://b/in"],
-            options={**TEXT, "cloudFiles.useNotifications": "true"},
-            schema="value STRING",
-            streaming=True,
-            state=PassingMemory(),
-            analysis=True,
+            Read(
+                spark=spark,
+                format="cloudfiles",
+                options={**TEXT, "cloudFiles.useNotifications": "true"},
+                load=lambda options: spark.emptyDataFrame,
+                schema="value STRING",
+                paths=("s3a://b/in",),
+                is_analysis=True,
+            )
         )
 
 

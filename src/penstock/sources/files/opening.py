@@ -27,6 +27,7 @@ from penstock._formats.widening import keep_wider
 from penstock._formats.xml_rows import xml_rows
 from penstock._model.sql_text import quoted
 from penstock.errors import ConnectorError, DefinitionError
+from penstock.sources.base import Read
 from penstock.sources.files.announced import FOLDER, AnnouncedFiles
 from penstock.sources.files.discovery import Discovery, choose_discovery
 from penstock.sources.files.inference import detect_format, infer, sample
@@ -56,7 +57,8 @@ class OpenedFiles:
     """One source of files that a query reads, with what `recovery` needs.
 
     The schema is without partition columns, and may have fields that are marked as rescued;
-    `columns` are those of the user's own schema, and `names` a pattern of file names for a range.
+    `columns` are those of the user's own schema, and `names` a pattern of file names for a range;
+    it is read as a stream if `is_stream`, else as it is now.
     """
 
     spark: SparkSession
@@ -69,6 +71,7 @@ class OpenedFiles:
     state: SourceMemory
     discovery: Discovery = Discovery.SPARK
     names: str | None = None
+    is_stream: bool = True
 
     @property
     def announced(self) -> str | None:
@@ -116,27 +119,19 @@ def source_key(paths: Sequence[str], options: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def open_source(
-    spark: SparkSession,
-    *,
-    paths: Sequence[str],
-    options: Mapping[str, str],
-    schema: StructType | str | None,
-    streaming: bool,
-    state: SourceMemory,
-    analysis: bool,
-) -> OpenedFiles:
+def open_source(read: Read) -> OpenedFiles:
     """Files as Auto Loader reads them; a schema is inferred only if the memory has none."""
-    whole = [name for key, name in options.items() if key.lower() == "singlevariantcolumn"]
+    schema, streaming = read.schema, read.is_stream
+    whole = [name for key, name in read.options.items() if key.lower() == "singlevariantcolumn"]
     if schema is None and whole:
         schema = f"{quoted(whole[0])} VARIANT"
-    chosen = file_options(options, has_schema=schema is not None, streaming=streaming)
-    roots = FileRoots(spark, paths, chosen)
+    chosen = file_options(read.options, has_schema=schema is not None, streaming=streaming)
+    roots = FileRoots(read.spark, read.paths, chosen)
     check_destination(chosen, roots)
-    sample = _Files(spark, roots)
+    files = _Files(read.spark, roots)
     if not chosen.format:
         # Defaults depend on the format, such as `header` of CSV.
-        known = {**options, "format": detect_format(sample.files)}
+        known = {**read.options, "format": detect_format(files.all)}
         chosen = file_options(known, has_schema=schema is not None, streaming=streaming)
     if whole and chosen.format == "csv" and chosen.parser_flag("header"):
         raise ConnectorError(
@@ -144,29 +139,42 @@ def open_source(
             "singleVariantColumn cannot be combined with header",
             hint="remove one of the two",
         )
+    key = source_key(read.paths, read.options)
+    state = read.memory(key)
     declared = parse_schema(schema)
     if declared is None:
-        data, partitions = _learned(sample, chosen, state, streaming=streaming)
+        data, partitions = _learned(files, chosen, state, streaming=streaming)
     else:
-        data, partitions, chosen = _given(declared, sample, chosen, state)
-    columns = () if declared is None else tuple(declared.fieldNames())
-    discovery = choose_discovery(spark, chosen, roots) if streaming else Discovery.SPARK
+        data, partitions, chosen = _given(declared, files, chosen, state)
+    discovery = choose_discovery(read.spark, chosen, roots) if streaming else Discovery.SPARK
     if state.folder is None:
         discovery = Discovery.SPARK
     elif streaming and discovery is not Discovery.QUEUE and state.note(LISTED) is not None:
         state.save_note(LISTED, None)  # a listing begins the next start with notifications
-    key = source_key(paths, options)
-    opened = OpenedFiles(spark, key, chosen, roots, data, partitions, columns, state, discovery)
+    opened = OpenedFiles(
+        spark=read.spark,
+        key=key,
+        options=chosen,
+        roots=roots,
+        schema=data,
+        partitions=partitions,
+        columns=() if declared is None else tuple(declared.fieldNames()),
+        state=state,
+        discovery=discovery,
+        names=read.position.get("files"),
+        is_stream=streaming,
+    )
     if opened.announced is not None:
-        AnnouncedFiles(spark, opened.announced).create()
-    if streaming and not chosen.include_existing and not analysis and state.note(EXISTING) is None:
+        AnnouncedFiles(read.spark, opened.announced).create()
+    decides = streaming and not chosen.include_existing and not read.is_analysis
+    if decides and state.note(EXISTING) is None:
         # Of all names: another stream of the query, or a later pattern, may match them.
-        files = sample.files
+        existing = files.all
         if "pathGlobFilter" in chosen.source:
-            files = FileRoots(spark, paths, replace(chosen, source={})).list()
-        state.save_note(EXISTING, [file_name(file.path) for file in files])
+            existing = FileRoots(read.spark, read.paths, replace(chosen, source={})).list()
+        state.save_note(EXISTING, [file_name(file.path) for file in existing])
     if not streaming and opened.compares_files:
-        opened = _compared(opened, sample)
+        opened = _compared(opened, files)
     return opened
 
 
@@ -176,9 +184,9 @@ def keep_existing(source: OpenedFiles) -> None:
         source.state.save_note(EXISTING, [])
 
 
-def read_source(source: OpenedFiles, *, streaming: bool) -> DataFrame:
+def read_source(source: OpenedFiles) -> DataFrame:
     """The rows, as they are now or as a stream."""
-    df = _rows(source, streaming=streaming)
+    df = _rows(source)
     if not source.columns:
         return df
     wanted = [column for column in source.columns if column in df.columns]
@@ -186,14 +194,14 @@ def read_source(source: OpenedFiles, *, streaming: bool) -> DataFrame:
     return df.select(*(quoted(column) for column in (*wanted, *extra)))
 
 
-def _compared(opened: OpenedFiles, sample: "_Files") -> OpenedFiles:
+def _compared(opened: OpenedFiles, files: "_Files") -> OpenedFiles:
     """A batch knows all its files: extra columns are rescued, files with other types set aside."""
     options = opened.options
     if options.format != "orc" and not options.rescued:
         return opened
     entries = opened.state.note(QUARANTINED) or []
     bad = {entry["file"] for entry in entries}
-    names = {readable(f.path): name for f in sample.files if (name := file_name(f.path)) not in bad}
+    names = {readable(f.path): name for f in files.all if (name := file_name(f.path)) not in bad}
     schemas = distinct_schemas(opened.spark, options, list(names))
     if options.format == "orc":
         unfit = misfits(opened.spark, options, opened.schema, list(names), schemas)
@@ -216,18 +224,18 @@ class _Files:
     roots: FileRoots
 
     @cached_property
-    def files(self) -> list[FoundFile]:
+    def all(self) -> list[FoundFile]:
         """All files, the oldest first."""
         return self.roots.list()
 
     @cached_property
     def sample(self) -> list[FoundFile]:
         """Those that a schema is inferred from."""
-        return sample(self.spark, self.files)
+        return sample(self.spark, self.all)
 
 
 def _learned(
-    sample: _Files, options: FileOptions, state: SourceMemory, *, streaming: bool
+    files: _Files, options: FileOptions, state: SourceMemory, *, streaming: bool
 ) -> tuple[StructType, StructType]:
     versions = state.load() if streaming else []
     if versions:
@@ -240,15 +248,14 @@ def _learned(
         if hinted != known:
             state.save(hinted)
         return split_schema(hinted, names)
-    chosen = sample.sample
-    data = infer(sample.spark, options, chosen)
-    partitions = partition_schema(chosen or sample.files, sample.roots, options)
+    data = infer(files.spark, options, files.sample)
+    partitions = partition_schema(files.sample or files.all, files.roots, options)
     names = [field.name for field in partitions.fields]
     folded = {*(name.lower() for name in names), *options.reserved}
     kept = [field for field in data.fields if field.name.lower() not in folded]
     whole = _hinted(StructType([*kept, *partitions.fields]), options)
     if not [field for field in whole.fields if field.name not in names]:
-        raise _nothing_found(sample)
+        raise _nothing_found(files)
     if streaming:
         state.save_note(_PARTITIONS, names)
         state.save(whole)
@@ -261,16 +268,16 @@ def _hinted(schema: StructType, options: FileOptions) -> StructType:
     return apply_hints(schema, options.hints)
 
 
-def _nothing_found(sample: _Files) -> DefinitionError:
-    where = ", ".join(sample.roots.paths)
-    if not sample.roots.existing():
+def _nothing_found(files: _Files) -> DefinitionError:
+    where = ", ".join(files.roots.paths)
+    if not files.roots.existing():
         what = f"the folder {where} does not exist"
-    elif not sample.sample:
+    elif not files.sample:
         what = f"there are no files with rows in {where}"
-        if unmatched := sample.roots.unmatched():
+        if unmatched := files.roots.unmatched():
             what = f"no file in {where} matches the pathGlobFilter {unmatched[0]!r}"
     else:
-        what = f"the {len(sample.files)} file(s) in {where} have no rows to infer it from"
+        what = f"the {len(files.all)} file(s) in {where} have no rows to infer it from"
     return DefinitionError(
         "SCHEMA_NOT_INFERRED",
         f"no schema can be inferred: {what}",
@@ -280,7 +287,7 @@ def _nothing_found(sample: _Files) -> DefinitionError:
 
 
 def _given(
-    schema: StructType, sample: _Files, options: FileOptions, state: SourceMemory
+    schema: StructType, files: _Files, options: FileOptions, state: SourceMemory
 ) -> tuple[StructType, StructType, FileOptions]:
     fields = {field.name.lower(): field for field in schema.fields}
     corrupt = options.corrupt or _SPARKS_CORRUPT
@@ -291,9 +298,9 @@ def _given(
     if names is None:
         names = state.note(_PARTITIONS)
     if names is None and options.format not in ("text", "binaryfile"):
-        seen = partition_schema(sample.sample, sample.roots, options)
+        seen = partition_schema(files.sample, files.roots, options)
         names = [f.name for f in seen.fields if f.name.lower() in fields]
-        if sample.files:
+        if files.all:
             state.save_note(_PARTITIONS, names)
     folded = [name.lower() for name in names or ()]
     partitions = [fields[name] for name in folded if name in fields]
@@ -308,22 +315,22 @@ def _given(
     return StructType(data), StructType(partitions), options
 
 
-def _rows(opened: OpenedFiles, *, streaming: bool) -> DataFrame:
+def _rows(opened: OpenedFiles) -> DataFrame:
     options, schema = opened.options, opened.schema
     if options.format in ("text", "binaryfile"):
-        df = _raw(opened, options.format, schema, streaming=streaming)
+        df = _raw(opened, options.format, schema)
     elif options.format in COLUMNAR:
-        raw = _raw(opened, options.format, schema, streaming=streaming)
+        raw = _raw(opened, options.format, schema)
         df = columnar_rows(raw, schema, options)
     else:
-        df = _parsed_rows(opened, streaming=streaming)
+        df = _parsed_rows(opened)
         df = df.select(*(quoted(c) for c in df.columns if c not in opened.partitions.fieldNames()))
     if not opened.partitions.fields:
         return df
     return with_partitions(df, opened.partitions, options)
 
 
-def _parsed_rows(opened: OpenedFiles, *, streaming: bool) -> DataFrame:
+def _parsed_rows(opened: OpenedFiles) -> DataFrame:
     options = opened.options
     # A field that is in the path as well is known, though its value is taken from the path.
     schema = opened.all_fields
@@ -332,7 +339,7 @@ def _parsed_rows(opened: OpenedFiles, *, streaming: bool) -> DataFrame:
         whole = needs_whole_files(opened.spark, options)
     elif options.format == "xml":
         whole = True
-    raw = _raw(opened, "text", None, streaming=streaming, whole=whole)
+    raw = _raw(opened, "text", None, whole=whole)
     if options.format == "csv":
         schema = opened.schema
         df = csv_rows(raw, schema, options, opened.partitions.fieldNames())
@@ -344,12 +351,7 @@ def _parsed_rows(opened: OpenedFiles, *, streaming: bool) -> DataFrame:
 
 
 def _raw(
-    opened: OpenedFiles,
-    reader_format: str,
-    schema: StructType | None,
-    *,
-    streaming: bool,
-    whole: bool = False,
+    opened: OpenedFiles, reader_format: str, schema: StructType | None, *, whole: bool = False
 ) -> DataFrame:
     options = opened.options
     reader_options = dict(options.source)
@@ -359,12 +361,12 @@ def _raw(
         reader_options["wholetext"] = "true"
     elif separator := options.parser_option("lineSep"):
         reader_options["lineSep"] = separator
-    reader: Any = opened.spark.readStream if streaming else opened.spark.read
+    reader: Any = opened.spark.readStream if opened.is_stream else opened.spark.read
     reader = reader.format(reader_format).options(**reader_options)
     if schema is not None:
         reader = reader.schema(unmarked(schema))
     try:
-        if streaming:
+        if opened.is_stream:
             df: DataFrame = reader.load(opened.announced or opened.roots.stream_path())
         else:
             df = reader.load(opened.roots.existing() or list(opened.roots.paths))
@@ -372,15 +374,15 @@ def _raw(
         if options.format == "avro" and "AVRO" in str(error).upper():
             raise avro_missing() from error
         raise
-    for condition in _conditions(opened, streaming=streaming):
+    for condition in _conditions(opened):
         df = df.filter(condition)
     return df
 
 
-def _conditions(opened: OpenedFiles, *, streaming: bool) -> Iterator[str]:
+def _conditions(opened: OpenedFiles) -> Iterator[str]:
     options, left_out = opened.options, opened.quarantined
     # Files that are searched by name are left out before a batch has them.
-    if streaming and not opened.skips_existing:
+    if opened.is_stream and not opened.skips_existing:
         left_out |= set(opened.existing)
     if left_out:
         yield without_files(left_out)

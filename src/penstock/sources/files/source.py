@@ -47,7 +47,6 @@ from penstock.sources.files.opening import (
     keep_existing,
     open_source,
     read_source,
-    source_key,
 )
 from penstock.sources.files.queue_inbox import QueueInbox
 from penstock.sources.files.recovery import check_files, recover
@@ -119,20 +118,14 @@ class AutoLoaderSource(FileSource):
             options = {k: v for k, v in options.items() if k.lower() not in _EXISTING_FILES}
         if read.is_stream:
             options = options_at(options, read.position, times=True)
-        opened = open_source(
-            read.spark,
-            paths=read.paths,
-            options=options,
-            schema=read.schema,
-            streaming=read.is_stream,
-            state=read.memory(source_key(read.paths, options)),
-            analysis=read.is_analysis,
-        )
-        opened = replace(opened, names=read.position.get("files"))
-        rows = read_source(opened, streaming=read.is_stream)
-        name = f"files {', '.join(read.paths)}"
+        opened = open_source(replace(read, options=options))
         return FileStream(
-            rows, read.spark, name=name, paths=read.paths, flow=read.flow, opened=opened
+            read_source(opened),
+            read.spark,
+            name=f"files {', '.join(read.paths)}",
+            paths=read.paths,
+            flow=read.flow,
+            opened=opened,
         )
 
 
