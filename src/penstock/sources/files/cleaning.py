@@ -47,8 +47,7 @@ class Cleaner:
     def __init__(
         self, source: OpenedFiles, checkpoint: str, now: Callable[[], float] = time.time
     ) -> None:
-        if source.options.cleaning is None:
-            raise ValueError("cleanSource is off")
+        assert source.options.cleaning is not None
         self._source = source
         self._cleaning = source.options.cleaning
         self._checkpoint = checkpoint

@@ -45,12 +45,9 @@ def choose_discovery(spark: SparkSession, options: FileOptions, roots: FileRoots
     incremental = options.incremental_listing
     if incremental is not IncrementalListing.OFF and roots.are_local:
         return Discovery.NAMES
-    if incremental is IncrementalListing.ON and on_s3 and _is_s3a(spark, roots.paths[0]):
-        return Discovery.KEYS
+    if incremental is IncrementalListing.ON and on_s3:
+        system, _ = hadoop_path(spark, roots.paths[0])
+        # Listings start at a key only in Hadoop's own client of S3.
+        if str(system.getClass().getName()).startswith("org.apache.hadoop.fs.s3a."):
+            return Discovery.KEYS
     return Discovery.SPARK
-
-
-def _is_s3a(spark: SparkSession, path: str) -> bool:
-    """Whether Hadoop's own client of S3 reads a path."""
-    system, _ = hadoop_path(spark, path)
-    return str(system.getClass().getName()).startswith("org.apache.hadoop.fs.s3a.")

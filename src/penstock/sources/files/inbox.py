@@ -53,8 +53,7 @@ class FileInbox(ABC):
         flow: str,
         now: Callable[[], float] = time.time,
     ) -> None:
-        if source.announced is None:
-            raise ValueError("Spark lists the files of this source")
+        assert source.announced is not None
         self._source = source
         self._roots = roots
         self._flow = flow

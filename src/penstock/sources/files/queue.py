@@ -11,8 +11,6 @@ from penstock.errors import ConnectorError
 from penstock.sources import aws
 
 _AT_ONCE = 10
-_CONNECT_SECONDS = 10
-_READ_SECONDS = 30
 _ATTEMPTS = 4
 _TEMPORARY = ("RequestThrottled", "ThrottlingException", "Throttling", "KmsThrottled")
 
@@ -42,8 +40,8 @@ class FileQueue:
         self._url = options.url
         self._receivers = options.receivers
         config = Config(
-            connect_timeout=_CONNECT_SECONDS,
-            read_timeout=_READ_SECONDS,
+            connect_timeout=10,
+            read_timeout=30,
             max_pool_connections=options.receivers,
             retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
             user_agent_appid="penstock",

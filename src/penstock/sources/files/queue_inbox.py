@@ -31,8 +31,7 @@ class QueueInbox(FileInbox):
 
     @cached_property
     def _queue(self) -> FileQueue:
-        if self._source.options.queue is None:
-            raise ValueError("useNotifications is off")
+        assert self._source.options.queue is not None
         return FileQueue(self._source.options.queue)
 
     def prepare(self) -> None:

@@ -30,7 +30,11 @@ def created_files(text: str) -> list[CreatedFile]:
         if message.get("Event") == "s3:TestEvent":
             return []
         if message.get("source") == "aws.s3":
-            return _of_event_bridge(message)
+            if message["detail-type"] != "Object Created":
+                return []
+            detail = message["detail"]
+            # EventBridge does not encode keys.
+            return [_created(detail, message["time"], str(detail["object"]["key"]))]
         return [
             _created(record["s3"], record["eventTime"], unquote_plus(record["s3"]["object"]["key"]))
             for record in message["Records"]
@@ -38,14 +42,6 @@ def created_files(text: str) -> list[CreatedFile]:
         ]
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
-
-
-def _of_event_bridge(message: Any) -> list[CreatedFile]:
-    if message["detail-type"] != "Object Created":
-        return []
-    detail = message["detail"]
-    # EventBridge does not encode keys.
-    return [_created(detail, message["time"], str(detail["object"]["key"]))]
 
 
 def _created(body: Any, at: str, key: str) -> CreatedFile:

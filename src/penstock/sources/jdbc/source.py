@@ -83,17 +83,13 @@ class JdbcRows(OpenedSource):
             again = self._stream.count(KeyRange(until=read)) if read else 0
             return {"from_the_start": True}, self.start_report(again, 0, done)
         if at.kind is StartKind.LATEST:
-            newest = self._stream.newest()
-            bounds = KeyRange(after=newest)
-            again, skipped = 0, self._stream.count(KeyRange(after=read, until=newest))
+            again, last = 0, self._stream.newest()
+            bounds = KeyRange(after=last)
         else:
             key = self._key_of(at)
-            bounds = KeyRange(since=key)
             again = self._stream.count(KeyRange(since=key, until=read)) if read else 0
-            before = self._stream.newest(before=key)
-            skipped = (
-                0 if before is None else self._stream.count(KeyRange(after=read, until=before))
-            )
+            bounds, last = KeyRange(since=key), self._stream.newest(before=key)
+        skipped = 0 if last is None else self._stream.count(KeyRange(after=read, until=last))
         report = self.start_report(again, skipped, done)
         return {"keys": {self._place: bounds.as_json()}}, report
 
@@ -103,17 +99,16 @@ class JdbcRows(OpenedSource):
             raise not_read_yet(wanted.flow, f"it has read nothing of {self.name}")
         is_whole = wanted.begin.kind is StartKind.EARLIEST
         since = None if is_whole else self._key_of(wanted.begin)
-        if wanted.end is None:
-            bounds = KeyRange(since=since, until=read, is_whole=is_whole)
-        else:
+        until: str | None = read
+        if wanted.end is not None:
             until = self._stream.newest(before=self._key_of(wanted.end))
             if until is None:
                 raise range_invalid(f"{self.name} has no keys in it", "choose another range")
-            bounds = KeyRange(since=since, until=until, is_whole=is_whole)
             if self._stream.count(KeyRange(after=read, until=until)):
                 raise not_read_yet(wanted.flow, f"it has read {self.name} up to key {read}")
+        bounds = KeyRange(since=since, until=until, is_whole=is_whole)
         count = self._stream.count(bounds)
-        text = f"keys from {since or 'the first'} to {bounds.until}"
+        text = f"keys from {since or 'the first'} to {until}"
         return {"keys": {self._place: bounds.as_json()}}, self.range_report(count, text)
 
     def _key_of(self, at: StartPosition) -> str:

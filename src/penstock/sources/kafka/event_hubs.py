@@ -136,20 +136,16 @@ def _position(name: str, text: str, prefix: str, made: Mapping[str, str]) -> dic
         position: dict[str, Any] = json.loads(text)
         offset, sequence, at = (position.get(k) for k in ("offset", "seqNo", "enqueuedTime"))
         if at:
-            moment = datetime.fromisoformat(str(at))
-            moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-            return {f"{prefix}Timestamp": str(round(moment.timestamp() * 1000))}
+            time = datetime.fromisoformat(str(at))
+            time = time if time.tzinfo else time.replace(tzinfo=UTC)
+            return {f"{prefix}Timestamp": str(round(time.timestamp() * 1000))}
     except (ValueError, AttributeError):
-        raise _invalid_position(name) from None
+        offset = sequence = None  # refused below
     if str(offset) == "-1" or (offset is None and sequence == -1):
         return {f"{prefix}Offsets": "earliest"}
     if str(offset) == "@latest":
         return {f"{prefix}Offsets": "latest"}
-    raise _invalid_position(name)
-
-
-def _invalid_position(name: str) -> ConnectorError:
-    return ConnectorError(
+    raise ConnectorError(
         "EVENTHUBS_OPTION_INVALID",
         f'option `{name}` must be JSON with an offset "-1" or "@latest", or an enqueuedTime in '
         "ISO 8601",

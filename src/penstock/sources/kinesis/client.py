@@ -24,8 +24,6 @@ _BUSY = frozenset(
 _EXPIRED = "ExpiredIteratorException"
 _FIRST_WAIT = 0.1
 _LONGEST_WAIT = 5.0
-_CONNECT_SECONDS = 10
-_READ_SECONDS = 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +78,8 @@ class KinesisClient:
         self._retry_seconds = options.retry_seconds
         self._pause = threading.Event()
         config = Config(
-            connect_timeout=_CONNECT_SECONDS,
-            read_timeout=_READ_SECONDS,
+            connect_timeout=10,
+            read_timeout=30,
             max_pool_connections=connections,
             retries={"total_max_attempts": 1},
             user_agent_appid="penstock",
