@@ -6,15 +6,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    BinaryType,
-    DataType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from penstock._formats.columnar_rows import distinct_schemas
 from penstock._formats.csv_rows import headers, headers_of_whole_files, needs_whole_files
@@ -26,14 +18,13 @@ from penstock._model.size import parse_bytes
 from penstock.errors import ConnectorError
 from penstock.sources.files.listing import FoundFile, file_name_of_uri, readable
 
-TEXT = StructType([StructField("value", StringType())])
-BINARY = StructType(
-    [
-        StructField("path", StringType()),
-        StructField("modificationTime", TimestampType()),
-        StructField("length", LongType()),
-        StructField("content", BinaryType()),
-    ]
+TEXT = StructType().add("value", "string")
+BINARY = (
+    StructType()
+    .add("path", "string")
+    .add("modificationTime", "timestamp")
+    .add("length", "long")
+    .add("content", "binary")
 )
 
 _CORRUPT = "__files_flaw"

@@ -134,6 +134,14 @@ class ShardReading:
             self._position = replace(self._position, after=page.records[-1].number)
         return page
 
+    def records(self) -> Iterator[Record]:
+        """All records up to the end of the shard."""
+        is_at_end = False
+        while not is_at_end:
+            page = self.next_page()
+            yield from page.records
+            is_at_end = page.next is None or page.at_end
+
     def _from_the_oldest(self, page: Page) -> Page:
         """Look at the oldest records: an expired iterator gives nothing for ever, as in a gap."""
         self._has_looked = True
@@ -195,18 +203,14 @@ def read_range(client: KinesisClient, options: KinesisOptions, part: ShardRange)
     )
     reading.skips_position = False
     count = 0
-    at_end = False
-    while not at_end:
-        page = reading.next_page()
-        for record in page.records:
-            if int(record.number) > last:
-                at_end = True
-                break
-            for row in rows_of(part.stream, part.shard, record):
-                count += 1
-                yield row
-            at_end = int(record.number) == last
-        at_end = at_end or page.next is None or page.at_end
+    for record in reading.records():
+        if int(record.number) > last:
+            break
+        rows = rows_of(part.stream, part.shard, record)
+        count += len(rows)
+        yield from rows
+        if int(record.number) == last:
+            break
     if count != part.rows and options.fails_on_loss:
         raise rows_lost(
             part.stream,
@@ -225,13 +229,10 @@ def read_now(
     """The rows of a shard that arrived until a time, in milliseconds since 1970."""
     stream, shard = place
     reading = ShardReading(client, stream, shard, position, options.records_per_fetch)
-    at_end = False
-    while not at_end:
-        page = reading.next_page()
-        records = until(page.records, end)
-        for record in records:
-            yield from rows_of(stream, shard, record)
-        at_end = len(records) < len(page.records) or page.next is None or page.at_end
+    for record in reading.records():
+        if record.arrival_millis > end:
+            return
+        yield from rows_of(stream, shard, record)
 
 
 def rows_lost(stream: str, shard: str, why: str) -> ConnectorError:
