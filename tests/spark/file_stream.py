@@ -23,7 +23,7 @@ from penstock.sources.base import Read
 from penstock.sources.files.batch_log import batch_files
 from penstock.sources.files.opening import OpenedFiles, open_source, read_source
 from penstock.sources.files.recovery import check_files, recover
-from penstock.sources.files.source import open_inbox
+from penstock.sources.files.source import INBOXES
 from penstock.sources.memory import FolderMemory
 
 FLOW = Flow(name="f", target="t", function=lambda: None, origin=SourceLocation("pipeline.py", 1))
@@ -129,9 +129,8 @@ class FileStream:
         return open_source(read)
 
     def _announce(self, source: OpenedFiles) -> None:
-        inbox = open_inbox(source, self._checkpoint, [source.roots], "f")
-        if inbox is not None:
-            inbox.prepare()
+        if source.announced is not None:
+            INBOXES[source.discovery](source, self._checkpoint, [source.roots], "f").prepare()
 
     def _files(self) -> list[Path]:
         return sorted(path for path in self.folder.rglob("*") if path.is_file())

@@ -11,7 +11,7 @@ from penstock._analysis.external_tables import ExternalTables
 from penstock._model.redaction import remember_named
 from penstock.sources.base import OpenedSource, Position
 from penstock.sources.files.opening import OpenedFiles
-from penstock.sources.files.source import FileStream
+from penstock.sources.files.source import AutoLoaderStream
 from penstock.sources.memory import SourceMemory
 
 
@@ -39,8 +39,7 @@ class Evaluation:
     @property
     def files(self) -> list[OpenedFiles]:
         """Sources that Auto Loader reads."""
-        streams = (source for source in self.sources if isinstance(source, FileStream))
-        return [source.opened for source in streams if source.opened is not None]
+        return [source.opened for source in self.sources if isinstance(source, AutoLoaderStream)]
 
     @contextlib.contextmanager
     def without_failed_reads(self) -> Iterator[None]:

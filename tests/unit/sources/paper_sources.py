@@ -99,5 +99,4 @@ class PaperFolder(FileStream):
 
     def __init__(self) -> None:
         OpenedSource.__init__(self, _NO_ROWS, name="files /in", unit="files")
-        self.opened = None
         self._spark: Any = None

@@ -25,7 +25,7 @@ from penstock._tables.files import StorageFiles
 from penstock.sources.files.batch_log import batch_files
 from penstock.sources.files.listing import file_name, file_name_of_uri, readable
 from penstock.sources.files.opening import OpenedFiles, source_key
-from penstock.sources.files.source import FileStream
+from penstock.sources.files.source import AutoLoaderStream
 from penstock.sources.memory import FolderMemory, PassingMemory
 
 
@@ -178,8 +178,8 @@ def test_a_committed_batch_decides_about_existing_files_where_batches_are_not_se
     folder, tmp_path
 ):
     options = file_options({"cloudFiles.format": "json"}, has_schema=True, streaming=True)
-    opened = OpenedFiles(None, "k", options, None, ONE, struct(), (), folder)
-    stream = FileStream(None, MagicMock(), name="files /in", opened=opened)
+    opened = OpenedFiles(MagicMock(), "k", options, None, ONE, struct(), (), folder)
+    stream = AutoLoaderStream(None, opened, paths=["/in"], flow="f")
     checkpoint = tmp_path / "checkpoint"
     for name in ("offsets", "commits"):
         assert stream.prepare_start(str(checkpoint), [stream]) is None

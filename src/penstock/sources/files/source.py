@@ -39,7 +39,7 @@ from penstock.sources.files.discovery import Discovery
 from penstock.sources.files.inbox import FileInbox
 from penstock.sources.files.key_inbox import KeyInbox
 from penstock.sources.files.lag import UNKNOWN_FILES, PendingFiles
-from penstock.sources.files.listing import FileRoots, file_name, file_name_of_uri, in_range
+from penstock.sources.files.listing import file_name, file_name_of_uri, in_range
 from penstock.sources.files.name_inbox import NameInbox
 from penstock.sources.files.opening import (
     EXISTING,
@@ -58,7 +58,7 @@ _TIME_OPTIONS = {"modifiedAfter": "modified_after", "modifiedBefore": "modified_
 _NAME_OPTIONS = ("pathglobfilter", "filenamepattern")
 _OF_THE_FLOW = ("cleansource", "cloudfiles.cleansource")
 """Options that a backfill of a range ignores: it must not delete files."""
-_INBOXES: Mapping[Discovery, type[FileInbox]] = {
+INBOXES: Mapping[Discovery, type[FileInbox]] = {
     Discovery.QUEUE: QueueInbox,
     Discovery.NAMES: NameInbox,
     Discovery.KEYS: KeyInbox,
@@ -119,116 +119,29 @@ class AutoLoaderSource(FileSource):
         if read.is_stream:
             options = options_at(options, read.position, times=True)
         opened = open_source(replace(read, options=options))
-        return FileStream(
-            read_source(opened),
-            read.spark,
-            name=f"files {', '.join(read.paths)}",
-            paths=read.paths,
-            flow=read.flow,
-            opened=opened,
-        )
+        return AutoLoaderStream(read_source(opened), opened, paths=read.paths, flow=read.flow)
 
 
 class FileStream(OpenedSource):
-    """A stream of files, by the time of their last change; `opened` for Auto Loader only."""
+    """A stream of files, by the time of their last change."""
 
     has_files = True
 
     def __init__(
-        self,
-        rows: DataFrame,
-        spark: SparkSession,
-        *,
-        name: str,
-        paths: Sequence[str] = (),
-        flow: str = "",
-        opened: OpenedFiles | None = None,
+        self, rows: DataFrame, spark: SparkSession, *, name: str, paths: Sequence[str] = ()
     ) -> None:
         super().__init__(rows, name=name, unit="files")
-        self._flow = flow
-        self._inbox: FileInbox | None = None
-        self._has_batch = False
-        self.opened = opened
         self.paths = paths
-        self._stop = threading.Event()
         self._spark = spark
         self._lag = PendingFiles(spark)
-
-    def prepare_start(self, checkpoint: str, siblings: Sequence[OpenedSource]) -> str | None:
-        streams = [source for source in siblings if isinstance(source, FileStream)]
-        sources = [stream.opened for stream in streams if stream.opened is not None]
-        if self.opened is not None and self.opened.options.cleaning is not None:
-            others = [path for other in streams if other is not self for path in other.paths]
-            refuse_shared(self.opened, others)
-        is_undecided = self.opened is not None and self.opened.state.note(EXISTING) is None
-        if self.opened and is_undecided and SourceLogs(self._spark, checkpoint).committed():
-            # Of a flow into a sink of Spark's own, `check_batch` sees none.
-            keep_existing(self.opened)
-        again = forget_overwritten(self._spark, sources, checkpoint)
-        self._inbox = self._inbox_of(checkpoint, siblings)
-        if self._inbox is not None:
-            self._inbox.prepare()
-        if not again:
-            return None
-        shown = ", ".join(again[:3]) + (" ..." if len(again) > 3 else "")
-        return f"{len(again)} file(s) changed since they were read, and are read again: {shown}"
-
-    def started(self, checkpoint: str, siblings: Sequence[OpenedSource]) -> None:
-        if self.opened is not None and self.opened.options.cleaning is not None:
-            self._run_beside("clean", Cleaner(self.opened, checkpoint).run)
-        if self._inbox is None:  # the query was evaluated again after `prepare_start`
-            self._inbox = self._inbox_of(checkpoint, siblings)
-        if self._inbox is not None:
-            self._run_beside("receive", self._inbox.run)
-
-    def _inbox_of(self, checkpoint: str, siblings: Sequence[OpenedSource]) -> FileInbox | None:
-        if self.opened is None:
-            return None
-        streams = [source for source in siblings if isinstance(source, FileStream)]
-        roots = [None if stream.opened is None else stream.opened.roots for stream in streams]
-        return open_inbox(self.opened, checkpoint, roots, self._flow)
-
-    def _run_beside(self, what: str, run: Callable[[threading.Event], None]) -> None:
-        name = f"{what} {self.name}"
-        threading.Thread(target=run, args=(self._stop,), name=name, daemon=True).start()
-
-    def ended(self) -> None:
-        self._stop.set()
-
-    def check_batch(self, checkpoint: str, batch_id: int) -> None:
-        if self.opened is None:
-            return
-        if not self._has_batch:
-            # Not at a start: one that fails before its first batch must not decide it.
-            keep_existing(self.opened)
-            self._has_batch = True
-        if self.opened.compares_files:
-            check_files(self.opened, batch_files(StorageFiles(self._spark), checkpoint, batch_id))
-
-    def explain(self, text: str, flow: Flow) -> PenstockError | None:
-        return None if self.opened is None else recover(text, self.opened, flow)
-
-    def description(self, text: str) -> str:
-        """Spark knows only the folder of the announced files."""
-        return f"{_DESCRIPTION}{', '.join(self.paths)}]" if self._is_announced(text) else text
-
-    def _is_announced(self, text: str) -> bool:
-        announced = None if self.opened is None else self.opened.announced
-        path = text.removeprefix(_DESCRIPTION).removesuffix("]")
-        return announced is not None and file_name(path) == file_name(announced)
 
     def lag(
         self, progress: Mapping[str, Any], java_source: Callable[[], Any]
     ) -> dict[str, Any] | None:
-        text = str(progress.get("description", ""))
-        is_other = self._inbox is not None and not self._is_announced(text)
-        if is_other or not text.startswith(_DESCRIPTION):
+        if not str(progress.get("description", "")).startswith(_DESCRIPTION):
             return None
         java = java_source()
-        body = dict(UNKNOWN_FILES) if java is None else self._lag.measure(java)
-        if self._inbox is not None and self._inbox.problem is not None:
-            body["problem"] = self._inbox.problem
-        return body
+        return dict(UNKNOWN_FILES) if java is None else self._lag.measure(java)
 
     def start(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
@@ -300,12 +213,92 @@ class FileStream(OpenedSource):
         return position, replace(report, missing=missing)
 
 
-def open_inbox(
-    opened: OpenedFiles, checkpoint: str, roots: Sequence[FileRoots | None], flow: str
-) -> FileInbox | None:
-    """What announces new files, as a `FileInbox` takes it; `None` if Spark lists them."""
-    inbox = _INBOXES.get(opened.discovery)
-    return None if inbox is None else inbox(opened, checkpoint, roots, flow)
+class AutoLoaderStream(FileStream):
+    """A stream of files that Auto Loader has opened."""
+
+    def __init__(
+        self, rows: DataFrame, opened: OpenedFiles, *, paths: Sequence[str], flow: str
+    ) -> None:
+        super().__init__(rows, opened.spark, name=f"files {', '.join(paths)}", paths=paths)
+        self.opened = opened
+        self._flow = flow
+        self._inbox: FileInbox | None = None
+        self._has_batch = False
+        self._stop = threading.Event()
+
+    def prepare_start(self, checkpoint: str, siblings: Sequence[OpenedSource]) -> str | None:
+        if self.opened.options.cleaning is not None:
+            streams = [other for other in siblings if isinstance(other, FileStream)]
+            others = [path for other in streams if other is not self for path in other.paths]
+            refuse_shared(self.opened, others)
+        is_undecided = self.opened.state.note(EXISTING) is None
+        if is_undecided and SourceLogs(self._spark, checkpoint).committed():
+            # Of a flow into a sink of Spark's own, `check_batch` sees none.
+            keep_existing(self.opened)
+        sources = [other.opened for other in siblings if isinstance(other, AutoLoaderStream)]
+        again = forget_overwritten(self._spark, sources, checkpoint)
+        self._inbox = self._open_inbox(checkpoint, siblings)
+        if self._inbox is not None:
+            self._inbox.prepare()
+        if not again:
+            return None
+        shown = ", ".join(again[:3]) + (" ..." if len(again) > 3 else "")
+        return f"{len(again)} file(s) changed since they were read, and are read again: {shown}"
+
+    def started(self, checkpoint: str, siblings: Sequence[OpenedSource]) -> None:
+        if self.opened.options.cleaning is not None:
+            self._run_beside("clean", Cleaner(self.opened, checkpoint).run)
+        if self._inbox is None:  # the query was evaluated again after `prepare_start`
+            self._inbox = self._open_inbox(checkpoint, siblings)
+        if self._inbox is not None:
+            self._run_beside("receive", self._inbox.run)
+
+    def _open_inbox(self, checkpoint: str, siblings: Sequence[OpenedSource]) -> FileInbox | None:
+        """What announces new files; `None` if Spark lists them."""
+        if self.opened.discovery is Discovery.SPARK:
+            return None
+        streams = [other for other in siblings if isinstance(other, FileStream)]
+        roots = [s.opened.roots if isinstance(s, AutoLoaderStream) else None for s in streams]
+        return INBOXES[self.opened.discovery](self.opened, checkpoint, roots, self._flow)
+
+    def _run_beside(self, what: str, run: Callable[[threading.Event], None]) -> None:
+        name = f"{what} {self.name}"
+        threading.Thread(target=run, args=(self._stop,), name=name, daemon=True).start()
+
+    def ended(self) -> None:
+        self._stop.set()
+
+    def check_batch(self, checkpoint: str, batch_id: int) -> None:
+        if not self._has_batch:
+            # Not at a start: one that fails before its first batch must not decide it.
+            keep_existing(self.opened)
+            self._has_batch = True
+        if self.opened.compares_files:
+            check_files(self.opened, batch_files(StorageFiles(self._spark), checkpoint, batch_id))
+
+    def explain(self, text: str, flow: Flow) -> PenstockError | None:
+        return recover(text, self.opened, flow)
+
+    def description(self, text: str) -> str:
+        """Spark knows only the folder of the announced files."""
+        return f"{_DESCRIPTION}{', '.join(self.paths)}]" if self._is_announced(text) else text
+
+    def _is_announced(self, text: str) -> bool:
+        announced = self.opened.announced
+        path = text.removeprefix(_DESCRIPTION).removesuffix("]")
+        return announced is not None and file_name(path) == file_name(announced)
+
+    def lag(
+        self, progress: Mapping[str, Any], java_source: Callable[[], Any]
+    ) -> dict[str, Any] | None:
+        if self._inbox is None:
+            return super().lag(progress, java_source)
+        if not self._is_announced(str(progress.get("description", ""))):
+            return None
+        body = super().lag(progress, java_source)
+        if body is not None and self._inbox.problem is not None:
+            body["problem"] = self._inbox.problem
+        return body
 
 
 def options_at(options: Mapping[str, str], position: Position, *, times: bool) -> dict[str, str]:
