@@ -170,9 +170,10 @@ class JdbcStream:
                 self._marks.rest(_IDLE_SECONDS)
             mark = self._until if self._is_bounded else self._marks.settle(_WAIT_SECONDS)
             mark = self._within(mark)
+            if mark is not None and last is not None:
+                self._compare(mark, last)
             self._is_idle = mark is None or (last is not None and mark.order <= last.high.order)
             if mark is None or self._is_idle:
-                self._compare(mark, last)
                 return start
             return self._java_offset(self._next(last, mark))
 
@@ -247,7 +248,6 @@ class JdbcStream:
         return None if text is None else read_key(self._kind, text)
 
     def _next(self, last: _Range | None, mark: Key) -> _Range:
-        self._compare(mark, last)
         low = None if last is None else last.high
         condition = self._condition(low, mark)
         with self._connected() as database:
@@ -259,8 +259,8 @@ class JdbcStream:
             ((rows,),) = database.query(count)
         return _Range(low, high, int(rows or 0))
 
-    def _compare(self, mark: Key | None, last: _Range | None) -> None:
-        if mark is None or last is None or self._options.accept_key_back:
+    def _compare(self, mark: Key, last: _Range) -> None:
+        if self._options.accept_key_back:
             return
         # Times: the newest goes back with a deleted row, and later changes are newer all the same.
         if last.high.order - mark.order > self._overlap and not self.has_times:
