@@ -12,6 +12,8 @@ from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock.errors import PlanError
 from penstock.sources.base import EARLIEST, OpenedSource, Range, RangeReport, parse_start
 from penstock.sources.flow import distinct, resolve_range
+from penstock.sources.kinesis.offsets import Offset, Position
+from penstock.sources.kinesis.source import KinesisStream
 
 Resolved = tuple[Mapping[str, Any], tuple[RangeReport, ...]]
 
@@ -97,6 +99,20 @@ def test_files_are_taken_by_time_and_name(tmp_path: Path):
     position, (report,) = resolve(folder, None, None)
     assert (report.count, position["modified_before"]) == (3, "1970-01-01T00:00:30.001Z")
     assert refused(folder, None, None, "x*") == "BACKFILL_RANGE_INVALID"
+
+
+def test_a_range_of_shards_has_arrived_before_the_flow_is_there(tmp_path: Path):
+    read = Offset({"a": {"s0": Position(seen=60_000), "s1": Position(seen=50_000)}})
+    source = KinesisStream(NO_ROWS, name="kinesis a", unit="milliseconds")
+    shards = Streams(source, checkpoint(tmp_path / "done", read.to_json()))
+    position, (report,) = resolve(shards, "1970-01-01T00:00:20Z", None)
+    assert position == {"arrived_from": 20_000, "arrived_before": 50_000}
+    assert report.count == 30_000
+    assert refused(shards, None, "1970-01-01T00:00:51Z") == "BACKFILL_NOT_READ_YET"
+    reversed_ends = ("1970-01-01T00:00:40Z", "1970-01-01T00:00:30Z")
+    assert refused(shards, *reversed_ends) == "BACKFILL_RANGE_INVALID"
+    never = Streams(source, checkpoint(tmp_path / "never"))
+    assert refused(never, None, None) == "BACKFILL_RANGE_INVALID"
 
 
 @pytest.mark.parametrize(

@@ -128,8 +128,7 @@ class KinesisStream(OpenedSource):
         else:
             position["arrived_from"] = begin
         text = f"arrived from {wanted.begin} to {wanted.end or 'the position of the flow'}"
-        count = max(1, end - (begin or 0))
-        return position, self.range_report(count, text)
+        return position, self.range_report(max(0, end - (begin or 0)), text)
 
     def is_past_end(self, position: Position, progress: Mapping[str, Any]) -> bool:
         end, before = progress.get("endOffset"), position.get("arrived_before")
