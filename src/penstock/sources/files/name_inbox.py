@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import re
 import stat
 import threading
 import time
@@ -17,6 +18,8 @@ from penstock.sources.files.listing import FileRoots, file_uri
 
 _logger = logging.getLogger(__name__)
 _SHORTEST_PAUSE = 0.1
+# What Python has in a name for bytes that it cannot decode.
+_NOT_UTF_8 = re.compile("[\ud800-\udfff]")
 
 
 class NameInbox(FileInbox):
@@ -81,7 +84,7 @@ class LocalNames:
                 path = f"{folder.rstrip('/')}/{name}" if name else folder
                 if path in self._left_out or not self._roots.includes(path):
                     continue
-                if not _is_text(path):
+                if _NOT_UTF_8.search(path):
                     _logger.warning("%a is not read: its name is not UTF-8, as Java needs it", path)
                     continue
                 uri = f"file://{file_uri(self._spark, path)}"
@@ -117,14 +120,6 @@ def _entries(folder: str) -> tuple[set[str], list[str]]:
         return set(), []
     except NotADirectoryError:  # a root may be one file
         return {""}, []
-
-
-def _is_text(path: str) -> bool:
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
