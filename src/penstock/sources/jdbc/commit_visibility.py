@@ -7,7 +7,7 @@ transaction can commit a smaller key any more:
 * PostgreSQL: an INSERT locks its table before it takes the key, until its transaction has ended.
   The mark is read first, then the transactions that hold such a lock. When those have ended, all
   keys up to the mark are visible, or never will be. `CREATE INDEX CONCURRENTLY` waits in this way.
-  Numbers of transactions would not do: their order is not that of the keys.
+  Ids of transactions are no help: their order is not that of the keys.
 * elsewhere: after a time that the user gives.
 """
 
@@ -33,7 +33,7 @@ SELECT DISTINCT virtualtransaction FROM pg_locks JOIN parts USING (relation)
 WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND granted
 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
-# Whoever writes to any table that is not the server's own: a view or query may read it.
+# All writers of tables that are not the server's own: a view or query may read any of them.
 _WRITERS = """
 SELECT DISTINCT virtualtransaction FROM pg_locks
 WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND granted AND relation >= 16384
@@ -122,7 +122,7 @@ class Marks:
         taken = self._clock()
         if self._options.settling_delay_seconds is not None:
             return _Mark(key, taken, frozenset())
-        # After the key was read: who took a smaller one holds the lock by now, or has ended.
+        # After the key was read: a transaction with a smaller one has the lock or ended.
         return _Mark(key, taken, frozenset(self._writers(database)))
 
     def _is_settled(self, mark: _Mark, database: Database) -> bool:

@@ -90,7 +90,7 @@ class JdbcStream:
         self._is_idle = False
         self.failure: SourceFailure | None = None
         with explained(self._options):
-            self._look()
+            self._read_columns()
         self.has_times = self._kind is KeyKind.TIMESTAMP
         self._overlap = overlap_amount(options, self._kind)
         self._marks = Marks(self._options, self._newest, self._connected)
@@ -107,7 +107,7 @@ class JdbcStream:
         plan = getattr(relation, "MODULE$").apply(self, self._spark._jsparkSession)
         return dataframe(self._spark, plan)
 
-    def _look(self) -> None:
+    def _read_columns(self) -> None:
         options = self._options
         java_reader = self._jvm.org.apache.spark.sql.execution.datasources.jdbc.JDBCOptions
         reader_options = {**options.reader, "url": options.url, "dbtable": options.table}

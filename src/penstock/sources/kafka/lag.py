@@ -194,7 +194,7 @@ class KafkaLag:
             # Another error than one of Java's: the JVM is going down.
             if not latest and failed and isinstance(failed[-1], Py4JJavaError):
                 problem = _problem(servers, failed[-1])
-            # Who refuses this flow may serve the others: only silence is about all of them.
+            # Brokers that reject this flow may serve others; if they do not answer, none is served.
             if problem == _no_answer(servers):
                 self._silent[servers] = time.monotonic() + _SILENT_SECONDS
         unread = {

@@ -1,8 +1,8 @@
 """The driver reads the shards to decide where a micro-batch ends.
 
 Only a reader sees where a shard ends, and each shard may be read only five times per
-second. So the driver reads what a batch shall have once, and what it read goes to the tasks; only
-a batch that another process planned is read again, record for record, by its offsets.
+second. So the driver reads the records of a batch once and passes them to the tasks; only a batch
+that another process planned is read again, record for record, by its offsets.
 """
 
 import threading
@@ -76,7 +76,7 @@ class Prober:
                 elif shard.id in parents:
                     position = Position(closed=True)
                 else:
-                    # Until a record is read, this process knows the place better than any offset.
+                    # Until a record is read, only this iterator has the exact position.
                     position = Position(since=self._now, seen=self._now)
                     iterator = self._client.latest(stream, shard.id)
                     self._iterators[stream, shard.id] = (position, iterator)
@@ -141,7 +141,7 @@ class Prober:
         return None
 
     def forget(self, end: Offset) -> None:
-        """Let go of what a finished micro-batch had."""
+        """Drop the rows of a finished micro-batch."""
         self._batches = [(offset, rows) for offset, rows in self._batches if offset != end]
 
     def _list(self, stream: str, *, fresh: bool = False) -> list[Shard]:

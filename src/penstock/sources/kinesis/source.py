@@ -54,7 +54,7 @@ _MAY_PASS = ("KINESIS_UNREACHABLE",)
 
 
 class KinesisSource(Source):
-    """Streams of Amazon Kinesis; nothing is asked of Kinesis before a query starts."""
+    """Streams of Amazon Kinesis; no request is made before a query starts."""
 
     formats = (FORMAT,)
 
