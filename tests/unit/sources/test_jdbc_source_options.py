@@ -87,6 +87,7 @@ def test_keys_are_literals_that_no_text_can_leave():
     assert plain.sql == "TIMESTAMP '2026-01-02 03:04:05.5'"
     assert plain.before(600).text == "2026-01-02 02:54:05.500000"
     assert read_key(KeyKind.INTEGER, "100").before(30).text == "70"
+    assert read_key(KeyKind.DECIMAL, f"1{'0' * 27}89").before(10).text == f"1{'0' * 27}79"
     for kind, text in (
         (KeyKind.INTEGER, "1 OR 1 = 1"),
         (KeyKind.INTEGER, "1.5"),

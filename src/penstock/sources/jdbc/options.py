@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
+from decimal import Context, Decimal
 from enum import StrEnum
 
 from penstock._model.duration import parse_seconds
@@ -25,6 +25,8 @@ _LIMIT_FIRST = ("jdbc:mysql:", "jdbc:mariadb:", "jdbc:sqlite:")
 _INTEGER = re.compile(r"-?\d+")
 _DECIMAL = re.compile(r"-?\d+(\.\d+)?")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?")
+# By default, Python rounds to 28 digits.
+_EXACT = Context(prec=100)
 _ZONE = re.compile(r"(Z|[+-]\d\d(:?\d\d)?)$")
 
 
@@ -66,7 +68,7 @@ class Key:
         if self.kind is KeyKind.TIMESTAMP:
             moved = datetime.fromisoformat(self.text) - timedelta(seconds=overlap)
             return Key(self.kind, moved.isoformat(" "))
-        return Key(self.kind, str(Decimal(self.text) - Decimal(str(overlap))))
+        return Key(self.kind, f"{_EXACT.subtract(Decimal(self.text), Decimal(overlap)):f}")
 
 
 @dataclass(frozen=True, kw_only=True)
