@@ -36,6 +36,11 @@ DIGITS: dict[type[T.DataType], int] = {
     T.LongType: 19,
 }
 
+ColumnPath: TypeAlias = tuple[str, ...]
+"""The names of a column and its nested fields, as in `ALTER COLUMN`: `("a", "element", "b")`."""
+Leaf: TypeAlias = Callable[[T.DataType, T.DataType, ColumnPath], T.DataType]
+"""Gets two atomic types, or types of different kinds, and the path of their column."""
+
 
 @dataclass(frozen=True)
 class SchemaDifference:
@@ -51,37 +56,22 @@ def compare(table: T.StructType, query: T.StructType) -> SchemaDifference:
     missing: list[str] = []
     conflicts: list[tuple[str, str, str]] = []
 
-    def merge(table: T.DataType, query: T.DataType, path: str) -> T.DataType:
-        if isinstance(table, T.StructType) and isinstance(query, T.StructType):
-            return merge_struct(table, query, f"{path}.")
-        if isinstance(table, T.ArrayType) and isinstance(query, T.ArrayType):
-            element = merge(table.elementType, query.elementType, f"{path}.element")
-            return T.ArrayType(element, table.containsNull)
-        if isinstance(table, T.MapType) and isinstance(query, T.MapType):
-            key = merge(table.keyType, query.keyType, f"{path}.key")
-            value = merge(table.valueType, query.valueType, f"{path}.value")
-            return T.MapType(key, value, table.valueContainsNull)
-        if table.simpleString() != query.simpleString():
-            conflicts.append((path, table.simpleString(), query.simpleString()))
-        return table
+    def leaf(have: T.DataType, want: T.DataType, path: ColumnPath) -> T.DataType:
+        if have.simpleString() != want.simpleString():
+            conflicts.append((".".join(path), have.simpleString(), want.simpleString()))
+        return have
 
-    def merge_struct(table: T.StructType, query: T.StructType, prefix: str) -> T.StructType:
-        others = {column.name.lower(): column for column in query}
-        columns: list[T.StructField] = []
-        for column in table:
-            name, kind = prefix + column.name, column.dataType
-            other = others.pop(column.name.lower(), None)
-            if other is not None:
-                kind = merge(kind, other.dataType, name)
-            elif not is_computed(column):
-                missing.append(name)
-            columns.append(T.StructField(column.name, kind, column.nullable, column.metadata))
-        for column in others.values():
-            added.append(prefix + column.name)
-            columns.append(plain_schema(T.StructType([column]), nullable=True)[0])
-        return T.StructType(columns)
+    def new_fields(
+        table: T.StructType, query: T.StructType, path: ColumnPath
+    ) -> list[T.StructField]:
+        have, want = ({field.name.lower(): field for field in each} for each in (table, query))
+        gone = [field for name, field in have.items() if name not in want]
+        missing.extend(".".join((*path, field.name)) for field in gone if not is_computed(field))
+        new = [field for name, field in want.items() if name not in have]
+        added.extend(".".join((*path, field.name)) for field in new)
+        return plain_schema(T.StructType(new), nullable=True).fields
 
-    merged = merge_struct(table, query, "")
+    merged = map_leaves(table, query, leaf, new_fields)
     return SchemaDifference(merged, tuple(added), tuple(missing), tuple(conflicts))
 
 
@@ -160,34 +150,42 @@ def column_mapping(schema: T.StructType) -> dict[str, str]:
     return {COLUMN_MAPPING: "name"} if needs_it else {}
 
 
-Leaf: TypeAlias = Callable[[T.DataType, T.DataType, tuple[str, ...]], T.DataType]
-"""Gets two atomic types, or types of different kinds, and the path of their column."""
-
-
 def map_leaves(
-    kind: T.DataType, other: T.DataType, leaf: Leaf, path: tuple[str, ...] = ()
-) -> T.DataType:
-    """A type with each leaf replaced by what `leaf` returns for it and the same leaf of `other`.
+    schema: T.StructType,
+    other: T.StructType,
+    leaf: Leaf,
+    new_fields: Callable[[T.StructType, T.StructType, ColumnPath], list[T.StructField]]
+    | None = None,
+) -> T.StructType:
+    """A schema with each leaf replaced by what `leaf` returns for it and the same leaf of `other`.
 
-    Struct fields are matched by name, in any case; those that `other` lacks stay.
+    Struct fields are matched by name, in any case; those that `other` lacks stay. `new_fields` of a
+    struct are added at its end.
     """
-    if isinstance(kind, T.StructType) and isinstance(other, T.StructType):
-        types = {field.name.lower(): field.dataType for field in other}
+
+    def struct(have: T.StructType, want: T.StructType, path: ColumnPath) -> T.StructType:
+        types = {field.name.lower(): field.dataType for field in want}
         fields = []
-        for field in kind:
+        for field in have:
             inner = field.dataType
             if field.name.lower() in types:
-                inner = map_leaves(inner, types[field.name.lower()], leaf, (*path, field.name))
+                inner = mapped(inner, types[field.name.lower()], (*path, field.name))
             fields.append(T.StructField(field.name, inner, field.nullable, field.metadata))
-        return T.StructType(fields)
-    if isinstance(kind, T.ArrayType) and isinstance(other, T.ArrayType):
-        element = map_leaves(kind.elementType, other.elementType, leaf, (*path, "element"))
-        return T.ArrayType(element, kind.containsNull)
-    if isinstance(kind, T.MapType) and isinstance(other, T.MapType):
-        key = map_leaves(kind.keyType, other.keyType, leaf, (*path, "key"))
-        value = map_leaves(kind.valueType, other.valueType, leaf, (*path, "value"))
-        return T.MapType(key, value, kind.valueContainsNull)
-    return leaf(kind, other, path)
+        return T.StructType(fields + (new_fields(have, want, path) if new_fields else []))
+
+    def mapped(have: T.DataType, want: T.DataType, path: ColumnPath) -> T.DataType:
+        if isinstance(have, T.StructType) and isinstance(want, T.StructType):
+            return struct(have, want, path)
+        if isinstance(have, T.ArrayType) and isinstance(want, T.ArrayType):
+            element = mapped(have.elementType, want.elementType, (*path, "element"))
+            return T.ArrayType(element, have.containsNull)
+        if isinstance(have, T.MapType) and isinstance(want, T.MapType):
+            key = mapped(have.keyType, want.keyType, (*path, "key"))
+            value = mapped(have.valueType, want.valueType, (*path, "value"))
+            return T.MapType(key, value, have.valueContainsNull)
+        return leaf(have, want, path)
+
+    return struct(schema, other, ())
 
 
 def conform(df: DataFrame, table: T.StructType) -> DataFrame:
@@ -219,9 +217,7 @@ def conformed(
     def leaf(have: T.DataType, want: T.DataType, _: object) -> T.DataType:
         return want if have == want or fits(have, want) else have
 
-    schema = map_leaves(query, table, leaf)
-    assert isinstance(schema, T.StructType)
-    return schema
+    return map_leaves(query, table, leaf)
 
 
 def _named(name: str) -> Column:
@@ -319,7 +315,6 @@ def with_types(df: DataFrame, declared: T.StructType | None = None) -> DataFrame
     texts = map_leaves(
         schema, schema, lambda have, *_: T.StringType() if isinstance(have, T.NullType) else have
     )
-    assert isinstance(texts, T.StructType)
     return _cast(df, texts)
 
 

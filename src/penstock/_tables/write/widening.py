@@ -88,9 +88,7 @@ def widen(table: T.StructType, query: T.StructType) -> tuple[T.StructType, tuple
         changes.append(TypeChange(path, have, wider))
         return wider
 
-    schema = map_leaves(table, query, leaf)
-    assert isinstance(schema, T.StructType)
-    return schema, tuple(changes)
+    return map_leaves(table, query, leaf), tuple(changes)
 
 
 def alter_types(
