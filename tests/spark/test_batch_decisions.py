@@ -29,7 +29,7 @@ from penstock._tables.write.row_files import Refused
 from penstock._tables.write.schema import IDENTITY_EXPLICIT, IDENTITY_START, IDENTITY_STEP
 from penstock._tables.write.table_spec import TableSpec
 from penstock._tables.write.upsert import UniqueWriter, UpsertWriter
-from penstock._tables.write.writer import FlowWriter, WriteMode
+from penstock._tables.write.writer import FlowWriter
 from penstock.errors import CheckpointError
 from penstock.quality.split import RowSplit, split_rows
 
@@ -81,14 +81,13 @@ def split_of(tables: Tables, df: DataFrame, rules: list[Any]) -> RowSplit:
     return split
 
 
-def appends(*, jobs: int = 1, mode: WriteMode = WriteMode.APPEND) -> Write:
+def appends(*, jobs: int = 1) -> Write:
     def write(tables: Tables, df: DataFrame, rules: list[Any], batch_id: int) -> None:
         split = split_of(tables, df, rules)
-        options = {**tables.common(split), "mode": mode}
         with pytest.MonkeyPatch.context() as patch:
             if jobs == 2:
                 patch.setattr(row_files, "can_stage", lambda *_: False)
-            FlowWriter(tables.spark, **options).write(split.df, batch_id)
+            FlowWriter(tables.spark, **tables.common(split)).write(split.df, batch_id)
 
     return write
 

@@ -14,7 +14,6 @@ from penstock._tables.read.log_scan import append_only_start, keeps_rows, last_b
 from penstock._tables.write.create import reset_table
 from penstock._tables.write.prepare import prepare_table
 from penstock._tables.write.table_spec import TableSpec
-from penstock._tables.write.writer import WriteMode
 
 APP = "p/orders/writer/1"
 
@@ -241,7 +240,7 @@ def test_files_are_those_of_the_last_refresh_when_a_view_was_replaced(
     spark: SparkSession, log: Log
 ) -> None:
     df = log.harness.prepare(rows(spark))
-    writer: Any = log.harness.writer(mode=WriteMode.COMPLETE)
+    writer: Any = log.harness.writer(replaces=True)
     for turn in range(25):
         writer.write_batch(df, fingerprint=f"{turn}")
     assert log.version > 20

@@ -6,7 +6,6 @@ from pyspark.sql import functions as F
 from writer_harness import Harness, rule
 
 from penstock._tables.write.keyed import Way
-from penstock._tables.write.writer import WriteMode
 from penstock.errors import FlowError
 
 RULES = (rule("positive", "n > 0"), rule("small", "n < 5", "warn"))
@@ -17,7 +16,7 @@ def test_rows_and_quarantine_are_replaced_when_the_mode_is_complete(
 ) -> None:
     df = spark.range(10).selectExpr("id", "id AS n").coalesce(1)
     split = harness.prepare(df, RULES)
-    writer = harness.writer(mode=WriteMode.COMPLETE)
+    writer = harness.writer(replaces=True)
     for batch in range(3):
         result = writer.write(split, batch)
     assert (harness.rows().count(), harness.bad().count()) == (9, 1)
@@ -31,7 +30,7 @@ def test_reader_sees_old_or_new_rows_when_a_view_is_replaced(
     spark: SparkSession, harness: Harness
 ) -> None:
     df = harness.prepare(spark.range(1000).selectExpr("id", "1L AS n").coalesce(2))
-    writer = harness.writer(mode=WriteMode.COMPLETE)
+    writer = harness.writer(replaces=True)
     writer.write_batch(df, fingerprint="one")
     done = threading.Event()
     seen: list[tuple[int, int]] = []
@@ -57,10 +56,10 @@ def test_schema_follows_the_query_when_a_view_is_replaced(
     spark: SparkSession, harness: Harness
 ) -> None:
     df = harness.prepare(spark.range(3).selectExpr("id", "1L AS n"), RULES)
-    harness.writer(mode=WriteMode.COMPLETE).write_batch(df)
+    harness.writer(replaces=True).write_batch(df)
     changed = spark.range(3).selectExpr("CAST(id AS STRING) AS id", "1L AS n", "2 AS more")
     split = harness.prepare(changed, RULES, replace_schema=True)
-    harness.writer(mode=WriteMode.COMPLETE).write_batch(split)
+    harness.writer(replaces=True).write_batch(split)
     assert harness.rows().schema.simpleString() == "struct<id:string,n:bigint,more:int>"
     assert harness.rows().count() == 3
     assert "id:string" in harness.bad().schema.simpleString()

@@ -39,7 +39,7 @@ from penstock._tables.write.row_files import FindLateRows
 from penstock._tables.write.schema import conform
 from penstock._tables.write.table_spec import table_state
 from penstock._tables.write.view_writer import ViewWriter
-from penstock._tables.write.writer import FlowWriter, WriteMode, WriterOptions
+from penstock._tables.write.writer import FlowWriter, WriterOptions
 from penstock.quality.split import QUARANTINE_COLUMNS, RowSplit, split_rows
 
 _VIEW = "view"  # instead of an epoch
@@ -148,8 +148,8 @@ class TableWriters:
             keys = dataset.declared.deduplicate_by
             writer = UniqueWriter(self._tables.spark, keys=keys, **options)
         else:
-            writes = WriteMode.COMPLETE if mode is OutputMode.COMPLETE else WriteMode.APPEND
-            writer = FlowWriter(self._tables.spark, mode=writes, **options)
+            replaces = mode is OutputMode.COMPLETE
+            writer = FlowWriter(self._tables.spark, replaces=replaces, **options)
         # The batches of the other flows wait: each commit of theirs would make an upsert fail.
         modes = {self._tables.graph.flows[name].analysis.output_mode for name in dataset.flows}
         removes = OutputMode.UPDATE in modes or bool(dataset.declared.deduplicate_by)
@@ -237,7 +237,7 @@ class TableWriters:
         writer = FlowWriter(
             self._tables.spark,
             **options,
-            mode=WriteMode.COMPLETE if where is None else WriteMode.WINDOW,
+            replaces=where is None,
             where=where,
             row_rules=[rule for rule in dataset.declared.expectations if rule.rows is not None],
         )

@@ -26,7 +26,7 @@ from penstock._tables.write.cdc_compaction import StateCompaction
 from penstock._tables.write.cdc_events import DELETE, TRUNCATE, UPSERT, EventShape
 from penstock._tables.write.cdc_history import current_rows, history_rows, merged
 from penstock._tables.write.cdc_state import CdcState
-from penstock._tables.write.decision import BatchDecision, DecisionFile
+from penstock._tables.write.decision import BatchDecision
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.kept import keep_and_count
 from penstock._tables.write.key_joins import SMALL_ROWS, in_one_task, key_struct
@@ -109,11 +109,8 @@ class CdcWriter(FlowWriter):
         on_vectors: Callable[[], None] | None = None,
         **options: Unpack[WriterOptions],
     ) -> None:
-        split = options.get("split")
-        assert split is not None
         super().__init__(spark, **options)
         self._events = events
-        self._event_split = split
         self._lock = target_locks.setdefault(self.target.path, threading.RLock())
         self._keyed = KeyedTable(self._target, way, is_streamed, on_vectors)
         self._compaction = StateCompaction(
@@ -155,10 +152,8 @@ class CdcWriter(FlowWriter):
 
     def _write_files(self, df: DataFrame, txn: TableTransaction, schema: StructType) -> Written:
         # Read several times: counted, added to the state, and joined with it.
-        kept, counts = keep_and_count(
-            self._delta, df.withColumn(_OP, self._events.op()), self._event_split, by=_OP
-        )
-        self._kept = kept
+        with_op = df.withColumn(_OP, self._events.op())
+        self._kept, counts = keep_and_count(self._delta, with_op, self._split, by=_OP)
         self._counts = {"deletes": counts.by[DELETE], "truncates": counts.by[TRUNCATE]}
         self._refuse_invalid(counts)
         rules = {
@@ -166,8 +161,16 @@ class CdcWriter(FlowWriter):
             for name, rows in counts.rules.items()
             if name not in _OWN_RULES or rows.failed
         }
+        if counts.bad_rows and self._quarantine is not None:
+            columns = StructType([*self._quarantine_fields(schema), *QUARANTINE_FIELDS])
+            spec = TableSpec(
+                schema=columns,
+                comment="events that broke a drop rule or cannot be applied",
+                properties=column_mapping(columns),
+            )
+            prepare_table(self._delta.spark, self._quarantine.ref, spec)
         counts = replace(counts, rules=rules)
-        return Written(counts, bad=self._write_bad(kept, counts, self._event_split))
+        return Written(counts, bad=self._files.write_bad(self._kept, counts))
 
     def _counted(self, result: CommitResult) -> CommitResult:
         deletes = self._counts["deletes"]
@@ -191,38 +194,22 @@ class CdcWriter(FlowWriter):
                     hint="filter them out in a view, or switch quarantine on",
                 )
 
-    def _write_bad(
-        self, kept: DataFrame, counts: RowCounts, split: RowSplit
-    ) -> list[dict[str, Any]]:
-        if counts.bad_rows and self._quarantine is not None:
-            columns = [field for field in kept.schema if field.name in split.data_columns]
-            schema = StructType([*columns, *QUARANTINE_FIELDS])
-            spec = TableSpec(
-                schema=schema,
-                comment="events that broke a drop rule or cannot be applied",
-                properties=column_mapping(schema),
-            )
-            prepare_table(self._delta.spark, self._quarantine.ref, spec)
-        return self._files.write_bad(kept, counts, split)
-
     def _quarantine_fields(self, schema: StructType) -> list[StructField]:
         # The quarantine has the columns of the source, so that an event can be replayed.
-        assert self._kept is not None
-        names = set(self._event_split.data_columns)
+        assert self._kept is not None and self._split is not None
+        names = set(self._split.data_columns)
         return [field for field in self._kept.schema if field.name in names]
 
     def _needs_decision(self, batch: Batch) -> bool:
         return batch.quarantine_schema is not None or batch.written.counts.clean_rows > 0
 
-    def _with_rows(
-        self, decision: BatchDecision, batch: Batch, file: DecisionFile
-    ) -> BatchDecision:
+    def _with_rows(self, decision: BatchDecision, batch: Batch) -> BatchDecision:
         counts = {**decision.counts, **self._counts}
         valid = batch.written.counts.clean_rows
         if not valid:
             return replace(decision, counts=counts)
         assert self._kept is not None
-        clean = valid_rows(self._kept, self._event_split)
+        clean = valid_rows(self._kept, self._split)
         state = self._state.begin(batch.result.batch_id)
         events = self._state.events(clean)
         files = self._state.write(state, events, small=valid <= SMALL_ROWS)

@@ -23,24 +23,17 @@ _FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuarantineFiles:
-    """Files for the quarantine table, as `AddFile` contents."""
-
-    schema: StructType
-    files: Sequence[Mapping[str, Any]] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class BatchDecision:
-    """The files of one batch, by table."""
+    """The files of one batch, by table, as `AddFile` contents."""
 
     kind: str  # of the writer; see `FlowWriter.kind`
     result: CommitResult
     schema: StructType
     target_version: int  # that was read
-    files: Sequence[Mapping[str, Any]] = ()  # `AddFile` contents with the valid rows
+    files: Sequence[Mapping[str, Any]] = ()  # with the valid rows
     has_rows: bool = False  # valid rows are in `DecisionFile.rows` (merging writers)
-    quarantine: QuarantineFiles | None = None
+    quarantine_schema: StructType | None = None  # if the batch commits to the quarantine
+    bad: Sequence[Mapping[str, Any]] = ()  # for the quarantine
     counts: Mapping[str, int] = field(default_factory=dict)  # further counts of the writer
     is_outdated: bool = False  # its bad rows are below the target, as of an earlier version
 
@@ -55,11 +48,9 @@ class BatchDecision:
             "has_rows": self.has_rows,
             "counts": dict(self.counts),
         }
-        if self.quarantine is not None:
-            content["quarantine"] = {
-                "schema": schema_json(self.quarantine.schema),
-                "files": list(self.quarantine.files),
-            }
+        if self.quarantine_schema is not None:
+            schema = schema_json(self.quarantine_schema)
+            content["quarantine"] = {"schema": schema, "files": list(self.bad)}
         return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -72,8 +63,7 @@ def _parse(text: str) -> BatchDecision | None:
     result = result_from_commit(-1, {"userMetadata": content["record"]})
     if content["format"] not in (1, _FORMAT) or result is None:
         return None
-    quarantine = content.get("quarantine")
-    is_outdated = bool(quarantine and quarantine.get("staged"))
+    quarantine = content.get("quarantine") or {}
     return BatchDecision(
         kind=content["kind"],
         result=replace(result, version=None),
@@ -81,13 +71,10 @@ def _parse(text: str) -> BatchDecision | None:
         target_version=content["target_version"],
         files=content["files"],
         has_rows=content["has_rows"],
-        quarantine=quarantine
-        and QuarantineFiles(
-            schema=_schema(quarantine["schema"]),
-            files=quarantine["written" if content["format"] == 1 else "files"],
-        ),
+        quarantine_schema=_schema(quarantine["schema"]) if quarantine else None,
+        bad=quarantine["written" if content["format"] == 1 else "files"] if quarantine else (),
         counts=content["counts"],
-        is_outdated=is_outdated,
+        is_outdated=bool(quarantine.get("staged")),
     )
 
 
@@ -126,8 +113,7 @@ class DecisionFile:
         paths = [f"{table}/{unquote(file['path'])}" for file in decision.files]
         if decision.has_rows:
             paths.append(f"{self.rows}/_SUCCESS")
-        if decision.quarantine is not None:
-            paths += [f"{quarantine}/{unquote(f['path'])}" for f in decision.quarantine.files]
+        paths += [f"{quarantine}/{unquote(file['path'])}" for file in decision.bad]
         return all(map(self._files.exists, paths))
 
     def delete_rows(self) -> None:

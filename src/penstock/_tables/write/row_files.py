@@ -145,16 +145,16 @@ class RowFiles:
     def _two_jobs(self, df: DataFrame, txn: TableTransaction, split: RowSplit) -> Written:
         kept, counts = keep_and_count(self._delta, df, split)
         try:
-            bad = self.write_bad(kept, counts, split)
+            bad = self.write_bad(kept, counts)
             files = self._delta.write_files(txn.jvm, valid_rows(kept, split))
             return Written(counts, files, bad)
         finally:
             release(kept)
 
-    def write_bad(
-        self, kept: DataFrame, counts: RowCounts, split: RowSplit
-    ) -> list[dict[str, Any]]:
-        if not counts.bad_rows or self._quarantine is None or not split.quarantine:
+    def write_bad(self, kept: DataFrame, counts: RowCounts) -> list[dict[str, Any]]:
+        """Write the rows for the quarantine among those of a batch with the split's columns."""
+        split = self._split
+        if not counts.bad_rows or self._quarantine is None or not (split and split.quarantine):
             return []
         helpers = [F.col(column) for column in QUARANTINE_COLUMNS]
         frame = kept.where(F.col(DESTINATION) != TO_TABLE).select(*data_columns(split), *helpers)

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 from penstock._model.sql_text import quoted
 from penstock._tables.commits import CommitResult
 from penstock._tables.jvm import iterate
-from penstock._tables.write.decision import BatchDecision, DecisionFile
+from penstock._tables.write.decision import BatchDecision
 from penstock._tables.write.fenced import TableTransaction
 from penstock._tables.write.kept import keep_and_count
 from penstock._tables.write.key_joins import count_keys, key_struct
@@ -58,9 +58,7 @@ class UpsertWriter(FlowWriter):
         kept, counts = keep_and_count(self._delta, df, self._split)
         self._kept, rows = kept, valid_rows(kept, self._split)
         self._check_keys(txn, rows, counts.clean_rows)
-        if self._split is None:
-            return Written(counts, rows=rows)
-        return Written(counts, bad=self._files.write_bad(kept, counts, self._split), rows=rows)
+        return Written(counts, bad=self._files.write_bad(kept, counts), rows=rows)
 
     def _check_keys(self, txn: TableTransaction, rows: DataFrame, count: int) -> None:
         """Refuse a batch in which two rows have the same key, because either could win."""
@@ -80,11 +78,9 @@ class UpsertWriter(FlowWriter):
                 hint="declare the keys that identify a row, or deduplicate before the upsert",
             )
 
-    def _with_rows(
-        self, decision: BatchDecision, batch: Batch, file: DecisionFile
-    ) -> BatchDecision:
-        assert batch.written.rows is not None
-        batch.written.rows.write.mode("overwrite").parquet(file.rows)
+    def _with_rows(self, decision: BatchDecision, batch: Batch) -> BatchDecision:
+        assert batch.written.rows is not None and self._decisions is not None
+        batch.written.rows.write.mode("overwrite").parquet(self._decisions.rows)
         return replace(decision, has_rows=True)
 
     def _with_recorded_rows(self, batch: Batch, decision: BatchDecision) -> Batch:
@@ -149,11 +145,11 @@ class UniqueWriter(FlowWriter):
 
     def _write_files(self, df: DataFrame, txn: TableTransaction, schema: StructType) -> Written:
         kept, counts = keep_and_count(self._delta, df, self._split)
-        self._kept, split = kept, self._split
-        bad = [] if split is None else self._files.write_bad(kept, counts, split)
+        self._kept = kept
+        written = Written(counts, bad=self._files.write_bad(kept, counts))
         if not counts.clean_rows:
-            return Written(counts, bad=bad)
-        return self._write_new(txn, Written(counts, bad=bad), self._unique(valid_rows(kept, split)))
+            return written
+        return self._write_new(txn, written, self._unique(valid_rows(kept, self._split)))
 
     def _write_new(self, txn: TableTransaction, written: Written, rows: DataFrame) -> Written:
         counts = written.counts

@@ -9,7 +9,6 @@ applied to a batch once.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any, Required, TypedDict, Unpack
 
 from pyspark.sql import DataFrame, SparkSession
@@ -21,7 +20,7 @@ from penstock._tables.commits import CommitResult, RuleCounts
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.kill_points import is_switched_off, kill_point
 from penstock._tables.layout import QUARANTINE_SUFFIX, TableRef
-from penstock._tables.write.decision import BatchDecision, DecisionFile, QuarantineFiles
+from penstock._tables.write.decision import BatchDecision, DecisionFile
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.kept import release
 from penstock._tables.write.key_joins import SMALL_ROWS
@@ -37,13 +36,6 @@ from penstock._tables.write.schema import (
 from penstock._tables.write.staging import QUARANTINE_FIELDS, RowCounts
 from penstock.errors import CheckpointError, ExpectationFailedError, InternalError
 from penstock.quality.split import RowSplit
-
-
-class WriteMode(StrEnum):
-    APPEND = "append"
-    COMPLETE = "complete"
-    WINDOW = "window"
-    """Replaces the rows that match a condition."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +66,9 @@ class WriterOptions(TypedDict, total=False):
 class FlowWriter:
     """Writes the batches of one flow. Not thread-safe: a flow has one batch at a time.
 
-    The tables must exist (`prepare.prepare_table`). `where` is the condition of a window: the batch
-    has no other rows. A repeated batch of a `stateful` query is evaluated without being written,
+    The tables must exist (`prepare.prepare_table`). In complete mode, each batch `replaces` their
+    contents. `where` is the condition of a window: the batch has no other rows, and replaces the
+    rows that match it. A repeated batch of a `stateful` query is evaluated without being written,
     and small batches are not written from one task, which would compute the state of all
     partitions.
     """
@@ -87,7 +80,7 @@ class FlowWriter:
         self,
         spark: SparkSession,
         *,
-        mode: WriteMode = WriteMode.APPEND,
+        replaces: bool = False,
         where: str | None = None,
         row_rules: Sequence[Expectation] = (),  # about the number of rows, in complete mode
         **options: Unpack[WriterOptions],
@@ -107,12 +100,10 @@ class FlowWriter:
             None if quarantine is None else FencedTable(self._delta, quarantine, app_id)
         )
         self._quarantine = self._decided_quarantine if keeps else None
-        if (mode is WriteMode.WINDOW) is not (where is not None):
-            raise InternalError("WRITER_MISUSED", f"the window of {flow!r} needs a condition")
-        self._replaces = mode is WriteMode.COMPLETE
+        self._replaces = replaces
         self._where = where
         self._files = RowFiles(
-            self._delta, self._target, self._quarantine, split, replaces=self._replaces
+            self._delta, self._target, self._quarantine, split, replaces=replaces
         )
         self._allow_missing = options.get("allow_missing", False)
         self._row_rules = row_rules
@@ -260,26 +251,23 @@ class FlowWriter:
             return
         if self._decisions is None:
             raise InternalError("WRITER_MISUSED", f"{self._flow!r} cannot record its decisions")
-        written, quarantine = batch.written, None
-        if batch.quarantine_schema is not None:
-            quarantine = QuarantineFiles(schema=batch.quarantine_schema, files=written.bad)
+        written = batch.written
         decision = BatchDecision(
             kind=self.kind,
             result=batch.result,
             schema=batch.schema,
             target_version=batch.txn.version,
-            quarantine=quarantine,
+            quarantine_schema=batch.quarantine_schema,
+            bad=written.bad,
             counts={"clean": written.counts.clean_rows, "bad": written.counts.bad_rows},
         )
-        self._decisions.save(self._with_rows(decision, batch, self._decisions))
+        self._decisions.save(self._with_rows(decision, batch))
         kill_point("after_decision", self._flow, batch_id)
 
     def _needs_decision(self, batch: Batch) -> bool:
         return batch.quarantine_schema is not None
 
-    def _with_rows(
-        self, decision: BatchDecision, batch: Batch, file: DecisionFile
-    ) -> BatchDecision:
+    def _with_rows(self, decision: BatchDecision, batch: Batch) -> BatchDecision:
         files = self._delta.file_contents(self._delta.seq(batch.written.actions))
         return replace(decision, files=files)
 
@@ -299,9 +287,10 @@ class FlowWriter:
         # The table may have wider columns since the files were written.
         have = txn.metadata.schema
         decision = replace(decision, schema=conformed(decision.schema, have))
-        table = self._decided_quarantine if decision.quarantine is not None else None
+        has_bad = decision.quarantine_schema is not None
+        table = self._decided_quarantine if has_bad else None
         path = self._target.ref.path if table is None else table.ref.path
-        exists = decision.quarantine is None or (table and self._delta.version(path) >= 0)
+        exists = not has_bad or (table and self._delta.version(path) >= 0)
         problem = ""
         if decision.kind != self.kind:
             problem = f"it was started in mode {decision.kind}, and the flow now has {self.kind}"
@@ -335,19 +324,12 @@ class FlowWriter:
         return quarantine is not None and quarantine.begin(decision.result.batch_id).is_committed
 
     def _resume(self, decision: BatchDecision) -> Batch:
-        result, quarantine = decision.result, decision.quarantine
+        result, recorded = decision.result, decision.counts
         txn = self._target.begin(result.batch_id)
         self._evolve(txn, decision.schema, allow_missing=True)
-        recorded = decision.counts
         counts = RowCounts(recorded["clean"], recorded["bad"], dict(result.rules))
-        bad = quarantine.files if quarantine is not None else ()
-        batch = Batch(
-            txn,
-            Written(counts, bad=bad, duplicates=result.rows_duplicate),
-            result,
-            decision.schema,
-            None if quarantine is None else quarantine.schema,
-        )
+        written = Written(counts, bad=decision.bad, duplicates=result.rows_duplicate)
+        batch = Batch(txn, written, result, decision.schema, decision.quarantine_schema)
         return self._with_recorded_rows(batch, decision)
 
     def _with_recorded_rows(self, batch: Batch, decision: BatchDecision) -> Batch:
