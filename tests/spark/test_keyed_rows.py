@@ -213,8 +213,7 @@ def test_only_a_few_files_are_read_when_statistics_exclude_the_others(
         keyed.replace({part * 100 + n: 0 for n in range(10)}, set())
     keys = keyed.rows([(105, 0), (-7, 0), (250, 0)]).select(F.struct("id").alias("k"))
     txn = keyed.table.table.begin(100)
-    table = keyed.table
-    search = keyed.delta.keyed_rows(txn.jvm, table.table.live_files.jvm, table.collected(txn, keys))
+    search = keyed.table.search(txn, keyed.table.collected(txn, keys))
     assert search.files().size() == 1
     (file,) = iterate(search.files())
     assert '"minValues":{"id":100' in file.stats()

@@ -90,7 +90,8 @@ class View:
     def _replace(self, columns: list[str], changes: Any) -> None:
         names = list(map(str, changes.keyColumns()))
         touched = DataFrame(changes.changedKeys(1000), self.spark)
-        keys = self.delta.frame_of_keys(self.delta.batch_keys(touched, names), self.spark)
+        collected = self.delta.own.BatchKeys(touched._jdf, names)
+        keys = DataFrame(collected.frame(self.spark._jsparkSession), self.spark)
         places = [columns.index(name) for name in names]
         gone = {tuple(row) for row in keys.collect()}
         kept = {row: n for row, n in self.rows.items() if tuple(row[i] for i in places) not in gone}

@@ -168,7 +168,7 @@ class RowSearch:
             rows = versioned.load(self._quarantine.path)
         else:
             files = self._delta.add_files(contents)
-            rows = self._delta.read_files_with_index(self._quarantine.path, self._snapshot, files)
+            rows = self._delta.read_files_with_index(self._snapshot, files)
         # The rows may have a column of their own named `_metadata`.
         return rows.select("*", rows.metadataColumn("_metadata").alias(_METADATA))
 

@@ -116,14 +116,6 @@ class DeltaJvm:
         """What `begin` keeps from one write for the next one; for one thread."""
         return self._statistics() if self.has_own_classes else None
 
-    def batch_keys(self, keys: DataFrame, columns: Sequence[str]) -> Any:
-        """Penstock's `BatchKeys`: collects the keys of a batch."""
-        return self.own.BatchKeys(keys._jdf, list(columns))
-
-    def frame_of_keys(self, keys: Any, session: SparkSession) -> DataFrame:
-        """Each of some `BatchKeys` once, without a job."""
-        return DataFrame(keys.frame(session._jsparkSession), session)
-
     def query_changes(self, df: DataFrame, since: Mapping[str, str]) -> Any:
         """Penstock's `QueryChanges`: how the result changed since versions of its tables."""
         return self.own.QueryChanges(df._jdf, dict(since))
@@ -136,13 +128,6 @@ class DeltaJvm:
         if not self.has_own_classes:
             return df
         return DataFrame(self.own.QueryChanges.pinned(df._jdf), df.sparkSession)
-
-    def keyed_rows(
-        self, transaction: Any, live_files: Any, keys: Any, *, returns_rows: bool = False
-    ) -> Any:
-        """Penstock's `KeyedRows`: the rows of some `BatchKeys` in the table of a transaction."""
-        session = self.spark._jsparkSession
-        return self.own.KeyedRows(session, transaction, live_files, keys, returns_rows)
 
     def begin(self, path: str, statistics: Any = None) -> Any:
         """A transaction on the newest version, to be committed on this thread."""
@@ -218,22 +203,23 @@ class DeltaJvm:
         return list(iterate(transaction.writeFiles(rows._jdf)))
 
     def read_files(
-        self, path: str, snapshot: Any, files: Any, session: SparkSession | None = None
+        self, snapshot: Any, files: Any, session: SparkSession | None = None
     ) -> DataFrame:
         """The rows of some files, given the version whose metadata applies and `AddFile` actions.
 
-        `files` is a Scala `Seq`; the files need not be committed.
+        `files` is a sequence or a Scala `Seq`; the files need not be committed.
         """
-        frame = self.log(path).createDataFrame(snapshot, files, False, self.none)
+        actions = self.seq(files) if isinstance(files, Sequence) else files
+        frame = snapshot.deltaLog().createDataFrame(snapshot, actions, False, self.none)
         return DataFrame(frame, session or self.spark)
 
-    def read_files_with_index(self, path: str, snapshot: Any, files: Sequence[Any]) -> DataFrame:
+    def read_files_with_index(self, snapshot: Any, files: Sequence[Any]) -> DataFrame:
         """The rows of some files of a version; their `_metadata` has a `row_index`.
 
         The index is the position of a row in its file, counting deleted rows.
         """
-        frame = self.log(path).createDataFrame(snapshot, self.seq(files), False, self.none)
-        relation = frame.queryExecution().analyzed().relation()
+        plan: Any = self.read_files(snapshot, files)._jdf.queryExecution()
+        relation = plan.analyzed().relation()
         # Delta provides the index only for tables that may have deletion vectors, because reading
         # it fails for row groups of more than 2^31 rows. So the file format gets a protocol with
         # deletion vectors; which files have one is still determined by the snapshot.

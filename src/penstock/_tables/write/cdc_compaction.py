@@ -98,9 +98,8 @@ class StateCompaction:
         whole = len(chosen) == len(files)
         if len(chosen) < 2:
             return True
-        columns, path = StateColumns(txn.metadata.schema), self._table.ref.path
-        known = self._delta.seq(chosen)
-        rows = self._delta.read_files(path, txn.jvm.snapshot(), known, session)
+        columns = StateColumns(txn.metadata.schema)
+        rows = self._delta.read_files(txn.jvm.snapshot(), chosen, session)
         if total < _SMALL_FILE:
             rows = in_one_task(rows)
         rows = merged(rows, columns)

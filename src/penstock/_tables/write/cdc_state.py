@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -144,14 +144,14 @@ class CdcState:
 
     def written(self, txn: TableTransaction, files: Sequence[Mapping[str, Any]]) -> DataFrame:
         """The rows of the files of a batch with `kind`, whether or not they are committed."""
-        known = self._delta.seq(self._delta.add_files(files))
-        rows = self._read(txn.jvm.snapshot(), known, self._delta.spark)
+        rows = self._delta.read_files(txn.jvm.snapshot(), self._delta.add_files(files))
         return rows if "kind" in rows.columns else rows.withColumn("kind", F.lit(0))
 
     def rows(self, like: DataFrame) -> DataFrame:
         """All rows, not merged, in the session of `like`."""
         snapshot = self._delta.snapshot(self.table.ref.path)
-        return self._read(snapshot, self.table.live_files.all(snapshot), like.sparkSession)
+        files = self.table.live_files.all(snapshot)
+        return self._delta.read_files(snapshot, files, like.sparkSession)
 
     def size(self) -> int:
         """The size of its files in bytes, as of the newest version that this process knows."""
@@ -170,9 +170,6 @@ class CdcState:
 
     def can_search(self) -> bool:
         return has_exact_keys(self._delta, self.columns.key_type)
-
-    def _read(self, snapshot: Any, files: Any, session: SparkSession) -> DataFrame:
-        return self._delta.read_files(self.table.ref.path, snapshot, files, session)
 
 
 def fingerprint(shape: TargetShape, events: EventShape) -> dict[str, Any]:

@@ -181,8 +181,7 @@ class FencedTable:
 
     def rows(self, txn: TableTransaction, like: DataFrame) -> DataFrame:
         """All rows, in the session of `like`; a concurrent change of them fails the commit."""
-        files = self.files(txn)
-        return self.delta.read_files(self.ref.path, txn.jvm.snapshot(), files, like.sparkSession)
+        return self.delta.read_files(txn.jvm.snapshot(), self.files(txn), like.sparkSession)
 
     def removals(self, txn: TableTransaction) -> list[Any]:
         # As if all files had been read: a concurrent append must fail our commit.

@@ -7,7 +7,7 @@ commits of rows are fenced. To give a table deletion vectors takes up to two mor
 that, without a fence.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -116,7 +116,7 @@ class KeyedTable:
         if way is Way.VECTORS:
             txn = self._with_vectors(txn, result.batch_id)
         keys = keys or self.collected(txn, touched)
-        search = self.table.delta.keyed_rows(txn.jvm, self.table.live_files.jvm, keys)
+        search = self.search(txn, keys)
         return self._replace_rows(txn, touched, search, rows, result, way, count=count)
 
     def merge(
@@ -141,27 +141,29 @@ class KeyedTable:
         if way is Way.TABLE:
             old = self._rows_as_stored(txn, session)
             rows = merged(in_one_task(self.table.rows(txn, touched)) if old is None else old)
-            files = self.table.delta.write_files(txn.jvm, rows.coalesce(1))
-            actions = [*self.table.removals(txn), *files]
-            return self.table.commit(txn, actions, result.batch_id, result, complete=False)
+            return self._commit(txn, self.table.removals(txn), rows.coalesce(1), result)
         if way is Way.VECTORS:
             txn = self._with_vectors(txn, result.batch_id)
         if added_rows is not None:
-            search = self.table.delta.keyed_rows(txn.jvm, self.table.live_files.jvm, keys)
+            search = self.search(txn, keys)
             if search.count() == removed:
                 return self._replace_rows(
                     txn, touched, search, added_rows, result, way, count=count
                 )
         is_partitioned = bool(txn.metadata.partition_columns)
-        search = self.table.delta.keyed_rows(
-            txn.jvm, self.table.live_files.jvm, keys, returns_rows=not is_partitioned
-        )
+        search = self.search(txn, keys, returns_rows=not is_partitioned)
         old = (
             of_keys(self.table.rows(txn, touched), F.broadcast(touched))
             if is_partitioned
             else DataFrame(search.rows(session._jsparkSession), session)
         )
         return self._replace_rows(txn, touched, search, merged(old), result, way, count=count)
+
+    def search(self, txn: TableTransaction, keys: Any, *, returns_rows: bool = False) -> Any:
+        """Penstock's `KeyedRows`: the rows of some `BatchKeys` in the table."""
+        delta, live_files = self.table.delta, self.table.live_files.jvm
+        session = delta.spark._jsparkSession
+        return delta.own.KeyedRows(session, txn.jvm, live_files, keys, returns_rows)
 
     def _rows_as_stored(
         self, txn: TableTransaction, session: SparkSession, without_keys: Any = None
@@ -191,7 +193,7 @@ class KeyedTable:
         ]
         keys = [key.getField(field.name).alias(field.name) for field in fields]
         names = [by_name.get(field.name.lower(), field.name) for field in fields]
-        return self.table.delta.batch_keys(touched.select(*keys, *texts), names)
+        return self.table.delta.own.BatchKeys(touched.select(*keys, *texts)._jdf, names)
 
     def searches(self, txn: TableTransaction, touched: DataFrame, count: int) -> bool:
         """Whether `replace` collects the keys and searches their rows."""
@@ -257,7 +259,6 @@ class KeyedTable:
         *,
         count: int,
     ) -> int:
-        delta, path, snapshot = self.table.delta, self.table.ref.path, txn.jvm.snapshot()
         small = count <= SMALL_ROWS
         if way is Way.VECTORS and search.hasCounts():
             actions = search.mark(not self.is_streamed)
@@ -266,15 +267,14 @@ class KeyedTable:
             way, actions, kept = Way.FILES, search.removals(), search.files()
             small = small and search.bytes() <= REWRITE_BYTES
         if not kept.isEmpty():
-            other = delta.read_files(path, snapshot, kept, rows.sparkSession)
+            snapshot = txn.jvm.snapshot()
+            other = self.table.delta.read_files(snapshot, kept, rows.sparkSession)
             if way is Way.FILES:
                 touched = touched.distinct()
                 known = in_one_task(touched) if small else F.broadcast(touched)
                 other = without_keys(in_one_task(other) if small else other, known)
             rows = union(other, rows)
-        added = delta.write_files(txn.jvm, rows.coalesce(1) if small else rows)
-        actions = [*iterate(actions), *added]
-        return self.table.commit(txn, actions, result.batch_id, result, complete=False)
+        return self._commit(txn, iterate(actions), rows.coalesce(1) if small else rows, result)
 
     def _rewrite(
         self,
@@ -284,16 +284,19 @@ class KeyedTable:
         result: CommitResult,
         keys: Any,
     ) -> int:
-        removed = self.table.removals(txn)
         other = None
         if keys is not None and self._can_search(txn, touched):
             # Without planning a join.
             other = self._rows_as_stored(txn, rows.sparkSession, without_keys=keys)
         if other is None:
             other = without_keys(in_one_task(self.table.rows(txn, rows)), in_one_task(touched))
-        written = union(other, rows).coalesce(1)
-        added = self.table.delta.write_files(txn.jvm, written)
-        return self.table.commit(txn, [*removed, *added], result.batch_id, result, complete=False)
+        return self._commit(txn, self.table.removals(txn), union(other, rows).coalesce(1), result)
+
+    def _commit(
+        self, txn: TableTransaction, removed: Iterable[Any], rows: DataFrame, result: CommitResult
+    ) -> int:
+        actions = [*removed, *self.table.delta.write_files(txn.jvm, rows)]
+        return self.table.commit(txn, actions, result.batch_id, result, complete=False)
 
 
 def text_partitions(txn: TableTransaction, touched: DataFrame) -> set[str]:

@@ -159,7 +159,7 @@ class TableFiles:
         added: list[dict[str, Any]] = []
         for group in groups:
             files = self._delta.add_files(group)
-            rows = self._delta.read_files(self._path, txn.snapshot(), self._delta.seq(files))
+            rows = self._delta.read_files(txn.snapshot(), files)
             merged = rows.coalesce(1)._jdf
             written = txn.writeFiles(merged, self._delta.none, True, self._delta.seq([]))
             # No data changes: the commit does not conflict with appends, and no stream sees it.

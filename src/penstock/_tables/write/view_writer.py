@@ -113,7 +113,8 @@ class ViewWriter(FlowWriter):
                 raise ViewChangedError(f"NULL and '' are the same partition of {name}")
 
     def _collect(self, txn: TableTransaction, keys: Any) -> DataFrame:
-        distinct = self._delta.frame_of_keys(keys, self._delta.spark)
+        spark = self._delta.spark
+        distinct = DataFrame(keys.frame(spark._jsparkSession), spark)
         self._keys, self._count = keys, int(keys.distinct())
         self._touched = distinct.select(key_struct(distinct.columns).alias("k"))
         if self._count > MOST_KEYS:

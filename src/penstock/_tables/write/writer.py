@@ -344,8 +344,8 @@ class FlowWriter:
     def _recorded_rows(self, batch: Batch, decision: BatchDecision) -> tuple[Batch, DataFrame]:
         """Read the files of a decision, which are in no version of the target."""
         txn = self._target.commit_evolution(batch.txn, batch.result.batch_id)
-        files = self._delta.seq(self._delta.add_files(decision.files))
-        rows = self._delta.read_files(self._target.ref.path, txn.jvm.snapshot(), files)
+        files = self._delta.add_files(decision.files)
+        rows = self._delta.read_files(txn.jvm.snapshot(), files)
         own = {column.name.lower() for column in decision.schema}
         computed = [
             column.name
