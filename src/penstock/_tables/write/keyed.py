@@ -123,33 +123,31 @@ class KeyedTable:
         self,
         txn: TableTransaction,
         touched: DataFrame,
-        merged: Callable[[DataFrame], DataFrame],
+        rows: DataFrame,
+        merge: Callable[[DataFrame, DataFrame], DataFrame],
         result: CommitResult,
         *,
         count: int,
         keys: Any,
-        added_rows: DataFrame | None = None,
-        removed: int = 0,
+        removed: int | None = None,
     ) -> int | None:
-        """Replace the rows of keys by what `merged` makes of them; returns the new version.
+        """Replace the rows of keys by what `merge` makes of them and of `rows`; the new version.
 
-        As `replace`, but not by MERGE. In a small table, `merged` gets all rows. With
-        `added_rows`, if the keys have just so many rows as are to be `removed`, these are replaced
-        by the added ones, and need not be read.
+        As `replace`, but not by MERGE. In a small table, `merge` gets all rows. If the keys have
+        just so many rows as are to be `removed`, `rows` replace them, and they need not be read.
         """
         way, session = self.way_for(txn, touched, count), touched.sparkSession
         if way is Way.TABLE:
             old = self._rows_as_stored(txn, session)
-            rows = merged(in_one_task(self.table.rows(txn, touched)) if old is None else old)
+            old = in_one_task(self.table.rows(txn, touched)) if old is None else old
+            rows = merge(old, rows)
             return self._commit(txn, self.table.removals(txn), rows.coalesce(1), result)
         if way is Way.VECTORS:
             txn = self._with_vectors(txn, result.batch_id)
-        if added_rows is not None:
+        if removed is not None:
             search = self.search(txn, keys)
             if search.count() == removed:
-                return self._replace_rows(
-                    txn, touched, search, added_rows, result, way, count=count
-                )
+                return self._replace_rows(txn, touched, search, rows, result, way, count=count)
         is_partitioned = bool(txn.metadata.partition_columns)
         search = self.search(txn, keys, returns_rows=not is_partitioned)
         old = (
@@ -157,7 +155,8 @@ class KeyedTable:
             if is_partitioned
             else DataFrame(search.rows(session._jsparkSession), session)
         )
-        return self._replace_rows(txn, touched, search, merged(old), result, way, count=count)
+        rows = merge(old, rows)
+        return self._replace_rows(txn, touched, search, rows, result, way, count=count)
 
     def search(self, txn: TableTransaction, keys: Any, *, returns_rows: bool = False) -> Any:
         """Penstock's `KeyedRows`: the rows of some `BatchKeys` in the table."""

@@ -52,10 +52,10 @@ class ViewWriter(FlowWriter):
         self._keys: Any = None
         self._count = 0
         self._touched: DataFrame | None = None
-        self._merges: Mapping[str, str] = {}
-        self._row_count: str | None = None
-        self._changes: DataFrame | None = None
-        self._removed = self._added = 0
+        self._merge: Callable[[DataFrame, DataFrame], DataFrame] | None = None
+        """The rows of the keys, given the old ones and the written ones, if both are needed."""
+        self._removed: int | None = None
+        self._added = 0
 
     def collect_removed(self, changed: Any, key: str) -> None:
         """Collect the rows that `write_batch` removes, beside those that it adds.
@@ -69,7 +69,8 @@ class ViewWriter(FlowWriter):
         txn = self._begin()
         names = {name.lower(): name for name in txn.metadata.schema.names}
         self._collect(txn, changed.removedKeys(key, names.get(key.lower(), key)))
-        self._changes = DataFrame(changed.rows(), self._delta.spark)
+        changes = DataFrame(changed.rows(), self._delta.spark)
+        self._merge = lambda old, _: _with_copies(old, changes)
         self._removed, self._added = int(changed.removed()), int(changed.added())
 
     def collect(
@@ -90,7 +91,8 @@ class ViewWriter(FlowWriter):
         touched = keys.select(key_struct(keys.columns).alias("k"))
         txn = self._begin()
         texts = text_partitions(txn, touched)
-        self._merges, self._row_count = merges or {}, row_count
+        if merges:
+            self._merge = partial(_aggregates, merges=merges, row_count=row_count)
         if count is not None and count <= MOST_KEYS:
             self._touched, self._count = touched, count
             if self._keyed.way_for(txn, touched, count) is Way.TABLE:
@@ -145,26 +147,11 @@ class ViewWriter(FlowWriter):
         self._check(txn)
         if self._touched is None:
             return super()._write_files(df, txn, schema)
-        if self._merges or self._changes is not None:
-            count = self._count if self._changes is None else self._added
+        if self._merge is not None:
+            count = self._count if self._removed is None else self._added
             return Written(RowCounts(count, 0, {}), rows=df)
         self._kept, counts = keep_and_count(self._delta, df, None)
         return Written(counts, rows=self._kept)
-
-    def _merged(self, old: DataFrame, df: DataFrame) -> DataFrame:
-        names = [name for name, merge in self._merges.items() if not merge]
-        both = old.unionByName(df).coalesce(1)
-        merged = both.groupBy(*[F.col(quoted(name)) for name in names])
-        values = [
-            _MERGES[merge](F.col(quoted(name))).cast(df.schema[name].dataType).alias(name)
-            for name, merge in self._merges.items()
-            if merge
-        ]
-        rows = merged.agg(*values) if values else merged.count()
-        if self._row_count is not None:
-            count = F.col(quoted(self._row_count))
-            rows = rows.where(F.when(count < 0, F.raise_error(_OTHER_ROWS)).otherwise(count) != 0)
-        return rows.select(*[F.col(quoted(name)) for name in df.columns])
 
     def _commit_target(self, batch: Batch) -> CommitResult:
         if self._touched is None:
@@ -173,25 +160,39 @@ class ViewWriter(FlowWriter):
         assert rows is not None
         # A key may have many rows, and its rows may be gone.
         count = max(self._count, min(result.rows_written, MOST_KEYS))
-        if self._merges or self._changes is not None:
-            merged = partial(self._merged, df=rows)
-            if self._changes is not None:
-                merged = partial(_with_copies, changes=self._changes)
-            version = self._keyed.merge(
-                batch.txn,
-                self._touched,
-                merged,
-                result,
-                count=count,
-                keys=self._keys,
-                added_rows=rows if self._changes is not None else None,
-                removed=self._removed,
-            )
-        else:
+        if self._merge is None:
             version = self._keyed.replace(
                 batch.txn, self._touched, rows, result, count=count, keys=self._keys
             )
+        else:
+            version = self._keyed.merge(
+                batch.txn,
+                self._touched,
+                rows,
+                self._merge,
+                result,
+                count=count,
+                keys=self._keys,
+                removed=self._removed,
+            )
         return replace(result, version=version)
+
+
+def _aggregates(
+    old: DataFrame, new: DataFrame, *, merges: Mapping[str, str], row_count: str | None
+) -> DataFrame:
+    names = [name for name, merge in merges.items() if not merge]
+    merged = old.unionByName(new).coalesce(1).groupBy(*[F.col(quoted(name)) for name in names])
+    values = [
+        _MERGES[merge](F.col(quoted(name))).cast(new.schema[name].dataType).alias(name)
+        for name, merge in merges.items()
+        if merge
+    ]
+    rows = merged.agg(*values) if values else merged.count()
+    if row_count is not None:
+        count = F.col(quoted(row_count))
+        rows = rows.where(F.when(count < 0, F.raise_error(_OTHER_ROWS)).otherwise(count) != 0)
+    return rows.select(*[F.col(quoted(name)) for name in new.columns])
 
 
 def _with_copies(old: DataFrame, changes: DataFrame) -> DataFrame:
