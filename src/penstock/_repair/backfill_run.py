@@ -38,7 +38,7 @@ from penstock._tables.files import StorageFiles
 from penstock._tables.kill_points import kill_point
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock._tables.read.log_scan import read_commit_counts
-from penstock._tables.write.kept import keep, release
+from penstock._tables.write.kept import kept_rows
 from penstock.errors import PlanError
 from penstock.quality.rules import check_expectations
 from penstock.quality.split import filter_view
@@ -183,8 +183,7 @@ class BackfillRun:
         if self.plan.way == Way.EVENTS:
             self._committed(writer.write(self._without_quarantined(batch), number))
             return
-        kept = keep(batch)
-        try:
+        with kept_rows(batch) as kept:
             new = self._without_known(kept)
             total, unidentified = kept.count(), kept.where(_any_null(self.plan.by)).count()
             result = writer.write(new, number)
@@ -195,8 +194,6 @@ class BackfillRun:
                 self.counts.unidentified += unidentified
                 self.counts.known += max(0, total - unidentified - rows - commit.rows_duplicate)
             self._committed(result)
-        finally:
-            release(kept)
 
     def _without_known(self, batch: DataFrame) -> DataFrame:
         """The rows that neither the table nor its quarantine had at the start of the backfill."""

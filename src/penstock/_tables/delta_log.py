@@ -259,12 +259,17 @@ class DeltaJvm:
         return self._streaming_update(mode, app_id, batch_id, self._option.apply(user_metadata))
 
     def write_operation(
-        self, user_metadata: str, *, overwrite: bool, where: str | None = None
+        self,
+        user_metadata: str | None = None,
+        *,
+        overwrite: bool,
+        where: str | None = None,
+        new_schema: bool | None = None,  # whether columns or partitions are replaced
     ) -> Any:
-        none = self.none
+        none, option = self.none, self.option
         mode = self._save_mode.Overwrite if overwrite else self._save_mode.Append
-        record, predicate = self._option.apply(user_metadata), self.option(where)
-        return self._write(mode, none, predicate, record, none, none, none, none, none)
+        record, predicate, schema = option(user_metadata), option(where), option(new_schema)
+        return self._write(mode, none, predicate, record, none, schema, none, none, none)
 
     def optimize_operation(self, transaction: Any, metrics: Mapping[str, int]) -> Any:
         """OPTIMIZE, with its metrics in the history; needs Penstock's Java classes."""
@@ -281,13 +286,6 @@ class DeltaJvm:
 
     def properties_operation(self, properties: Mapping[str, str]) -> Any:
         return self._set_properties(self._scala_map(properties))
-
-    def replace_operation(self) -> Any:
-        """The operation that gives an empty table other columns or partitions."""
-        none = self.none
-        return self._write(
-            self._save_mode.Overwrite, none, none, none, none, self.option(True), none, none, none
-        )
 
     def deletions(self, transaction: Any, condition: str) -> tuple[list[Any], int]:
         """The actions of Delta's DELETE in a transaction, not committed, and the number of rows.

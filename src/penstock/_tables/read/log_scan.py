@@ -105,7 +105,7 @@ def logged_removals(delta: DeltaJvm, path: str, version: int) -> LoggedRemovals:
         if lines is None:
             break
         if any(file.get("dataChange", True) for file in actions_of(lines, "remove")):
-            info = delta.commit_info(path, at) or {}
+            info = next(actions_of(lines, "commitInfo"), {})
             removals[at] = str(info.get("operation", "unknown")), int(info.get("timestamp", 0))
         at -= 1
     return LoggedRemovals(at + 1, dict(sorted(removals.items())))

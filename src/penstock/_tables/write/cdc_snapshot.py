@@ -18,7 +18,7 @@ from penstock._tables.kill_points import kill_point
 from penstock._tables.layout import TableRef
 from penstock._tables.write.cdc_events import END_AT, START_AT, RowShape, comparable
 from penstock._tables.write.fenced import FencedTable, TableTransaction
-from penstock._tables.write.kept import keep, release
+from penstock._tables.write.kept import kept_rows
 from penstock._tables.write.key_joins import (
     SMALL_ROWS,
     count_keys,
@@ -74,19 +74,13 @@ class SnapshotWriter:
         )
         have = {field.name.lower() for field in df.schema}
         columns = StructType([field for field in evolved if field.name.lower() in have])
-        snapshot = keep(df.select(*columns_as(columns, df.schema.fields)))
         # As in the table: nested fields may have another order there.
         self._shape = replace(self._shape, columns=tuple(columns))
         self._schema = evolved
-        try:
-            rows = self._count(snapshot)
-            differences = keep(self._compare(txn, snapshot, small=rows <= SMALL_ROWS))
-            try:
+        with kept_rows(df.select(*columns_as(columns, df.schema.fields))) as snapshot:
+            is_small = self._count(snapshot) <= SMALL_ROWS
+            with kept_rows(self._compare(txn, snapshot, small=is_small)) as differences:
                 committed = self._commit(txn, differences, version, result, always=always)
-            finally:
-                release(differences)
-        finally:
-            release(snapshot)
         if committed is not None:
             kill_point("after_target_commit", self._flow, number)
         return committed

@@ -42,7 +42,7 @@ def create_table(
     if replace:
         content["configuration"] = {**delta.metadata(transaction).configuration, **properties}
         transaction.updateMetadataForTableOverwrite(delta.action({"metaData": content}))
-        operation = delta.replace_operation()
+        operation = delta.write_operation(overwrite=True, new_schema=True)
     else:
         transaction.updateMetadataForNewTable(delta.action({"metaData": content}))
         operation = delta.create_operation(transaction.metadata())

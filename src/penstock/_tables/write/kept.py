@@ -1,6 +1,8 @@
 """Batches that are read several times."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -24,6 +26,16 @@ def keep(df: DataFrame) -> DataFrame:
     if _is_local(df):
         return df.persist()
     return df.localCheckpoint(eager=False)
+
+
+@contextmanager
+def kept_rows(df: DataFrame) -> Iterator[DataFrame]:
+    """The rows of `keep`, released at the end of the context."""
+    kept = keep(df)
+    try:
+        yield kept
+    finally:
+        release(kept)
 
 
 def release(df: DataFrame) -> None:

@@ -18,7 +18,7 @@ from penstock._model.sql_text import quoted
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.jvm import iterate
 from penstock._tables.write.fenced import FencedTable, TableTransaction
-from penstock._tables.write.kept import keep, keep_and_count, release
+from penstock._tables.write.kept import keep_and_count, kept_rows, release
 from penstock._tables.write.schema import plain_schema
 from penstock._tables.write.staging import (
     BAD_FOLDER,
@@ -167,8 +167,7 @@ class RowFiles:
         refused = late.find(df)
         if refused.frame is None or self._quarantine is None:
             return written, refused.late, 0
-        kept = keep(refused.frame)
-        try:
+        with kept_rows(refused.frame) as kept:
             is_late = F.array_contains(F.col(FAILED_RULES), LATE)
             row: Any = kept.agg(F.count(F.when(is_late, 1)), F.count(F.lit(1))).head()
             if not row[1]:
@@ -177,8 +176,6 @@ class RowFiles:
             files = self._write_quarantine(self._quarantine, frame, replaces=False)
             written = replace(written, bad=[*written.bad, *files])
             return written, int(row[0]), int(row[1])
-        finally:
-            release(kept)
 
     def _write_quarantine(
         self, table: FencedTable, rows: DataFrame, *, replaces: bool
