@@ -19,12 +19,17 @@ from penstock._tables.write.schema import (
     IDENTITY_EXPLICIT,
     IDENTITY_START,
     IDENTITY_STEP,
-    LENGTHS,
     check_columns,
 )
 from penstock.errors import DefinitionError, PlanError
 
 FEATURE = "delta.feature."
+_METADATA = {  # of the parser, and of Delta
+    "GENERATION_EXPRESSION": GENERATED,
+    "identity.start": IDENTITY_START,
+    "identity.step": IDENTITY_STEP,
+    "identity.allowExplicitInsert": IDENTITY_EXPLICIT,
+}
 OWNER = "penstock.pipeline"
 """Table property: the pipeline that writes a table in a storage that several of them share."""
 
@@ -74,7 +79,6 @@ def parse_schema(
     parser: Any = spark._jsparkSession.sessionState().sqlParser()
     try:
         plan = parser.parsePlan(f"CREATE TABLE t (\n{schema}\n) USING delta")
-        columns = plan.columns()
     except Exception as error:
         if not isinstance(error, ParseException) and "Py4J" not in type(error).__name__:
             raise
@@ -86,7 +90,10 @@ def parse_schema(
         ) from error
     jvm: Any = spark._jvm
     strings = jvm.org.apache.spark.sql.catalyst.util.CharVarcharUtils
-    return StructType([_column(columns.apply(i), strings, origin) for i in range(columns.size())])
+    # Delta stores STRING, and the declared type in the metadata.
+    stored = strings.replaceCharVarcharWithStringInSchema(plan.tableSchema())
+    columns = StructType.fromJson(json.loads(stored.json()))
+    return StructType([_column(column, origin) for column in columns])
 
 
 def table_state(spark: SparkSession, path: str) -> TableState | None:
@@ -166,38 +173,22 @@ def check_spec(table: str, spec: TableSpec) -> None:
                 )
 
 
-def _column(definition: Any, strings: Any, origin: SourceLocation | None) -> StructField:
-    metadata: dict[str, Any] = {}
-    # Delta stores STRING, and the declared type in the metadata.
-    kind = definition.dataType()
-    if strings.hasCharVarchar(kind):
-        metadata[LENGTHS] = str(kind.catalogString())
-    if definition.comment().isDefined():
-        metadata["comment"] = definition.comment().get()
-    generated = definition.generationExpression()
-    if generated.isDefined():
-        metadata[GENERATED] = generated.get()
-    if definition.defaultValue().isDefined():
+def _column(column: StructField, origin: SourceLocation | None) -> StructField:
+    """A column of a statement with the metadata of Delta instead of that of the parser."""
+    metadata = {_METADATA.get(key, key): value for key, value in (column.metadata or {}).items()}
+    if "CURRENT_DEFAULT" in metadata:
         raise DefinitionError(
             "SCHEMA_INVALID",
-            f"column {definition.name()!r}: DEFAULT has no effect, as only flows write the table",
+            f"column {column.name!r}: DEFAULT has no effect, as only flows write the table",
             origin=origin,
             hint="compute the value in the query, or use GENERATED ALWAYS AS (expression)",
         )
-    plain = json.loads(strings.replaceCharVarcharWithString(kind).json())
-    data_type = StructField.fromJson({"name": "x", "type": plain, "nullable": True}).dataType
-    identity = definition.identityColumnSpec()
-    if identity.isDefined():
-        if not isinstance(data_type, LongType):
-            raise DefinitionError(
-                "SCHEMA_INVALID",
-                f"column {definition.name()!r}: an identity column is BIGINT, not "
-                + data_type.simpleString().upper(),
-                origin=origin,
-                hint=f"write `{definition.name()} BIGINT GENERATED ALWAYS AS IDENTITY`",
-            )
-        numbers = identity.get()
-        metadata[IDENTITY_START] = int(numbers.getStart())
-        metadata[IDENTITY_STEP] = int(numbers.getStep())
-        metadata[IDENTITY_EXPLICIT] = bool(numbers.isAllowExplicitInsert())
-    return StructField(definition.name(), data_type, bool(definition.nullable()), metadata)
+    if IDENTITY_START in metadata and not isinstance(column.dataType, LongType):
+        raise DefinitionError(
+            "SCHEMA_INVALID",
+            f"column {column.name!r}: an identity column is BIGINT, not "
+            + column.dataType.simpleString().upper(),
+            origin=origin,
+            hint=f"write `{column.name} BIGINT GENERATED ALWAYS AS IDENTITY`",
+        )
+    return StructField(column.name, column.dataType, column.nullable, metadata)
