@@ -87,7 +87,7 @@ def copy_checkpoint(files: StorageFiles, source: str, target: str) -> bool:
     """Copy a checkpoint, but for Spark's id of its query; `False` if it does not exist."""
     if not files.copy_tree(source, target):
         return False
-    files.replace(f"{target}/metadata", json.dumps({"id": str(uuid.uuid4())}))
+    files.write(f"{target}/metadata", json.dumps({"id": str(uuid.uuid4())}))
     return True
 
 

@@ -408,7 +408,7 @@ class _Run:
             text = self._files.read(path) or ""
             moved = moved_offsets(text, starts)
             if moved != text:
-                self._files.replace(path, moved)
+                self._files.write(path, moved)
 
 
 def moved_offsets(text: str, starts: Mapping[str, int]) -> str:

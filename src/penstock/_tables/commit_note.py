@@ -33,7 +33,15 @@ def commits_of(text: str | None) -> dict[str, NotedCommit]:
         content = json.loads(text or "{}")
         if content.get("format") != _FORMAT:
             return {}
-        return {role: NotedCommit(**commit) for role, commit in content["tables"].items()}
+        return {
+            role: NotedCommit(
+                table_id=str(commit["table_id"]),
+                version=int(commit["version"]),
+                batch_id=int(commit["batch_id"]),
+                app_id=str(commit["app_id"]),
+            )
+            for role, commit in content["tables"].items()
+        }
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
 

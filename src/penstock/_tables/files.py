@@ -103,6 +103,8 @@ class StorageFiles:
                 if sync:
                     os.fsync(file.fileno())
             draft.replace(path)
+            # Of a file that Hadoop wrote; it would not fit the new text.
+            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
             return
         system, remote = hadoop_path(self._spark, uri)
         self._check_lease()
@@ -111,13 +113,6 @@ class StorageFiles:
             stream.write(bytearray(text.encode()))
         finally:
             stream.close()
-
-    def replace(self, uri: str, text: str) -> None:
-        """Replace a file that Hadoop wrote, and its checksum."""
-        self.write(uri, text)
-        path = local_path(uri)
-        if path is not None:
-            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
     def delete_tree(self, uri: str) -> None:
         system, remote = hadoop_path(self._spark, uri)

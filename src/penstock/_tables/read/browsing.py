@@ -187,7 +187,8 @@ class TableBrowser:
                 size += len(item["row"])
                 rows.append(item)
                 files.append(file)
-            commits = self._commits_of(folder, snapshot.version, files)
+            names = {file.name for file in files}
+            commits = self._commits(folder).of(names, snapshot.version) if files else {}
             for item, file in zip(rows, files, strict=True):
                 commit = commits.get(file.name, {"at": file.at, "flow": ""})
                 item |= {key: commit.get(key) for key in ("at", "flow", "batch_id", "version")}
@@ -246,13 +247,6 @@ class TableBrowser:
             "rules": {_shown_rule(name): rows for name, rows in rules.most_common()},
             "newest": snapshot.files[0].at if snapshot.files else None,
         }
-
-    def _commits_of(
-        self, folder: Path, version: int, files: list[StoredFile]
-    ) -> Mapping[str, dict[str, Any]]:
-        if not files:
-            return {}
-        return self._commits(folder).of({file.name for file in files}, version)
 
 
 def _advice(small: int, size: int) -> str | None:

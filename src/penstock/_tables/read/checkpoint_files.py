@@ -214,11 +214,7 @@ def _numbered(folder: Path, last: int = 0) -> list[tuple[int, Path]]:
 
 
 def _planned(path: Path, damaged: dict[str, str], last: int) -> Iterator[LoggedBatch]:
-    for number, file in _numbered(path / "offsets", last):
-        name = f"offsets/{number}"
-        lines = _lines(file, name, damaged)
-        if lines is None:
-            continue
+    for number, name, lines in _entries(path, "offsets", damaged, last):
         if len(lines) < 2:
             damaged[name] = "is truncated: it has no offsets"
             continue
@@ -236,11 +232,7 @@ def _planned(path: Path, damaged: dict[str, str], last: int) -> Iterator[LoggedB
 
 
 def _finished(path: Path, damaged: dict[str, str], last: int) -> Iterator[int]:
-    for number, file in _numbered(path / "commits", last):
-        name = f"commits/{number}"
-        lines = _lines(file, name, damaged)
-        if lines is None:
-            continue
+    for number, name, lines in _entries(path, "commits", damaged, last):
         try:
             json.loads(lines[0])
         except (ValueError, IndexError):
@@ -249,17 +241,21 @@ def _finished(path: Path, damaged: dict[str, str], last: int) -> Iterator[int]:
         yield number
 
 
-def _lines(file: Path, name: str, damaged: dict[str, str]) -> list[str] | None:
-    """The lines below the version; `None` if the file is damaged."""
-    try:
-        version, *lines = file.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        damaged[name] = f"cannot be read: {error}"
-        return None
-    if not re.fullmatch(r"v\d+", version):
-        damaged[name] = "does not start with a version" if version else "is empty"
-        return None
-    return [line for line in lines if line]
+def _entries(
+    path: Path, kind: str, damaged: dict[str, str], last: int
+) -> Iterator[tuple[int, str, list[str]]]:
+    """Batches of `offsets` or `commits`, their files, and the lines below the version."""
+    for number, file in _numbered(path / kind, last):
+        name = f"{kind}/{number}"
+        try:
+            version, *lines = file.read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            damaged[name] = f"cannot be read: {error}"
+            continue
+        if re.fullmatch(r"v\d+", version):
+            yield number, name, [line for line in lines if line]
+        else:
+            damaged[name] = "does not start with a version" if version else "is empty"
 
 
 def _offset(line: str) -> Any:

@@ -127,23 +127,19 @@ def resolve_table(settings: PipelineSettings, name: str) -> DatasetName:
 
 @contextmanager
 def _readable(settings: PipelineSettings, name: str) -> Iterator[Snapshot]:
-    from deltalake.exceptions import DeltaError, TableNotFoundError
-
     uri = layout_of(settings).table_path(resolve_table(settings, name))
     path = local_path(uri)
     if path is None:
         raise SpecError("STORAGE_NOT_LOCAL", f"{settings.storage} cannot be read without Spark")
     try:
         yield StoredTable(path).snapshot()
-    except TableNotFoundError:
-        raise table_unknown(settings, name, _tables(settings)) from None
-    except (SpecError, DeltaError) as error:
-        if isinstance(error, SpecError) and error.condition == "TABLE_NOT_FOUND":
+    except SpecError as error:
+        if error.condition == "TABLE_NOT_FOUND":
             raise table_unknown(settings, name, _tables(settings)) from None
-        reason = error.message if isinstance(error, SpecError) else str(error)
+        reason = error.message.removeprefix(REFUSED)
         raise SpecError(
             "TABLE_NOT_READABLE",
-            f"table {name!r} cannot be read without Spark: {reason.removeprefix(REFUSED)}",
+            f"table {name!r} cannot be read without Spark: {reason}",
             hint=f"read it with Spark: spark.read.format('delta').load('{uri}')",
         ) from error
 

@@ -130,11 +130,8 @@ class EventShape(RowShape):
         present = reduce(
             Column.__and__, [F.col(quoted(field.name)).isNotNull() for field in self.keys]
         )
-        return (
-            present | (self.op() == TRUNCATE)
-            if self.spec.apply_as_truncates is not None
-            else present
-        )
+        truncates = self.spec.apply_as_truncates is not None
+        return present | (self.op() == TRUNCATE) if truncates else present
 
     def event_columns(
         self, key_type: T.StructType, value_type: T.StructType

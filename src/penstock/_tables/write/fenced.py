@@ -65,9 +65,8 @@ class _KnownVersions:
     def last(self, table_id: str, version: int, app_id: str) -> int | None:
         """Last batch of an app id at a version; `None` if it must be looked up."""
         with self._lock:
-            if self._version.get(table_id) != version:
-                return None
-            return self._batches.get((table_id, app_id))
+            is_known = self._version.get(table_id) == version
+            return self._batches.get((table_id, app_id)) if is_known else None
 
 
 _known_versions = _KnownVersions()

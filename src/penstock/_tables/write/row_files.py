@@ -24,7 +24,6 @@ from penstock._tables.write.staging import (
     BAD_FOLDER,
     RowCounts,
     can_stage,
-    count_masks,
     data_columns,
     delete_files,
     sort_files,
@@ -122,9 +121,8 @@ class RowFiles:
         if self._staging is None or self._staging_generation != self._target.generation:
             self._staging = staging_metadata(self._delta, txn.metadata, schema, split)
             self._staging_generation = self._target.generation
-        keeps = split.quarantine and self._quarantine is not None
         target = self._target.ref.path
-        quarantine = self._quarantine.ref.path if keeps and self._quarantine else None
+        quarantine = self._quarantine.ref.path if split.quarantine and self._quarantine else None
         own, log, snapshot = self._delta.own, self._delta.log(target), txn.jvm.snapshot()
         if quarantine is None:
             staging = own.WriteTransaction(log, snapshot, self._statistics)
@@ -132,10 +130,10 @@ class RowFiles:
             staging = own.SplitTransaction(log, snapshot, BAD_FOLDER, quarantine, self._statistics)
         staging.updateMetadata(self._staging, False)
         good, bad, counts = sort_files(
+            df.sparkSession,
             self._delta.file_contents(staging.writeFiles(df._jdf)),
             split,
             (target, quarantine or target),
-            lambda files: count_masks(df.sparkSession, files, split),
         )
         if quarantine is None:
             delete_files(self._delta, [file["path"] for file in bad], target)

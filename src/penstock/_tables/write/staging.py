@@ -8,7 +8,7 @@ have), the others are written into the folder of the quarantine table and commit
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from urllib.parse import unquote
@@ -34,8 +34,6 @@ _MASK_STATISTIC = re.compile(rf'"{MASK_PREFIX}\d+":\d+,|,?"{MASK_PREFIX}\d+":\d+
 
 RuleHistogram: TypeAlias = Counter[tuple[int | None, ...]]
 """Rows by the values of the mask columns."""
-ValueHistogram: TypeAlias = Mapping[tuple[Any, ...], int]
-"""Rows by the values of `counted_columns`."""
 
 BAD_FOLDER = f"{DESTINATION}={TO_QUARANTINE}"
 QUARANTINE_FIELDS = (
@@ -127,16 +125,12 @@ class RowCounts:
 
 
 def sort_files(
-    files: list[dict[str, Any]],
-    split: RowSplit,
-    roots: tuple[str, str],
-    count: Callable[[list[str]], RuleHistogram],
+    spark: SparkSession, files: list[dict[str, Any]], split: RowSplit, roots: tuple[str, str]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], RowCounts]:
     """Group `AddFile` contents by destination, and count their rows and broken rules.
 
-    Counts come from the final files: a task that was retried or speculated counts once. `count`
-    counts each combination of masks in files; it is called only for files with a row that breaks a
-    rule. `roots` are the folders of good and bad files.
+    Counts come from the final files: a task that was retried or speculated counts once. Only files
+    with a row that breaks a rule are read. `roots` are the folders of good and bad files.
     """
     good, bad, counts = [], [], RowCounts(0, 0, {})
     to_count = []
@@ -155,7 +149,7 @@ def sort_files(
         else:
             good.append(final)
             counts.clean_rows += rows
-    masks = count(to_count) if to_count else RuleHistogram()
+    masks = count_masks(spark, to_count, split) if to_count else RuleHistogram()
     counts.rules = _rule_counts(masks, split, counts.clean_rows + counts.bad_rows)
     return good, bad, counts
 
@@ -208,12 +202,15 @@ def valid_rows(batch: DataFrame, split: RowSplit | None) -> DataFrame:
     return batch.where(F.col(DESTINATION) == TO_TABLE).select(*data_columns(split))
 
 
-def count_values(histogram: ValueHistogram, split: RowSplit | None) -> RowCounts:
-    """The counts of a batch, given its rows by the columns of `counted_columns`."""
-    counts, masks = RowCounts(0, 0, {}), RuleHistogram()
+def counted_columns(split: RowSplit, by: str | None) -> list[str]:
+    return [DESTINATION, *split.masks, *([] if by is None else [by])]
+
+
+def count_values(histogram: Mapping[tuple[Any, ...], int], split: RowSplit | None) -> RowCounts:
+    """The counts of a batch, given its rows by the values of `counted_columns`."""
     if split is None:
-        counts.clean_rows = sum(histogram.values())
-        return counts
+        return RowCounts(sum(histogram.values()), 0, {})
+    counts, masks = RowCounts(0, 0, {}), RuleHistogram()
     for (destination, *values), rows in histogram.items():
         masks[tuple(values[: len(split.masks)])] += rows
         if destination != TO_TABLE:
@@ -224,10 +221,6 @@ def count_values(histogram: ValueHistogram, split: RowSplit | None) -> RowCounts
                 counts.by[values[-1]] += rows
     counts.rules = _rule_counts(masks, split, counts.clean_rows + counts.bad_rows)
     return counts
-
-
-def counted_columns(split: RowSplit, by: str | None) -> list[str]:
-    return [DESTINATION, *split.masks, *([] if by is None else [by])]
 
 
 def delete_files(delta: DeltaJvm, files: Iterable[str], table: str) -> None:
