@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.types import LongType, StructField, StructType
 from writer_harness import Harness, rule
 
 from penstock._tables.commits import CommitResult
@@ -248,6 +249,18 @@ def test_identity_column_may_be_given_when_it_is_by_default_only(
         parse_schema(spark, ddl.replace("key BIGINT", "key INT"))
     with pytest.raises(DefinitionError, match="DEFAULT has no effect"):
         parse_schema(spark, "id BIGINT DEFAULT 1")
+
+
+def test_clustered_table_keeps_lengths_and_no_table_has_defaults(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    declared = parse_schema(spark, "id BIGINT, name VARCHAR(3)")
+    spec = TableSpec(schema=declared, declared=True, cluster_by=("id",))
+    assert prepare_table(spark, table(tmp_path, "clustered"), spec).schema == declared
+    metadata = {"CURRENT_DEFAULT": "1", "EXISTS_DEFAULT": "1", "comment": "key"}
+    schema = StructType([StructField("id", LongType(), True, metadata)])
+    state = prepare_table(spark, table(tmp_path, "plain"), TableSpec(schema=schema, declared=True))
+    assert state.schema["id"].metadata == {"comment": "key"}
 
 
 def test_commit_on_a_thread_without_session_when_the_newest_version_is_a_checkpoint(

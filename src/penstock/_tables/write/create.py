@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from penstock._model.sql_text import quoted
 from penstock._tables.delta_log import DeltaJvm
@@ -18,23 +18,21 @@ from penstock._tables.layout import TableRef
 from penstock._tables.read.damage import check_log
 from penstock._tables.read.live_files import LiveFiles
 from penstock._tables.write.schema import (
-    GENERATED,
-    IDENTITY_EXPLICIT,
-    IDENTITY_START,
-    IDENTITY_STEP,
     has_identity,
     plain_schema,
     schema_json,
 )
 from penstock._tables.write.table_spec import TableSpec, check_properties
 
+_DEFAULTS = ("CURRENT_DEFAULT", "EXISTS_DEFAULT")
+
 
 def create_table(
     delta: DeltaJvm, table: TableRef, spec: TableSpec, *, replace: bool = False
 ) -> None:
-    schema = spec.schema if spec.declared else plain_schema(spec.schema, nullable=True)
+    schema = _declared(spec.schema) if spec.declared else plain_schema(spec.schema, nullable=True)
     properties = check_properties(delta.spark, spec.properties, name=table.name, origin=spec.origin)
-    if _needs_builder(spec, schema):
+    if spec.cluster_by or has_identity(schema):
         _build(delta, table, spec, schema, properties, replace=replace)
         return
     transaction = delta.begin(table.path)
@@ -49,9 +47,13 @@ def create_table(
     transaction.commit(delta.seq([]), operation)
 
 
-def _needs_builder(spec: TableSpec, schema: StructType) -> bool:
-    has_default = any("CURRENT_DEFAULT" in (column.metadata or {}) for column in schema)
-    return bool(spec.cluster_by) or has_identity(schema) or has_default
+def _declared(schema: StructType) -> StructType:
+    """Declared columns without default values, which have no effect: flows write all columns."""
+    columns = []
+    for column in schema:
+        metadata = {k: v for k, v in (column.metadata or {}).items() if k not in _DEFAULTS}
+        columns.append(StructField(column.name, column.dataType, column.nullable, metadata))
+    return StructType(columns)
 
 
 def _content(
@@ -80,27 +82,13 @@ def _build(
     *,
     replace: bool,
 ) -> None:
-    from delta.tables import DeltaTable, IdentityGenerator
+    from delta.tables import DeltaTable
 
     make = DeltaTable.replace if replace else DeltaTable.createIfNotExists
     # Delta compares locations as strings, and `file:///x` would differ from its own spelling.
     local = local_path(table.path)
-    builder = make(delta.spark).location(table.path if local is None else str(local))
-    for column in schema:
-        metadata = column.metadata or {}
-        always, by_default = metadata.get(GENERATED), None
-        if IDENTITY_START in metadata:
-            numbers = IdentityGenerator(metadata[IDENTITY_START], metadata[IDENTITY_STEP])
-            by_default = numbers if metadata[IDENTITY_EXPLICIT] else None
-            always = None if by_default else numbers
-        builder = builder.addColumn(
-            column.name,
-            column.dataType,
-            nullable=column.nullable,
-            generatedAlwaysAs=always,
-            generatedByDefaultAs=by_default,
-            comment=metadata.get("comment"),
-        )
+    location = table.path if local is None else str(local)
+    builder = make(delta.spark).location(location).addColumns(schema)
     if spec.partition_cols:
         builder = builder.partitionedBy(*spec.partition_cols)
     if spec.cluster_by:
