@@ -87,6 +87,16 @@ def test_rows_come_newest_batch_first_and_page_by_page_when_there_are_many(store
     assert _ids(browser.quarantine(NAME, None, limit=1)) == [99]
 
 
+def test_rows_have_their_commits_when_the_table_was_recreated(store, browser):
+    for number in range(3):
+        store.quarantine((["r"], {"id": number}))
+    assert len(browser.quarantine(NAME, None, limit=5)["rows"]) == 3
+    shutil.rmtree(f"{store.table}_quarantine")
+    store.quarantine((["r"], {"id": 3}))
+    (row,) = browser.quarantine(NAME, None, limit=5)["rows"]
+    assert (row["flow"], row["batch_id"], row["version"]) == ("clean", 3, 0)
+
+
 def test_rows_are_found_when_searched_by_text_source_or_rule(store, browser):
     store.quarantine((["positive"], {"id": 1, "who": "Ada"}), source={"topic": "orders"})
     store.quarantine((["known", "positive"], {"id": 2, "who": "Bob"}), source={"file": "b.json"})

@@ -19,7 +19,7 @@ from penstock._observe.masking import masked_values, shown
 from penstock._tables.files import local_path
 from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout
 from penstock._tables.read.cells import MAX_CELL, MAX_READ, cells_of, type_text
-from penstock._tables.read.commit_descriptions import Commits, newest_versions
+from penstock._tables.read.commit_descriptions import newest_versions
 from penstock._tables.read.row_selection import row_id
 from penstock._tables.read.stored_table import Column, Snapshot, StoredFile, StoredTable
 from penstock.errors import SpecError
@@ -61,7 +61,6 @@ class TableBrowser:
         self._lock = threading.Lock()
         self._readers = threading.BoundedSemaphore(_READERS)
         self._tables = lru_cache(_MAX_TABLES)(partial(StoredTable, monotonic=monotonic))
-        self._commits = lru_cache(_MAX_TABLES)(Commits)
         self._counted: dict[Path, tuple[int, Counter[str]]] = {}
 
     def preview(self, dataset: str, path: str | None, *, limit: int) -> dict[str, Any]:
@@ -159,7 +158,8 @@ class TableBrowser:
         if folder is None:
             raise _not_local()
         with self._readers:
-            snapshot = self._table(folder).snapshot()
+            table = self._table(folder)
+            snapshot = table.snapshot()
             columns = _reason_columns(snapshot)
             until = self._monotonic() + _SEARCH_SECONDS
             text = search.casefold()
@@ -188,7 +188,7 @@ class TableBrowser:
                 rows.append(item)
                 files.append(file)
             names = {file.name for file in files}
-            commits = self._commits(folder).of(names, snapshot.version) if files else {}
+            commits = table.commits.of(names, snapshot.version) if files else {}
             for item, file in zip(rows, files, strict=True):
                 commit = commits.get(file.name, {"at": file.at, "flow": ""})
                 item |= {key: commit.get(key) for key in ("at", "flow", "batch_id", "version")}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from penstock._tables.files import commit_file
+from penstock._tables.read.commit_descriptions import Commits
 from penstock._tables.read.row_selection import file_key
 from penstock.errors import SpecError
 
@@ -229,6 +230,7 @@ class StoredTable:
         self._snapshot: Snapshot | None = None
         self._newest: tuple[int, int] | None = None
         self._rests_until = 0.0
+        self.commits = Commits(path)
 
     def snapshot(self, *, rests: bool = False) -> Snapshot:
         """The newest version.
@@ -247,6 +249,7 @@ class StoredTable:
                 if self._table is not None and self._newest_commit() != self._newest:
                     # Dropped and recreated: delta-rs looks for later versions only.
                     self._table = self._snapshot = None
+                    self.commits = Commits(self.path)
                 if self._table is None:
                     self._table = DeltaTable(str(self.path))
                 else:
