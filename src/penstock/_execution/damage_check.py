@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from penstock._execution.flow_state import FlowState
 from penstock._execution.tables import PipelineTables
@@ -132,8 +131,8 @@ class DamageCheck:
                 identity = app_id("", name, segment_name(epoch))
                 is_used = any(each.endswith(identity) for each in self._app_ids(target))
             if is_used:
-                state = f"{layout.state_dir}/flows/{quote(name, safe=' ')}.json"
-                paths = [str(local_path(uri) or uri) for uri in (checkpoint, state)]
+                uris = (checkpoint, layout.flow_state(name))
+                paths = [str(local_path(uri) or uri) for uri in uris]
                 damage = state_lost(name, None if target is None else node.flow.target, *paths)
                 raise _error("FLOW_STATE_MISSING", node, damage)
 

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from penstock._model.name import DatasetName, path_segment, resolve_name
 from penstock._model.pipeline import PipelineSettings
@@ -69,6 +70,10 @@ class StorageLayout:
 
     def note_file(self, flow: str, epoch: str) -> str:
         return f"{self.checkpoint_path(flow, epoch)}/{NOTE_FILE}"
+
+    def flow_state(self, flow: str) -> str:
+        """The file of the state of a flow."""
+        return f"{self.state_dir}/flows/{quote(flow, safe=' ')}.json"
 
     def savepoint_folder(self, name: str) -> str:
         return f"{self.savepoints}/{path_segment(name)}"

@@ -251,6 +251,12 @@ def test_the_checkpoint_of_a_sink_needs_the_state_of_its_flow(store: Store):
     assert "state-missing" not in store.kinds()
 
 
+def test_a_missing_state_is_named_as_it_is_stored(store: Store):
+    store.checkpoint("caf=C3=A9", "e3", query="q-3")
+    (lost,) = (each for each in examine(store.settings) if each.flow == "café")
+    assert str(store.root / "state/flows/caf%C3%A9.json") in lost.message
+
+
 def test_a_one_time_flow_that_recorded_a_decision_has_no_checkpoint(store: Store):
     folder = store.root / "checkpoints" / "backlog" / EPOCH
     folder.mkdir(parents=True)

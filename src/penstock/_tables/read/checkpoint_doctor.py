@@ -314,8 +314,8 @@ def _lost_state(
     # Only flows into tables have a note: that of this one was dropped.
     if table is None and (not checkpoint.finished or note is not None):
         return None
-    file = f"{local_path(layout_of(settings).state_dir)}/flows/{checkpoint.flow}.json"
-    damage = state_lost(checkpoint.flow, table, str(checkpoint.path), file)
+    file = local_path(layout_of(settings).flow_state(checkpoint.flow))
+    damage = state_lost(checkpoint.flow, table, str(checkpoint.path), str(file))
     return Finding("state-missing", Severity.ERROR, damage.message, damage.hint)
 
 
