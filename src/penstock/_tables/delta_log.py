@@ -6,6 +6,7 @@ Actions cross as JSON, Delta's own format: one call for a list of files instead 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from py4j.java_gateway import JavaPackage
@@ -28,7 +29,7 @@ class TableMetadata:
     def id(self) -> str:
         return str(self.content["id"])
 
-    @property
+    @cached_property
     def schema(self) -> StructType:
         text = self.content.get("schemaString")
         return StructType.fromJson(json.loads(text)) if text else StructType([])

@@ -53,14 +53,11 @@ def newest_versions(table: Path, version: int) -> list[dict[str, Any]]:
     left = _MOST_BYTES
     for number in range(version, max(-1, version - _SHOWN_VERSIONS), -1):
         try:
-            size = (table / "_delta_log" / commit_file(number)).stat().st_size
-            # Commits with very many files are not read.
-            if size > left:
-                break
-            left -= size
+            left -= (table / "_delta_log" / commit_file(number)).stat().st_size
         except OSError:
             break
-        commit, _ = _commit(table, number)
+        # Commits with very many files are not read.
+        commit, _ = _commit(table, number) if left >= 0 else ({}, [])
         if not commit:
             break
         versions.append(commit)

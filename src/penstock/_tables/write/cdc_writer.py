@@ -111,13 +111,14 @@ class CdcWriter(FlowWriter):
     ) -> None:
         super().__init__(spark, **options)
         self._events = events
-        self._lock = target_locks.setdefault(self.target.path, threading.RLock())
+        target = self._target.ref.path
+        self._lock = target_locks.setdefault(target, threading.RLock())
         self._keyed = KeyedTable(self._target, way, is_streamed, on_vectors)
         self._compaction = StateCompaction(
             self._delta, state, self._app_id, self._lock, tombstone_seconds=tombstone_seconds
         )
         with self._lock:
-            has_rows = file_count(self._delta.snapshot(self.target.path)) > 0
+            has_rows = file_count(self._delta.snapshot(target)) > 0
             self._state = CdcState(
                 self._delta, state, self._app_id, events, target_has_rows=has_rows, flow=self._flow
             )

@@ -121,10 +121,6 @@ class FlowWriter:
         self._kept: DataFrame | None = None
         """The batch, if a writer reads it several times; unpersisted after it."""
 
-    @property
-    def target(self) -> TableRef:
-        return self._target.ref
-
     def write(self, df: DataFrame, batch_id: int) -> CommitResult:
         """Write one micro-batch; for `foreachBatch`. Writing it again has no effect.
 
