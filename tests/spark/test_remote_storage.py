@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 from update_project import HEADER
 
 from penstock._cli.main import main
+from penstock._model.name import DatasetName
+from penstock._model.pipeline import PipelineSettings
 from penstock._observe.bus import EventBus
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
+from penstock._tables.layout import StorageLayout, layout_of
+from penstock._tables.read.remote_storage import RemoteTables, copy_small_files
 from penstock._update import UpdateOptions, run_update
 
 pytestmark = pytest.mark.spark
@@ -137,3 +142,28 @@ def test_a_storage_that_spark_cannot_open_is_an_error_of_its_own(
         assert "STORAGE_NOT_READABLE" in text
         assert "calling o" not in text
         assert "spark.jars" in text
+
+
+def test_a_flow_named_state_has_files_that_are_read_when_the_storage_is_shared(
+    spark: SparkSession, storage: str, tmp_path: Path
+):
+    checkpoint = "pipelines/shop/checkpoints/state/e1"
+    for name in ("metadata", "state/0/0/1.delta"):
+        file = tmp_path / "mounted/shop" / checkpoint / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("content", encoding="utf-8")
+    layout = StorageLayout(storage, f"{storage}/pipelines/shop")
+    copy_small_files(spark, layout, tmp_path / "copy")
+    copied = tmp_path / "copy" / checkpoint
+    assert (copied / "metadata").read_text(encoding="utf-8") == "content"
+    assert (copied / "state/0/0/1.delta").read_bytes() == bytes(7)
+
+
+def test_a_table_is_shown_when_a_column_has_a_backtick(
+    spark: SparkSession, storage: str, tmp_path: Path
+):
+    settings = PipelineSettings(name="shop", storage=storage, root=str(tmp_path))
+    path = layout_of(settings).table_path(DatasetName("spark_catalog", "default", "t"))
+    spark.range(1).toDF("a`b").write.format("delta").save(path)
+    shown = RemoteTables(spark, settings).read_table("t", 5)
+    assert (shown.columns, shown.rows) == (("a`b",), (("0",),))

@@ -12,6 +12,7 @@ from penstock._model.exception_text import first_line
 from penstock._model.expectation import FAILED_RULES
 from penstock._model.name import DatasetName, path_segment, segment_name
 from penstock._model.pipeline import PipelineSettings
+from penstock._model.sql_text import quoted
 from penstock._tables.files import hadoop_path
 from penstock._tables.layout import QUARANTINE_SUFFIX, StorageLayout, layout_of
 from penstock._tables.read.preview import (
@@ -43,7 +44,7 @@ class RemoteTables:
         columns = tuple(column for column in only if column in df.columns) or tuple(df.columns)
         try:
             newest = df.orderBy(F.col("_metadata.file_modification_time").desc())
-            rows = newest.select(*[df[f"`{column}`"] for column in columns]).limit(limit).collect()
+            rows = newest.select(*[df[quoted(name)] for name in columns]).limit(limit).collect()
             total = df.count()
         except PySparkException as error:
             raise _not_readable(name, error) from error
@@ -109,6 +110,7 @@ def copy_small_files(
     start = len(str(top.toUri().getPath()).rstrip("/")) + 1
     _, pattern = hadoop_path(spark, f"{root}/tables/*/*/*/_delta_log")
     checkpoints = layout.checkpoints
+    epochs = checkpoints.removeprefix(root).count("/") + 2  # folders above the files of one
     if flow is None:
         logs = [str(log.getPath()) for log in system.globStatus(pattern) or ()]
     else:
@@ -124,7 +126,7 @@ def copy_small_files(
             local.parent.mkdir(parents=True, exist_ok=True)
             parts = local.relative_to(folder).parts
             # checkpoints/<flow>/<epoch>/state
-            is_state = uri == checkpoints and "state" in parts[3:-1]
+            is_state = uri == checkpoints and "state" in parts[epochs:-1]
             if is_state or int(status.getLen()) > _LARGEST_COPIED:
                 with local.open("wb") as file:
                     file.truncate(int(status.getLen()))
