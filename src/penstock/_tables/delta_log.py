@@ -224,22 +224,12 @@ class DeltaJvm:
         # Delta provides the index only for tables that may have deletion vectors, because reading
         # it fails for row groups of more than 2^31 rows. So the file format gets a protocol with
         # deletion vectors; which files have one is still determined by the snapshot.
-        protocol = json.loads(snapshot.protocol().json())["protocol"]
-        features = {*(protocol.get("readerFeatures") or ()), "deletionVectors"}
-        with_vectors = {
-            "minReaderVersion": 3,
-            "minWriterVersion": 7,
-            "readerFeatures": sorted(features),
-            "writerFeatures": sorted({*(protocol.get("writerFeatures") or ()), *features}),
-        }
+        delta = self.jvm.org.apache.spark.sql.delta
+        vectors = getattr(getattr(delta, "DeletionVectorsTableFeature$"), "MODULE$")
+        protocol = getattr(getattr(self._actions, "Protocol$"), "MODULE$").forTableFeature(vectors)
+        with_vectors = protocol.merge(self.seq([snapshot.protocol()]))
         file_format = self._file_format(
-            self.action({"protocol": with_vectors}),
-            snapshot.metadata(),
-            False,
-            False,
-            True,
-            self.none,
-            False,
+            with_vectors, snapshot.metadata(), False, False, True, self.none, False
         )
         session = self.spark._jsparkSession
         rebuilt = self._relation(
