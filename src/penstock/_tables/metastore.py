@@ -86,13 +86,13 @@ class HiveMetastore:
     def _register(self, wanted: Registration) -> bool:
         entry = self._find(wanted.schema, wanted.name)
         if entry is None:
-            local = local_path(wanted.table.path)
-            place = wanted.table.path if local is None else str(local)
-            create_entry(self._spark, wanted.schema, wanted.name, place)
+            path = local_path(wanted.table.path) or wanted.table.path
+            create_entry(self._spark, wanted.schema, wanted.name, str(path))
             # Another process may have been faster.
             entry = self._find(wanted.schema, wanted.name)
-        if entry is None or not _is_same(_location(entry), wanted.table.path):
-            _refuse(wanted, entry)
+        place = None if entry is None else _location(entry)
+        if place is None or _plain(place) != _plain(wanted.table.path):
+            _refuse(wanted, place)
         fingerprint = wanted.fingerprint()
         properties = {str(p._1()): str(p._2()) for p in iterate(entry.properties())}
         if properties.get(_FINGERPRINT) == fingerprint:
@@ -146,18 +146,13 @@ def _location(table: Any) -> str | None:
     return str(place.get().toString()) if is_delta and place.isDefined() else None
 
 
-def _is_same(location: str | None, path: str) -> bool:
-    return location is not None and _plain(location) == _plain(path)
-
-
 def _plain(path: str) -> str:
     local = local_path(path)
     return path.rstrip("/") if local is None else str(local)
 
 
-def _refuse(wanted: Registration, entry: Any) -> NoReturn:
+def _refuse(wanted: Registration, place: str | None) -> NoReturn:
     name = f"{wanted.schema}.{wanted.name}"
-    place = None if entry is None else _location(entry)
     what = "is a view or a table of another format" if place is None else f"is at {place}"
     raise PlanError(
         "CATALOG_TABLE_EXISTS",

@@ -97,8 +97,8 @@ class TableBrowser:
         """
         folder = self._path(dataset, path)
         with self._readers:
-            snapshot = self._table(folder).snapshot(rests=True)
-            assert folder is not None
+            table = self._table(folder)
+            snapshot = table.snapshot(rests=True)
             small = sum(file.size < _SMALL_FILE for file in snapshot.files)
             size = sum(file.size for file in snapshot.files)
             return {
@@ -107,7 +107,7 @@ class TableBrowser:
                 "bytes": size,
                 "small_files": small,
                 "advice": _advice(small, size),
-                "versions": newest_versions(folder, snapshot.version),
+                "versions": newest_versions(table.path, snapshot.version),
             }
 
     def quarantines(self, paths: Mapping[str, str | None]) -> list[dict[str, Any]]:
@@ -155,8 +155,6 @@ class TableBrowser:
         """
         start = _cursor(before)
         folder = _quarantine_of(self._path(dataset, path))
-        if folder is None:
-            raise _not_local()
         with self._readers:
             table = self._table(folder)
             snapshot = table.snapshot()

@@ -1,6 +1,5 @@
 """Finds damaged checkpoints, and checkpoints that do not match their tables; changes nothing."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -61,7 +60,6 @@ def examine(settings: PipelineSettings, flow: str | None = None) -> list[Finding
     """Examine all checkpoints, or those of one flow; the most severe findings first."""
     examined = checkpoints(settings, flow)
     every = examined if flow is None else checkpoints(settings)
-    owners = Counter(item.query_id for item in every if item.query_id is not None)
     findings = list(_table_logs(settings))
     tables = _tables_by_id(settings)
     known = flow_records(settings)
@@ -69,10 +67,7 @@ def examine(settings: PipelineSettings, flow: str | None = None) -> list[Finding
         if checkpoint.is_current:
             own = list(_files(checkpoint))
             if checkpoint.exists:
-                query = checkpoint.query_id
-                if query is not None and owners[query] > 1:
-                    flows = sorted(item.flow for item in every if item.query_id == query)
-                    own.append(_copied(checkpoint, flows))
+                own += _copied(checkpoint, every)
                 own += _state(checkpoint)
                 own += _table(checkpoint, settings, tables, known.get(checkpoint.flow))
         else:
@@ -179,14 +174,17 @@ def _logs(checkpoint: Checkpoint) -> Iterator[Finding]:
         )
 
 
-def _copied(checkpoint: Checkpoint, flows: list[str]) -> Finding:
-    return Finding(
-        "query-id-shared",
-        Severity.ERROR,
-        f"{len(flows)} checkpoints have the query id {checkpoint.query_id}: one is a copy of the "
-        f"other ({', '.join(flows)})",
-        "each flow needs its own checkpoint: reset the one that was copied",
-    )
+def _copied(checkpoint: Checkpoint, every: list[Checkpoint]) -> Iterator[Finding]:
+    query = checkpoint.query_id
+    flows = sorted(item.flow for item in every if item.query_id == query)
+    if query is not None and len(flows) > 1:
+        yield Finding(
+            "query-id-shared",
+            Severity.ERROR,
+            f"{len(flows)} checkpoints have the query id {query}: one is a copy of the other "
+            f"({', '.join(flows)})",
+            "each flow needs its own checkpoint: reset the one that was copied",
+        )
 
 
 def _old(checkpoint: Checkpoint) -> Finding:
@@ -235,9 +233,9 @@ def _table(
     if record is None or record.target_id is None:
         return
     path = tables.get(record.target_id)
-    if path is None and any(_table_logs(settings)):
-        return  # it may be the table with the damaged log
     if path is None:
+        if any(_table_logs(settings)):
+            return  # it may be the table with the damaged log
         yield Finding(
             "table-unknown",
             Severity.WARNING,

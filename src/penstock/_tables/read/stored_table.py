@@ -80,13 +80,10 @@ class Snapshot:
 
     @cached_property
     def rows(self) -> int | None:
-        total = 0
-        for file in self.files:
-            if file.rows is None:
-                return None
-            flags = self.kept.get(file.path)
-            total += file.rows - (0 if flags is None else flags.false_count)
-        return total
+        rows = [file.rows for file in self.files if file.rows is not None]
+        if len(rows) < len(self.files):
+            return None
+        return sum(rows) - sum(int(flags.false_count) for flags in self.kept.values())
 
     def scan(
         self,

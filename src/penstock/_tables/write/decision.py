@@ -99,10 +99,8 @@ class DecisionFile:
 
     def load(self, app_id: str, batch_id: int) -> BatchDecision | None:
         decision = self.newest()
-        if decision is None:
-            return None
-        is_same = (decision.result.app_id, decision.result.batch_id) == (app_id, batch_id)
-        return decision if is_same else None
+        batch = decision and (decision.result.app_id, decision.result.batch_id)
+        return decision if batch == (app_id, batch_id) else None
 
     def save(self, decision: BatchDecision) -> None:
         # No fsync, like the files of Spark and Delta themselves.

@@ -123,7 +123,7 @@ def check_columns(query: T.StructType, name: str) -> None:
                 "give one of them another name with alias()",
             )
         seen.add(column.name.lower())
-        if _has_void(column.dataType):
+        if any(isinstance(kind, T.NullType) for kind in nested_types(column.dataType)):
             raise _incompatible(
                 f"column {column.name!r} of {name} has no type: it is always NULL",
                 "cast it, for example CAST(NULL AS STRING)",
@@ -357,10 +357,6 @@ def has_identity(schema: T.StructType) -> bool:
 
 def schema_json(schema: T.StructType) -> str:
     return json.dumps(schema.jsonValue(), separators=(",", ":"))
-
-
-def _has_void(kind: T.DataType) -> bool:
-    return any(isinstance(nested, T.NullType) for nested in nested_types(kind))
 
 
 def _lossless(source: T.DataType, target: T.DataType) -> bool:

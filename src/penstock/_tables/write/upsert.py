@@ -184,15 +184,13 @@ class UniqueWriter(FlowWriter):
 
     def _without_known(self, txn: TableTransaction, rows: DataFrame, count: int) -> DataFrame:
         table = self._target.rows(txn, rows)
-        names = [f"{_KEY}{number}" for number in range(len(self._keys))]
-        pairs = list(zip(self._keys, names, strict=True))
         have = {column.lower() for column in table.columns}
         if not all(key.lower() in have for key in self._keys):
             return rows  # a key column that this batch adds: no row of the table has a value of it
-        ours = rows.select(*[F.col(quoted(key)).alias(f"{name}_new") for key, name in pairs])
-        theirs = table.select(*[F.col(quoted(key)).alias(name) for key, name in pairs])
+        names = {f"{_KEY}{number}": F.col(quoted(key)) for number, key in enumerate(self._keys)}
+        keys = [column.alias(name) for name, column in names.items()]
+        ours, theirs = rows.select(*keys), table.select(*keys)
         wanted = F.broadcast(ours) if count <= _BROADCAST_ROWS else ours
-        same = [F.col(name) == F.col(f"{name}_new") for name in names]
-        known = theirs.join(wanted, reduce(Column.__and__, same), "left_semi")
-        matches = [F.col(quoted(key)) == F.col(name) for key, name in pairs]
+        known = theirs.join(wanted, list(names), "left_semi")
+        matches = [column == F.col(name) for name, column in names.items()]
         return rows.join(known, reduce(Column.__and__, matches), "left_anti")
