@@ -28,8 +28,8 @@ from penstock.quality.split import row_json
 class UpsertWriter(FlowWriter):
     """Writes the batches of one update-mode flow; in keys, NULL equals NULL.
 
-    Columns of the table that the query lacks stay as they are. A row that breaks a drop rule leaves
-    the row with its key in the table unchanged. `way` and `is_streamed` as in `KeyedTable`.
+    A row that breaks a drop rule leaves the row with its key in the table unchanged. `way` and
+    `is_streamed` as in `KeyedTable`.
     """
 
     kind = "upsert"
