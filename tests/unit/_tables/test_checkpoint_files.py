@@ -261,6 +261,7 @@ def test_a_one_time_flow_that_recorded_a_decision_has_no_checkpoint(store: Store
     folder = store.root / "checkpoints" / "backlog" / EPOCH
     folder.mkdir(parents=True)
     (folder / "decision.json").write_text("{}")
+    (folder / ".decision.json.5f1c").write_text("{")  # of a process that was killed
     assert [each.flow for each in checkpoints(store.settings)] == ["silver"]
 
 

@@ -137,7 +137,9 @@ def checkpoints(settings: PipelineSettings, flow: str | None = None) -> list[Che
 
 def _is_of_batch_query(path: Path) -> bool:
     """Whether a folder has no files of Spark: a one-time flow records its batch there."""
-    return all(file.name.startswith((DECISION_FILE, NOTE_FILE)) for file in path.iterdir())
+    # A process that is killed while it writes such a file leaves one that begins with a dot.
+    names = (file.name.removeprefix(".") for file in path.iterdir())
+    return all(name.startswith((DECISION_FILE, NOTE_FILE)) for name in names)
 
 
 def _root(settings: PipelineSettings) -> Path:
