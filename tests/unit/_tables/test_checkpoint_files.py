@@ -272,6 +272,11 @@ def test_the_worst_comes_first_and_every_error_has_a_way_out(store: Store):
     assert "--full-refresh" in found[0].hint
 
 
+def test_the_others_are_examined_when_a_note_is_damaged(store: Store):
+    (store.folder / "committed.json").write_bytes(b"\xff")
+    assert store.kinds() == {"batch-open": Severity.NOTE}
+
+
 def test_a_torn_record_and_an_unknown_flow(store: Store):
     _write(store.root / "state" / "flows" / "torn.json", "{")
     assert set(flow_records(store.settings)) == {"silver"}

@@ -263,9 +263,10 @@ def _table(
 def _note(checkpoint: Checkpoint) -> Mapping[str, NotedCommit] | None:
     """The newest commits of a flow, as noted beside its checkpoint; `None` if there is no note."""
     try:
-        return commits_of((checkpoint.path / NOTE_FILE).read_text(encoding="utf-8"))
+        text = (checkpoint.path / NOTE_FILE).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
+    return commits_of(text)
 
 
 def _behind(checkpoint: Checkpoint, target: Path, settings: PipelineSettings) -> Iterator[Finding]:
