@@ -177,7 +177,8 @@ class TableBrowser:
                 if rule and rule not in map(_shown_rule, broken):
                     continue
                 item = _item(broken, values)
-                if text and not _contains(item, text):
+                texts = (item["row"], item["source"] or "", *item["rules"])
+                if not any(text in each.casefold() for each in texts):
                     continue
                 item["id"] = row_id(file.name, position)
                 item["is_cut"] = len(item["row"]) > _MAX_PAYLOAD
@@ -287,11 +288,6 @@ def _item(broken: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
     }
     # Masked one by one: the name of a rule may look like a secret.
     return {"rules": [_shown_rule(name) for name in broken], **masked_values(texts)}
-
-
-def _contains(item: Mapping[str, Any], wanted: str) -> bool:
-    texts = (item["row"], item["source"] or "", *item["rules"])
-    return any(wanted in text.casefold() for text in texts)
 
 
 @lru_cache(maxsize=4096)

@@ -51,8 +51,7 @@ class StateCompaction:
         tombstone_seconds: float | None,  # how long deletes are remembered; None = forever
     ) -> None:
         self._delta = delta
-        self._app_id = f"{app_id}/compaction"
-        self._table = FencedTable(delta, ref, self._app_id)
+        self._table = FencedTable(delta, ref, f"{app_id}/compaction")
         self._lock = lock
         self._tombstone_seconds = tombstone_seconds
         self._thread: threading.Thread | None = None
@@ -117,7 +116,8 @@ class StateCompaction:
         added = self._delta.add_files([{**file, "dataChange": False} for file in written])
         now = int(time.time() * 1000)
         removed = [file.removeWithTimestamp(now, False) for file in chosen]
-        record = CommitResult(flow="compaction", app_id=self._app_id, batch_id=None, version=None)
+        app_id = self._table.app_id
+        record = CommitResult(flow="compaction", app_id=app_id, batch_id=None, version=None)
         self._table.commit(txn, [*removed, *added], None, record, complete=whole)
         return True
 

@@ -99,7 +99,9 @@ class RowShape:
 
     def target_schema(self) -> T.StructType:
         fields = list(plain_schema(T.StructType(list(self.columns)), nullable=True))
-        return T.StructType([*fields, *interval_fields(self.shape.scd_type, self.sequence)])
+        if self.shape.scd_type is ScdType.TWO:
+            fields += _nullable([T.StructField(name, self.sequence) for name in (START_AT, END_AT)])
+        return T.StructType(fields)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,12 +195,6 @@ def is_partial(spec: CdcSpec, column: str) -> bool:
     if spec.ignore_null_columns is not None:
         return folded in {name.lower() for name in spec.ignore_null_columns}
     return folded not in {name.lower() for name in spec.ignore_null_except_columns or ()}
-
-
-def interval_fields(scd_type: ScdType, sequence: T.DataType) -> list[T.StructField]:
-    if scd_type is ScdType.ONE:
-        return []
-    return list(_nullable([T.StructField(name, sequence) for name in (START_AT, END_AT)]))
 
 
 def as_column(expression: "str | Column") -> Column:

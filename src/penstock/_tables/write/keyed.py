@@ -331,12 +331,8 @@ def has_exact_keys(delta: DeltaJvm, keys: StructType) -> bool:
 def _is_exact(kind: T.DataType) -> bool:
     if isinstance(kind, StructType):
         return all(_is_exact(field.dataType) for field in kind)
-    return isinstance(kind, _EXACT_TYPES) and not _has_collation(kind)
+    return isinstance(kind, _EXACT_TYPES) and "collate" not in kind.simpleString()
 
 
 def _nullable(kind: T.DataType) -> T.DataType:
     return kind.toNullable() if isinstance(kind, StructType) else kind
-
-
-def _has_collation(kind: T.DataType) -> bool:
-    return isinstance(kind, T.StringType) and "collate" in kind.simpleString()

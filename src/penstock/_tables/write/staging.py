@@ -85,7 +85,11 @@ def staging_metadata(
 
 def _configuration(metadata: TableMetadata, schema: StructType, split: RowSplit) -> dict[str, str]:
     have = metadata.configuration
-    result = {key: value for key, value in have.items() if not key.startswith(_CONSTRAINT)}
+    quarantined = f"{DESTINATION} = '{TO_QUARANTINE}'"
+    result = {
+        key: f"{quarantined} OR ({value})" if key.startswith(_CONSTRAINT) else value
+        for key, value in have.items()
+    }
     # Masks come first, so that their statistics do not displace those of the table's columns.
     if _STATS_COLUMNS in have:
         result[_STATS_COLUMNS] = ",".join([*split.masks, have[_STATS_COLUMNS]])
@@ -95,10 +99,6 @@ def _configuration(metadata: TableMetadata, schema: StructType, split: RowSplit)
         indexed = int(have.get(_INDEXED, _DEFAULT_INDEXED))
         own = leaves if indexed < 0 else min(leaves, indexed)
         result[_INDEXED] = str(len(split.masks) + own)
-    quarantined = f"{DESTINATION} = '{TO_QUARANTINE}'"
-    for key, value in have.items():
-        if key.startswith(_CONSTRAINT):
-            result[key] = f"{quarantined} OR ({value})"
     for path in _required(schema):
         key = f"{_CONSTRAINT}penstock_not_null_{'.'.join(path).lower()}"
         result[key] = f"{quarantined} OR {quoted(*path)} IS NOT NULL"
