@@ -14,8 +14,16 @@ from enum import Enum
 from typing import BinaryIO
 
 from penstock._observe.codec import event_of_line
-from penstock._observe.events import DatasetDefinition, FlowProgress, FlowStatus
-from penstock._observe.rollup import Counts, Measured, Recorded, counts_of, measured_of, recorded_of
+from penstock._observe.events import DatasetDefinition, FlowProgress, FlowStatus, RolledUp
+from penstock._observe.rollup import (
+    Counts,
+    Recorded,
+    counts_of,
+    measured_line,
+    measured_of,
+    merged,
+    recorded_of,
+)
 from penstock._observe.state import MATERIALIZED_VIEW
 
 NEWEST = 128
@@ -127,7 +135,7 @@ class _Writer:
         self._waiting: list[tuple[int, bytes]] = []
         self._bytes = 0
         self._counts: dict[bytes, tuple[int, bytes, Counts]] = {}
-        self._measured: dict[bytes, tuple[int, Measured]] = {}
+        self._measured: dict[bytes, tuple[int, Recorded, RolledUp]] = {}
         self._counted: Counter[bytes] = Counter()
         self._newest: dict[tuple[str, bytes], int] = {}
         self._started: set[tuple[str, bytes]] = set()
@@ -163,7 +171,8 @@ class _Writer:
     def close_groups(self) -> None:
         """Write the pending lines; each group at the position of its last line."""
         self._waiting += [_line_of(*group) for group in self._counts.values()]
-        self._waiting += [(number, group.line()) for number, group in self._measured.values()]
+        for number, last, rolled in self._measured.values():
+            self._waiting.append((number, measured_line(last, rolled)))
         self._counts.clear()
         self._measured.clear()
         for _, line in sorted(self._waiting, key=lambda line: line[0]):
@@ -204,9 +213,9 @@ class _Writer:
         if recorded is None or measured is None:
             self._keep(number, line)
             return
-        _, group = self._measured.get(flow, (0, Measured()))
-        group.add(recorded, measured)
-        self._measured[flow] = number, group
+        if flow in self._measured:
+            measured = merged(self._measured[flow][2], measured)
+        self._measured[flow] = number, recorded, measured
 
     def _progress(self, number: int, line: bytes, flow: bytes, kind: _Kind) -> None:
         recorded = recorded_of(line)
@@ -227,7 +236,7 @@ class _Writer:
             return
         if flow in self._counts and not self._counts[flow][2].fits(recorded):
             self._close(flow)
-        _, _, group = self._counts.get(flow, (0, b"", Counts()))
+        group = self._counts[flow][2] if flow in self._counts else Counts(recorded)
         group.add(recorded, body, is_new=is_new)
         self._counts[flow] = number, line, group
 

@@ -5,6 +5,7 @@ fields of a single batch; fields that only roll-ups have are below `rolled_up` (
 """
 
 import uuid
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -81,19 +82,16 @@ def counts_of(recorded: Recorded | None) -> FlowProgress | None:
 class Counts:
     """The counts of consecutive micro-batches of one flow."""
 
-    last: Recorded | None = None
+    last: Recorded
     added: int = 0
     batch_id: int = -1
     metrics: dict[str, int] = field(default_factory=dict)
     rules: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     version: int | None = None
-    durations: dict[str, int] = field(default_factory=dict)
     rolled: RolledUp = field(default_factory=lambda: RolledUp(events=0))
 
     def fits(self, recorded: Recorded) -> bool:
         """Whether an event is of the same flow, dataset and update."""
-        if self.last is None:
-            return True
         mine, other = (replace(each.event.origin, batch_id=None) for each in (self.last, recorded))
         return mine == other
 
@@ -104,42 +102,32 @@ class Counts:
         """
         batch_id = recorded.event.origin.batch_id
         assert batch_id is not None
-        rolled, before = body.rolled_up or RolledUp(batches=int(is_new)), self.rolled
         self.last, self.added = recorded, self.added + 1
         self.batch_id = max(self.batch_id, batch_id)
-        first = batch_id if rolled.first_batch_id is None else rolled.first_batch_id
-        if before.first_batch_id is not None:
-            first = min(first, before.first_batch_id)
         for name, count in vars(body.metrics).items():
             if count is not None:
                 is_sum = name != "backlog_records"
                 self.metrics[name] = count + (self.metrics.get(name, 0) if is_sum else 0)
         for counts in body.expectations:
             counts.add_to(self.rules, (counts.dataset, counts.name))
-        first_version, longest = before.first_table_version, before.longest_batch_ms
         if body.table_version is not None:
             self.version = body.table_version
-            if first_version is None:
-                first_version = rolled.first_table_version
-            first_version = self.version if first_version is None else first_version
         took = body.metrics.batch_duration_ms if body.metrics is not None else None
-        if took is not None:
-            known = {_BOUNDS[bucket_of(took / 1000)]: 1}
-            _add(self.durations, known if body.rolled_up is None else rolled.batch_durations or {})
-            longest = max(longest or 0, rolled.longest_batch_ms or took)
-        self.rolled = RolledUp(
-            events=before.events + rolled.events,
-            batches=before.batches + rolled.batches,
-            rule_batches=((before.rule_batches or 0) + rule_batches(body)) or None,
-            first_batch_id=first,
-            since=before.since or rolled.since or recorded.line["timestamp"],
-            first_table_version=first_version,
-            longest_batch_ms=longest,
-            batch_durations=self.durations or None,
+        rolled = RolledUp(
+            batches=int(is_new),
+            rule_batches=rule_batches(body) or None,
+            first_batch_id=batch_id,
+            since=recorded.line["timestamp"],
+            first_table_version=body.table_version,
+            longest_batch_ms=took,
+            batch_durations=None if took is None else {_BOUNDS[bucket_of(took / 1000)]: 1},
         )
+        if body.rolled_up is not None:
+            known = {key: value for key, value in vars(body.rolled_up).items() if value is not None}
+            rolled = replace(rolled, **{"batch_durations": None, **known})
+        self.rolled = merged(self.rolled, rolled)
 
     def line(self) -> bytes:
-        assert self.last is not None
         rules = tuple(
             ExpectationCounts(name=name, dataset=owner, passed_records=good, failed_records=bad)
             for (owner, name), (good, bad) in self.rules.items()
@@ -153,7 +141,7 @@ def measured_of(recorded: Recorded) -> RolledUp | None:
     """The sums that remain of a measurement; `None` if it cannot be read: then it is kept."""
     body, since = recorded.event.body, recorded.line["timestamp"]
     if isinstance(body, LagProgress):
-        return RolledUp(events=1, since=since)
+        return RolledUp(since=since)
     if not isinstance(body, StreamProgress):
         return None
     if body.rolled_up is not None:
@@ -166,7 +154,6 @@ def measured_of(recorded: Recorded) -> RolledUp | None:
     if not all(type(count) is int for count in (*durations.values(), *dropped.values())):
         return None
     return RolledUp(
-        events=1,
         batches=1,
         first_batch_id=recorded.event.origin.batch_id,
         since=since,
@@ -175,35 +162,35 @@ def measured_of(recorded: Recorded) -> RolledUp | None:
     )
 
 
-@dataclass
-class Measured:
-    last: Recorded | None = None
-    durations: dict[str, int] = field(default_factory=dict)
-    dropped: dict[str, int] = field(default_factory=dict)
-    rolled: RolledUp = field(default_factory=lambda: RolledUp(events=0))
-
-    def add(self, recorded: Recorded, rolled_up: RolledUp) -> None:
-        """Add the result of `measured_of` for the next event."""
-        before, self.last = self.rolled, recorded
-        _add(self.durations, rolled_up.durations_ms or {})
-        _add(self.dropped, rolled_up.dropped_by_watermark or {})
-        first = before.first_batch_id
-        self.rolled = RolledUp(
-            events=before.events + rolled_up.events,
-            batches=before.batches + rolled_up.batches,
-            first_batch_id=rolled_up.first_batch_id if first is None else first,
-            since=before.since or rolled_up.since,
-            durations_ms=self.durations,
-            dropped_by_watermark=self.dropped,
-        )
-
-    def line(self) -> bytes:
-        """A `stream_progress` event without Spark's progress."""
-        assert self.last is not None
-        body = StreamProgress(rolled_up=self.rolled)
-        return self.last.standing_for(self.last.event.origin.batch_id, body)
+def measured_line(last: Recorded, rolled: RolledUp) -> bytes:
+    """A `stream_progress` event without Spark's progress, for measurements up to the last one."""
+    return last.standing_for(last.event.origin.batch_id, StreamProgress(rolled_up=rolled))
 
 
-def _add(sums: dict[str, int], counts: Any) -> None:
-    for name, count in counts.items():
-        sums[name] = sums.get(name, 0) + count
+def merged(before: RolledUp, later: RolledUp) -> RolledUp:
+    """The roll-up of the events of both."""
+    first = before if before.first_table_version is not None else later
+    return RolledUp(
+        events=before.events + later.events,
+        batches=before.batches + later.batches,
+        rule_batches=(before.rule_batches or 0) + (later.rule_batches or 0) or None,
+        first_batch_id=_of_known(min, before.first_batch_id, later.first_batch_id),
+        since=before.since or later.since,
+        first_table_version=first.first_table_version,
+        longest_batch_ms=_of_known(max, before.longest_batch_ms, later.longest_batch_ms),
+        batch_durations=_sums(before.batch_durations, later.batch_durations),
+        durations_ms=_sums(before.durations_ms, later.durations_ms),
+        dropped_by_watermark=_sums(before.dropped_by_watermark, later.dropped_by_watermark),
+    )
+
+
+def _of_known(choose: Callable[..., int | None], *values: int | None) -> int | None:
+    return choose((value for value in values if value is not None), default=None)
+
+
+def _sums(
+    before: Mapping[str, int] | None, later: Mapping[str, int] | None
+) -> Mapping[str, int] | None:
+    if before is None or later is None:
+        return before or later
+    return {name: before.get(name, 0) + later.get(name, 0) for name in {**before, **later}}
