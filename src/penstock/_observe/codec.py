@@ -252,7 +252,6 @@ def _flow_of(body: Mapping[str, Any]) -> events.FlowProgress:
 class _Column(NamedTuple):
     name: str
     is_required: bool
-    write: Convert | None
     read: Convert
 
 
@@ -263,43 +262,36 @@ def _columns(kind: Any) -> tuple[_Column, ...]:
         _Column(
             each.name,
             each.default is MISSING and each.default_factory is MISSING,
-            _writer(hints[each.name]),
             _reader(hints[each.name]),
         )
         for each in fields(kind)
     )
 
 
-def _to_json(body: Any) -> dict[str, Any]:
-    values, omits_none = vars(body), getattr(body, "omits_none", False)
-    return {
-        name: value if write is None or value is None else write(value)
-        for name, _, write, _ in _columns(body.__class__)
-        if (value := values[name]) is not None or not omits_none
-    }
+def _to_json(value: Any) -> Any:
+    if isinstance(value, LineageSource):
+        return value.as_json()
+    if is_dataclass(value):
+        omits_none = getattr(value, "omits_none", False)
+        return {
+            name: _to_json(each)
+            for name, each in vars(value).items()
+            if each is not None or not omits_none
+        }
+    if isinstance(value, tuple):
+        return [_to_json(each) for each in value]
+    return str(value) if isinstance(value, StrEnum) else value
 
 
 def _from_json(kind: type, body: Mapping[str, Any]) -> Any:
     _checked(dict, body)
     fields_read: dict[str, Any] = {}
-    for name, is_required, _, read in _columns(kind):
+    for name, is_required, read in _columns(kind):
         if name in body:
             fields_read[name] = read(body[name])
         elif is_required:
             raise KeyError(name)
     return kind(**fields_read)
-
-
-def _writer(hint: Any) -> Convert | None:
-    inner, _ = _without_none(hint)
-    if inner is LineageSource:
-        return LineageSource.as_json
-    if is_dataclass(inner):
-        return _to_json
-    if get_origin(inner) is tuple:
-        write = _writer(get_args(inner)[0])
-        return list if write is None else lambda values: [write(value) for value in values]
-    return str if isinstance(inner, type) and issubclass(inner, StrEnum) else None
 
 
 def _reader(hint: Any) -> Convert:
