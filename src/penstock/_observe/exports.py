@@ -3,7 +3,7 @@
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock._model.pipeline import PipelineSettings
@@ -35,12 +35,23 @@ class Exports:
         self._warnings: list[str] = []
         self._endpoint: MetricsEndpoint | None = None
         self._telemetry: Telemetry | None = None
-        metrics = settings.metrics
+        lineage, otel, metrics = settings.lineage, settings.telemetry, settings.metrics
         try:
-            if is_wanted(settings.lineage, settings.root, os.environ):
-                self._open_lineage(settings, resolve_secrets)
-            if telemetry.is_wanted(settings.telemetry, os.environ):
-                self._open_telemetry(settings, update, resolve_secrets)
+            if is_wanted(lineage, settings.root, os.environ):
+                with self._optional("lineage", is_wanted=lineage.is_wanted):
+                    lineage_delivery.require_extra()
+                    self._client = make_client(lineage, settings.root, resolve_secrets)
+                    self._lineage = Lineage(
+                        bus, origin, self._client.emit, namespace=lineage.namespace
+                    )
+                    bus.subscribe(self._lineage)
+            if telemetry.is_wanted(otel, os.environ):
+                with self._optional("telemetry", is_wanted=otel.is_wanted):
+                    telemetry.require_extra()
+                    self._telemetry = Telemetry(
+                        otel, bus, origin, update, resolve_secrets=resolve_secrets
+                    )
+                    bus.subscribe(self._telemetry)
             if metrics.port is not None:
                 self._endpoint = MetricsEndpoint(update, address=metrics.address, port=metrics.port)
         except BaseException:
@@ -64,7 +75,8 @@ class Exports:
 
     def close(self) -> None:
         """Send what is queued, within the timeouts, and close the endpoint."""
-        closing = threading.Thread(target=self._close_telemetry, name="telemetry close")
+        close_telemetry = None if self._telemetry is None else self._telemetry.close
+        closing = threading.Thread(target=close_telemetry, name="telemetry close")
         closing.start()
         if self._lineage is not None:
             self._lineage.close()
@@ -74,44 +86,13 @@ class Exports:
         if self._endpoint is not None:
             self._endpoint.close()
 
-    def _close_telemetry(self) -> None:
-        if self._telemetry is not None:
-            self._telemetry.close()
-
-    def _open_telemetry(
-        self,
-        settings: PipelineSettings,
-        update: ObservedUpdate,
-        resolve_secrets: Callable[[str], str],
-    ) -> None:
-        is_wanted = settings.telemetry.is_wanted
+    @contextlib.contextmanager
+    def _optional(self, what: str, *, is_wanted: bool | None) -> Iterator[None]:
+        """Turn errors into warnings unless the settings of the pipeline want the export."""
         try:
-            telemetry.require_extra()
-            self._telemetry = Telemetry(
-                settings.telemetry, self._bus, self._origin, update, resolve_secrets=resolve_secrets
-            )
+            yield
         except (MissingExtraError, SpecError) as error:
             if is_wanted:
                 raise
-            # OpenTelemetry is configured for the whole machine, not by the pipeline.
-            text = f"{error.message}: no telemetry is sent; {error.hint}"
-            self._warnings.append(text)
-        else:
-            self._bus.subscribe(self._telemetry)
-
-    def _open_lineage(
-        self, settings: PipelineSettings, resolve_secrets: Callable[[str], str]
-    ) -> None:
-        try:
-            lineage_delivery.require_extra()
-            self._client = make_client(settings.lineage, settings.root, resolve_secrets)
-        except (MissingExtraError, SpecError) as error:
-            if settings.lineage.is_wanted:
-                raise
-            # OpenLineage is configured for the whole machine, not by the pipeline.
-            self._warnings.append(f"{error.message}: no lineage is sent; {error.hint}")
-            return
-        self._lineage = Lineage(
-            self._bus, self._origin, self._client.emit, namespace=settings.lineage.namespace
-        )
-        self._bus.subscribe(self._lineage)
+            # It is configured for the whole machine, not by the pipeline.
+            self._warnings.append(f"{error.message}: no {what} is sent; {error.hint}")
