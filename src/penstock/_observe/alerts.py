@@ -115,7 +115,7 @@ class AlertBook:
                 if waited <= rule.threshold:
                     continue  # only a finished batch resolves it
                 text = f"flow {flow} has finished no batch for {waited:,.0f} seconds"
-                self._set(rule, f"flow {flow}", waited, text)
+                self._set(rule, f"flow {flow}", waited, text, fires=True)
         return list(self._notices(now))
 
     # -- events --------------------------------------------------------------------------------
@@ -151,7 +151,8 @@ class AlertBook:
             return
         for rule in self._of(AlertKind.BACKLOG, flow):
             text = f"flow {flow} has a backlog of {waiting:,} records"
-            self._set(rule, f"flow {flow}", float(waiting), text)
+            fires = waiting > rule.threshold
+            self._set(rule, f"flow {flow}", float(waiting), text, fires=fires)
 
     def _lag(self, flow: str, body: LagProgress) -> None:
         """Values that are not known neither fire nor resolve an alert."""
@@ -161,7 +162,8 @@ class AlertBook:
         if behind is not None:
             for rule in self._of(AlertKind.LAG, flow):
                 text = f"the oldest unread record of flow {flow} is {behind:,.0f} seconds old"
-                self._set(rule, about, float(behind), text)
+                fires = behind > rule.threshold
+                self._set(rule, about, float(behind), text, fires=fires)
         loss, left = body.loss, body.seconds_to_loss
         if loss in ("none", None):  # None: of a source whose losses are reported by its batches
             self._resolve(AlertKind.RETENTION, about, f"flow {flow} has no unread rows to lose")
@@ -194,7 +196,7 @@ class AlertBook:
                     f"the watermark of flow {flow} has not advanced from {value} for {stood:,.0f} "
                     "seconds although rows arrived"
                 )
-                self._set(rule, about, stood, text)
+                self._set(rule, about, stood, text, fires=stood > rule.threshold)
         if any(source.get("numInputRows") for source in progress.get("sources") or ()):
             known.first, known.last = known.first or at, at
 
@@ -207,9 +209,7 @@ class AlertBook:
 
     def _changed(self, about: str, message: str, *, flow: str = "", dataset: str = "") -> None:
         for rule in self._of(AlertKind.SCHEMA_CHANGE, flow, dataset):
-            state = self._states.setdefault((rule.name, about), _State())
-            state.suppressed += not state.is_firing
-            state.is_firing, state.message = True, message
+            self._set(rule, about, None, message, fires=True)
 
     def _quality(self, counts: ExpectationCounts) -> None:
         dataset, name = counts.dataset, counts.name
@@ -224,14 +224,13 @@ class AlertBook:
                 continue
             rate = failed / total
             text = f"{failed:,} of {total:,} rows ({rate:.2%}) break {name} of {dataset}"
-            self._set(rule, f"{dataset}: {name}", rate, text)
+            self._set(rule, f"{dataset}: {name}", rate, text, fires=rate > rule.threshold)
 
     def _failed(self, flow: str, event: Event) -> None:
         about = f"flow {flow}" if flow else "update"
         reason = f": [{event.error.condition}] {event.error.message}" if event.error else ""
         for rule in self._of(AlertKind.FAILED, flow):
-            state = self._states.setdefault((rule.name, about), _State())
-            state.is_firing, state.message = True, f"{about} failed{reason}"
+            self._set(rule, about, None, f"{about} failed{reason}", fires=True)
 
     # -- states --------------------------------------------------------------------------------
 
@@ -248,20 +247,17 @@ class AlertBook:
         ]
 
     def _set(
-        self, rule: AlertRule, about: str, value: float, message: str, *, fires: bool | None = None
+        self, rule: AlertRule, about: str, value: float | None, message: str, *, fires: bool
     ) -> None:
         state = self._states.setdefault((rule.name, about), _State())
-        was = state.is_firing
-        state.is_firing = value > rule.threshold if fires is None else fires
-        state.value, state.message = value, message
-        state.suppressed += was is not state.is_firing
+        state.suppressed += state.is_firing is not fires
+        state.is_firing, state.value, state.message = fires, value, message
 
     def _resolve(self, kind: AlertKind, about: str, message: str) -> None:
         for rule in self._of(kind):
             state = self._states.get((rule.name, about))
             if state is not None and state.is_firing:
-                state.is_firing, state.message, state.value = False, message, None
-                state.suppressed += 1
+                self._set(rule, about, None, message, fires=False)
 
     def _notices(self, now: datetime) -> Iterator[AlertProgress]:
         for rule in self._rules:
@@ -270,14 +266,10 @@ class AlertBook:
                     yield self._notice(rule, about, state, now)
 
     def _is_due(self, state: _State, now: datetime) -> bool:
-        if state.notified_at is None:
-            return state.is_firing
-        is_news = state.is_firing is not state.is_notified
-        waited = (now - state.notified_at).total_seconds()
-        # A resolved alert is notified at once, everything else at most every `repeat_seconds`.
-        if is_news and not state.is_firing:
-            return True
-        return state.is_firing and waited >= self._repeat_seconds
+        if not state.is_firing:
+            return state.is_notified  # at once
+        waited = None if state.notified_at is None else (now - state.notified_at).total_seconds()
+        return waited is None or waited >= self._repeat_seconds
 
     def _notice(self, rule: AlertRule, about: str, state: _State, now: datetime) -> AlertProgress:
         suppressed = max(0, state.suppressed - 1)
