@@ -16,14 +16,14 @@ _COLOURS = {"FAILED": "#d64545", "COMPLETED": "#2e8b57", "RUNNING": "#2f7fbf"}
 
 @dataclass
 class GraphNode:
-    """A dataset, a sink, or an external source; `state` is empty before the first run."""
+    """A dataset, a sink, or an external source; `state` is `None` before the first run."""
 
     id: str
     name: str
     kind: str
     expectations: list[str] = field(default_factory=list)
-    state: str = ""
-    declared_at: str = ""
+    state: str | None = None
+    declared_at: str | None = None
 
 
 @dataclass(frozen=True)
@@ -42,25 +42,14 @@ class FlowGraph:
     edges: dict[GraphEdge, None] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
+        edges = [
+            {"from": edge.source, "to": edge.target, "flow": edge.flow, "flow_type": edge.flow_type}
+            for edge in self.edges
+        ]
         return {
             "version": 1,
-            "nodes": [
-                {
-                    **asdict(node),
-                    "state": node.state or None,
-                    "declared_at": node.declared_at or None,
-                }
-                for node in self.nodes.values()
-            ],
-            "edges": [
-                {
-                    "from": edge.source,
-                    "to": edge.target,
-                    "flow": edge.flow,
-                    "flow_type": edge.flow_type,
-                }
-                for edge in self.edges
-            ],
+            "nodes": [asdict(node) for node in self.nodes.values()],
+            "edges": edges,
         }
 
 
@@ -76,9 +65,9 @@ def flow_graph(events: Iterable[Event]) -> FlowGraph:
         node = GraphNode(name, name, dataset.kind.removeprefix("temporary "))
         if isinstance(declared, DatasetDefinition):
             node.expectations = [rule.name for rule in declared.expectations]
-            node.declared_at = declared.declared_at
+            node.declared_at = declared.declared_at or None
         states = {flow.status for flow in dataset.flows.values()} or {dataset.status}
-        node.state = next((state.value for state in STATE_ORDER if state in states), "")
+        node.state = next((state.value for state in STATE_ORDER if state in states), None)
         graph.nodes[name] = node
     for flow, observed in update.flows.items():
         definition = observed.definition
@@ -122,10 +111,8 @@ def text_lines(graph: FlowGraph) -> Iterator[str]:
                 target, rest + ("`- " if last else "|- "), rest + ("   " if last else "|  ")
             )
 
-    for name in graph.nodes:
-        if name not in read:
-            yield from tree(name, "", "")
-    for name in graph.nodes:  # cycles, which the log of a failed update may contain
+    # Sources first, then cycles, which the log of a failed update may contain.
+    for name in sorted(graph.nodes, key=lambda name: name in read):
         if name not in seen:
             yield from tree(name, "", "")
 
