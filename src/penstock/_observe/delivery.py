@@ -10,12 +10,10 @@ from typing import Any
 
 from penstock._observe.bus import EventBus
 from penstock._observe.events import (
-    Body,
     DeliveryProgress,
     ErrorInfo,
     Event,
     EventOrigin,
-    UnknownBody,
 )
 from penstock._observe.masking import shown
 
@@ -68,7 +66,6 @@ class Delivery:
         interval_seconds: float | None = None,
         batch_size: int = 1,
         gather_seconds: float = 0.0,
-        ignored: tuple[type[Body], ...] = (),
         queue_size: int = QUEUE_SIZE,
         drop_oldest: bool = False,
     ) -> None:
@@ -83,7 +80,7 @@ class Delivery:
         self._interval_seconds = interval_seconds
         self._batch_size = batch_size
         self._gather_seconds = gather_seconds
-        self._ignored: tuple[type[Body | UnknownBody], ...] = (*ignored, type(signal.body()))
+        self._own_body = type(signal.body())
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._queue: queue.Queue[Any] = queue.Queue(maxsize=queue_size)
         self._closing = threading.Event()
@@ -103,7 +100,7 @@ class Delivery:
 
     def __call__(self, event: Event) -> None:
         """Queue an event. Thread-safe, never blocks."""
-        if not isinstance(event.body, self._ignored):
+        if not isinstance(event.body, self._own_body):
             self._events.put(event)
 
     @property

@@ -10,7 +10,7 @@ from penstock._model.extras import import_extra
 from penstock._model.redaction import remember_secret
 from penstock._observe.bus import EventBus
 from penstock._observe.delivery import QUEUE_SIZE, Delivery, Signal
-from penstock._observe.events import EventOrigin, LineageProgress, StreamProgress
+from penstock._observe.events import EventOrigin, LineageProgress
 from penstock._observe.masking import shown
 from penstock.errors import SpecError
 
@@ -128,6 +128,5 @@ class Lineage(Delivery):
             _SIGNAL,
             fold=LineageFold(chosen, running_seconds=running_seconds),
             send=lambda events: send(events[0]),
-            ignored=(StreamProgress,),
             queue_size=queue_size,
         )
