@@ -150,7 +150,7 @@ def summary_lines(view: UpdateView) -> list[str]:
 
 def final_line(view: UpdateView) -> str:
     """The update in one line; also printed with `--quiet`."""
-    state = view.state.value if view.state is not None else "ended"
+    ending = view.state.value if view.state is not None else "ended"
     parts = [
         plural(len(view.datasets), "dataset"),
         f"{plural(sum(d.rows for d in view.datasets), 'row')} written",
@@ -161,11 +161,8 @@ def final_line(view: UpdateView) -> str:
     dropped = sum(dataset.discarded for dataset in view.datasets)
     if dropped:
         parts.append(f"{dropped:,} dropped")
-    failed = [dataset.display for dataset in view.datasets if dataset.state is FlowStatus.FAILED]
-    if failed:
-        parts.append(f"failed: {', '.join(failed)}")
-    skipped = [dataset.display for dataset in view.datasets if dataset.state is FlowStatus.SKIPPED]
-    if skipped:
-        parts.append(f"skipped: {', '.join(skipped)}")
+    for state, verb in ((FlowStatus.FAILED, "failed"), (FlowStatus.SKIPPED, "skipped")):
+        if names := [dataset.display for dataset in view.datasets if dataset.state is state]:
+            parts.append(f"{verb}: {', '.join(names)}")
     name = view.pipeline_name or "pipeline"
-    return f"{name} {state} in {seconds(view.duration_seconds)}: {', '.join(parts)}"
+    return f"{name} {ending} in {seconds(view.duration_seconds)}: {', '.join(parts)}"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from penstock._display.terminal import Output
-from penstock._display.text import error_line, seconds
+from penstock._display.text import error_line, plural, seconds
 from penstock._observe.codec import encode, event_json
 from penstock._observe.events import (
     DatasetDefinition,
@@ -157,7 +157,7 @@ class LinePrinter:
 
 
 def _figures(flow: ObservedFlow, spent: str = "") -> str:
-    text = f"{flow.rows:,} row{'' if flow.rows == 1 else 's'}"
+    text = plural(flow.rows, "row")
     if spent:
         text += f" in {spent}"
     quarantined = flow.count("quarantined_records")
@@ -170,7 +170,7 @@ def _figures(flow: ObservedFlow, spent: str = "") -> str:
         if count:
             text += f", {count:,} {verb}"
     if duplicates := flow.count("duplicate_records"):
-        text += f", {duplicates:,} duplicate{'' if duplicates == 1 else 's'}"
+        text += f", {plural(duplicates, 'duplicate')}"
     return text
 
 
