@@ -35,14 +35,18 @@ class RuleView:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
-    """Metrics of a flow, and of a dataset as the sums of its flows.
+class DatasetView:
+    """One table, view or sink, with the sums of its flows; `flows` are their names.
 
-    `rows` of a materialized view are those of the latest refresh. `rows_per_second` is of the last
-    batches, `None` when they are old; `lag` is as of the last batch. `dropped` includes quarantined
-    rows; `last_error` may have been followed by a restart.
+    `display` is the shortest unique suffix of its name. `rows` of a materialized view are those of
+    the latest refresh. `rows_per_second` is of the last batches, `None` when they are old; `lag` is
+    as of the last batch. `dropped` includes quarantined rows; `last_error` may have been followed
+    by a restart.
     """
 
+    name: str
+    display: str
+    kind: str
     state: FlowStatus
     rows: int
     rows_per_second: float | None
@@ -55,31 +59,12 @@ class Figures:
     lag: int | None
     last_error: ErrorInfo | None
     duration_seconds: float | None
+    rules: tuple[RuleView, ...]
+    flows: tuple[str, ...]
 
     @property
     def discarded(self) -> int:
         return rows_discarded(self.dropped, self.quarantined)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FlowView(Figures):
-    """One flow; `batches` includes refreshes, `batch_id` is the newest."""
-
-    name: str
-    target: str
-    batches: int
-    batch_id: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DatasetView(Figures):
-    """One table, view or sink; `display` is the shortest unique suffix of its name."""
-
-    name: str
-    display: str
-    kind: str
-    rules: tuple[RuleView, ...]
-    flows: tuple[FlowView, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,66 +110,54 @@ def update_view(update: ObservedUpdate, now: datetime | None = None) -> UpdateVi
         )
 
 
-def _flow_view(flow: ObservedFlow, now: datetime) -> FlowView:
-    last = flow.last_batch_at
-    is_fresh = last is not None and (now - last).total_seconds() <= _RATE_AGE_SECONDS
-    spent_ms = sum(milliseconds for _, milliseconds in flow.recent)
-    rate = None
-    if spent_ms and (is_fresh or flow.state in ENDED):
-        rate = sum(rows for rows, _ in flow.recent) * 1000 / spent_ms
-    duration = None
-    if flow.started is not None:
-        duration = max(0.0, ((flow.ended or now) - flow.started).total_seconds())
-    return FlowView(
-        name=flow.name,
-        target=flow.target,
-        state=flow.state,
-        batches=flow.batches or 0,
-        batch_id=flow.batch_id,
-        rows=flow.rows,
-        rows_per_second=rate,
-        batch_seconds=flow.recent[-1][1] / 1000 if flow.recent else None,
-        quarantined=flow.count("quarantined_records"),
-        dropped=flow.count("dropped_records"),
-        late=flow.count("late_records"),
-        duplicates=flow.count("duplicate_records"),
-        deleted=flow.count("num_deleted_rows"),
-        lag=flow.backlog,
-        last_error=flow.last_error,
-        duration_seconds=duration,
-    )
-
-
 def _dataset_view(dataset: ObservedDataset, display: str, now: datetime) -> DatasetView:
-    flows = tuple(_flow_view(flow, now) for flow in dataset.flows.values())
+    flows = dataset.flows.values()
     states = {flow.state for flow in flows}
     if dataset.is_excluded or not states:
         states.add(FlowStatus.EXCLUDED if dataset.is_excluded else FlowStatus.QUEUED)
-    batches = [flow.batch_seconds for flow in flows if flow.batch_seconds is not None]
-    durations = [flow.duration_seconds for flow in flows if flow.duration_seconds is not None]
+    durations = [
+        max(0.0, ((flow.ended or now) - flow.started).total_seconds())
+        for flow in flows
+        if flow.started is not None
+    ]
     errors = [flow.last_error for flow in flows if flow.last_error is not None]
+
+    def count(name: str) -> int:
+        return sum(flow.count(name) for flow in flows)
+
     return DatasetView(
         name=dataset.name,
         display=display,
         kind=dataset.kind,
         state=next(state for state in STATE_ORDER if state in states),
         rows=sum(flow.rows for flow in flows),
-        rows_per_second=known_sum(flow.rows_per_second for flow in flows),
-        batch_seconds=max(batches, default=None),
-        quarantined=sum(flow.quarantined for flow in flows),
-        dropped=sum(flow.dropped for flow in flows),
-        late=sum(flow.late for flow in flows),
-        duplicates=sum(flow.duplicates for flow in flows),
-        deleted=sum(flow.deleted for flow in flows),
-        lag=known_sum(flow.lag for flow in flows),
+        rows_per_second=known_sum(_rows_per_second(flow, now) for flow in flows),
+        batch_seconds=max(
+            (flow.recent[-1][1] / 1000 for flow in flows if flow.recent), default=None
+        ),
+        quarantined=count("quarantined_records"),
+        dropped=count("dropped_records"),
+        late=count("late_records"),
+        duplicates=count("duplicate_records"),
+        deleted=count("num_deleted_rows"),
+        lag=known_sum(flow.backlog for flow in flows),
         last_error=errors[-1] if errors else None,
         duration_seconds=max(durations, default=None),
         rules=tuple(
             RuleView(name=name, dataset=owner, passed=passed, failed=failed)
             for (owner, name), (passed, failed) in dataset.rules.items()
         ),
-        flows=flows,
+        flows=tuple(dataset.flows),
     )
+
+
+def _rows_per_second(flow: ObservedFlow, now: datetime) -> float | None:
+    last = flow.last_batch_at
+    is_fresh = last is not None and (now - last).total_seconds() <= _RATE_AGE_SECONDS
+    spent_ms = sum(milliseconds for _, milliseconds in flow.recent)
+    if not spent_ms or not (is_fresh or flow.state in ENDED):
+        return None
+    return sum(rows for rows, _ in flow.recent) * 1000 / spent_ms
 
 
 def rows_discarded(dropped: int, quarantined: int) -> int:

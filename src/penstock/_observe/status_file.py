@@ -23,7 +23,7 @@ from penstock._observe.events import ErrorInfo, Event
 from penstock._observe.lag import lag_sources, lag_summary, problem_of
 from penstock._observe.log import event_directory, recorded_events
 from penstock._observe.segments import LATEST, select_updates
-from penstock._observe.snapshot import FlowView, update_view
+from penstock._observe.snapshot import update_view
 from penstock._observe.spark_progress import (
     Progress,
     began_at,
@@ -44,9 +44,9 @@ def status_json(update: ObservedUpdate, now: datetime | None = None) -> dict[str
         view = update_view(update, now)
         flows = []
         for dataset in view.datasets:
-            for flow in dataset.flows:
+            for name in dataset.flows:
                 rules = [asdict(rule) for rule in dataset.rules]
-                flows.append({**_flow(flow, update.flows[flow.name]), "rules": rules})
+                flows.append({**_flow(update.flows[name]), "rules": rules})
         return {
             "version": VERSION,
             "pipeline": view.pipeline_name,
@@ -69,25 +69,25 @@ def _time_text(timestamp: datetime | None) -> str | None:
     return None if timestamp is None else codec.time_text(timestamp)
 
 
-def _flow(view: FlowView, flow: ObservedFlow) -> dict[str, Any]:
+def _flow(flow: ObservedFlow) -> dict[str, Any]:
     batches = [_batch(progress, at) for at, progress in flow.reports]
     return {
-        "flow": view.name,
-        "target": view.target,
-        "state": view.state.value,
+        "flow": flow.name,
+        "target": flow.target,
+        "state": flow.state.value,
         "since": _time_text(flow.since),
-        "batches": view.batches,
-        "batch_id": view.batch_id,
-        "rows": view.rows,
-        "quarantined": view.quarantined,
-        "dropped": view.dropped,
+        "batches": flow.batches or 0,
+        "batch_id": flow.batch_id,
+        "rows": flow.rows,
+        "quarantined": flow.count("quarantined_records"),
+        "dropped": flow.count("dropped_records"),
         "late_rows": sum(flow.dropped_by_watermark.values()),
         "last_progress": batches[-1] if batches else None,
         "recent_progress": batches,
-        "lag": _lag(view, flow, batches),
+        "lag": _lag(flow, batches),
         "state_store": _state_store(flow.progress),
         "watermark": _watermark(flow.progress),
-        "exception": _error(view.last_error),
+        "exception": _error(flow.last_error),
     }
 
 
@@ -108,9 +108,7 @@ def _batch(progress: Progress, at: datetime) -> dict[str, Any]:
     }
 
 
-def _lag(
-    view: FlowView, flow: ObservedFlow, batches: list[dict[str, Any]]
-) -> dict[str, Any] | None:
+def _lag(flow: ObservedFlow, batches: list[dict[str, Any]]) -> dict[str, Any] | None:
     progress, measured = flow.progress, flow.lag
     if not progress:
         return None
@@ -120,7 +118,7 @@ def _lag(
     rate = rows / seconds if rows and seconds else None
     newest = timestamp_of(event_times(progress).get("max"))
     # The backlog of the last batch is outdated if the source has stopped answering since.
-    records = None if problem_of(sources) else view.lag
+    records = None if problem_of(sources) else flow.backlog
     return {
         "records": records,
         "catch_up_seconds": None if records is None else _catch_up(records, rate),

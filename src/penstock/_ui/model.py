@@ -17,7 +17,6 @@ from penstock._observe.events import (
 )
 from penstock._observe.snapshot import (
     DatasetView,
-    FlowView,
     UpdateView,
     known_sum,
     short_names,
@@ -163,7 +162,7 @@ class UpdateModel:
         ]
 
     def flows(self, view: UpdateView) -> list[dict[str, Any]]:
-        return [self._flow(flow) for dataset in view.datasets for flow in dataset.flows]
+        return [self._flow(name) for dataset in view.datasets for name in dataset.flows]
 
     def dataset(self, name: str) -> dict[str, Any] | None:
         """Everything about one dataset, sink or outside source; `None` if there is none."""
@@ -233,9 +232,9 @@ class UpdateModel:
             if flow.definition is not None
         }
 
-    def _flow(self, flow: FlowView) -> dict[str, Any]:
-        observed = self._update.flows[flow.name]
-        body = observed.definition or FlowDefinition()
+    def _flow(self, name: str) -> dict[str, Any]:
+        flow = self._update.flows[name]
+        body = flow.definition or FlowDefinition()
         return {
             "name": flow.name,
             "target": flow.target,
@@ -245,18 +244,18 @@ class UpdateModel:
             "comment": body.comment or "",
             "inputs": list(body.input_datasets),
             "external_inputs": list(body.external_inputs),
-            "batches": flow.batches,
+            "batches": flow.batches or 0,
             "batch_id": flow.batch_id,
             "rows": flow.rows,
-            "message": observed.message,
-            "technique": observed.technique,
-            "changes": [(_millis(at), status.value) for at, status in observed.changes],
+            "message": flow.message,
+            "technique": flow.technique,
+            "changes": [(_millis(at), status.value) for at, status in flow.changes],
             "progress": self._progress.get(flow.name),
             "error": error_view(flow.last_error),
         }
 
     def _card(self, dataset: DatasetView) -> dict[str, Any]:
-        known = [self._progress[flow.name] for flow in dataset.flows if flow.name in self._progress]
+        known = [self._progress[name] for name in dataset.flows if name in self._progress]
         delays = [
             progress["watermark_delay_seconds"]
             for progress in known

@@ -311,16 +311,18 @@ def counters(text: bytes) -> dict[Any, Any]:
         body = details(event)
         if event.event_type == "flow_progress" and ("metrics" not in body or event.message):
             # What came before a change of a flow's state stays before it.
-            views = [flow for one in update_view(update).datasets for flow in one.flows]
-            states[event.id] = [
-                (flow.batches, flow.rows, flow.dropped, flow.lag, flow.state)
-                for flow in views
-                if flow.name == event.origin.flow_name
-            ]
+            flow = update.flows[event.origin.flow_name]
+            states[event.id] = (
+                *(flow.batches, flow.rows, flow.count("dropped_records")),
+                *(flow.backlog, flow.state),
+            )
     flows = {
-        flow.name: replace(flow, rows_per_second=None, batch_seconds=None)
+        name: (flow.batches, flow.batch_id, flow.totals, flow.errors, flow.started, flow.ended)
+        for name, flow in update.flows.items()
+    }
+    views = {
+        ("view", one.name): replace(one, rows_per_second=None, batch_seconds=None)
         for one in update_view(update, START + timedelta(days=9)).datasets
-        for flow in one.flows
     }
     metrics = metric_series(update)
     values = {
@@ -333,7 +335,7 @@ def counters(text: bytes) -> dict[Any, Any]:
         for series in metrics
         for labels, one in series.histograms.items()
     }
-    return {**values, **counts, **states, **flows}
+    return {**values, **counts, **states, **flows, **views}
 
 
 def smaller(text: bytes, cut: int, newest: int) -> bytes:

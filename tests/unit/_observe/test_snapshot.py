@@ -49,19 +49,22 @@ def batch(number: int, rows: int, *, seconds: float, took_ms: int = 500) -> list
     ]
 
 
-def folded(*events: Event, now: float = 10) -> DatasetView:
-    snapshot = ObservedUpdate()
+def observed(*events: Event) -> ObservedUpdate:
+    update = ObservedUpdate()
     for one in events:
-        snapshot(one)
-    (dataset,) = update_view(snapshot, START + timedelta(seconds=now)).datasets
+        update(one)
+    return update
+
+
+def folded(*events: Event, now: float = 10) -> DatasetView:
+    (dataset,) = update_view(observed(*events), START + timedelta(seconds=now)).datasets
     return dataset
 
 
 def test_micro_batches_are_counted_once_when_their_events_overlap() -> None:
     first, second = batch(0, 100, seconds=2), batch(1, 100, seconds=3)
-    view = folded(first[0], second[0], first[1], second[1])
-    assert view.flows[0].batches == 2
-    assert view.flows[0].batch_id == 1
+    (flow,) = observed(first[0], second[0], first[1], second[1]).flows.values()
+    assert (flow.batches, flow.batch_id) == (2, 1)
 
 
 def test_figures_add_up_when_micro_batches_come_as_two_events_each() -> None:
@@ -79,8 +82,6 @@ def test_figures_add_up_when_micro_batches_come_as_two_events_each() -> None:
     assert view.lag == 49
     assert view.duration_seconds == 10
     assert [(rule.name, rule.passed, rule.failed) for rule in view.rules] == [("positive", 398, 2)]
-    (flow,) = view.flows
-    assert (flow.batches, flow.batch_id) == (2, 1)
 
 
 def test_the_rate_is_unknown_when_the_last_micro_batch_of_a_running_flow_is_old() -> None:
@@ -120,7 +121,7 @@ def test_a_dataset_shows_the_worst_state_when_its_flows_differ() -> None:
         event(FlowStatus.RUNNING, flow="c"),
     )
     assert view.state is FlowStatus.FAILED
-    assert [flow.name for flow in view.flows] == ["a", "b", "c"]
+    assert view.flows == ("a", "b", "c")
 
 
 def test_views_are_hidden_and_sinks_shown_when_datasets_are_defined() -> None:
@@ -223,6 +224,7 @@ def test_figures_are_those_of_the_last_refresh_when_a_view_is_replaced() -> None
         for seconds, rows in ((1, 10), (2, 12))
     ]
     view = folded(declared, *refreshes)
+    (flow,) = observed(declared, *refreshes).flows.values()
     assert (view.rows, view.quarantined, view.dropped) == (12, 1, 1)
     assert [(rule.passed, rule.failed) for rule in view.rules] == [(12, 1)]
-    assert view.flows[0].batches == 2
+    assert flow.batches == 2
