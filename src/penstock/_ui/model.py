@@ -261,10 +261,11 @@ class UpdateModel:
             for progress in known
             if progress["watermark_delay_seconds"] is not None
         ]
-        lag, files = _waits(dataset, known)
+        # What was measured beside the batches is newer than what the last batch saw.
+        lag = known_sum(progress["waiting_rows"] for progress in known) if known else dataset.lag
         problem = next((progress["problem"] for progress in known if progress["problem"]), None)
-        message, since = problem or ("", "")
-        is_silent = problem is not None and dataset.state is FlowStatus.RUNNING
+        if dataset.state is not FlowStatus.RUNNING:
+            problem = None
         rate, batch_seconds = dataset.rows_per_second, dataset.batch_seconds
         if batch_seconds is None and dataset.name in self._series:
             batch_seconds = self._series[dataset.name].last_seconds()
@@ -272,33 +273,22 @@ class UpdateModel:
             "id": dataset.name,
             "name": dataset.display,
             "kind": dataset.kind,
-            "state": NO_ANSWER if is_silent else dataset.state.value,
-            "problem": {"message": message, "since": since} if is_silent else None,
+            "state": NO_ANSWER if problem else dataset.state.value,
+            "problem": {"message": problem[0], "since": problem[1]} if problem else None,
             "rows": dataset.rows,
             "rows_per_second": round(rate, 1) if rate is not None else None,
             "batch_seconds": round(batch_seconds, 3) if batch_seconds is not None else None,
-            "lag": None if is_silent else lag,
-            "waiting_files": files,
+            "lag": None if problem else lag,
+            "waiting_files": known_sum(progress["waiting_files"] for progress in known),
             "quarantined": dataset.quarantined,
             "dropped": dataset.discarded,
             "failed_checks": sum(rule.failed for rule in dataset.rules),
-            "watermark_delay_seconds": max(delays) if delays else None,
+            "watermark_delay_seconds": max(delays, default=None),
             "table_version": self._update.datasets[dataset.name].table_version,
             "error": dataset.last_error.condition or dataset.last_error.class_name
             if dataset.last_error is not None
             else None,
         }
-
-
-def _waits(dataset: DatasetView, known: list[dict[str, Any]]) -> tuple[int | None, int | None]:
-    """Rows and files that wait at the sources of a dataset, as far as they are known.
-
-    What was measured beside the batches is newer than what the last batch saw.
-    """
-    if not known:
-        return dataset.lag, None
-    rows = known_sum(progress["waiting_rows"] for progress in known)
-    return rows, known_sum(progress["waiting_files"] for progress in known)
 
 
 def _bare_card(name: str, display: str, kind: str) -> dict[str, Any]:

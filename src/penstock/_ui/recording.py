@@ -217,19 +217,6 @@ class Recording(WatchedLog):
             newest = (self.recorded(log.update_id) for log in self._logs[: -_MAX_MODELS - 1 : -1])
             return next((each for each in newest if each and each.model.tables()), None)
 
-    def is_writer_gone(self, update: str) -> bool:
-        """Whether the process of an update is known to be gone; only this machine's are known."""
-        writer = writer_of(self.directory)
-        if writer is None or writer[0] != update:
-            return False
-        try:
-            os.kill(writer[1], 0)
-        except ProcessLookupError:
-            return True
-        except OSError:
-            return False
-        return False
-
     def was_interrupted(self, recorded: Recorded) -> bool:
         """Whether an update ended without a final state, as far as that is known."""
         if recorded.model.view().has_ended:
@@ -251,7 +238,17 @@ class Recording(WatchedLog):
             ]
 
     def _is_gone(self, update: str) -> bool:
-        return self._last != update or self.is_writer_gone(update)
+        """Whether a later update has begun, or the process, if of this machine, is gone."""
+        if self._last != update:
+            return True
+        writer = writer_of(self.directory)
+        if writer is None or writer[0] != update:
+            return False
+        try:
+            os.kill(writer[1], 0)
+        except OSError as error:
+            return isinstance(error, ProcessLookupError)
+        return False
 
     def _list(self) -> None:
         """List the folder again if something was added to it or taken away."""
