@@ -80,19 +80,16 @@ class _Shown:
     def message(self, since: int) -> bytes:
         """A server-sent event with what is newer than a version; encoded once for all watchers."""
         if since not in self.encoded:
-            self.encoded[since] = self._message(since)
+            name, body = "update", self.body
+            if since and since >= self.whole_at:
+                name, body = "changes", dict(self.body)
+                del body["edges"]
+                for kind, key in _PARTS:
+                    body[kind] = [
+                        item for item in body[kind] if self.stamps[f"{kind}:{item[key]}"][0] > since
+                    ]
+            self.encoded[since] = _event(name, body)
         return self.encoded[since]
-
-    def _message(self, since: int) -> bytes:
-        if since < self.whole_at or since == 0:
-            return _event("update", self.body)
-        changes = dict(self.body)
-        del changes["edges"]
-        for kind, key in _PARTS:
-            changes[kind] = [
-                item for item in self.body[kind] if self.stamps[f"{kind}:{item[key]}"][0] > since
-            ]
-        return _event("changes", changes)
 
 
 @dataclass
@@ -105,6 +102,7 @@ class _Topic:
     wake: asyncio.Condition = field(default_factory=asyncio.Condition)
     beats: int = 0
     shown: _Shown = field(default_factory=_Shown)
+    task: asyncio.Task[None] | None = None
 
     def look(self) -> _Shown:
         """What there is now; runs in a thread, one look at a time, and changes nothing here."""
@@ -148,7 +146,6 @@ class Hub:
 
     def __init__(self) -> None:
         self._topics: dict[tuple[str, str], _Topic] = {}
-        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self.watchers = 0
         self._closed = False
 
@@ -172,8 +169,8 @@ class Hub:
         topic = self._topics.setdefault(key, _Topic(recording, update))
         topic.watchers += 1
         self.watchers += 1
-        if key not in self._tasks:
-            self._tasks[key] = asyncio.create_task(self._beat(topic))
+        if topic.task is None:
+            topic.task = asyncio.create_task(self._beat(topic))
         sent = 0
         try:
             yield b"retry: 2000\n\n"
@@ -194,10 +191,8 @@ class Hub:
             topic.watchers -= 1
             self.watchers -= 1
             if topic.watchers == 0:
-                self._topics.pop(key, None)
-                task = self._tasks.pop(key, None)
-                if task is not None:
-                    task.cancel()
+                del self._topics[key]
+                topic.task.cancel()
 
     async def _beat(self, topic: _Topic) -> None:
         has_failed = False
