@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import BinaryIO
 
 from penstock._observe.codec import event_of_line
@@ -32,12 +31,11 @@ refreshes of each materialized view stay."""
 
 _FLOW = re.compile(rb'"flow_name":("(?:[^"\\]|\\.)*")')
 _HOUR = re.compile(rb'"timestamp":"(.{13})')  # 2026-11-22T09
-_STREAM = b'"event_type":"stream_progress"}'
-_LAG = b'"event_type":"lag_progress"}'
-_PROGRESS = b'"event_type":"flow_progress"}'
+_TYPE = re.compile(rb'"event_type":"(\w+)"\}\n?\Z')
 _ENDING = 40
-_DEFINITION = b'"event_type":"dataset_definition"}'
-_PLANNED = b'"event_type":"planning_information"}'
+_STREAM, _LAG, _PROGRESS = b"stream_progress", b"lag_progress", b"flow_progress"
+_DEFINITION, _PLANNED = b"dataset_definition", b"planning_information"
+_COUNTED = b"flow_progress with counts"
 _ROLLED = b'"rolled_up":{'
 _COUNTS = b'"message":"","level":"INFO",'
 _METRICS = b'"metrics":{'
@@ -76,15 +74,6 @@ class Pace:
         self._began = time.perf_counter()
 
 
-class _Kind(Enum):
-    OTHER = 0
-    MEASURED = 1
-    COUNTED = 2
-    STATE = 3
-    DEFINITION = 4
-    PLANNED = 5
-
-
 @dataclass
 class Survey:
     """What is not rolled up: line numbers (`staying`) and the `newest` row counts per flow.
@@ -104,13 +93,13 @@ def survey(lines: Iterable[bytes], *, pace: Pace) -> Survey:
     for number, line in enumerate(lines):
         pace()
         kind, flow = _kind_of(line)
-        if kind is _Kind.COUNTED:
+        if kind == _COUNTED:
             result.counted[flow] += 1
             if b'"table_version"' in line:
-                last[_PROGRESS, flow] = number
-        elif kind is _Kind.MEASURED and _ROLLED not in line:
-            last[_STREAM if _STREAM in line[-_ENDING:] else _LAG, flow] = number
-        elif kind is _Kind.PLANNED:
+                last[kind, flow] = number
+        elif kind in (_STREAM, _LAG) and _ROLLED not in line:
+            last[kind, flow] = number
+        elif kind == _PLANNED:
             result.planned[flow] += 1
     result.staying = set(last.values())
     return result
@@ -146,27 +135,25 @@ class _Writer:
 
     def take(self, number: int, line: bytes) -> None:
         kind, flow = _kind_of(line)
-        if kind is _Kind.OTHER:
-            self._keep(number, line)
-            return
-        if kind is _Kind.DEFINITION:
-            self._define(line)
-            self._keep(number, line)
-            return
-        if kind is _Kind.PLANNED:
+        if kind == _PLANNED:
             self._plan(number, line, flow)
             return
-        if kind is _Kind.STATE and flow in self._past and _is_of_refresh(line):
+        if kind not in (_STREAM, _LAG, _PROGRESS, _COUNTED):
+            if kind == _DEFINITION:
+                self._define(line)
+            self._keep(number, line)
+            return
+        if kind == _PROGRESS and flow in self._past and _is_of_refresh(line):
             return
         match = _HOUR.search(line)
         hour = match[1] if match is not None else b""
         if hour != self._hour:
             self.close_groups()
             self._hour = hour
-        if kind is _Kind.MEASURED:
+        if kind in (_STREAM, _LAG):
             self._measure(number, line, flow)
         else:
-            self._progress(number, line, flow, kind)
+            self._progress(number, line, flow, is_counted=kind == _COUNTED)
 
     def close_groups(self) -> None:
         """Write the pending lines; each group at the position of its last line."""
@@ -217,11 +204,11 @@ class _Writer:
             measured = merged(self._measured[flow][2], measured)
         self._measured[flow] = number, recorded, measured
 
-    def _progress(self, number: int, line: bytes, flow: bytes, kind: _Kind) -> None:
+    def _progress(self, number: int, line: bytes, flow: bytes, *, is_counted: bool) -> None:
         recorded = recorded_of(line)
-        body = counts_of(recorded) if kind is _Kind.COUNTED else None
+        body = counts_of(recorded) if is_counted else None
         is_new, has_started = self._know(recorded, flow)
-        self._counted[flow] += kind is _Kind.COUNTED
+        self._counted[flow] += is_counted
         newest = self._surveyed.counted[flow] - self._counted[flow] < self._surveyed.newest
         stays = newest or not has_started or number in self._surveyed.staying
         if (
@@ -266,19 +253,12 @@ def _line_of(number: int, line: bytes, group: Counts) -> tuple[int, bytes]:
     return number, line if group.added == 1 else group.line()
 
 
-def _kind_of(line: bytes) -> tuple[_Kind, bytes]:
-    """Kind of a line, judged by its text, and the flow it is about."""
-    text = line[:-1] if line.endswith(b"\n") else line
-    if text.endswith((_STREAM, _LAG)):
-        kind = _Kind.MEASURED
-    elif text.endswith(_PLANNED):
-        kind = _Kind.PLANNED
-    elif text.endswith(_PROGRESS):
-        is_count = _METRICS in line and _COUNTS in line
-        kind = _Kind.COUNTED if is_count else _Kind.STATE
-    else:
-        is_definition = text.endswith(_DEFINITION)
-        return (_Kind.DEFINITION if is_definition else _Kind.OTHER), b""
+def _kind_of(line: bytes) -> tuple[bytes, bytes]:
+    """Type of the event, judged by the text of its line, and the flow it is about."""
+    ending = _TYPE.search(line, max(0, len(line) - _ENDING))
+    kind = ending[1] if ending is not None else b""
+    if kind == _PROGRESS and _METRICS in line and _COUNTS in line:
+        kind = _COUNTED
     flow = _FLOW.search(line)
     return kind, flow[1] if flow is not None else b""
 
