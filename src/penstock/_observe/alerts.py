@@ -147,26 +147,21 @@ class AlertBook:
             self._quality(counts)
 
     def _backlog(self, flow: str, waiting: int | None) -> None:
-        if waiting is None:
-            return
-        for rule in self._of(AlertKind.BACKLOG, flow):
+        if waiting is not None:
             text = f"flow {flow} has a backlog of {waiting:,} records"
-            fires = waiting > rule.threshold
-            self._set(rule, f"flow {flow}", float(waiting), text, fires=fires)
+            self._compare(AlertKind.BACKLOG, flow, float(waiting), text)
 
     def _lag(self, flow: str, body: LagProgress) -> None:
         """Values that are not known neither fire nor resolve an alert."""
         # A batch that hangs or fails does not report what waits meanwhile.
         self._backlog(flow, waiting_rows(body.sources))
-        about, behind = f"flow {flow}", body.seconds_behind
+        behind, loss, left = body.seconds_behind, body.loss, body.seconds_to_loss
         if behind is not None:
-            for rule in self._of(AlertKind.LAG, flow):
-                text = f"the oldest unread record of flow {flow} is {behind:,.0f} seconds old"
-                fires = behind > rule.threshold
-                self._set(rule, about, float(behind), text, fires=fires)
-        loss, left = body.loss, body.seconds_to_loss
+            text = f"the oldest unread record of flow {flow} is {behind:,.0f} seconds old"
+            self._compare(AlertKind.LAG, flow, float(behind), text)
         if loss in ("none", None):  # None: of a source whose losses are reported by its batches
-            self._resolve(AlertKind.RETENTION, about, f"flow {flow} has no unread rows to lose")
+            text = f"flow {flow} has no unread rows to lose"
+            self._resolve(AlertKind.RETENTION, f"flow {flow}", text)
         if left is not None:
             self._retention(flow, float(left), loss)
 
@@ -181,22 +176,22 @@ class AlertBook:
 
     def _watermark(self, flow: str, progress: Progress, at: datetime) -> None:
         """Only batches with rows count: without rows a watermark does not advance."""
-        value, about = event_times(progress).get("watermark"), f"flow {flow}"
+        value = event_times(progress).get("watermark")
         if value is None:
             return
         known = self._watermarks.get(flow)
         if known is None or known.value != value:
             known = self._watermarks[flow] = _Watermark(value)
-            self._resolve(AlertKind.WATERMARK, about, f"the watermark of flow {flow} advances")
+            text = f"the watermark of flow {flow} advances"
+            self._resolve(AlertKind.WATERMARK, f"flow {flow}", text)
         elif known.first is not None and known.last is not None:
             # A batch advances the watermark of the next batch, so its effect is not known yet.
             stood = (known.last - known.first).total_seconds()
-            for rule in self._of(AlertKind.WATERMARK, flow):
-                text = (
-                    f"the watermark of flow {flow} has not advanced from {value} for {stood:,.0f} "
-                    "seconds although rows arrived"
-                )
-                self._set(rule, about, stood, text, fires=stood > rule.threshold)
+            text = (
+                f"the watermark of flow {flow} has not advanced from {value} for {stood:,.0f} "
+                "seconds although rows arrived"
+            )
+            self._compare(AlertKind.WATERMARK, flow, stood, text)
         if any(source.get("numInputRows") for source in progress.get("sources") or ()):
             known.first, known.last = known.first or at, at
 
@@ -245,6 +240,10 @@ class AlertBook:
             and (flow is None or rule.flow.lower() in ("", flow.lower()))
             and (dataset is None or _names(rule.dataset, dataset))
         ]
+
+    def _compare(self, kind: AlertKind, flow: str, value: float, message: str) -> None:
+        for rule in self._of(kind, flow):
+            self._set(rule, f"flow {flow}", value, message, fires=value > rule.threshold)
 
     def _set(
         self, rule: AlertRule, about: str, value: float | None, message: str, *, fires: bool
