@@ -169,23 +169,23 @@ def metrics(
 
 def _metrics_body(state: Any) -> list[dict[str, Any]]:
     from penstock._observe.metrics import metric_series
-    from penstock._observe.state import BATCH_BUCKETS
+    from penstock._observe.state import BATCH_BUCKETS, Histogram
 
     body = []
     for series in metric_series(state):
         metric = series.metric
-        samples: list[dict[str, Any]] = [
-            {"labels": dict(zip(metric.labels, labels, strict=True)), "value": value}
-            for labels, value in series.values.items()
-        ]
-        for labels, histogram in series.histograms.items():
-            named = dict(zip(metric.labels, labels, strict=True))
-            buckets = [
-                {"above": low, "count": count}
-                for low, count in zip((0.0, *BATCH_BUCKETS), histogram.counts, strict=True)
-            ]
-            sums = {"count": sum(histogram.counts), "sum": histogram.total, "buckets": buckets}
-            samples.append({"labels": named, **sums})
+        samples: list[dict[str, Any]] = []
+        for labels, value in series.values.items():
+            sample = {"labels": dict(zip(metric.labels, labels, strict=True))}
+            if isinstance(value, Histogram):
+                buckets = [
+                    {"above": low, "count": count}
+                    for low, count in zip((0.0, *BATCH_BUCKETS), value.counts, strict=True)
+                ]
+                sample |= {"count": sum(value.counts), "sum": value.total, "buckets": buckets}
+            else:
+                sample["value"] = value
+            samples.append(sample)
         body.append(
             {"name": metric.name, "type": metric.kind.value, "help": metric.help}
             | {"samples": samples}

@@ -18,6 +18,7 @@ MAX_SERIES = 2000
 """Maximum number of label sets per metric; further ones are dropped and counted."""
 
 _MAX_LABEL = 200
+_LEFT_OUT = "penstock_metrics_left_out_total"
 
 
 class Kind(StrEnum):
@@ -166,9 +167,7 @@ METRICS: Mapping[str, Metric] = {
             "outcome",
         ),
         _of_update(
-            "penstock_metrics_left_out_total",
-            "Values dropped because the metric had too many label sets.",
-            "metric",
+            _LEFT_OUT, "Values dropped because the metric had too many label sets.", "metric"
         ),
     )
 }
@@ -179,11 +178,13 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Series:
-    """One metric and its values by label set, in the order of `Metric.labels`."""
+    """One metric and its values by label set, in the order of `Metric.labels`.
+
+    They are numbers; of the kind `HISTOGRAM` they are of the class `Histogram`.
+    """
 
     metric: Metric
-    values: Mapping[Labels, float]
-    histograms: Mapping[Labels, Histogram]
+    values: Mapping[Labels, Any]
 
 
 def metric_series(update: ObservedUpdate) -> list[Series]:
@@ -204,17 +205,11 @@ class _Figures:
     """Values by metric and label set, read from the state of an update."""
 
     def __init__(self) -> None:
-        self._values: dict[str, dict[Labels, float]] = {name: {} for name in METRICS}
-        self._histograms: dict[Labels, Histogram] = {}
+        self._values: dict[str, dict[Labels, Any]] = {name: {} for name in METRICS}
         self._pipeline = ""
 
     def series(self) -> list[Series]:
-        all_series = []
-        for name, metric in METRICS.items():
-            histograms = self._histograms if metric.kind is Kind.HISTOGRAM else {}
-            if self._values[name] or histograms:
-                all_series.append(Series(metric, self._values[name], histograms))
-        return all_series
+        return [Series(METRICS[name], values) for name, values in self._values.items() if values]
 
     def take_update(self, update: ObservedUpdate) -> None:
         self._pipeline = _label(update.pipeline_name)
@@ -270,10 +265,9 @@ class _Figures:
             self._set("penstock_flow_last_batch_timestamp_seconds", labels, ended)
         if flow.table_version is not None:
             self._set("penstock_flow_table_version", labels, flow.table_version)
-        if flow.batch_times is not None and self._has_room(
-            "penstock_flow_batch_duration_seconds", len(self._histograms)
-        ):
-            self._histograms[self._key(labels)] = deepcopy(flow.batch_times)
+        if flow.batch_times is not None:
+            batch_times = deepcopy(flow.batch_times)
+            self._set("penstock_flow_batch_duration_seconds", labels, batch_times)
         self._take_waiting(flow, labels)
         for name, state in operators_of(flow.progress).items():
             known = (*labels, name)
@@ -332,19 +326,15 @@ class _Figures:
         """Label values that are equal after truncation share a series."""
         self._set(name, labels, self._values[name].get(self._key(labels), 0.0) + count)
 
-    def _set(self, name: str, labels: Labels, value: float) -> None:
+    def _set(self, name: str, labels: Labels, value: float | Histogram) -> None:
         values, key = self._values[name], self._key(labels)
-        if key in values or self._has_room(name, len(values)):
-            values[key] = float(value)
+        if key in values or len(values) < MAX_SERIES or name == _LEFT_OUT:
+            values[key] = value if isinstance(value, Histogram) else float(value)
+        else:
+            self._add(_LEFT_OUT, (name,), 1)
 
     def _key(self, labels: Labels) -> Labels:
         return (self._pipeline, *(_label(each) for each in labels))
-
-    def _has_room(self, name: str, count: int) -> bool:
-        if count < MAX_SERIES or name == "penstock_metrics_left_out_total":
-            return True
-        self._add("penstock_metrics_left_out_total", (name,), 1)
-        return False
 
 
 def _waiting(lag: LagProgress | None) -> dict[str, float]:

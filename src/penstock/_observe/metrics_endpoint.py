@@ -49,7 +49,7 @@ def _family(series: Series) -> "Family":
     metric = series.metric
     if metric.kind is Kind.HISTOGRAM:
         histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
-        for labels, counts in series.histograms.items():
+        for labels, counts in series.values.items():
             buckets, count = [], 0
             for bound, more in zip((*BATCH_BUCKETS, "+Inf"), counts.counts, strict=True):
                 count += more

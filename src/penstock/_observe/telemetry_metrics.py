@@ -63,7 +63,7 @@ def _metric(series: Series, started: int, now: int) -> Any:
                     min=None,  # type: ignore[arg-type]
                     max=None,  # type: ignore[arg-type]
                 )
-                for labels, histogram in series.histograms.items()
+                for labels, histogram in series.values.items()
             ],
             aggregation_temporality=cumulative,
         )

@@ -31,10 +31,10 @@ from penstock._observe.events import (
     UpdateState,
 )
 from penstock._observe.log import EventLog, last_batch, read_events
-from penstock._observe.metrics import metric_series
+from penstock._observe.metrics import Series, metric_series
 from penstock._observe.retention import roll_up
 from penstock._observe.segments import UpdateLog, updates
-from penstock._observe.state import ObservedUpdate
+from penstock._observe.state import Histogram, ObservedUpdate
 from penstock._observe.status_file import status_json
 from penstock._ui.model import UpdateModel
 
@@ -219,6 +219,17 @@ def total(folder: Path) -> float:
     return sum(events.values.values())
 
 
+def rounded(metrics: list[Series]) -> dict[Any, Any]:
+    """The values of metrics by name and labels, as exact as sums of floats are."""
+    return {
+        (series.metric.name, labels): (value.counts, round(value.total, 6))
+        if isinstance(value, Histogram)
+        else round(value, 6)
+        for series in metrics
+        for labels, value in series.values.items()
+    }
+
+
 def facts(folder: Path) -> dict[str, Any]:
     """What metrics, status, dashboard and the start of the next update find in a log."""
     state, model = ObservedUpdate(), UpdateModel()
@@ -234,16 +245,7 @@ def facts(folder: Path) -> dict[str, Any]:
         if flow["lag"] is not None:
             flow["lag"].pop("catch_up_seconds")
     found: dict[str, Any] = {"status": told, "head": {**model.head(), "events": None}}
-    found["metrics"] = {
-        (series.metric.name, labels): round(value, 6)
-        for series in metrics
-        for labels, value in series.values.items()
-    }
-    found["durations"] = {
-        labels: (one.counts, round(one.total, 6))
-        for series in metrics
-        for labels, one in series.histograms.items()
-    }
+    found["metrics"] = rounded(metrics)
     for name in ("c.s.silver", "c.s.view", "out"):
         dataset = model.dataset(name)
         assert dataset is not None

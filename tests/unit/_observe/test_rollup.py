@@ -30,6 +30,7 @@ from long_update import (
     places,
     rolled,
     rolled_up,
+    rounded,
     total,
     update_of,
 )
@@ -324,18 +325,7 @@ def counters(text: bytes) -> dict[Any, Any]:
         ("view", one.name): replace(one, rows_per_second=None, batch_seconds=None)
         for one in update_view(update, START + timedelta(days=9)).datasets
     }
-    metrics = metric_series(update)
-    values = {
-        (series.metric.name, labels): round(value, 6)
-        for series in metrics
-        for labels, value in series.values.items()
-    }
-    counts = {
-        labels: (one.counts, round(one.total, 6))
-        for series in metrics
-        for labels, one in series.histograms.items()
-    }
-    return {**values, **counts, **states, **flows, **views}
+    return {**rounded(metric_series(update)), **states, **flows, **views}
 
 
 def smaller(text: bytes, cut: int, newest: int) -> bytes:
