@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from penstock._observe.codec import event_of_line, millis
 from penstock._observe.events import TERMINAL_STATES, Event
@@ -92,27 +92,22 @@ class Recorded:
             segment = self._segments[0]
             is_finished = self.log.is_finished(segment)
             with segment.path.open("rb") as lines:
-                is_read = self._read_segment(lines, until, is_finished=is_finished)
-            if not (is_read and is_finished):
-                return
-            self._finished, self._offset = segment.last, 0
-            self._segments.pop(0)
-            if not self._segments:
-                self._continue_in(self.log.listed())
-
-    def _read_segment(self, lines: BinaryIO, until: int, *, is_finished: bool) -> bool:
-        while self._read < until:
-            lines.seek(self._offset)
-            block = lines.read(_BLOCK) + lines.readline()
+                lines.seek(self._offset)
+                block = lines.read(_BLOCK) + lines.readline()
             end = len(block) if is_finished else block.rfind(b"\n") + 1
-            if not end:
-                return True
-            # Of long ago, Spark's own progress is not shown: only the newest of each flow is.
-            self._fold(block[:end], skips_metrics=self._left > _RECENT)
-            self._offset += end
-            self._read += end
-            self._left -= end
-        return False
+            if end:
+                # Of long ago, Spark's own progress is not shown: only the newest of each flow is.
+                self._fold(block[:end], skips_metrics=self._left > _RECENT)
+                self._offset += end
+                self._read += end
+                self._left -= end
+            elif is_finished:
+                self._finished, self._offset = segment.last, 0
+                self._segments.pop(0)
+                if not self._segments:
+                    self._continue_in(self.log.listed())
+            else:
+                return
 
     def _fold(self, block: bytes, *, skips_metrics: bool) -> None:
         for line in block.split(b"\n"):
