@@ -8,10 +8,10 @@ import functools
 import json
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from penstock._model.lineage import FlowLineage, LineageSource
 from penstock._observe import events
@@ -201,7 +201,7 @@ def body_of(event_type: str, details: Mapping[str, Any]) -> Body | UnknownBody:
                 technique = str(chosen.get("maintenance_type", "")).removeprefix(_TECHNIQUE)
                 return events.PlanningInformation(technique, str(body.get("reason") or ""))
             case events.BackfillProgress | events.MigrationProgress:
-                names = {column.name for column in _columns(known)}
+                names = _readers(known)
                 figures = {key: value for key, value in body.items() if key not in names}
                 return _from_json(known, {**body, "figures": figures})  # type: ignore[no-any-return]
             case _:
@@ -249,25 +249,6 @@ def _flow_of(body: Mapping[str, Any]) -> events.FlowProgress:
 # -- dataclasses ----------------------------------------------------------------------------------
 
 
-class _Column(NamedTuple):
-    name: str
-    is_required: bool
-    read: Convert
-
-
-@functools.cache
-def _columns(kind: Any) -> tuple[_Column, ...]:
-    hints = get_type_hints(kind)
-    return tuple(
-        _Column(
-            each.name,
-            each.default is MISSING and each.default_factory is MISSING,
-            _reader(hints[each.name]),
-        )
-        for each in fields(kind)
-    )
-
-
 def _to_json(value: Any) -> Any:
     if isinstance(value, LineageSource):
         return value.as_json()
@@ -284,14 +265,16 @@ def _to_json(value: Any) -> Any:
 
 
 def _from_json(kind: type, body: Mapping[str, Any]) -> Any:
+    """The dataclass of a JSON form, else `TypeError` or another error; unknown keys are ignored."""
     _checked(dict, body)
-    fields_read: dict[str, Any] = {}
-    for name, is_required, read in _columns(kind):
-        if name in body:
-            fields_read[name] = read(body[name])
-        elif is_required:
-            raise KeyError(name)
-    return kind(**fields_read)
+    readers = _readers(kind).items()
+    return kind(**{name: read(body[name]) for name, read in readers if name in body})
+
+
+@functools.cache
+def _readers(kind: Any) -> dict[str, Convert]:
+    hints = get_type_hints(kind)
+    return {each.name: _reader(hints[each.name]) for each in fields(kind)}
 
 
 def _reader(hint: Any) -> Convert:
