@@ -47,14 +47,17 @@ def metrics_data(
 def _metric(series: Series, started: int, now: int) -> Any:
     metric = series.metric
     cumulative = export.AggregationTemporality.CUMULATIVE
+
+    def subject(labels: Labels) -> dict[str, Any]:
+        attributes = dict(zip(metric.labels, labels, strict=True))
+        return {"attributes": attributes, "start_time_unix_nano": started, "time_unix_nano": now}
+
     data: export.Sum | export.Gauge | export.Histogram
     if metric.kind is Kind.HISTOGRAM:
         data = export.Histogram(
             data_points=[
                 export.HistogramDataPoint(
-                    attributes=_attributes(metric, labels),
-                    start_time_unix_nano=started,
-                    time_unix_nano=now,
+                    **subject(labels),
                     count=sum(histogram.counts),
                     sum=histogram.total,
                     bucket_counts=list(histogram.counts),
@@ -69,12 +72,7 @@ def _metric(series: Series, started: int, now: int) -> Any:
         )
     else:
         points = [
-            export.NumberDataPoint(
-                attributes=_attributes(metric, labels),
-                start_time_unix_nano=started,
-                time_unix_nano=now,
-                value=value,
-            )
+            export.NumberDataPoint(**subject(labels), value=value)
             for labels, value in series.values.items()
         ]
         if metric.kind is Kind.COUNTER:
@@ -86,7 +84,3 @@ def _metric(series: Series, started: int, now: int) -> Any:
     return export.Metric(
         name=otel_name(metric), description=metric.help, unit=otel_unit(metric), data=data
     )
-
-
-def _attributes(metric: Metric, labels: Labels) -> dict[str, str]:
-    return dict(zip(metric.labels, labels, strict=True))

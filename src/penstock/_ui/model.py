@@ -198,7 +198,6 @@ class UpdateModel:
             datasets.append(
                 {
                     **card,
-                    **dict.fromkeys(("format", "declared_at", "columns", "rules")),
                     **self._declaration(name, views.get(name)),
                     "busy_seconds": series.busy_seconds() if series is not None else None,
                 }
