@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any
 
 from penstock._observe.codec import encode
@@ -36,20 +35,18 @@ def whole_update(recording: Recording, update: str) -> dict[str, Any] | None:
     recorded = recording.recorded(update)
     if recorded is None:
         return None
-    now = datetime.now(UTC)
     with recording.lock:
         model = recorded.model
-        view = model.view(now)
-        head, newest = model.head(view), recording.newest() == recorded.log.update_id
+        head, newest = model.head(), recording.newest() == recorded.log.update_id
         is_gone = recording.was_interrupted(recorded)
         return {
             "pipeline": recording.key,
             "newest": newest,
             "read_percent": recorded.read_percent,
             "update": head | {"update_id": recorded.log.update_id, "is_gone": is_gone},
-            "cards": with_interrupted(model.cards(view), is_gone=is_gone),
+            "cards": with_interrupted(model.cards(), is_gone=is_gone),
             "edges": model.edges(),
-            "flows": with_interrupted(model.flows(view), is_gone=is_gone),
+            "flows": with_interrupted(model.flows(), is_gone=is_gone),
         }
 
 

@@ -17,7 +17,6 @@ from penstock._observe.events import (
 )
 from penstock._observe.snapshot import (
     DatasetView,
-    UpdateView,
     known_sum,
     short_names,
     update_view,
@@ -91,37 +90,35 @@ class UpdateModel:
         dataset = self._update.datasets.get(name)
         return dataset.definition if dataset is not None else None
 
-    def view(self, now: datetime | None = None) -> UpdateView:
-        return update_view(self._update, now)
+    @property
+    def has_ended(self) -> bool:
+        return self._update.ended is not None
 
-    def head(self, view: UpdateView | None = None) -> dict[str, Any]:
-        view = view or self.view()
-        changes = [(_millis(at), state.value) for at, state in self._update.changes]
+    def head(self) -> dict[str, Any]:
+        update, properties = self._update, self._update.properties
+        changes = [(_millis(at), state.value) for at, state in update.changes[-50:]]
         return {
-            "pipeline_name": view.pipeline_name,
-            "update_id": view.update_id,
-            "state": view.state.value if view.state is not None else None,
-            "has_ended": view.has_ended,
-            "message": view.message,
-            "started": _millis(view.started),
-            "ended": changes[-1][0] if view.has_ended else None,
-            "last_event": _millis(self._update.last_event),
+            "pipeline_name": update.pipeline_name,
+            "update_id": update.update_id,
+            "state": update.state.value if update.state is not None else None,
+            "has_ended": self.has_ended,
+            "message": update.message,
+            "started": _millis(update.started),
+            "ended": _millis(update.ended),
+            "last_event": _millis(update.last_event),
             "events": self.folded,
-            "error": error_view(view.error),
-            "warnings": list(view.warnings),
-            "all_warnings": self._update.events[Level.WARN],
+            "error": error_view(update.error),
+            "warnings": list(update.warnings),
+            "all_warnings": update.events[Level.WARN],
             "properties": {
-                key: _plain(view.properties[key])
-                for key in _SHOWN_PROPERTIES
-                if key in view.properties
+                key: _plain(properties[key]) for key in _SHOWN_PROPERTIES if key in properties
             },
-            "changes": changes[-50:],
+            "changes": changes,
         }
 
-    def cards(self, view: UpdateView | None = None) -> list[dict[str, Any]]:
+    def cards(self) -> list[dict[str, Any]]:
         """One card per dataset, sink and outside source, in the order of their events."""
-        view = view or self.view()
-        cards = [self._card(dataset) for dataset in view.datasets]
+        cards = [self._card(dataset) for dataset in update_view(self._update).datasets]
         seen = {card["id"] for card in cards}
         hidden = {
             name: dataset.kind
@@ -161,23 +158,23 @@ class UpdateModel:
             {"from": source, "to": target, "flow": flow} for (source, target), flow in edges.items()
         ]
 
-    def flows(self, view: UpdateView) -> list[dict[str, Any]]:
-        return [self._flow(name) for dataset in view.datasets for name in dataset.flows]
+    def flows(self) -> list[dict[str, Any]]:
+        datasets = [each for each in self._update.datasets.values() if not each.is_hidden]
+        return [self._flow(flow) for dataset in datasets for flow in dataset.flows]
 
     def dataset(self, name: str) -> dict[str, Any] | None:
         """Everything about one dataset, sink or outside source; `None` if there is none."""
-        view = self.view()
-        card = next((card for card in self.cards(view) if card["id"] == name), None)
+        card = next((card for card in self.cards() if card["id"] == name), None)
         if card is None:
             return None
-        dataset = next((known for known in view.datasets if known.name == name), None)
-        observed = self._update.datasets.get(name)
-        error = observed.error if observed is not None else None
+        dataset = self._update.datasets.get(name)
+        error = dataset.error if dataset is not None else None
+        flows = dataset.flows if dataset is not None and not dataset.is_hidden else ()
         edges = self.edges()
         return {
             "card": card,
-            **self._declaration(name, dataset),
-            "flows": [self._flow(flow) for flow in dataset.flows] if dataset is not None else [],
+            **self._declaration(name),
+            "flows": [self._flow(flow) for flow in flows],
             "upstream": [edge["from"] for edge in edges if edge["to"] == name],
             "downstream": [edge["to"] for edge in edges if edge["from"] == name],
             "error": error_view(error[1], at=_millis(error[0])) if error is not None else None,
@@ -187,10 +184,8 @@ class UpdateModel:
 
     def outline(self) -> dict[str, Any]:
         """All of the update for a comparison: its head, datasets and sinks, and flows."""
-        view = self.view()
-        views = {dataset.name: dataset for dataset in view.datasets}
         datasets = []
-        for card in self.cards(view):
+        for card in self.cards():
             name = card["id"]
             if card["kind"] == "source":
                 continue
@@ -198,13 +193,13 @@ class UpdateModel:
             datasets.append(
                 {
                     **card,
-                    **self._declaration(name, views.get(name)),
+                    **self._declaration(name),
                     "busy_seconds": series.busy_seconds() if series is not None else None,
                 }
             )
-        return {"head": self.head(view), "datasets": datasets, "flows": self.flows(view)}
+        return {"head": self.head(), "datasets": datasets, "flows": self.flows()}
 
-    def _declaration(self, name: str, dataset: DatasetView | None) -> dict[str, Any]:
+    def _declaration(self, name: str) -> dict[str, Any]:
         body = self._declared(name)
         declared = body if isinstance(body, DatasetDefinition) else DatasetDefinition()
         return {
@@ -212,7 +207,7 @@ class UpdateModel:
             "format": body.format if isinstance(body, SinkDefinition) else "",
             "columns": columns_view(declared.schema_json or ""),
             "lineage": self._lineage(name),
-            "rules": rules_view(declared, dataset),
+            "rules": rules_view(declared, self._update.datasets.get(name)),
         }
 
     def _lineage(self, name: str) -> dict[str, Any] | None:

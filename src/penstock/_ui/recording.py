@@ -214,7 +214,7 @@ class Recording(WatchedLog):
 
     def was_interrupted(self, recorded: Recorded) -> bool:
         """Whether an update ended without a final state, as far as that is known."""
-        if recorded.model.view().has_ended:
+        if recorded.model.has_ended:
             return False
         with self.lock:
             self._list()

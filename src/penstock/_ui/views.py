@@ -7,7 +7,7 @@ from typing import Any
 from penstock._model.lineage import ColumnInput, FlowLineage, LineageSource
 from penstock._observe.events import DatasetDefinition, ErrorInfo, LagProgress, Rule
 from penstock._observe.lag import lag_sources, problem_of, waiting_rows
-from penstock._observe.snapshot import DatasetView, known_sum
+from penstock._observe.snapshot import known_sum
 from penstock._observe.spark_progress import (
     Progress,
     durations_of,
@@ -15,6 +15,7 @@ from penstock._observe.spark_progress import (
     watermark_delay,
     watermark_text,
 )
+from penstock._observe.state import ObservedDataset
 
 _MAX_PARTITIONS = 500
 _MAX_INPUTS = 20
@@ -153,18 +154,18 @@ def _type_text(kind: Any) -> str:
             return str(other)
 
 
-def rules_view(declared: DatasetDefinition, dataset: DatasetView | None) -> list[dict[str, Any]]:
-    counted = {rule.name: rule for rule in dataset.rules} if dataset is not None else {}
+def rules_view(
+    declared: DatasetDefinition, dataset: ObservedDataset | None
+) -> list[dict[str, Any]]:
+    counts = dataset.rules.items() if dataset is not None else ()
+    counted = {name: (passed, failed) for (_, name), (passed, failed) in counts}
     known = {rule.name for rule in declared.expectations}
     rules = [*declared.expectations, *(Rule(name=name) for name in counted if name not in known)]
-    return [
-        {
-            **vars(rule),
-            "passed": counted[rule.name].passed if rule.name in counted else None,
-            "failed": counted[rule.name].failed if rule.name in counted else None,
-        }
-        for rule in rules
-    ]
+    views = []
+    for rule in rules:
+        passed, failed = counted.get(rule.name, (None, None))
+        views.append({**vars(rule), "passed": passed, "failed": failed})
+    return views
 
 
 def error_view(error: ErrorInfo | None, *, at: int | None = None) -> dict[str, Any] | None:
