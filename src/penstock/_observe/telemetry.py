@@ -119,14 +119,9 @@ class Telemetry:
 
         Both usually go to one receiver: if one signal fails, the wait for both is short.
         """
-        deliveries = [
-            delivery for delivery in (self._metrics, self._traces) if delivery is not None
-        ]
-        drain_seconds = (
-            FAILING_DRAIN_SECONDS
-            if any(delivery.is_failing for delivery in deliveries)
-            else DRAIN_SECONDS
-        )
+        deliveries = [each for each in (self._metrics, self._traces) if each is not None]
+        is_failing = any(delivery.is_failing for delivery in deliveries)
+        drain_seconds = FAILING_DRAIN_SECONDS if is_failing else DRAIN_SECONDS
         closing = [
             threading.Thread(target=delivery.close, args=(drain_seconds,), daemon=True)
             for delivery in deliveries

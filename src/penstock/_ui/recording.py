@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock._observe.codec import event_of_line, millis
-from penstock._observe.events import TERMINAL_STATES, Event
+from penstock._observe.events import Event
 from penstock._observe.masking import masked
 from penstock._observe.segments import LATEST, Segment, UpdateLog, is_command, updates
 from penstock._observe.state import ObservedUpdate
@@ -293,7 +293,7 @@ def _summary_of(log: UpdateLog) -> UpdateSummary:
         started=millis(update.started or log.started),
         ended=millis(ended) if ended is not None else None,
         state=update.state.value if update.state is not None else "",
-        is_over=update.state in TERMINAL_STATES,
+        is_over=update.ended is not None,
         continuous=bool(options.get("continuous")),
         full_refresh=bool(options.get("full_refresh") or options.get("full_refresh_selection")),
         error=error_view(update.error),
@@ -311,15 +311,16 @@ def _ends_of(log: UpdateLog) -> list[Event]:
             tail = last.read(_TAIL)
     except (OSError, IndexError):
         return []
-    return [*_events(head.split(b"\n")), *_events(tail.split(b"\n"))]
+    return [*_events(head), *_events(tail)]
 
 
-def _events(lines: list[bytes]) -> list[Event]:
+def _events(block: bytes) -> list[Event]:
     wanted = (b'"create_update"', b'"update_progress"')
-    chosen = [
-        line for at, line in enumerate(lines) if at < 2 or any(word in line for word in wanted)
-    ]
-    if lines and (ending := next((line for line in reversed(lines) if line), None)):
-        chosen.append(ending)
-    decoded = (event_of_line(masked(line)) for line in chosen if line)
+    lines = [line for line in block.split(b"\n") if line]
+    ends = (*lines[:2], *lines[-1:])
+    decoded = (
+        event_of_line(masked(line))
+        for line in lines
+        if line in ends or any(word in line for word in wanted)
+    )
     return [event for event in decoded if event is not None]
