@@ -49,7 +49,7 @@ def live_view(view: UpdateView, *, width: int, height: int, note: str = "") -> R
     ]
     if note:
         below.append(Text(note, style="bold yellow", no_wrap=True, overflow="ellipsis"))
-    # The terminal echoes ^C where the cursor stands. At the end of a full line that would wrap,
+    # The terminal echoes ^C at the cursor. At the end of a full line that would wrap,
     # and the next frame would be drawn one line too low.
     below.append(Text(""))
     room = max(1, height - len(below) - 2)

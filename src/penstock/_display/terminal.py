@@ -1,4 +1,4 @@
-"""What the terminal can do, and writing to one that may go away."""
+"""Abilities of the terminal, and output to one that may be closed."""
 
 import os
 import shutil

@@ -202,7 +202,7 @@ class Delivery:
                 self._report(None)
             self._sending = 0
 
-    # -- what became of it ---------------------------------------------------------------------
+    # -- results --------------------------------------------------------------------------------
 
     def _count(self, outcome: str, number: int = 1) -> None:
         with self._counting:

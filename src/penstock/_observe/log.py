@@ -371,7 +371,7 @@ def _lines_backwards(update: UpdateLog) -> Iterator[bytes]:
     with update.opened() as files:
         for _, file in reversed(files):
             position = file.seek(0, os.SEEK_END)
-            pieces: deque[bytes] = deque()  # the beginning-less line that continues to the left
+            pieces: deque[bytes] = deque()  # of the line whose beginning is not read yet
             while position > 0:
                 size = min(_BLOCK, position)
                 position -= size

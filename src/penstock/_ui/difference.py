@@ -20,10 +20,10 @@ Outline = Mapping[str, Any]
 
 
 def differences(before: Outline, after: Outline) -> dict[str, Any]:
-    """Two updates beside each other, from `UpdateModel.outline()`; changed definitions first.
+    """Compares two updates by `UpdateModel.outline()`; changed definitions are first.
 
-    Datasets and flows have `change`, `facts`, `columns`, `rules`, `lineage` (columns that are made
-    of something else) and `numbers`, each with the values before and after.
+    Datasets and flows have `change`, `facts`, `columns`, `rules`, `lineage` (columns with changed
+    inputs) and `numbers`, each with the values before and after.
     """
     return {
         "properties": _facts(
@@ -110,7 +110,7 @@ def _items(before: Mapping[str, str], after: Mapping[str, str]) -> list[dict[str
 
 
 def _column_texts(dataset: Outline) -> dict[str, str]:
-    """Columns of any depth by their path, with what a schema says of them."""
+    """Columns of any depth by their path, with type, nullability and comment."""
     strings: dict[str, str] = {}
     path: list[str] = []
     for column in dataset["columns"]:
@@ -129,7 +129,7 @@ def _rule_texts(dataset: Outline) -> dict[str, str]:
 
 
 def _other_lineage(before: Any, after: Any) -> list[str]:
-    """Columns of both that are made of something else; nothing where only one was told."""
+    """Columns of both with changed inputs; empty if the lineage of one is not known."""
     if before is None or after is None:
         return []
     old, new = before["columns"], after["columns"]

@@ -108,7 +108,7 @@ class _Topic:
         if recorded is None:
             return shown
         seen = (recorded.log.update_id, recorded.version)
-        # Also without events now and then: rates grow old by themselves.
+        # Now and then also without events: rates become outdated.
         if seen == shown.seen and self.beats % _IDLE_BEATS:
             return shown
         body = whole_update(self.recording, recorded.log.update_id)
@@ -149,15 +149,15 @@ class Hub:
     async def close(self) -> None:
         """End all streams, so that the server can end."""
         self._closed = True
-        # A watcher that ends takes its topic away meanwhile.
+        # A watcher that ends removes its topic meanwhile.
         for topic in list(self._topics.values()):
             async with topic.wake:
                 topic.wake.notify_all()
 
     async def watch(self, recording: Recording, update: str = LATEST) -> AsyncIterator[bytes]:
-        """Server-sent events of an update, from its present state on, until the reader goes.
+        """Server-sent events of an update, from its current state on, until the reader disconnects.
 
-        One that is not recorded, or no longer, has a single event that says so.
+        If it is not recorded, or no longer, there is a single `missing` event.
         """
         if not await asyncio.to_thread(recording.has, update):
             yield _event("missing", {})
@@ -212,7 +212,7 @@ class Hub:
             if topic.shown.version != before.version:
                 async with topic.wake:
                     topic.wake.notify_all()
-            # A large pipeline is looked at less often, so that watching stays cheap.
+            # A large pipeline is read less often, so that watching stays cheap.
             await asyncio.sleep(max(_BEAT_SECONDS, min(_LONGEST_BEAT_SECONDS, _REST * took)))
 
 

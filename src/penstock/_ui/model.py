@@ -117,7 +117,7 @@ class UpdateModel:
         }
 
     def cards(self) -> list[dict[str, Any]]:
-        """One card per dataset, sink and outside source, in the order of their events."""
+        """One card per dataset, sink and external source, in the order of their events."""
         cards = [self._card(dataset) for dataset in update_view(self._update).datasets]
         seen = {card["id"] for card in cards}
         hidden = {
@@ -129,7 +129,7 @@ class UpdateModel:
         for name, kind in hidden.items():
             cards.append(_bare_card(name, shown[name], kind))
         bodies = self._definitions().values()
-        for name in dict.fromkeys(name for body in bodies for name in _outside(body)):
+        for name in dict.fromkeys(name for body in bodies for name in _external(body)):
             cards.append(_bare_card(name, name.removeprefix("source:"), "source"))
         return cards
 
@@ -152,7 +152,7 @@ class UpdateModel:
     def edges(self) -> list[dict[str, str]]:
         edges: dict[tuple[str, str], str] = {}
         for flow, body in self._definitions().items():
-            for source in (*body.input_datasets, *_outside(body)):
+            for source in (*body.input_datasets, *_external(body)):
                 edges.setdefault((source, body.target), flow)
         return [
             {"from": source, "to": target, "flow": flow} for (source, target), flow in edges.items()
@@ -163,7 +163,7 @@ class UpdateModel:
         return [self._flow(flow) for dataset in datasets for flow in dataset.flows]
 
     def dataset(self, name: str) -> dict[str, Any] | None:
-        """Everything about one dataset, sink or outside source; `None` if there is none."""
+        """Everything about one dataset, sink or external source; `None` if there is none."""
         card = next((card for card in self.cards() if card["id"] == name), None)
         if card is None:
             return None
@@ -292,8 +292,8 @@ def _bare_card(name: str, display: str, kind: str) -> dict[str, Any]:
     return {**names, **counts, **dict.fromkeys(_UNKNOWN)}
 
 
-def _outside(body: FlowDefinition) -> list[str]:
-    """What a flow reads that is no dataset of the pipeline, as nodes of the graph."""
+def _external(body: FlowDefinition) -> list[str]:
+    """The external sources of a flow, as nodes of the graph."""
     return [f"source:{name}" for name in body.external_inputs]
 
 

@@ -33,14 +33,14 @@ class Tables(Protocol):
         before: str = "",
         limit: int,
     ) -> dict[str, Any]:
-        """Rows in quarantine, newest first; `ValueError` if `before` is no place."""
+        """Rows in quarantine, newest first; `ValueError` if `before` is not a position."""
 
 
 class Control(Protocol):
     """Actions on a pipeline. Thread-safe; raises `SetupError` if refused."""
 
     def state(self) -> dict[str, Any]:
-        """What runs, and what became of what was started here; without secrets."""
+        """What runs, and the results of what was started here; without secrets."""
 
     def start(
         self,
@@ -52,7 +52,7 @@ class Control(Protocol):
         """Start an update."""
 
     def stop(self, *, now: bool = False) -> None:
-        """End what runs after the batches in flight; `now`: interrupt them, if asked before."""
+        """Stop after the batches in flight; `now`: interrupt them, after an earlier request."""
 
     def replay(self, dataset: str, *, rules: Sequence[str] = (), rows: Sequence[str] = ()) -> None:
         """Replay the quarantine of a dataset: all rows, or those with these ids and rules."""

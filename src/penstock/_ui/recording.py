@@ -96,7 +96,7 @@ class Recorded:
                 block = lines.read(_BLOCK) + lines.readline()
             end = len(block) if is_finished else block.rfind(b"\n") + 1
             if end:
-                # Of long ago, Spark's own progress is not shown: only the newest of each flow is.
+                # Only the newest progress of Spark per flow is shown.
                 self._fold(block[:end], skips_metrics=self._left > _RECENT)
                 self._offset += end
                 self._read += end
@@ -176,7 +176,7 @@ class Recording(WatchedLog):
             return self._logs[-1].update_id if self._logs else None
 
     def has(self, update: str) -> bool:
-        """Whether there is an update with this id, or `latest`, which may still come."""
+        """Whether there is an update with this id; `latest` may begin later."""
         with self.lock:
             self._list()
             return update == LATEST or update in self._by_id
@@ -246,10 +246,10 @@ class Recording(WatchedLog):
         return False
 
     def _list(self) -> None:
-        """List the folder again if something was added to it or taken away."""
+        """List the folder again if files were added or removed."""
         try:
             status = self.directory.stat()
-            # The clock of a file system is coarse: what came a moment ago may not be all.
+            # Timestamps of file systems are coarse: another change may get the same one.
             is_settled = time.time() - status.st_mtime > _SETTLED_SECONDS
             seen = (status.st_mtime_ns, status.st_ino)
             if seen == self._listed:

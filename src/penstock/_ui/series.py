@@ -117,7 +117,7 @@ class Series:
         ]
 
     def columns(self) -> dict[str, Any]:
-        """The points as columns, oldest first, as a chart wants them."""
+        """The points as columns for a chart, oldest first."""
         points = sorted(self._points, key=lambda point: point.at)
         rules = dict.fromkeys(name for point in points for name in point.rules)
         return {

@@ -111,7 +111,7 @@ def serve(
             await super().shutdown(sockets)
 
     class Protocol(H11Protocol):
-        """Ends connections without a request: who sends one byte by byte would hold many."""
+        """Closes connections without a request: a slow client could keep many of them open."""
 
         was_idle = False
 

@@ -169,7 +169,7 @@ def rules_view(
 
 
 def error_view(error: ErrorInfo | None, *, at: int | None = None) -> dict[str, Any] | None:
-    """An error for a page: condition, message, and apart from it the line and the way out."""
+    """An error for a page: the line and the hint are separate from the message."""
     if error is None:
         return None
     message, hint, declared_at = [], [], ""
