@@ -29,6 +29,7 @@ _BODIES: Mapping[str, type[Body]] = {
 }
 _QUALITY = ("dropped_records", "quarantined_records", "late_records", "duplicate_records")
 _METRICS = tuple(known.name for known in fields(events.FlowMetrics) if known.name not in _QUALITY)
+_ORIGIN_NAMES = ("pipeline_name", "update_id", "dataset_name", "flow_name", "sink_name")
 _TECHNIQUE = "MAINTENANCE_TYPE_"
 _ENCODER = json.JSONEncoder(default=str, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
@@ -129,11 +130,7 @@ def event_of_json(body: Mapping[str, Any]) -> Event:
         known = replace(known, recorded_level=level, maturity_level=maturity)
     return Event(
         EventOrigin(
-            pipeline_name=str(origin.get("pipeline_name", "")),
-            update_id=str(origin.get("update_id", "")),
-            dataset_name=str(origin.get("dataset_name", "")),
-            flow_name=str(origin.get("flow_name", "")),
-            sink_name=str(origin.get("sink_name", "")),
+            **{name: str(origin.get(name, "")) for name in _ORIGIN_NAMES},
             batch_id=batch_id if isinstance(batch_id, int) else None,
         ),
         known,

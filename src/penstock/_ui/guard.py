@@ -121,8 +121,8 @@ class Guard:
             for key, value in parse_qsl(scope["query_string"].decode("latin-1"))
             if key != "token"
         ]
-        # Only the path, quoted and with one leading slash: browsers treat a backslash as a slash and
-        # drop control characters, so the redirect could lead to another host.
+        # Only the path, quoted and with one leading slash: browsers treat a backslash as a slash
+        # and drop control characters, so the redirect could lead to another host.
         path = "/" + quote(scope["path"].lstrip("/"))
         if rest:
             path += "?" + urlencode(rest)
