@@ -20,6 +20,7 @@ from penstock._observe.events import (
     RolledUp,
     StreamProgress,
 )
+from penstock._observe.log import place_of
 from penstock._observe.rule_counts import rule_batches
 from penstock._observe.spark_progress import dropped_by_watermark, durations_of
 from penstock._observe.state import BATCH_BUCKETS, bucket_of
@@ -32,6 +33,8 @@ _BOUNDS = (*(str(bound) for bound in BATCH_BUCKETS), "+Inf")
 class Recorded:
     line: dict[str, Any]
     event: Event
+    instance: str
+    seq_no: int
 
     def standing_for(self, batch_id: int | None, body: FlowProgress | StreamProgress) -> bytes:
         """The roll-up line that replaces many lines of which this is the last."""
@@ -43,13 +46,15 @@ class Recorded:
             origin=replace(self.event.origin, batch_id=batch_id),
             body=body,
         )
-        return encode(event_json(event, **self.line["sequence"]["data_plane_id"])) + b"\n"
+        return encode(event_json(event, instance=self.instance, seq_no=self.seq_no)) + b"\n"
 
 
 def recorded_of(line: bytes) -> Recorded | None:
     body = object_of_line(line)
-    event = event_of(body)
-    return None if body is None or event is None else Recorded(body, event)
+    event, place = event_of(body), place_of(body)
+    if body is None or event is None or place is None:
+        return None
+    return Recorded(body, event, *place)
 
 
 def counts_of(recorded: Recorded | None) -> FlowProgress | None:
@@ -64,11 +69,9 @@ def counts_of(recorded: Recorded | None) -> FlowProgress | None:
         return None
     if not isinstance(body, FlowProgress) or body.metrics is None:
         return None
-    try:
-        again = event_json(event, **line["sequence"]["data_plane_id"])
-        is_whole = all(again[key] == line[key] for key in line if key != "schema_version")
-    except (KeyError, TypeError):
-        return None
+    again = event_json(event, instance=recorded.instance, seq_no=recorded.seq_no)
+    again["schema_version"] = line.get("schema_version")
+    is_whole = line.keys() <= again.keys() and all(again[key] == line[key] for key in line)
     return body if is_whole and body.status is FlowStatus.RUNNING else None
 
 
