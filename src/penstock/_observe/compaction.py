@@ -265,11 +265,8 @@ def _kind_of(line: bytes) -> tuple[bytes, bytes]:
 
 def _is_of_refresh(line: bytes) -> bool:
     """Whether a line has the counts of a refresh, or says that it is complete."""
-    recorded = recorded_of(line)
-    body = recorded.event.body if recorded is not None else None
-    return (
-        recorded is not None
-        and isinstance(body, FlowProgress)
-        and recorded.event.error is None
-        and (body.metrics is not None or body.status in (FlowStatus.COMPLETED, FlowStatus.IDLE))
-    )
+    event = event_of_line(line)
+    if event is None or event.error is not None or not isinstance(event.body, FlowProgress):
+        return False
+    is_complete = event.body.status in (FlowStatus.COMPLETED, FlowStatus.IDLE)
+    return event.body.metrics is not None or is_complete
