@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from penstock._model.lineage import FlowLineage
 from penstock._observe.events import (
     FINAL_STATUSES,
     TERMINAL_STATES,
@@ -138,7 +139,7 @@ class ObservedFlow:
     lag: LagProgress | None = None
     aged: LagProgress | None = None
     lag_is_newer: bool = False
-    lineage: ColumnLineage | None = None
+    lineage: FlowLineage | None = None
     technique: str = ""
     lost: Counter[str] = field(default_factory=Counter)
     _replaced: dict[str, int] = field(default_factory=dict)
@@ -316,7 +317,7 @@ class ObservedUpdate:
                 flow = self.flow(origin.flow_name)
                 flow.definition, flow.target = body, flow.target or body.target
             case ColumnLineage() if origin.flow_name:
-                self._at(event).lineage = body
+                self._at(event).lineage = body.lineage
             case PlanningInformation():
                 self._refresh(event, body)
             case AlertProgress():

@@ -211,13 +211,9 @@ class UpdateModel:
         }
 
     def _lineage(self, name: str) -> dict[str, Any] | None:
-        return lineage_view(
-            flow.lineage.lineage
-            for flow in self._update.flows.values()
-            if flow.lineage is not None
-            and flow.definition is not None
-            and flow.definition.target == name
-        )
+        names = [flow for flow, body in self._definitions().items() if body.target == name]
+        flows = (self._update.flows[flow] for flow in names)
+        return lineage_view(flow.lineage for flow in flows if flow.lineage is not None)
 
     def _definitions(self) -> dict[str, FlowDefinition]:
         return {
