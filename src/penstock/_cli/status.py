@@ -176,7 +176,8 @@ def _metrics_body(state: Any) -> list[dict[str, Any]]:
         metric = series.metric
         samples: list[dict[str, Any]] = []
         for labels, value in series.values.items():
-            sample = {"labels": dict(zip(metric.labels, labels, strict=True))}
+            named = dict(zip(metric.labels, labels, strict=True))
+            sample: dict[str, Any] = {"labels": named}
             if isinstance(value, Histogram):
                 buckets = [
                     {"above": low, "count": count}
