@@ -98,7 +98,7 @@ def check_project(
     """
     os.chdir(settings.root)  # origins are relative to it
     needed = needs(settings)
-    absent = {need.module: need.origin.file for need in needed.imports if not need.is_optional}
+    absent = {need.name: need.origin.file for need in needed.imports}
     with opened_project(settings, absent, assuming=needed.files_that_assume()) as opened:
         survey = opened.survey
         refused, unsure = opened.problems()

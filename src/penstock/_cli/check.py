@@ -110,13 +110,12 @@ def _needs(result: "ProjectCheck") -> Iterator[tuple[str, str, str]]:
 
 def _all_needs(result: "ProjectCheck") -> Iterator[tuple[str, str, str]]:
     needs = result.needs
-    for setting in (*needs.configuration, *needs.widgets):
-        if setting.is_missing:
-            yield "setting", setting.key, str(setting.origin)
+    for setting in needs.settings:
+        yield "setting", setting.name, str(setting.origin)
     for key in result.assumed_settings:
         yield "setting", key, ""
     for secret in needs.secrets:
-        if secret.is_found is False:
+        if "{" not in secret.name:
             yield "secret", secret.name, str(secret.origin)
     for source in result.missing:
         columns = ", ".join(source.columns)
@@ -128,15 +127,13 @@ def _all_needs(result: "ProjectCheck") -> Iterator[tuple[str, str, str]]:
             f"--map kafka://{servers}=kafka://localhost:9092 connects to another broker",
         )
     for module in needs.imports:
-        if not module.is_optional:
-            yield "package", module.module, str(module.origin)
+        yield "package", module.name, str(module.origin)
     for error in result.unsure.values():
         cause = error.__cause__
         if isinstance(cause, ModuleNotFoundError) and cause.name:
             yield "package", cause.name, str(error.origin)
     for package in needs.packages:
-        if not package.is_installed:
-            yield "package", package.name, str(package.origin)
+        yield "package", package.name, str(package.origin)
     for requirement in result.settings.dependencies:
         yield "package", requirement, "settings"
 
@@ -158,7 +155,7 @@ def _as_json(result: "ProjectCheck") -> dict[str, Any]:
         ],
         "missing_sources": [asdict(source) for source in result.missing],
         "paths": [
-            {"path": need.path, "scheme": need.scheme, "where": str(need.origin)}
+            {"path": need.name, "scheme": need.scheme, "where": str(need.origin)}
             for need in result.needs.paths
         ],
         "notes": list(result.notes),

@@ -197,11 +197,7 @@ def lint_project(settings: PipelineSettings, *, text_only: bool = False) -> Lint
     is_job = bool(job_files(settings))
     text_only = text_only or is_job
     if not text_only:
-        absent = {
-            need.module: need.origin.file
-            for need in needs(settings).imports
-            if not need.is_optional
-        }
+        absent = {need.name: need.origin.file for need in needs(settings).imports}
         made: list[ObservingEvaluator] = []
 
         def evaluator(*arguments: object) -> ObservingEvaluator:

@@ -6,10 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from penstock._model.origin import SourceLocation
-
-_NOWHERE = SourceLocation("", 1)
-
 
 class FindingKind(Enum):
     KEY = auto()
@@ -26,16 +22,15 @@ class FindingKind(Enum):
 class Finding:
     """Something that a source needs: a key, `scope/key`, path, module or package.
 
-    `has_default`: the source continues without it. `detail` is the scheme of a path. `origin` is
-    set where the file is known.
+    `line` is counted in the text that was searched. `has_default`: the source continues without it.
+    `scheme` is that of a path.
     """
 
     kind: FindingKind
     name: str
     line: int = 1
     has_default: bool = False
-    detail: str = ""
-    origin: SourceLocation = _NOWHERE
+    scheme: str = ""
 
 
 _PATH = re.compile(
@@ -54,7 +49,7 @@ def path_in(text: str, line: int = 1) -> Finding | None:
     if match is None or "\n" in text:
         return None
     scheme = match.group("folder") or f"{match.group('scheme')}:"
-    return Finding(FindingKind.PATH, text, line, detail=scheme)
+    return Finding(FindingKind.PATH, text, line, scheme=scheme)
 
 
 def references_in(text: str, line: int = 1) -> Iterator[Finding]:
@@ -125,35 +120,29 @@ class PythonFindings:
     """What Python code needs, in the order of the code.
 
     `modules` are dotted names, relative ones with their dots; `folders` are added to `sys.path`, as
-    written; `error` is the reason of a missing syntax tree.
+    written.
     """
 
     findings: list[Finding] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
-    error: SyntaxError | None = None
 
 
 def python_findings(code: str) -> PythonFindings:
     """Return what code needs; code with syntax errors is searched line by line."""
+    result = PythonFindings()
     try:
         tree = ast.parse(code)
-    except SyntaxError as error:
-        return PythonFindings(findings=list(_line_findings(code)), error=error)
-    except (ValueError, RecursionError, MemoryError) as error:
-        cause = SyntaxError(str(error) or type(error).__name__)
-        return PythonFindings(findings=list(_line_findings(code)), error=cause)
-    visitor = _Visitor(_constants(tree))
-    try:
-        visitor.visit(tree)
-    except RecursionError:  # an expression of a thousand terms
-        visitor.result.findings = list(_line_findings(code))
-    return visitor.result
+        _Visitor(result, _constants(tree)).visit(tree)
+    # A RecursionError also of the visitor, for an expression of a thousand terms.
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        result.findings = list(_line_findings(code))
+    return result
 
 
 class _Visitor(ast.NodeVisitor):
-    def __init__(self, constants: dict[str, str]) -> None:
-        self.result = PythonFindings()
+    def __init__(self, result: PythonFindings, constants: dict[str, str]) -> None:
+        self.result = result
         self._constants = constants
         self._is_guarded = False
 

@@ -5,169 +5,85 @@ compute is not known, so a key or path that is put together at run time may be m
 with its expression (`/Volumes/{catalog}/raw`).
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from penstock._model.origin import SourceLocation, source_location
 from penstock._model.pipeline import PipelineSettings
 from penstock._project.databricks.magics import Cell, CellKind
-from penstock._project.databricks.notebook import find_run_target, read_cells, run_arguments
+from penstock._project.databricks.notebook import cells_or_none, find_run_target, run_arguments
 from penstock._project.findings import Finding, FindingKind, python_findings, sql_findings
 from penstock._project.imports import module_folders
 from penstock._project.module_search import ModuleSearch
 from penstock._project.packages import is_installed, requested_packages
 from penstock._project.secrets import resolve_secrets
-from penstock._project.sources import find_sources, ignored_sources
-from penstock._project.user_code import user_code_error
-from penstock.errors import PenstockError, SpecError
+from penstock._project.sources import find_sources
+from penstock.errors import SpecError
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConfigurationNeed:
-    """A configuration key, or the name of a widget, that a source reads.
+@dataclass(frozen=True)
+class Need:
+    """Something that a source needs; computed parts of its name are in braces.
 
-    `has_default`: the source, or Spark, has a value for it; `is_set`: the settings, or a source,
-    set it.
-    """
-
-    key: str
-    has_default: bool
-    is_set: bool
-    origin: SourceLocation
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether reading it will fail, as far as is known: parts of it may be computed."""
-        return not (self.has_default or self.is_set or "{" in self.key)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SecretNeed:
-    """A secret that a source reads: `scope/key`, or `NAME`.
-
-    `is_found` is `None` where the name is computed.
+    `scheme` is the start of a path: `/Volumes`, `dbfs:`, `s3:`, ...
     """
 
     name: str
-    is_found: bool | None
     origin: SourceLocation
-
-
-@dataclass(frozen=True, kw_only=True)
-class PathNeed:
-    """A path that is mapped on this machine, or needs access to a store.
-
-    Computed parts are in braces; `scheme` is its start: `/Volumes`, `dbfs:`, `s3:`, ...
-    """
-
-    path: str
-    scheme: str
-    origin: SourceLocation
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportNeed:
-    """A module that is neither installed nor in the project.
-
-    `is_optional`: the source continues without it.
-    """
-
-    module: str
-    is_optional: bool
-    origin: SourceLocation
-
-
-@dataclass(frozen=True, kw_only=True)
-class PackageNeed:
-    """A distribution that a notebook installs with `%pip`; `is_installed` in any version."""
-
-    name: str
-    is_installed: bool
-    origin: SourceLocation
+    scheme: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectNeeds:
-    """Everything that the sources need, in their order; each location once.
+    """What the sources need and do not have here, in their order; each location once.
 
-    `ignored` are files in source folders in another language. `problems` are sources that cannot be
-    read or are not valid Python; the latter are still searched line by line.
+    Attributes:
+        settings: Configuration keys and widgets without a value.
+        secrets: Secrets that were not found: `scope/key` or `NAME`, some of them computed.
+        paths: All paths that are mapped on this machine, or need access to a store.
+        imports: Modules that are neither installed nor in the project, and not optional.
+        packages: Distributions that a notebook installs with `%pip`.
     """
 
-    configuration: tuple[ConfigurationNeed, ...] = ()
-    widgets: tuple[ConfigurationNeed, ...] = ()
-    secrets: tuple[SecretNeed, ...] = ()
-    paths: tuple[PathNeed, ...] = ()
-    imports: tuple[ImportNeed, ...] = ()
-    packages: tuple[PackageNeed, ...] = ()
-    ignored: tuple[Path, ...] = ()
-    problems: tuple[PenstockError, ...] = ()
+    settings: tuple[Need, ...] = ()
+    secrets: tuple[Need, ...] = ()
+    paths: tuple[Need, ...] = ()
+    imports: tuple[Need, ...] = ()
+    packages: tuple[Need, ...] = ()
 
     def files_that_assume(self) -> frozenset[str]:
         """Files that read a secret, a setting or a widget whose value is not known."""
-        values = (*self.configuration, *self.widgets)
-        return frozenset(
-            [need.origin.file for need in values if need.is_missing]
-            + [need.origin.file for need in self.secrets if not need.is_found]
-        )
+        return frozenset(need.origin.file for need in (*self.settings, *self.secrets))
 
 
 def needs(settings: PipelineSettings) -> ProjectNeeds:
     """Return what the sources of a pipeline need; nothing is executed.
 
     Modules of the project that sources import, and notebooks that they run, are read as well.
+    Files that are not valid Python are searched line by line.
     """
     reader = _Reader(settings)
-    of = {kind: [item for item in reader.findings if item.kind is kind] for kind in FindingKind}
-    keys_set = {*settings.configuration, *(item.name for item in of[FindingKind.KEY_SET])}
-    declared = {item.name for item in of[FindingKind.WIDGET_DEFAULT]}
+    configured = set(settings.configuration)
+    keys = configured | reader.names(FindingKind.KEY_SET)
+    widgets = configured | reader.names(FindingKind.WIDGET_DEFAULT)
     return ProjectNeeds(
-        configuration=tuple(
-            ConfigurationNeed(
-                key=item.name,
-                has_default=item.has_default,
-                is_set=item.name in keys_set,
-                origin=item.origin,
-            )
-            for item in of[FindingKind.KEY]
+        settings=(
+            *reader.needs(FindingKind.KEY, lambda key: key in keys or "{" in key),
+            *reader.needs(FindingKind.WIDGET, lambda name: name in widgets or "{" in name),
         ),
-        widgets=tuple(
-            ConfigurationNeed(
-                key=item.name,
-                has_default=item.has_default or item.name in declared,
-                is_set=item.name in settings.configuration,
-                origin=item.origin,
-            )
-            for item in of[FindingKind.WIDGET]
-        ),
-        secrets=tuple(
-            SecretNeed(name=item.name, is_found=_is_found(item.name, settings), origin=item.origin)
-            for item in of[FindingKind.SECRET]
-        ),
-        paths=tuple(
-            PathNeed(path=item.name, scheme=item.detail, origin=item.origin)
-            for item in of[FindingKind.PATH]
-        ),
-        imports=tuple(
-            ImportNeed(module=item.name, is_optional=item.has_default, origin=item.origin)
-            for item in of[FindingKind.IMPORT]
-            if not reader.modules.is_known(item.name)
-        ),
-        packages=tuple(
-            PackageNeed(name=item.name, is_installed=is_installed(item.name), origin=item.origin)
-            for item in of[FindingKind.PACKAGE]
-        ),
-        ignored=ignored_sources(settings),
-        problems=tuple(reader.problems),
+        secrets=reader.needs(FindingKind.SECRET, lambda name: _has_secret(name, settings)),
+        paths=reader.needs(FindingKind.PATH, lambda _: False),
+        imports=reader.needs(FindingKind.IMPORT, reader.modules.is_known),
+        packages=reader.needs(FindingKind.PACKAGE, is_installed),
     )
 
 
-def _is_found(secret: str, settings: PipelineSettings) -> bool | None:
-    if "{" in secret:
-        return None
+def _has_secret(name: str, settings: PipelineSettings) -> bool:
+    if "{" in name:
+        return False
     try:
-        resolve_secrets(f"${{secret:{secret}}}", root=settings.root)
+        resolve_secrets(f"${{secret:{name}}}", root=settings.root)
     except SpecError:
         return False
     return True
@@ -185,12 +101,22 @@ class _Reader:
         sources = find_sources(settings)
         self._root = Path(settings.root)
         self.modules = ModuleSearch(module_folders(self._root, sources))
-        self.problems: list[PenstockError] = []
         self.cells: list[Cell] = []
-        self.findings: dict[Finding, None] = {}
+        self._findings: dict[tuple[Finding, SourceLocation], None] = {}
         self._read: set[Path] = set()
         for source in sources:
             self._read_file(source)
+
+    def names(self, kind: FindingKind) -> set[str]:
+        return {finding.name for finding, _ in self._findings if finding.kind is kind}
+
+    def needs(self, kind: FindingKind, is_met: Callable[[str], bool]) -> tuple[Need, ...]:
+        """Findings of a kind whose names are not met, and that have no default."""
+        return tuple(
+            Need(finding.name, origin, finding.scheme)
+            for finding, origin in self._findings
+            if finding.kind is kind and not finding.has_default and not is_met(finding.name)
+        )
 
     def _read_file(self, path: Path) -> None:
         waiting = [path]
@@ -199,14 +125,7 @@ class _Reader:
             if path in self._read:
                 continue
             self._read.add(path)
-            try:
-                cells = read_cells(path)
-            except PenstockError as error:
-                self.problems.append(error)
-                continue
-            except (SyntaxError, ValueError, OSError) as error:
-                self.problems.append(user_code_error(error, path, str(self._root)))
-                continue
+            cells = cells_or_none(path) or []
             self.cells += cells
             for cell in cells:
                 waiting += self._read_cell(cell, path)
@@ -223,11 +142,6 @@ class _Reader:
             self._add([Finding(FindingKind.PACKAGE, name) for name in names], cell)
         elif cell.kind is CellKind.PYTHON:
             result = python_findings(cell.text)
-            if result.error is not None:
-                error = result.error
-                error.filename = cell.file
-                error.lineno = (error.lineno or 1) + cell.line - 1
-                self.problems.append(user_code_error(error, path, str(self._root)))
             self._add(result.findings, cell)
             for folder in result.folders:
                 self.modules.add(path.parent / folder)
@@ -238,4 +152,4 @@ class _Reader:
     def _add(self, findings: Iterable[Finding], cell: Cell) -> None:
         for finding in findings:
             origin = source_location(cell.file, cell.line + finding.line - 1)
-            self.findings.setdefault(replace(finding, origin=origin))
+            self._findings.setdefault((finding, origin))

@@ -20,9 +20,8 @@ from penstock._project.query_starts import starts_queries
 from penstock._project.workspace_files import NO_FOLDERS, is_searched
 from penstock.errors import SpecError
 
-OTHER_LANGUAGES = {".scala": "Scala", ".r": "R"}
-"""Sources on Databricks that are not run here."""
-
+# Sources on Databricks that are not run here.
+_OTHER_LANGUAGES = {".scala": "Scala", ".r": "R"}
 _API_IMPORT = re.compile(
     r"^\s*(?:import\s+(?:[\w.]+(?:\s+as\s+\w+)?\s*,\s*)*(?:penstock|dlt|pyspark\.pipelines)\b(?!\.)"
     r"|from\s+(?:penstock|dlt|pyspark\.pipelines)\s+import\b"
@@ -51,7 +50,6 @@ _SQL_VIEW_OF_FILE = re.compile(
 # Where projects keep their sources, if neither a spec file nor the root tells.
 _CONVENTIONAL = ("transformations", "src", "pipelines", "notebooks", "dlt", "sql")
 _NO_SOURCE = re.compile(r"(?:test_.*|.*_test|conftest|setup)\.py$")
-_WILDCARDS = re.compile(r"[*?\[]")
 _MOST_FOLDERS = 2000
 
 
@@ -78,7 +76,7 @@ def find_sources(settings: PipelineSettings) -> tuple[Path, ...]:
 
 def declaring_files(folder: Path) -> tuple[Path, ...]:
     """Return the files below a folder that declare something."""
-    files = files_below(folder, most_folders=_MOST_FOLDERS)
+    files = _files_below(folder, most_folders=_MOST_FOLDERS)
     return tuple(path for path in files if _declares(path))
 
 
@@ -99,32 +97,18 @@ def has_main_code(path: Path) -> bool:
     return is_of_databricks and _MAIN.search(text) is not None
 
 
-def files_below(
-    folder: Path, suffixes: Iterable[str] = SUFFIXES, *, most_folders: int | None = None
-) -> Iterator[Path]:
+def _files_below(folder: Path, *, most_folders: int | None = None) -> Iterator[Path]:
     """Give the files of a folder that may be sources: those of a folder before its sub-folders.
 
     The search ends after `most_folders`.
     """
-    endings = tuple(suffixes)
     for number, (current, folders, files) in enumerate(os.walk(folder)):
         if most_folders is not None and number >= most_folders:
             return
         folders[:] = sorted(name for name in folders if is_searched(Path(current, name)))
         for name in sorted(files):
-            if _is_searched_file(name) and name.lower().endswith(endings):
+            if _is_searched_file(name) and name.lower().endswith(SUFFIXES):
                 yield Path(current, name)
-
-
-def ignored_sources(settings: PipelineSettings) -> tuple[Path, ...]:
-    """Return the files in source folders that only Databricks would run: Scala and R."""
-    files: dict[Path, None] = {}
-    for pattern in settings.source_patterns or ("**",):
-        if pattern.strip().endswith("**"):
-            folder = os.path.normpath(Path(settings.root, pattern.strip().removesuffix("**")))
-            below = files_below(Path(folder), OTHER_LANGUAGES, most_folders=_MOST_FOLDERS)
-            files.update(dict.fromkeys(below))
-    return tuple(files)
 
 
 # -- without patterns ---------------------------------------------------------------------------
@@ -133,8 +117,8 @@ def ignored_sources(settings: PipelineSettings) -> tuple[Path, ...]:
 def _pipeline_files(root: Path) -> tuple[Path, ...]:
     """The declaring files of the first location that has some."""
     here = [path for path in sorted(root.iterdir()) if _is_candidate(path)]
-    usual = (path for name in _CONVENTIONAL for path in files_below(root / name))
-    anywhere = files_below(root, most_folders=_MOST_FOLDERS)
+    usual = (path for name in _CONVENTIONAL for path in _files_below(root / name))
+    anywhere = _files_below(root, most_folders=_MOST_FOLDERS)
     for place in (here, usual, anywhere):
         if files := tuple(path for path in place if _declares(path)):
             return files
@@ -200,7 +184,7 @@ def _matches(root: Path, pattern: str) -> Iterable[Path]:
     is_folder = text == "**" or text.endswith("/**")
     place = text.removesuffix("**") if is_folder else text
     path = Path(os.path.normpath(root / place))
-    if _WILDCARDS.search(place) and not path.exists():
+    if glob.has_magic(place) and not path.exists():
         return _wildcard_matches(root, text)
     if is_folder:
         return _folder_matches(path, pattern)
@@ -220,7 +204,7 @@ def _folder_matches(folder: Path, pattern: str) -> list[Path]:
             f"the source pattern `{pattern}` ends in `/**`, but {folder} is a file",
             hint="remove `/**`",
         )
-    files = list(files_below(folder))
+    files = list(_files_below(folder))
     if not files:
         raise _nothing_matches(pattern, f"{folder} has none")
     return files
@@ -237,7 +221,7 @@ def _wildcard_matches(root: Path, pattern: str) -> list[Path]:
         if _is_candidate(path) and not NO_FOLDERS.intersection(path.parts[len(root.parts) :])
     }
     if not files:
-        if others := [path for path in matched if path.suffix.lower() in OTHER_LANGUAGES]:
+        if others := [path for path in matched if path.suffix.lower() in _OTHER_LANGUAGES]:
             raise _not_supported(min(others))
         raise _nothing_matches(pattern, f"searched from {root}")
     # As of a folder: its own files first.
@@ -278,7 +262,7 @@ def _nothing_matches(pattern: str, why: str) -> SpecError:
 
 
 def _not_supported(path: Path) -> SpecError:
-    language = OTHER_LANGUAGES.get(path.suffix.lower())
+    language = _OTHER_LANGUAGES.get(path.suffix.lower())
     subject = f"{language} as a source" if language else f"a source that ends in `{path.suffix}`"
     return SpecError(
         "SOURCE_NOT_SUPPORTED",

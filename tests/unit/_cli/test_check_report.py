@@ -10,13 +10,7 @@ from penstock._check import OpenedProject, ProjectCheck
 from penstock._cli.check import _as_text, _needs
 from penstock._model.origin import SourceLocation
 from penstock._model.pipeline import PipelineSettings
-from penstock._project.needs import (
-    ConfigurationNeed,
-    ImportNeed,
-    PackageNeed,
-    ProjectNeeds,
-    SecretNeed,
-)
+from penstock._project.needs import Need, ProjectNeeds
 from penstock.errors import DefinitionError, DefinitionErrors, PenstockError, UserCodeError
 
 AT = SourceLocation("a.py", 3)
@@ -62,13 +56,11 @@ def test_each_need_is_listed_once():
     absent = ModuleNotFoundError("no", name="scikit_learn")
     error = UserCodeError("USER_CODE_RAISED", "no", origin=AT)
     error.__cause__ = absent
-    key = {"has_default": False, "is_set": False, "origin": AT}
     needs = ProjectNeeds(
-        configuration=(ConfigurationNeed(key="k", **key), ConfigurationNeed(key="k", **key)),
-        widgets=(ConfigurationNeed(key="k", **key),),
-        secrets=(SecretNeed(name="a/b", is_found=False, origin=AT),) * 2,
-        imports=(ImportNeed(module="scikit_learn", is_optional=False, origin=AT),),
-        packages=(PackageNeed(name="scikit-learn", is_installed=False, origin=AT),),
+        settings=(Need("k", AT),) * 3,
+        secrets=(Need("a/b", AT), Need("a/b", AT), Need("{scope}/b", AT)),
+        imports=(Need("scikit_learn", AT),),
+        packages=(Need("scikit-learn", AT),),
     )
     found = _check(needs=needs, assumed_settings={"k": "v"}, unsure={"x": error})
     assert [(kind, name) for kind, name, _ in _needs(found)] == [
@@ -118,12 +110,8 @@ def test_errors_of_several_rules_are_refused_one_by_one():
 
 
 def test_files_assume_a_value_when_a_secret_or_a_setting_is_not_known():
-    key = {"has_default": False, "is_set": False}
     needs = ProjectNeeds(
-        configuration=(ConfigurationNeed(key="k", origin=SourceLocation("k.py", 1), **key),),
-        secrets=(
-            SecretNeed(name="a/{x}", is_found=None, origin=SourceLocation("computed.py", 1)),
-            SecretNeed(name="a/b", is_found=True, origin=SourceLocation("known.py", 1)),
-        ),
+        settings=(Need("k", SourceLocation("k.py", 1)),),
+        secrets=(Need("a/{x}", SourceLocation("computed.py", 1)),),
     )
     assert needs.files_that_assume() == {"k.py", "computed.py"}
