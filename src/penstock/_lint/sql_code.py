@@ -6,10 +6,10 @@ from itertools import chain
 
 from penstock._lint.calls import Hit
 from penstock._lint.secret_literals import secret_kind
+from penstock._project.findings import without_sql_comments
+from penstock._sql.source import SqlSource
+from penstock._sql.statements import split_statements
 
-_TOKEN = re.compile(
-    r"(?P<comment>--[^\n]*|/\*.*?(?:\*/|\Z))|(?P<string>'(?:[^'\\]|\\.|'')*')|(?P<end>;)", re.DOTALL
-)
 _DISTINCT = re.compile(r"\bcount\s*\(\s*distinct\b", re.I)
 _STREAM = re.compile(r"\bSTREAM\s*\(|\b(?:FROM|JOIN)\s+STREAM\s+[\w`]|\bread_stream\s*\(", re.I)
 _SET = re.compile(r"\s*SET\s+([\w.\-]+)\s*=\s*(.+)", re.I | re.S)
@@ -48,31 +48,11 @@ def setting_statements(text: str) -> Iterator[tuple[str, str, int]]:
 
 def statement_lines(text: str) -> Iterator[tuple[int, int]]:
     """First and last line of each statement, without leading comments."""
-    for start, statement in _statements(text):
-        body = statement.strip("\n \t")
-        if body:
-            lead = len(statement) - len(statement.lstrip())
-            first = start + statement.count("\n", 0, lead)
-            yield first, first + body.count("\n")
+    for first, statement in _statements(text):
+        yield first, first + statement.count("\n")
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    parts: list[str] = []
-    start, line, at = 1, 1, 0
-    for match in [*_TOKEN.finditer(text), None]:
-        end = match.start() if match is not None else len(text)
-        parts.append(text[at:end])
-        line += text.count("\n", at, end)
-        if match is None:
-            break
-        line += match.group().count("\n")
-        if match.group("end"):
-            yield start, "".join(parts)
-            parts, start = [], line
-        elif match.group("comment"):
-            parts.append("\n" * match.group().count("\n"))
-        else:
-            parts.append(match.group())
-        at = match.end()
-    if "".join(parts).strip():
-        yield start, "".join(parts)
+    """The first line of each statement, and its text without comments."""
+    for statement in split_statements(SqlSource.of(without_sql_comments(text), file="")):
+        yield statement.source.first_line, statement.source.text

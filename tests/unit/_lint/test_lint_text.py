@@ -281,6 +281,20 @@ def test_sql_is_looked_at_by_statement(lint: Lint):
     ]
 
 
+def test_a_comment_is_about_a_whole_statement_when_a_string_has_a_semicolon(lint: Lint):
+    report = lint(
+        """\
+        -- penstock: ignore[PSL601] of the test system
+        CREATE STREAMING TABLE k AS SELECT * FROM STREAM read_kafka(
+          subscribe => "a;b",
+          `kafka.ssl.key.password` => 'pw'
+        );
+        """,
+        name="orders.sql",
+    )
+    assert found(report) == []
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
