@@ -22,10 +22,9 @@ from penstock._adopt.targets import (
     read_datasets,
     statement_of,
     target_of,
-    writer_options,
 )
 from penstock._lint.bindings import Scope
-from penstock._lint.job_queries import queries
+from penstock._lint.job_queries import options, queries
 from penstock.sinks.delta import DeltaSink
 from penstock.sinks.files import FileSink
 from penstock.sinks.kafka import KafkaSink
@@ -34,6 +33,10 @@ from penstock.sinks.spark import ConsoleSink, NoopSink
 
 _IMPORTS = ast.Import | ast.ImportFrom
 _BLOCKS = ast.FunctionDef | ast.ClassDef
+# What a sink or table has in another way. Those of `start` and `toTable` are arguments.
+_NO_OPTIONS = {
+    *("checkpointlocation", "path", "queryname", "format", "outputmode", "partitionby", "tablename")
+}
 
 
 def propose(text: str, job: str) -> Proposal:
@@ -319,8 +322,8 @@ class _Writer:
         return {
             key: self._program.value(value, step.scope)
             for step in target.query.writer
-            for key, value in writer_options(step)
-            if key.lower() not in ("checkpointlocation", "path", "queryname")
+            for key, value in options(step)
+            if key.lower() not in _NO_OPTIONS
         }
 
     def _identifier(self, name: str) -> str:

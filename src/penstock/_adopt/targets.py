@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from penstock._adopt.excerpt import Program
 from penstock._lint.bindings import Scope
-from penstock._lint.calls import arguments_of
-from penstock._lint.job_queries import Query, Step
+from penstock._lint.job_queries import Query
 from penstock.sinks.delta import DeltaSink
 from penstock.sinks.registry import sink_of
 
@@ -93,16 +92,6 @@ def read_datasets(program: Program, target: Target, others: list[Target]) -> Non
                 program.replace_call(last.call, f'.table("{other.name}")')
             if not other.is_path and other.query.option("path") is None:
                 target.reads = other.name
-
-
-def writer_options(step: Step) -> list[tuple[str, ast.expr]]:
-    """The options that a step of a writer sets, as they are spelled."""
-    if step.call is None or step.name not in ("option", "options", "start", "toTable"):
-        return []
-    if step.name in ("option", "options"):
-        return list(arguments_of(step.call))
-    named = ("format", "outputMode", "partitionBy", "queryName", "path", "tableName")
-    return [(w.arg, w.value) for w in step.call.keywords if w.arg and w.arg not in named]
 
 
 def _same(first: str, second: str) -> bool:

@@ -211,7 +211,7 @@ def _read(call: ast.Call, code: Bindings, function: ast.FunctionDef | None) -> I
             for key, value in options(step):
                 text = step.scope.text(value)
                 is_constant = text is not None and "{" not in text
-                values[key] = text if is_constant and text is not None else "?"
+                values[key.lower()] = text if is_constant and text is not None else "?"
         facts = ReadFacts(
             source=source.lower(),
             is_streaming=True,

@@ -52,11 +52,12 @@ class Query:
         return self.writer[-1]
 
     def option(self, key: str) -> tuple[ast.expr, Scope] | None:
+        """The last value of an option, of which the key is in lower case."""
         values = [
             (value, step.scope)
             for step in self.writer
             for name, value in options(step)
-            if name == key
+            if name.lower() == key
         ]
         return values[-1] if values else None
 
@@ -97,13 +98,11 @@ class Query:
 
 
 def options(step: Step) -> Iterator[tuple[str, ast.expr]]:
-    """Options that a step sets, keys in lower case."""
-    if step.call is None or step.name not in ("option", "options", "start", "toTable", "load"):
-        return
-    plain = step.name in ("start", "toTable", "load")
-    call = ast.Call(step.call.func, [], step.call.keywords) if plain else step.call
-    for key, value in arguments_of(call):
-        yield key.lower(), value
+    """Options that a step sets, keys as they are spelled."""
+    if step.call is not None and step.name in ("option", "options"):
+        yield from arguments_of(step.call)
+    elif step.call is not None and step.name in ("start", "toTable", "load"):
+        yield from arguments_of(ast.Call(step.call.func, [], step.call.keywords))
 
 
 def are_known(steps: list[Step]) -> bool:
