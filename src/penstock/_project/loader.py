@@ -106,7 +106,7 @@ def job_programs(
     with (
         project_imports(settings) as imports,
         _as_program(sources[0], arguments),
-        shared_session(spark, on_stop=lambda *_: on_stop(), on_configure=on_configure),
+        shared_session(spark, on_stop=lambda _: on_stop(), on_configure=on_configure),
     ):
         imports.drop()
         yield
@@ -153,16 +153,12 @@ def _as_program(source: Path, arguments: Sequence[str]) -> Iterator[None]:
 _REMOTE = ("spark.remote", "spark.api.mode")
 
 
-def _ignored(*_arguments: Any, **_parameters: Any) -> None:
-    return None
-
-
 @contextmanager
 def shared_session(
     spark: Any,
     *,
-    on_stop: Callable[..., None] = _ignored,
-    on_configure: Callable[[Mapping[str, Any]], Any] = _ignored,
+    on_stop: Callable[[Any], None] = lambda _: None,
+    on_configure: Callable[[Mapping[str, Any]], Any] = lambda _: None,
 ) -> Iterator[None]:
     """Prevent source files from stopping the session, by patching its classes.
 

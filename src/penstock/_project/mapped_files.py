@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from penstock._model.paths import local_path
+
 _FUNCTIONS: tuple[tuple[Any, str], ...] = (
     (builtins, "open"),
     (io, "open"),
@@ -40,8 +42,12 @@ def mapped_files(map_path: Callable[[str], str]) -> Iterator[None]:
 
 def _following(original: Callable[..., Any], map_path: Callable[[str], str]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def call(path: Any = ".", *arguments: Any, **options: Any) -> Any:
-        return original(_place(path, map_path), *arguments, **options)
+    def call(*arguments: Any, **options: Any) -> Any:
+        if arguments:
+            return original(_place(arguments[0], map_path), *arguments[1:], **options)
+        for name in options.keys() & {"file", "path"}:
+            options[name] = _place(options[name], map_path)
+        return original(**options)
 
     return call
 
@@ -53,8 +59,5 @@ def _place(path: Any, map_path: Callable[[str], str]) -> Any:
     if not isinstance(text, str) or not text.startswith("/"):
         return path
     mapped = map_path(text)
-    if mapped == text:
-        return path
-    if mapped.startswith("file:"):
-        return "/" + mapped.removeprefix("file:").lstrip("/")
-    return mapped if mapped.startswith("/") else path
+    place = None if mapped == text else local_path(mapped)
+    return path if place is None else str(place)

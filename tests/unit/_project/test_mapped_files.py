@@ -20,7 +20,9 @@ def test_plain_python_follows_the_mapping_of_paths_while_a_project_is_open(tmp_p
         with open(f"{where}/a.json", encoding="utf-8") as file:
             assert file.read() == "1"
         assert Path(where, "a.json").read_text(encoding="utf-8") == "1"
-        assert os.listdir(f"/dbfs{where}") == ["a.json"]
+        assert os.listdir(f"/dbfs{where}") == os.listdir(path=where) == ["a.json"]
+        with open(file=f"{where}/a.json", encoding="utf-8") as file:
+            assert file.read() == "1"
         assert os.path.isfile(f"{where}/a.json")
         assert not Path(where, "b.json").exists()
         assert [Path(name).name for name in glob.glob(f"{where}/*.json")] == ["a.json"]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from penstock._model.paths import local_path
 from penstock._project.databricks.dbutils_part import Part, UnavailableError
 
 MapPath = Callable[[str], str]
@@ -108,18 +109,14 @@ class FileSystem(Part):
     refreshMounts = mount
 
     def _place(self, path: str) -> Path:
-        text = str(path)
-        mapped = self._map_path(text)
-        if mapped.startswith("file:"):
-            mapped = "/" + mapped.removeprefix("file:").lstrip("/")
-        scheme, colon, _ = mapped.partition(":/")
-        if colon and scheme.isalnum() and len(scheme) > 1:
+        place = local_path(self._map_path(str(path)))
+        if place is None:
             raise UnavailableError(
-                f"dbutils.fs on `{text}`, which is not a file on this machine,",
+                f"dbutils.fs on `{path}`, which is not a file on this machine,",
                 "map the path to a local folder, or read it with spark",
                 is_elsewhere=True,
             )
-        return Path(os.path.normpath(self._root / mapped))
+        return Path(os.path.normpath(self._root / place))
 
     def _existing(self, path: str) -> Path:
         place = self._place(path)
