@@ -82,7 +82,7 @@ class Bindings:
         self.functions: dict[str, list[ast.FunctionDef]] = {}
         self.calls: list[tuple[ast.Call, ast.FunctionDef | None]] = []
         self._locals: dict[ast.FunctionDef, set[str]] = {}
-        self._read(tree, None)
+        self._read(tree)
         for assigned in self.assignments.values():
             assigned.sort(key=lambda node: node.lineno)
 
@@ -136,20 +136,22 @@ class Bindings:
                 if (inside := self.called(call, scope)) is not None:
                     yield inside
 
-    def _read(self, node: ast.AST, function: ast.FunctionDef | None) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.FunctionDef):
-                self.functions.setdefault(child.name, []).append(child)
-                self._read(child, child)
-                continue
-            if isinstance(child, ast.Assign | ast.AnnAssign):
-                targets = child.targets if isinstance(child, ast.Assign) else [child.target]
+    def _read(self, tree: ast.Module) -> None:
+        # In the order of the text. Not by recursion: a chain may have hundreds of calls.
+        pending: list[tuple[ast.AST, ast.FunctionDef | None]] = [(tree, None)]
+        while pending:
+            node, function = pending.pop()
+            if isinstance(node, ast.FunctionDef):
+                self.functions.setdefault(node.name, []).append(node)
+                function = node
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 for target in targets:
                     if isinstance(target, ast.Name):
-                        self.assignments.setdefault((function, target.id), []).append(child)
-            elif isinstance(child, ast.Call):
-                self.calls.append((child, function))
-            self._read(child, function)
+                        self.assignments.setdefault((function, target.id), []).append(node)
+            elif isinstance(node, ast.Call):
+                self.calls.append((node, function))
+            pending += [(child, function) for child in ast.iter_child_nodes(node)][::-1]
 
 
 def is_stable(text: str) -> bool:

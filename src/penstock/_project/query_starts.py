@@ -21,7 +21,7 @@ def query_lines(cells: Iterable[Cell]) -> Iterator[int]:
             continue
         try:
             nodes = list(ast.walk(ast.parse(cell.text)))
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # executing it reports that
             continue
         writes = any(isinstance(n, ast.Attribute) and n.attr == "writeStream" for n in nodes)
         calls = _STARTS | _WAITS if writes else _WAITS

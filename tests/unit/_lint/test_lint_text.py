@@ -254,6 +254,12 @@ def test_a_checkpoint_is_shared_when_two_queries_name_it(lint: Lint):
     assert lines_of(report, "PSL302") == [2, 3, 4, 5, 6]
 
 
+def test_a_chain_of_many_calls_is_read(lint: Lint):
+    chain = ".withColumn('a', f(1))" * 600
+    report = lint(f"df = spark.read.table('x'){chain}\npassword = 'hunter22'\n")
+    assert found(report) == [("PSL601", 2)]
+
+
 def test_sql_is_looked_at_by_statement(lint: Lint):
     report = lint(
         """\

@@ -38,6 +38,11 @@ def test_notebook_that_starts_queries_is_a_job_unless_its_sql_declares(project, 
     assert _jobs(project) == jobs
 
 
+def test_a_file_that_python_cannot_parse_is_no_job(project):
+    project.write("deep.py", STARTS + "x = " + "-" * 5000 + "1\n")
+    assert _jobs(project) == []
+
+
 def test_view_is_a_dataset_when_nothing_starts_queries(project):
     project.write("v.sql", "CREATE VIEW v AS SELECT 1")
     assert _jobs(project) == []
