@@ -148,7 +148,7 @@ def _text_of(path: Path) -> str | None:
     try:
         # A mounted file mostly ends in a line break that is no part of the value.
         return path.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
     except (OSError, ValueError):
         raise SpecError("SECRETS_FILE_INVALID", f"the secret file {path} cannot be read") from None

@@ -4,6 +4,7 @@ It is ours, so it is read strictly: an unknown key is an error that names the ne
 Keys that only Databricks' files have may stand in it too; they become notes.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -305,7 +306,8 @@ def _invalid(error: ValidationError, document: Node) -> SpecError:
         elif detail["type"] == "missing":
             text = f"the key `{key}` is missing"
         else:
-            message = detail["msg"].removeprefix("Value error, ")
+            message = re.sub(r"^(?:Input|String) should", "must", detail["msg"])
+            message = message.removeprefix("Value error, ")
             text = f"`{key}` {_PROBLEMS.get(detail['type'], message)}"
         problems.append((line, text))
     problems.sort()

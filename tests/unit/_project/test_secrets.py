@@ -58,6 +58,15 @@ def test_value_comes_from_a_folder_when_one_is_mounted(project):
     assert _resolve(project, "${secret:TOKEN}", **mounted) == "tok en"
 
 
+def test_value_is_searched_further_when_a_scope_is_named_like_a_secret(project):
+    project.write("mounted/TOKEN/other", "x")
+    project.write("mounted/kafka", "x")
+    project.write(".secrets/TOKEN", "a")
+    project.write(".secrets/kafka/password", "b")
+    mounted = {"PENSTOCK_SECRETS_DIR": str(project.root / "mounted")}
+    assert _resolve(project, "${secret:TOKEN}, ${secret:kafka/password}", **mounted) == "a, b"
+
+
 def test_value_is_used_as_it_stands_when_it_looks_like_a_reference(project):
     value = "\\1 ${secret:B} $x"
     assert _resolve(project, "${secret:A}", A=value, B="never") == value

@@ -314,7 +314,7 @@ resources: {pipelines: {p: {name: p, catalog: main, libraries: []}}}
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("catalog: {type: glue}", "`catalog.type` Input should be 'hive'"),
+        ("catalog: {type: glue}", "`catalog.type` must be 'hive'"),
         ("catalog: {options: {hive.a: b}}", "`catalog` has `options` without `type`"),
         ("catalog: {type: hive, options: {uri: x}}", "`catalog.options` has `uri`: settings of"),
         ("catalog: {type: hive, nam: x}", "unknown key `catalog.nam`; did you mean `name`?"),
