@@ -34,7 +34,7 @@ def _jobs_of(sources: Sequence[Path], root: Path) -> tuple[Path, ...]:
         cells = cells_or_none(source) or []
         if declares(cells):
             return ()
-        imported = _imported(cells, source, source, root, search)
+        imported = imported_files(cells, source, source, root, search)
         used.update(path for _, path in imported if path != source)
         if starts_queries(cells):
             jobs.append(source)
@@ -42,7 +42,7 @@ def _jobs_of(sources: Sequence[Path], root: Path) -> tuple[Path, ...]:
     return tuple(path for path in jobs if path not in used) or tuple(jobs)
 
 
-def _imported(
+def imported_files(
     cells: Iterable[Cell], file: Path, source: Path, root: Path, search: ModuleSearch
 ) -> Iterator[tuple[str, Path]]:
     """Modules of the project that a file of a source imports, and notebooks that it runs.
@@ -70,7 +70,7 @@ def _modules(job: Path, root: Path, folders: list[str]) -> Iterator[tuple[str, P
     search, waiting, seen = ModuleSearch(folders), [job], {job}
     while waiting:
         file = waiting.pop()
-        for name, path in _imported(cells_or_none(file) or [], file, job, root, search):
+        for name, path in imported_files(cells_or_none(file) or [], file, job, root, search):
             if name:
                 yield name, path
             if path not in seen:

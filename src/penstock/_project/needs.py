@@ -12,9 +12,10 @@ from pathlib import Path
 from penstock._model.origin import SourceLocation, source_location
 from penstock._model.pipeline import PipelineSettings
 from penstock._project.databricks.magics import Cell, CellKind
-from penstock._project.databricks.notebook import cells_or_none, find_run_target, run_arguments
+from penstock._project.databricks.notebook import cells_or_none
 from penstock._project.findings import Finding, FindingKind, python_findings, sql_findings
 from penstock._project.imports import module_folders
+from penstock._project.job_files import imported_files
 from penstock._project.module_search import ModuleSearch
 from penstock._project.packages import is_installed, requested_packages
 from penstock._project.secrets import resolve_secrets
@@ -103,9 +104,7 @@ class _Reader:
         self.modules = ModuleSearch(module_folders(self._root, sources))
         self.cells: list[Cell] = []
         self._findings: dict[tuple[Finding, SourceLocation], None] = {}
-        self._read: set[Path] = set()
-        for source in sources:
-            self._read_file(source)
+        self._read_files(list(sources))
 
     def names(self, kind: FindingKind) -> set[str]:
         return {finding.name for finding, _ in self._findings if finding.kind is kind}
@@ -118,38 +117,26 @@ class _Reader:
             if finding.kind is kind and not finding.has_default and not is_met(finding.name)
         )
 
-    def _read_file(self, path: Path) -> None:
-        waiting = [path]
+    def _read_files(self, waiting: list[Path]) -> None:
+        seen = set(waiting)
         while waiting:
             path = waiting.pop(0)
-            if path in self._read:
-                continue
-            self._read.add(path)
             cells = cells_or_none(path) or []
             self.cells += cells
             for cell in cells:
-                waiting += self._read_cell(cell, path)
+                for finding in _findings_in(cell, path.parent):
+                    origin = source_location(cell.file, cell.line + finding.line - 1)
+                    self._findings.setdefault((finding, origin))
+            for _, file in imported_files(cells, path, path, self._root, self.modules):
+                if file not in seen:
+                    seen.add(file)
+                    waiting.append(file)
 
-    def _read_cell(self, cell: Cell, path: Path) -> list[Path]:
-        if cell.kind is CellKind.SQL:
-            self._add(sql_findings(cell.text), cell)
-        elif cell.kind is CellKind.RUN:
-            target, _ = run_arguments(cell.text)
-            notebook = find_run_target(target, path, self._root)
-            return [] if notebook is None else [notebook]
-        elif cell.kind is CellKind.PACKAGES:
-            names = requested_packages(cell.text, path.parent)
-            self._add([Finding(FindingKind.PACKAGE, name) for name in names], cell)
-        elif cell.kind is CellKind.PYTHON:
-            result = python_findings(cell.text)
-            self._add(result.findings, cell)
-            for folder in result.folders:
-                self.modules.add(path.parent / folder)
-            places = (self.modules.file_of(name, path.parent) for name in result.modules)
-            return [place for place in places if place is not None]
-        return []
 
-    def _add(self, findings: Iterable[Finding], cell: Cell) -> None:
-        for finding in findings:
-            origin = source_location(cell.file, cell.line + finding.line - 1)
-            self._findings.setdefault((finding, origin))
+def _findings_in(cell: Cell, folder: Path) -> Iterable[Finding]:
+    if cell.kind is CellKind.SQL:
+        return sql_findings(cell.text)
+    if cell.kind is CellKind.PACKAGES:
+        names = requested_packages(cell.text, folder)
+        return [Finding(FindingKind.PACKAGE, name) for name in names]
+    return python_findings(cell.text).findings if cell.kind is CellKind.PYTHON else ()
