@@ -81,17 +81,7 @@ def run_job(
         register_tables(spark)
         programs = programs_of(sources, spark)
         queries = JobQueries(programs, observed.origin, bus.emit)
-        job = Job(
-            spark,
-            settings,
-            programs,
-            queries,
-            bus,
-            observed.origin,
-            options,
-            on_interrupt,
-        )
-
+        job = Job(spark, settings, programs, queries, bus, observed.origin, options, on_interrupt)
         if observed.leases.remote is not None:
             observed.leases.remote.on_lost(job.lease_lost)
         on_running(job)

@@ -114,11 +114,7 @@ class JobQueries:
         return next(owners, None) or self.program_here() or self._programs[0]
 
     def _add(
-        self,
-        query: StreamingQuery,
-        program: Program,
-        target: QueryTarget,
-        location: SourceLocation,
+        self, query: StreamingQuery, program: Program, target: QueryTarget, location: SourceLocation
     ) -> None:
         own = program.source.stem if len(self._programs) > 1 else ""
         with self._changed:

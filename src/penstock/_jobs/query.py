@@ -47,7 +47,6 @@ class JobQuery(RunningQuery):
         self.declared = flow
         self._mode = mode
         self._hold = hold
-        self._spark_query = query
         self._is_defined = False
         self._finished = -1
         java: Any = query
@@ -57,7 +56,8 @@ class JobQuery(RunningQuery):
 
     @property
     def is_active(self) -> bool:
-        return bool(self._spark_query.isActive)
+        query = self._query
+        return query is not None and bool(query.isActive)
 
     def definition(self, inputs: tuple[str, ...] = ()) -> Event:
         """The event that describes the flow."""
@@ -78,10 +78,11 @@ class JobQuery(RunningQuery):
         super().progressed(progress)
 
     def request_stop(self) -> None:
-        last = self._spark_query.lastProgress
-        self._finished = -1 if last is None else int(last["batchId"])
-        # With rows waiting, the next batch begins at once.
-        self._hold.attach(self._spark_query, is_read=True)
+        if (query := self._query) is not None:  # it has not ended
+            last = query.lastProgress
+            self._finished = -1 if last is None else int(last["batchId"])
+            # With rows waiting, the next batch begins at once.
+            self._hold.attach(query, is_read=True)
         super().request_stop()
 
     def _is_idle(self) -> bool:

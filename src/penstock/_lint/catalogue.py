@@ -347,8 +347,5 @@ _ROWS = (
     ),
 )
 
-RULES = {
-    row[0]: Rule(id=row[0], name=row[1], severity=row[2], summary=row[3], why=row[4], fix=row[5])
-    for row in _ROWS
-}
+RULES = {row[0]: Rule(*row) for row in _ROWS}
 """By id, in order."""

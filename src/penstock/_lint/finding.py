@@ -19,7 +19,7 @@ class Severity(StrEnum):
         return list(Severity).index(self)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Rule:
     """One lint rule. Id and name are stable, never reused, and form the anchor of the page."""
 
