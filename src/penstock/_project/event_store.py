@@ -1,8 +1,8 @@
 """The event log of a pipeline in an object store: a copy below the storage root.
 
 The driver writes its log to the local disk, and uploads what changed every few seconds and at the
-end. Readers on other machines download what they lack. Files of the log only grow until they are
-replaced as a whole, so their sizes tell what is missing.
+end. Readers on other machines download what they lack. Segments only grow, so their sizes show what
+is missing; `.last_batches` is replaced, and its time shows that.
 """
 
 import contextlib
@@ -41,43 +41,45 @@ class EventStore:
         self._files = files
         self._path = path
         self._directory = directory
-        self._sizes: dict[str, int] = {}
+        self._versions: dict[str, int] = {}
         self._has_failed = False
 
     def pull(self) -> None:
-        """Download the files that are longer in the storage than here, or missing here."""
+        """Download the files that are newer in the storage than here, or missing here."""
         # A reader takes a segment for complete when the next one exists.
         for info in sorted(self._list(self._path), key=lambda info: _order(info.base_name)):
             local = self._directory / info.base_name
-            if not local.exists() or local.stat().st_size < info.size:
+            version = info.mtime_ns if local.name == LAST_BATCHES else info.size
+            if not local.exists() or _version(local) < version:
                 self._directory.mkdir(parents=True, exist_ok=True)
                 draft = local.with_name(f".{local.name}.{os.getpid()}")
                 with self._files.open_input_stream(info.path) as stream:
                     draft.write_bytes(stream.read())
-                os.utime(draft, (info.mtime.timestamp(),) * 2)
+                os.utime(draft, ns=(info.mtime_ns,) * 2)
                 draft.replace(local)
             # Not before: `push` deletes what it knows and does not find here.
-            self._sizes[info.base_name] = info.size
+            self._versions[local.name] = version
 
     def push(self) -> None:
         """Upload the files that changed since the last call, and delete those that are gone."""
-        present = {}
+        present: dict[str, tuple[int, bytes | None]] = {}
         paths = self._directory.iterdir() if self._directory.is_dir() else ()
         # The newest first: one that is complete then is not read before its last event.
         for path in sorted(paths, key=lambda path: _order(path.name), reverse=True):
             if path.name == LAST_BATCHES or path.name[0] != ".":
                 with contextlib.suppress(FileNotFoundError):  # rolled up meanwhile
-                    is_changed = path.stat().st_size != self._sizes.get(path.name)
-                    present[path.name] = path.read_bytes() if is_changed else None
-        for name, content in reversed(present.items()):
+                    version = _version(path)
+                    is_changed = version != self._versions.get(path.name)
+                    present[path.name] = version, path.read_bytes() if is_changed else None
+        for name, (version, content) in reversed(present.items()):
             if content is not None:
                 with self._files.open_output_stream(f"{self._path}/{name}") as stream:
                     stream.write(content)
-                self._sizes[name] = len(content)
-        for name in self._sizes.keys() - present.keys():
+                self._versions[name] = version
+        for name in self._versions.keys() - present.keys():
             with contextlib.suppress(FileNotFoundError):
                 self._files.delete_file(f"{self._path}/{name}")
-            del self._sizes[name]
+            del self._versions[name]
 
     def folders(self, name: str) -> list[str]:
         """Names of the folders in a folder beside the copy."""
@@ -141,6 +143,12 @@ class EventStore:
         finally:
             over.set()
             thread.join(timeout=2 * TIMEOUT_SECONDS)
+
+
+def _version(path: Path) -> int:
+    """A number that grows with each change of a file."""
+    status = path.stat()
+    return status.st_mtime_ns if path.name == LAST_BATCHES else status.st_size
 
 
 def _order(name: str) -> tuple[int, str]:

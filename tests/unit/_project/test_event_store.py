@@ -1,5 +1,6 @@
 """The copy of an event log, on a file system of pyarrow that is a folder here."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,21 @@ def test_the_copy_follows_files_that_grow_appear_and_go(tmp_path: Path) -> None:
     store.push()
     assert names(remote) == ["b.jsonl"]
     assert (remote / "b.jsonl").read_text() == "22"
+
+
+def test_the_copy_follows_the_last_batches_when_they_are_replaced(tmp_path: Path) -> None:
+    remote, local, other = (tmp_path / name for name in ("remote", "local", "other"))
+    remote.mkdir()
+    local.mkdir()
+    writer = EventStore(LocalFileSystem(), str(remote), local)
+    reader = EventStore(LocalFileSystem(), str(remote), other)
+    for second, text in enumerate(('{"a":[7,1]}', '{"a":[8,2]}', '{"a":[9,3]}')):
+        (local / ".last_batches").write_text(text)
+        os.utime(local / ".last_batches", (second, second))
+        writer.push()
+        os.utime(remote / ".last_batches", (second + 10, second + 10))
+        reader.pull()
+        assert (other / ".last_batches").read_text() == text
 
 
 def test_a_reader_of_the_copy_gets_every_event_when_segments_grow(tmp_path: Path) -> None:
