@@ -33,7 +33,7 @@ class Target:
 
 
 def target_of(program: Program, query: Query) -> Target:
-    """What a query writes to, as far as the text tells."""
+    """What a query writes to, as far as the text shows."""
     start = query.start
     assert start.call is not None
     place = query.option("path")
@@ -65,7 +65,7 @@ def statement_of(program: Program, query: Query) -> ast.stmt:
 
 
 def is_straight(statement: ast.stmt, query: Query) -> bool:
-    """Whether a statement starts its query once, and whatever happens."""
+    """Whether a statement starts its query exactly once, unconditionally."""
     if not isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign | ast.Return):
         return False
     inner = (part for part in ast.walk(statement) if isinstance(part, _CONDITIONAL))

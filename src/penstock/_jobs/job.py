@@ -291,7 +291,7 @@ class Job:
         failures = self.queries.failures
         for program in self.programs:
             error = program.failure
-            # The query's own error says more.
+            # The query's own error has more details.
             is_reported = failures and isinstance(
                 getattr(error, "__cause__", None), StreamingQueryException
             )

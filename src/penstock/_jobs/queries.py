@@ -77,7 +77,7 @@ class JobQueries:
             thread.join(_DETACH_SECONDS)
 
     def _listen(self, spark: SparkSession) -> None:
-        """Get the events of a session: Spark tells a listener of its own session's queries only.
+        """Get the events of a session: a listener of Spark gets those of its own session only.
 
         A program may have made the session.
         """

@@ -1,1 +1,1 @@
-"""What a reviewer would say about a pipeline before its first run. Rules are pure: no Spark."""
+"""Checks of a pipeline before its first run. Rules are pure functions, without Spark."""

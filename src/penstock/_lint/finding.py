@@ -8,11 +8,11 @@ from penstock._model.origin import SourceLocation
 
 class Severity(StrEnum):
     NOTE = "note"
-    """Worth knowing; often right as it is."""
+    """Worth knowing; often intended."""
     WARNING = "warning"
-    """Will hurt one day: rows missed, state that grows, work done twice."""
+    """Causes trouble later: missed rows, growing state, repeated work."""
     ERROR = "error"
-    """Wrong now: refused by Spark, rows lost or duplicated, a secret shown."""
+    """Wrong: refused by Spark, lost or duplicated rows, an exposed secret."""
 
     @property
     def rank(self) -> int:

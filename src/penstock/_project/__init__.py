@@ -1,1 +1,1 @@
-"""What the user's folder says: spec files and source files."""
+"""The files of a project: spec files and source files."""

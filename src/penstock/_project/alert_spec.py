@@ -1,4 +1,4 @@
-"""`alerts` of a spec file: what to look out for, and whom to tell."""
+"""`alerts` of a spec file: rules, and destinations of notifications."""
 
 from typing import Annotated, Any, Self
 

@@ -1,7 +1,7 @@
 """The code of a declaration, for people who look at a pipeline: read from its file as it is now.
 
-What stands in code may be a credential. A text that belongs to a word such as `password`, and what
-looks like a credential by itself, is not shown.
+Code may contain credentials. A string that belongs to a word such as `password`, or that looks
+like a credential by itself, is not shown.
 """
 
 import ast
@@ -102,7 +102,7 @@ def without_secrets(code: str, *, is_sql: bool = False) -> str:
         was_hidden = bool(is_continued or _SECRET.search(words) or _looks_like_a_key(text))
         hidden = _HIDDEN + "\n" * text.count("\n")
         pieces.append(f"{quote}{hidden if text else ''}{quote}" if was_hidden else match[0])
-        # The key of a value that was hidden says nothing about what comes after it.
+        # The key of a value that was hidden is not about what comes after it.
         previous = "" if was_hidden else text
     pieces.append(code[before:])
     return shown("".join(pieces))

@@ -84,7 +84,7 @@ class SourceExecutor:
         running: tuple[Path, ...],
     ) -> None:
         flags = 0
-        is_lost_told = False
+        is_lost_recorded = False
         for cell in cells:
             match cell.kind:
                 case CellKind.PYTHON:
@@ -108,9 +108,9 @@ class SourceExecutor:
                             self.missing_packages.setdefault(name, origin)
                 case CellKind.LOST if not is_collecting():
                     raise _lost(cell)
-                case CellKind.LOST if cell.magic or not is_lost_told:
-                    # Of a notebook in another language, one cell tells it.
-                    is_lost_told = is_lost_told or not cell.magic
+                case CellKind.LOST if cell.magic or not is_lost_recorded:
+                    # A notebook in another language has one error, not one for each cell.
+                    is_lost_recorded = is_lost_recorded or not cell.magic
                     active_registry("a notebook").record(_lost(cell))
 
     def _run_notebook(

@@ -1,4 +1,4 @@
-"""What one settings file, or several over each other, say: the common form of all their kinds."""
+"""The common form of settings files of all kinds, and how one is merged over another."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

@@ -252,7 +252,7 @@ class _Visitor(ast.NodeVisitor):
             return self._text(value.left) + self._text(value.right)
         return f"{{{ast.unparse(value)}}}"
 
-    # -- what it says
+    # -- its strings
 
     def visit_Expr(self, node: ast.Expr) -> None:
         if not isinstance(node.value, ast.Constant):  # a docstring

@@ -302,7 +302,7 @@ def _package_of(source: Path) -> tuple[str, list[str]]:
 
 
 def _pickle_by_value(module: ModuleType) -> bool:
-    # Looked up rather than imported: whoever pickles for Spark has imported it.
+    # Looked up rather than imported: code that pickles for Spark has imported it.
     cloudpickle = sys.modules.get("pyspark.cloudpickle")
     if cloudpickle is None or sys.modules.get(module.__name__) is not module:
         return False

@@ -13,7 +13,7 @@ from penstock._project.spec_file import PipelineSpec
 def schema_text() -> str:
     """Return the schema as a string with a trailing newline."""
     generated = PipelineSpec.model_json_schema()
-    generated.pop("description", None)  # the docstring speaks to programmers
+    generated.pop("description", None)  # the docstring is for programmers
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **generated,

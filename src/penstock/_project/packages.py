@@ -1,6 +1,6 @@
 """Packages that notebooks install with `%pip`: which ones, and whether they are here.
 
-Nothing is installed. What is missing is told where it helps: by the error of an import that fails.
+Nothing is installed. Missing packages are in the hint of an import that fails.
 """
 
 import re
@@ -38,7 +38,7 @@ def requested_packages(command: str, folder: Path) -> tuple[str, ...]:
 
 
 def is_installed(name: str) -> bool:
-    """Whether a distribution of that name is installed, of whatever version."""
+    """Whether a distribution of that name is installed, in any version."""
     try:
         distribution(name)
     except (PackageNotFoundError, ValueError):
@@ -71,7 +71,7 @@ def _from_arguments(words: list[str], folder: Path, depth: int) -> Iterator[str]
 def _from_file(path: Path, depth: int) -> Iterator[str]:
     try:
         text = path.read_text(encoding="utf-8-sig", errors="replace")
-    except OSError:  # Databricks' own paths, mostly
+    except OSError:  # mostly a path in a workspace
         return
     if depth == 0:
         return

@@ -1,4 +1,4 @@
-"""What the paths of a pipeline's code stand for."""
+"""Maps the paths in a pipeline's code to paths on this machine."""
 
 import re
 from collections.abc import Callable

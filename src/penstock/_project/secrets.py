@@ -146,7 +146,7 @@ def _parse_lines(text: str) -> dict[str, str]:
 
 def _text_of(path: Path) -> str | None:
     try:
-        # A mounted file mostly ends in a line break that is no part of the value.
+        # Most mounted files end in a line break that is not part of the value.
         return path.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None

@@ -47,7 +47,7 @@ _SQL_VIEW_OF_FILE = re.compile(
     r"\bCREATE\s+(?:(?:OR\s+(?:REFRESH|REPLACE)\s+)?TEMP(?:ORARY)?|OR\s+REFRESH)\s+VIEW\b",
     re.IGNORECASE,
 )
-# Where projects keep their sources, if neither a spec file nor the root tells.
+# Where projects keep their sources, if neither a spec file nor the root has any.
 _CONVENTIONAL = ("transformations", "src", "pipelines", "notebooks", "dlt", "sql")
 _NO_SOURCE = re.compile(r"(?:test_.*|.*_test|conftest|setup)\.py$")
 _MOST_FOLDERS = 2000
@@ -140,7 +140,7 @@ def _is_candidate(path: Path) -> bool:
 
 def _declares(path: Path) -> bool:
     cells = cells_or_none(path)
-    if cells is None:  # loading it tells what is wrong
+    if cells is None:  # loading it reports what is wrong
         try:
             text = path.read_text(encoding="utf-8", errors="replace")
         except OSError as error:

@@ -294,7 +294,7 @@ def keys_of(model: type[BaseModel]) -> list[str]:
 
 
 def _invalid(error: ValidationError, document: Node) -> SpecError:
-    """One error for all that is wrong; its origin is the first of the places."""
+    """One error for all that is wrong; its origin is the first location."""
     shown = document.origin.file
     problems: list[tuple[int, str]] = []
     for detail in error.errors(include_url=False, include_input=False, include_context=False):

@@ -1,4 +1,4 @@
-"""What a spec file of our own says, in the common form of all settings files."""
+"""The settings of a spec file in the common form of all settings files."""
 
 import os
 from pathlib import Path

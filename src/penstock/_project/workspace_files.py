@@ -1,4 +1,4 @@
-"""Files that settings name as they lie in a workspace, found in the folder that they lie in here.
+"""Finds files of this machine that settings name by their paths in a workspace.
 
 A pipeline in a workspace lists `/Repos/me@example.com/shop/notebooks/bronze`: an absolute path,
 without an extension. Here it is the file whose path ends in the most of these components. It is

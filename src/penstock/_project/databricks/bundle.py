@@ -308,7 +308,7 @@ class _Bundle:
         )
 
     def _narrowed(self, choice: Choice, only: Path | None) -> Iterator[list[str]]:
-        """Fewer and fewer keys."""
+        """Keys of pipelines, from all to those that match the choice best."""
         keys = list(self.pipelines)
         if only is not None:
             here = [key for key in keys if self._is_in(key, only)]
@@ -326,7 +326,7 @@ class _Bundle:
         return any(part.file.resolve() == file.resolve() for part in parts)
 
     def _uses(self, key: str, source: Path) -> bool:
-        """Whether a source file or folder is listed by a pipeline, or lies around what is."""
+        """Whether a source file or folder is listed by a pipeline, or contains what is listed."""
         try:
             settings = read_lakeflow(self.filled(key), self.files)
         except SpecError:

@@ -1,4 +1,4 @@
-"""`dbutils.notebook`: the end of a notebook, and what it may ask about itself."""
+"""`dbutils.notebook`: the end of a notebook, and its context."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -37,7 +37,7 @@ _WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
         "tags",
     ),
 }
-# Identity and state of a deployed pipeline: nobody expects an effect, so there is no note.
+# Identity and state of a deployed pipeline: no effect is expected, so there is no note.
 _SILENT = {
     "allow_duplicate_names",
     "creator_user_name",

@@ -1,4 +1,4 @@
-"""Magic commands of notebooks: what a line such as `%sql` says about the text below it."""
+"""Magic commands of notebooks, such as `%sql`, and the cells that they apply to."""
 
 import ast
 import re
@@ -44,7 +44,7 @@ _WITHOUT_EFFECT = {
 }
 _TIMERS = {"time", "timeit", "capture", "prun"}
 _PYTHON = {"python", "python3", "py", "pyspark"} | _TIMERS
-# With one `%`, those of Databricks speak about the whole cell, those of IPython about their line.
+# With one `%`, those of Databricks apply to the whole cell, those of IPython to their line.
 _OF_WHOLE_CELLS = {
     *("python", "sql", "scala", "r", "sh", "fs", "md", "md-sandbox", "skip", "html"),
     *("environment", "configure"),
@@ -79,7 +79,7 @@ def cells_of(lines: list[str], *, file: str, line: int, language: CellKind) -> l
             body = [match.group(3) or "", *lines[at + 1 :]]
             return cells + _cell_magic(match.group(2), body, file, line + at)
         elif language is CellKind.PYTHON:
-            break  # `%time`, `%matplotlib inline`: told apart below, with those in the code
+            break  # `%time`, `%matplotlib inline`: handled below, with those in the code
         else:
             at += 1
     return cells + code_cells(lines[at:], file, line + at, language)
@@ -179,13 +179,13 @@ def _without_magics(lines: list[str]) -> tuple[list[str], dict[int, str]]:
                 return lines, magics
             match = _BARE_MAGIC.match(lines[number])
             if match is None or (match.group(1) and _is_run(lines[number])):
-                return lines, magics  # compiling it tells; only a whole notebook can be run
+                return lines, magics  # compiling it fails; only a whole notebook can be run
             magics[number], count = _continued(lines, number, lines[number])
             timed = _TIMED.match(lines[number])
             lines[number] = match.group(1) + (timed.group(2) if timed else "pass")
             lines[number + 1 : number + count] = [""] * (count - 1)
         except (ValueError, RecursionError, MemoryError):
-            return lines, magics  # compiling it tells
+            return lines, magics  # compiling it fails
         else:
             return lines, magics
 

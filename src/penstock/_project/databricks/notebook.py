@@ -1,7 +1,7 @@
 """Source files as cells: plain Python and SQL, notebook sources of Databricks, and `.ipynb`.
 
-What a file is shows its suffix, and in a `.py` or `.sql` the header of a notebook source. Reading
-executes nothing.
+The suffix of a file and, in a `.py` or `.sql`, the header of a notebook source decide what it is.
+Reading executes nothing.
 """
 
 import codecs
@@ -115,7 +115,7 @@ def _python_text(path: Path) -> str:
     try:
         return decode_source(data)
     except (SyntaxError, UnicodeDecodeError):
-        compile(data, str(path), "exec", dont_inherit=True)  # says what and where
+        compile(data, str(path), "exec", dont_inherit=True)  # raises with the reason and line
         raise
 
 
@@ -222,7 +222,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _language(metadata: object, *places: tuple[str, str]) -> CellKind | None:
-    """The language of a notebook or cell, at the first of these places that has one."""
+    """The language of a notebook or cell, from the first of these keys that has one."""
     for holder, key in places:
         part = metadata.get(holder) if isinstance(metadata, dict) else None
         name = part.get(key) if isinstance(part, dict) else None

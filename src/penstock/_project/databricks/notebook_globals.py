@@ -24,7 +24,7 @@ def notebook_globals(
     return {
         "spark": spark,
         "sc": spark.sparkContext,
-        "sqlContext": spark,  # has all that the SQLContext of old had for queries
+        "sqlContext": spark,  # has the methods of SQLContext for queries
         "dbutils": dbutils,
         "display": display,
         "displayHTML": display,

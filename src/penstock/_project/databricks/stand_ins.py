@@ -1,4 +1,4 @@
-"""What is missing on this machine, stood in for while a foreign project is looked at.
+"""Stand-ins for what is missing on this machine while a foreign project is checked.
 
 Modules that are not installed become empty ones whose names can be called, subclassed and used as
 decorators; secrets that are nowhere become a placeholder. Only for checks: nothing runs with these.
@@ -25,7 +25,7 @@ def stand_ins(modules: Iterable[str]) -> Iterator[None]:
     It changes the whole process.
     """
     finder = _Finder({name.partition(".")[0] for name in modules})
-    sys.meta_path.append(finder)  # whatever is installed comes first
+    sys.meta_path.append(finder)  # installed modules come first
     try:
         with missing_secrets_allowed():
             yield
