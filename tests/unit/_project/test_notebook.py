@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from penstock._project.databricks.notebook import is_notebook_source, read_cells
+from penstock._project.databricks.notebook import is_notebook_source, read_cells, run_arguments
 from penstock.errors import DefinitionError
 
 HEADER = "# Databricks notebook source\n"
@@ -278,3 +278,9 @@ def test_lines_are_right_when_a_file_has_windows_line_ends(project):
         b"# MAGIC %sql\r\n# MAGIC SELECT 1\r\n"
     )
     assert _cells(path)[-1] == ("sql", 3, "\nSELECT 1")
+
+
+def test_arguments_of_run_lose_their_own_quotes_only():
+    text = """./setup $where="country = 'DE'" $name='"x"' $plain=1"""
+    values = {"where": "country = 'DE'", "name": '"x"', "plain": "1"}
+    assert run_arguments(text) == ("./setup", values)

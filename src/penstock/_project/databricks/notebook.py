@@ -19,7 +19,9 @@ SUFFIXES = (".py", ".sql", ".ipynb")
 """Of the files that can be a source; a notebook that is named without one is searched so."""
 
 _CELL_NAME = re.compile(r"\[cell \d+\]$")
-_RUN_ARGUMENT = re.compile(r"""\s\$([\w.\-]+)\s*=\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\S*)""")
+_RUN_ARGUMENT = re.compile(
+    r"""\s\$([\w.\-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|(\S*))"""
+)
 _LANGUAGES = {"python": CellKind.PYTHON, "ipython": CellKind.PYTHON, "sql": CellKind.SQL}
 # Where the metadata of a notebook names its language.
 _OF_NOTEBOOK = (
@@ -103,7 +105,7 @@ def find_run_target(target: str, caller: Path, root: Path) -> Path | None:
 
 def run_arguments(text: str) -> tuple[str, dict[str, str]]:
     """Return the path of `%run path $name="value"`, and the values of its widgets."""
-    values = {match.group(1): match.group(2).strip("\"'") for match in _RUN_ARGUMENT.finditer(text)}
+    values = {name: "".join(forms) for name, *forms in _RUN_ARGUMENT.findall(text)}
     return _RUN_ARGUMENT.sub("", text).strip().strip("\"'"), values
 
 
