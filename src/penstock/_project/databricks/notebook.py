@@ -8,6 +8,7 @@ import codecs
 import json
 import re
 from importlib.util import decode_source
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -145,36 +146,27 @@ def _script_cells(text: str, file: str, language: CellKind, marker: str) -> list
     magic = re.compile(rf"{marker}\s?MAGIC(?:[ \t](.*)|\s*)")
     cells: list[Cell] = []
     code: list[str] = []
-    magics: list[str] = []
-    begin = 1
+    begin = 1  # the line of the first of `code`
 
-    def end_magics(number: int) -> None:
-        nonlocal begin
-        parsed = cells_of(magics, file=file, line=number - len(magics), language=language)
-        if any(cell.kind is not CellKind.PACKAGES for cell in parsed):
-            # `!pip install` is no MAGIC line.
-            cells.extend(code_cells(code[: len(code) - len(magics)], file, begin, language))
-            code.clear()
-            begin = number
-        cells.extend(parsed)
-        magics.clear()
+    def line_kind(line: str) -> str:
+        return "end" if separator.fullmatch(line) else "magic" if magic.fullmatch(line) else "code"
 
-    for number, line in enumerate(text.split("\n"), start=1):
-        if separator.fullmatch(line):
-            end_magics(number)
-            cells.extend(code_cells(code, file, begin, language))
-            code.clear()
-            begin = number + 1
-        elif match := magic.fullmatch(line):
-            magics.append(match.group(1) or "")
-            code.append("")  # so that the code around it keeps its lines
+    for kind, group in groupby(text.split("\n"), line_kind):
+        lines = list(group)
+        parsed: list[Cell] = []
+        if kind == "magic":
+            magics = [magic.sub(r"\1", line) for line in lines]
+            parsed = cells_of(magics, file=file, line=begin + len(code), language=language)
+        if kind == "code":
+            code += lines
+        elif kind == "magic" and all(cell.kind is CellKind.PACKAGES for cell in parsed):
+            code += [""] * len(lines)  # `%pip` does not end the code around it
         else:
-            if magics:
-                end_magics(number)
-            code.append(line)
-    end_magics(begin + len(code))
-    cells.extend(code_cells(code, file, begin, language))
-    return cells
+            cells += code_cells(code, file, begin, language)
+            begin += len(code) + len(lines)
+            code = []
+        cells += parsed
+    return cells + code_cells(code, file, begin, language)
 
 
 # -- .ipynb -------------------------------------------------------------------------------------
