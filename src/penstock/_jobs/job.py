@@ -297,16 +297,13 @@ class Job:
             )
             if error is not None and not is_reported:
                 failures += (error,)
+        error, state, message = None, UpdateState.COMPLETED, "job completed"
         if failures:
             state, message = UpdateState.FAILED, f"job failed: {failures[0].message}"
             error = UpdateFailedError(failures) if self.queries.failures else failures[0]
-            self._report(state, message, error=error)
         elif self._was_stopped:
-            state = UpdateState.CANCELED
-            self._report(state, "job stopped")
-        else:
-            state = UpdateState.COMPLETED
-            self._report(state, "job completed")
+            state, message = UpdateState.CANCELED, "job stopped"
+        self._report(state, message, error=error)
         return UpdateResult(
             update_id=self.origin.update_id,
             state=state,

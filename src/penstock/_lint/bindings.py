@@ -112,12 +112,8 @@ class Bindings:
         names = [argument.arg for argument in function.args.args]
         if isinstance(call.func, ast.Attribute):
             names = names[1:]
-        bound: dict[str, tuple[ast.expr, Scope]] = {}
-        if function.args.defaults:
-            for name, default in zip(
-                names[-len(function.args.defaults) :], function.args.defaults, strict=False
-            ):
-                bound[name] = (default, Scope(self))
+        defaults = zip(names[::-1], function.args.defaults[::-1], strict=False)
+        bound = {name: (default, Scope(self)) for name, default in defaults}
         bound |= {name: (value, scope) for name, value in zip(names, call.args, strict=False)}
         bound |= {word.arg: (word.value, scope) for word in call.keywords if word.arg}
         return Scope(self, function, bound)

@@ -31,8 +31,9 @@ class Step:
 
     def texts(self) -> list[str | None]:
         """The texts of its arguments; `None` for an argument that is unknown."""
-        values = [] if self.call is None else self.call.args
-        values = values + ([word.value for word in self.call.keywords] if self.call else [])
+        if self.call is None:
+            return []
+        values = [*self.call.args, *(word.value for word in self.call.keywords)]
         return [self.scope.text(value) for value in values]
 
 

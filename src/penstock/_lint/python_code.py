@@ -117,17 +117,14 @@ def _query_function(function: ast.FunctionDef, names: ApiNames) -> Iterator[Hit]
     steps = [node for node in ast.walk(function) if isinstance(node, ast.Assign | ast.Call)]
     for step in sorted(steps, key=lambda node: (node.end_lineno or 0, node.end_col_offset or 0)):
         if isinstance(step, ast.Assign):
-            is_frame = _is_frame(step.value, frames)
-            is_stream = _is_stream(step.value, streams)
-            for target in step.targets:
-                if isinstance(target, ast.Name):
-                    grouped.discard(target.id)
-                    if is_grouped(step.value, grouped):
-                        grouped.add(target.id)
-                    if is_frame:
-                        frames.add(target.id)
-                    if is_stream:
-                        streams.add(target.id)
+            targets = {target.id for target in step.targets if isinstance(target, ast.Name)}
+            grouped -= targets
+            if is_grouped(step.value, grouped):
+                grouped |= targets
+            if _is_frame(step.value, frames):
+                frames |= targets
+            if _is_stream(step.value, streams):
+                streams |= targets
         elif hit := _action(step, frames, grouped):
             yield hit
     if not any(_reads_stream(node) for node in ast.walk(function)):
