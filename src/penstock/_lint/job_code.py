@@ -202,16 +202,13 @@ def _read(call: ast.Call, code: Bindings, function: ast.FunctionDef | None) -> I
             continue
         last = steps[-1]
         source = last.name if last.name not in ("load", "table") else ""
+        values: dict[str, str] = {}
         for step in steps:
             if step.name == "format":
                 source = (step.texts() or [""])[0] or ""
-        values: dict[str, str] = {}
-        unknown = not are_known(steps)
-        for step in steps:
             for key, value in options(step):
                 text = step.scope.text(value)
-                is_constant = text is not None and "{" not in text
-                values[key.lower()] = text if is_constant and text is not None else "?"
+                values[key.lower()] = "?" if text is None or "{" in text else text
         facts = ReadFacts(
             source=source.lower(),
             is_streaming=True,
@@ -225,7 +222,7 @@ def _read(call: ast.Call, code: Bindings, function: ast.FunctionDef | None) -> I
         )
         for finding in findings_of_read("", facts.origin, facts):
             rule = finding.rule.id
-            if unknown and rule in _OF_ABSENCE:
+            if rule in _OF_ABSENCE and not are_known(steps):
                 continue
             servers = values.get("kafka.bootstrap.servers")
             known = servers and "?" not in (servers, values.get("kafka.security.protocol"))
