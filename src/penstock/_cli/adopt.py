@@ -45,7 +45,7 @@ def adopt(
     if not job.is_file():
         raise SpecError("SOURCE_NOT_FOUND", f"there is no file {job}", hint=nearest_file(job))
     try:
-        proposal = propose(job.read_text(encoding="utf-8"), job.name)
+        proposal = propose(job.read_text(encoding="utf-8-sig"), job.name)
     except (SyntaxError, ValueError) as error:
         raise UserCodeError("USER_CODE_SYNTAX", f"{job} is not Python: {error}") from error
     if not proposal.queries and not any(p.is_query for p in proposal.not_recognized):

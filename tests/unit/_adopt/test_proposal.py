@@ -452,7 +452,8 @@ def test_the_command_reports_commands_and_never_replaces_a_file(
 ):
     monkeypatch.chdir(tmp_path)
     write = 'orders.writeStream.format("delta").option("checkpointLocation", "c").start("d")'
-    Path("job.py").write_text(f"{READ}\n{write}\nspark.streams.awaitAnyTermination()\n")
+    job = f"{READ}\n{write}\nspark.streams.awaitAnyTermination()\n"
+    Path("job.py").write_text(job, encoding="utf-8-sig")  # as some editors on Windows
     assert main(["adopt", "job.py", "--output", "json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["commands"] == [
