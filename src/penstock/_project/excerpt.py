@@ -131,17 +131,14 @@ def _python_statement(text: str, line: int) -> tuple[int, int] | None:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return None
-    best: tuple[int, int] | None = None
+    spans: list[tuple[int, int]] = []
     for node in ast.walk(tree):
-        if not isinstance(node, ast.stmt) or node.end_lineno is None:
-            continue
-        decorators = getattr(node, "decorator_list", ())
-        start = min([node.lineno, *(decorator.lineno for decorator in decorators)])
-        if start <= line <= node.end_lineno and (
-            best is None or node.end_lineno - start < best[1] - best[0]
-        ):
-            best = start, node.end_lineno
-    return best
+        if isinstance(node, ast.stmt):
+            decorators = getattr(node, "decorator_list", ())
+            start = min([node.lineno, *(decorator.lineno for decorator in decorators)])
+            if start <= line <= (end := node.end_lineno or 0):
+                spans.append((start, end))
+    return min(spans, key=lambda span: span[1] - span[0], default=None)
 
 
 def _sql_statement(lines: list[str], line: int) -> tuple[int, int] | None:

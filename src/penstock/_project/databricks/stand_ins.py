@@ -65,9 +65,7 @@ class _AbsentModule(ModuleType):
         return _AbsentModule, (self.__name__,)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Absent(f"{self.__name__}.{name}")
+        return _attribute(self.__name__, name)
 
 
 class _AbsentBase:
@@ -80,9 +78,7 @@ class _AbsentBase:
         super().__init_subclass__()
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Absent(f"{type(self).__name__}.{name}")
+        return _attribute(type(self).__name__, name)
 
 
 class _Absent:
@@ -104,9 +100,7 @@ class _Absent:
         return self
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == _MARK_OF_UDFS:
-            raise AttributeError(name)
-        return _Absent(f"{self._name}.{name}")
+        return _attribute(self._name, name)
 
     def __mro_entries__(self, bases: tuple[type, ...]) -> tuple[type, ...]:
         return (_AbsentBase,)
@@ -128,3 +122,9 @@ class _Absent:
 
     def __str__(self) -> str:
         return self._name.replace(".", "_")
+
+
+def _attribute(owner: str, name: str) -> _Absent:
+    if name.startswith("__") or name == _MARK_OF_UDFS:
+        raise AttributeError(name)
+    return _Absent(f"{owner}.{name}")
