@@ -13,7 +13,7 @@ Looked up in this order; a value is used as it stands and is not searched for re
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -48,9 +48,7 @@ def remember_settings(settings: PipelineSettings) -> None:
     remember_named({**os.environ, **settings.configuration, **settings.parameters, **options})
 
 
-def resolve_secrets(
-    text: str, *, root: str | Path | None = None, environ: Mapping[str, str] | None = None
-) -> str:
+def resolve_secrets(text: str, *, root: str | Path | None = None) -> str:
     """Return the text with every `${secret:...}` replaced, and remember the values for redaction.
 
     `root` is the folder of the project, for its `.secrets`; by default the working directory. An
@@ -58,12 +56,11 @@ def resolve_secrets(
     """
     if "${secret:" not in text:
         return text
-    environment = os.environ if environ is None else environ
     folder = Path.cwd() if root is None else Path(root)
-    return _REFERENCE.sub(lambda match: _resolve(match.group(1), folder, environment), text)
+    return _REFERENCE.sub(lambda match: _resolve(match.group(1), folder), text)
 
 
-def _resolve(reference: str, root: Path, environ: Mapping[str, str]) -> str:
+def _resolve(reference: str, root: Path) -> str:
     name = reference.strip()
     if not _NAME.fullmatch(name):
         raise SpecError(
@@ -72,7 +69,7 @@ def _resolve(reference: str, root: Path, environ: Mapping[str, str]) -> str:
             hint="write ${secret:NAME} or ${secret:scope/key}, with letters, digits, `_`, `-`, `.`",
         )
     looked: list[str] = []
-    for place, value in _places(name, root, environ):
+    for place, value in _places(name, root):
         if value is not None:
             remember_secret(value)
             return value
@@ -90,14 +87,14 @@ def _variable(name: str) -> str:
     return "PENSTOCK_SECRET_" + re.sub(r"\W", "_", name).upper()
 
 
-def _places(name: str, root: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
+def _places(name: str, root: Path) -> Iterator[tuple[str, str | None]]:
     """Where a secret may be, for messages, and its value there."""
     for variable in (_variable(name), name):
         if "/" not in variable:
-            yield f"environment variable {variable}", environ.get(variable) or None
-    if file := environ.get("PENSTOCK_SECRETS_FILE"):
+            yield f"environment variable {variable}", os.environ.get(variable) or None
+    if file := os.environ.get("PENSTOCK_SECRETS_FILE"):
         yield f"file {file}", _parse_file(Path(file)).get(name)
-    mounted = environ.get("PENSTOCK_SECRETS_DIR")
+    mounted = os.environ.get("PENSTOCK_SECRETS_DIR")
     for folder in (*([mounted] if mounted else []), str(root / ".secrets")):
         path = Path(folder, name)
         yield f"file {path}", _text_of(path)

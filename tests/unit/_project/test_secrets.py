@@ -1,3 +1,6 @@
+import os
+from unittest.mock import patch
+
 import pytest
 
 from penstock._model.redaction import forget_secrets, redact
@@ -13,7 +16,8 @@ def _forget():
 
 
 def _resolve(project, text, **environ):
-    return resolve_secrets(text, root=project.root, environ=environ)
+    with patch.dict(os.environ, environ, clear=True):
+        return resolve_secrets(text, root=project.root)
 
 
 def test_text_is_unchanged_when_it_has_no_reference(project):
