@@ -330,11 +330,12 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
 
 def _line_of(key: str, settings: PipelineSettings) -> SourceLocation:
     root = Path(settings.root)
+    written = re.compile(rf"""\s*(?:-\s+)?["']?{re.escape(key)}["']?\s*:""")
     for file in sorted(root.iterdir()):
         if file.suffix.lower() in (".yml", ".yaml", ".json") and file.is_file():
             lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
             for number, line in enumerate(lines, start=1):
-                if line.strip().strip("\"'").startswith(key):
+                if written.match(line):
                     return source_location(str(file), number)
     return source_location(str(root), 1)
 

@@ -89,10 +89,11 @@ def test_a_reference_to_a_secret_is_none(lint: Lint, line: str):
 def test_a_secret_in_the_settings_is_found_at_its_line(lint: Lint):
     report = lint(
         "import dlt\n",
-        spec="configuration:\n  db.password: hunter2\n  a.password: ${secret:a/b}\n",
+        spec="configuration:\n  db.password_file: /x\n  db.password: hunter2\n"
+        "  a.password: ${secret:a/b}\n",
     )
     (one,) = report.findings
-    assert (one.rule.id, one.origin.file, one.origin.line) == ("PSL601", "pipeline.yaml", 5)
+    assert (one.rule.id, one.origin.file, one.origin.line) == ("PSL601", "pipeline.yaml", 6)
     assert "hunter2" not in one.message
 
 
@@ -119,9 +120,9 @@ def test_a_secret_of_an_alert_is_found(lint: Lint):
         "  - email:\n      to: [a@example.org]\n      password: hunter2\n"
         "  - email:\n      to: [a@example.org]\n      password: ${secret:mail}\n",
     )
-    assert [one.message for one in report.findings] == [
-        "the value of webhook is a Slack webhook",
-        "the value of password is a secret",
+    assert [(one.message, one.origin.line) for one in report.findings] == [
+        ("the value of webhook is a Slack webhook", 6),
+        ("the value of password is a secret", 9),
     ]
 
 
