@@ -161,14 +161,12 @@ def load_settings(
             schema=other.schema or DEFAULT_SCHEMA,
         )
 
-    of_files = None if read.defer_to == read.target else read.defer_to  # `prod`, of all targets
-    return with_deferral(
-        settings,
-        read,
-        defer_to or environment.get("PENSTOCK_DEFER_TO") or of_files,
-        start.resolve() if defer_to else read.root,
-        of_target,
-    )
+    chosen = defer_to or environment.get("PENSTOCK_DEFER_TO")
+    production = chosen or read.defer_to
+    if production == read.target and not defer_to:
+        production = None  # it is set for all targets
+    relative_to = start.resolve() if chosen else read.root
+    return with_deferral(settings, read, production, relative_to, of_target)
 
 
 def _read(folder: Path, spec: Path | None, choice: Choice) -> FileSettings:

@@ -68,6 +68,8 @@ def test_a_target_does_not_defer_to_itself(project):
     text = SPEC.replace("    defer_to: prod\n", "").replace("storage: all", "defer_to: prod")
     project.write("pipeline.yaml", text)
     assert _load(project, target="prod").defer is None
+    environ = {"PENSTOCK_DEFER_TO": "prod"}
+    assert _load(project, target="prod", environ=environ).defer is None
     deferral = _load(project, target="dev").defer
     assert deferral is not None
     assert deferral.storage == _uri(project, "prod")
@@ -84,6 +86,9 @@ def test_argument_names_a_storage_instead_of_a_target(project):
     assert _load(project).defer.home == _uri(project, "other")
     environ = {"PENSTOCK_DEFER_TO": "s3a://lake/shop"}
     assert _load(project, environ=environ).defer.storage == "s3a://lake/shop"
+    (project.root / "sub").mkdir()
+    below = load_settings(project.root / "sub", environ={"PENSTOCK_DEFER_TO": "./other"})
+    assert below.defer.storage == _uri(project, "sub/other")
 
 
 def test_shared_storage_of_production_has_its_own_home(project):
