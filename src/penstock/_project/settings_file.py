@@ -13,7 +13,7 @@ the file that was found is laid over it.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from penstock._project.databricks.bundle import (
@@ -81,8 +81,8 @@ def read_settings(path: Path, choice: Choice, *, explicit: bool) -> FileSettings
     `None`.
     """
     beside = None if path.name in OVERLAY_NAMES else _overlay_in(path.parent)
-    if beside is not None and beside.is_over(path, explicit=explicit):
-        return _read(beside.document.file, choice, ())
+    if beside is not None and _is_over(beside, path, explicit=explicit):
+        return _read(beside.file, choice, ())
     settings = _read(path, choice, ())
     if settings is None and explicit:
         raise SpecError(
@@ -95,29 +95,21 @@ def read_settings(path: Path, choice: Choice, *, explicit: bool) -> FileSettings
         beside = _overlay_in(settings.root)  # of the bundle that includes the file
     if beside is None:
         return settings
-    own = _own_settings(beside.document, beside.spec, choice, settings)
+    own = _own_settings(beside, spec_of(beside), choice, settings)
     return own if settings is None else replace(own.over(settings), root=settings.root)
 
 
-@dataclass(frozen=True)
-class _Overlay:
-    document: Node
-    spec: PipelineSpec
-
-    def is_over(self, path: Path, *, explicit: bool) -> bool:
-        """Whether the file, or one that overrides it, has `extends`."""
-        if self.spec.extends is None:
-            return False
-        base = self.document.file.parent / self.spec.extends.file
-        return not explicit or base.resolve() == path.resolve()
+def _is_over(overlay: Node, path: Path, *, explicit: bool) -> bool:
+    """Whether an overlay has `extends`; if a file was named, whether it extends that one."""
+    extends = spec_of(overlay).extends
+    if extends is None:
+        return False
+    return not explicit or (overlay.file.parent / extends.file).resolve() == path.resolve()
 
 
-def _overlay_in(folder: Path) -> _Overlay | None:
+def _overlay_in(folder: Path) -> Node | None:
     path = _only(folder, _present(folder, OVERLAY_NAMES))
-    if path is None:
-        return None
-    document = read_document(path)
-    return _Overlay(document, spec_of(document))
+    return None if path is None else read_document(path)
 
 
 def _only(folder: Path, paths: list[Path]) -> Path | None:
