@@ -2,39 +2,31 @@
 
 from typing import Any
 
-from pyspark.sql import SparkSession
-
-from penstock._analysis.hooks import active, replaces
-from penstock._model.paths import real_path
+from penstock._analysis.hooks import Reads, redirects
 
 
 def wrap_delta_tables() -> None:
     """Wrap the class for this process."""
     from delta.tables import DeltaTable, DeltaTableBuilder
 
-    def located(path: str) -> str:
-        redirect = active()
-        return path if redirect is None else real_path(path, redirect.context.map_path)
-
-    @replaces(DeltaTable, "forName")
-    def for_name(original: Any, /, sparkSession: SparkSession, tableOrViewName: str) -> Any:
-        redirect = active()
-        path = redirect.delta_path(tableOrViewName) if redirect is not None else None
+    @redirects(DeltaTable, "forName")
+    def for_name(reads: Reads, original: Any, /, sparkSession: Any, tableOrViewName: str) -> Any:
+        path = reads.delta_path(tableOrViewName)
         if path is not None:
             return DeltaTable.forPath(sparkSession, path)
         return original(sparkSession, tableOrViewName)
 
-    @replaces(DeltaTable, "forPath")
+    @redirects(DeltaTable, "forPath")
     def for_path(
-        original: Any, /, sparkSession: SparkSession, path: str, hadoopConf: Any = None
+        reads: Reads, original: Any, /, sparkSession: Any, path: str, hadoopConf: Any = None
     ) -> Any:
-        return original(sparkSession, located(path), hadoopConf or {})
+        return original(sparkSession, reads.real_path(path), hadoopConf or {})
 
     # A table that is not there by its path as it is written would be overwritten.
-    @replaces(DeltaTable, "isDeltaTable")
-    def is_delta_table(original: Any, /, sparkSession: SparkSession, identifier: str) -> bool:
-        return bool(original(sparkSession, located(identifier)))
+    @redirects(DeltaTable, "isDeltaTable")
+    def is_delta_table(reads: Reads, original: Any, /, sparkSession: Any, identifier: str) -> bool:
+        return bool(original(sparkSession, reads.real_path(identifier)))
 
-    @replaces(DeltaTableBuilder, "location")
-    def builder_location(original: Any, /, self: Any, location: str) -> Any:
-        return original(self, located(location))
+    @redirects(DeltaTableBuilder, "location")
+    def builder_location(reads: Reads, original: Any, /, self: Any, location: str) -> Any:
+        return original(self, reads.real_path(location))

@@ -236,6 +236,10 @@ class ExternalReads:
         table = self.context.external_tables.find(name)
         return table.path if table is not None and table.format == "delta" else None
 
+    def real_path(self, path: str) -> str:
+        """A path of user code as Spark shall see it."""
+        return real_path(path, self.context.map_path)
+
     # -- SQL -----------------------------------------------------------------------------------
 
     def _replacement(self, reference: NameReference) -> str | None:
@@ -266,7 +270,7 @@ class ExternalReads:
             return None
         if _is_path(reference):
             source, path = reference.parts
-            replacement = quoted(source, real_path(path, self.context.map_path))
+            replacement = quoted(source, self.real_path(path))
         else:
             located = self.delta_path(reference.name)
             if located is None:
@@ -305,9 +309,7 @@ class ExternalReads:
             options=options,
             load=lambda _: self._spark.createDataFrame([], ""),
             schema=schema,
-            paths=tuple(
-                real_path(part.strip(), self.context.map_path) for part in _SEPARATOR.split(path)
-            ),
+            paths=tuple(self.real_path(part.strip()) for part in _SEPARATOR.split(path)),
             is_stream=streaming,
         )
         return self._opened(source, self._described(read))

@@ -4,22 +4,19 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from penstock._analysis.external_reads import ExternalReads
 
-_active: "ContextVar[ExternalReads | None]" = ContextVar("penstock_redirect", default=None)
-
-
-def active() -> "ExternalReads | None":
-    """What reads of this context go through; `None` outside of user code of a pipeline."""
-    return _active.get()
+Reads: TypeAlias = "ExternalReads"
+_active: "ContextVar[ExternalReads | None]" = ContextVar("penstock_reads", default=None)
 
 
 @contextlib.contextmanager
-def through(redirect: "ExternalReads | None") -> Iterator[None]:
-    token = _active.set(redirect)
+def through(reads: "ExternalReads | None") -> Iterator[None]:
+    """Let the hooks of this context use `reads`; `None` disables them."""
+    token = _active.set(reads)
     try:
         yield
     finally:
@@ -47,6 +44,22 @@ def replaces(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[.
             return function(original, *args, **kwargs)
 
         setattr(owner, name, staticmethod(method) if is_bound else method)
+        return method
+
+    return install
+
+
+def redirects(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """As `replaces`, in user code of a pipeline only; the function gets its reads first."""
+
+    def install(function: Callable[..., Any]) -> Callable[..., Any]:
+        @replaces(owner, name)
+        def method(original: Any, /, *args: Any, **kwargs: Any) -> Any:
+            reads = _active.get()
+            if reads is None:
+                return original(*args, **kwargs)
+            return function(reads, original, *args, **kwargs)
+
         return method
 
     return install

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -27,18 +27,14 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from penstock._analysis import file_metadata
 from penstock._analysis.delta_hooks import wrap_delta_tables
-from penstock._analysis.hooks import active, replaces, through
+from penstock._analysis.hooks import Reads, redirects, replaces, through
 from penstock._analysis.json_paths import with_json_paths
 from penstock._analysis.local_rows import with_floats
 from penstock._analysis.writer_hooks import PATH_OPTION, ROW_FORMATS, wrap_writer
 from penstock._model.origin import capture_origin
-from penstock._model.paths import real_path
 from penstock._spark.generated_names import GENERATED_VIEW
 from penstock._sql.query_text import spell_names
 from penstock.errors import DefinitionError
-
-if TYPE_CHECKING:
-    from penstock._analysis.external_reads import ExternalReads
 
 Reader = DataFrameReader | DataStreamReader
 _OLD_NAMES = (
@@ -50,10 +46,10 @@ _CREATES = re.compile(r"\s*(?:CREATE|CACHE)\b", re.IGNORECASE)
 
 
 @contextlib.contextmanager
-def redirected(redirect: "ExternalReads") -> Iterator[None]:
-    """Let reads of this context go through `redirect`."""
+def redirected(reads: Reads) -> Iterator[None]:
+    """Let reads of this context go through `reads`."""
     install_reader_hooks()
-    with through(redirect):
+    with through(reads):
         yield
 
 
@@ -117,51 +113,43 @@ def install_reader_hooks() -> None:
     _wrap_jdbc()
     wrap_writer()
     _wrap_session()
-    _wrap_select()
     _wrap_catalog()
     wrap_delta_tables()
-    _wrap_settings()
-
-
-def _wrap_settings() -> None:
-    @replaces(RuntimeConfig, "get")
-    def get(original: Any, /, self: RuntimeConfig, key: str, *default: Any, **options: Any) -> Any:
-        redirect = active()
-        if redirect is None or default or options:
-            return original(self, key, *default, **options)
-        try:
-            return original(self, key)
-        except (PySparkException, Py4JJavaError):
-            missing = key
-        return redirect.setting(missing)
 
 
 def _wrap_session() -> None:
-    @replaces(SparkSession, "createDataFrame")
-    def create(
-        original: Any, /, self: Any, data: Any, schema: Any = None, *args: Any, **kw: Any
+    @redirects(RuntimeConfig, "get")
+    def get(
+        reads: Reads, original: Any, /, self: Any, key: str, *default: Any, **options: Any
     ) -> Any:
-        if active() is not None:
-            data = with_floats(data, schema)
-        return original(self, data, schema, *args, **kw)
+        if default or options:
+            return original(self, key, *default, **options)
+        with contextlib.suppress(PySparkException, Py4JJavaError):
+            return original(self, key)
+        return reads.setting(key)
 
-    @replaces(SparkSession, "sql")
-    def sql(original: Any, /, self: Any, sqlQuery: str, args: Any = None, **kwargs: Any) -> Any:
-        redirect = active()
-        if redirect is None:
-            return original(self, sqlQuery, args, **kwargs)
+    @redirects(SparkSession, "createDataFrame")
+    def create(
+        _: Any, original: Any, /, self: Any, data: Any, schema: Any = None, *args: Any, **kw: Any
+    ) -> Any:
+        return original(self, with_floats(data, schema), schema, *args, **kw)
+
+    @redirects(SparkSession, "sql")
+    def sql(
+        reads: Reads, original: Any, /, self: Any, sqlQuery: str, args: Any = None, **kwargs: Any
+    ) -> Any:
         formatter = SQLStringFormatter(self)
         try:
             # DataFrames in braces become temporary views first: the parser has no braces.
             text = formatter.format(sqlQuery, **kwargs) if kwargs else sqlQuery
             # The parser leaves computed names to the analyzer, which has no datasets.
             text = spell_names(text, _texts(args))
-            reads = redirect.of_session(self)
-            rewritten = reads.sql(text)
+            own_reads = reads.of_session(self)
+            rewritten = own_reads.sql(text)
             if rewritten is None:
                 return self.createDataFrame([], "result STRING")
             df = with_json_paths(lambda spell: original(self, spell(rewritten), args), self)
-            if reads is not redirect and not _CREATES.match(text):
+            if own_reads is not reads and not _CREATES.match(text):
                 # A stream keeps its session: each micro-batch would leave its views there.
                 for name in GENERATED_VIEW.findall(rewritten):
                     self.catalog.dropTempView(name)
@@ -169,17 +157,13 @@ def _wrap_session() -> None:
         finally:
             formatter.clear()
 
-    @replaces(SparkSession, "table")
-    def table(_: Any, /, self: SparkSession, tableName: str) -> DataFrame:
+    @redirects(SparkSession, "table")
+    def table(_: Any, __: Any, /, self: SparkSession, tableName: str) -> DataFrame:
         return self.read.table(tableName)
 
-
-def _wrap_select() -> None:
-    @replaces(ClassicDataFrame, "selectExpr")
-    def select_expr(original: Any, /, self: Any, *expr: Any) -> Any:
+    @redirects(ClassicDataFrame, "selectExpr")
+    def select_expr(_: Any, original: Any, /, self: Any, *expr: Any) -> Any:
         texts = expr[0] if len(expr) == 1 and isinstance(expr[0], list) else expr
-        if active() is None:
-            return original(self, *texts)
         return with_json_paths(
             lambda spell: original(
                 self, *(spell(f"SELECT {text}").removeprefix("SELECT ") for text in texts)
@@ -194,32 +178,25 @@ def _texts(arguments: Any) -> dict[str, str]:
 
 
 def _wrap_catalog() -> None:
-    @replaces(Catalog, "tableExists")
-    def exists(original: Any, /, self: Catalog, tableName: str, dbName: str | None = None) -> Any:
-        redirect = active()
-        if redirect is not None:
-            is_there = redirect.table_exists(f"{dbName}.{tableName}" if dbName else tableName)
-            if is_there is not None:
-                return is_there
-        return original(self, tableName, dbName)
+    @redirects(Catalog, "tableExists")
+    def exists(
+        reads: Reads, original: Any, /, self: Any, tableName: str, dbName: str | None = None
+    ) -> Any:
+        is_there = reads.table_exists(f"{dbName}.{tableName}" if dbName else tableName)
+        return original(self, tableName, dbName) if is_there is None else is_there
 
     # The settings of the pipeline decide its catalog and schema.
-    def ignored(original: Any, /, self: Catalog, name: str) -> None:
-        if active() is None:
-            original(self, name)
+    def ignored(*_: Any, **__: Any) -> None: ...
 
     for name in ("setCurrentCatalog", "setCurrentDatabase"):
-        replaces(Catalog, name)(ignored)
+        redirects(Catalog, name)(ignored)
 
 
 def _wrap_reader(reader: Any) -> None:
-    @replaces(reader, "table")
-    def table(original: Any, /, self: Any, tableName: str) -> Any:
-        redirect = active()
-        df = redirect.table(tableName, self) if redirect is not None else None
-        if redirect is None or df is None:
-            return original(self, tableName)
-        return redirect.qualified(df, tableName)
+    @redirects(reader, "table")
+    def table(reads: Reads, original: Any, /, self: Any, tableName: str) -> Any:
+        df = reads.table(tableName, self)
+        return original(self, tableName) if df is None else reads.qualified(df, tableName)
 
     @replaces(reader, "format")
     def format_(original: Any, /, self: Any, source: str) -> Any:
@@ -245,8 +222,9 @@ def _wrap_reader(reader: Any) -> None:
         )
         return original(self, **values)
 
-    @replaces(reader, "load")
+    @redirects(reader, "load")
     def load(
+        reads: Reads,
         original: Any,
         /,
         self: Any,
@@ -255,26 +233,22 @@ def _wrap_reader(reader: Any) -> None:
         schema: Any = None,
         **more: Any,
     ) -> Any:
-        redirect = active()
-        if redirect is None:
-            return original(self, path, format, schema, **more)
         if format is not None:
             format_(self, format)
         if schema is not None:
             schema_(self, schema)
         options(self, **more)
-        path = _mapped(self, path, redirect)
+        path = _mapped(self, path, reads)
         what = describe_source(reader_state(self).format, path, reader_state(self).options)
-        rows = redirect.load(self, lambda: original(self, path))
-        redirect.record(what)
+        rows = reads.load(self, lambda: original(self, path))
+        reads.record(what)
         return rows
 
     if hasattr(reader, "changes"):  # since Spark 4.2
 
-        @replaces(reader, "changes")
-        def changes(original: Any, /, self: Any, tableName: str) -> Any:
-            redirect = active()
-            if redirect is not None and redirect.table_exists(tableName) is not None:
+        @redirects(reader, "changes")
+        def changes(reads: Reads, original: Any, /, self: Any, tableName: str) -> Any:
+            if reads.table_exists(tableName) is not None:
                 raise DefinitionError(
                     "FEATURE_NOT_AVAILABLE",
                     f"`changes` of {tableName!r} is not available: Delta has no changelog for it",
@@ -287,33 +261,30 @@ def _wrap_reader(reader: Any) -> None:
         if hasattr(reader, name):
             parameters = inspect.signature(getattr(reader, name)).parameters
             keyword = "paths" if "paths" in parameters else "path"
-            replaces(reader, name)(_row_reader(name, keyword))
+            redirects(reader, name)(_row_reader(name, keyword))
 
 
 def _wrap_jdbc() -> None:
-    @replaces(DataFrameReader, "jdbc")
-    def jdbc(original: Any, /, self: Any, *args: Any, **kwargs: Any) -> Any:
-        redirect = active()
-        if redirect is None:
-            return original(self, *args, **kwargs)
+    @redirects(DataFrameReader, "jdbc")
+    def jdbc(reads: Reads, original: Any, /, self: Any, *args: Any, **kwargs: Any) -> Any:
         wanted = inspect.signature(original).bind(self, *args, **kwargs).arguments
         del wanted["self"]
         properties = wanted.pop("properties", None) or {}
         if wanted.get("predicates") is not None:  # a list is no option
-            redirect.record(f"jdbc {wanted['table']}")
-            wanted["url"] = redirect.context.resolve_secrets(wanted["url"])
-            return original(self, **wanted, properties=redirect.context.resolved(properties))
+            reads.record(f"jdbc {wanted['table']}")
+            wanted["url"] = reads.context.resolve_secrets(wanted["url"])
+            return original(self, **wanted, properties=reads.context.resolved(properties))
         names = {"table": "dbtable", "column": "partitionColumn"}
         known = {names.get(key, key): value for key, value in wanted.items() if value is not None}
         return self.format("jdbc").options(**{**properties, **known}).load()
 
 
-def _mapped(reader: Any, path: Any, redirect: "ExternalReads") -> Any:
+def _mapped(reader: Any, path: Any, reads: Reads) -> Any:
     """Map the paths of a reader, given as an argument or as an option; returns the argument."""
     if path is None:
         for key, value in list(reader_state(reader).options.items()):
             if key.lower() == PATH_OPTION:
-                mapped = real_path(value, redirect.context.map_path)
+                mapped = reads.real_path(value)
                 reader_state(reader).paths = (mapped,)
                 reader.option(key, mapped)
         return None
@@ -321,31 +292,28 @@ def _mapped(reader: Any, path: Any, redirect: "ExternalReads") -> Any:
     if not is_list and not isinstance(path, str | Path):
         return path
     entries = path if is_list else [path]
-    paths = [real_path(str(entry), redirect.context.map_path) for entry in entries]
+    paths = [reads.real_path(str(entry)) for entry in entries]
     reader_state(reader).paths = tuple(paths)
     return paths if is_list else paths[0]
 
 
 def _row_reader(name: str, keyword: str) -> Callable[..., Any]:
-    def read(original: Any, /, self: Any, *args: Any, **kwargs: Any) -> Any:
-        redirect = active()
-        if redirect is None:
-            return original(self, *args, **kwargs)
+    def read(reads: Reads, original: Any, /, self: Any, *args: Any, **kwargs: Any) -> Any:
         reader_state(self).format = name
         if args:
             # `parquet(*paths)` takes any number of paths, the others one path first.
             count = len(args) if name == "parquet" else 1
-            mapped = (_mapped(self, value, redirect) for value in args[:count])
+            mapped = (_mapped(self, value, reads) for value in args[:count])
             args = (*mapped, *args[count:])
             shown = args[0]
         else:
-            shown = _mapped(self, kwargs.get(keyword), redirect)
+            shown = _mapped(self, kwargs.get(keyword), reads)
             if shown is not None:
                 kwargs[keyword] = shown
         if kwargs.get("schema") is not None:
             reader_state(self).schema = kwargs["schema"]
         what = describe_source(name, shown if isinstance(shown, str) else None, {})
-        redirect.record(what)
-        return redirect.load(self, lambda: original(self, *args, **kwargs))
+        reads.record(what)
+        return reads.load(self, lambda: original(self, *args, **kwargs))
 
     return read
