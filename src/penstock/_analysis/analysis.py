@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Collection
-from dataclasses import replace
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -30,7 +29,6 @@ from penstock._analysis.table_columns import (
     check_identity,
     check_rules,
     declared_schema,
-    written_types,
 )
 from penstock._formats.options import Evolution
 from penstock._graph.build import build_graph, cycle_error
@@ -74,52 +72,36 @@ def analyse(
     tables that cannot be created, without `checks_tables`.
     """
     with contextlib.closing(CdcAwareSource(index)) as source:
-        analysis = Analysis(
-            spark,
-            index,
-            source,
-            context,
-            evaluator,
-            keeps_refused=keeps_refused,
-            checks_tables=checks_tables,
-        )
+        analysis = Analysis(spark, source, evaluator(spark, index, source, context))
+        analysis.keeps_refused, analysis.checks_tables = keeps_refused, checks_tables
         analysis.everything()
-        return build_graph(
-            with_sink_facts(index), analysis.analyses, analysis.all_errors(), selected
-        )
+        return analysis.graph(selected)
 
 
 class Analysis:
-    """The flows of a pipeline, and their errors by name; `table_errors` are by key."""
+    """The flows of a pipeline, and their errors by name; `table_errors` are by key.
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        index: DefinitionIndex,
-        source: CdcAwareSource,
-        context: ReadContext,
-        evaluator: Callable[..., Evaluator] = Evaluator,
-        *,
-        keeps_refused: bool = False,
-        checks_tables: bool = True,
-    ) -> None:
-        self.index = index
-        self._keeps_refused = keeps_refused
-        self._checks_tables = checks_tables
+    The switches are those of `analyse`.
+    """
+
+    def __init__(self, spark: SparkSession, source: CdcAwareSource, evaluator: Evaluator) -> None:
+        self.index = evaluator.index
+        self.keeps_refused = False
+        self.checks_tables = True
         self.analyses: dict[str, FlowAnalysis] = {}
         self.errors: dict[str, PenstockError] = {}
         self.table_errors: dict[str, PenstockError] = {}
         self._source = source
         self._spark = spark
-        self._context = context
-        self._assumptions = context.assumptions
-        self._evaluator = evaluator(spark, index, source, context)
+        self._assumptions = evaluator.context.assumptions
+        self._evaluator = evaluator
         self._path: list[str] = []
         self._versions: dict[str, object] = {}
 
-    def all_errors(self) -> dict[str, PenstockError]:
-        """Errors of flows, by name, and of tables, by key."""
-        return {**self.table_errors, **self.errors}
+    def graph(self, selected: Collection[str] | None = None) -> DataflowGraph:
+        """See `build_graph`."""
+        errors = {**self.table_errors, **self.errors}
+        return build_graph(with_sink_facts(self.index), self.analyses, errors, selected)
 
     def everything(self) -> None:
         """Analyse all flows of all datasets and sinks that are not analysed yet. Never raises."""
@@ -140,7 +122,7 @@ class Analysis:
             self.table_errors[key] = error
         for flow in dataset.flows:
             self.flow(flow, dataset)
-        if self._checks_tables and declared.kind is not DatasetKind.TEMPORARY_VIEW:
+        if self.checks_tables and declared.kind is not DatasetKind.TEMPORARY_VIEW:
             self._check_table(dataset, shown)
 
     def _check_table(self, dataset: DeclaredDataset, shown: str) -> None:
@@ -192,30 +174,24 @@ class Analysis:
     def _analyse(self, flow: Flow, dataset: DeclaredDataset | None) -> None:
         self._source.take_streamed()
         df, evaluation = self._evaluate(flow)
-        streams = self._source.take_streamed()
-        plain = tuple(key for key, is_plain in streams.items() if is_plain)
-        declared = written_types(self._spark, flow, dataset)
+        declared = None if dataset is None else declared_schema(self._spark, dataset.declared)
+        # `as_cdc` converts change events and snapshots.
+        typed = None if is_cdc(flow) else declared
         if dataset is None or dataset.declared.kind is not DatasetKind.TEMPORARY_VIEW:
-            df = with_types(df, declared)
-        analysis, schema = self._describe(df, evaluation, flow, dataset, declared), df.schema
+            df = with_types(df, typed)
+        analysis, schema = self._describe(df, evaluation, flow, dataset, typed), df.schema
         if self._assumptions is not None and is_cdc(flow):
             try_columns(df, flow)
         if dataset is not None and is_cdc(flow):
             version = self._versions.get(flow.name)
-            analysis, schema = as_cdc(analysis, df, flow, dataset, version)
+            analysis, schema = as_cdc(analysis, df, flow, dataset, declared, version)
         if dataset is None and analysis.output_mode is not None and self._assumptions is None:
             sink = self.index.sinks[self.index.flow_targets[flow.name]]
-            checked_options(sink, column_types(df), analysis.output_mode, self._context)
-        self.analyses[flow.name] = replace(
-            analysis,
-            streams=tuple(streams),
-            plain_streams=plain,
-            changing_inputs=tuple(
-                key for key in plain if any(map(is_cdc, self.index.datasets[key].flows))
-            ),
-        )
+            context = self._evaluator.context
+            checked_options(sink, column_types(df), analysis.output_mode, context)
+        self.analyses[flow.name] = analysis
         if dataset is not None:
-            schema = declared_schema(self._spark, dataset.declared, schema)
+            schema = schema if declared is None else declared
             check_identity(schema, flow, analysis.output_mode, dataset.declared)
             known = self._source.schemas.get(dataset.name.key)
             self._source.schemas[dataset.name.key] = (
@@ -331,7 +307,7 @@ class Analysis:
                     sink=None if dataset is not None else self.index.sinks.get(flow.target),
                 )
             except DefinitionError as error:
-                if not self._keeps_refused:
+                if not self.keeps_refused:
                     raise
                 refusal = error
         if mode is OutputMode.UPDATE:
@@ -363,6 +339,8 @@ class Analysis:
             )
         if replaces_rows(flow) and not df.isStreaming:
             window_of(df, flow)
+        streams = self._source.take_streamed()
+        plain = tuple(key for key, is_plain in streams.items() if is_plain)
         return FlowAnalysis(
             inputs=frozenset(evaluation.inputs) | self.index.depends_on(flow),
             external_inputs=tuple(dict.fromkeys(evaluation.external)),
@@ -388,6 +366,11 @@ class Analysis:
             ),
             query=plans.declared_query(df),
             runs_python=plans.runs_python(df),
+            streams=tuple(streams),
+            plain_streams=plain,
+            changing_inputs=tuple(
+                key for key in plain if any(map(is_cdc, self.index.datasets[key].flows))
+            ),
         )
 
     def _missing_folders(self, evaluation: Evaluation) -> tuple[str, ...]:

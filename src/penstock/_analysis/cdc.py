@@ -25,7 +25,6 @@ from pyspark.sql.types import (
 )
 
 from penstock._analysis.reader_hooks import reader_state
-from penstock._analysis.table_columns import declared_schema
 from penstock._analysis.table_sources import SchemaSource
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._graph.replacing import replaces_rows
@@ -53,15 +52,19 @@ _READS_CHANGES = {"skipchangecommits", "ignorechanges", "readchangefeed", "readc
 
 
 def as_cdc(
-    analysis: FlowAnalysis, df: DataFrame, flow: Flow, dataset: DeclaredDataset, version: Any
+    analysis: FlowAnalysis,
+    df: DataFrame,
+    flow: Flow,
+    dataset: DeclaredDataset,
+    declared: StructType | None,
+    version: Any,
 ) -> tuple[FlowAnalysis, StructType]:
-    """The analysis of an auto CDC flow, and the columns of its target.
+    """The analysis of an auto CDC flow, and the columns of its target, which may be declared.
 
     `version` is that of the first snapshot, if the flow has snapshots.
     """
-    declared, source = None, df
-    if dataset.declared.schema is not None:
-        declared = declared_schema(df.sparkSession, dataset.declared, df.schema)
+    source = df
+    if declared is not None:
         df = assigned(df, declared, with_lengths=False)
     if flow.cdc is not None:
         rows: RowShape = event_shape(df, flow, dataset.flows)
@@ -167,7 +170,7 @@ class CdcAwareSource(SchemaSource):
             DefinitionError: `REPLACE_WHERE_TARGET_STREAMED`.
         """
         dataset = self._index.datasets[key]
-        options = {name.lower(): value for name, value in reader_state(reader).options.items()}
+        options = reader_state(reader).folded_options
         is_plain = not any(options.get(name, "").lower() == "true" for name in _READS_CHANGES)
         if is_plain and any(replaces_rows(flow) for flow in dataset.flows):
             shown = self._index.display(key)

@@ -60,7 +60,8 @@ class ExternalReads:
 
     def table(self, name: str, reader: Reader) -> DataFrame | None:
         """The rows of a table, or `None` to use Spark's catalog."""
-        self.record(f"table {name.replace('`', '')}")
+        what = f"table {name.replace('`', '')}"
+        self.record(what)
         table = self.context.external_tables.find(name)
         try:
             if table is not None:
@@ -72,13 +73,14 @@ class ExternalReads:
         except (DefinitionError, AnalysisException, Py4JJavaError) as error:
             if self.context.assumptions is None:
                 raise
+            state = reader_state(reader)
             return self._stand_in(
-                f"table {name.replace('`', '')}",
+                what,
                 error,
-                paths=reader_state(reader).paths,
+                paths=state.paths,
                 streaming=isinstance(reader, DataStreamReader),
-                source_format=reader_state(reader).format,
-                schema=reader_state(reader).schema,
+                source_format=state.format,
+                schema=state.schema,
             )
 
     def of_session(self, spark: SparkSession) -> "ExternalReads":
@@ -107,17 +109,15 @@ class ExternalReads:
         """The statement to run instead; `None` for a statement without effect."""
         if _WITHOUT_EFFECT.match(text):
             return None
-        if not file_metadata.named_in(text):
-            return rewrite_names(self._spark, text, self._replacement, aliased=self.qualifies)
-        shows = False
+        names_metadata, shows = file_metadata.named_in(text), False
 
         def replacement(reference: NameReference) -> str | None:
             nonlocal shows
             df = self._files_of(reference)
             if df is None:
-                return self._replacement(reference)
-            shows = True
-            return sql_names.as_view(file_metadata.showing(df))
+                return None if isinstance(reference, FunctionCall) else self._relation(reference)
+            shows = names_metadata
+            return sql_names.as_view(file_metadata.showing(df) if shows else df)
 
         rewritten = rewrite_names(self._spark, text, replacement, aliased=self.qualifies)
         # Without files, `_metadata` is a column of a table.
@@ -241,12 +241,6 @@ class ExternalReads:
         return real_path(path, self.context.map_path)
 
     # -- SQL -----------------------------------------------------------------------------------
-
-    def _replacement(self, reference: NameReference) -> str | None:
-        df = self._files_of(reference)
-        if df is not None:
-            return sql_names.as_view(df)
-        return None if isinstance(reference, FunctionCall) else self._relation(reference)
 
     def _files_of(self, reference: NameReference) -> DataFrame | None:
         """What a table function or ``json.`/path` `` reads; `None` for a name."""

@@ -102,13 +102,13 @@ class ObservingEvaluator(Evaluator):
         return super().load(reader, spark_load)
 
     def _read(self, reader: Reader, source: str, **more: Any) -> None:
-        options = {key.lower(): value for key, value in reader_state(reader).options.items()}
+        state = reader_state(reader)
         self.seen.reads[self._stack.get()[-1][0]].append(
             ReadFacts(
                 source=source.lower(),
                 is_streaming=isinstance(reader, DataStreamReader),
-                options=options,
-                has_schema=reader_state(reader).schema is not None,
+                options=state.folded_options,
+                has_schema=state.schema is not None,
                 origin=capture_origin(),
                 **more,
             )

@@ -72,6 +72,11 @@ class ReaderState:
     schema: Any = None
     paths: tuple[str, ...] = ()
 
+    @property
+    def folded_options(self) -> dict[str, str]:
+        """The options with their names in lower case."""
+        return {name.lower(): value for name, value in self.options.items()}
+
 
 def reader_state(reader: Any) -> ReaderState:
     """What a reader that was made while user code ran has been given so far."""

@@ -11,8 +11,7 @@ from penstock._analysis.assumptions import AssumedSource
 from penstock._analysis.cdc import CdcAwareSource
 from penstock._analysis.context import ReadContext
 from penstock._analysis.evaluation import Evaluator
-from penstock._analysis.sinks import note_endpoints, with_sink_facts
-from penstock._graph.build import build_graph
+from penstock._analysis.sinks import note_endpoints
 from penstock._graph.dataflow import DataflowGraph
 from penstock._graph.index import DefinitionIndex
 from penstock._model.flow import FlowAnalysis
@@ -44,7 +43,7 @@ def survey(
 ) -> Survey:
     """Analyse every flow of a pipeline, with assumptions about missing sources. Never raises."""
     with contextlib.closing(CdcAwareSource(index)) as source:
-        analysis = Analysis(spark, index, source, context, evaluator)
+        analysis = Analysis(spark, source, evaluator(spark, index, source, context))
         # A column that is added to a source makes earlier analyses stale.
         while any(name not in {*analysis.analyses, *analysis.errors} for name in index.flows):
             analysis.everything()
@@ -56,7 +55,7 @@ def survey(
         graph: DataflowGraph | None = None
         errors: tuple[PenstockError, ...] = ()
         try:
-            graph = build_graph(with_sink_facts(index), analysis.analyses, analysis.all_errors())
+            graph = analysis.graph()
         except DefinitionErrors as wrong:
             errors = tuple(error for error in wrong.errors if error not in unsure.values())
         except DefinitionError as wrong:

@@ -4,8 +4,6 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from penstock._graph.cdc import is_cdc
-from penstock._graph.index import DeclaredDataset
 from penstock._model.dataset import Dataset
 from penstock._model.flow import Flow, OutputMode
 from penstock._tables.write.schema import has_identity
@@ -14,20 +12,11 @@ from penstock.errors import DefinitionError
 from penstock.quality.rules import check_expectations, condition_column
 
 
-def declared_schema(spark: SparkSession, declared: Dataset, schema: StructType) -> StructType:
-    """The declared columns of a dataset, or else those of its query."""
+def declared_schema(spark: SparkSession, declared: Dataset) -> StructType | None:
+    """The declared columns of a dataset; `None` if those of its query apply."""
     if declared.schema is None:
-        return schema
-    return parse_schema(spark, declared.schema, origin=declared.origin)
-
-
-def written_types(
-    spark: SparkSession, flow: Flow, dataset: DeclaredDataset | None
-) -> StructType | None:
-    """The declared columns that rows are converted to; for auto CDC, `as_cdc` converts them."""
-    if dataset is None or dataset.declared.schema is None or is_cdc(flow):
         return None
-    return declared_schema(spark, dataset.declared, StructType())
+    return parse_schema(spark, declared.schema, origin=declared.origin)
 
 
 def check_columns(df: DataFrame, flow: Flow, mode: OutputMode | None, declared: Dataset) -> None:

@@ -67,7 +67,7 @@ class SchemaSource:
         # A watermark is metadata of a query. With it, an aggregation would be planned in append
         # mode, which Spark refuses for the real table.
         schema = plain_schema(self.schemas[key])
-        options = {name.lower(): value for name, value in reader_state(reader).options.items()}
+        options = reader_state(reader).folded_options
         if options.get("readchangefeed", options.get("readchangedata", "")).lower() == "true":
             schema = schema.add("_change_type", StringType()).add("_commit_version", LongType())
             schema = schema.add("_commit_timestamp", TimestampType())
@@ -137,7 +137,7 @@ class DeltaSource:
 
     def _start(self, key: str, reader: DataStreamReader) -> int | None:
         starts = self._starts.get()
-        if starts is None or {name.lower() for name in reader_state(reader).options} & _OWN_START:
+        if starts is None or reader_state(reader).folded_options.keys() & _OWN_START:
             return None
         # The version of a deployed table must not be taken for one of the pipeline's own.
         known = self._deferred.get(key, key)
