@@ -1,20 +1,19 @@
 """`AUTO CDC` and `APPLY CHANGES`: the clauses after the target, in any order."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
 from penstock._model.similar import nearest
-from penstock._sql.clauses import unavailable
+from penstock._sql.clauses import Clauses, in_any_order, unavailable
 from penstock._sql.cursor import Cursor
 from penstock._sql.names import SqlName, parse_columns, parse_name
+from penstock._sql.query_text import query_at
 from penstock._sql.substitution import BEFORE_EXPRESSION
 from penstock._sql.syntax import FlowBody, Query
-from penstock._sql.tokens import Token, TokenKind
+from penstock._sql.tokens import TokenKind
 from penstock.errors import DefinitionError
-
-_Parsed = dict[str, Any]
 
 
 def parse_cdc(cursor: Cursor, what: str, *, once: bool) -> FlowBody:
@@ -23,18 +22,8 @@ def parse_cdc(cursor: Cursor, what: str, *, once: bool) -> FlowBody:
     if not cursor.at("FROM"):
         raise cursor.unexpected(f"`FROM STREAM(source)` in `{what}`", ("FROM",))
     body = _parse_source(cursor)
-    clauses: _Parsed = {}
-    while not cursor.is_done:
-        start = cursor.current
-        parse = next((parse for words, parse in _CLAUSES if cursor.accept(*words)), None)
-        if parse is None:
-            raise cursor.unexpected(
-                f"a clause of `{what}`", [word for words, _ in _CLAUSES for word in words]
-            )
-        for key, value in parse(cursor, start).items():
-            if key in clauses:
-                raise cursor.error(f"`{start.text}` is given twice", at=start)
-            clauses[key] = value
+    words = [word for begin, _ in _CLAUSES for word in begin]
+    clauses = in_any_order(cursor, _CLAUSES, f"a clause of `{what}`", words)
     for key, clause in (("keys", "KEYS (...)"), ("sequence_by", "SEQUENCE BY")):
         if key not in clauses:
             raise cursor.error(f"`{what}` needs `{clause}`", at=first)
@@ -68,9 +57,7 @@ def _check(cursor: Cursor, spec: CdcSpec) -> None:
 def _parse_source(cursor: Cursor) -> FlowBody:
     cursor.expect("FROM")
     if cursor.at("(", "SELECT") or cursor.at("(", "WITH"):
-        first = cursor.ahead(1)
-        line, column = cursor.source.line(first.start), cursor.source.column(first.start)
-        return FlowBody(query=Query(text=cursor.group(), line=line, column=column))
+        return FlowBody(query=query_at(cursor, cursor.ahead(1), cursor.group()))
     if cursor.at("(") or cursor.at("SELECT"):
         raise _not_a_name(cursor)
     # A dataset may have the name `stream`.
@@ -83,8 +70,8 @@ def _parse_source(cursor: Cursor) -> FlowBody:
         start = cursor.position
         name = _source_name(cursor)
         shown = cursor.between(start)
-        if closing and not cursor.accept(")"):
-            raise cursor.unexpected("`)`")
+        if closing:
+            cursor.expect(")")
         if cursor.at("WITH", "("):
             return FlowBody(query=_with_options(cursor, shown))
         return FlowBody(source=name, is_stream=True)
@@ -95,9 +82,8 @@ def _with_options(cursor: Cursor, name: str) -> Query:
     """The query of a source with options: `STREAM name WITH (...)`."""
     start, first = cursor.position, cursor.expect("WITH")
     cursor.group()
-    line, column = cursor.source.line(first.start), cursor.source.column(first.start)
     text = f"SELECT * FROM STREAM {name} {cursor.between(start)}"  # noqa: S608
-    return Query(text=text, line=line, column=column)
+    return query_at(cursor, first, text)
 
 
 def _source_name(cursor: Cursor) -> SqlName:
@@ -122,7 +108,7 @@ def _not_a_name(cursor: Cursor, function: str | None = None) -> Exception:
     )
 
 
-def _ignore_null_updates(cursor: Cursor, _: Token) -> _Parsed:
+def _ignore_null_updates(cursor: Cursor) -> dict[str, Any]:
     if not cursor.accept("ON"):
         return {"ignore_null_updates": True}
     columns, rest = _columns_or_rest(cursor, "IGNORE NULL UPDATES ON")
@@ -133,22 +119,22 @@ def _ignore_null_updates(cursor: Cursor, _: Token) -> _Parsed:
     }
 
 
-def _system_sequence(cursor: Cursor, first: Token) -> _Parsed:
-    raise unavailable(cursor, "`SYSTEM SEQUENCE BY`", first)
+def _system_sequence(cursor: Cursor) -> dict[str, Any]:
+    raise unavailable(cursor, "`SYSTEM SEQUENCE BY`", cursor.ahead(-3))
 
 
-def _columns(cursor: Cursor, _: Token) -> _Parsed:
+def _columns(cursor: Cursor) -> dict[str, Any]:
     columns, rest = _columns_or_rest(cursor, "COLUMNS")
     return {"columns": columns, "except_columns": rest}
 
 
-def _columns_to_update(cursor: Cursor, _: Token) -> _Parsed:
+def _columns_to_update(cursor: Cursor) -> dict[str, Any]:
     return {"columns_to_update": cursor.identifier("a column name in `COLUMNS TO UPDATE`")}
 
 
-def _stored_as(cursor: Cursor, first: Token) -> _Parsed:
+def _stored_as(cursor: Cursor) -> dict[str, Any]:
     if cursor.at("BITEMPORAL"):
-        raise unavailable(cursor, "`STORED AS BITEMPORAL`", first)
+        raise unavailable(cursor, "`STORED AS BITEMPORAL`", cursor.ahead(-2))
     if not cursor.accept("SCD", "TYPE"):
         raise cursor.unexpected("`SCD TYPE 1` or `SCD TYPE 2`", ("SCD", "TYPE"))
     if cursor.current.text not in tuple(ScdType):
@@ -156,7 +142,7 @@ def _stored_as(cursor: Cursor, first: Token) -> _Parsed:
     return {"scd_type": ScdType(cursor.advance().text)}
 
 
-def _track_history(cursor: Cursor, _: Token) -> _Parsed:
+def _track_history(cursor: Cursor) -> dict[str, Any]:
     columns, rest = _columns_or_rest(cursor, "TRACK HISTORY ON")
     return {"track_history": TrackHistory(columns=columns, except_columns=rest)}
 
@@ -174,8 +160,8 @@ def _columns_or_rest(
 
 def _expression_clause(
     key: str, *words: str
-) -> tuple[tuple[str, ...], Callable[[Cursor, Token], _Parsed]]:
-    def parse(cursor: Cursor, _: Token) -> _Parsed:
+) -> tuple[tuple[str, ...], Callable[[Cursor], dict[str, Any]]]:
+    def parse(cursor: Cursor) -> dict[str, Any]:
         start = cursor.position
         cursor.skip_while(lambda: not (_at_clause(cursor) or _at_misspelt_clause(cursor, start)))
         text = cursor.between(start)
@@ -216,8 +202,8 @@ _OPERATORS = (
     *("AND", "OR", "NOT", "IS", "IN", "LIKE", "ILIKE", "RLIKE", "REGEXP", "BETWEEN", "DIV"),
     *("THEN", "ELSE", "END", "WHEN", "AS"),
 )
-_CLAUSES: Sequence[tuple[tuple[str, ...], Callable[[Cursor, Token], _Parsed]]] = (
-    (("KEYS",), lambda cursor, _: {"keys": parse_columns(cursor, "KEYS")}),
+_CLAUSES: Clauses = (
+    (("KEYS",), lambda cursor: {"keys": parse_columns(cursor, "KEYS")}),
     (("IGNORE", "NULL", "UPDATES"), _ignore_null_updates),
     _expression_clause("where", "WHERE"),
     _expression_clause("apply_as_deletes", "APPLY", "AS", "DELETE", "WHEN"),

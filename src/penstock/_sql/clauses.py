@@ -12,22 +12,41 @@ from penstock.errors import DefinitionError
 _PLAIN_COLLATION = "UTF8_BINARY"
 
 
+Clauses = Sequence[tuple[tuple[str, ...], Callable[[Cursor], dict[str, Any]]]]
+"""The keywords that begin each clause, and a function that parses what follows them."""
+
+
 def parse_clauses(cursor: Cursor, *, ends: Sequence[str]) -> dict[str, Any]:
     """Parse the clauses up to one of the keywords `ends`, or the end of the statement.
 
     Returns fields of `Dataset`.
     """
+    known = (*(words[0] for words, _ in _CLAUSES), *ends, "FLOW")
+    expected = " or ".join([*(f"`{word}`" for word in ends), "a clause of a table"])
+
+    def at_end() -> bool:
+        # `AS` may be left out, as in Spark's `CREATE TABLE`.
+        is_query = cursor.at("SELECT") and cursor.ahead(-1).word != "AS"
+        return cursor.current.word in ends or is_query
+
+    return in_any_order(cursor, _CLAUSES, expected, known, at_end)
+
+
+def in_any_order(
+    cursor: Cursor,
+    known: Clauses,
+    expected: str,
+    words: Sequence[str],
+    at_end: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Parse clauses up to `at_end`, each once; `expected` and `words` are for the error."""
     clauses: dict[str, Any] = {}
     seen: set[str] = set()
-    while not cursor.is_done and cursor.current.word not in ends:
-        if cursor.at("SELECT") and cursor.ahead(-1).word != "AS":
-            break  # `AS` may be left out, as in Spark's `CREATE TABLE`
+    while not cursor.is_done and not at_end():
         first = cursor.current
-        parse = next((parse for words, parse in _CLAUSES if cursor.accept(*words)), None)
+        parse = next((parse for begin, parse in known if cursor.accept(*begin)), None)
         if parse is None:
-            known = [words[0] for words, _ in _CLAUSES]
-            wanted = " or ".join(f"`{word}`" for word in ends)
-            raise cursor.unexpected(f"{wanted} or a clause of a table", (*known, *ends, "FLOW"))
+            raise cursor.unexpected(expected, words)
         clause = parse(cursor)
         for name in clause or (first.word,):
             if name in seen:
@@ -175,7 +194,7 @@ def unavailable(cursor: Cursor, what: str, at: Token) -> DefinitionError:
     )
 
 
-_CLAUSES: Sequence[tuple[tuple[str, ...], Callable[[Cursor], dict[str, Any]]]] = (
+_CLAUSES: Clauses = (
     (("COMMENT",), lambda cursor: {"comment": cursor.text("`COMMENT`")}),
     (("TBLPROPERTIES",), _properties),
     (

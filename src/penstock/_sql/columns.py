@@ -112,8 +112,7 @@ _ACTIONS = (
 def _parse_violation(cursor: Cursor) -> OnViolation:
     if not cursor.accept("ON"):
         return OnViolation.WARN
-    if not cursor.accept("VIOLATION"):
-        raise cursor.unexpected("`VIOLATION`", ("VIOLATION",))
+    cursor.expect("VIOLATION")
     for action, word, rest in _ACTIONS:
         if cursor.accept(word):
             cursor.accept(rest)  # omitted in many projects

@@ -190,7 +190,6 @@ class _Declarer:
                 # Events that are applied once may be read as a batch.
                 is_stream=body.is_stream or not body.once,
                 where=body.where,
-                origin=origin,
             )
         assert body.query is not None  # a body has a source or a query
         return SqlQuery(

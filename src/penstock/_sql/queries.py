@@ -37,9 +37,6 @@ class SqlQuery:
         df = reading.query(self._padding + self.text, catalog=self._catalog, schema=self._schema)
         return self._named(df) if self._columns else df
 
-    def __repr__(self) -> str:
-        return f"<SQL query of {self.__name__!r} at {self._origin}>"
-
     def _named(self, df: "DataFrame") -> "DataFrame":
         columns = df.columns
         wanted = [column.name for column in self._columns]
@@ -62,18 +59,12 @@ class SqlQuery:
 class ChangeEvents:
     """Reads the dataset of change events of a flow."""
 
-    def __init__(
-        self, *, name: str, source: str, is_stream: bool, where: str | None, origin: SourceLocation
-    ) -> None:
+    def __init__(self, *, name: str, source: str, is_stream: bool, where: str | None) -> None:
         self.__name__ = name
         self._where = where
         self._source = source
         self._is_stream = is_stream
-        self._origin = origin
 
     def __call__(self) -> "DataFrame":
         df = reading.read_stream(self._source) if self._is_stream else reading.read(self._source)
         return df if self._where is None else df.where(self._where)
-
-    def __repr__(self) -> str:
-        return f"<change events of {self.__name__!r} at {self._origin}>"

@@ -30,9 +30,13 @@ def take_query(cursor: Cursor, what: str) -> Query:
     text = cursor.between(start)
     for edit in sorted(_touch_ups(cursor, start), key=lambda edit: -edit.start):
         text = text[: edit.start - first.start] + edit.text + text[edit.end - first.start :]
-    return Query(
-        text=text, line=cursor.source.line(first.start), column=cursor.source.column(first.start)
-    )
+    return query_at(cursor, first, text)
+
+
+def query_at(cursor: Cursor, first: Token, text: str) -> Query:
+    """A query that begins with the token `first`."""
+    line, column = cursor.source.line(first.start), cursor.source.column(first.start)
+    return Query(text=text, line=line, column=column)
 
 
 def at_query(cursor: Cursor) -> bool:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from penstock._sql.source import SqlSource
@@ -75,10 +75,7 @@ def _statement(
     source: SqlSource, tokens: list[Token], end: int, error: DefinitionError | None = None
 ) -> Statement:
     start = tokens[0].start if tokens else end
-    moved = [
-        Token(token.kind, token.text, token.start - start, token.end - start, token.word)
-        for token in tokens
-    ]
+    moved = [replace(token, start=token.start - start, end=token.end - start) for token in tokens]
     return Statement(source.section(start, end), tuple(moved), error)
 
 
