@@ -22,7 +22,7 @@ from penstock._analysis.late_rows import check_late_rows
 from penstock._analysis.missing_sources import NOTHING_THERE
 from penstock._analysis.output_modes import choose_output_mode
 from penstock._analysis.replacing import window_of
-from penstock._analysis.sinks import checked_options, column_types, with_sink_facts
+from penstock._analysis.sinks import checked_options, with_sink_facts
 from penstock._analysis.state_growth import growing_state
 from penstock._analysis.table_columns import (
     check_columns,
@@ -187,8 +187,7 @@ class Analysis:
             analysis, schema = as_cdc(analysis, df, flow, dataset, declared, version)
         if dataset is None and analysis.output_mode is not None and self._assumptions is None:
             sink = self.index.sinks[self.index.flow_targets[flow.name]]
-            context = self._evaluator.context
-            checked_options(sink, column_types(df), analysis.output_mode, context)
+            checked_options(sink, df, analysis.output_mode, self._evaluator.context)
         self.analyses[flow.name] = analysis
         if dataset is not None:
             schema = schema if declared is None else declared

@@ -66,6 +66,10 @@ class AssumedSource:
     columns: dict[str, DataType] = field(default_factory=dict)
     is_open: bool = True
 
+    def has(self, column: str) -> bool:
+        """Whether it has a column, in any case."""
+        return column.lower() in map(str.lower, self.columns)
+
     @property
     def column_types(self) -> dict[str, str]:
         """The columns with their types; `void` = any type."""
@@ -159,9 +163,9 @@ class Assumptions:
         """
         for parts in _unresolved(error):
             names = _candidates(parts)
-            known = {name.lower() for each in self.sources.values() for name in each.columns}
             first = next(iter(names))
-            if (flow, *names) not in self._attempts and first.lower() not in known:
+            is_known = any(each.has(first) for each in self.sources.values())
+            if (flow, *names) not in self._attempts and not is_known:
                 source.columns[first] = names[first]
                 self._attempts[flow, *names] = _Attempt(position=1, added=(source, first))
 
@@ -181,7 +185,7 @@ class Assumptions:
         options = [(source, column) for column in names for source in sources]
         for source, column in options[attempt.position :]:
             attempt.position += 1
-            if column.lower() not in {name.lower() for name in source.columns}:
+            if not source.has(column):
                 source.columns[column] = names[column]
                 attempt.added = (source, column)
                 return source.name
@@ -191,7 +195,7 @@ class Assumptions:
         # Of two sources that are joined, each may have it.
         attempt.is_everywhere = True
         first = next(iter(names))
-        lacking = [s for s in sources if first.lower() not in {name.lower() for name in s.columns}]
+        lacking = [source for source in sources if not source.has(first)]
         for source in lacking:
             source.columns[first] = names[first]
         return lacking[0].name if len(lacking) > 1 else None

@@ -31,11 +31,7 @@ class DatasetNotReadyError(BaseException):
 
 
 class DatasetCycleError(BaseException):
-    """Query functions of views call each other in a cycle."""
-
-    def __init__(self, path: list[str]) -> None:
-        self.path = path
-        super().__init__(" -> ".join(path))
+    """Query functions of views call each other in a cycle; the message is their path."""
 
 
 def user_origin(trace: TracebackType | None, fallback: SourceLocation) -> SourceLocation:

@@ -13,8 +13,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from penstock._model.lineage import ColumnInput, FlowLineage, LineageSource, place_of
-from penstock._spark.plans import analyzed, kind_of, location_of
-from penstock._tables.jvm import iterate
+from penstock._spark.plans import analyzed, kind_of, leaves, location_of
 
 _MAX_COLUMNS = 1000
 _MAX_INPUTS = 100
@@ -61,14 +60,13 @@ def column_lineage(df: DataFrame, own: Callable[[str], str | None]) -> FlowLinea
 
 def _sources(plan: Any, own: Callable[[str], str | None]) -> dict[int, LineageSource]:
     sources = {}
-    for part in (plan, *iterate(plan.subqueriesAll())):
-        for leaf in iterate(part.collectLeaves()):
-            kind = kind_of(leaf)
-            if kind in _ROWLESS or leaf.output().isEmpty():
-                continue
-            source = _source(kind, leaf, own)
-            if source is not None:
-                sources[int(leaf.output().head().exprId().id())] = source
+    for leaf in leaves(plan):
+        kind = kind_of(leaf)
+        if kind in _ROWLESS or leaf.output().isEmpty():
+            continue
+        source = _source(kind, leaf, own)
+        if source is not None:
+            sources[int(leaf.output().head().exprId().id())] = source
     return sources
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import re
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -34,6 +35,7 @@ _UNRESOLVED = {
     *("UNRESOLVED_COLUMN", "CANNOT_RESOLVE_STAR_EXPAND"),
     *("INVALID_EXTRACT_BASE_FIELD_TYPE", "FIELD_NOT_FOUND"),
 }
+_Call = Callable[[], tuple[DataFrame, Evaluation]]
 _VIEW_CHECK = "pipelines.incompatibleViewCheck.enabled"
 _QUALIFIER = re.compile(r"(\w+)`?\s*\.")
 
@@ -78,37 +80,36 @@ class Evaluator(ExternalReads, DatasetReader):
             DefinitionError: The query is wrong, or the function returns no DataFrame.
             UserCodeError: The function raised.
         """
+        call = partial(self._call, flow, position, is_triggered)
         qualifies = flow.name in self._qualifying
         try:
-            return self._evaluate(flow, position, is_triggered)
+            return self._evaluate(flow, call)
         except PenstockError:
             # Only now: qualifiers would change the stored text of queries that need none.
             if qualifies or flow.name not in self._qualifying:
                 raise
         try:
-            return self._evaluate(flow, position, is_triggered)
+            return self._evaluate(flow, call)
         except BaseException:
             self._qualifying.discard(flow.name)
             raise
 
-    def _evaluate(
-        self, flow: Flow, position: Position, is_triggered: bool
-    ) -> tuple[DataFrame, Evaluation]:
+    def _evaluate(self, flow: Flow, call: _Call) -> tuple[DataFrame, Evaluation]:
         if flow.name in self._without_ansi:
-            return self._call_without_ansi(flow, position, is_triggered)
+            return self._call_without_ansi(call)
         stack = self._stack.get()
         reader = stack[0][1] if stack else Evaluation()
         try:
             # A view and the flow that reads it may differ in ANSI mode.
             with ansi_fallback.with_ansi(self._spark) as move, reader.without_failed_reads():
-                df, evaluation = self._call(flow, position, is_triggered)
+                df, evaluation = call()
                 return move(df), evaluation
         except PenstockError as error:
             # Assumed types may be the reason: the analysis corrects them first.
             if self.context.assumptions is not None or not self._may_disable_ansi(flow, error):
                 raise
             try:
-                evaluated = self._call_without_ansi(flow, position, is_triggered)
+                evaluated = self._call_without_ansi(call)
             except PenstockError:
                 raise error from error.__cause__
             self._without_ansi.add(flow.name)
@@ -130,11 +131,9 @@ class Evaluator(ExternalReads, DatasetReader):
         has_chosen = any(ansi_fallback.ANSI in each for each in settings)
         return not has_chosen and ansi_fallback.is_about_types(error.__cause__)
 
-    def _call_without_ansi(
-        self, flow: Flow, position: Position, is_triggered: bool
-    ) -> tuple[DataFrame, Evaluation]:
+    def _call_without_ansi(self, call: _Call) -> tuple[DataFrame, Evaluation]:
         with ansi_fallback.without_ansi(self._spark) as move:
-            df, evaluation = self._call(flow, position, is_triggered)
+            df, evaluation = call()
             evaluation.needs_ansi_off = True
             return move(df), evaluation
 
@@ -150,7 +149,7 @@ class Evaluator(ExternalReads, DatasetReader):
         stack = self._stack.get()
         if any(name == flow.name for name, _ in stack):
             names = [name for name, _ in stack]
-            raise DatasetCycleError([*names[names.index(flow.name) :], flow.name])
+            raise DatasetCycleError(" -> ".join([*names[names.index(flow.name) :], flow.name]))
         token = self._stack.set((*stack, (flow.name, evaluation)))
         try:
             with redirected(self), reading(self), user_code(flow, self.index.nearest):

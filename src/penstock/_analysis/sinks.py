@@ -1,7 +1,6 @@
 """Checks of declarations, options and queries by the systems of sinks."""
 
 import contextlib
-from collections.abc import Mapping
 from dataclasses import replace
 
 from pyspark.sql import DataFrame
@@ -37,13 +36,13 @@ def note_endpoints(index: DefinitionIndex, context: ReadContext) -> None:
 
 
 def checked_options(
-    sink: Sink, columns: Mapping[str, str], mode: OutputMode, context: ReadContext
+    sink: Sink, df: DataFrame, mode: OutputMode, context: ReadContext
 ) -> dict[str, str]:
     """The options of a sink for its writer, checked against a query."""
     system = sink_of(sink.format)
     options = system.map_options(context.resolved(sink.options), context.map_path)
     options = system.check_options(options)
-    system.check_query(options, columns, mode)
+    system.check_query(options, column_types(df), mode)
     return options
 
 

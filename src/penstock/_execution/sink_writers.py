@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from penstock._analysis.evaluation import Evaluator
-from penstock._analysis.sinks import checked_options, column_types
+from penstock._analysis.sinks import checked_options
 from penstock._execution.listener import WRITTEN
 from penstock._execution.running import RunningQuery
 from penstock._graph.dataflow import FlowNode
@@ -44,7 +44,7 @@ def sink_writer(
         return layout.table_path(resolve_name(name, catalog=index.catalog, schema=index.schema))
 
     try:
-        options = checked_options(sink, column_types(df), mode, evaluator.context)
+        options = checked_options(sink, df, mode, evaluator.context)
         function = sink.write_batch
         opened = system.open(
             Write(

@@ -28,6 +28,7 @@ from penstock._formats.merging import RESCUED, visible
 from penstock._formats.options import FileOptions
 from penstock._formats.sqltext import PATH, json_text, rescued_json, with_value
 from penstock._model.sql_text import literal, quoted
+from penstock._tables.write.schema import DIGITS
 from penstock.errors import ConnectorError, SetupError
 
 _READERS = 4
@@ -43,7 +44,6 @@ _WIDER: dict[type[DataType], tuple[type[DataType], ...]] = {
     TimestampType: (DateType,),
 }
 """Types of which a type holds every value, as ORC's reader converts it."""
-_DIGITS: dict[type[DataType], int] = {ByteType: 3, ShortType: 5, IntegerType: 10, LongType: 19}
 
 
 def columnar_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> DataFrame:
@@ -153,7 +153,7 @@ def _holds(wanted: DataType, seen: DataType) -> bool:
         whole = wanted.precision - wanted.scale
         if isinstance(seen, DecimalType):
             return whole >= seen.precision - seen.scale and wanted.scale >= seen.scale
-        return whole >= _DIGITS.get(type(seen), whole + 1)
+        return whole >= DIGITS.get(type(seen), whole + 1)
     return type(wanted) is type(seen)
 
 

@@ -13,7 +13,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from penstock._formats.options import Evolution, FileOptions
 from penstock._formats.rescue import FLAW, INTO_FLAW, Comparison
 from penstock._formats.rows import LEFT, TEXT, TYPED, broken_sql, decoded, interpreted, own_class
-from penstock._formats.sqltext import FILE, NO_TEXTS, columns_sql, options_map, with_value
+from penstock._formats.sqltext import FILE, NO_TEXTS, columns_sql, literals, options_map, with_value
 from penstock._model.sql_text import literal
 from penstock.parsing.exponents import huge_number
 
@@ -130,7 +130,7 @@ def _respelled(schema: StructType) -> str:
     )
     if not spelled:
         return TEXT
-    known = f"array({', '.join(literal(field.name) for field in schema.fields)})"
+    known = literals(schema.names)
     keys = f"json_object_keys({TEXT})"
     names = f"map({spelled})"
     differs = (

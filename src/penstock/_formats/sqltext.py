@@ -90,4 +90,4 @@ _PLAIN = re.compile(r"\w+", re.ASCII)
 
 def path_part(key: str) -> str:
     """One part of a field's path, quoted where it must be."""
-    return key if _PLAIN.fullmatch(key) else "`" + key.replace("`", "``") + "`"
+    return key if _PLAIN.fullmatch(key) else quoted(key)

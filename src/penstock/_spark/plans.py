@@ -278,7 +278,7 @@ def batch_sources(df: DataFrame) -> BatchSources:
     unversioned: str | None = None
     if is_changing(query_text(df)) or not is_deterministic(df):
         unversioned = "its result is not deterministic"
-    for leaf in _leaves(plan):
+    for leaf in leaves(plan):
         kind = kind_of(leaf)
         if kind in ("LocalRelation", "OneRowRelation", "Range", "LogicalRDD", "CTERelationRef"):
             if kind == "LogicalRDD":
@@ -303,7 +303,8 @@ def is_changing(text: str) -> bool:
     return _CHANGING.search(text) is not None
 
 
-def _leaves(plan: Any) -> Iterator[Any]:
+def leaves(plan: Any) -> Iterator[Any]:
+    """The leaves of a plan, then those of its subqueries."""
     yield from iterate(plan.collectLeaves())
     for subquery in iterate(plan.subqueriesAll()):
         yield from iterate(subquery.collectLeaves())
