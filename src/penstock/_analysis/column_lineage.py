@@ -35,7 +35,6 @@ _INFLUENCES = {
     "Window": (("partitionSpec", "WINDOW"), ("orderSpec", "WINDOW")),
 }
 _NEW_ATTRIBUTES = ("generatorOutput", "output", "outputAttrs", "outAttributes", "outputAttributes")
-_ROWLESS = ("LocalRelation", "OneRowRelation", "Range", "LogicalRDD", "CTERelationRef")
 
 _logger = logging.getLogger(__name__)
 
@@ -61,11 +60,8 @@ def column_lineage(df: DataFrame, own: Callable[[str], str | None]) -> FlowLinea
 def _sources(plan: Any, own: Callable[[str], str | None]) -> dict[int, LineageSource]:
     sources = {}
     for leaf in leaves(plan):
-        kind = kind_of(leaf)
-        if kind in _ROWLESS or leaf.output().isEmpty():
-            continue
-        source = _source(kind, leaf, own)
-        if source is not None:
+        source = _source(kind_of(leaf), leaf, own)
+        if source is not None and not leaf.output().isEmpty():
             sources[int(leaf.output().head().exprId().id())] = source
     return sources
 

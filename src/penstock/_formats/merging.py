@@ -42,39 +42,33 @@ def add_fields(
     Marks of `seen` are kept.
     """
     added: list[str] = []
-    return _add(known, seen, "", added, rescued=rescued), added
 
+    def struct(known: StructType, seen: StructType, prefix: str) -> StructType:
+        fields = {field.name.lower(): field for field in known.fields}
+        for field in seen.fields:
+            path = prefix + path_part(field.name)
+            before = fields.get(field.name.lower())
+            if before is None:
+                metadata = {RESCUED: True} if rescued or field.metadata.get(RESCUED) else None
+                grown = StructField(field.name, field.dataType, True, metadata)
+                added.append(path)
+            else:
+                kind = inside(before.dataType, field.dataType, path)
+                grown = StructField(before.name, kind, before.nullable, before.metadata)
+            fields[field.name.lower()] = grown
+        return StructType(list(fields.values()))
 
-def _add(
-    known: StructType, seen: StructType, prefix: str, added: list[str], *, rescued: bool
-) -> StructType:
-    fields = {field.name.lower(): field for field in known.fields}
-    for field in seen.fields:
-        key = field.name.lower()
-        path = prefix + path_part(field.name)
-        if key not in fields:
-            metadata = {RESCUED: True} if rescued or field.metadata.get(RESCUED) else None
-            fields[key] = StructField(field.name, field.dataType, True, metadata)
-            added.append(path)
-            continue
-        before = fields[key]
-        inner = _inside(before.dataType, field.dataType, path, added, rescued=rescued)
-        fields[key] = StructField(before.name, inner, before.nullable, before.metadata)
-    return StructType(list(fields.values()))
+    def inside(known: DataType, seen: DataType, path: str) -> DataType:
+        if isinstance(known, StructType) and isinstance(seen, StructType):
+            return struct(known, seen, path + ".")
+        if isinstance(known, ArrayType) and isinstance(seen, ArrayType) and not rescued:
+            return ArrayType(inside(known.elementType, seen.elementType, path), True)
+        if isinstance(known, MapType) and isinstance(seen, MapType | StructType) and not rescued:
+            value = inside(known.valueType, _value_type(seen), path)
+            return MapType(known.keyType, value, known.valueContainsNull)
+        return known
 
-
-def _inside(
-    known: DataType, seen: DataType, path: str, added: list[str], *, rescued: bool
-) -> DataType:
-    if isinstance(known, StructType) and isinstance(seen, StructType):
-        return _add(known, seen, path + ".", added, rescued=rescued)
-    if isinstance(known, ArrayType) and isinstance(seen, ArrayType) and not rescued:
-        inner = _inside(known.elementType, seen.elementType, path, added, rescued=False)
-        return ArrayType(inner, True)
-    if isinstance(known, MapType) and isinstance(seen, MapType | StructType) and not rescued:
-        inner = _inside(known.valueType, _value_type(seen), path, added, rescued=False)
-        return MapType(known.keyType, inner, known.valueContainsNull)
-    return known
+    return struct(known, seen, ""), added
 
 
 def _value_type(seen: MapType | StructType) -> DataType:

@@ -150,11 +150,8 @@ class FileOptions:
 
     def parser_option(self, *names: str, default: str = "") -> str:
         """A format option under the first of its names that was given, in any case."""
-        folded = {key.lower(): value for key, value in self.parse.items()}
-        for name in names:
-            if name.lower() in folded:
-                return folded[name.lower()]
-        return default
+        folded = _folded(self.parse)
+        return next((folded[name.lower()] for name in names if name.lower() in folded), default)
 
     def parser_flag(self, name: str) -> bool:
         """A format option that is true or false."""

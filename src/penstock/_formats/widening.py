@@ -113,11 +113,11 @@ def widen_paths(known: StructType, entries: Iterable[str]) -> StructType:
     """The known schema with room for the values that entries of rows report."""
     for entry in entries:
         path, _, name = entry.rpartition(" ")
-        known = _struct_at(known, split_path(path), _told_type(name))
+        known = _struct_at(known, split_path(path), _reported_type(name))
     return known
 
 
-def _told_type(name: str) -> DataType:
+def _reported_type(name: str) -> DataType:
     if name == "BIGINT":
         return LongType()
     if name == "DOUBLE":
@@ -126,7 +126,7 @@ def _told_type(name: str) -> DataType:
     return DecimalType(int(precision), int(scale))
 
 
-def told_columns(entries: Iterable[str]) -> set[str]:
+def named_columns(entries: Iterable[str]) -> set[str]:
     """The top-level columns (lower case) of the reported entries."""
     return {split_path(entry.rpartition(" ")[0])[0].lower() for entry in entries}
 

@@ -19,7 +19,7 @@ from penstock._formats.widening import (
     can_widen,
     changed_types,
     keep_wider,
-    told_columns,
+    named_columns,
     widen_columns,
     widen_paths,
 )
@@ -79,4 +79,4 @@ def test_paths_of_rows_lead_to_their_columns_when_names_are_quoted_or_in_arrays(
     expected = StructType([*of(ArrayType(wide), "Items"), *of(DecimalType(22, 1), "id")])
     assert widen_paths(known, told) == expected
     assert widen_paths(expected, told) == expected
-    assert told_columns(told) == {"items", "id", "gone"}
+    assert named_columns(told) == {"items", "id", "gone"}

@@ -17,7 +17,7 @@ from penstock._formats.columnar_rows import distinct_schemas, misfits
 from penstock._formats.merging import add_fields, add_paths, unmarked, widest, without_void
 from penstock._formats.options import COLUMNAR, Evolution
 from penstock._formats.rows import MALFORMED, UNKNOWN_FIELD
-from penstock._formats.widening import changed_types, told_columns, widen_columns, widen_paths
+from penstock._formats.widening import changed_types, named_columns, widen_columns, widen_paths
 from penstock._model.flow import Flow
 from penstock._spark.failures import full_text, java_causes
 from penstock.errors import FlowError
@@ -170,7 +170,7 @@ def _widen(
         return widen_columns(grown, StructType.fromJson(message["schema"]), source.options.format)
     reported = [str(entry) for entry in message.get("wide", ())]
     # Others would only become what the inference calls every number, whether it is large or not.
-    columns = told_columns(reported) - {field.name.lower() for field in source.partitions.fields}
+    columns = named_columns(reported) - {field.name.lower() for field in source.partitions.fields}
     fields = StructType([field for field in seen.fields if field.name.lower() in columns])
     return widen_paths(widen_columns(grown, fields, source.options.format), reported)
 
