@@ -105,41 +105,32 @@ class Analysis:
 
     def everything(self) -> None:
         """Analyse all flows of all datasets and sinks that are not analysed yet. Never raises."""
-        for key in self.index.datasets:
-            self.dataset(key)
+        for key, dataset in self.index.datasets.items():
+            for flow in dataset.flows:
+                self.flow(flow, dataset)
+            self._check_table(key, dataset)
         for name, flow in self.index.flows.items():
             if self.index.flow_targets[name] in self.index.sinks:
                 self.flow(flow)
 
-    def dataset(self, key: str) -> None:
-        """Analyse all flows of a dataset, upstream datasets first. Never raises."""
-        dataset = self.index.datasets[key]
+    def _check_table(self, key: str, dataset: DeclaredDataset) -> None:
         declared, shown = dataset.declared, self.index.display(key)
-        try:
-            for name, value in effective_properties(declared.table_properties).items():
-                check_properties(self._spark, {name: value}, name=shown, origin=declared.origin)
-        except PenstockError as error:
-            self.table_errors[key] = error
-        for flow in dataset.flows:
-            self.flow(flow, dataset)
-        if self.checks_tables and declared.kind is not DatasetKind.TEMPORARY_VIEW:
-            self._check_table(dataset, shown)
-
-    def _check_table(self, dataset: DeclaredDataset, shown: str) -> None:
+        properties = effective_properties(declared.table_properties)
         names = [flow.name for flow in dataset.flows]
         is_known = all(name in self.analyses and not self.missing_below(name) for name in names)
-        if not names or not is_known:
-            return
-        key, declared = dataset.name.key, dataset.declared
-        spec = TableSpec(
-            schema=self._source.schemas[key],
-            partition_cols=declared.partition_cols,
-            cluster_by=declared.cluster_by,
-            properties=effective_properties(declared.table_properties),
-            origin=declared.origin,
-        )
         try:
-            check_spec(shown, spec)
+            for name, value in properties.items():
+                check_properties(self._spark, {name: value}, name=shown, origin=declared.origin)
+            is_table = declared.kind is not DatasetKind.TEMPORARY_VIEW
+            if self.checks_tables and is_table and names and is_known:
+                spec = TableSpec(
+                    schema=self._source.schemas[key],
+                    partition_cols=declared.partition_cols,
+                    cluster_by=declared.cluster_by,
+                    properties=properties,
+                    origin=declared.origin,
+                )
+                check_spec(shown, spec)
         except PenstockError as error:
             error.origin = error.origin or declared.origin
             self.table_errors[key] = error
@@ -273,7 +264,8 @@ class Analysis:
             if name in self._path:
                 path = [*self._path[self._path.index(name) :], name]
                 raise cycle_error(" -> ".join(reversed(path)), flow.origin)
-        self.dataset(key)
+        for up in upstream.flows:
+            self.flow(up, upstream)
         for name in names:
             if name in self.errors:
                 raise _UpstreamFailedError(name)

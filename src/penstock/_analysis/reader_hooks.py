@@ -24,6 +24,7 @@ from pyspark.sql.conf import RuntimeConfig
 from pyspark.sql.readwriter import DataFrameReader
 from pyspark.sql.sql_formatter import SQLStringFormatter
 from pyspark.sql.streaming.readwriter import DataStreamReader
+from pyspark.sql.utils import to_str
 
 from penstock._analysis import file_metadata
 from penstock._analysis.delta_hooks import wrap_delta_tables
@@ -82,12 +83,6 @@ def reader_state(reader: Any) -> ReaderState:
     """What a reader that was made while user code ran has been given so far."""
     so_far: ReaderState = reader.__dict__.setdefault("_penstock_given", ReaderState())
     return so_far
-
-
-def _as_text(value: Any) -> str | None:
-    if value is None:
-        return None
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def describe_source(source: str, path: Any, options: Mapping[str, str]) -> str:
@@ -215,7 +210,7 @@ def _wrap_reader(reader: Any) -> None:
 
     @replaces(reader, "option")
     def option(original: Any, /, self: Any, key: str, value: Any) -> Any:
-        text = _as_text(value)
+        text = to_str(value)
         if text is not None:
             reader_state(self).options[key] = text
         return original(self, key, value)
@@ -223,7 +218,7 @@ def _wrap_reader(reader: Any) -> None:
     @replaces(reader, "options")
     def options(original: Any, /, self: Any, **values: Any) -> Any:
         reader_state(self).options.update(
-            {key: text for key, value in values.items() if (text := _as_text(value)) is not None}
+            {key: text for key, value in values.items() if (text := to_str(value)) is not None}
         )
         return original(self, **values)
 

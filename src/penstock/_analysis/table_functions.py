@@ -11,6 +11,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.utils import to_str
 
 from penstock._analysis.sql_names import FunctionCall
 from penstock._observe.segments import plan_query
@@ -106,9 +107,7 @@ def _options(argument: Any) -> dict[str, str]:
     if not isinstance(argument, Mapping):
         return {}
     return {
-        str(key): str(value).lower() if isinstance(value, bool) else str(value)
-        for key, value in argument.items()
-        if value is not None
+        str(key): text for key, value in argument.items() if (text := to_str(value)) is not None
     }
 
 
