@@ -588,6 +588,22 @@ def test_json_paths_work_on_text_when_sql_writes_them_with_a_colon(
     assert df.columns[1:] == ["id", "t", "missing", "top"]
 
 
+def test_names_and_json_paths_stand_where_they_are_after_variables(world: World, spark):
+    spark.conf.set("a.long.value", "a value longer than its key")
+    spark.conf.set("a.table", "countries")
+    select = "SELECT '${a.long.value}' AS k"
+    df, evaluation = world.evaluate(
+        lambda: spark.sql(f"{select}, r.id, (SELECT max(id) FROM raw) AS m FROM raw r"),
+        raw="id BIGINT",
+    )
+    assert (df.columns, evaluation.inputs) == (["k", "id", "m"], {"main.shop.raw"})
+    df, _ = world.evaluate(lambda: spark.sql(f"{select} FROM main.ref.${{a.table}} c"))
+    assert df.first()["k"] == "a value longer than its key"
+    rows = """(SELECT '{"a": {"b": 5}}' AS v)"""
+    df, _ = world.evaluate(lambda: spark.sql(f"{select}, v:a.b AS x FROM {rows}"))
+    assert df.first()["x"] == "5"
+
+
 def test_json_paths_work_on_text_in_select_expr(world: World, spark: SparkSession):
     def query() -> DataFrame:
         raw = spark.sql("""SELECT 1 AS n, '{"a": {"b": [5, 6]}, "id": 7}' AS v""")

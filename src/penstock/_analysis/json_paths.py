@@ -13,7 +13,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock._analysis.sql_names import SUBQUERIES
+from penstock._analysis.sql_names import SUBQUERIES, substituted
 from penstock._model.sql_text import literal, quoted
 from penstock._spark.plans import analyzed, kind_of
 from penstock._tables.jvm import iterate
@@ -52,6 +52,7 @@ def with_json_paths(
 
 def _spell_json_paths(spark: Any, text: str) -> str:
     """Replace every `column:path` of a query by `get_json_object`."""
+    text = substituted(spark, text)
     plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)
     accesses = sorted(
         {item.start: item for item in _in_plan(plan, text)}.values(), key=lambda item: item.start

@@ -94,22 +94,22 @@ def rewrite_names(
     `aliased`, the last part of a replaced name becomes its alias, so that `name.column` still
     resolves. The text is unchanged if Spark cannot parse it: Spark raises when it runs it.
     """
+    marked = mark_streams(substituted(spark, text))
     try:
-        plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(mark_streams(text))
+        plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(marked)
     except Exception as error:
         if "ParseException" in type(error).__name__ or "ParseException" in str(error):
             return text
         raise
-    references = sorted(_names(plan, frozenset(), streaming=False), key=lambda pair: pair[0].start)
+    text = marked
+    references = _names(plan, frozenset(), streaming=False)
     replacements: list[tuple[int, int, str]] = []
-    for reference, full_text in references:
-        # Positions refer to the text after Spark's own ${} substitution.
-        text = full_text
+    for reference in sorted(references, key=lambda reference: reference.start):
         if replacements and reference.start < replacements[-1][1]:
             continue  # an argument of a call that is replaced as a whole
         replacement = change(reference)
         if replacement is None and is_marked(text, reference.start):
-            require_spark("4.2", f"STREAM of {full_text[reference.start : reference.end]}")
+            require_spark("4.2", f"STREAM of {text[reference.start : reference.end]}")
         if replacement is not None:
             replacements.append((reference.start, reference.end, replacement))
             if aliased and isinstance(reference, RelationReference):
@@ -119,6 +119,16 @@ def rewrite_names(
     for start, end, replacement in reversed(replacements):
         text = text[:start] + replacement + text[end:]
     return text
+
+
+def substituted(spark: Any, text: str) -> str:
+    """The text after Spark's own substitution of `${}`.
+
+    The positions of its parser refer to this text, although `sqlText` of a plan is the other.
+    """
+    if "${" not in text:
+        return text
+    return str(spark._jvm.org.apache.spark.sql.internal.VariableSubstitution().substitute(text))
 
 
 def as_view(df: Any) -> str:
@@ -136,13 +146,13 @@ def _names(
     time_travel: bool = False,
     aliased: bool = False,
     changed: bool = False,
-) -> Iterator[tuple[NameReference, str]]:
+) -> Iterator[NameReference]:
     kind = kind_of(plan)
     if kind == "UnresolvedRelation":
         parts = tuple(iterate(plan.multipartIdentifier()))
         if not (len(parts) == 1 and parts[0].lower() in hidden and not plan.isStreaming()):
-            reference, text = _reference(plan, parts, aliased)
-            yield replace(reference, is_time_travel=time_travel, is_changed=changed), text
+            reference = _reference(plan, parts, aliased)
+            yield replace(reference, is_time_travel=time_travel, is_changed=changed)
         return
     if kind == "UnresolvedTableValuedFunction":
         yield _call(plan, streaming)
@@ -177,7 +187,7 @@ def _names(
         yield from _in_expression(expression, hidden)
 
 
-def _in_expression(expression: Any, hidden: frozenset[str]) -> Iterator[tuple[NameReference, str]]:
+def _in_expression(expression: Any, hidden: frozenset[str]) -> Iterator[NameReference]:
     if kind_of(expression) in SUBQUERIES:
         yield from _names(expression.plan(), hidden, streaming=False)
     for child in iterate(expression.children()):
@@ -193,7 +203,7 @@ def _position(origin: Any, *, streaming: bool) -> tuple[str, int, int]:
     return full_text, prefix.end() if prefix else start, end
 
 
-def _reference(plan: Any, parts: tuple[str, ...], aliased: bool) -> tuple[RelationReference, str]:
+def _reference(plan: Any, parts: tuple[str, ...], aliased: bool) -> RelationReference:
     streaming = bool(plan.isStreaming())
     full_text, start, end = _position(plan.origin(), streaming=streaming)
     streaming = streaming or is_marked(full_text, start)
@@ -203,7 +213,7 @@ def _reference(plan: Any, parts: tuple[str, ...], aliased: bool) -> tuple[Relati
     options.pop(_PRIVILEGES, None)
     if _TABLE_QUERY.search(full_text, 0, start) or (options and not streaming):
         aliased = True
-    reference = RelationReference(
+    return RelationReference(
         start=start,
         end=name.end() if name else end,
         parts=parts,
@@ -211,10 +221,9 @@ def _reference(plan: Any, parts: tuple[str, ...], aliased: bool) -> tuple[Relati
         is_streaming=streaming,
         options=options,
     )
-    return reference, full_text
 
 
-def _call(plan: Any, streaming: bool) -> tuple[NameReference, str]:
+def _call(plan: Any, streaming: bool) -> FunctionCall:
     full_text, start, end = _position(plan.origin(), streaming=streaming)
     streaming = streaming or is_marked(full_text, start)
     arguments: list[tuple[str | None, Any]] = []
@@ -223,14 +232,13 @@ def _call(plan: Any, streaming: bool) -> tuple[NameReference, str]:
             arguments.append((str(expression.key()), expression.value()))
         else:
             arguments.append((None, expression))
-    call = FunctionCall(
+    return FunctionCall(
         start=start,
         end=_closing_parenthesis(full_text, start, end),
         name=".".join(iterate(plan.name())).lower(),
         arguments=tuple(arguments),
         is_streaming=streaming,
     )
-    return call, full_text
 
 
 def _closing_parenthesis(text: str, start: int, end: int) -> int:
