@@ -134,12 +134,13 @@ def test_flows_of_several_kinds_are_analysed_when_their_target_stands_elsewhere(
 
 def test_names_and_comments_of_a_column_list_reach_the_query_when_it_has_no_types(analysed):
     graph = analysed(
-        "CREATE MATERIALIZED VIEW v (`the id` COMMENT 'first', b) "
-        "TBLPROPERTIES ('delta.columnMapping.mode' = 'name') AS SELECT 1 AS x, 2 AS y;"
+        "CREATE MATERIALIZED VIEW v (`the id` COMMENT 'first', b, `c.d` COMMENT 'third') "
+        "TBLPROPERTIES ('delta.columnMapping.mode' = 'name') AS SELECT 1 AS x, 2 AS y, 3 AS z;"
     )
-    assert columns(graph, "v") == ["the id integer", "b integer"]
+    assert columns(graph, "v") == ["the id integer", "b integer", "c.d integer"]
     (node,) = (node for node in graph.datasets.values() if node.display == "v")
-    assert '"comment":"first"' in node.schema_json.replace(" ", "")
+    for comment in ("first", "third"):
+        assert f'"comment":"{comment}"' in node.schema_json.replace(" ", "")
 
 
 def test_too_few_names_are_refused_when_the_query_has_more_columns(analysed):

@@ -185,7 +185,7 @@ class _Declarer:
     ) -> "Callable[[], DataFrame]":
         if body.source is not None:
             return ChangeEvents(
-                name=name,
+                __name__=name,
                 source=self.context.qualified(body.source).text,
                 # Events that are applied once may be read as a batch.
                 is_stream=body.is_stream or not body.once,
@@ -193,7 +193,7 @@ class _Declarer:
             )
         assert body.query is not None  # a body has a source or a query
         return SqlQuery(
-            name=name,
+            __name__=name,
             query=body.query,
             catalog=self.context.catalog,
             schema=self.context.schema,

@@ -52,7 +52,7 @@ class Declared:
 
     @property
     def query(self) -> str:
-        return self.flow.function.text
+        return self.flow.function.query.text
 
 
 @pytest.fixture

@@ -200,18 +200,13 @@ def test_ddl_comes_out_when_columns_have_types(sql):
 
 
 class _Frame:
-    """A DataFrame on paper: columns and their comments."""
+    """A DataFrame on paper: its columns."""
 
     def __init__(self, *columns: str) -> None:
         self.columns = list(columns)
-        self.comments: dict[str, str] = {}
 
     def toDF(self, *names: str) -> "_Frame":
         return _Frame(*names)
-
-    def withMetadata(self, name: str, metadata: dict[str, str]) -> "_Frame":
-        self.comments[name] = metadata["comment"]
-        return self
 
 
 class _Reader:
@@ -242,15 +237,13 @@ def call(function, *columns):
         return function(), reader.asked
 
 
-def test_names_and_comments_are_laid_over_the_query_when_columns_have_no_types(sql):
+def test_names_are_laid_over_the_query_when_columns_have_no_types(sql):
     declared = sql(
-        "CREATE MATERIALIZED VIEW v (a COMMENT 'first', `b c`, CONSTRAINT x EXPECT (a > 0))\n"
-        "AS SELECT 1, 2"
+        "CREATE MATERIALIZED VIEW v (a, `b c`, CONSTRAINT x EXPECT (a > 0))\nAS SELECT 1, 2"
     )
     assert declared.dataset.schema is None
     frame, _ = call(declared.flow.function, "x", "y")
     assert frame.columns == ["a", "b c"]
-    assert frame.comments == {"a": "first"}
 
 
 def test_the_query_is_asked_on_its_line_with_the_defaults_in_force_when_called(sql):

@@ -123,7 +123,7 @@ def test_a_notebook_of_the_first_generation_is_declared_when_cells_have_no_semic
         ("valid_clicks", OnViolation.WARN),
     ]
     assert cleaned.partition_cols == ("order_date",)
-    assert '"/data/orders/"' in declared.flows[0].function.text
+    assert '"/data/orders/"' in declared.flows[0].function.query.text
     assert build_index(declared.registry.build(), SETTINGS).errors == ()
 
 
@@ -136,10 +136,10 @@ def test_a_file_of_today_is_declared_when_its_lines_end_as_on_windows(sql):
     ]
     events, changes, current = declared.flows
     assert events.spark_conf == {"pipelines.trigger.interval": "10 seconds"}
-    assert events.function.text.startswith("SELECT * FROM STREAM read_files(\r\n")
+    assert events.function.query.text.startswith("SELECT * FROM STREAM read_files(\r\n")
     assert changes.origin.line == 23
     assert changes.cdc.except_columns == ("operation", "sequenceNum", "_rescued_data")
-    assert current.function.text.endswith("< 10")
+    assert current.function.query.text.endswith("< 10")
     index = build_index(declared.registry.build(), SETTINGS)
     assert index.errors == ()
     assert set(index.flows) == {"customers_cdc", "customers_flow", "current_customers"}

@@ -164,7 +164,7 @@ def test_a_flow_belongs_to_its_table_when_it_stands_in_its_statement(sql):
     assert flows["a"].cdc.keys == ("k",)
     assert flows["b"].once
     assert flows["c"].replace_where == "day > 1"
-    assert flows["d"].function.text == "SELECT 1 AS id FROM x"
+    assert flows["d"].function.query.text == "SELECT 1 AS id FROM x"
 
 
 def test_rules_stay_with_the_target_when_a_flow_applies_changes(sql):
@@ -254,7 +254,7 @@ def test_events_come_from_a_query_when_it_stands_in_parentheses(sql):
         "KEYS (a) SEQUENCE BY b"
     )
     assert declared.errors == ()
-    assert declared.flow.function.text.strip() == "SELECT a, (b) FROM STREAM(s)"
+    assert declared.flow.function.query.text.strip() == "SELECT a, (b) FROM STREAM(s)"
     assert (declared.flow.cdc.source, declared.flow.cdc.keys) == ("a query", ("a",))
 
 
@@ -274,5 +274,5 @@ def test_only_the_events_of_the_condition_are_read(sql, clauses):
 @pytest.mark.parametrize("source", ["STREAM a.s", "STREAM(a.s)"])
 def test_a_source_with_options_is_a_query(sql, source):
     flow = sql(f"AUTO CDC INTO t\nFROM {source} WITH ('o' = 'x;') {REST}").flow
-    assert flow.function.text == "SELECT * FROM STREAM a.s WITH ('o' = 'x;')"
+    assert flow.function.query.text == "SELECT * FROM STREAM a.s WITH ('o' = 'x;')"
     assert flow.cdc.source == "a query"
