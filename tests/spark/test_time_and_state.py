@@ -238,6 +238,33 @@ def ticks():
     assert project.table("windows_quarantine").count() == 0
 
 
+def test_late_rows_are_kept_whatever_the_names_of_their_columns(project):
+    project.source(
+        """
+def events():
+    rows = spark.readStream.schema(ROWS).option("maxFilesPerTrigger", 1).json("data")
+    return rows.withWatermark("ts", "10 seconds")
+
+@dp.table(late_rows="quarantine")
+def quoted():
+    return events().withColumnRenamed("amount", "a`b").dropDuplicates(["id", "ts"])
+
+@dp.table(late_rows="quarantine")
+def repeated():
+    rows = events().withColumn("amount_2", F.col("amount") + 1)
+    rows = rows.select("*", (F.col("amount") + 2).alias("amount"))
+    return rows.groupBy(F.window("ts", "5 seconds")).count()
+"""
+    )
+    batches = [
+        [{"id": n, "amount": n, "ts": at(seconds)}] for n, seconds in ((1, 99), (2, 99), (3, 0))
+    ]
+    add_in_order(project, "data", batches)
+    assert project.run().state is UpdateState.COMPLETED
+    assert project.rows("quoted_quarantine", "id", "`a``b`") == [(3, 3)]
+    assert project.rows("repeated_quarantine", "amount", "amount_2", "amount_3") == [(3, 4, 5)]
+
+
 def test_the_next_batch_sees_the_new_version_of_a_static_table(project):
     prices = project.root / "prices"
 

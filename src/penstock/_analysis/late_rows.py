@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from penstock._model.dataset import LateRows
 from penstock._model.expectation import FAILED_RULES, ROW, SOURCE
 from penstock._model.flow import Flow, OutputMode
+from penstock._model.sql_text import quoted
 from penstock._spark.plans import analyzed, is_stateful, kind_of, walk
 from penstock._tables.jvm import dataframe, iterate
 from penstock._tables.session_conf import session_conf
@@ -123,7 +124,7 @@ class LateRowFinder:
     ) -> Iterator[DataFrame]:
         for source in operator.inputs:
             frame, names = _frame(session, source.plan)
-            time = F.col(f"`{frame.columns[source.position]}`")
+            time = F.col(quoted(frame.columns[source.position]))
             end = time["end"] if source.is_window else time
             limit = F.timestamp_millis(F.lit(watermark if watermark is not None else 0))
             is_late = end <= limit if watermark is not None else F.lit(False)
@@ -131,7 +132,7 @@ class LateRowFinder:
             if source.before_window is not None and self.keeps:
                 plan, position = source.before_window
                 frame, names = _frame(session, plan)
-                is_null = F.col(f"`{frame.columns[position]}`").isNull()
+                is_null = F.col(quoted(frame.columns[position])).isNull()
                 yield _with_reason(frame, names, is_null, NO_EVENT_TIME)
 
 
@@ -146,18 +147,22 @@ def dropped_by_watermark(progress: Any) -> int:
 def _frame(session: SparkSession, plan: Any) -> tuple[DataFrame, list[str]]:
     """The rows of a plan, with unique column names; and its own names."""
     names = [str(attribute.name()) for attribute in iterate(plan.output())]
-    seen: dict[str, int] = {}
+    known, seen = {name.lower() for name in names}, set()
     unique = []
     for name in names:
-        count = seen[name.lower()] = seen.get(name.lower(), 0) + 1
-        unique.append(name if count == 1 else f"{name}_{count}")
+        new, count = name, 1
+        while new.lower() in seen or (count > 1 and new.lower() in known):
+            count += 1
+            new = f"{name}_{count}"
+        seen.add(new.lower())
+        unique.append(new)
     return dataframe(session, plan).toDF(*unique), names
 
 
 def _with_reason(df: DataFrame, names: list[str], condition: Column, reason: str) -> DataFrame:
     kept = [name for name in df.columns if name not in QUARANTINE_COLUMNS]
     return df.where(condition).select(
-        *[F.col(f"`{name}`") for name in kept],
+        *[F.col(quoted(name)) for name in kept],
         F.array(F.lit(reason)).alias(FAILED_RULES),
         row_json(df, df.columns).alias(ROW),
         source_column(df).alias(SOURCE),
