@@ -167,7 +167,9 @@ def test_tables_are_found_when_they_are_mapped_or_lie_in_the_storage(
     world: World, spark: SparkSession
 ):
     spark.range(5).write.format("delta").save(f"{world.layout.root}/tables/main/shop/sibling")
+    world.tables["main.ref.parts"] = ExternalTable(path=str(world.root / "r*" / "{a,b}.json"))
     with world.outside():
+        assert spark.table("main.ref.parts").count() == 3
         for name in ("main.ref.countries", "MAIN.Ref.`Countries`", "ref.countries"):
             assert spark.table(name).count() == 2
         assert spark.sql("SELECT * FROM main.ref.countries c JOIN sibling USING (id)").count() == 2

@@ -145,8 +145,8 @@ class ExternalTables:
 
     def _exists(self, path: str) -> bool:
         local = local_path(path)
-        if local is not None:
-            return any(local.parent.glob(local.name)) if "*" in path else local.exists()
+        if local is not None and not any(sign in path for sign in "*?[{"):
+            return local.exists()
         jvm: Any = self._spark._jvm
         hadoop_path = jvm.org.apache.hadoop.fs.Path(path)
         conf = self._spark._jsparkSession.sessionState().newHadoopConf()
