@@ -289,7 +289,6 @@ class Evaluator(ExternalReads, DatasetReader):
         self._current.external.append(what)
 
     def assumed(self, what: str) -> None:
-        """Record that a source was assumed."""
         self._current.assumed.append(what)
 
     def table_exists(self, name: str) -> bool | None:
@@ -317,7 +316,6 @@ class Evaluator(ExternalReads, DatasetReader):
         )
 
     def note(self, opened: OpenedSource) -> None:
-        """Record a source of the flow that is evaluated."""
         self._stack.get()[0][1].sources.append(opened)
 
 

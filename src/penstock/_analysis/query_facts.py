@@ -39,7 +39,8 @@ _TIMELESS = {"NoTimeout", "NoTimeout$", "NoTime", "NoTime$"}
 
 def query_facts(df: DataFrame) -> QueryFacts:
     reader = _Reader(df)
-    reader.walk(reader.plan)
+    for node in reader.nodes:
+        reader.read(node)
     return reader.facts()
 
 
@@ -50,16 +51,15 @@ class _Reader:
         self._jvm: Any = df.sparkSession._jvm
         # References and SQL of the expression of an attribute.
         self._derived: dict[int, tuple[set[int], str]] = {}
-        self._nodes: list[Any] = []
+        self.nodes = list(walk(self.plan))
         self._watermarks: dict[str, int] = {}
         self._coordinates: dict[int, str] = {}
         self._texts: list[str] = []
         self._strict: set[str] = set()
         self._lenient: set[str] = set()
 
-    def walk(self, node: Any) -> None:
+    def read(self, node: Any) -> None:
         kind = kind_of(node)
-        self._nodes.append(node)
         if kind in ("Project", "Aggregate"):
             name = "projectList" if kind == "Project" else "aggregateExpressions"
             for item in iterate(getattr(node, name)()):
@@ -76,8 +76,6 @@ class _Reader:
             for attribute in iterate(node.output()):
                 if attribute.name() in _COORDINATES:
                     self._coordinates[attribute.exprId().id()] = str(attribute.name())
-        for child in iterate(node.children()):
-            self.walk(child)
 
     def facts(self) -> QueryFacts:
         text = "\n".join([*self._texts, *(sql for _, sql in self._derived.values())])
@@ -87,7 +85,7 @@ class _Reader:
         result = set()
         for attribute in iterate(self.plan.output()):
             result |= self._all_parts(attribute.exprId().id())
-        is_aggregated = any(kind_of(node) == "Aggregate" for node in self._nodes)
+        is_aggregated = any(kind_of(node) == "Aggregate" for node in self.nodes)
         lost = {name for i, name in self._coordinates.items() if i not in result}
         return QueryFacts(
             is_streaming=self._df.isStreaming,
@@ -142,7 +140,7 @@ class _Reader:
     # -- state ---------------------------------------------------------------------------------
 
     def _stateful(self) -> Iterator[StateFacts]:
-        for node in self._nodes:
+        for node in self.nodes:
             if not node.isStreaming():
                 continue
             kind = kind_of(node)

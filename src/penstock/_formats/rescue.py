@@ -25,6 +25,7 @@ from penstock._formats.sqltext import (
 )
 from penstock._formats.widening import can_widen, entry, wider_for_variant
 from penstock._model.sql_text import literal, quoted
+from penstock._tables.write.schema import nested_types
 
 FLAW = "__files_flaw"
 """Column of `from_json` and its like that holds the text of what did not fit."""
@@ -198,8 +199,4 @@ def typed_columns(schema: StructType) -> str:
 
 
 def _has_fields(kind: DataType) -> bool:
-    if isinstance(kind, StructType):
-        return True
-    if isinstance(kind, ArrayType):
-        return _has_fields(kind.elementType)
-    return isinstance(kind, MapType) and _has_fields(kind.valueType)
+    return any(isinstance(inner, StructType) for inner in nested_types(kind))
