@@ -73,15 +73,8 @@ class ExternalReads:
         except (DefinitionError, AnalysisException, Py4JJavaError) as error:
             if self.context.assumptions is None:
                 raise
-            state = reader_state(reader)
-            return self._stand_in(
-                what,
-                error,
-                paths=state.paths,
-                streaming=isinstance(reader, DataStreamReader),
-                source_format=state.format,
-                schema=state.schema,
-            )
+            streaming, schema = isinstance(reader, DataStreamReader), reader_state(reader).schema
+            return self._stand_in(what, error, streaming=streaming, schema=schema)
 
     def of_session(self, spark: SparkSession) -> "ExternalReads":
         """The reads of a session, which has its own views: each micro-batch has its own session."""

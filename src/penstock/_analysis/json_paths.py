@@ -5,7 +5,6 @@ Open-source Spark has the operator on VARIANT only. Its parser returns the path 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,15 +20,6 @@ from penstock._tables.jvm import iterate
 # Part of Spark's message for the operator on another type than VARIANT.
 _NOT_VARIANT = "COLUMN_IS_NOT_VARIANT_TYPE"
 _NESTED = frozenset({"struct", "map", "array"})
-
-
-@dataclass(frozen=True)
-class _Extract:
-    start: int
-    end: int
-    column: str
-    path: str
-    name: str | None
 
 
 def with_json_paths(
@@ -54,14 +44,15 @@ def _spell_json_paths(spark: Any, text: str) -> str:
     """Replace every `column:path` of a query by `get_json_object`."""
     text = substituted(spark, text)
     plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)
-    accesses = sorted(
-        {item.start: item for item in _in_plan(plan, text)}.values(), key=lambda item: item.start
-    )
-    for item in reversed(accesses):
-        call = f"get_json_object(CAST({item.column} AS STRING), {literal(item.path)})"
-        if item.name is not None:
-            call += f" AS {quoted(item.name)}"
-        text = text[: item.start] + call + text[item.end :]
+    accesses = {_range(access): (access, name) for access, name in _in_plan(plan)}
+    for start, end in sorted(accesses, reverse=True):
+        access, name = accesses[start, end]
+        inner_start, inner_end = _range(access.children().head())
+        column, path = text[inner_start:inner_end], literal(str(access.field()))
+        call = f"get_json_object(CAST({column} AS STRING), {path})"
+        if name is not None:
+            call += f" AS {quoted(name)}"
+        text = text[:start] + call + text[end:]
     return text
 
 
@@ -86,40 +77,35 @@ def _takes_nested(expression: Any) -> bool:
     return any(map(_takes_nested, iterate(expression.children())))
 
 
-def _in_plan(plan: Any, text: str) -> Iterator[_Extract]:
+def _in_plan(plan: Any) -> Iterator[tuple[Any, str | None]]:
+    """The accesses to JSON paths, each with the name of a column that is one as a whole."""
     kind = kind_of(plan)
     selected = kind in ("Project", "Aggregate")
     for expression in iterate(plan.expressions()):
-        yield from _in_expression(expression, text, is_column=selected)
+        yield from _in_expression(expression, is_column=selected)
     for child in iterate(plan.children()):
-        yield from _in_plan(child, text)
+        yield from _in_plan(child)
     if kind == "UnresolvedWith":
         for relation in iterate(plan.cteRelations()):
-            yield from _in_plan(relation._2(), text)
+            yield from _in_plan(relation._2())
 
 
-def _in_expression(expression: Any, text: str, *, is_column: bool) -> Iterator[_Extract]:
+def _in_expression(expression: Any, *, is_column: bool) -> Iterator[tuple[Any, str | None]]:
     kind = kind_of(expression)
     if kind == "SemiStructuredExtract":
-        yield _extract(expression, text, None)
+        yield expression, None
         return
     if kind in SUBQUERIES:
-        yield from _in_plan(expression.plan(), text)
+        yield from _in_plan(expression.plan())
     for child in iterate(expression.children()):
         if kind == "Alias" and kind_of(child) == "SemiStructuredExtract":
             # The parser names a selected column after the path.
             is_whole = is_column and _range(expression) == _range(child)
-            yield _extract(child, text, str(expression.name()) if is_whole else None)
+            yield child, str(expression.name()) if is_whole else None
         else:
-            yield from _in_expression(child, text, is_column=False)
+            yield from _in_expression(child, is_column=False)
 
 
 def _range(expression: Any) -> tuple[int, int]:
     origin = expression.origin()
     return int(origin.startIndex().get()), int(origin.stopIndex().get()) + 1
-
-
-def _extract(expression: Any, text: str, name: str | None) -> _Extract:
-    start, end = _range(expression)
-    inner_start, inner_end = _range(expression.children().head())
-    return _Extract(start, end, text[inner_start:inner_end], str(expression.field()), name)

@@ -110,7 +110,6 @@ def install_reader_hooks() -> None:
     logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL + 1)
     for reader in (DataFrameReader, DataStreamReader):
         _wrap_reader(reader)
-    _wrap_jdbc()
     wrap_writer()
     _wrap_session()
     _wrap_catalog()
@@ -118,6 +117,19 @@ def install_reader_hooks() -> None:
 
 
 def _wrap_session() -> None:
+    @redirects(DataFrameReader, "jdbc")
+    def jdbc(reads: Reads, original: Any, /, self: Any, *args: Any, **kwargs: Any) -> Any:
+        wanted = inspect.signature(original).bind(self, *args, **kwargs).arguments
+        del wanted["self"]
+        properties = wanted.pop("properties", None) or {}
+        if wanted.get("predicates") is not None:  # a list is no option
+            reads.record(f"jdbc {wanted['table']}")
+            wanted["url"] = reads.context.resolve_secrets(wanted["url"])
+            return original(self, **wanted, properties=reads.context.resolved(properties))
+        names = {"table": "dbtable", "column": "partitionColumn"}
+        known = {names.get(key, key): value for key, value in wanted.items() if value is not None}
+        return self.format("jdbc").options(**{**properties, **known}).load()
+
     @redirects(RuntimeConfig, "get")
     def get(
         reads: Reads, original: Any, /, self: Any, key: str, *default: Any, **options: Any
@@ -262,21 +274,6 @@ def _wrap_reader(reader: Any) -> None:
             parameters = inspect.signature(getattr(reader, name)).parameters
             keyword = "paths" if "paths" in parameters else "path"
             redirects(reader, name)(_row_reader(name, keyword))
-
-
-def _wrap_jdbc() -> None:
-    @redirects(DataFrameReader, "jdbc")
-    def jdbc(reads: Reads, original: Any, /, self: Any, *args: Any, **kwargs: Any) -> Any:
-        wanted = inspect.signature(original).bind(self, *args, **kwargs).arguments
-        del wanted["self"]
-        properties = wanted.pop("properties", None) or {}
-        if wanted.get("predicates") is not None:  # a list is no option
-            reads.record(f"jdbc {wanted['table']}")
-            wanted["url"] = reads.context.resolve_secrets(wanted["url"])
-            return original(self, **wanted, properties=reads.context.resolved(properties))
-        names = {"table": "dbtable", "column": "partitionColumn"}
-        known = {names.get(key, key): value for key, value in wanted.items() if value is not None}
-        return self.format("jdbc").options(**{**properties, **known}).load()
 
 
 def _mapped(reader: Any, path: Any, reads: Reads) -> Any:

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from functools import reduce
-from typing import Any
 
 from pyspark.sql.types import (
     ArrayType,
@@ -104,15 +103,13 @@ def _add_path(base: DataType, path: list[str]) -> DataType:
         return MapType(base.keyType, _add_path(base.valueType, path), base.valueContainsNull)
     if not isinstance(base, StructType) or not path:
         return base
-    fields = list(base.fields)
-    for number, field in enumerate(fields):
-        if field.name.lower() == path[0].lower():
-            inner = _add_path(field.dataType, path[1:])
-            fields[number] = StructField(field.name, inner, field.nullable, field.metadata)
-            return StructType(fields)
-    if len(path) > 1:
+    fields = {field.name.lower(): field for field in base.fields}
+    before = fields.get(path[0].lower(), StructField(path[0], StringType(), True))
+    if len(path) > 1 and path[0].lower() not in fields:
         return base
-    return StructType([*fields, StructField(path[0], StringType(), True)])
+    inner = _add_path(before.dataType, path[1:])
+    fields[path[0].lower()] = StructField(before.name, inner, before.nullable, before.metadata)
+    return StructType(list(fields.values()))
 
 
 def widest(schemas: list[StructType]) -> StructType:
@@ -273,14 +270,12 @@ def _set(base: DataType, path: list[str], kind: DataType) -> DataType:
     if not isinstance(base, StructType):
         # What was inferred as something else becomes what the hint says it is.
         base = StructType([])
-    fields: list[Any] = list(base.fields)
-    for number, field in enumerate(fields):
-        if field.name.lower() == head.lower():
-            # The hint's spelling is the one that the user writes in queries.
-            fields[number] = StructField(head, _set(field.dataType, rest, kind), True)
-            return StructType(fields)
-    inner = _set(StructType([]), rest, kind) if rest else kind
-    return StructType([*fields, StructField(head, inner, True)])
+    fields = {field.name.lower(): field for field in base.fields}
+    before = fields.get(head.lower())
+    inner = _set(StructType([]) if before is None else before.dataType, rest, kind)
+    # The hint's spelling is the one that the user writes in queries.
+    fields[head.lower()] = StructField(head, inner, True)
+    return StructType(list(fields.values()))
 
 
 def _bad_hints(hints: str, why: str) -> ConnectorError:

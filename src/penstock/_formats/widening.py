@@ -24,6 +24,7 @@ from penstock._formats.merging import RESCUED, split_path
 from penstock._formats.options import TEXTUAL
 from penstock._formats.sqltext import case_chain
 from penstock._model.sql_text import literal
+from penstock._tables.write.schema import map_leaves
 from penstock._tables.write.widening import widen, widened
 
 _MOST_DIGITS = 38
@@ -104,8 +105,21 @@ def _decimal_sql(whole: str, scale: str) -> str:
 
 def widen_columns(known: StructType, seen: StructType, file_format: str) -> StructType:
     """The known schema with room for files of a format; names and fields stay as they are."""
+
+    def supported(known: DataType, seen: DataType, _: tuple[str, ...]) -> DataType:
+        if isinstance(known, DateType):
+            # A text with a time in it is rescued, as on Databricks.
+            return seen if file_format == "parquet" else known
+        if isinstance(known, FloatType) and file_format in TEXTUAL:
+            return known  # a text does not say what it has room for
+        # The readers of Avro and ORC make no decimals of whole numbers.
+        mixed = isinstance(seen, DecimalType) is not isinstance(known, DecimalType)
+        return known if mixed and file_format in ("avro", "orc") else seen
+
     own = StructType([field for field in known.fields if not field.metadata.get(RESCUED)])
-    wide, changes = widen(known, _supported(own, seen, file_format))
+    columns = map_leaves(own, seen, supported)
+    assert isinstance(columns, StructType)
+    wide, changes = widen(known, columns)
     return wide if changes else known
 
 
@@ -151,34 +165,6 @@ def _kept(hinted: StructField, known: StructField | None) -> StructField:
     wide, changes = widen(StructType([hinted]), StructType([known]))
     # A changed hint wins unless it is narrower than the known type.
     return wide[0] if changes and not widen(StructType([known]), wide)[1] else hinted
-
-
-def _supported(known: StructType, seen: StructType, file_format: str) -> StructType:
-    types = {field.name.lower(): field.dataType for field in known.fields}
-    return StructType(
-        [
-            StructField(f.name, _supported_type(types[f.name.lower()], f.dataType, file_format))
-            for f in seen.fields
-            if f.name.lower() in types
-        ]
-    )
-
-
-def _supported_type(known: DataType, seen: DataType, file_format: str) -> DataType:
-    if isinstance(known, StructType) and isinstance(seen, StructType):
-        return _supported(known, seen, file_format)
-    if isinstance(known, ArrayType) and isinstance(seen, ArrayType):
-        return ArrayType(_supported_type(known.elementType, seen.elementType, file_format))
-    if isinstance(known, DateType):
-        # A text with a time in it is rescued, as on Databricks.
-        return seen if file_format == "parquet" else known
-    if isinstance(known, FloatType) and file_format in TEXTUAL:
-        return known  # a text does not say what it has room for
-    if file_format in ("avro", "orc"):
-        # Their readers make no decimals of whole numbers.
-        mixed = isinstance(seen, DecimalType) is not isinstance(known, DecimalType)
-        return known if mixed else seen
-    return seen
 
 
 def _struct_at(base: StructType, path: list[str], seen: DataType) -> StructType:

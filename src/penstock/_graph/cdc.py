@@ -50,7 +50,11 @@ def check_target(shown: str, declared: Dataset, flows: Sequence[Flow]) -> Iterat
                 hint="use a separate table for one of the flows",
             )
             continue
-        yield from _compare(shown, first, flow)
+        assert first.cdc is not None and flow.cdc is not None
+        agreed = _agreed(flow.cdc)
+        for what, value in _agreed(first.cdc).items():
+            if value != agreed[what]:
+                yield _disagreement(shown, first, flow, f"{what} differ")
 
 
 def check_sequences(
@@ -70,14 +74,6 @@ def _what(flow: Flow) -> str:
     if flow.snapshot is not None:
         return f"snapshot flow {flow.name!r}"
     return f"auto CDC flow {flow.name!r}" if flow.cdc is not None else f"flow {flow.name!r}"
-
-
-def _compare(shown: str, first: Flow, other: Flow) -> Iterator[PenstockError]:
-    assert first.cdc is not None and other.cdc is not None
-    agreed = _agreed(other.cdc)
-    for what, value in _agreed(first.cdc).items():
-        if value != agreed[what]:
-            yield _disagreement(shown, first, other, f"{what} differ")
 
 
 def _agreed(spec: CdcSpec) -> dict[str, Any]:
