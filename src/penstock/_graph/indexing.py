@@ -24,212 +24,194 @@ from penstock.errors import DefinitionError, PenstockError
 
 def build_index(definition: PipelineDefinition, settings: PipelineSettings) -> DefinitionIndex:
     """Resolve all names and collect every error that needs no query function; never raises."""
-    errors: list[PenstockError] = []
-    notes = list(settings.notes)
-    placed = [_placed(dataset, PathMap(settings.paths), notes) for dataset in definition.datasets]
-    names = _dataset_names(placed, settings, errors)
-    errors += _event_table_errors(names, settings)
-    errors += _own_quarantines(names, definition, settings, notes)
-    sinks = _sinks(definition.sinks, names, settings, errors)
-    flows: dict[str, Flow] = {}
-    flow_names: dict[str, Flow] = {}
-    targets: dict[str, str] = {}
-    by_target: dict[str, list[Flow]] = {}
-    attempted: set[str] = set()
-    shown = {
-        key: display_name(name, catalog=settings.catalog, schema=settings.schema)
-        for key, (name, _) in names.items()
-    }
-    for flow in definition.flows:
-        target = _target_of(flow, names, sinks, settings, notes)
-        if target is None and flow.implicit:
-            continue  # the flow of a dataset whose name is no name, which is reported already
-        if target is None:
-            errors.append(_target_not_found(flow, [*shown.values(), *sinks]))
-            continue
-        attempted.add(target)
-        changes = is_cdc(flow) or replaces_rows(flow)
-        if changes and target in sinks and target not in names:
-            text = f"flow {flow.name!r} changes rows of {flow.target!r}, which is a sink"
-            errors.append(_not_streaming(flow, text))
-            continue
-        if flow.implicit:
-            has_one = any(other.implicit for other in by_target.get(target, ()))
-            if has_one or names[target][1].origin != flow.origin:
-                continue  # the flow of a duplicate dataset, which is reported already
-            flow = replace(flow, name=shown[target])
-        elif is_cdc(flow) and flow.name == flow.target and target in shown:
-            flow = replace(flow, name=shown[target])  # not given: the target's
-        # As names of checkpoints, on disks that do not distinguish upper and lower case.
-        other = flow_names.setdefault(flow.name.lower(), flow)
-        if other is not flow:
-            errors.append(_duplicate("flow", flow, other))
-            continue
-        flows[flow.name] = flow
-        targets[flow.name] = target
-        by_target.setdefault(target, []).append(flow)
-
-    datasets = {
-        key: DeclaredDataset(name=name, declared=declared, flows=tuple(by_target.get(key, ())))
-        for key, (name, declared) in names.items()
-    }
-    errors.extend(_check_flows(datasets.values(), shown, attempted))
-    return DefinitionIndex(
-        datasets=MappingProxyType(datasets),
-        sinks=MappingProxyType(sinks),
-        flows=MappingProxyType(flows),
-        flow_targets=MappingProxyType(targets),
-        catalog=settings.catalog,
-        schema=settings.schema,
-        errors=tuple(errors),
-        notes=tuple(notes),
-    )
+    return _Indexing(definition, settings).index(definition.flows)
 
 
-def _placed(dataset: Dataset, paths: PathMap, notes: list[str]) -> Dataset:
-    """The dataset with its own path if that is on this machine; else in the storage."""
-    if dataset.path is None:
-        return dataset
-    path = paths.map(dataset.path)
-    if (canonical_path(path) or "").startswith("dbfs:"):
-        notes.append(
-            f"{dataset.name} is kept in the pipeline's storage: {dataset.path} is a path on "
-            "Databricks; map it in `paths` of the settings to override this"
+class _Indexing:
+    """Datasets by key, sinks by name, and the errors and notes about them and the flows."""
+
+    def __init__(self, definition: PipelineDefinition, settings: PipelineSettings) -> None:
+        self._settings = settings
+        self._errors: list[PenstockError] = []
+        self._notes = list(settings.notes)
+        self._names: dict[str, tuple[DatasetName, Dataset]] = {}
+        self._sinks: dict[str, Sink] = {}
+        paths = PathMap(settings.paths)
+        for dataset in definition.datasets:
+            self._errors += self._add_dataset(self._placed(dataset, paths))
+        self._errors += self._event_table_errors()
+        self._errors += self._own_quarantines(definition.flows)
+        for sink in definition.sinks:
+            self._errors += self._add_sink(sink)
+
+    def index(self, declared_flows: Iterable[Flow]) -> DefinitionIndex:
+        names, settings = self._names, self._settings
+        flows: dict[str, Flow] = {}
+        flow_names: dict[str, Flow] = {}
+        targets: dict[str, str] = {}
+        by_target: dict[str, list[Flow]] = {}
+        attempted: set[str] = set()
+        shown = {
+            key: display_name(name, catalog=settings.catalog, schema=settings.schema)
+            for key, (name, _) in names.items()
+        }
+        for flow in declared_flows:
+            target = self._target_of(flow)
+            if target is None and flow.implicit:
+                continue  # the flow of a dataset whose name is no name, which is reported already
+            if target is None:
+                self._errors.append(_target_not_found(flow, [*shown.values(), *self._sinks]))
+                continue
+            attempted.add(target)
+            changes = is_cdc(flow) or replaces_rows(flow)
+            if changes and target in self._sinks and target not in names:
+                text = f"flow {flow.name!r} changes rows of {flow.target!r}, which is a sink"
+                self._errors.append(_not_streaming(flow, text))
+                continue
+            if flow.implicit:
+                has_one = any(other.implicit for other in by_target.get(target, ()))
+                if has_one or names[target][1].origin != flow.origin:
+                    continue  # the flow of a duplicate dataset, which is reported already
+                flow = replace(flow, name=shown[target])
+            elif is_cdc(flow) and flow.name == flow.target and target in shown:
+                flow = replace(flow, name=shown[target])  # not given: the target's
+            # As names of checkpoints, on disks that do not distinguish upper and lower case.
+            other = flow_names.setdefault(flow.name.lower(), flow)
+            if other is not flow:
+                self._errors.append(_duplicate("flow", flow, other))
+                continue
+            flows[flow.name] = flow
+            targets[flow.name] = target
+            by_target.setdefault(target, []).append(flow)
+
+        datasets = {
+            key: DeclaredDataset(name=name, declared=declared, flows=tuple(by_target.get(key, ())))
+            for key, (name, declared) in names.items()
+        }
+        self._errors += _check_flows(datasets.values(), shown, attempted)
+        return DefinitionIndex(
+            datasets=MappingProxyType(datasets),
+            sinks=MappingProxyType(self._sinks),
+            flows=MappingProxyType(flows),
+            flow_targets=MappingProxyType(targets),
+            catalog=settings.catalog,
+            schema=settings.schema,
+            errors=tuple(self._errors),
+            notes=tuple(self._notes),
         )
-        return replace(dataset, path=None)
-    return replace(dataset, path=real_path(path, str))
 
+    def _placed(self, dataset: Dataset, paths: PathMap) -> Dataset:
+        """The dataset with its own path if that is on this machine; else in the storage."""
+        if dataset.path is None:
+            return dataset
+        path = paths.map(dataset.path)
+        if (canonical_path(path) or "").startswith("dbfs:"):
+            self._notes.append(
+                f"{dataset.name} is kept in the pipeline's storage: {dataset.path} is a path on "
+                "Databricks; map it in `paths` of the settings to override this"
+            )
+            return replace(dataset, path=None)
+        return replace(dataset, path=real_path(path, str))
 
-def _dataset_names(
-    declared: Iterable[Dataset], settings: PipelineSettings, errors: list[PenstockError]
-) -> dict[str, tuple[DatasetName, Dataset]]:
-    names: dict[str, tuple[DatasetName, Dataset]] = {}
-    for dataset in declared:
+    def _resolved(self, text: str) -> DatasetName:
+        return resolve_name(text, catalog=self._settings.catalog, schema=self._settings.schema)
+
+    def _key_of(self, text: str) -> str:
         try:
-            name = resolve_name(dataset.name, catalog=settings.catalog, schema=settings.schema)
+            return self._resolved(text).key
+        except ValueError:
+            return ""
+
+    def _add_dataset(self, dataset: Dataset) -> Iterator[PenstockError]:
+        try:
+            name = self._resolved(dataset.name)
         except ValueError as error:
             hint = "use one to three parts separated by dots; quote other names with `"
-            errors.append(
-                DefinitionError(
-                    "INVALID_DATASET_NAME", str(error), origin=dataset.origin, hint=hint
-                )
+            yield DefinitionError(
+                "INVALID_DATASET_NAME", str(error), origin=dataset.origin, hint=hint
             )
-            continue
-        _, first = names.setdefault(name.key, (name, dataset))
+            return
+        _, first = self._names.setdefault(name.key, (name, dataset))
         if first is not dataset:
-            errors.append(_duplicate("dataset", dataset, first))
-    return names
+            yield _duplicate("dataset", dataset, first)
 
+    def _own_quarantines(self, flows: Iterable[Flow]) -> Iterator[PenstockError]:
+        """Turn off the quarantine of datasets where the pipeline declares a dataset of its name.
 
-def _own_quarantines(
-    names: dict[str, tuple[DatasetName, Dataset]],
-    definition: PipelineDefinition,
-    settings: PipelineSettings,
-    notes: list[str],
-) -> Iterator[PenstockError]:
-    """Turn off the quarantine of datasets where the pipeline declares a dataset of its name.
-
-    Gives errors where the quarantine was asked for.
-    """
-    of_events = {_key_of(flow.target, settings) for flow in definition.flows if is_cdc(flow)}
-    for key, (name, dataset) in tuple(names.items()):
-        own = names.get(f"{key}_quarantine")
-        if own is None or DatasetKind.TEMPORARY_VIEW in (dataset.kind, own[1].kind):
-            continue
-        actions = {rule.on_violation for rule in dataset.expectations}
-        keeps_late = dataset.late_rows is LateRows.QUARANTINE
-        if dataset.quarantine or keeps_late or OnViolation.QUARANTINE in actions:
-            yield DefinitionError(
-                "QUARANTINE_NAME_TAKEN",
-                f"{own[1].name!r} is declared, but the quarantine of {dataset.name!r} has this "
-                "name",
-                origin=own[1].origin,
-                hint=f"rename it, or turn off the quarantine of {dataset.name!r}",
-            )
-        elif dataset.quarantine is None and settings.quarantine:
-            lost = []
-            if any(action.removes for action in actions):
-                lost.append("rows that break its rules are dropped and counted, not kept")
-            if key in of_events:
-                lost.append("an invalid change event fails its flow")
-            if lost:
-                reason = f"because the pipeline declares {own[1].name!r} itself"
-                notes.append(f"{dataset.name}: {' and '.join(lost)}, {reason}")
-        names[key] = (name, replace(dataset, quarantine=False, is_quarantine_taken=True))
-
-
-def _event_table_errors(
-    names: Mapping[str, tuple[DatasetName, Dataset]], settings: PipelineSettings
-) -> Iterable[PenstockError]:
-    """Errors of names in `events` that are datasets, their quarantines, or the same table."""
-    seen = set()
-    for text in settings.events.tables:
-        key = _key_of(text, settings)
-        owner = names.get(key) or names.get(key.removesuffix("_quarantine"))
-        if owner is not None or key in seen:
-            what = f"a table of the dataset {owner[0]}" if owner else "used twice there"
-            yield DefinitionError(
-                "EVENT_TABLE_NAME_TAKEN",
-                f"the name {text!r} in the setting `events` is {what}",
-                origin=owner[1].origin if owner else None,
-                hint="choose another name for the table of events",
-            )
-        seen.add(key)
-
-
-def _sinks(
-    declared: Iterable[Sink],
-    names: Mapping[str, tuple[DatasetName, Dataset]],
-    settings: PipelineSettings,
-    errors: list[PenstockError],
-) -> dict[str, Sink]:
-    sinks: dict[str, Sink] = {}
-    for sink in declared:
-        first = sinks.setdefault(sink.name, sink)
-        if first is not sink:
-            errors.append(_duplicate("sink", sink, first))
-        elif (key := _key_of(sink.name, settings)) in names:
-            errors.append(
-                DefinitionError(
-                    "SINK_NAMED_AS_DATASET",
-                    f"sink {sink.name!r} has the name of a dataset, declared at "
-                    f"{names[key][1].origin}; the target of a flow would be ambiguous",
-                    origin=sink.origin,
-                    hint="rename the sink or the dataset",
+        Gives errors where the quarantine was asked for.
+        """
+        names = self._names
+        of_events = {self._key_of(flow.target) for flow in flows if is_cdc(flow)}
+        for key, (name, dataset) in tuple(names.items()):
+            own = names.get(f"{key}_quarantine")
+            if own is None or DatasetKind.TEMPORARY_VIEW in (dataset.kind, own[1].kind):
+                continue
+            actions = {rule.on_violation for rule in dataset.expectations}
+            keeps_late = dataset.late_rows is LateRows.QUARANTINE
+            if dataset.quarantine or keeps_late or OnViolation.QUARANTINE in actions:
+                yield DefinitionError(
+                    "QUARANTINE_NAME_TAKEN",
+                    f"{own[1].name!r} is declared, but the quarantine of {dataset.name!r} has this "
+                    "name",
+                    origin=own[1].origin,
+                    hint=f"rename it, or turn off the quarantine of {dataset.name!r}",
                 )
+            elif dataset.quarantine is None and self._settings.quarantine:
+                lost = []
+                if any(action.removes for action in actions):
+                    lost.append("rows that break its rules are dropped and counted, not kept")
+                if key in of_events:
+                    lost.append("an invalid change event fails its flow")
+                if lost:
+                    reason = f"because the pipeline declares {own[1].name!r} itself"
+                    self._notes.append(f"{dataset.name}: {' and '.join(lost)}, {reason}")
+            names[key] = (name, replace(dataset, quarantine=False, is_quarantine_taken=True))
+
+    def _event_table_errors(self) -> Iterator[PenstockError]:
+        """Errors of names in `events` that are datasets, their quarantines, or the same table."""
+        seen = set()
+        for text in self._settings.events.tables:
+            key = self._key_of(text)
+            owner = self._names.get(key) or self._names.get(key.removesuffix("_quarantine"))
+            if owner is not None or key in seen:
+                what = f"a table of the dataset {owner[0]}" if owner else "used twice there"
+                yield DefinitionError(
+                    "EVENT_TABLE_NAME_TAKEN",
+                    f"the name {text!r} in the setting `events` is {what}",
+                    origin=owner[1].origin if owner else None,
+                    hint="choose another name for the table of events",
+                )
+            seen.add(key)
+
+    def _add_sink(self, sink: Sink) -> Iterator[PenstockError]:
+        first = self._sinks.setdefault(sink.name, sink)
+        if first is not sink:
+            yield _duplicate("sink", sink, first)
+        elif (key := self._key_of(sink.name)) in self._names:
+            yield DefinitionError(
+                "SINK_NAMED_AS_DATASET",
+                f"sink {sink.name!r} has the name of a dataset, declared at "
+                f"{self._names[key][1].origin}; the target of a flow would be ambiguous",
+                origin=sink.origin,
+                hint="rename the sink or the dataset",
             )
-    return sinks
 
-
-def _key_of(text: str, settings: PipelineSettings) -> str:
-    try:
-        return resolve_name(text, catalog=settings.catalog, schema=settings.schema).key
-    except ValueError:
-        return ""
-
-
-def _target_of(
-    flow: Flow,
-    names: Mapping[str, tuple[DatasetName, Dataset]],
-    sinks: Mapping[str, Sink],
-    settings: PipelineSettings,
-    notes: list[str],
-) -> str | None:
-    key = _key_of(flow.target, settings)
-    if key in names:
-        return key
-    if flow.target in sinks:
-        return flow.target
-    wanted = comparable_parts(flow.target)
-    longer = [
-        (known, name)
-        for known, (name, declared) in names.items()
-        if wanted and (comparable_parts(declared.name) or ())[-len(wanted) :] == wanted
-    ]
-    if len(longer) != 1 or flow.implicit:
-        return None
-    notes.append(taken_for(flow.target, str(longer[0][1])))
-    return longer[0][0]
+    def _target_of(self, flow: Flow) -> str | None:
+        key = self._key_of(flow.target)
+        if key in self._names:
+            return key
+        if flow.target in self._sinks:
+            return flow.target
+        wanted = comparable_parts(flow.target)
+        longer = [
+            (known, name)
+            for known, (name, declared) in self._names.items()
+            if wanted and (comparable_parts(declared.name) or ())[-len(wanted) :] == wanted
+        ]
+        if len(longer) != 1 or flow.implicit:
+            return None
+        self._notes.append(taken_for(flow.target, str(longer[0][1])))
+        return longer[0][0]
 
 
 def _duplicate(
