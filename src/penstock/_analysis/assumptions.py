@@ -335,14 +335,19 @@ def _set_type(
 
 
 def _with_field(present: DataType, depth: int, kind: DataType | None) -> DataType | None:
-    """A type with another one for the field so many levels below."""
-    if depth == 0:
-        return kind if kind is not None else _deeper(present)
+    """A type with another one for the field so many levels below; `None` = one level more."""
+    if depth == 0 and kind is not None:
+        return kind
+    if depth == 0 and isinstance(present, NullType):
+        return MapType(StringType(), present)
     if isinstance(present, MapType | NullType):
-        inner = present.valueType if isinstance(present, MapType) else NullType()
-        value = _with_field(inner, depth - 1, kind)
+        inner = present.valueType if isinstance(present, MapType) else present
+        value = _with_field(inner, max(depth - 1, 0), kind)
         return None if value is None else MapType(StringType(), value)
-    return _deeper(present) if kind is None else kind
+    if kind is None and isinstance(present, ArrayType):
+        element = _with_field(present.elementType, 0, None)
+        return None if element is None else ArrayType(element)
+    return kind
 
 
 def _set_element(sources: Sequence[AssumedSource]) -> str | None:
@@ -352,16 +357,4 @@ def _set_element(sources: Sequence[AssumedSource]) -> str | None:
             if isinstance(present, ArrayType) and isinstance(present.elementType, NullType):
                 source.columns[name] = ArrayType(MapType(StringType(), NullType()))
                 return source.name
-    return None
-
-
-def _deeper(kind: DataType) -> DataType | None:
-    if isinstance(kind, NullType):
-        return MapType(StringType(), NullType())
-    if isinstance(kind, MapType):
-        value = _deeper(kind.valueType)
-        return None if value is None else MapType(StringType(), value)
-    if isinstance(kind, ArrayType):
-        element = _deeper(kind.elementType)
-        return None if element is None else ArrayType(element)
     return None

@@ -207,7 +207,6 @@ class SnapshotQuery:
         assert flow.snapshot is not None
         self._spec = flow.snapshot
         self._latest = latest
-        self._origin = flow.origin
         self.version: Any = None
         self.flow = flow
         if self._spec.next_snapshot is not None:
@@ -234,7 +233,7 @@ class SnapshotQuery:
         return DefinitionError(
             "SNAPSHOT_FUNCTION_INVALID",
             f"the function of a snapshot flow {what}",
-            origin=self._origin,
+            origin=self.flow.origin,
             hint="return (DataFrame, version) or None; a version is int, str, float, bytes, "
             "datetime, date or Decimal",
         )

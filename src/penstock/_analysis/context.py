@@ -1,7 +1,6 @@
 """Context of the evaluation of query functions, and its result."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -40,16 +39,6 @@ class Evaluation:
     def files(self) -> list[OpenedFiles]:
         """Sources that Auto Loader reads."""
         return [source.opened for source in self.sources if isinstance(source, AutoLoaderStream)]
-
-    @contextlib.contextmanager
-    def without_failed_reads(self) -> Iterator[None]:
-        """Drop the sources of a view that fails: it may be evaluated again."""
-        count = len(self.sources)
-        try:
-            yield
-        except BaseException:
-            del self.sources[count:]
-            raise
 
 
 class Memories(Protocol):

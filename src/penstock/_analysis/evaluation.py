@@ -98,13 +98,15 @@ class Evaluator(ExternalReads, DatasetReader):
         if flow.name in self._without_ansi:
             return self._call_without_ansi(call)
         stack = self._stack.get()
-        reader = stack[0][1] if stack else Evaluation()
+        sources = stack[0][1].sources if stack else []
+        count = len(sources)
         try:
             # A view and the flow that reads it may differ in ANSI mode.
-            with ansi_fallback.with_ansi(self._spark) as move, reader.without_failed_reads():
+            with ansi_fallback.with_ansi(self._spark) as move:
                 df, evaluation = call()
                 return move(df), evaluation
         except PenstockError as error:
+            del sources[count:]  # of a view that is evaluated again
             # Assumed types may be the reason: the analysis corrects them first.
             if self.context.assumptions is not None or not self._may_disable_ansi(flow, error):
                 raise

@@ -7,7 +7,7 @@ This requires that the input comes from sources alone; after another stateful op
 to be computed again, with its state.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,12 +56,6 @@ class _Input:
     before_window: tuple[Any, int] | None = None
 
 
-@dataclass(frozen=True)
-class _Operator:
-    inputs: tuple[_Input, ...]
-    drops_groups: bool
-
-
 class _UnknownError(Exception):
     """The late rows cannot be determined; the message is the reason."""
 
@@ -105,24 +99,24 @@ class LateRowFinder:
         if not self.keeps and not dropped:
             return Refused()
         try:
-            operator = _operator(execution.analyzed())
+            kind, inputs = _operator(execution.analyzed())
         except _UnknownError:
             return Refused(dropped)
-        if not self.keeps and not operator.drops_groups:
-            return Refused(dropped)
+        if not self.keeps and kind != "Aggregate":
+            return Refused(dropped)  # which are rows, not groups
         session = df.sparkSession
         # The plan reads the micro-batch, but is still marked as streaming.
         with session_conf(session, {_CHECK: "false"}):
-            rows, *others = self._frames(session, operator, watermark)
+            rows, *others = self._frames(session, inputs, watermark)
             for frame in others:
                 rows = rows.unionByName(frame, allowMissingColumns=True)
             plain = _as_batch(session, rows)
         return Refused(-1, plain) if self.keeps else Refused(plain.count())
 
     def _frames(
-        self, session: SparkSession, operator: _Operator, watermark: int | None
+        self, session: SparkSession, inputs: Iterable[_Input], watermark: int | None
     ) -> Iterator[DataFrame]:
-        for source in operator.inputs:
+        for source in inputs:
             frame, names = _frame(session, source.plan)
             time = F.col(quoted(frame.columns[source.position]))
             end = time["end"] if source.is_window else time
@@ -179,8 +173,8 @@ def _as_batch(session: SparkSession, df: DataFrame) -> DataFrame:
 # -- plans -------------------------------------------------------------------------------------
 
 
-def _operator(plan: Any) -> _Operator:
-    """The one stateful operator of a plan, or `_UnknownError`."""
+def _operator(plan: Any) -> tuple[str, tuple[_Input, ...]]:
+    """The kind and the inputs of the one stateful operator of a plan, or `_UnknownError`."""
     stateful = [node for node in walk(plan) if is_stateful(node)]
     if not stateful:
         raise _UnknownError("it has no stateful operation, so no row of it is late")
@@ -193,12 +187,12 @@ def _operator(plan: Any) -> _Operator:
     kind = kind_of(node)
     children = list(iterate(node.children()))
     if kind == "Aggregate":
-        return _Operator((_of_aggregate(node, children[0]),), drops_groups=True)
+        return kind, (_of_aggregate(node, children[0]),)
     if kind in _BY_ROW:
         inputs = tuple(rows for child in children if (rows := _of_rows(child)) is not None)
         if not inputs:
             raise _UnknownError("its input has no watermark, so no row is late")
-        return _Operator(inputs, drops_groups=False)
+        return kind, inputs
     raise _UnknownError(f"user code of {kind} decides which rows are late")
 
 

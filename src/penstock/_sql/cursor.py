@@ -16,10 +16,10 @@ _LONGEST_SHOWN = 40
 class Cursor:
     """Walks over the tokens of one statement without comments; `position` is the current index."""
 
-    def __init__(self, source: SqlSource, tokens: Sequence[Token]) -> None:
+    def __init__(self, source: SqlSource, tokens: Iterable[Token]) -> None:
         self.source = source
-        self._tokens = tokens
-        end = tokens[-1].end if tokens else 0
+        self._tokens = [token for token in tokens if token.kind is not TokenKind.COMMENT]
+        end = self._tokens[-1].end if self._tokens else 0
         self._end = Token(TokenKind.END, "", end, end)
         self.position = 0
 

@@ -23,7 +23,7 @@ from penstock._sql.syntax import (
     FlowBody,
     SetVariable,
 )
-from penstock._sql.tokens import Token, TokenKind, tokens_of
+from penstock._sql.tokens import tokens_of
 from penstock.errors import DefinitionError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def declare_sql(
     for raw in split_statements(SqlSource.of(text, file=file, first_line=first_line)):
         try:
             if raw.error is None and raw.is_display:
-                check_single(Cursor(raw.source, _significant(tokens_of(raw.source.text))))
+                check_single(Cursor(raw.source, raw.tokens))
                 continue
             for declaration in _declarations(raw, context):
                 declarer.declare(declaration)
@@ -96,14 +96,8 @@ def _declarations(raw: Statement, context: SqlContext) -> Iterator[Declaration]:
             raise statement.error
         if statement.is_display:
             continue
-        source = substitute_parameters(
-            statement.source, _significant(statement.tokens), context.parameters
-        )
-        yield parse_statement(Cursor(source, _significant(tokens_of(source.text))))
-
-
-def _significant(tokens: "Iterator[Token] | tuple[Token, ...]") -> tuple[Token, ...]:
-    return tuple(token for token in tokens if token.kind is not TokenKind.COMMENT)
+        source = substitute_parameters(statement.source, statement.tokens, context.parameters)
+        yield parse_statement(Cursor(source, tokens_of(source.text)))
 
 
 @dataclass(frozen=True)

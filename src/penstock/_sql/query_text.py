@@ -1,7 +1,7 @@
 """The query of a statement, unchanged except for syntax that Spark cannot parse."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from penstock._model.sql_text import literal, quoted
 from penstock._sql.cursor import Cursor
@@ -49,10 +49,9 @@ def spell_names(text: str, parameters: Mapping[str, str]) -> str:
         return text
     source = SqlSource.of(text, file="")
     try:
-        tokens = [token for token in tokens_of(text) if token.kind is not TokenKind.COMMENT]
+        cursor = Cursor(source, _filled(tokens_of(text), parameters))
     except UnclosedError:
         return text
-    cursor = Cursor(source, _filled(tokens, parameters))
     edits = []
     while not cursor.is_done:
         first = cursor.current
@@ -63,7 +62,7 @@ def spell_names(text: str, parameters: Mapping[str, str]) -> str:
     return source.replaced(edits).text
 
 
-def _filled(tokens: Sequence[Token], parameters: Mapping[str, str]) -> list[Token]:
+def _filled(tokens: Iterable[Token], parameters: Mapping[str, str]) -> list[Token]:
     filled: list[Token] = []
     for token in tokens:
         before = filled[-1] if filled else None

@@ -76,8 +76,7 @@ def substitute_parameters(
 ) -> SqlSource:
     """Replace `:name` by its value as a string.
 
-    JSON paths (`a:b`), casts (`a::int`) and types (`STRUCT<a: INT>`) are kept. `tokens` are without
-    comments.
+    JSON paths (`a:b`), casts (`a::int`) and types (`STRUCT<a: INT>`) are kept.
     """
     by_lower = {key.lower(): value for key, value in parameters.items()}
     edits = []
@@ -93,7 +92,8 @@ def substitute_parameters(
 
 def _markers(tokens: Sequence[Token]) -> Iterator[tuple[Token, Token]]:
     before: Token | None = None
-    for colon, name in pairwise(tokens):
+    significant = (token for token in tokens if token.kind is not TokenKind.COMMENT)
+    for colon, name in pairwise(significant):
         marked = colon.word == ":" and name.kind is TokenKind.WORD and name.start == colon.end
         if marked and (before is None or _begins_expression(before, colon)):
             yield colon, name
