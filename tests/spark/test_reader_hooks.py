@@ -31,6 +31,7 @@ from penstock._model.origin import SourceLocation
 from penstock._model.pipeline import ExternalTable, PipelineDefinition, PipelineSettings
 from penstock._model.spark_version import installed_spark
 from penstock._tables.layout import StorageLayout
+from penstock._tables.session_conf import session_conf
 from penstock.errors import DefinitionError, PenstockError
 from penstock.sources.base import OpenedSource, Read
 from penstock.sources.files.source import AutoLoaderSource
@@ -590,20 +591,25 @@ def test_json_paths_work_on_text_when_sql_writes_them_with_a_colon(
     assert df.columns[1:] == ["id", "t", "missing", "top"]
 
 
-def test_names_and_json_paths_stand_where_they_are_after_variables(world: World, spark):
-    spark.conf.set("a.long.value", "a value longer than its key")
-    spark.conf.set("a.table", "countries")
+def test_names_and_json_paths_are_where_they_were_before_variables(world: World, spark):
+    values = {
+        "a.long.value": "a value longer than its key",
+        "a.table": "countries",
+        "a.name": "ref.countries",
+    }
     select = "SELECT '${a.long.value}' AS k"
-    df, evaluation = world.evaluate(
-        lambda: spark.sql(f"{select}, r.id, (SELECT max(id) FROM raw) AS m FROM raw r"),
-        raw="id BIGINT",
-    )
-    assert (df.columns, evaluation.inputs) == (["k", "id", "m"], {"main.shop.raw"})
-    df, _ = world.evaluate(lambda: spark.sql(f"{select} FROM main.ref.${{a.table}} c"))
-    assert df.first()["k"] == "a value longer than its key"
-    rows = """(SELECT '{"a": {"b": 5}}' AS v)"""
-    df, _ = world.evaluate(lambda: spark.sql(f"{select}, v:a.b AS x FROM {rows}"))
-    assert df.first()["x"] == "5"
+
+    def result(text: str, **datasets: str) -> tuple[DataFrame, Any]:
+        return world.evaluate(lambda: spark.sql(f"{select}{text}"), **datasets)
+
+    with session_conf(spark, values):
+        df, evaluation = result(", r.id, (SELECT max(id) FROM raw) m FROM raw r", raw="id BIGINT")
+        assert (df.columns, evaluation.inputs) == (["k", "id", "m"], {"main.shop.raw"})
+        for name in ("main.ref.${a.table}", "IDENTIFIER('main.${a.name}')"):
+            df, _ = result(f" FROM {name} c")
+            assert df.first()["k"] == "a value longer than its key"
+        df, _ = result(""", v:a.b AS x FROM (SELECT '{"a": {"b": 5}}' AS v)""")
+        assert df.first()["x"] == "5"
 
 
 def test_json_paths_work_on_text_in_select_expr(world: World, spark: SparkSession):

@@ -18,7 +18,7 @@ from penstock._model.dataset import LateRows
 from penstock._model.expectation import FAILED_RULES, ROW, SOURCE
 from penstock._model.flow import Flow, OutputMode
 from penstock._model.sql_text import quoted
-from penstock._spark.plans import analyzed, is_stateful, kind_of, walk
+from penstock._spark.plans import analyzed, is_stateful, keeps_state, kind_of, walk
 from penstock._tables.jvm import dataframe, iterate
 from penstock._tables.session_conf import session_conf
 from penstock._tables.write.row_files import LATE, NO_EVENT_TIME, Refused
@@ -64,7 +64,7 @@ def check_late_rows(df: DataFrame, flow: Flow, mode: OutputMode | None, wanted: 
     """Refuse `late_rows="quarantine"` where late rows cannot be determined."""
     if wanted is not LateRows.QUARANTINE or flow.once:
         return
-    if not flow.implicit and not any(is_stateful(node) for node in walk(analyzed(df))):
+    if not flow.implicit and not keeps_state(df):
         return  # one of several flows into the table, without late rows
     try:
         if flow.cdc is not None or flow.snapshot is not None:

@@ -31,6 +31,7 @@ from penstock._analysis.delta_hooks import wrap_delta_tables
 from penstock._analysis.hooks import Reads, redirects, replaces, through
 from penstock._analysis.json_paths import with_json_paths
 from penstock._analysis.local_rows import with_floats
+from penstock._analysis.sql_names import substituted
 from penstock._analysis.writer_hooks import PATH_OPTION, ROW_FORMATS, wrap_writer
 from penstock._model.origin import capture_origin
 from penstock._spark.generated_names import GENERATED_VIEW
@@ -155,7 +156,7 @@ def _wrap_session() -> None:
             # DataFrames in braces become temporary views first: the parser has no braces.
             text = formatter.format(sqlQuery, **kwargs) if kwargs else sqlQuery
             # The parser leaves computed names to the analyzer, which has no datasets.
-            text = spell_names(text, _texts(args))
+            text = spell_names(substituted(self, text), _texts(args))
             own_reads = reads.of_session(self)
             rewritten = own_reads.sql(text)
             if rewritten is None:

@@ -92,9 +92,10 @@ def rewrite_names(
 
     `change` is called for every relation and every table function; `None` keeps it. With
     `aliased`, the last part of a replaced name becomes its alias, so that `name.column` still
-    resolves. The text is unchanged if Spark cannot parse it: Spark raises when it runs it.
+    resolves. The text, which is `substituted`, is unchanged if Spark cannot parse it: Spark raises
+    when it runs it.
     """
-    marked = mark_streams(substituted(spark, text))
+    marked = mark_streams(text)
     try:
         plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(marked)
     except Exception as error:
