@@ -145,7 +145,7 @@ class ExternalTables:
 
     def _exists(self, path: str) -> bool:
         local = local_path(path)
-        if local is not None and not any(sign in path for sign in "*?[{"):
+        if local is not None and (local.exists() or not any(sign in path for sign in "*?[{")):
             return local.exists()
         jvm: Any = self._spark._jvm
         hadoop_path = jvm.org.apache.hadoop.fs.Path(path)
