@@ -117,7 +117,7 @@ class ExternalTables:
         with own_read():
             options = {**(_CSV_DEFAULTS if table.format == "csv" else {}), **table.options}
             source: Any = reader.format(table.format)
-            if table.format != "delta" and reader_state(reader).schema is None:
+            if not _is_delta(table) and reader_state(reader).schema is None:
                 schema: Any = table.schema
                 if schema is None and isinstance(reader, DataStreamReader):
                     batch = self._spark.read.format(table.format).options(**options)
@@ -141,7 +141,7 @@ class ExternalTables:
 
     def is_there(self, table: ExternalTable) -> bool:
         """Whether the files of a table exist, which may be mapped to a path without any."""
-        return self._exists(f"{table.path}/_delta_log" if table.format == "delta" else table.path)
+        return self._exists(f"{table.path}/_delta_log" if _is_delta(table) else table.path)
 
     def _exists(self, path: str) -> bool:
         local = local_path(path)
@@ -155,6 +155,10 @@ class ExternalTables:
 
 def _plain(name: str) -> str:
     return name.replace("`", "").strip().lower()
+
+
+def _is_delta(table: ExternalTable) -> bool:
+    return table.format == "delta"
 
 
 def _with_format(table: ExternalTable) -> ExternalTable:
