@@ -27,7 +27,6 @@ from penstock._analysis.state_growth import growing_state
 from penstock._analysis.table_columns import (
     check_columns,
     check_identity,
-    check_rules,
     declared_schema,
 )
 from penstock._formats.options import Evolution
@@ -44,6 +43,7 @@ from penstock._tables.write.assignment import assigned, check_assignable, filled
 from penstock._tables.write.schema import merged, with_types
 from penstock._tables.write.table_spec import TableSpec, check_properties, check_spec
 from penstock.errors import DefinitionError, PenstockError
+from penstock.quality.rules import check_expectations
 
 
 class _UpstreamFailedError(Exception):
@@ -321,12 +321,12 @@ class Analysis:
                 is_upsert = mode is OutputMode.UPDATE and len(dataset.flows) == 1
                 if is_upsert or dataset.declared.kind is DatasetKind.MATERIALIZED_VIEW:
                     rows = filled(rows, declared)
-            check_rules(
+            check_expectations(
                 rows,
-                dataset.declared,
+                dataset.declared.expectations,
+                dataset.declared.kind,
                 # Else some rules are applied to the rows of a batch.
                 finds_hidden=not is_cdc(flow) and not plans.has_state(operators),
-                assuming=self._assumptions is not None,
             )
         if replaces_rows(flow) and not df.isStreaming:
             window_of(df, flow)

@@ -1,6 +1,5 @@
 """The columns and rules in a table's declaration, checked against its query."""
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -9,7 +8,6 @@ from penstock._model.flow import Flow, OutputMode
 from penstock._tables.write.schema import has_identity
 from penstock._tables.write.table_spec import parse_schema
 from penstock.errors import DefinitionError
-from penstock.quality.rules import check_expectations, condition_column
 
 
 def declared_schema(spark: SparkSession, declared: Dataset) -> StructType | None:
@@ -84,22 +82,3 @@ def check_identity(
             hint="give it to a streaming table that only adds rows, or compute a key of the row's "
             "columns, such as xxhash64(...)",
         )
-
-
-def check_rules(df: DataFrame, declared: Dataset, *, finds_hidden: bool, assuming: bool) -> None:
-    """Check the expectations of a dataset; `finds_hidden` is as in `check_expectations`.
-
-    With assumptions about missing sources, the cause of an error has the column that is missing.
-    """
-    rules, kind = declared.expectations, declared.kind
-    if assuming:
-        # `check_expectations` resolves the columns of rules about whole tables.
-        for rule in (each for each in rules if not each.unique and each.rows is None):
-            try:
-                df.select(condition_column(df.sparkSession, rule))
-            except AnalysisException as error:
-                try:
-                    check_expectations(df, rules, kind, finds_hidden=finds_hidden)
-                except DefinitionError as wrong:
-                    raise wrong from error
-    check_expectations(df, rules, kind, finds_hidden=finds_hidden)

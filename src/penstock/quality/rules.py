@@ -63,7 +63,8 @@ def check_expectations(
     if len(errors) == 1:
         raise errors[0]
     if errors:
-        raise DefinitionErrors(errors)
+        # An analysis with assumptions about missing sources finds a missing column in the cause.
+        raise DefinitionErrors(errors) from next(filter(None, (e.__cause__ for e in errors)), None)
 
 
 def condition_column(spark: SparkSession, rule: Expectation) -> Column:
