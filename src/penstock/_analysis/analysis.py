@@ -259,16 +259,14 @@ class Analysis:
 
     def _make_ready(self, key: str, flow: Flow) -> None:
         upstream = self.index.datasets[key]
-        names = [up.name for up in upstream.flows]
-        for name in names:
-            if name in self._path:
-                path = [*self._path[self._path.index(name) :], name]
+        for up in upstream.flows:
+            if up.name in self._path:
+                path = [*self._path[self._path.index(up.name) :], up.name]
                 raise cycle_error(" -> ".join(reversed(path)), flow.origin)
         for up in upstream.flows:
             self.flow(up, upstream)
-        for name in names:
-            if name in self.errors:
-                raise _UpstreamFailedError(name)
+            if up.name in self.errors:
+                raise _UpstreamFailedError(up.name)
         if key not in self._source.schemas:  # a table without flow: reported by the index
             raise DefinitionError(
                 "DATASET_WITHOUT_FLOW",
