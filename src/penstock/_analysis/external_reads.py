@@ -106,9 +106,15 @@ class ExternalReads:
 
         def replacement(reference: NameReference) -> str | None:
             nonlocal shows
-            df = self._files_of(reference)
+            if isinstance(reference, FunctionCall):
+                events = self.context.events
+                df = call_function(self._spark, reference, self._read_files, events)
+            elif _is_path(reference) and not (reference.is_time_travel or reference.is_changed):
+                df = self._path_relation(reference)
+            else:
+                return self._relation(reference)
             if df is None:
-                return None if isinstance(reference, FunctionCall) else self._relation(reference)
+                return None
             shows = names_metadata
             return sql_names.as_view(file_metadata.showing(df) if shows else df)
 
@@ -234,14 +240,6 @@ class ExternalReads:
         return real_path(path, self.context.map_path)
 
     # -- SQL -----------------------------------------------------------------------------------
-
-    def _files_of(self, reference: NameReference) -> DataFrame | None:
-        """What a table function or ``json.`/path` `` reads; `None` for a name."""
-        if isinstance(reference, FunctionCall):
-            return call_function(self._spark, reference, self._read_files, self.context.events)
-        if _is_path(reference) and not (reference.is_time_travel or reference.is_changed):
-            return self._path_relation(reference)
-        return None
 
     def _relation(self, reference: RelationReference) -> str | None:
         """What replaces a name; `None` for a temporary view that user code has created."""
