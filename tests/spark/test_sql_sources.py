@@ -230,8 +230,8 @@ def test_parameters_and_variables_are_values_when_the_query_runs(analysed):
     )
     assert columns(graph, "gold_v") == ["who string", "tier string", "n integer"]
     assert graph.flows["gold_v"].analysis.inputs == {"main.shop.src"}
-    query = graph.flows["gold_v"].flow.function
-    assert "'it\\'s; -- me' AS who" in query.text
+    function = graph.flows["gold_v"].flow.function
+    assert "'it\\'s; -- me' AS who" in function.query.text
 
 
 DIALECT = {
