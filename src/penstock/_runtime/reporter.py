@@ -1,6 +1,6 @@
 """Emits the events of an update."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from penstock._observe.bus import EventBus
@@ -41,33 +41,33 @@ class UpdateReporter:
         pipeline_name: str,
         update_id: str,
         plan: Plan,
-        dataset_names: Mapping[str, str],
     ) -> None:
         self._bus = bus
-        self._names = dataset_names
+        self._state = UpdateState.CREATED
         self._origin = EventOrigin(pipeline_name=pipeline_name, update_id=update_id)
         self._datasets = {step.dataset for step in plan.tables}
         self._datasets.update(step.dataset for step in plan.resets)
         for run in plan.runs:
             self._datasets.update(run.upstream)
 
+    def enter(self, state: UpdateState, message: str) -> None:
+        """Report a state of the update, unless it was the last one."""
+        if self._state is not state:
+            self.update(state, message)
+
     def update(
         self, state: UpdateState, message: str, *, error: PenstockError | None = None
     ) -> None:
+        self._state = state
         info = None if error is None else error_info(error)
         self._bus.emit(Event(self._origin, UpdateProgress(state), message, error=info))
 
     def excluded(self, datasets: Iterable[str]) -> None:
         """The selection leaves these datasets out."""
-        for key in datasets:
-            name = self.name_of(key)
+        for name in datasets:
             origin = replace(self._origin, dataset_name=name)
             body = FlowProgress(FlowStatus.EXCLUDED)
             self._bus.emit(Event(origin, body, f"{name} is excluded by the selection"))
-
-    def name_of(self, dataset: str) -> str:
-        """What a dataset (key) is called in events."""
-        return self._names.get(dataset, dataset)
 
     def flow(
         self, task: Task, status: FlowStatus, message: str, *, error: PenstockError | None = None
@@ -82,4 +82,4 @@ class UpdateReporter:
         is_view = isinstance(task.step, RefreshView)
         if not is_view and task.target not in self._datasets:
             return replace(self._origin, flow_name=task.name, sink_name=task.target)
-        return replace(self._origin, flow_name=task.name, dataset_name=self.name_of(task.target))
+        return replace(self._origin, flow_name=task.name, dataset_name=task.target)

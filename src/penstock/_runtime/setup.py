@@ -4,19 +4,16 @@ import logging
 from collections import deque
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
+from penstock._observe.events import FlowStatus, UpdateState
 from penstock._plan.steps import Plan, PrepareTable, ResetTable
 from penstock._runtime.restart import JVM_DIED, RestartAfter, RunHistory
 from penstock._runtime.services import Services
+from penstock._runtime.supervisor import Supervisor
+from penstock._runtime.tasks import TaskBoard
 from penstock.errors import PenstockError
 
-if TYPE_CHECKING:
-    from penstock._runtime.update import Update
-
 _logger = logging.getLogger(__name__)
-
-SetupStep = ResetTable | PrepareTable
 
 _AT_ONCE = 8
 """Tables at a time: most of the time of a step is spent waiting for the storage."""
@@ -24,23 +21,26 @@ _AT_ONCE = 8
 
 @dataclass(eq=False)
 class _Task:
-    step: SetupStep
+    step: ResetTable | PrepareTable
     history: RunHistory
 
 
 class TableSetup:
-    """Executes the resets, then the preparations of a plan; its update learns the progress.
+    """Executes the resets, then the preparations of a plan. Fails flows without their table.
 
     `was_cut`: a stop, or the end of Spark's JVM, left steps undone.
     """
 
-    def __init__(self, plan: Plan, update: "Update", services: Services) -> None:
-        steps: list[SetupStep] = [*plan.resets, *plan.tables]
+    def __init__(
+        self, plan: Plan, board: TaskBoard, supervisor: Supervisor, services: Services
+    ) -> None:
+        steps = (*plan.resets, *plan.tables)
         self._left = deque(_Task(step, RunHistory(started_at=0.0)) for step in steps)
         self._busy: list[_Task] = []
         self._paused: list[_Task] = []
         self._max_retries = plan.setup_retries
-        self._update = update
+        self._board = board
+        self._supervisor = supervisor
         self._services = services
         self._broken: set[str] = set()
         self._stopped = False
@@ -57,13 +57,22 @@ class TableSetup:
             if isinstance(step, PrepareTable) and self._is_resetting:
                 break
             task = self._left.popleft()
-            if step.dataset in self._broken or not self._update.needs_table(step.dataset):
+            if step.dataset in self._broken or not self._is_needed(step.dataset):
                 continue
             self._busy.append(task)
             task.history = replace(task.history, started_at=self._services.clock.monotonic())
-            self._update.setup_started(step)
+            if isinstance(step, ResetTable):
+                state, message = UpdateState.RESETTING, "resetting tables for a full refresh"
+            else:
+                state, message = UpdateState.SETTING_UP_TABLES, "setting up tables"
+            self._services.report.enter(state, message)
             self._services.calls.set_up(step, partial(self._on_end, task))
         return self.has_ended
+
+    def _is_needed(self, dataset: str) -> bool:
+        """Whether any flow into it is left; a table without flows is wanted for itself."""
+        tasks = self._board.into(dataset)
+        return not tasks or not all(task.has_ended for task in tasks)
 
     @property
     def _is_resetting(self) -> bool:
@@ -100,11 +109,16 @@ class TableSetup:
             task.history = replace(task.history, retries=decision.retry)
             self._paused.append(task)
             services.timers.add(now + decision.seconds, partial(self._end_pause, task))
-            self._update.setup_retries(step, error, decision.seconds)
+            message = f"setting up {step.dataset} failed, retry in {decision.seconds:.1f} s: "
+            message += error.message
+            for flow in self._board.into(step.dataset):
+                # One of two flows into the table may have been skipped before; that is final.
+                if not flow.has_ended:
+                    services.report.flow(flow, FlowStatus.QUEUED, message, error=error)
         else:
             self.was_cut = self.was_cut or error.condition == JVM_DIED
             self._broken.add(step.dataset)
-            self._update.setup_failed(step, error)
+            self._supervisor.fail_table(step.dataset, error)
 
     def end_pauses(self) -> None:
         """Try the failed steps again now."""

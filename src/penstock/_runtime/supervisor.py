@@ -61,12 +61,11 @@ class Supervisor:
     def fail_table(self, dataset: str, error: PenstockError) -> None:
         """Fail the flows into a table that could not be set up, skip those below."""
         self.failures.append(error)
-        name = self._services.report.name_of(dataset)
-        message = f"{name} could not be set up: {error.message}"
+        message = f"{dataset} could not be set up: {error.message}"
         for task in self._board.into(dataset):
             if not task.has_ended:
                 self._end(task, FlowStatus.FAILED, f"{task.name} failed: {message}", error=error)
-        self._give_up_downstream(dataset, cause=name)
+        self._give_up_downstream(dataset, cause=dataset)
 
     def request_stop(self) -> None:
         """Start nothing more; ask streaming flows to end; let batch steps finish."""

@@ -7,20 +7,20 @@ are timers. The loop waits for whichever comes first, so it neither polls nor ne
 
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 
 from penstock._observe.bus import EventBus
 from penstock._observe.events import FlowStatus, UpdateState
-from penstock._plan.steps import Plan, ResetTable
+from penstock._plan.steps import Plan
 from penstock._runtime.calls import EngineCalls
 from penstock._runtime.ports import Engine, Scheduler
 from penstock._runtime.reporter import UpdateReporter
 from penstock._runtime.restart import CONTINUOUS, TRIGGERED, RestartPolicy
 from penstock._runtime.services import Services
-from penstock._runtime.setup import SetupStep, TableSetup
+from penstock._runtime.setup import TableSetup
 from penstock._runtime.supervisor import Supervisor
 from penstock._runtime.system import SystemScheduler
 from penstock._runtime.tasks import SETTLED, TaskBoard
@@ -61,7 +61,6 @@ class Update:
         bus: Gets `update_progress` and `flow_progress` events.
         pipeline_name: For the origin of events.
         update_id: For the origin of events and the result.
-        dataset_names: What a dataset (key) is called in events; by default its key.
         policy: When a failed flow runs again; `None` chooses by the plan's mode.
         scheduler: Time, waiting and threads.
         jitter: Gives numbers from 0 to 1 for the restart policy.
@@ -81,7 +80,6 @@ class Update:
         *,
         pipeline_name: str,
         update_id: str,
-        dataset_names: Mapping[str, str] | None = None,
         policy: RestartPolicy | None = None,
         scheduler: Scheduler | None = None,
         jitter: Callable[[], float] = random.random,
@@ -97,11 +95,7 @@ class Update:
         self._stop_timeout_seconds = stop_timeout_seconds
         self._interrupt_timeout_seconds = interrupt_timeout_seconds
         self._report = UpdateReporter(
-            bus,
-            pipeline_name=pipeline_name,
-            update_id=update_id,
-            plan=plan,
-            dataset_names=dataset_names or {},
+            bus, pipeline_name=pipeline_name, update_id=update_id, plan=plan
         )
         # Put by any thread and by signal handlers: SimpleQueue.put is reentrant.
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -115,7 +109,6 @@ class Update:
             report=self._report,
         )
         self._board = TaskBoard(plan)
-        self._setup = TableSetup(plan, self, services)
         streams = len(plan.runs) if plan.continuous else max_streaming_flows
         self._supervisor = Supervisor(
             self._board,
@@ -123,7 +116,7 @@ class Update:
             max_streaming_flows=max(1, streams),
             max_batch_steps=max(1, max_batch_steps or max(2, os.cpu_count() or 1)),
         )
-        self._state = UpdateState.CREATED
+        self._setup = TableSetup(plan, self._board, self._supervisor, services)
         self._stopping = False
         self._interrupted = False
 
@@ -180,37 +173,8 @@ class Update:
     def _advance(self) -> None:
         if self._stopping or not self._setup.advance() or self._board.all_ended:
             return
-        self._enter(UpdateState.RUNNING, "running flows")
+        self._report.enter(UpdateState.RUNNING, "running flows")
         self._supervisor.start_ready()
-
-    def _enter(self, state: UpdateState, message: str) -> None:
-        if self._state is not state:
-            self._state = state
-            self._report.update(state, message)
-
-    # Tables: what the setup tells
-
-    def needs_table(self, dataset: str) -> bool:
-        """Whether any flow into it is left; a table without flows is wanted for itself."""
-        tasks = self._board.into(dataset)
-        return not tasks or not all(task.has_ended for task in tasks)
-
-    def setup_started(self, step: SetupStep) -> None:
-        if isinstance(step, ResetTable):
-            self._enter(UpdateState.RESETTING, "resetting tables for a full refresh")
-        else:
-            self._enter(UpdateState.SETTING_UP_TABLES, "setting up tables")
-
-    def setup_retries(self, step: SetupStep, error: PenstockError, seconds: float) -> None:
-        name = self._report.name_of(step.dataset)
-        message = f"setting up {name} failed, retry in {seconds:.1f} s: {error.message}"
-        for task in self._board.into(step.dataset):
-            # One of two flows into the table may have been skipped before; that is final.
-            if not task.has_ended:
-                self._report.flow(task, FlowStatus.QUEUED, message, error=error)
-
-    def setup_failed(self, step: SetupStep, error: PenstockError) -> None:
-        self._supervisor.fail_table(step.dataset, error)
 
     # Stopping
 
@@ -219,7 +183,7 @@ class Update:
             self._interrupt("interrupting: stop was requested a second time")
             return
         self._stopping = True
-        self._enter(UpdateState.STOPPING, "stopping: running flows finish their micro-batch")
+        self._report.enter(UpdateState.STOPPING, "stopping: running flows finish their micro-batch")
         self._setup.stop()
         self._supervisor.request_stop()
         timeout = self._stop_timeout_seconds

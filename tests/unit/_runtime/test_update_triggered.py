@@ -22,13 +22,13 @@ def test_diamond_runs_branches_side_by_side_when_their_upstream_is_done():
     assert harness.engine.stopped_at_end is False
 
 
-def test_events_name_dataset_flow_and_update_when_names_are_given():
+def test_events_name_dataset_flow_and_update():
     runs = [stream("a", target="c.s.a"), stream("out", "c.s.a", target="webhook")]
-    harness = Harness(runs, tables=["c.s.a"], dataset_names={"c.s.a": "A"}, excluded=("c.s.x",))
+    harness = Harness(runs, tables=["c.s.a"], excluded=("c.s.x",))
     harness.run()
     origin = harness.last("a").origin
     assert (origin.pipeline_name, origin.update_id) == ("shop", "u1")
-    assert (origin.dataset_name, origin.sink_name) == ("A", "")
+    assert (origin.dataset_name, origin.sink_name) == ("c.s.a", "")
     sink = harness.last("out").origin
     assert (sink.dataset_name, sink.sink_name) == ("", "webhook")
     excluded = harness.events[0]
