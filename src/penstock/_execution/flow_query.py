@@ -36,7 +36,7 @@ from penstock._model.flow import Flow, OutputMode
 from penstock._model.trigger import TriggerKind
 from penstock._observe.events import Event, EventOrigin, PlanWarning
 from penstock._plan.steps import StartFlow
-from penstock._runtime.ports import FlowEnded
+from penstock._runtime.ports import OnEnd
 from penstock._spark import plans
 from penstock._spark.failures import flow_error, full_text, java_causes
 from penstock._spark.session import jvm_died, jvm_exit_code
@@ -235,7 +235,7 @@ class StreamingFlows:
         if jvm_exit_code(self._queries.spark) is None:
             self._queries.spark.streams.removeListener(self.listener)
 
-    def start(self, step: StartFlow, on_end: Callable[[FlowEnded], None]) -> RunningQuery:
+    def start(self, step: StartFlow, on_end: OnEnd) -> RunningQuery:
         node = self._queries.graph.flows[step.flow]
         with self._queries.translated(node):
             sink = self._queries.graph.sinks.get(step.target)
@@ -280,7 +280,7 @@ class StreamingFlows:
                 node.flow,
                 self._queries.origin(node),
                 self._queries.context.emit,
-                lambda ended: on_end(self._checked_lease(node, ended)),
+                lambda error: on_end(self._checked_lease(node, error)),
                 sources,
                 checkpoint,
                 on_success=(lambda: None) if is_transient else partial(self._record, node),
@@ -314,9 +314,7 @@ class StreamingFlows:
             and is_caught_up(self._queries.tables, node, state)
         )
 
-    def _ended(
-        self, node: FlowNode, state: FlowState, on_end: Callable[[FlowEnded], None]
-    ) -> RunningQuery:
+    def _ended(self, node: FlowNode, state: FlowState, on_end: OnEnd) -> RunningQuery:
         """A flow whose query is not started because there are no new rows."""
         self._queries.tables.check_ownership(node, state)
         self._queries.reconcile(node, state)
@@ -381,10 +379,10 @@ class StreamingFlows:
             self._queries.warn(node, f"flow {node.flow.name}: {reason}")
         return bool(reasons)
 
-    def _checked_lease(self, node: FlowNode, ended: FlowEnded) -> FlowEnded:
+    def _checked_lease(self, node: FlowNode, error: PenstockError | None) -> PenstockError | None:
         """Another driver makes the flows of this one fail in many ways: report the cause."""
-        failure = None if ended.error is None else self._queries.context.lost_lease()
-        return ended if failure is None else replace(ended, error=flow_error(failure, node.flow))
+        failure = None if error is None else self._queries.context.lost_lease()
+        return error if failure is None else flow_error(failure, node.flow)
 
 
 def _triggered(writer: Any, step: StartFlow) -> Any:

@@ -1,7 +1,7 @@
 """The runtime's `Engine` port: the steps of an update, carried out by Spark."""
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from penstock._model.flow import OutputMode
 from penstock._model.pipeline import MaintenanceSettings
 from penstock._plan.maintenance import table_maintenance
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
-from penstock._runtime.ports import FlowEnded, RunOutcome
+from penstock._runtime.ports import OnEnd, RunOutcome
 from penstock._spark.failures import flow_error
 from penstock._spark.session import jvm_died, jvm_exit_code
 from penstock._tables.delta_log import DeltaJvm
@@ -156,7 +156,7 @@ class SparkEngine:
 
     # -- flows ---------------------------------------------------------------------------------
 
-    def start_flow(self, step: StartFlow, on_end: Callable[[FlowEnded], None]) -> RunningQuery:
+    def start_flow(self, step: StartFlow, on_end: OnEnd) -> RunningQuery:
         return self._streams.start(step, on_end)
 
     def refresh(self, step: RefreshView) -> RunOutcome:

@@ -24,7 +24,7 @@ from penstock._observe.events import (
     SourceRowsLost,
     StreamProgress,
 )
-from penstock._runtime.ports import FlowEnded
+from penstock._runtime.ports import OnEnd
 from penstock._spark.failures import flow_error, full_text, with_causes
 from penstock.errors import PenstockError
 from penstock.sources.base import OpenedSource, explained
@@ -52,7 +52,7 @@ class RunningQuery:
         flow: Flow,
         origin: EventOrigin,
         emit: Callable[[Any], None],
-        on_end: Callable[[FlowEnded], None],
+        on_end: OnEnd,
         sources: Sequence[OpenedSource] = (),
         checkpoint: str = "",
         on_success: Callable[[], None] = lambda: None,  # once, after a batch or a regular end
@@ -213,7 +213,7 @@ class RunningQuery:
         if known is None:
             known = self._translate(error)
         self._let_go()
-        self._on_end(FlowEnded(flow=self._flow.name, error=known))
+        self._on_end(known)
 
     def _let_go(self) -> None:
         """Drop everything that is in Java.
@@ -249,7 +249,7 @@ class RunningQuery:
     def abandoned(self, error: PenstockError) -> None:
         """Report the end of the query after the end of the JVM. Ignored after `terminated`."""
         if self._end():
-            self._on_end(FlowEnded(flow=self._flow.name, error=error))
+            self._on_end(error)
 
     def _end(self) -> bool:
         """Whether this is the first report of the end."""

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -27,7 +27,6 @@ from penstock._observe.events import (
     SinkDefinition,
 )
 from penstock._project.loader import replaced
-from penstock._runtime.ports import FlowEnded
 from penstock._runtime.reporter import error_info
 from penstock._spark.failures import flow_error
 from penstock._spark.session import jvm_died, log_file
@@ -123,7 +122,7 @@ class JobQueries:
             origin = replace(self._origin, flow_name=name, sink_name=name)
             flow = Flow(name=name, target=name, function=lambda: None, origin=location)
             job_query = JobQuery(
-                query, flow, target.mode, origin, self._emit, self._ended, self._hold
+                query, flow, target.mode, origin, self._emit, partial(self._ended, name), self._hold
             )
             self._queries[name] = job_query
             self._ends.pop(name, None)
@@ -164,23 +163,22 @@ class JobQueries:
             lambda: query.flow in self._ends, _REPORT_SECONDS
         )
 
-    def _ended(self, ended: FlowEnded) -> None:
-        error = ended.error
+    def _ended(self, name: str, error: PenstockError | None) -> None:
         if error is not None:
             status, text = FlowStatus.FAILED, error.message
         elif self._is_stopping or any(
-            program.failure and ended.flow in program.flows for program in self._programs
+            program.failure and name in program.flows for program in self._programs
         ):
-            status, text = FlowStatus.STOPPED, f"{ended.flow} was stopped"
+            status, text = FlowStatus.STOPPED, f"{name} was stopped"
         else:
-            status, text = FlowStatus.COMPLETED, f"{ended.flow} has ended"
-        origin = replace(self._origin, flow_name=ended.flow, sink_name=ended.flow)
+            status, text = FlowStatus.COMPLETED, f"{name} has ended"
+        origin = replace(self._origin, flow_name=name, sink_name=name)
         info = None if error is None else error_info(error)
         self._emit(Event(origin, FlowProgress(status), text, error=info))
         with self._changed:
-            self._ends[ended.flow] = status
+            self._ends[name] = status
             if error is not None:
-                self._errors[ended.flow] = error
+                self._errors[name] = error
             self._changed.notify_all()
 
     # -- the end -------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from penstock._execution.admission import BatchAdmission
 from penstock._execution.running import RunningQuery
 from penstock._model.flow import Flow
 from penstock._observe.events import Event, EventOrigin, FlowDefinition
-from penstock._runtime.ports import FlowEnded
+from penstock._runtime.ports import OnEnd
 from penstock._spark.failures import is_refused_by_ansi
 
 # Of a pipeline, other hints apply.
@@ -40,7 +40,7 @@ class JobQuery(RunningQuery):
         mode: str,
         origin: EventOrigin,
         emit: Callable[[Any], None],
-        on_end: Callable[[FlowEnded], None],
+        on_end: OnEnd,
         hold: BatchAdmission,
     ) -> None:
         super().__init__(flow, origin, emit, on_end)

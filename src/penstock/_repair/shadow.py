@@ -23,7 +23,6 @@ from penstock._model.flow import OutputMode
 from penstock._model.sql_text import delta_table
 from penstock._observe.events import Event, EventOrigin, FlowProgress, PlanWarning, SourceRowsLost
 from penstock._plan.steps import PrepareTable, StartFlow
-from penstock._runtime.ports import FlowEnded
 from penstock._spark.session import jvm_watch
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm, TableMetadata
@@ -115,8 +114,8 @@ class Shadow:
         done = threading.Event()
         ended: list[PenstockError | None] = []
 
-        def on_end(end: FlowEnded) -> None:
-            ended.append(end.error)
+        def on_end(error: PenstockError | None) -> None:
+            ended.append(error)
             done.set()
 
         step = StartFlow(

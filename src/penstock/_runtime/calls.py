@@ -8,14 +8,13 @@ from typing import TypeVar
 
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
 from penstock._runtime.boundary import as_penstock_error
-from penstock._runtime.ports import Engine, FlowEnded, RunningFlow, RunOutcome, Scheduler
+from penstock._runtime.ports import Engine, OnEnd, RunningFlow, RunOutcome, Scheduler
 from penstock.errors import PenstockError
 
 _logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 OnError = Callable[[PenstockError], None]
-OnEnd = Callable[[PenstockError | None], None]
 
 
 class EngineCalls:
@@ -47,11 +46,9 @@ class EngineCalls:
         on_end: OnEnd,
     ) -> None:
         """Start a streaming flow. Its end may be reported before its start."""
-
-        def ended(end: FlowEnded) -> None:
-            self._inbox.put(partial(on_end, end.error))
-
-        call = partial(self._engine.start_flow, step, ended)
+        call = partial(
+            self._engine.start_flow, step, lambda error: self._inbox.put(partial(on_end, error))
+        )
         self._call(call, f"starting {step.flow}", on_started, on_not_started)
 
     def run_batch(

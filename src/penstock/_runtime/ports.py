@@ -8,13 +8,8 @@ from typing import Protocol
 from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceFlow, StartFlow
 from penstock.errors import PenstockError
 
-
-@dataclass(frozen=True, kw_only=True)
-class FlowEnded:
-    """A streaming flow ended: completed, stopped, or failed."""
-
-    flow: str
-    error: PenstockError | None = None
+OnEnd = Callable[[PenstockError | None], None]
+"""Called when a flow, or the set-up of a table, has ended: with the error if it has failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +45,7 @@ class Engine(Protocol):
     def prepare(self, step: PrepareTable) -> None:
         """Create or alter the table. Idempotent."""
 
-    def start_flow(self, step: StartFlow, on_end: Callable[[FlowEnded], None]) -> RunningFlow:
+    def start_flow(self, step: StartFlow, on_end: OnEnd) -> RunningFlow:
         """Start a streaming flow and return.
 
         `on_end` is called exactly once, on a thread of the engine, when the flow has ended and all

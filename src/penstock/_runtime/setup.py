@@ -34,7 +34,7 @@ class TableSetup:
     def __init__(
         self, plan: Plan, board: TaskBoard, supervisor: Supervisor, services: Services
     ) -> None:
-        steps = (*plan.resets, *plan.tables)
+        steps: list[ResetTable | PrepareTable] = [*plan.resets, *plan.tables]
         self._left = deque(_Task(step, RunHistory(started_at=0.0)) for step in steps)
         self._busy: list[_Task] = []
         self._paused: list[_Task] = []

@@ -143,16 +143,11 @@ class TaskBoard:
 
     def downstream(self, dataset: str) -> list[Task]:
         """The tasks that read a dataset, directly or through others; those into it excepted."""
-        datasets = {dataset}
-        flows: set[str] = set()
-        grown = True
-        while grown:
-            grown = False
-            for task in self.tasks:
-                if task.name in flows or task.target == dataset:
-                    continue
-                if not datasets.isdisjoint(task.step.upstream):
-                    flows.add(task.name)
-                    datasets.add(task.target)
-                    grown = True
-        return [task for task in self.tasks if task.name in flows]
+        others = [task for task in self.tasks if task.target != dataset]
+        readers: list[Task] = []
+        datasets, known = {dataset}, 0
+        while len(datasets) > known:
+            known = len(datasets)
+            readers = [t for t in others if not datasets.isdisjoint(t.step.upstream)]
+            datasets.update(task.target for task in readers)
+        return readers

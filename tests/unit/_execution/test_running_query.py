@@ -36,7 +36,7 @@ def test_the_flow_fails_when_its_success_cannot_be_recorded():
     query.progressed(BATCH)
     assert events
     query.terminated(None)
-    assert "disk full" in str(ends[0].error)
+    assert "disk full" in str(ends[0])
 
 
 def test_success_is_recorded_again_when_it_failed_once():
@@ -46,7 +46,7 @@ def test_success_is_recorded_again_when_it_failed_once():
     query.progressed(BATCH)
     query.progressed(BATCH)
     query.terminated(None)
-    assert (failures, ends[0].error) == ([], None)
+    assert (failures, ends[0]) == ([], None)
 
 
 def test_nothing_is_recorded_when_a_query_fails_at_once():
@@ -54,7 +54,7 @@ def test_nothing_is_recorded_when_a_query_fails_at_once():
     query, _, ends = query_with(failures)
     query.terminated("java.lang.IllegalStateException: x")
     assert failures == [None]
-    assert ends[0].error is not None
+    assert ends[0] is not None
 
 
 def end_of(query, ends, error):
@@ -63,7 +63,7 @@ def end_of(query, ends, error):
         if thread.name == "recover f":
             thread.join(10)
     (end,) = ends
-    return str(end.error)
+    return str(end)
 
 
 def failing_close():
@@ -123,6 +123,6 @@ def test_a_query_that_has_ended_can_be_freed_although_its_function_is_still_know
     del of_spark, batch
     query.terminated("java.lang.IllegalStateException: x")
     lag.measure()
-    assert "disk is full" in str(ends[0].error)
-    assert raised.value is ends[0].error
+    assert "disk is full" in str(ends[0])
+    assert raised.value is ends[0]
     assert [ref() for ref in freed] == [None, None]

@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from made_events import details
@@ -20,7 +20,7 @@ from penstock._plan.steps import (
     RunStep,
     StartFlow,
 )
-from penstock._runtime.ports import FlowEnded, RunOutcome
+from penstock._runtime.ports import OnEnd, RunOutcome
 from penstock._runtime.update import Update, UpdateResult
 from penstock.errors import FlowError, PenstockError
 
@@ -71,9 +71,7 @@ def once(name: str, *upstream: str, target: str | None = None) -> RunOnceFlow:
 
 
 class ScriptedFlow:
-    def __init__(
-        self, engine: "ScriptedEngine", name: str, run: Run, on_end: Callable[[FlowEnded], None]
-    ) -> None:
+    def __init__(self, engine: "ScriptedEngine", name: str, run: Run, on_end: OnEnd) -> None:
         self._engine = engine
         self._name = name
         self._run = run
@@ -87,7 +85,7 @@ class ScriptedFlow:
                 return
             self._has_ended = True
         self._engine.note("failed" if error else "ended", self._name)
-        self._on_end(FlowEnded(flow=self._name, error=error))
+        self._on_end(error)  # type: ignore[arg-type]
 
     def _end_in(self, seconds: float | None) -> None:
         if seconds is not None:
@@ -166,7 +164,7 @@ class ScriptedEngine:
     def prepare(self, step: PrepareTable) -> None:
         self._set_up("prepare", step.dataset)
 
-    def start_flow(self, step: StartFlow, on_end: Callable[[FlowEnded], None]) -> ScriptedFlow:
+    def start_flow(self, step: StartFlow, on_end: OnEnd) -> ScriptedFlow:
         run = self._begin("stream", step.flow)
         if run.start_seconds:
             self.time.sleep(run.start_seconds)

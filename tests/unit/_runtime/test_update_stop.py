@@ -7,7 +7,7 @@ from scripted_engine import FOREVER, Harness, Run, fatal, once, stream, transien
 from penstock._observe.bus import EventBus
 from penstock._observe.events import UpdateState
 from penstock._plan.steps import Plan
-from penstock._runtime.ports import FlowEnded, RunOutcome
+from penstock._runtime.ports import RunOutcome
 from penstock._runtime.update import Update
 
 
@@ -175,7 +175,7 @@ class RealEngine:
 
 class RealFlow:
     def __init__(self, flow, on_end):
-        self._end = lambda: on_end(FlowEnded(flow=flow))
+        self._end = lambda: on_end(None)
 
     def request_stop(self):
         threading.Thread(target=self._end).start()
