@@ -300,7 +300,7 @@ class StreamingFlows:
             )
             self._admission.attach(query, is_read=is_read, is_eager=step.is_eager)
             running.attach(query)
-            running.measures_lag(self._lag.watch(self._queries.origin(node), sources))
+            running.measures_lag(self._lag.watch(self._queries.origin(node), sources, query))
             self.listener.watch(str(query.runId), running)
             return running
 

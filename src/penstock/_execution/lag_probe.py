@@ -8,10 +8,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from pyspark.sql.streaming.query import StreamingQuery
+
 from penstock._model.exception_text import first_line
 from penstock._observe.codec import time_text
 from penstock._observe.events import Event, EventOrigin, LagProgress, SourceProgress
 from penstock._observe.lag import lag_summary
+from penstock._tables.jvm import iterate
 from penstock.sources.base import OpenedSource
 
 _logger = logging.getLogger(__name__)
@@ -37,22 +40,23 @@ class FlowLag:
     """
 
     def __init__(
-        self, origin: EventOrigin, sources: Sequence[OpenedSource], wake: Callable[[], None]
+        self,
+        origin: EventOrigin,
+        sources: Sequence[OpenedSource],
+        query: StreamingQuery,
+        wake: Callable[[], None],
     ) -> None:
         self._problems: dict[str, tuple[str, str]] = {}
         self._origin = origin
         self._wake = wake
         self._sources = sources
-        self._java_sources: Callable[[], Sequence[Any]] = tuple
+        self._query: Any = query
         self._progress: Mapping[str, Any] | None = None
         self._last: Any = None
         self._due = float("-inf")
         self._has_ended = False
         self.is_done = False
         """Whether it was measured after its end."""
-
-    def attach(self, java_sources: Callable[[], Sequence[Any]]) -> None:
-        self._java_sources = java_sources
 
     def progressed(self, progress: Mapping[str, Any]) -> None:
         self._progress = progress
@@ -86,7 +90,7 @@ class FlowLag:
             self._due = time.monotonic() + pause
             self.is_done = ending
             if ending:
-                self._java_sources = tuple  # of a query that can be freed
+                self._query = None  # it can be freed
         timestamp = time_text(datetime.now(UTC))
         changes = [] if ending else self._changes(sources, timestamp)
         if not sources or sources == self._last:
@@ -126,7 +130,7 @@ class FlowLag:
         name = str(progress.get("description", ""))
 
         def java_source() -> Any:
-            sources = self._java_sources()
+            sources = iterate(self._query._jsq.streamingQuery().sources())
             return next((java for java in sources if str(java.toString()) == name), None)
 
         bodies = (source.lag(progress, java_source) for source in self._sources)
@@ -144,8 +148,10 @@ class LagProbe:
         self._closing = False
         self._thread: threading.Thread | None = None
 
-    def watch(self, origin: EventOrigin, sources: Sequence[OpenedSource]) -> FlowLag:
-        flow = FlowLag(origin, sources, self._wake)
+    def watch(
+        self, origin: EventOrigin, sources: Sequence[OpenedSource], query: StreamingQuery
+    ) -> FlowLag:
+        flow = FlowLag(origin, sources, query, self._wake)
         with self._changed:
             self._flows.append(flow)
             if self._thread is None:

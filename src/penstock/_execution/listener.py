@@ -79,13 +79,13 @@ class ProgressListener(StreamingQueryListener):
         self._deliver(progress["runId"], lambda watcher: watcher.progressed(progress))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        error = event.exception
+        error, query_id = event.exception, str(event.id)
         run_id = str(event.runId)
 
         def end(watcher: "RunningQuery") -> None:
             with self._lock:
                 del self._watchers[run_id]
-            watcher.terminated(error)
+            watcher.terminated(error, query_id)
 
         self._deliver(run_id, end, is_end=True)
 

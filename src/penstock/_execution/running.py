@@ -71,6 +71,7 @@ class RunningQuery:
         self.has_batches = True
         """Whether the query can be stopped between micro-batches."""
         self._query: StreamingQuery | None = None
+        self._query_id: str | None = None
         self._failure: BaseException | None = None
         self._batch: int | None = None
         self._reported: int = -1
@@ -91,15 +92,7 @@ class RunningQuery:
         self._explain = explain
 
     def measures_lag(self, lag: FlowLag) -> None:
-        """Measure the lag of the query, which is attached."""
         self._lag = lag
-        java_query: Any = self._query
-
-        def java_sources() -> list[Any]:
-            sources = java_query._jsq.streamingQuery().sources()
-            return [sources.apply(number) for number in range(int(sources.size()))]
-
-        lag.attach(java_sources)
 
     def attach(self, query: StreamingQuery) -> None:
         with self._changed:
@@ -193,10 +186,11 @@ class RunningQuery:
         self._on_success = None
         return None
 
-    def terminated(self, error: str | None) -> None:
+    def terminated(self, error: str | None, query_id: str | None = None) -> None:
         """The query ended; the last callback."""
         if not self._end():
             return
+        self._query_id = query_id
         if self._close is None and (error is None or not self._sources):
             self._end_recovered(error)
             return
@@ -207,11 +201,9 @@ class RunningQuery:
     def _end_recovered(self, error: str | None) -> None:
         try:
             self._close_sink(error)
-            known = self._succeeded() if error is None else self._recovered(error)
-        except Exception as failed:
+            known = self._succeeded() if error is None else self._error_of(error)
+        except Exception as failed:  # of any kind: without a report, the update would not end
             known = flow_error(failed, self._flow, batch_id=self._batch)
-        if known is None:
-            known = self._translate(error)
         self._let_go()
         self._on_end(known)
 
@@ -236,11 +228,20 @@ class RunningQuery:
             text = first_line(failed)
             _logger.warning("the sink of flow %s was not closed: %s", self._flow.name, text)
 
-    def _recovered(self, error: str) -> PenstockError | None:
-        if self._stopping or isinstance(self._failure, PenstockError):
+    def _error_of(self, error: str) -> PenstockError | None:
+        """The error to report for Spark's text; `None` for an interrupt by a stop."""
+        if self._stopping and "Interrupted" in error and self._failure is None:
             return None
-        failure = "" if self._failure is None else full_text(self._failure)
-        return explained(f"{failure}\n{error}", self._sources, self._flow)
+        if not isinstance(self._failure, PenstockError):
+            failure = "" if self._failure is None else full_text(self._failure)
+            text = f"{failure}\n{error}"
+            known = None if self._stopping else explained(text, self._sources, self._flow)
+            known = known or self._explain(text, self._batch)
+            if known is not None:
+                return known
+        return flow_error(
+            self._failure or error, self._flow, batch_id=self._batch, query_id=self._query_id
+        )
 
     @property
     def flow(self) -> str:
@@ -263,22 +264,6 @@ class RunningQuery:
         if self._lag is not None:
             self._lag.ended()
         return True
-
-    def _translate(self, error: str | None) -> Any:
-        if error is None:
-            return None
-        # A stop that interrupts a batch is not a failure.
-        if self._stopping and "Interrupted" in error and self._failure is None:
-            return None
-        if not isinstance(self._failure, PenstockError):
-            failure = "" if self._failure is None else full_text(self._failure)
-            known = self._explain(f"{failure}\n{error}", self._batch)
-            if known is not None:
-                return known
-        query_id = str(self._query.id) if self._query is not None else None
-        return flow_error(
-            self._failure or error, self._flow, batch_id=self._batch, query_id=query_id
-        )
 
     # -- stopping ------------------------------------------------------------------------------
 

@@ -116,8 +116,9 @@ class StorageLease:
         """The failure if another driver has taken the lease over; looks into the storage."""
         try:
             self._jvm.renew()
-        except Py4JError as error:
-            # Other failures of the storage may pass: no commit succeeds meanwhile.
+        except (Py4JError, ConnectionError) as error:
+            # Other failures of the storage may pass, and the end of the JVM is reported elsewhere:
+            # no commit succeeds meanwhile.
             text = full_text(error)
             return text if "LEASE_LOST" in text else None
         return None
@@ -235,10 +236,7 @@ class StorageLease:
 
     def _renew(self) -> None:
         while not self._ended.wait(self._seconds / _RENEWALS):
-            try:
-                self._lost = self.failure()
-            except OSError:
-                return  # the JVM has ended
+            self._lost = self.failure()
             if self._lost is not None:
                 self._on_lost(self._lost)
                 return

@@ -11,6 +11,7 @@ from penstock._model.flow import Flow
 from penstock._observe.events import Event, EventOrigin, FlowDefinition
 from penstock._runtime.ports import OnEnd
 from penstock._spark.failures import is_refused_by_ansi
+from penstock.errors import PenstockError
 
 # Of a pipeline, other hints apply.
 _HINTS = {
@@ -89,8 +90,8 @@ class JobQuery(RunningQuery):
         # A query without a processing time trigger is not held.
         return super()._is_idle() or self._reported > self._finished
 
-    def _translate(self, error: str | None) -> Any:
-        known = super()._translate(error)
+    def _error_of(self, error: str) -> PenstockError | None:
+        known = super()._error_of(error)
         if known is not None and known.condition in _HINTS:
             known.hint = _HINTS[known.condition] or job_hint(known.message)
         return known

@@ -88,7 +88,7 @@ def test_a_query_that_has_ended_is_not_kept_however_often_its_flow_starts_again(
     listener = ProgressListener()
     for run, ends_early in enumerate([False, True]):
         query, _, ends = query_with([None])
-        end = SimpleNamespace(runId=run, exception=None)
+        end = SimpleNamespace(runId=run, id="q", exception=None)
         if ends_early:  # before its start has returned
             listener.onQueryTerminated(end)
         listener.watch(str(run), query)
@@ -99,8 +99,24 @@ def test_a_query_that_has_ended_is_not_kept_however_often_its_flow_starts_again(
         assert listener.watchers() == []
 
 
+def refused(*_):
+    raise ConnectionRefusedError("the JVM is gone")
+
+
+def test_a_failure_is_reported_when_the_jvm_ends_soon_after_it():
+    query, _, ends = query_with([])
+    query.attach(SimpleNamespace())  # without any answer
+    query.terminated("java.lang.OutOfMemoryError: Java heap space", "q")
+    assert "Java heap space" in str(ends[0])
+    assert ends[0].query_id == "q"
+    query, _, ends = query_with([])
+    query.explains_failures(refused)
+    query.terminated("java.lang.OutOfMemoryError: Java heap space", "q")
+    assert "the JVM is gone" in str(ends[0])
+
+
 class SparkQuery:
-    id = "q"
+    """A query, or a batch, of Spark."""
 
 
 def failing_write(df, batch_id):
@@ -114,7 +130,7 @@ def test_a_query_that_has_ended_can_be_freed_although_its_function_is_still_know
     query, _, ends = query_with([None])
     of_spark, batch = SparkQuery(), SparkQuery()
     freed = [weakref.ref(of_spark), weakref.ref(batch)]
-    lag = FlowLag(EventOrigin(flow_name="f"), (), bool)
+    lag = FlowLag(EventOrigin(flow_name="f"), (), of_spark, bool)
     query.writes_batches(failing_write)
     query.attach(of_spark)
     query.measures_lag(lag)
