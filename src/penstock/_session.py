@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from penstock._spark.session import (
     build_session,
     jvm_died,
     jvm_exit_code,
-    log_tail,
+    jvm_log,
     stop_session,
 )
 from penstock._tables.files import local_path
@@ -56,9 +56,9 @@ def open_session(
     remember_settings(settings)
     os.chdir(settings.root)
     borrowed = borrow_session()
-    if borrowed is not None and settings.metastore is not None:
-        require_hive(borrowed)
     if borrowed is not None:  # of the calling process, as in tests; it is left running
+        if settings.metastore is not None:
+            require_hive(borrowed)
         with (
             session_conf(borrowed, _configuration(settings)),
             own_columns(),
@@ -104,7 +104,7 @@ def open_session(
         exit_code = jvm_exit_code(spark, error)
         if exit_code is None:
             raise
-        raise jvm_died(exit_code, log=log_tail(spark)) from None
+        raise jvm_died(exit_code, log=jvm_log(spark)) from None
     finally:
         # Writing a class archive at the end of a training run takes longer than any stop.
         stop_session(spark, timeout_seconds=300.0 if is_training() else 30.0)
@@ -149,19 +149,18 @@ def _store_jar_sets(settings: PipelineSettings) -> Iterator[str]:
 
 def _configuration(settings: PipelineSettings) -> dict[str, str]:
     """What `spark.conf.get` finds: parameters and configuration, secrets filled in."""
-    configured = {**settings.parameters, **settings.configuration}
-    return {key: resolve_secrets(value, root=settings.root) for key, value in configured.items()}
+    return _resolved(settings, {**settings.parameters, **settings.configuration})
 
 
 def _hive(settings: PipelineSettings) -> dict[str, str]:
     """Settings of the session for the metastore, secrets filled in."""
     if settings.metastore is None:
         return {}
-    options = {
-        key: resolve_secrets(value, root=settings.root)
-        for key, value in settings.metastore.options.items()
-    }
-    return hive_configuration(options, settings.storage)
+    return hive_configuration(_resolved(settings, settings.metastore.options), settings.storage)
+
+
+def _resolved(settings: PipelineSettings, options: Mapping[str, str]) -> dict[str, str]:
+    return {key: resolve_secrets(value, root=settings.root) for key, value in options.items()}
 
 
 def spark_log(settings: PipelineSettings, update_id: str) -> Path:

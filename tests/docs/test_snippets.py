@@ -297,7 +297,7 @@ def test_json_is_valid_when_it_is_shown(block):
 
 def test_every_session_default_is_on_the_page_of_settings():
     text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    defaults = session_defaults("local[4]", {}, storage_root="file:///s", warehouse=None)
+    defaults = session_defaults("local[4]", {}, "file:///s")
     missing = []
     for key in defaults:
         short = "..." + key.removeprefix("spark.sql.streaming.")

@@ -38,7 +38,7 @@ from penstock._runtime.reporter import error_info
 from penstock._runtime.update import UpdateResult
 from penstock._spark.call_sites import user_columns
 from penstock._spark.executors import executor_watch, starting_executors
-from penstock._spark.session import jvm_died, jvm_exit_code, jvm_watch, log_tail, spark_defaults
+from penstock._spark.session import jvm_died, jvm_exit_code, jvm_log, jvm_watch, spark_defaults
 from penstock._update import UpdateOptions, observed_update
 from penstock.errors import PenstockError, PlanError, UpdateFailedError
 
@@ -215,7 +215,7 @@ class Job:
             code = jvm_exit_code(self.spark, error.__cause__)
             if code is not None:
                 self.queries.jvm_died(code)
-                program.failure = jvm_died(code, log=log_tail(self.spark))
+                program.failure = jvm_died(code, log=jvm_log(self.spark))
         finally:
             program.thread = 0  # another thread may get this identifier
         waiting = self.queries.running_of(program)

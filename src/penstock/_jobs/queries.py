@@ -29,7 +29,7 @@ from penstock._observe.events import (
 from penstock._project.loader import replaced
 from penstock._runtime.reporter import error_info
 from penstock._spark.failures import flow_error
-from penstock._spark.session import jvm_died, log_file
+from penstock._spark.session import jvm_died, jvm_log
 from penstock.errors import PenstockError
 from penstock.sinks.registry import sink_of
 from penstock.sinks.spark import ConsoleSink
@@ -138,9 +138,10 @@ class JobQueries:
         self._listener.watch(str(query.runId), job_query)
         if (
             isinstance(sink_of(target.format), ConsoleSink)
-            and (log := log_file(program.spark)) is not None
+            and (log := jvm_log(program.spark)) is not None
         ):
-            text = f"{name} prints its rows to the console of Spark's JVM, which is the file {log}"
+            text = f"{name} prints its rows to the console of Spark's JVM, which is the file "
+            text += str(log.path)
             self._emit(Event(origin, PlanWarning(text), text))
         if is_stopping:
             job_query.request_stop()

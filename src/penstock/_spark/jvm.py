@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from py4j.java_gateway import JavaGateway
 from pyspark import SparkContext
@@ -137,18 +136,10 @@ def start_jvm(
     Raises `JVM_START_FAILED` with the last lines of the log.
     """
     last = os.pathsep.join(filter(None, (os.environ.get(_LAST_JARS), *last_jars)))
-    popen: dict[str, Any] = {
-        "env": {**os.environ, **_locale(), _LAST_JARS: last},
-        "pass_fds": pass_fds,
-        "stdout": log.writer,
-        "stderr": log.writer,
-    }
+    compiler = _NO_OPTIMIZING if analysis_only else _LATE_OPTIMIZING
     try:
-        if directly:
-            compiler = _NO_OPTIMIZING if analysis_only else _LATE_OPTIMIZING
-            gateway = _launch(_java_command(conf, compiler, last), popen)
-        else:
-            gateway = _launch(_submit_command(conf), popen)
+        command = _java_command(conf, compiler, last) if directly else _submit_command(conf)
+        gateway = _launch(command, {_LAST_JARS: last}, log, pass_fds)
         gateway.spark_log = log
         return gateway
     except Exception as error:
@@ -210,10 +201,15 @@ def _submit_command(conf: Mapping[str, str]) -> list[str]:
     return command + shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
 
 
-def _launch(command: list[str], popen: dict[str, Any]) -> JavaGateway:
+def _launch(
+    command: list[str], variables: Mapping[str, str], log: SparkLog, pass_fds: tuple[int, ...]
+) -> JavaGateway:
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         info = Path(folder) / "gateway"
-        popen["env"] |= {
+        environment = {
+            **os.environ,
+            **_locale(),
+            **variables,
             "SPARK_HOME": _find_spark_home(),
             "SPARK_CONNECT_MODE": "0",
             "_PYSPARK_DRIVER_CONN_INFO_PATH": str(info),
@@ -221,8 +217,11 @@ def _launch(command: list[str], popen: dict[str, Any]) -> JavaGateway:
         process = subprocess.Popen(  # noqa: S603 - the command is ours
             command,
             stdin=subprocess.PIPE,  # the JVM ends at its end of file
+            stdout=log.writer,
+            stderr=log.writer,
+            env=environment,
+            pass_fds=pass_fds,
             preexec_fn=_ignore_stop_signals,
-            **popen,
         )
         try:
             port, secret = _read_gateway(info, process)

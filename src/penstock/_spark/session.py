@@ -40,8 +40,7 @@ class SessionOptions:
 
     Attributes:
         app_name: Spark's application name.
-        storage_root: Root URI of the pipeline's storage; a `file:` root (or none) selects the
-            local-disk defaults.
+        storage_root: Root URI of the pipeline's storage.
         warehouse: Spark's warehouse folder, `<storage_root>/warehouse` by default. Spark creates
             it, so a dry run should point it at a temporary folder.
         master: Master URL; `None` = from spark-defaults.conf, else `local[*]`.
@@ -59,7 +58,7 @@ class SessionOptions:
     """
 
     app_name: str
-    storage_root: str | None = None
+    storage_root: str
     warehouse: str | None = None
     master: str | None = None
     configuration: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -200,16 +199,17 @@ def jvm_exit_code(spark: SparkSession, error: BaseException | None = None) -> in
     return process.poll()
 
 
-def jvm_died(exit_code: int, *, flow: str = "", log: str = "") -> FlowError:
-    """The error to report when Spark's JVM has ended by itself.
+def jvm_died(exit_code: int, *, flow: str = "", log: SparkLog | None = None) -> FlowError:
+    """The error to report when Spark's JVM has ended by itself, with the last lines of its log.
 
-    `exit_code` is negative for a signal; `log` is from `log_tail`.
+    `exit_code` is negative for a signal.
     """
     ended = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
     what = f"flow {flow!r}: " if flow else ""
+    tail = "" if log is None else log.tail()
     return FlowError(
         "JVM_DIED",
-        f"{what}Spark's JVM ended with {ended}{log}",
+        f"{what}Spark's JVM ended with {ended}{tail}",
         flow=flow,
         retryable=False,
         hint="the end of the Spark log has the reason; out of memory: raise spark.driver.memory",
@@ -223,9 +223,9 @@ def effective_configuration(options: SessionOptions) -> dict[str, str]:
     """
     conf_of_user = _user_configuration(options)
     master = conf_of_user["spark.master"]
-    root = options.storage_root
-    warehouse = options.warehouse or (f"{root.rstrip('/')}/warehouse" if root else None)
-    conf = session_defaults(master, conf_of_user, storage_root=root, warehouse=warehouse)
+    conf = session_defaults(master, conf_of_user, options.storage_root)
+    warehouse = options.warehouse or f"{options.storage_root.rstrip('/')}/warehouse"
+    conf["spark.sql.warehouse.dir"] = warehouse
     conf["spark.app.name"] = options.app_name
     extensions = [name.strip() for name in conf_of_user.get(_EXTENSIONS, "").split(",")]
     missing = [name for name in conf[_EXTENSIONS].split(",") if name not in extensions]
@@ -286,27 +286,14 @@ def _stop_quietly(spark: SparkSession) -> None:
 @contextlib.contextmanager
 def _same_interrupt_handler() -> Iterator[None]:
     """Restore the handler of SIGINT, which SparkContext replaces."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     before = signal.getsignal(signal.SIGINT)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
 
 
-def log_tail(spark: SparkSession) -> str:
-    """The last lines of the log of a JVM that has ended, as the end of a message."""
-    log = _log(spark)
-    return "" if log is None else log.tail()
-
-
-def log_file(spark: SparkSession) -> Path | None:
-    """Where the output of the JVM goes, if this process has started it."""
-    log = _log(spark)
-    return None if log is None else log.path
-
-
-def _log(spark: SparkSession) -> SparkLog | None:
+def jvm_log(spark: SparkSession) -> SparkLog | None:
+    """The log of Spark's JVM, if this process has started it."""
     return getattr(spark._sc._gateway, "spark_log", None)

@@ -20,11 +20,6 @@ def is_local(master: str) -> bool:
     return re.match(r"^local(\[|$)", master) is not None
 
 
-def is_local_storage(storage_root: str | None) -> bool:
-    """Whether the root is a plain disk of this machine (`file:` or no scheme)."""
-    return storage_root is None or local_path(storage_root) is not None
-
-
 def available_cores(master: str, user_conf: Mapping[str, str]) -> int | None:
     """Number of concurrent tasks, or `None` where it depends on the cluster."""
     match = re.match(r"^local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?$", master)
@@ -60,9 +55,10 @@ def parallelism(cores: int) -> dict[str, str]:
 
 
 def session_defaults(
-    master: str, user_conf: Mapping[str, str], *, storage_root: str | None, warehouse: str | None
+    master: str, user_conf: Mapping[str, str], storage_root: str
 ) -> dict[str, str]:
     """Defaults of every pipeline; the caller applies the user's settings over them."""
+    is_on_disk = local_path(storage_root) is not None
     conf = {
         "spark.master": master,
         # The meaning of tables and rules must not depend on the machine.
@@ -109,8 +105,6 @@ def session_defaults(
     if user_conf.get("spark.ui.enabled", "false").lower() != "true":
         # The plan of each query is printed for the UI; the other form takes longer.
         conf["spark.sql.ui.explainMode"] = "simple"
-    if warehouse is not None:
-        conf["spark.sql.warehouse.dir"] = warehouse
     cores = available_cores(master, user_conf)
     if cores is not None:
         conf |= parallelism(cores)
@@ -122,7 +116,7 @@ def session_defaults(
         # The executor is the driver. Else Spark removes it for its missing heartbeats after a pause
         # (a suspended laptop, a clock that was set), and ends the JVM ten minutes later.
         conf["spark.storage.blockManagerHeartbeatTimeoutMs"] = "3650d"
-    if is_local_storage(storage_root):
+    if is_on_disk:
         # Publishes a version atomically (`_local.jvm`); Delta's own log store for local and shared
         # disks overwrites what another process commits in between.
         conf["spark.delta.logStore.file.impl"] = "penstock.delta.LinkLogStore"
@@ -145,12 +139,12 @@ def session_defaults(
     conf["spark.hadoop.fs.gs.block.size"] = "67108864"
     # GOOGLE_APPLICATION_CREDENTIALS, or the service account of the machine.
     conf["spark.hadoop.fs.gs.auth.type"] = "APPLICATION_DEFAULT"
-    if storage_root is not None and storage_root.startswith("s3a:"):
+    if storage_root.startswith("s3a:"):
         # A rename is a copy on S3: checkpoint files appear when their upload is complete.
         conf["spark.sql.streaming.checkpointFileManagerClass"] = (
             "penstock.storage.ObjectCheckpointFiles"
         )
-    if is_local_storage(storage_root) and is_local(master):
+    if is_on_disk and is_local(master):
         # Hadoop's own classes fork chmod and readlink for every file; these do not. Not
         # on a cluster: executors load the jar after their JVM has started.
         conf["spark.hadoop.fs.file.impl"] = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"

@@ -4,6 +4,7 @@ import locale
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,11 @@ from penstock._spark.jvm import (
 from penstock._spark.plans import is_changing
 from penstock._spark.session import SessionOptions, effective_configuration, spark_defaults
 from penstock._spark.session_defaults import is_local, session_defaults
+
+
+def _options(**options: Any) -> SessionOptions:
+    return SessionOptions(app_name="p", storage_root="file:/s", log_file="spark.log", **options)
+
 
 CAUSED = """An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.
 : java.lang.reflect.InvocationTargetException: null
@@ -39,13 +45,11 @@ MEMORY = """An error occurred while calling None.org.apache.spark.api.java.JavaS
 )
 def test_local_cluster_is_a_cluster(master: str, expected: bool) -> None:
     assert is_local(master) is expected
-    options = SessionOptions(
-        app_name="p", master=master, jars=("a.jar",), store_jars=("b.jar",), log_file="spark.log"
-    )
+    options = _options(master=master, jars=("a.jar",), store_jars=("b.jar",))
     conf = effective_configuration(options)
     assert (conf.get("spark.jars") == "a.jar,b.jar") is not expected
     assert conf["spark.driver.extraClassPath"] == "a.jar"
-    defaults = session_defaults(master, {}, storage_root="file:/s", warehouse=None)
+    defaults = session_defaults(master, {}, "file:/s")
     assert ("spark.driver.host" in defaults) is expected
     assert ("spark.hadoop.fs.file.impl" in defaults) is expected
 
@@ -124,41 +128,33 @@ def test_spark_submit_is_skipped_where_nothing_needs_it(
 
 @pytest.mark.parametrize("master", ["local[2]", "spark://master:7077", "k8s://https://api:6443"])
 def test_writers_on_one_disk_are_safe_on_every_master(master: str) -> None:
-    defaults = session_defaults(master, {}, storage_root="file:/s", warehouse=None)
+    defaults = session_defaults(master, {}, "file:/s")
     assert defaults["spark.delta.logStore.file.impl"] == "penstock.delta.LinkLogStore"
-    remote = session_defaults(master, {}, storage_root="s3a://b/s", warehouse=None)
+    remote = session_defaults(master, {}, "s3a://b/s")
     assert "spark.delta.logStore.file.impl" not in remote
 
 
 def test_the_driver_of_a_cluster_on_loopback_listens_there() -> None:
-    here = session_defaults("spark://127.0.0.1:7077", {}, storage_root=None, warehouse=None)
+    here = session_defaults("spark://127.0.0.1:7077", {}, "file:/s")
     assert here["spark.driver.bindAddress"] == "127.0.0.1"
-    there = session_defaults("spark://master:7077", {}, storage_root=None, warehouse=None)
+    there = session_defaults("spark://master:7077", {}, "file:/s")
     assert "spark.driver.bindAddress" not in there
 
 
 def test_only_an_executor_of_a_cluster_can_miss_heartbeats() -> None:
     key = "spark.storage.blockManagerHeartbeatTimeoutMs"
-    here = session_defaults("local[2]", {}, storage_root=None, warehouse=None)
+    here = session_defaults("local[2]", {}, "file:/s")
     assert here[key] == "3650d"
-    assert key not in session_defaults(
-        "local-cluster[1,1,1]", {}, storage_root=None, warehouse=None
-    )
+    assert key not in session_defaults("local-cluster[1,1,1]", {}, "file:/s")
 
 
 def test_an_analysis_needs_no_cluster() -> None:
-    conf = effective_configuration(
-        SessionOptions(
-            app_name="p", master="spark://master:7077", log_file="spark.log", analysis_only=True
-        )
-    )
+    conf = effective_configuration(_options(master="spark://master:7077", analysis_only=True))
     assert conf["spark.master"] == "local[*]"
 
 
 def test_large_generated_methods_are_compiled() -> None:
-    conf = effective_configuration(
-        SessionOptions(app_name="p", master="spark://master:7077", log_file="spark.log")
-    )
+    conf = effective_configuration(_options(master="spark://master:7077"))
     option = "-XX:-DontCompileHugeMethods"
     assert option in _java_command(conf, (), "")
     assert conf["spark.executor.defaultJavaOptions"] == option
@@ -180,16 +176,12 @@ def test_session_extensions_of_the_user_are_added_to_those_of_penstock(
         "delta": "io.delta.sql.DeltaSparkSessionExtension",
     }
     configuration = {"spark.sql.extensions": own.format(**names)}
-    conf = effective_configuration(
-        SessionOptions(app_name="p", configuration=configuration, log_file="spark.log")
-    )
+    conf = effective_configuration(_options(configuration=configuration))
     assert conf["spark.sql.extensions"] == expected.format(**names)
 
 
 def test_jars_of_stores_come_behind_the_class_path_of_the_archive() -> None:
-    conf = effective_configuration(
-        SessionOptions(app_name="p", master="local[2]", jars=("a.jar",), log_file="spark.log")
-    )
+    conf = effective_configuration(_options(master="local[2]", jars=("a.jar",)))
     plain = _java_command(conf, (), "")
     with_stores = _java_command(conf, (), "s3.jar:b.jar")
     assert plain[2].split(":")[0] == "a.jar"
