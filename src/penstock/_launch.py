@@ -110,11 +110,6 @@ class OpenPipeline:
         """Refuse a flow whose table is being replaced."""
         check_migration(node.flow, self.state.flow(node.flow.name))
 
-    def target_name(self, node: "FlowNode") -> str:
-        """The name of a flow's table or sink in messages."""
-        dataset = self.graph.datasets.get(node.target)
-        return node.target if dataset is None else dataset.display
-
     def engine(self, tables: PipelineTables, context: EngineContext) -> SparkEngine:
         """An engine for the flows, which writes to `tables`."""
         return SparkEngine(self.evaluator, self.source, tables, self.state, context)

@@ -44,6 +44,7 @@ class DamageCheck:
 
     def __init__(self, tables: PipelineTables, warn: Callable[[FlowNode, str], None]) -> None:
         self._delta = DeltaJvm(tables.spark)
+        self._files = StorageFiles(tables.spark)
         self._tables = tables
         self._warn = warn
 
@@ -120,12 +121,11 @@ class DamageCheck:
     def check_state(self, node: FlowNode, target: TableRef | None) -> None:
         """Refuse a flow with a checkpoint, but without state: `FLOW_STATE_MISSING`."""
         name, layout = node.flow.name, self._tables.layout
-        files = StorageFiles(self._delta.spark)
         folder = f"{layout.checkpoints}/{path_segment(name)}"
-        for epoch in files.names(folder):
+        for epoch in self._files.names(folder):
             checkpoint = f"{folder}/{epoch}"
             if target is None:
-                is_used = bool(batches(files, checkpoint, "commits"))
+                is_used = bool(batches(self._files, checkpoint, "commits"))
             else:
                 # The name of the pipeline in it is not known without the state.
                 identity = app_id("", name, segment_name(epoch))
@@ -167,9 +167,8 @@ class DamageCheck:
         return is_written or self._tables.decisions(node, epoch).newest() is not None
 
     def _planned(self, checkpoint: str) -> list[int]:
-        files = StorageFiles(self._delta.spark)
-        is_used = files.exists(f"{checkpoint}/metadata")
-        return batches(files, checkpoint, "offsets") if is_used else []
+        is_used = self._files.exists(f"{checkpoint}/metadata")
+        return batches(self._files, checkpoint, "offsets") if is_used else []
 
     def _last_number(self, node: FlowNode, epoch: str) -> int | None:
         """The last batch of the table; `None` for a sink."""
@@ -190,7 +189,7 @@ class DamageCheck:
             last = -1 if checkpoint.last_finished is None else checkpoint.last_finished
             app_id = self._tables.app_id(name, epoch)
             noted = self._tables.note(node, epoch).load()
-            decisions = DecisionFile(StorageFiles(self._delta.spark), str(folder / DECISION_FILE))
+            decisions = DecisionFile(self._files, str(folder / DECISION_FILE))
             number = self._last_number(node, epoch)
             is_new = (
                 number is not None
@@ -206,7 +205,7 @@ class DamageCheck:
             return checkpoint.has_finished(batch_id)
         # Of remote storage only this file is read.
         folder = self._tables.layout.checkpoint_path(checkpoint.flow, checkpoint.epoch)
-        return StorageFiles(self._delta.spark).exists(f"{folder}/commits/{batch_id}")
+        return self._files.exists(f"{folder}/commits/{batch_id}")
 
     def _checkpoint(self, flow: str, epoch: str) -> Checkpoint:
         path = self._tables.layout.checkpoint_path(flow, epoch)

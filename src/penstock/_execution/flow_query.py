@@ -84,7 +84,7 @@ class FlowQueries:
         self.confs = FlowConfs(self.spark, self.graph)
         self.tag = f"penstock-{uuid.uuid4()}"
         """Of the jobs of this engine: a borrowed session also has those of other code."""
-        self._evaluator = evaluator
+        self.evaluator = evaluator
         # Flows whose query has other columns than in the analysis.
         self._grown: dict[str, FlowNode] = {}
 
@@ -92,9 +92,7 @@ class FlowQueries:
         self, node: FlowNode, position: Position = NOWHERE, *, is_triggered: bool = True
     ) -> tuple[DataFrame, list[OpenedSource]]:
         with self.confs.applied(node):
-            df, evaluation = self._evaluator.evaluate(
-                node.flow, position, is_triggered=is_triggered
-            )
+            df, evaluation = self.evaluator.evaluate(node.flow, position, is_triggered=is_triggered)
         return self.tables.typed(node, df), evaluation.sources
 
     def evaluate_flow(self, flow: Flow) -> DataFrame:
@@ -197,10 +195,6 @@ class FlowQueries:
     def warn(self, node: FlowNode, text: str) -> None:
         self.context.emit(Event(self.origin(node), PlanWarning(text), text))
 
-    def display(self, node: FlowNode) -> str:
-        dataset = self.graph.datasets.get(node.target)
-        return dataset.display if dataset is not None else node.target
-
     def origin(self, node: FlowNode) -> EventOrigin:
         is_sink = node.target in self.graph.sinks
         return replace(
@@ -214,13 +208,10 @@ class FlowQueries:
 class StreamingFlows:
     """Starts streaming queries, and watches them; the queries read from `source`."""
 
-    def __init__(
-        self, queries: FlowQueries, evaluator: Evaluator, source: DeltaSource, damage: DamageCheck
-    ) -> None:
+    def __init__(self, queries: FlowQueries, source: DeltaSource, damage: DamageCheck) -> None:
         self._queries = queries
         self._source = source
         self._damage = damage
-        self._evaluator = evaluator
         self.listener = ProgressListener()
         self._lag = LagProbe(queries.context.emit)
         self._admission = BatchAdmission(queries.spark)
@@ -273,7 +264,9 @@ class StreamingFlows:
             topics = _topics_in(step.flow, checkpoint, state)
             known = dict(topics)
             for source in distinct(sources):
-                known |= source.check_identity(topics, node.flow, self._queries.display(node))
+                known |= source.check_identity(
+                    topics, node.flow, self._queries.graph.target_name(node)
+                )
             state = replace(state, starts=starts.chosen, topics=known)
             state = self._flow_state(node, df, step, state)
             running = RunningQuery(
@@ -285,16 +278,13 @@ class StreamingFlows:
                 checkpoint,
                 on_success=(lambda: None) if is_transient else partial(self._record, node),
             )
-            has_batches = step.trigger is None
+            running.has_batches = step.trigger is None
             if sink is None:
                 writer = self._table_writer(node, df, state, step, running)
             else:
-                into = (sink, node, df, state.epoch, running)
-                writer = sink_writer(self._queries, self._evaluator, *into, has_batches=has_batches)
+                writer = sink_writer(self._queries, sink, node, df, state.epoch, running)
             writer = writer.queryName(step.flow).option("checkpointLocation", checkpoint)
-            writer = _triggered(writer, step)
-            running.has_batches = has_batches
-            query = self._queries.start(writer, node)
+            query = self._queries.start(_triggered(writer, step), node)
             is_read = any(
                 node.target in flow.upstream for flow in self._queries.graph.flows.values()
             )
@@ -356,7 +346,7 @@ class StreamingFlows:
     ) -> FlowState:
         operators = plans.stateful_operators(df)
         mode = step.output_mode.value
-        display = self._queries.display(node)
+        display = self._queries.graph.target_name(node)
         check_state(node.flow, state, operators=operators, output_mode=mode, display=display)
         table_id = self._queries.tables.check_ownership(node, state)
         wanted = replace(

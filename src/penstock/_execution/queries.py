@@ -51,7 +51,7 @@ class SparkEngine:
         self._queries = FlowQueries(evaluator, tables, state, context)
         self._views = ViewRefresh(self._queries)
         self._damage = DamageCheck(tables, self._queries.warn)
-        self._streams = StreamingFlows(self._queries, evaluator, source, self._damage)
+        self._streams = StreamingFlows(self._queries, source, self._damage)
         self._spark = tables.spark
         self._graph = tables.graph
         self._tables = tables
@@ -64,21 +64,16 @@ class SparkEngine:
 
     def maintain(self, datasets: Collection[str], settings: MaintenanceSettings) -> None:
         """Maintain the tables of some datasets from now on."""
-        context = self._context
+        origin, emit = self._context.origin, self._context.emit
         find_tables = partial(
-            maintained_tables,
-            self._tables,
-            self._state,
-            settings,
-            context.origin,
-            datasets,
+            maintained_tables, self._tables, self._state, settings, origin, datasets
         )
         self._compacts_at_end = any(
             table_maintenance(self._graph, node, {}).compacts_at_end
             for node in self._graph.stored()
             if node.key in datasets
         )
-        self._maintenance = MaintenanceThread(self._spark, find_tables, context.emit)
+        self._maintenance = MaintenanceThread(self._spark, find_tables, emit)
 
     def finish(self, *, is_stopped: bool) -> None:
         self._streams.finish()
@@ -116,18 +111,17 @@ class SparkEngine:
 
     def prepare(self, step: PrepareTable) -> None:
         node = self._graph.datasets[step.dataset]
-        first = self._graph.flows[node.flows[0]]
-        with self._queries.translated(first):
-            states = {flow: self._state.flow(flow) for flow in node.flows}
+        flows = {flow: self._graph.flows[flow] for flow in node.flows}
+        with self._queries.translated(flows[node.flows[0]]):
+            states = {flow: self._state.flow(flow) for flow in flows}
             for flow, state in states.items():
-                check_migration(self._graph.flows[flow].flow, state)
+                check_migration(flows[flow].flow, state)
             if any(state is not None and state.reset_pending for state in states.values()):
                 self._reset(node)
             else:
                 self._check_kind(node)
-                flows = {flow: self._graph.flows[flow] for flow in node.flows}
                 self._damage.check_tables(node, flows, states)
-            self._tables.prepare(node, [self._graph.flows[flow] for flow in node.flows])
+            self._tables.prepare(node, list(flows.values()))
 
     def _reset(self, node: DatasetNode) -> None:
         self._tables.reset(node)

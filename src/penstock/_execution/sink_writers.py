@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from penstock._analysis.evaluation import Evaluator
 from penstock._analysis.sinks import checked_options
 from penstock._execution.listener import WRITTEN
 from penstock._execution.running import RunningQuery
@@ -24,21 +23,19 @@ if TYPE_CHECKING:
 
 def sink_writer(
     queries: "FlowQueries",
-    evaluator: Evaluator,
     sink: Sink,
     node: FlowNode,
     df: DataFrame,
     epoch: str,
     running: RunningQuery,
-    *,
-    has_batches: bool = True,
 ) -> Any:
     """A stream writer for a flow into a sink, without name, checkpoint and trigger.
 
-    Without `has_batches` (continuous processing, real-time mode) Spark writes.
+    If `running` has no batches (continuous processing, real-time mode) Spark writes.
     """
     flow, mode = node.flow, node.analysis.output_mode or OutputMode.APPEND
-    system, layout, index = sink_of(sink.format), queries.tables.layout, evaluator.index
+    system, layout, evaluator = sink_of(sink.format), queries.tables.layout, queries.evaluator
+    index = evaluator.index
 
     def table_path(name: str) -> str:
         return layout.table_path(resolve_name(name, catalog=index.catalog, schema=index.schema))
@@ -56,7 +53,7 @@ def sink_writer(
                 schema=df.schema,
                 format=sink.format,
                 options=options,
-                has_batches=has_batches,
+                has_batches=running.has_batches,
                 function=None if function is None else evaluator.redirecting(function),
                 map_path=evaluator.context.map_path,
                 table_path=table_path,
@@ -69,7 +66,7 @@ def sink_writer(
     running.explains_failures(lambda text, batch: system.explain(text, flow, batch))
     if isinstance(opened, BatchSink):
         running.writes_batches(opened.write, opened.close)
-    return stream_writer(opened, df, mode, running.on_batch, has_batches=has_batches)
+    return stream_writer(opened, df, mode, running.on_batch, has_batches=running.has_batches)
 
 
 def stream_writer(

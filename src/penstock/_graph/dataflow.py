@@ -90,6 +90,11 @@ class DataflowGraph:
     def stored(self) -> tuple[DatasetNode, ...]:
         return tuple(node for node in self.datasets.values() if node.is_stored)
 
+    def target_name(self, flow: FlowNode) -> str:
+        """The name of the table or sink of a flow, for messages."""
+        dataset = self.datasets.get(flow.target)
+        return flow.target if dataset is None else dataset.display
+
     def deferral_text(self, node: DatasetNode) -> str:
         """Where the rows of a dataset come from; empty unless unchanged ones are deferred."""
         if self.deferred is None:

@@ -308,7 +308,7 @@ def _report(
 ) -> BackfillReport:
     return BackfillReport(
         flow=node.flow.name,
-        target=pipeline.target_name(node),
+        target=pipeline.graph.target_name(node),
         backfill_id=None if state == "planned" else plan.backfill_id,
         way=plan.way,
         range=plan.range,

@@ -58,7 +58,7 @@ def reset_to_checkpoint(
         _check(node, checkpoint, old)
         plan = ResetPlan(
             flow=name,
-            target=pipeline.target_name(node),
+            target=pipeline.graph.target_name(node),
             start=f"checkpoint {checkpoint}",
             old_epoch="" if before is None else before.epoch,
             new_epoch=None,

@@ -264,7 +264,9 @@ class MigrationFacts:
                     effect = next((each for each in order if each in effects), "changes")
                 except PenstockError:
                     effect = "stops"  # the worst case: another source of it is not available
-            readers.append(Reader(flow=name, target=pipeline.target_name(node), effect=effect))
+            readers.append(
+                Reader(flow=name, target=pipeline.graph.target_name(node), effect=effect)
+            )
         return tuple(readers)
 
 

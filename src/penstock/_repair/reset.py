@@ -89,7 +89,7 @@ def reset_flow(
         ]
         plan = ResetPlan(
             flow=node.flow.name,
-            target=pipeline.target_name(node),
+            target=pipeline.graph.target_name(node),
             start=str(start),
             old_epoch=checkpoint.epoch,
             new_epoch=None,
