@@ -127,8 +127,8 @@ class OpenedProject:
 
     `guessing` are files that were executed with assumed rows in place of a missing source,
     `assuming` those that read a secret or a setting that is not here. `servers` are Kafka brokers
-    that the code names and that are not on this machine. `is_loaded_from_guesses`: a file read a
-    missing source while it was loaded, so that whatever depends on its rows may fail, in any file.
+    that the code names and that are not on this machine. `read_while_loaded` are missing sources
+    that a file read while it was loaded: what depends on their rows may fail, in any file.
     """
 
     loaded: LoadedSources
@@ -140,7 +140,6 @@ class OpenedProject:
     guessing: frozenset[str]
     assuming: frozenset[str] = frozenset()
     read_while_loaded: frozenset[str] = frozenset()
-    is_loaded_from_guesses: bool = False
 
     def problems(self) -> tuple[tuple[PenstockError, ...], Mapping[str, PenstockError]]:
         """Certain errors; and uncertain ones by flow or location."""
@@ -196,7 +195,7 @@ class OpenedProject:
         file = error.origin.file if error.origin is not None else None
         if isinstance(error.__cause__, _NOT_ABOUT_ROWS):
             return file in self.guessing
-        return self.is_loaded_from_guesses or file in self.guessing | self.assuming
+        return bool(self.read_while_loaded) or file in self.guessing | self.assuming
 
 
 @contextlib.contextmanager
@@ -250,7 +249,6 @@ def opened_project(
             guessing=frozenset(reads.guessing).union(absent.values()),
             assuming=frozenset(assuming),
             read_while_loaded=frozenset(n for names in reads.guessing.values() for n in names),
-            is_loaded_from_guesses=bool(reads.guessing),
         )
 
 

@@ -18,7 +18,6 @@ from penstock._model.pipeline import PipelineDefinition, PipelineSettings
 from penstock._observe.alert_delivery import Alerts
 from penstock._observe.bus import EventBus
 from penstock._observe.events import (
-    ClusterResources,
     CreateUpdate,
     Event,
     EventOrigin,
@@ -131,7 +130,7 @@ def run_update(
         # A storage on another machine is leased with the session: an update that waits for
         # that lease, or is refused, must not delete events of the one that holds it.
         observed.retention.start()
-        return _run(pipeline, options, bus, observed.origin, observed.leases, on_running)
+        return _run(pipeline, options, bus, observed, on_running)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,9 +200,8 @@ def _observe(
     stack.callback(hooks.close)
     retention = Retention(log, settings.events, origin.update_id)
     stack.callback(retention.close)
-    exports = Exports(
-        settings, bus, origin, state, lambda text: resolve_secrets(text, root=settings.root)
-    )
+    resolve = partial(resolve_secrets, root=settings.root)
+    exports = Exports(settings, bus, origin, state, resolve)
     stack.callback(exports.close)
     bus.subscribe(log)
     bus.subscribe(status)
@@ -213,7 +211,7 @@ def _observe(
             bus,
             origin,
             settings.alerts,
-            resolve_secrets=lambda text: resolve_secrets(text, root=settings.root),
+            resolve_secrets=resolve,
             schemas=recorded_schemas(event_directory(settings)) if wants_schemas else None,
         )
         bus.subscribe(alerts)
@@ -226,11 +224,11 @@ def _run(
     pipeline: OpenPipeline,
     options: UpdateOptions,
     bus: EventBus,
-    origin: EventOrigin,
-    leases: PipelineLeases,
+    observed: ObservedStart,
     on_running: Callable[[Update], None] | None,
 ) -> UpdateResult:
     settings, tables = pipeline.settings, pipeline.tables
+    origin, lease = observed.origin, observed.leases.remote
     plan = _plan(pipeline, options)
     for event in definitions(pipeline.graph, origin, tables.paths):
         bus.emit(event)
@@ -245,7 +243,7 @@ def _run(
         emit=bus.emit,
         origin=origin,
         last_batch=lambda flow: last_batch(events, flow),
-        lost_lease=(lambda: None) if leases.remote is None else leases.remote.failure,
+        lost_lease=(lambda: None) if lease is None else lease.failure,
     )
     engine = pipeline.engine(tables, context)
     update = Update(
@@ -266,19 +264,16 @@ def _run(
         engine.jvm_died(exit_code)
         update.engine_died()
 
-    def executors_changed(change: ClusterResources, message: str) -> None:
-        bus.emit(Event(origin, change, message))
-
     def lease_lost(failure: str) -> None:
         engine.abandon(failure)
         update.engine_died()
 
-    if leases.remote is not None:
-        leases.remote.on_lost(lease_lost)
+    if lease is not None:
+        lease.on_lost(lease_lost)
         with contextlib.suppress(OSError):
             end_unfinished(events, own=origin.update_id)
     try:
-        with jvm_watch(pipeline.spark, jvm_died), executor_watch(pipeline.spark, executors_changed):
+        with jvm_watch(pipeline.spark, jvm_died), executor_watch(pipeline.spark, origin, bus.emit):
             return update.run()
     finally:
         engine.close()

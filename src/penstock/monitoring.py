@@ -57,8 +57,8 @@ def status_of(settings: PipelineSettings, *, update: str = "latest") -> dict[str
     body = read_status(settings, update=update)
     if body is None:
         return None
-    holder = holder_of(settings)
-    is_holder = holder is not None and holder.get("update") == body["update_id"]
+    holder = holder_of(settings) or {}
+    is_holder = holder.get("update") == body["update_id"]
     body["is_alive"] = is_holder and not body["has_ended"]
-    body["process_id"] = holder.get("pid") if holder is not None and is_holder else None
+    body["process_id"] = holder.get("pid") if is_holder else None
     return body

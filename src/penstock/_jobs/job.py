@@ -88,9 +88,7 @@ def run_job(
         executors_ready()
         with (
             jvm_watch(spark, queries.jvm_died),
-            executor_watch(
-                spark, lambda change, text: bus.emit(Event(observed.origin, change, text))
-            ),
+            executor_watch(spark, observed.origin, bus.emit),
             queries.observed(),
         ):
             return job.run()

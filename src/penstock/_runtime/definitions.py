@@ -39,9 +39,10 @@ def definitions(
         yield Event(replace(origin, sink_name=sink.name), body, text)
     for name, flow in graph.flows.items():
         is_sink = flow.target in graph.sinks
+        dataset_name, sink_name = ("", flow.target) if is_sink else (flow.target, "")
         definition = FlowDefinition(
-            output_dataset="" if is_sink else flow.target,
-            output_sink=flow.target if is_sink else "",
+            output_dataset=dataset_name,
+            output_sink=sink_name,
             input_datasets=tuple(sorted(flow.analysis.inputs)),
             external_inputs=tuple(flow.analysis.external_inputs),
             flow_type=flow.type_name(graph.datasets.get(flow.target)),
@@ -52,10 +53,5 @@ def definitions(
         yield Event(replace(origin, flow_name=name), definition, f"flow {name}")
         lineage = flow.analysis.lineage
         if lineage is not None:
-            named = replace(
-                origin,
-                flow_name=name,
-                dataset_name=definition.output_dataset or "",
-                sink_name=definition.output_sink or "",
-            )
+            named = replace(origin, flow_name=name, dataset_name=dataset_name, sink_name=sink_name)
             yield Event(named, ColumnLineage(lineage))

@@ -15,7 +15,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from penstock._model.exception_text import first_line
-from penstock._observe.events import ClusterResources
+from penstock._observe.events import ClusterResources, Event, EventOrigin
 from penstock._observe.masking import shown
 from penstock._spark.session_defaults import available_cores, is_local, parallelism
 from penstock.errors import SetupError
@@ -100,12 +100,9 @@ def _wait_for_executors(spark: SparkSession, over: threading.Event) -> None:
 
 @contextlib.contextmanager
 def executor_watch(
-    spark: SparkSession, on_change: Callable[[ClusterResources, str], None]
+    spark: SparkSession, origin: EventOrigin, emit: Callable[[Event], None]
 ) -> Iterator[None]:
-    """Call `on_change` on a separate thread when executors of a cluster come or go.
-
-    Its arguments are the body of an event and its message.
-    """
+    """Emit an event on a separate thread when executors of a cluster come or go."""
     if is_local(str(spark.sparkContext.master)):
         yield
         return
@@ -119,7 +116,7 @@ def executor_watch(
             except (Py4JError, ConnectionError):
                 return  # the JVM is gone, or going
             if change := _change(known, now):
-                on_change(change, _message(change, now))
+                emit(Event(origin, change, _message(change, now)))
             known = now
             over.wait(_WATCH_SECONDS)
 
