@@ -12,7 +12,7 @@ from penstock._model.name import path_segment, segment_name
 from penstock._tables.commit_note import TARGET, NotedCommit
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import StorageFiles, local_path
-from penstock._tables.layout import DECISION_FILE, TableRef, app_id
+from penstock._tables.layout import TableRef, app_id
 from penstock._tables.read.checkpoint_doctor import unreadable_files
 from penstock._tables.read.checkpoint_files import (
     Checkpoint,
@@ -31,7 +31,6 @@ from penstock._tables.read.damage import (
     state_lost,
     unreadable,
 )
-from penstock._tables.write.decision import DecisionFile
 from penstock._tables.write.fenced import last_number
 from penstock.errors import CheckpointError
 
@@ -172,10 +171,10 @@ class DamageCheck:
 
     def _last_number(self, node: FlowNode, epoch: str) -> int | None:
         """The last batch of the table; `None` for a sink."""
-        table, identity = self._tables.paths.get(node.target), self._tables.app_id
+        table = self._tables.paths.get(node.target)
         if table is None:
             return None
-        return last_number(self._delta, table, identity(node.flow.name, epoch))
+        return last_number(self._delta, table, self._tables.app_id(node.flow.name, epoch))
 
     def check_files(self, node: FlowNode, epoch: str) -> None:
         """Refuse a checkpoint with files that Spark cannot read: `CHECKPOINT_DAMAGED`."""
@@ -189,13 +188,12 @@ class DamageCheck:
             last = -1 if checkpoint.last_finished is None else checkpoint.last_finished
             app_id = self._tables.app_id(name, epoch)
             noted = self._tables.note(node, epoch).load()
-            decisions = DecisionFile(self._files, str(folder / DECISION_FILE))
             number = self._last_number(node, epoch)
             is_new = (
                 number is not None
                 and number <= last
                 and all(note.batch_id <= last for note in noted.values())
-                and decisions.load(app_id, last + 1) is None
+                and self._tables.decisions(node, epoch).load(app_id, last + 1) is None
             )
             damage = unreadable(checkpoint, node.flow.target, files, is_unwritten=is_new)
             raise _error("CHECKPOINT_DAMAGED", node, damage)

@@ -111,7 +111,7 @@ class StateStore:
     @contextlib.contextmanager
     def apart(self, flow: str, path: str) -> Iterator[None]:
         """Use another file for the state of a flow inside of the context, for a new checkpoint."""
-        self._apart[self._path("flows", flow)] = path
+        self._apart[flow] = path
         try:
             yield
         finally:
@@ -119,12 +119,12 @@ class StateStore:
 
     def flow(self, name: str) -> FlowState | None:
         """The state of a flow; `None` before its first start."""
-        body = self._load("flows", name)
+        body = self._load(self._flow_path(name), FlowState)
         return None if body is None else state_of(body)
 
     def save_flow(self, name: str, state: FlowState) -> None:
         state = replace(state, pipeline=self.pipeline_of(name))
-        self._files.write(self._current_path("flows", name), json.dumps(asdict(state), indent=1))
+        self._files.write(self._flow_path(name), json.dumps(asdict(state), indent=1))
 
     def pipeline_of(self, flow: str) -> str:
         """The name of the pipeline in the identity of a flow's writers.
@@ -144,8 +144,7 @@ class StateStore:
         """
         if position is None:
             before = self.flow(name)
-            pending = before is not None and before.reset_pending
-            position = before.next_position if before is not None and pending else {}
+            position = before.next_position if before and before.reset_pending else {}
         state = FlowState(epoch=uuid.uuid4().hex, position=position)
         self.save_flow(name, state)
         return state
@@ -153,18 +152,16 @@ class StateStore:
     def mark_reset(self, name: str, position: Mapping[str, Any] | None = None) -> None:
         """Record a pending reset of a flow, and the position of its streams after it."""
         state = self.flow(name) or FlowState(epoch=uuid.uuid4().hex)
-        position = position or {}
-        marked = replace(state, reset_pending=True, next_position=position, migration=None)
+        marked = replace(state, reset_pending=True, next_position=position or {}, migration=None)
         self.save_flow(name, marked)
 
     def view(self, key: str) -> ViewState | None:
         """The state of a view's last refresh; `None` if unknown."""
-        body = self._load("views", key)
+        body = self._load(self._path("views", key), ViewState)
         return None if body is None else ViewState(**body)
 
     def save_view(self, key: str, state: ViewState) -> None:
-        body = {**asdict(state), "sources": dict(state.sources)}
-        self._files.write(self._path("views", key), json.dumps(body, indent=1))
+        self._files.write(self._path("views", key), json.dumps(asdict(state), indent=1))
 
     def forget_view(self, key: str) -> None:
         """Let the next refresh of a view be a complete one."""
@@ -182,17 +179,15 @@ class StateStore:
         names = self._files.names(f"{self._root}/{folder}")
         return sorted(unquote(name.removesuffix(".json")) for name in names if name[0] != ".")
 
-    def _current_path(self, folder: str, name: str) -> str:
-        path = self._path(folder, name)
-        return self._apart.get(path, path)
+    def _flow_path(self, flow: str) -> str:
+        return self._apart.get(flow) or self._path("flows", flow)
 
     def _path(self, folder: str, name: str) -> str:
         return f"{self._root}/{folder}/{quote(name, safe=' ')}.json"
 
-    def _load(self, folder: str, name: str) -> dict[str, Any] | None:
-        path = self._current_path(folder, name)
+    def _load(self, path: str, kind: type[FlowState | ViewState]) -> dict[str, Any] | None:
         body = self._parsed(path)
-        known = {each.name for each in fields(FlowState if folder == "flows" else ViewState)}
+        known = {each.name for each in fields(kind)}
         if unknown := (body or {}).keys() - known:
             raise PlanError(
                 "STATE_OF_NEWER_VERSION",

@@ -48,8 +48,7 @@ class LeaseEnvironment:
 class Lease:
     """A lock on a file, held by this process. Create it with `acquire`."""
 
-    def __init__(self, path: Path, fd: int, record: Mapping[str, Any]) -> None:
-        self.path = path
+    def __init__(self, fd: int, record: Mapping[str, Any]) -> None:
         self._fd: int | None = fd
         self._record = dict(record)
 
@@ -73,17 +72,24 @@ class Lease:
         Raises:
             SetupError: LEASE_HELD, LEASE_LEFTOVER or LEASE_UNAVAILABLE.
         """
-        machine = environment or LeaseEnvironment()
+        try:
+            return cls._acquire(path, holder, environment or LeaseEnvironment())
+        except OSError as raised:
+            raise _unavailable(path, raised) from raised
+
+    @classmethod
+    def _acquire(cls, path: Path, holder: Mapping[str, str], machine: LeaseEnvironment) -> Self:
         began = machine.clock.monotonic()
         while True:
-            fd = _open(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                if _try_lock(fd, path):
+                if _try_lock(fd):
                     if _is_still(fd, path):
                         record = own_record(holder, machine.processes)
-                        _write_record(fd, path, record)
+                        _write_record(fd, record)
                         os.set_inheritable(fd, True)
-                        return cls(path, fd, record)
+                        return cls(fd, record)
                 else:
                     current = _read_record(fd)
                     waited = machine.clock.monotonic() - began
@@ -110,8 +116,8 @@ class Lease:
         try:
             # The next one must wait for our JVM instead of taking this process for the holder. On
             # a full disk that is lost, which is no reason to fail at the end of an update.
-            with suppress(SetupError):
-                _write_record(fd, self.path, {**self._record, "released": True})
+            with suppress(OSError):
+                _write_record(fd, {**self._record, "released": True})
         finally:
             # No LOCK_UN: that would release the lock of the child as well.
             os.close(fd)
@@ -138,21 +144,11 @@ def living_holder(path: Path) -> Mapping[str, Any] | None:
 # The file
 
 
-def _open(path: Path) -> int:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as raised:
-        raise _unavailable(path, raised) from raised
-
-
-def _try_lock(fd: int, path: Path) -> bool:
+def _try_lock(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError as raised:
-        raise _unavailable(path, raised) from raised
     return True
 
 
@@ -164,13 +160,10 @@ def _is_still(fd: int, path: Path) -> bool:
         return False
 
 
-def _write_record(fd: int, path: Path, record: Mapping[str, Any]) -> None:
+def _write_record(fd: int, record: Mapping[str, Any]) -> None:
     data = (json.dumps(record) + "\n").encode()
-    try:
-        os.pwrite(fd, data, 0)
-        os.ftruncate(fd, len(data))
-    except OSError as raised:
-        raise _unavailable(path, raised) from raised
+    os.pwrite(fd, data, 0)
+    os.ftruncate(fd, len(data))
 
 
 def _read_record(fd: int) -> dict[str, Any]:
