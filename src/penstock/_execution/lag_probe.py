@@ -161,9 +161,8 @@ class LagProbe:
 
     def close(self) -> None:
         """Measure ended flows a last time, and stop the thread."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
+        self._closing = True
+        self._wake()
         if self._thread is not None:
             self._thread.join(timeout=_CLOSE_SECONDS)
 

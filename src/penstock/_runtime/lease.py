@@ -13,6 +13,7 @@ import shlex
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,8 +22,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from penstock._runtime.boundary import disk_full
-from penstock._runtime.ports import Clock, ProcessTable
-from penstock._runtime.system import SystemProcesses, SystemScheduler
+from penstock._runtime.ports import ProcessTable
+from penstock._runtime.system import SystemProcesses
 from penstock.errors import SetupError
 
 LEFTOVER_TIMEOUT_SECONDS = 15.0
@@ -39,7 +40,7 @@ class LeaseEnvironment:
     the time that child processes of a dead holder get to end.
     """
 
-    clock: Clock = field(default_factory=SystemScheduler)
+    monotonic: Callable[[], float] = time.monotonic
     processes: ProcessTable = field(default_factory=SystemProcesses)
     wait: Callable[[float], object] = threading.Event().wait
     leftover_timeout_seconds: float = LEFTOVER_TIMEOUT_SECONDS
@@ -79,7 +80,7 @@ class Lease:
 
     @classmethod
     def _acquire(cls, path: Path, holder: Mapping[str, str], machine: LeaseEnvironment) -> Self:
-        began = machine.clock.monotonic()
+        began = machine.monotonic()
         while True:
             path.parent.mkdir(parents=True, exist_ok=True)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -92,7 +93,7 @@ class Lease:
                         return cls(fd, record)
                 else:
                     current = _read_record(fd)
-                    waited = machine.clock.monotonic() - began
+                    waited = machine.monotonic() - began
                     if holder_lives(current, machine.processes):
                         if waited >= _DYING_SECONDS:
                             raise _held(path, current)

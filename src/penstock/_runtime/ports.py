@@ -69,15 +69,11 @@ class Engine(Protocol):
         """
 
 
-class Clock(Protocol):
-    """Monotonic time in seconds."""
+class Scheduler(Protocol):
+    """Time, waiting and threads, so that a test can replace all three by virtual time."""
 
     def monotonic(self) -> float:
         """Seconds that never go backwards."""
-
-
-class Scheduler(Clock, Protocol):
-    """Time, waiting and threads, so that a test can replace all three by virtual time."""
 
     def receive(
         self, inbox: "SimpleQueue[Callable[[], None]]", deadline: float | None
@@ -96,7 +92,6 @@ class ProcessInfo:
     with the same id; `None` = unknown.
     """
 
-    pid: int
     started: int | None = None
 
 

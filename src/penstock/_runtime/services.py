@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock._runtime.calls import EngineCalls
-from penstock._runtime.ports import Clock
+from penstock._runtime.ports import Scheduler
 from penstock._runtime.reporter import UpdateReporter
 from penstock._runtime.restart import RestartPolicy
 from penstock._runtime.timers import Timers
@@ -16,7 +16,7 @@ class Services:
 
     calls: EngineCalls
     timers: Timers
-    clock: Clock
+    clock: Scheduler
     policy: RestartPolicy
     jitter: Callable[[], float]
     report: UpdateReporter

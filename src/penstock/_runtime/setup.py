@@ -43,7 +43,6 @@ class TableSetup:
         self._supervisor = supervisor
         self._services = services
         self._broken: set[str] = set()
-        self._stopped = False
         self.was_cut = False
 
     @property
@@ -80,7 +79,6 @@ class TableSetup:
 
     def stop(self) -> None:
         """Start nothing more; steps on their way continue."""
-        self._stopped = True
         self.was_cut = bool(self._left or self._paused)
         self._left.clear()
         self._paused.clear()
@@ -97,7 +95,7 @@ class TableSetup:
         step = task.step
         if error is None:
             return
-        if self._stopped:
+        if self._supervisor.is_stopping:
             self.was_cut = True
             _logger.warning("setting up %s failed during the stop: %s", step.dataset, error)
             return

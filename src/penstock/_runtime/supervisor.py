@@ -35,8 +35,8 @@ class Supervisor:
         self._services = services
         self._max_streams = max_streaming_flows
         self._max_batches = max_batch_steps
-        self._stopping = False
-        self._interrupted = False
+        self.is_stopping = False
+        self.is_interrupted = False
         self.failures: list[PenstockError] = []
 
     def _now(self) -> float:
@@ -69,7 +69,7 @@ class Supervisor:
 
     def request_stop(self) -> None:
         """Start nothing more; ask streaming flows to end; let batch steps finish."""
-        self._stopping = True
+        self.is_stopping = True
         for task in self._board:
             if task.is_busy:
                 if task.halted_by is None:
@@ -84,7 +84,7 @@ class Supervisor:
                 task.phase = Phase.WAITING
 
     def interrupt(self) -> None:
-        self._stopping = self._interrupted = True
+        self.is_stopping = self.is_interrupted = True
         for task in self._board:
             if task.running is not None:
                 self._services.calls.interrupt(task.name, task.running)
@@ -154,9 +154,9 @@ class Supervisor:
         self._services.report.flow(task, FlowStatus.RUNNING, f"{task.name} is running")
         if task.ended_early is not None:
             self._on_ended(task, attempt, task.ended_early[0])
-        elif self._interrupted:
+        elif self.is_interrupted:
             self._services.calls.interrupt(task.name, running)
-        elif self._stopping or task.halted_by is not None:
+        elif self.is_stopping or task.halted_by is not None:
             self._services.calls.request_stop(task.name, running)
 
     def _on_not_started(self, task: Task, attempt: int, error: PenstockError) -> None:
@@ -171,7 +171,7 @@ class Supervisor:
             task.ended_early = (error,)
         elif error is not None:
             self._fail(task, as_penstock_error(error, f"running {task.name}"))
-        elif self._stopping or task.halted_by is not None:
+        elif self.is_stopping or task.halted_by is not None:
             self._end_stopped(task)
         else:
             self._end(task, FlowStatus.COMPLETED, f"{task.name} completed")
@@ -192,7 +192,7 @@ class Supervisor:
             return
         if status is not FlowStatus.IDLE or task.status is not FlowStatus.IDLE:
             self._services.report.flow(task, status, message)
-        if self._stopping or task.halted_by is not None:
+        if self.is_stopping or task.halted_by is not None:
             self._end_stopped(task)
         else:
             self._pause(task, max(self._now(), started_at + interval))
@@ -209,13 +209,13 @@ class Supervisor:
 
     def _fail(self, task: Task, error: PenstockError) -> None:
         """A run failed: try again, give up, or end as part of the current stop."""
-        if self._interrupted:
+        if self.is_interrupted:
             # Most likely caused by the interrupt.
             _logger.info("%s ended during the interrupt: %s", task.name, error)
             self._end_stopped(task)
             return
         task.last_error = error
-        if self._stopping or task.halted_by is not None:
+        if self.is_stopping or task.halted_by is not None:
             if is_transient(error):
                 self._end_stopped(task)
                 return
@@ -241,7 +241,7 @@ class Supervisor:
         self.failures.append(error)
         message = f"{task.name} failed ({reason}): {error.message}"
         self._end(task, FlowStatus.FAILED, message, error=error)
-        if not self._stopping:
+        if not self.is_stopping:
             self._give_up_downstream(task.target, cause=task.name)
 
     def _give_up_downstream(self, dataset: str, *, cause: str) -> None:

@@ -45,12 +45,12 @@ class SystemProcesses:
             text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
             # No /proc here, or one that hides the processes of other users.
-            return ProcessInfo(pid=pid) if _answers_signals(pid) else None
+            return ProcessInfo() if _answers_signals(pid) else None
         # The command in parentheses may hold spaces and parentheses itself.
         fields = text.rpartition(")")[2].split()
         if fields[0] in {"Z", "X"}:
             return None
-        return ProcessInfo(pid=pid, started=int(fields[19]))
+        return ProcessInfo(started=int(fields[19]))
 
 
 def _answers_signals(pid: int) -> bool:

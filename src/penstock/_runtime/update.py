@@ -117,8 +117,6 @@ class Update:
             max_batch_steps=max(1, max_batch_steps or max(2, os.cpu_count() or 1)),
         )
         self._setup = TableSetup(plan, self._board, self._supervisor, services)
-        self._stopping = False
-        self._interrupted = False
 
     def request_stop(self) -> None:
         """Stop.
@@ -171,7 +169,7 @@ class Update:
         return self._scheduler.monotonic()
 
     def _advance(self) -> None:
-        if self._stopping or not self._setup.advance() or self._board.all_ended:
+        if self._supervisor.is_stopping or not self._setup.advance() or self._board.all_ended:
             return
         self._report.enter(UpdateState.RUNNING, "running flows")
         self._supervisor.start_ready()
@@ -179,10 +177,9 @@ class Update:
     # Stopping
 
     def _on_stop_request(self) -> None:
-        if self._stopping:
+        if self._supervisor.is_stopping:
             self._interrupt("interrupting: stop was requested a second time")
             return
-        self._stopping = True
         self._report.enter(UpdateState.STOPPING, "stopping: running flows finish their micro-batch")
         self._setup.stop()
         self._supervisor.request_stop()
@@ -191,9 +188,8 @@ class Update:
         self._timers.add(self._now() + timeout, late)
 
     def _interrupt(self, message: str) -> None:
-        if self._interrupted:
+        if self._supervisor.is_interrupted:
             return
-        self._interrupted = True
         self._report.update(UpdateState.STOPPING, message)
         self._supervisor.interrupt()
         self._timers.add(self._now() + self._interrupt_timeout_seconds, self._abandon)
@@ -208,7 +204,7 @@ class Update:
         def named(*statuses: FlowStatus) -> tuple[str, ...]:
             return tuple(task.name for task in self._board if task.status in statuses)
 
-        self._engine.finish(is_stopped=self._stopping)
+        self._engine.finish(is_stopped=self._supervisor.is_stopping)
         skipped, stopped = named(FlowStatus.SKIPPED), named(FlowStatus.STOPPED)
         failures = tuple(dict.fromkeys(self._supervisor.failures))
         if failures:
@@ -228,6 +224,6 @@ class Update:
             skipped=skipped,
             completed=named(*SETTLED),
             stopped=stopped,
-            interrupted=self._interrupted,
+            interrupted=self._supervisor.is_interrupted,
             setup_was_cut=self._setup.was_cut,
         )

@@ -66,7 +66,7 @@ class Machine:
 
     def environment(self):
         processes = SystemProcesses() if self._processes is None else self
-        return LeaseEnvironment(clock=self, processes=processes, wait=self.wait)
+        return LeaseEnvironment(monotonic=self.monotonic, processes=processes, wait=self.wait)
 
 
 def test_second_holder_is_refused_with_the_pid_in_under_a_second(tmp_path, hold):
@@ -145,9 +145,9 @@ def test_reused_pid_does_not_count_as_the_holder(tmp_path, hold):
     record = json.loads((tmp_path / "lock").read_text())
     assert isinstance(record["process_started"], int)
     environment = {
-        "reused": {first.pid: ProcessInfo(pid=first.pid, started=record["process_started"] + 1)},
-        "the same": {first.pid: ProcessInfo(pid=first.pid, started=record["process_started"])},
-        "unknown": {first.pid: ProcessInfo(pid=first.pid)},
+        "reused": {first.pid: ProcessInfo(started=record["process_started"] + 1)},
+        "the same": {first.pid: ProcessInfo(started=record["process_started"])},
+        "unknown": {first.pid: ProcessInfo()},
     }
     conditions = {}
     for name, processes in environment.items():
@@ -173,7 +173,7 @@ def test_new_holder_is_named_when_it_came_while_another_one_waited(tmp_path, hol
     def take_over():
         path.write_text(json.dumps({**record, "pid": 4711, "process_started": 1}))
 
-    machine = Machine({4711: ProcessInfo(pid=4711, started=1)}, while_waiting=take_over)
+    machine = Machine({4711: ProcessInfo(started=1)}, while_waiting=take_over)
     with pytest.raises(SetupError) as caught:
         Lease.acquire(path, holder=HOLDER, environment=machine.environment())
     assert caught.value.condition == "LEASE_HELD"
