@@ -38,6 +38,7 @@ from penstock._tables.write.keyed import REWRITE_BYTES
 from penstock._tables.write.row_files import FindLateRows
 from penstock._tables.write.schema import conform
 from penstock._tables.write.table_spec import table_state
+from penstock._tables.write.upsert import UniqueWriter, UpsertWriter
 from penstock._tables.write.view_writer import ViewWriter
 from penstock._tables.write.writer import FlowWriter, WriterOptions
 from penstock.quality.split import QUARANTINE_COLUMNS, RowSplit, split_rows
@@ -132,8 +133,6 @@ class TableWriters:
         options["late"] = late
         writer: FlowWriter
         if is_upsert:
-            from penstock._tables.write.upsert import UpsertWriter
-
             options["allow_missing"] = False
             writer = UpsertWriter(
                 self._tables.spark,
@@ -143,8 +142,6 @@ class TableWriters:
                 **options,
             )
         elif dataset.declared.deduplicate_by:
-            from penstock._tables.write.upsert import UniqueWriter
-
             keys = dataset.declared.deduplicate_by
             writer = UniqueWriter(self._tables.spark, keys=keys, **options)
         else:

@@ -96,8 +96,7 @@ def _grouping_columns(df: DataFrame, flow: Flow) -> tuple[str, ...]:
     while kind_of(node) in _TRANSPARENT:
         if kind_of(node) == "Project":
             references_of = {
-                item.exprId().id(): {a.exprId().id() for a in iterate(item.references().toSeq())}
-                for item in iterate(node.projectList())
+                item.exprId().id(): _references(item) for item in iterate(node.projectList())
             }
             columns = [
                 (name, set().union(*(references_of.get(i, {i}) for i in ids)))
@@ -110,25 +109,27 @@ def _grouping_columns(df: DataFrame, flow: Flow) -> tuple[str, ...]:
         return ()
     grouping: set[int] = set()
     for expression in iterate(node.groupingExpressions()):
-        grouping |= {a.exprId().id() for a in iterate(expression.references().toSeq())}
-    produced = {}
+        grouping |= _references(expression)
+    grouped: dict[int, set[int]] = {}  # columns of the aggregate, with their grouping columns
     for item in iterate(node.aggregateExpressions()):
-        references = {a.exprId().id() for a in iterate(item.references().toSeq())}
-        is_key = (
-            references <= grouping
-            and references
-            and not any(kind_of(part) == "AggregateExpression" for part in walk(item))
-        )
-        produced[item.exprId().id()] = (bool(is_key), references)
-    keys, covered = [], set()
+        references = _references(item)
+        is_grouped = references and references <= grouping
+        if is_grouped and not any(kind_of(part) == "AggregateExpression" for part in walk(item)):
+            grouped[item.exprId().id()] = references
+    keys: list[str] = []
+    covered: set[int] = set()
     for name, ids in columns:
-        if ids and all(i in produced and produced[i][0] for i in ids):
+        if ids and ids <= grouped.keys():
             keys.append(name)
-            for i in ids:
-                covered |= produced[i][1]
+            covered = covered.union(*(grouped[i] for i in ids))
     if not grouping or not grouping <= covered:
         raise _keys_unknown(flow)
     return tuple(keys)
+
+
+def _references(expression: Any) -> set[int]:
+    """Ids of the columns in an expression."""
+    return {attribute.exprId().id() for attribute in iterate(expression.references().toSeq())}
 
 
 def is_stateful(node: Any) -> bool:
@@ -158,9 +159,7 @@ def stateful_operators(df: DataFrame) -> tuple[str, ...]:
 
     The lines are the same in every process: they have no generated names.
     """
-    operators: list[str] = []
-    _collect_stateful(analyzed(df), operators)
-    return stable_operators(operators)
+    return stable_operators(_operators(analyzed(df)))
 
 
 def has_state(operators: Sequence[str]) -> bool:
@@ -168,7 +167,7 @@ def has_state(operators: Sequence[str]) -> bool:
     return len(operators) > 1 or any(not line.startswith("source") for line in operators)
 
 
-def _collect_stateful(node: Any, operators: list[str]) -> None:
+def _operators(node: Any) -> Iterator[str]:
     if not node.isStreaming():
         return
     kind = kind_of(node)
@@ -176,20 +175,20 @@ def _collect_stateful(node: Any, operators: list[str]) -> None:
     if kind == "Aggregate":
         keys = ", ".join(str(e.sql()) for e in iterate(node.groupingExpressions()))
         values = ", ".join(str(e.sql()) for e in iterate(node.aggregateExpressions()))
-        operators.append(f"aggregate by [{keys}] of [{values}]")
+        yield f"aggregate by [{keys}] of [{values}]"
     elif kind == "Join":
         if all(child.isStreaming() for child in children):
             condition = node.condition().toString()
-            operators.append(f"stream-stream join {node.joinType().sql()} on {condition}")
+            yield f"stream-stream join {node.joinType().sql()} on {condition}"
     elif kind in ("Deduplicate", "DeduplicateWithinWatermark"):
         keys = ", ".join(sorted(key.name() for key in iterate(node.keys())))
-        operators.append(f"{kind} by [{keys}]")
+        yield f"{kind} by [{keys}]"
     elif kind in _STATEFUL:
-        operators.append(f"{kind} with [{', '.join(a.name() for a in iterate(node.output()))}]")
+        yield f"{kind} with [{', '.join(a.name() for a in iterate(node.output()))}]"
     elif not children:
-        operators.append(f"source {kind}")
+        yield f"source {kind}"
     for child in children:
-        _collect_stateful(child, operators)
+        yield from _operators(child)
 
 
 def query_text(df: DataFrame) -> str:
