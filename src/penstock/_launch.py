@@ -112,7 +112,7 @@ class OpenPipeline:
 
     def engine(self, tables: PipelineTables, context: EngineContext) -> SparkEngine:
         """An engine for the flows, which writes to `tables`."""
-        return SparkEngine(self.evaluator, self.source, tables, self.state, context)
+        return SparkEngine(self.evaluator, self.source, tables, context)
 
     def lease(self, *nodes: "DatasetNode") -> None:
         """Keep other pipelines from writing to tables."""

@@ -22,7 +22,7 @@ from penstock._execution.caught_up import is_caught_up
 from penstock._execution.damage_check import DamageCheck
 from penstock._execution.declaration import declaration_of
 from penstock._execution.flow_conf import FlowConfs
-from penstock._execution.flow_state import FlowState, StateStore, check_state
+from penstock._execution.flow_state import FlowState, check_state
 from penstock._execution.lag_probe import LagProbe
 from penstock._execution.listener import ProgressListener
 from penstock._execution.running import RunningQuery
@@ -72,13 +72,12 @@ class FlowQueries:
         self,
         evaluator: Evaluator,
         tables: PipelineTables,
-        state: StateStore,
         context: EngineContext,
     ) -> None:
         self.spark = tables.spark
         self.graph = tables.graph
         self.tables = tables
-        self.state = state
+        self.state = tables.state
         self.context = context
         self.writers = TableWriters(tables, self.warn)
         self.confs = FlowConfs(self.spark, self.graph)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-from penstock._execution.flow_state import StateStore
 from penstock._execution.savepoints import Savepoints
 from penstock._execution.table_care import MaintenanceTimes, TableCare
 from penstock._execution.tables import PipelineTables
@@ -31,7 +30,6 @@ _CDC_STATE = replace(_APPENDED, compacts=False)  # its writer compacts it
 
 def maintained_tables(
     tables: PipelineTables,
-    state: StateStore,
     settings: MaintenanceSettings,
     origin: EventOrigin,
     keys: Collection[str],
@@ -46,7 +44,7 @@ def maintained_tables(
     delta = DeltaJvm(maintenance_session(tables.spark))
     files = StorageFiles(tables.spark)
     times = MaintenanceTimes(files, tables.layout.state_dir)
-    needed = NeededFiles(tables, state)
+    needed = NeededFiles(tables)
     cares = []
     for node in graph.stored():
         if node.key not in keys:
@@ -100,12 +98,12 @@ def _of_quarantine(
 class NeededFiles:
     """Old files that a table does not have any more, and that flows are going to read."""
 
-    def __init__(self, tables: PipelineTables, state: StateStore) -> None:
+    def __init__(self, tables: PipelineTables) -> None:
         self._delta = DeltaJvm(tables.spark)
         self._files = StorageFiles(tables.spark)
         self._graph = tables.graph
         self._tables = tables
-        self._state = state
+        self._state = tables.state
 
     def problem(self, node: DatasetNode, path: str, before_ms: int) -> str | None:
         """Why the files that were removed before a time must stay; `None` if they need not."""

@@ -14,7 +14,7 @@ from penstock._analysis.table_sources import DeltaSource
 from penstock._execution.damage_check import DamageCheck
 from penstock._execution.declaration import stored_declaration
 from penstock._execution.flow_query import EngineContext, FlowQueries, StreamingFlows
-from penstock._execution.flow_state import FlowState, StateStore, check_migration
+from penstock._execution.flow_state import FlowState, check_migration
 from penstock._execution.maintained import maintained_tables
 from penstock._execution.maintenance import MaintenanceThread
 from penstock._execution.running import RunningQuery
@@ -45,17 +45,16 @@ class SparkEngine:
         evaluator: Evaluator,
         source: DeltaSource,
         tables: PipelineTables,
-        state: StateStore,
         context: EngineContext,
     ) -> None:
-        self._queries = FlowQueries(evaluator, tables, state, context)
+        self._queries = FlowQueries(evaluator, tables, context)
         self._views = ViewRefresh(self._queries)
         self._damage = DamageCheck(tables, self._queries.warn)
         self._streams = StreamingFlows(self._queries, source, self._damage)
         self._spark = tables.spark
         self._graph = tables.graph
         self._tables = tables
-        self._state = state
+        self._state = tables.state
         self._context = context
         self._maintenance: MaintenanceThread | None = None
         self._compacts_at_end = False
@@ -65,9 +64,7 @@ class SparkEngine:
     def maintain(self, datasets: Collection[str], settings: MaintenanceSettings) -> None:
         """Maintain the tables of some datasets from now on."""
         origin, emit = self._context.origin, self._context.emit
-        find_tables = partial(
-            maintained_tables, self._tables, self._state, settings, origin, datasets
-        )
+        find_tables = partial(maintained_tables, self._tables, settings, origin, datasets)
         self._compacts_at_end = any(
             table_maintenance(self._graph, node, {}).compacts_at_end
             for node in self._graph.stored()

@@ -9,33 +9,32 @@ from penstock._model.dataset import DatasetKind, LateRows
 from penstock._model.flow import OutputMode
 from penstock.errors import PlanError
 
+_RUN = "correct the rule or the query, and run the pipeline"
+
 
 def check_replay(node: DatasetNode, flows: Sequence[FlowNode]) -> None:
     """Check that a replay may add rows to a table, else `QUARANTINE_REPLAY_NOT_POSSIBLE`."""
-    reason = hint = ""
+    hint = f"correct the rule, then --full-refresh {node.display}"
     if node.kind is not DatasetKind.STREAMING_TABLE:
         reason = f"it is a {node.kind.value}, which every update recomputes"
-        hint = "correct the rule or the query, and run the pipeline"
+        hint = _RUN
     elif any(replaces_rows(flow.flow) for flow in flows):
         reason = "its flow replaces rows that match a condition, and would remove the added rows"
-        hint = "correct the rule or the query, and run the pipeline"
+        hint = _RUN
     elif any(is_cdc(flow.flow) for flow in flows):
         reason = "its rows are made from change events"
-        hint = f"correct the rule, then --full-refresh {node.display}"
     elif {flow.analysis.output_mode for flow in flows} - {None, OutputMode.APPEND}:
         reason = "its flow changes rows that it has written"
-        hint = f"correct the rule, then --full-refresh {node.display}"
     elif node.declared.late_rows is LateRows.QUARANTINE:
         # Late rows have the columns of the operation's input, not of the table.
         reason = "its quarantine has late rows as well, which are input of a window or join"
-        hint = f"correct the rule, then --full-refresh {node.display}"
     elif node.declared.deduplicate_by:
         reason = "it is de-duplicated by key, which a replay does not check"
-        hint = f"correct the rule, then --full-refresh {node.display}"
-    if reason:
-        raise PlanError(
-            "QUARANTINE_REPLAY_NOT_POSSIBLE",
-            f"the quarantine of {node.display} cannot be replayed: {reason}",
-            origin=node.declared.origin,
-            hint=hint,
-        )
+    else:
+        return
+    raise PlanError(
+        "QUARANTINE_REPLAY_NOT_POSSIBLE",
+        f"the quarantine of {node.display} cannot be replayed: {reason}",
+        origin=node.declared.origin,
+        hint=hint,
+    )

@@ -59,7 +59,7 @@ class PipelineTables:
         self.spark = spark
         self.settings = settings
         self.graph = graph
-        self._state = state
+        self.state = state
         self._locations = locations
         self._metastore = None if settings.metastore is None else HiveMetastore(spark)
         self.paths: Mapping[str, str] = MappingProxyType(
@@ -175,7 +175,7 @@ class PipelineTables:
 
     def app_id(self, flow: str, epoch: str) -> str:
         """The `txnAppId` of a flow."""
-        return app_id(self._state.pipeline_of(flow), flow, epoch)
+        return app_id(self.state.pipeline_of(flow), flow, epoch)
 
     def decisions(self, node: FlowNode, epoch: str) -> DecisionFile:
         """The record of the batch of a flow that has several commits."""

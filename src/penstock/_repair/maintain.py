@@ -44,7 +44,6 @@ def maintain_tables(
         ) as record:
             tables = maintained_tables(
                 pipeline.tables,
-                pipeline.state,
                 settings.maintenance,
                 record.flow,
                 keys,
