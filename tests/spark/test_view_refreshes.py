@@ -287,3 +287,23 @@ def test_rows_are_checked_again_if_a_function_of_a_rule_changed(spark, tmp_path)
         (tmp_path / "rules.py").write_text(RULE.format(least), encoding="utf-8")
         assert project.run().state is UpdateState.COMPLETED
         assert sorted(project.rows("valid")) == [(n,) for n in range(least, 3)]
+
+
+def test_a_view_follows_a_table_with_partitions_in_the_catalog_of_spark(spark, tmp_path):
+    project = Project(tmp_path, spark)
+    (tmp_path / "penstock.yaml").write_text(SETTINGS, encoding="utf-8")
+    query = "SELECT day, sum(k) AS k FROM days GROUP BY day"
+    (tmp_path / "views.sql").write_text(
+        f"CREATE OR REFRESH MATERIALIZED VIEW sums AS {query}", encoding="utf-8"
+    )
+    columns = f"(k INT, day INT) USING parquet PARTITIONED BY (day) LOCATION '{tmp_path}/days'"
+    spark.sql(f"CREATE TABLE days {columns}")
+    try:
+        for rows in ([], [(1, 2)], [(1, 2), (3, 4)]):
+            for k, day in rows[-1:]:
+                spark.sql(f"INSERT INTO days PARTITION (day = {day}) VALUES ({k})")
+            result = project.run()
+            assert not result.failures
+            assert project.rows("sums", "k", "day") == rows
+    finally:
+        spark.sql("DROP TABLE days")

@@ -270,14 +270,14 @@ class BatchSources:
 
 def batch_sources(df: DataFrame) -> BatchSources:
     """Versions of the sources of a batch query, from its plan."""
-    plan = analyzed(df)
+    jvm: Any = df.sparkSession._jvm
     versions: dict[str, str] = {}
     table_ids: dict[str, str] = {}
     paths: list[str] = []
     unversioned: str | None = None
     if is_changing(query_text(df)) or not is_deterministic(df):
         unversioned = "its result is not deterministic"
-    for leaf in leaves(plan):
+    for leaf in leaves(analyzed(df)):
         kind = kind_of(leaf)
         if kind in ("LocalRelation", "OneRowRelation", "Range", "LogicalRDD", "CTERelationRef"):
             if kind == "LogicalRDD":
@@ -286,14 +286,19 @@ def batch_sources(df: DataFrame) -> BatchSources:
         location = location_of(leaf)
         if location is None:
             unversioned = unversioned or f"it reads {kind}, which has no versions"
-        elif kind_of(location).startswith("Tahoe"):
+        elif (index := kind_of(location)).startswith("Tahoe"):
             path, version = str(location.deltaLog().dataPath().toString()), str(location.version())
             table_ids[path] = str(location.metadata().id())
             paths.append(path)
             if versions.setdefault(path, version) != version:
                 unversioned = unversioned or "it reads two versions of a table"
         else:
-            versions |= _file_versions(location)
+            if index == "CatalogFileIndex":  # of a table with partitions in Spark's catalog
+                none = getattr(getattr(jvm.scala.collection.immutable, "Nil$"), "MODULE$")
+                location = location.filterPartitions(none)
+            for file in iterate(location.allFiles()):
+                path = str(file.getPath().toString())
+                versions[path] = f"{file.getLen()}@{file.getModificationTime()}"
     return BatchSources(versions, table_ids, tuple(paths), unversioned)
 
 
@@ -319,12 +324,3 @@ def location_of(leaf: Any) -> Any | None:
     while parent is not None and parent.getSimpleName() != "HadoopFsRelation":
         parent = parent.getSuperclass()
     return relation.location() if parent is not None else None
-
-
-def _file_versions(location: Any) -> dict[str, str]:
-    if not hasattr(location, "allFiles"):
-        return {}
-    return {
-        str(status.getPath().toString()): f"{status.getLen()}@{status.getModificationTime()}"
-        for status in iterate(location.allFiles())
-    }
