@@ -130,12 +130,8 @@ class TableCare:
         hours = self._settings.optimize_interval_hours
         if policy.z_order and self._is_due(OPTIMIZE, hours, now, snapshot):
             events += self._z_order(policy, now)
-        interval = self._settings.vacuum_interval_hours
-        if (
-            policy.vacuums
-            and interval is not None
-            and self._is_due(VACUUM, interval, now, snapshot)
-        ):
+        every = self._settings.vacuum_interval_hours
+        if policy.vacuums and every is not None and self._is_due(VACUUM, every, now, snapshot):
             events += self._vacuum(snapshot, now)
         return events
 
@@ -145,8 +141,7 @@ class TableCare:
         if int(snapshot.version()) < 0:
             return []
         policy = self._policy(_properties(snapshot))
-        wants = policy.compacts and policy.compacts_at_end
-        if wants and self._has_grown(snapshot):
+        if policy.compacts and policy.compacts_at_end and self._has_grown(snapshot):
             self._compact(policy, self._settings.min_small_files)
         return []
 
@@ -216,12 +211,11 @@ class TableCare:
             return []  # no file can be old enough
         problem = self._vacuum_problem(now - retention)
         if problem is not None:
-            events = []
-            if problem != self._skipped:
-                text = f"no VACUUM of {self.name}: {problem}"
-                events.append(self._event(VACUUM, "SKIPPED", text, reason=problem))
+            if problem == self._skipped:
+                return []
             self._skipped = problem
-            return events
+            text = f"no VACUUM of {self.name}: {problem}"
+            return [self._event(VACUUM, "SKIPPED", text, reason=problem)]
         started = time.monotonic()
         self._files.vacuum()
         self._skipped = ""

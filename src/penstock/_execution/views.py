@@ -25,12 +25,12 @@ from penstock._runtime.ports import RunOutcome
 from penstock._spark import plans
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.read.log_scan import keeps_rows
+from penstock._tables.write.fenced import last_number
 from penstock.quality.rules import condition_column
 from penstock.sources.base import OpenedSource
 
 _QUERY_CHANGED = "the query changed"
 _SOURCE_CHANGED = "a source changed"
-_SOURCE_REPLACED = "a source was dropped and created again"
 # Complete refreshes shorten the remembered time of an incremental one, so that it is tried again:
 # if it took 1.3 times as long as a complete one, after six of them.
 _AGING = 0.95
@@ -148,7 +148,8 @@ class ViewRefresh:
         if node.flow.once and state.once_done:
             return RunOutcome(changed=False, reason="it already ran; a full refresh repeats it")
         state = replace(state, target_id=self._queries.tables.check_ownership(node, state))
-        last = self._queries.writers.last_batch(dataset, node, state.epoch)
+        identity = self._queries.tables.app_id(step.flow, state.epoch)
+        last = last_number(self._delta, self._queries.tables.paths[dataset.key], identity)
         progress = SnapshotProgress(
             node.flow, self._queries.evaluate_flow, last, state, self._queries.state.save_flow
         )
@@ -226,12 +227,12 @@ class ViewRefresh:
             return "the table was changed since the last refresh"
         if before.quarantine_version < 0 <= self._incremental.quarantine_version(dataset):
             return "its quarantine is new"
-        if sources.unversioned is not None:
-            check_policy(dataset, sources.unversioned)
-            return sources.unversioned
-        if _are_replaced(before, sources):
-            check_policy(dataset, _SOURCE_REPLACED)
-            return _SOURCE_REPLACED
+        reason = sources.unversioned
+        if reason is None and _are_replaced(before, sources):
+            reason = "a source was dropped and created again"
+        if reason is not None:
+            check_policy(dataset, reason)
+            return reason
         if not self._have_same_rows(before, sources):
             return _SOURCE_CHANGED
         return None

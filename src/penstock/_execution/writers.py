@@ -26,14 +26,12 @@ from penstock._observe.events import (
 from penstock._plan.settings import tombstone_seconds
 from penstock._spark.plans import has_state
 from penstock._tables.commits import CommitResult
-from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.read.log_scan import read_commit_counts
 from penstock._tables.write import view_writer
 from penstock._tables.write.assignment import assigned, filled
 from penstock._tables.write.cdc_events import RowShape
 from penstock._tables.write.cdc_snapshot import SnapshotWriter
 from penstock._tables.write.cdc_writer import CdcWriter, split_events
-from penstock._tables.write.fenced import last_number
 from penstock._tables.write.keyed import REWRITE_BYTES
 from penstock._tables.write.row_files import FindLateRows
 from penstock._tables.write.schema import conform
@@ -192,10 +190,8 @@ class TableWriters:
 
         return BatchWriter(split.df if judge is None else df, write, writer.close)
 
-    def last_batch(self, dataset: DatasetNode, node: FlowNode, epoch: str) -> int:
-        """Number of the last batch of a flow in its table; -1 before the first."""
-        identity = self._tables.app_id(node.flow.name, epoch)
-        return last_number(DeltaJvm(self._tables.spark), self._tables.table(dataset).path, identity)
+    def window(self, dataset: DatasetNode, node: FlowNode, df: DataFrame) -> Window:
+        return window_of(self.conformed(dataset, df), node.flow)
 
     def snapshot_writer(
         self, dataset: DatasetNode, node: FlowNode, shape: RowShape, epoch: str
@@ -210,9 +206,6 @@ class TableWriters:
             is_streamed=self._tables.is_streamed(dataset),
             on_vectors=partial(self._warn_of_vectors, dataset, node),
         )
-
-    def window(self, dataset: DatasetNode, node: FlowNode, df: DataFrame) -> Window:
-        return window_of(self.conformed(dataset, df), node.flow)
 
     def replace(
         self,

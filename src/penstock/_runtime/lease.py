@@ -26,7 +26,8 @@ from penstock._runtime.ports import ProcessTable
 from penstock._runtime.system import SystemProcesses
 from penstock.errors import SetupError
 
-LEFTOVER_TIMEOUT_SECONDS = 15.0
+_LEFTOVER_SECONDS = 15.0
+"""Time that child processes of a dead holder get to end."""
 _RETRY_SECONDS = 0.05
 _DYING_SECONDS = 0.3
 """A process that was just killed is still in the process table for a moment."""
@@ -36,14 +37,12 @@ _DYING_SECONDS = 0.3
 class LeaseEnvironment:
     """The machine; replaceable in tests.
 
-    `wait` polls: the system does not report when a lock is released. `leftover_timeout_seconds` is
-    the time that child processes of a dead holder get to end.
+    `wait` polls: the system does not report when a lock is released.
     """
 
     monotonic: Callable[[], float] = time.monotonic
     processes: ProcessTable = field(default_factory=SystemProcesses)
     wait: Callable[[float], object] = threading.Event().wait
-    leftover_timeout_seconds: float = LEFTOVER_TIMEOUT_SECONDS
 
 
 class Lease:
@@ -67,7 +66,7 @@ class Lease:
         """Take the lease, or fail within 0.5 s if a living process holds it.
 
         If the recorded holder is dead but the lock is still held, its JVM is about to end: wait for
-        that up to the leftover timeout. The file and its folders are created if missing, and never
+        that up to 15 seconds. The file and its folders are created if missing, and never
         removed. `holder` has no secrets; a `command` replaces the recorded program and subcommand.
 
         Raises:
@@ -97,8 +96,8 @@ class Lease:
                     if holder_lives(current, machine.processes):
                         if waited >= _DYING_SECONDS:
                             raise _held(path, current)
-                    elif waited >= machine.leftover_timeout_seconds:
-                        raise _leftover(path, current, machine.leftover_timeout_seconds)
+                    elif waited >= _LEFTOVER_SECONDS:
+                        raise _leftover(path, current)
             except BaseException:
                 os.close(fd)
                 raise
@@ -236,11 +235,11 @@ def _held(path: Path, record: Mapping[str, Any]) -> SetupError:
     )
 
 
-def _leftover(path: Path, record: Mapping[str, Any], waited: float) -> SetupError:
+def _leftover(path: Path, record: Mapping[str, Any]) -> SetupError:
     return SetupError(
         "LEASE_LEFTOVER",
         f"the last update, by {describe_holder(record)}, is gone, but a process that it started, "
-        f"most likely its Spark JVM, still holds {path} after {waited:g} s",
+        f"most likely its Spark JVM, still holds {path} after {_LEFTOVER_SECONDS:g} s",
         hint=f"find it with 'lsof {shlex.quote(str(path))}' or 'jps -l', end it and try again",
     )
 
