@@ -44,6 +44,7 @@ def maintained_tables(
     delta = DeltaJvm(maintenance_session(tables.spark))
     files = StorageFiles(tables.spark)
     times = MaintenanceTimes(files, tables.layout.state_dir)
+    care_of = partial(TableCare, settings=settings, times=times)
     needed = NeededFiles(tables)
     cares = []
     for node in graph.stored():
@@ -60,24 +61,20 @@ def maintained_tables(
             state_path = tables.layout.cdc_state(node.name).path
             parts.append((state_path, " (CDC state)", lambda _: _CDC_STATE))
         for path, suffix, its_policy in parts:
-            care = TableCare(
+            care = care_of(
                 TableFiles(delta, path),
                 f"{node.display}{suffix}",
                 replace(origin, dataset_name=node.key),
-                settings,
-                times,
                 policy=its_policy,
                 turn=tables.turns[node.key],
                 vacuum_problem=partial(needed.problem, node, path),
             )
             cares.append(care)
     for text in tables.settings.events.tables if with_events else ():
-        care = TableCare(
+        care = care_of(
             TableFiles(delta, event_table(tables.settings, text)[1].path),
             text,
             origin,
-            settings,
-            times,
             policy=lambda _: _APPENDED,
             turn=contextlib.nullcontext(),
             vacuum_problem=lambda _: None,

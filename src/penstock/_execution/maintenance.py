@@ -1,5 +1,6 @@
 """Maintenance of the tables of an update, on a thread beside its flows."""
 
+import contextlib
 import logging
 import re
 import threading
@@ -67,10 +68,8 @@ class MaintenanceThread:
         """End, also after a failure; without a JVM."""
         self._stop()
         if self._replaces_delta:
-            try:
+            with contextlib.suppress(Py4JError, ConnectionError):  # the JVM is gone
                 self._spark.conf.unset(_AUTO_COMPACT)
-            except (Py4JError, ConnectionError):
-                return  # the JVM is gone
 
     def _stop(self) -> None:
         if self._over.is_set():

@@ -335,10 +335,10 @@ class TableWriters:
         self._warn(
             node,
             f"{dataset.display} is larger than {rewrite_bytes >> 20} MB, so "
-            "delta.enableDeletionVectors was set: "
-            "batches mark changed rows as deleted instead of rewriting their files. All readers of "
-            "the table must support deletion vectors. To do without them, set the property to "
-            "false in table_properties, and run ALTER TABLE ... DROP FEATURE deletionVectors",
+            "delta.enableDeletionVectors was set: batches mark changed rows as deleted instead of "
+            "rewriting their files. All readers of the table must support deletion vectors. To do "
+            "without them, set the property to false in table_properties, and run "
+            "ALTER TABLE ... DROP FEATURE deletionVectors",
         )
 
     def _allows_missing(self, node: DatasetNode) -> bool:
