@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 
 from penstock._model.extras import import_extra
 from penstock.errors import DefinitionError
-from penstock.parsing.schema import schema_invalid
+from penstock.parsing.schema_errors import schema_invalid
 
 _PRIMITIVE: dict[str, DataType] = {
     "boolean": BooleanType(),

@@ -23,7 +23,8 @@ from penstock.parsing.protobuf import (
     require_protobuf,
     struct_of_message,
 )
-from penstock.parsing.schema import read_schema_file, schema_file, to_struct
+from penstock.parsing.schema import to_struct
+from penstock.parsing.schema_errors import read_schema_file, schema_file
 
 Decode = Callable[[bytes], Any]
 

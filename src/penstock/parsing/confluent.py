@@ -27,7 +27,8 @@ from penstock.parsing.avro import PayloadError, decode_avro, require_fastavro, s
 from penstock.parsing.binary import decoded, not_empty
 from penstock.parsing.protobuf import decode_protobuf, message_at, struct_of_message
 from penstock.parsing.registry import SchemaRegistry, UnknownSchemaError
-from penstock.parsing.schema import read_schema_file, schema_invalid, to_struct
+from penstock.parsing.schema import to_struct
+from penstock.parsing.schema_errors import read_schema_file, schema_invalid
 
 _HEADER_BYTES = 5
 _LONGEST_INDEXES = 32

@@ -35,7 +35,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.parsing.schema import schema_invalid
+from penstock.parsing.schema_errors import schema_invalid
 
 T = TypeVar("T")
 Fit = Callable[[Any], Any]

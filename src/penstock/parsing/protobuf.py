@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 from penstock._model.extras import import_extra
 from penstock.errors import DefinitionError
 from penstock.parsing.avro import PayloadError
-from penstock.parsing.schema import schema_invalid
+from penstock.parsing.schema_errors import schema_invalid
 
 _WELL_KNOWN = ("any", "duration", "empty", "field_mask", "struct", "timestamp", "wrappers")
 _MAIN_FILE = "penstock_schema.proto"

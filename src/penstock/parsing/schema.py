@@ -1,8 +1,7 @@
-"""Schemas of payloads, from a struct, DDL, a file or a sample; errors of schemas of all formats."""
+"""Schemas of payloads: from a struct, DDL, a file, or a sample."""
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from pyspark.errors import PySparkException
@@ -10,8 +9,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from penstock._model.exception_text import first_line
-from penstock._model.origin import capture_origin
 from penstock.errors import DefinitionError
+from penstock.parsing.schema_errors import read_schema_file, schema_invalid
 
 _AVRO_FILES = (".avsc", ".avro.json")
 
@@ -86,30 +85,6 @@ def schema_from_sample(sample: str | Sequence[str] | Path) -> StructType:
     spark = SparkSession.active()
     rows = spark.createDataFrame([(document,) for document in documents], "value STRING")
     return spark.read.json(rows).schema
-
-
-def schema_invalid(problem: str, hint: str | None = None) -> DefinitionError:
-    """The error for a schema that cannot be used."""
-    return DefinitionError("PAYLOAD_SCHEMA_INVALID", problem, origin=capture_origin(), hint=hint)
-
-
-@contextmanager
-def schema_file(path: Path) -> Iterator[None]:
-    """Translate what reading a schema file raises."""
-    try:
-        yield
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise schema_invalid(
-            f"no schema can be read from {path}: {reason}",
-            "relative paths start at the pipeline's root folder",
-        ) from error
-
-
-def read_schema_file(path: Path) -> str:
-    """The text of a schema file."""
-    with schema_file(path):
-        return path.read_text(encoding="utf-8")
 
 
 def _from_json(text: str, what: str) -> StructType:
