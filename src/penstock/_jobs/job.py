@@ -210,7 +210,7 @@ class Job:
         except PenstockError as error:
             program.failure = error
             error.hint = error.hint or job_hint(error.message)
-            code = jvm_exit_code(self.spark, error.__cause__)
+            code = jvm_exit_code(self.spark, error)
             if code is not None:
                 self.queries.jvm_died(code)
                 program.failure = jvm_died(code, log=jvm_log(self.spark))

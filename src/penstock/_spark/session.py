@@ -21,12 +21,13 @@ from pyspark.sql import SparkSession
 
 from penstock._model.spark_version import require_supported_pair
 from penstock._spark.executors import ship_package
+from penstock._spark.failures import with_causes
 from penstock._spark.hadoop_configuration import shrink_hadoop_configuration
 from penstock._spark.jvm import conf_folder, end_jvm, reason_of, start_jvm, starts_directly
 from penstock._spark.jvm_names import remember_names
 from penstock._spark.session_defaults import is_local, session_defaults
 from penstock._spark.spark_log import SparkLog
-from penstock.errors import FlowError, SetupError
+from penstock.errors import DefinitionErrors, FlowError, SetupError
 
 _WATCH_SECONDS = 2.0
 _BROKEN_SECONDS = 3.0
@@ -187,16 +188,22 @@ def jvm_watch(spark: SparkSession, on_death: Callable[[int], None]) -> Iterator[
 def jvm_exit_code(spark: SparkSession, error: BaseException | None = None) -> int | None:
     """Exit code of Spark's JVM; `None` while it runs, or if another process started it.
 
-    With the `error` of a call of the JVM it waits: the connection may break shortly before the
-    process ends.
+    If a broken connection caused the `error`, it waits: the connection may break shortly before
+    the process ends.
     """
     process: subprocess.Popen[bytes] | None = getattr(spark._sc._gateway, "proc", None)
     if process is None:
         return None
-    if isinstance(error, Py4JError | ConnectionError) and not isinstance(error, Py4JJavaError):
+    errors = error.errors if isinstance(error, DefinitionErrors) else (error,)
+    if any(_is_broken(cause) for each in errors for cause in with_causes(each)):
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_BROKEN_SECONDS)
     return process.poll()
+
+
+def _is_broken(error: BaseException) -> bool:
+    is_call = isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError)
+    return is_call or isinstance(error, ConnectionError)
 
 
 def jvm_died(exit_code: int, *, flow: str = "", log: SparkLog | None = None) -> FlowError:

@@ -4,6 +4,7 @@ import locale
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +17,14 @@ from penstock._spark.jvm import (
     starts_directly,
 )
 from penstock._spark.plans import is_changing
-from penstock._spark.session import SessionOptions, effective_configuration, spark_defaults
+from penstock._spark.session import (
+    SessionOptions,
+    effective_configuration,
+    jvm_exit_code,
+    spark_defaults,
+)
 from penstock._spark.session_defaults import is_local, session_defaults
+from penstock.errors import DefinitionErrors, UserCodeError
 
 
 def _options(**options: Any) -> SessionOptions:
@@ -210,3 +217,16 @@ def test_a_started_process_ignores_the_signals_that_go_to_everybody() -> None:
 )
 def test_the_reason_names_the_cause_in_java(text: str, reason: str) -> None:
     assert reason_of(RuntimeError(text)) == reason
+
+
+def test_exit_of_the_jvm_is_awaited_when_a_query_function_lost_its_connection() -> None:
+    raised = UserCodeError("QUERY_FUNCTION_RAISED", "the query function of 'a' raised")
+    raised.__cause__ = ConnectionRefusedError(111, "Connection refused")
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read(); sys.exit(9)"], stdin=subprocess.PIPE
+    ) as process:
+        spark: Any = SimpleNamespace(_sc=SimpleNamespace(_gateway=SimpleNamespace(proc=process)))
+        assert jvm_exit_code(spark, ValueError("not of the JVM")) is None
+        assert process.stdin is not None
+        process.stdin.close()
+        assert jvm_exit_code(spark, DefinitionErrors([raised])) == 9
