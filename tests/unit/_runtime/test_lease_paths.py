@@ -17,7 +17,7 @@ def test_local_root_keeps_its_leases_when_written_in_any_form(tmp_path, form):
     assert pipeline_lease_path(root) == tmp_path.resolve() / "state" / "pipeline.lock"
 
 
-def test_percent_sign_means_itself_when_the_uri_is_local():
+def test_percent_sign_is_kept_in_a_local_uri():
     assert local_path("file:///a%20b") == Path("/a%20b")
 
 

@@ -116,7 +116,7 @@ def test_lease_is_taken_after_the_child_ended_when_the_holder_was_killed(tmp_pat
     assert 1.0 < waited < 5.0
 
 
-def test_zombie_counts_as_dead_when_nobody_has_reaped_the_holder(tmp_path, hold):
+def test_zombie_counts_as_dead_before_it_is_reaped(tmp_path, hold):
     first = hold("60")
     first.kill()
     os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)  # a zombie from here on
@@ -125,7 +125,7 @@ def test_zombie_counts_as_dead_when_nobody_has_reaped_the_holder(tmp_path, hold)
     assert caught.value.condition == "LEASE_LEFTOVER"
 
 
-def test_leftover_is_named_when_it_outlives_the_wait(tmp_path, hold):
+def test_remaining_process_is_named_after_the_wait(tmp_path, hold):
     first = hold("60")
     first.kill()
     first.wait()
@@ -194,7 +194,7 @@ def test_holder_on_another_host_counts_as_living(tmp_path, hold):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": "x"}', "\xff\xfe"])
-def test_lease_waits_when_the_record_is_not_readable(tmp_path, hold, content):
+def test_lease_waits_while_the_record_is_unreadable(tmp_path, hold, content):
     hold()
     (tmp_path / "lock").write_text(content)
     with pytest.raises(SetupError) as caught:
@@ -220,7 +220,7 @@ def test_release_leaves_the_lock_to_the_child_that_inherited_it(tmp_path):
     Lease.acquire(tmp_path / "lock", holder=HOLDER).release()
 
 
-def test_lock_file_has_no_option_of_the_command_line(tmp_path, monkeypatch):
+def test_lock_file_has_no_command_line_option(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/x/penstock", "run", "--conf", "password=s3cret"])
     with Lease.acquire(tmp_path / "lock", holder=HOLDER):
         text = (tmp_path / "lock").read_text()
@@ -229,7 +229,7 @@ def test_lock_file_has_no_option_of_the_command_line(tmp_path, monkeypatch):
     assert "s3cret" not in text
 
 
-def test_shorter_record_leaves_no_rest_when_it_replaces_a_longer_one(tmp_path):
+def test_shorter_record_replaces_a_longer_one_completely(tmp_path):
     Lease.acquire(tmp_path / "lock", holder={"pipeline": "x" * 5000}).release()
     with Lease.acquire(tmp_path / "lock", holder=HOLDER):
         assert json.loads((tmp_path / "lock").read_text())["pipeline"] == "shop"
@@ -253,7 +253,7 @@ def test_lease_is_taken_on_the_new_file_when_the_old_one_was_removed(tmp_path, m
     assert removed
 
 
-def test_clear_error_when_a_file_is_in_the_way(tmp_path):
+def test_error_is_clear_when_the_folder_is_a_file(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SetupError) as caught:
         Lease.acquire(tmp_path / "file" / "state" / "lock", holder=HOLDER)
@@ -261,7 +261,7 @@ def test_clear_error_when_a_file_is_in_the_way(tmp_path):
     assert "Not a directory" in caught.value.message
 
 
-def test_clear_error_when_the_folder_is_read_only():
+def test_error_is_clear_when_the_folder_is_read_only():
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o555)
         is_root = os.geteuid() == 0
@@ -290,7 +290,7 @@ def test_no_descriptor_leaks_when_leases_are_refused_or_released(tmp_path):
     assert len(list(folder.iterdir())) == before
 
 
-def test_process_table_knows_this_process_and_no_other(tmp_path):
+def test_process_table_contains_only_this_process(tmp_path):
     table = SystemProcesses()
     me = table.look_up(os.getpid())
     assert me is not None

@@ -51,21 +51,21 @@ class Runs:
         )
 
 
-def test_an_update_follows_when_the_jvm_died_in_flows_or_in_the_analysis() -> None:
+def test_update_is_started_again_when_the_jvm_died_in_flows_or_analysis() -> None:
     runs = Runs([DIED, result(BROKEN, DIED), result()])
     assert runs.all().state is UpdateState.CANCELED
     assert runs.started == [(0, False), (1, False), (2, True)]
     assert runs.waits == [5.0, 10.0]
 
 
-def test_tables_are_reset_again_when_the_jvm_died_in_the_set_up() -> None:
+def test_tables_are_reset_again_when_the_jvm_died_during_set_up() -> None:
     cut = result(DIED, setup_was_cut=True)
     runs = Runs([cut, result(DIED), cut, result()])
     runs.all()
     assert [is_set_up for _, is_set_up in runs.started] == [False, False, True, True]
 
 
-def test_no_update_follows_when_something_else_failed() -> None:
+def test_update_is_not_started_again_after_other_failures() -> None:
     runs = Runs([result(BROKEN)])
     assert runs.all().failures == (BROKEN,)
     with pytest.raises(SetupError):
@@ -73,7 +73,7 @@ def test_no_update_follows_when_something_else_failed() -> None:
     assert len(runs.started) == 1
 
 
-def test_it_gives_up_by_the_limits_of_the_policy() -> None:
+def test_new_updates_are_limited_by_the_retry_policy() -> None:
     policy = RestartPolicy(max_retries=2)
     runs = Runs([result(DIED), NO_JVM, DIED])
     with pytest.raises(FlowError):
@@ -87,7 +87,7 @@ def test_it_gives_up_by_the_limits_of_the_policy() -> None:
     assert len(healthy.started) == 51
 
 
-def test_no_update_follows_when_a_stop_was_requested() -> None:
+def test_update_is_not_started_again_after_a_stop_request() -> None:
     runs = Runs([result(DIED)], stop=True)
     assert runs.all().failures == (DIED,)
     assert len(runs.started) == 1

@@ -51,7 +51,7 @@ def crash_loop(policy: RestartPolicy, run_seconds: float, limit: int = 1000) -> 
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_decide_gives_up_at_once_when_the_error_is_deterministic(error):
+def test_deterministic_error_is_not_retried(error):
     decision = CONTINUOUS.decide(error, RunHistory(started_at=0.0), 1.0, lambda: 0.5)
     assert isinstance(decision, GiveUp)
     assert not is_transient(error)
@@ -61,21 +61,21 @@ def test_triggered_crash_loop_ends_with_the_third_run_when_the_error_is_transien
     assert crash_loop(TRIGGERED, run_seconds=1.0) == [5.0, 10.0]
 
 
-def test_triggered_budget_never_comes_back_when_the_runs_are_long():
+def test_retries_are_not_reset_in_a_triggered_update():
     assert len(crash_loop(TRIGGERED, run_seconds=7200.0)) == 2
 
 
-def test_continuous_waits_double_up_to_the_longest_when_the_flow_keeps_crashing():
+def test_waits_double_up_to_the_maximum_in_a_continuous_update():
     waits = crash_loop(CONTINUOUS, run_seconds=1.0)
     assert waits == [5, 10, 20, 40, 80, 160, 300, 300, 300, 300]
 
 
-def test_continuous_budget_comes_back_when_the_flow_ran_healthily():
+def test_retries_are_reset_in_a_continuous_update_when_the_flow_ran_well():
     assert len(crash_loop(CONTINUOUS, run_seconds=599.0)) == 10
     assert crash_loop(CONTINUOUS, run_seconds=600.0, limit=50) == [5.0] * 50
 
 
-def test_wait_stays_within_the_jitter_when_random_takes_its_extremes():
+def test_wait_stays_within_the_jitter():
     policy = RestartPolicy(initial_backoff_seconds=10.0, jitter=0.2)
     waits = []
     for number in (0.0, 0.5, 1.0):
@@ -95,7 +95,7 @@ def test_wait_is_bounded_when_the_retries_are_many():
     )
 
 
-def test_decide_gives_up_at_once_when_no_retry_is_allowed():
+def test_error_is_not_retried_when_no_retry_is_allowed():
     policy = RestartPolicy(max_retries=0)
     assert policy.decide(TRANSIENT, RunHistory(started_at=0.0), 1.0, lambda: 0.5) == GiveUp(
         reason="gave up after 1 run"

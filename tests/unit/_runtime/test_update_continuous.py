@@ -38,7 +38,7 @@ def test_view_is_refreshed_without_a_pause_when_it_takes_longer_than_its_interva
     assert harness.engine.times("start", "v") == [0.0, 8.0, 16.0]
 
 
-def test_view_reports_only_changes_when_it_looks_again():
+def test_view_reports_only_changes_at_later_refreshes():
     script = [Run(), Run(changed=False), Run(changed=False), Run(), Run(changed=False)]
     harness = continuous([view("v")], {"v": script}, stops=[250.0])
     result = harness.run()
@@ -88,7 +88,7 @@ def test_view_that_was_running_finishes_when_stopped():
     assert harness.time.monotonic() == 9.0
 
 
-def test_dependents_are_stopped_and_others_go_on_when_a_flow_gives_up():
+def test_dependents_stop_and_other_flows_continue_when_a_flow_fails():
     runs = [stream("a"), stream("b", "a"), view("v", "b"), stream("c")]
     harness = continuous(runs, {"a": [Run(seconds=30.0, error=fatal("a"))]}, stops=[100.0])
     result = harness.run()
@@ -101,7 +101,7 @@ def test_dependents_are_stopped_and_others_go_on_when_a_flow_gives_up():
     assert result.stopped == ("b", "v", "c")
 
 
-def test_dependents_that_never_ran_are_skipped_when_a_view_gives_up():
+def test_dependents_that_never_ran_are_skipped_when_a_view_fails():
     runs = [view("v"), stream("a", "v")]
     harness = continuous(runs, {"v": [Run(error=fatal("v"))]})
     result = harness.run()
@@ -109,7 +109,7 @@ def test_dependents_that_never_ran_are_skipped_when_a_view_gives_up():
     assert result.skipped == ("a",)
 
 
-def test_update_ends_by_itself_when_no_flow_is_left():
+def test_update_ends_when_no_flow_remains():
     runs = [stream("a"), stream("b", "a")]
     harness = continuous(runs, {"a": [Run(seconds=30.0, error=fatal("a"))]})
     result = harness.run()
@@ -117,7 +117,7 @@ def test_update_ends_by_itself_when_no_flow_is_left():
     assert harness.time.monotonic() == 30.5
 
 
-def test_dependents_go_on_when_a_flow_fails_and_comes_back():
+def test_dependents_continue_when_a_flow_fails_and_recovers():
     runs = [stream("a"), stream("b", "a")]
     harness = continuous(
         runs, {"a": [Run(seconds=9.0, error=transient("a")), FOREVER]}, stops=[50.0]
@@ -128,7 +128,7 @@ def test_dependents_go_on_when_a_flow_fails_and_comes_back():
     assert harness.engine.times("asked to stop", "b") == [50.0]
 
 
-def test_budget_comes_back_when_a_stream_ran_healthily_between_failures():
+def test_retries_are_reset_when_a_stream_ran_well_between_failures():
     crash = Run(seconds=700.0, error=transient("a"))
     harness = continuous([stream("a")], {"a": [crash] * 40 + [FOREVER]}, stops=[40 * 705.0 + 10])
     result = harness.run()
@@ -142,7 +142,7 @@ def test_failures_of_a_view_do_not_add_up_when_refreshes_succeed_in_between():
     assert harness.run().state is UpdateState.CANCELED
 
 
-def test_stopped_flow_shows_no_old_error_when_it_had_recovered():
+def test_stopped_flow_shows_no_error_from_before_it_recovered():
     harness = continuous([stream("a")], {"a": [Run(error=transient("a")), FOREVER]}, stops=[50.0])
     harness.run()
     assert harness.last("a").error is None
@@ -158,7 +158,7 @@ def test_deterministic_failure_counts_when_a_dependent_fails_while_being_stopped
     assert len(result.failures) == 2
 
 
-def test_waiting_flows_fail_at_once_when_the_engine_died():
+def test_waiting_flows_fail_immediately_when_the_engine_died():
     died = [Run(), Run(error=FlowError("JVM_DIED", "signal 9", flow="v"))]
     retried = [Run(error=transient("s")), Run(start_error=FlowError("JVM_DIED", "9", flow="s"))]
     runs = [stream("s"), view("v", interval=3600.0)]
@@ -169,7 +169,7 @@ def test_waiting_flows_fail_at_once_when_the_engine_died():
     assert harness.time.monotonic() < 10.0
 
 
-def test_set_up_is_tried_again_at_once_when_the_engine_died():
+def test_set_up_is_retried_immediately_when_the_engine_died():
     died = FlowError("JVM_DIED", "signal 9", flow="a")
     harness = continuous([stream("a")], {}, tables=["a"], setups={"a": [transient("a"), died]})
     harness.time.at(1.0, harness.update.engine_died)
@@ -179,7 +179,7 @@ def test_set_up_is_tried_again_at_once_when_the_engine_died():
     assert harness.time.monotonic() < 2.0
 
 
-def test_refused_flow_fails_before_anything_is_set_up():
+def test_refused_flow_fails_before_the_set_up():
     refusal = DefinitionError("OUTPUT_MODE_NOT_SUPPORTED", "flow 'b' cannot run")
     runs = [stream("a"), stream("b"), stream("c", "b"), view("v", "c"), view("w", "a")]
     tables = ["a", "b", "c", "v", "w"]

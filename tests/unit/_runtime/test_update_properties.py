@@ -106,7 +106,7 @@ def check_truth(harness, result):
 
 @settings(max_examples=40, deadline=None)
 @given(pipeline=pipelines(continuous=False), limit=st.integers(1, 3))
-def test_triggered_update_keeps_its_promises_when_anything_fails(pipeline, limit):
+def test_triggered_update_keeps_its_guarantees_when_anything_fails(pipeline, limit):
     harness = Harness(**pipeline, max_batch_steps=limit, max_streaming_flows=limit)
     result = harness.run()
     by_status = check_truth(harness, result)
@@ -143,7 +143,7 @@ def test_triggered_update_keeps_its_promises_when_anything_fails(pipeline, limit
     pipeline=pipelines(continuous=False),
     stops=st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0, 20.0, 80.0]), max_size=3),
 )
-def test_triggered_update_ends_in_time_when_stopped_at_any_moment(pipeline, stops):
+def test_triggered_update_ends_in_time_whenever_it_is_stopped(pipeline, stops):
     harness = Harness(**pipeline, stops=stops)
     result = harness.run()
     by_status = check_truth(harness, result)
@@ -164,7 +164,7 @@ def test_triggered_update_ends_in_time_when_stopped_at_any_moment(pipeline, stop
     stop=st.sampled_from([0.0, 3.0, 12.0, 100.0, 2000.0]),
     again=st.booleans(),
 )
-def test_continuous_update_ends_in_time_when_stopped_at_any_moment(pipeline, stop, again):
+def test_continuous_update_ends_in_time_whenever_it_is_stopped(pipeline, stop, again):
     harness = Harness(**pipeline, continuous=True, stops=[stop, stop + 2.0] if again else [stop])
     result = harness.run()
     by_status = check_truth(harness, result)

@@ -11,7 +11,7 @@ from penstock._runtime.ports import RunOutcome
 from penstock._runtime.update import Update
 
 
-def test_nothing_starts_when_the_stop_came_before_the_run():
+def test_no_flow_starts_when_stopped_before_the_run():
     harness = Harness([stream("a")], tables="a")
     harness.update.request_stop()
     result = harness.run()
@@ -21,7 +21,7 @@ def test_nothing_starts_when_the_stop_came_before_the_run():
     assert harness.statuses("a") == ["QUEUED", "STOPPED"]
 
 
-def test_running_flow_ends_and_queued_ones_stay_when_stopped():
+def test_running_flow_ends_and_queued_flows_do_not_start_when_stopped():
     harness = Harness([stream("a"), stream("b", "a")], {"a": [FOREVER]}, stops=[3.0])
     result = harness.run()
     assert result.state is UpdateState.CANCELED
@@ -35,7 +35,7 @@ def test_running_flow_ends_and_queued_ones_stay_when_stopped():
     assert harness.engine.stopped_at_end
 
 
-def test_flow_is_asked_to_stop_once_it_has_started_when_the_stop_came_while_starting():
+def test_flow_that_is_starting_is_stopped_after_its_start():
     harness = Harness([stream("a")], {"a": [Run(seconds=None, start_seconds=5.0)]}, stops=[2.0])
     result = harness.run()
     assert result.stopped == ("a",)
@@ -51,7 +51,7 @@ def test_batch_step_finishes_when_stopped_before_the_deadline():
     assert harness.engine.times("cancel", "") == []
 
 
-def test_flow_that_backs_off_does_not_run_again_when_stopped():
+def test_flow_that_waits_for_a_retry_does_not_run_again_when_stopped():
     harness = Harness([stream("a"), stream("b", "a")], {"a": [Run(error=transient())]}, stops=[3.0])
     result = harness.run()
     assert result.state is UpdateState.CANCELED
@@ -84,7 +84,7 @@ def test_deadline_interrupts_when_a_flow_ignores_the_stop():
     assert harness.engine.times("interrupted", "a") == [23.0]
 
 
-def test_flow_that_starts_late_is_interrupted_when_the_interrupt_came_before():
+def test_flow_that_starts_after_the_interrupt_is_interrupted():
     scripts = {"a": [Run(seconds=None, start_seconds=9.0)]}
     harness = Harness([stream("a")], scripts, stops=[1.0, 2.0])
     assert harness.run().stopped == ("a",)
@@ -92,7 +92,7 @@ def test_flow_that_starts_late_is_interrupted_when_the_interrupt_came_before():
     assert harness.engine.times("asked to stop", "a") == []
 
 
-def test_update_ends_when_a_flow_ignores_even_the_interrupt():
+def test_update_ends_when_a_flow_ignores_the_interrupt():
     scripts = {"a": [Run(seconds=None, stop_seconds=None, interrupt_seconds=None)]}
     harness = Harness([stream("a")], scripts, stops=[1.0, 2.0], interrupt_timeout_seconds=15.0)
     result = harness.run()
@@ -117,7 +117,7 @@ def test_deterministic_failure_counts_when_it_happens_during_the_stop():
     assert result.stopped == ("w", "x")
 
 
-def test_setup_in_flight_finishes_and_nothing_follows_when_stopped_during_it():
+def test_running_setup_finishes_and_no_flow_starts_when_stopped():
     harness = Harness([stream("a")], tables="abcdefghij", setup_seconds=2.0, stops=[1.0])
     result = harness.run()
     assert result.state is UpdateState.CANCELED
@@ -125,12 +125,12 @@ def test_setup_in_flight_finishes_and_nothing_follows_when_stopped_during_it():
     assert harness.time.monotonic() == 2.0
 
 
-def test_update_is_canceled_when_only_tables_were_left_at_the_stop():
+def test_update_is_canceled_when_only_tables_remained_at_the_stop():
     harness = Harness([], tables="abcdefghi", setup_seconds=2.0, stops=[1.0])
     assert harness.run().state is UpdateState.CANCELED
 
 
-def test_setup_that_backs_off_is_dropped_when_stopped():
+def test_setup_that_waits_for_a_retry_is_canceled_when_stopped():
     harness = Harness([stream("a")], tables="a", setups={"a": [transient()]}, stops=[3.0])
     result = harness.run()
     assert result.state is UpdateState.CANCELED
@@ -138,7 +138,7 @@ def test_setup_that_backs_off_is_dropped_when_stopped():
     assert harness.time.monotonic() == 3.0
 
 
-def test_update_ends_when_the_setup_hangs_and_ignores_everything():
+def test_update_ends_when_the_setup_hangs():
     harness = Harness([stream("a")], tables="a", setup_seconds=1e6, stops=[1.0, 2.0])
     assert harness.run().state is UpdateState.CANCELED
     assert harness.time.monotonic() == 17.0
@@ -184,7 +184,7 @@ class RealFlow:
         raise AssertionError
 
 
-def test_loop_wakes_up_when_a_real_signal_asks_it_to_stop():
+def test_signal_stops_the_loop():
     running = threading.Event()
     plan = Plan(runs=(stream("a"), once("o")))
     update = Update(plan, RealEngine(running), EventBus(), pipeline_name="p", update_id="u")

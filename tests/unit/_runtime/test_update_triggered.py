@@ -68,7 +68,7 @@ def test_view_is_idle_and_lets_dependents_run_when_nothing_changed():
     assert "said so" in harness.last("a").message
 
 
-def test_failed_branch_skips_its_dependents_when_other_branches_go_on():
+def test_failed_branch_skips_its_dependents_while_other_branches_continue():
     error = fatal("b")
     harness = Harness(
         [*DIAMOND, stream("e", "c"), view("f", "d")], {"b": [Run(error=error)]}, tables="abcdef"
@@ -89,7 +89,7 @@ def test_failed_branch_skips_its_dependents_when_other_branches_go_on():
     assert final.error.condition == "UPDATE_FAILED"
 
 
-def test_sibling_flow_into_the_same_table_goes_on_when_one_fails():
+def test_other_flow_into_the_same_table_continues_when_one_fails():
     runs = [stream("x", target="t"), stream("y", target="t"), view("v", "t")]
     harness = Harness(runs, {"x": [Run(error=fatal())], "y": [Run(seconds=5.0)]}, tables="tv")
     result = harness.run()
@@ -125,7 +125,7 @@ def test_dependents_wait_when_a_flow_fails_and_succeeds_in_its_retry_window():
 @pytest.mark.parametrize(
     "step", [stream("a"), view("a"), once("a")], ids=["stream", "view", "once"]
 )
-def test_flow_is_given_up_after_three_runs_when_it_keeps_failing(step):
+def test_flow_fails_after_three_attempts(step):
     harness = Harness([step, view("b", "a")], {"a": [Run(error=transient("a"))]})
     result = harness.run()
     assert harness.engine.times("start", "a") == [0.0, 6.0, 17.0]
@@ -135,7 +135,7 @@ def test_flow_is_given_up_after_three_runs_when_it_keeps_failing(step):
     assert "gave up after 3 runs" in harness.last("a").message
 
 
-def test_a_flow_is_tried_as_often_as_it_says_when_it_keeps_failing():
+def test_a_flow_has_its_own_number_of_attempts():
     runs = [replace(stream("a"), max_retries=0), replace(once("b"), max_retries=1), view("c")]
     harness = Harness(runs, {name: [Run(error=transient(name))] for name in "abc"})
     harness.run()
@@ -155,7 +155,7 @@ def test_statuses_keep_their_order_when_a_flow_ends_before_its_start_returns(err
     assert harness.statuses("a") == ["QUEUED", "STARTING", "RUNNING", state]
 
 
-def test_foreign_exception_is_our_bug_and_keeps_its_text_to_the_log(caplog):
+def test_unexpected_exception_is_an_internal_error_with_its_message_in_the_log(caplog):
     for run in (Run(error=KeyError("password=s3cret")), Run(error=SystemExit(7))):
         harness = Harness([view("a")], {"a": [run]})
         with caplog.at_level(logging.ERROR):
@@ -168,7 +168,7 @@ def test_foreign_exception_is_our_bug_and_keeps_its_text_to_the_log(caplog):
     assert "s3cret" in caplog.text
 
 
-def test_foreign_error_in_an_end_is_our_bug_when_the_engine_hands_one_over():
+def test_unexpected_error_at_the_end_of_a_flow_is_an_internal_error():
     harness = Harness([stream("a")], {"a": [Run(error=ValueError("x"))]})
     (error,) = harness.run().failures
     assert isinstance(error, InternalError)
@@ -182,7 +182,7 @@ def test_streaming_flows_are_limited_when_many_are_ready():
     assert harness.engine.times("start", "s39") == [2.0]
 
 
-def test_batch_steps_are_limited_apart_from_streams_when_many_are_ready():
+def test_batch_steps_and_streams_have_separate_limits():
     runs = [*(view(f"v{number}") for number in range(9)), stream("s")]
     harness = Harness(runs, max_batch_steps=3)
     harness.run()
@@ -190,7 +190,7 @@ def test_batch_steps_are_limited_apart_from_streams_when_many_are_ready():
     assert harness.engine.times("start", "s") == [0.0]
 
 
-def test_waiting_for_a_retry_takes_no_slot_when_another_flow_is_ready():
+def test_flow_that_waits_for_a_retry_takes_no_slot():
     runs = [view("a"), view("b")]
     harness = Harness(runs, {"a": [Run(error=transient("a")), Run()]}, max_batch_steps=1)
     assert harness.run().state is UpdateState.COMPLETED
@@ -213,7 +213,7 @@ def test_tables_are_reset_then_prepared_when_a_full_refresh_is_planned():
     assert "MainThread" not in harness.engine.setup_threads
 
 
-def test_table_that_cannot_be_prepared_fails_its_flows_and_skips_below():
+def test_table_that_cannot_be_prepared_fails_its_flows_and_skips_dependents():
     error = SetupError("TEST_DISK", "full")
     runs = [
         stream("x", target="t"),
@@ -245,7 +245,7 @@ def test_setup_is_retried_when_its_error_is_transient():
     assert harness.engine.times("start", "a") == [5.0]
 
 
-def test_setup_is_given_up_after_three_tries_when_its_error_stays():
+def test_setup_fails_after_three_attempts():
     harness = Harness([stream("a")], tables="ab", setups={"a": [transient()]})
     result = harness.run()
     assert harness.engine.times("prepare", "a") == [0.0, 5.0, 15.0]
@@ -281,7 +281,7 @@ def secret():
     forget_secrets()
 
 
-def test_no_event_shows_a_secret_when_the_text_of_an_error_has_one(secret):
+def test_no_event_shows_a_secret_of_an_error_message(secret):
     for retryable in (True, False):
         error = FlowError(
             "TEST_SECRET", f"cannot log in, password={secret}", flow="a", retryable=retryable
@@ -300,7 +300,7 @@ def test_update_fails_instead_of_hanging_when_flows_wait_for_each_other():
     assert result.completed == ("c",)
 
 
-def test_engine_is_told_to_stop_when_the_loop_itself_dies(monkeypatch):
+def test_engine_is_stopped_when_the_loop_fails(monkeypatch):
     harness = Harness([stream("a"), view("b")], {"a": [FOREVER], "b": [FOREVER]})
 
     def interrupted():

@@ -40,9 +40,7 @@ TV = DatasetKind.TEMPORARY_VIEW
         ("CREATE/* a */OR\n-- b ;\nREFRESH\r\nSTREAMING\tTABLE", ST, False),
     ],
 )
-def test_a_dataset_has_its_kind_when_created_in_the_words_of_any_generation(
-    sql, head, kind, private
-):
+def test_datasets_have_their_kind_in_all_syntax_versions(sql, head, kind, private):
     declared = sql(f"{head} orders AS SELECT 1 AS id")
     assert (declared.dataset.kind, declared.dataset.private) == (kind, private)
     assert declared.flow.implicit
@@ -66,7 +64,7 @@ CLAUSES = {
 }  # fmt: skip
 
 
-def test_clauses_say_the_same_when_they_stand_in_any_order(sql):
+def test_clauses_may_be_in_any_order(sql):
     expected = {key: value for part in CLAUSES.values() for key, value in part.items()}
     for number, order in enumerate(itertools.permutations(CLAUSES)):
         if number % 7:  # a seventh of the 5040, with every clause at every place
@@ -105,7 +103,7 @@ def test_clauses_say_the_same_when_they_stand_in_any_order(sql):
         ("USING parquet", "format", "parquet"),
     ],
 )  # fmt: skip
-def test_a_clause_is_understood_when_it_stands_alone(sql, clause, field, value):
+def test_each_clause_is_parsed_alone(sql, clause, field, value):
     assert getattr(sql(f"CREATE MATERIALIZED VIEW t {clause} AS SELECT 1").dataset, field) == value
 
 
@@ -131,14 +129,14 @@ def test_a_clause_is_understood_when_it_stands_alone(sql, clause, field, value):
         ("live", "live"),
     ],
 )
-def test_names_are_kept_with_backticks_where_needed_when_written_in_any_way(sql, text, name):
+def test_names_keep_the_backticks_that_they_need(sql, text, name):
     assert sql(f"CREATE OR REFRESH STREAMING TABLE {text} AS SELECT 1").dataset.name == name
 
 
 # -- columns ------------------------------------------------------------------------------------
 
 
-def test_rules_come_out_in_order_when_the_list_has_only_constraints(sql):
+def test_rules_keep_their_order_in_a_list_of_constraints(sql):
     dataset = sql(
         """CREATE OR REFRESH STREAMING LIVE TABLE clean (
   CONSTRAINT valid_id EXPECT (id IS NOT NULL AND note <> ');--'), -- kept and counted
@@ -161,13 +159,13 @@ AS SELECT * FROM STREAM(LIVE.raw)"""
     [("FAIL", OnViolation.FAIL), ("fail", OnViolation.FAIL), ("DROP", OnViolation.DROP),
      ("WARN", OnViolation.WARN), ("WARN ROW", OnViolation.WARN)],
 )  # fmt: skip
-def test_action_is_known_when_its_second_word_is_left_out(sql, clause, action):
+def test_action_is_known_without_its_second_word(sql, clause, action):
     text = f"CREATE STREAMING TABLE t (CONSTRAINT x EXPECT (a) ON VIOLATION {clause}, b INT)"
     (rule,) = sql(text).dataset.expectations
     assert rule.on_violation == action
 
 
-def test_ddl_comes_out_when_columns_have_types(sql):
+def test_typed_columns_give_a_ddl_schema(sql):
     dataset = sql(
         """CREATE STREAMING TABLE t (
   id BIGINT NOT NULL COMMENT 'a, b)' PRIMARY KEY,
@@ -246,14 +244,14 @@ def test_names_are_laid_over_the_query_when_columns_have_no_types(sql):
     assert frame.columns == ["a", "b c"]
 
 
-def test_the_query_is_asked_on_its_line_with_the_defaults_in_force_when_called(sql):
+def test_query_is_run_at_its_line_with_the_current_defaults(sql):
     declared = sql("USE c.s;\nCREATE VIEW v AS\n  SELECT 1;")
     frame, asked = call(declared.flow.function, "x")
     assert frame.columns == ["x"]
     assert asked == [("\n\n  SELECT 1", "c", "s")]
 
 
-def test_query_functions_are_distinct_and_named_when_statements_are_equal(sql):
+def test_equal_statements_have_distinct_query_functions(sql):
     flows = sql("CREATE VIEW a AS SELECT 1; CREATE VIEW s.`b c` AS SELECT 1").flows
     assert flows[0].function is not flows[1].function
     assert [flow.function.__name__ for flow in flows] == ["a", "s.b c"]
@@ -346,9 +344,7 @@ def test_a_table_waits_for_flows_when_it_has_no_query(sql):
         ("CREATE OR REFRESH FLOW f AS INSERT INTO t SELECT 1", 1, "`CREATE FLOW`", None),
     ],
 )  # fmt: skip
-def test_an_error_says_where_what_and_what_else_when_a_statement_is_wrong(
-    sql, text, line, message, hint
-):
+def test_error_has_position_problem_and_alternatives(sql, text, line, message, hint):
     error = sql(text).error
     assert error.condition == "SQL_SYNTAX"
     assert str(error.origin) == f"orders.sql:{line}"
@@ -384,16 +380,14 @@ def test_an_error_says_where_what_and_what_else_when_a_statement_is_wrong(
          "COLLATION"),
     ],
 )  # fmt: skip
-def test_what_a_pipeline_cannot_have_is_refused_by_name_when_it_is_declared(
-    sql, text, condition, named
-):
+def test_unsupported_clauses_are_refused_by_name(sql, text, condition, named):
     error = sql(text).error
     assert error.condition == condition
     assert named in error.message
     assert error.origin.line == 1
 
 
-def test_a_remembered_secret_is_not_shown_when_it_stands_where_it_should_not(sql):
+def test_known_secret_is_not_shown_in_an_error(sql):
     from penstock._model.redaction import forget_secrets, remember_secret
 
     remember_secret("hunter2hunter2")
@@ -412,5 +406,5 @@ def test_a_remembered_secret_is_not_shown_when_it_stands_where_it_should_not(sql
         "CREATE TEMPORARY VIEW t SELECT 1 AS a",
     ],
 )
-def test_as_may_be_left_out_when_the_query_begins_with_select(sql, text):
+def test_as_is_optional_before_select(sql, text):
     assert sql(text).query == "SELECT 1 AS a"

@@ -106,7 +106,7 @@ SELECT * FROM customers WHERE __END_AT IS NULL QUALIFY row_number() OVER (ORDER 
 """
 
 
-def test_a_notebook_of_the_first_generation_is_declared_when_cells_have_no_semicolons(sql):
+def test_notebook_cells_need_no_semicolons(sql):
     declared = sql(LEGACY, variables={"root": "/data", "catalog": "main"})
     assert [(dataset.name, dataset.kind) for dataset in declared.datasets] == [
         ("orders_raw", DatasetKind.STREAMING_TABLE),
@@ -127,7 +127,7 @@ def test_a_notebook_of_the_first_generation_is_declared_when_cells_have_no_semic
     assert build_index(declared.registry.build(), SETTINGS).errors == ()
 
 
-def test_a_file_of_today_is_declared_when_its_lines_end_as_on_windows(sql):
+def test_file_with_windows_line_endings_is_declared(sql):
     declared = sql(CURRENT)
     assert [dataset.name for dataset in declared.datasets] == [
         "main.shop.customers_cdc",
@@ -151,7 +151,7 @@ EXAMPLES = re.findall(r"(?ms)^```sql\n(.*?)^```", PAGE)
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_of_the_documentation_is_declared_when_a_user_copies_it(sql, example):
+def test_examples_of_the_documentation_are_declared(sql, example):
     declared = sql(example, variables={"region": "EU"}, parameters={"since": "2026-01-01"})
     assert declared.errors == ()
     assert not declared.registry.is_empty
@@ -161,7 +161,7 @@ def test_the_documentation_has_examples():
     assert len(EXAMPLES) >= 5
 
 
-def test_statements_that_declare_nothing_are_left_out_when_only_declarations_count():
+def test_statements_without_declarations_are_skipped():
     text = "CREATE TABLE a (b INT); INSERT INTO a VALUES (1); CREATE VIEW v AS SELECT 1; CREAT x"
     registry = Registry()
     with registration(registry):

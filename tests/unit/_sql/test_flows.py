@@ -35,7 +35,7 @@ def test_an_append_flow_is_declared_when_it_inserts(sql, text, once, where):
     assert flow.language == "SQL"
 
 
-def test_a_flow_may_write_into_datasets_with_odd_names_when_they_look_like_keywords(sql):
+def test_target_of_a_flow_may_look_like_a_keyword(sql):
     flows = sql(
         "CREATE FLOW a AS INSERT INTO once SELECT 1;"
         "CREATE FLOW b AS INSERT INTO ONCE once BY NAME SELECT 1;"
@@ -60,7 +60,7 @@ CLAUSES = {
 }
 
 
-def test_change_clauses_say_the_same_when_they_stand_in_any_order(sql):
+def test_change_clauses_may_be_in_any_order(sql):
     wanted = CdcSpec(
         source="src", **{key: value for part in CLAUSES.values() for key, value in part.items()}
     )
@@ -91,7 +91,7 @@ def test_change_clauses_say_the_same_when_they_stand_in_any_order(sql):
          {"scd_type": ScdType.TWO, "track_history": TrackHistory(columns=("a", "b"))}),
     ],
 )  # fmt: skip
-def test_a_change_clause_is_understood_when_it_stands_before_or_after_others(sql, clause, fields):
+def test_change_clause_is_parsed_before_and_after_others(sql, clause, fields):
     wanted = CdcSpec(source="s", keys=("k",), sequence_by="ts", **fields)
     for text in (f"KEYS (k) SEQUENCE BY ts {clause}", f"{clause} SEQUENCE BY ts KEYS (k)"):
         assert sql(f"APPLY CHANGES INTO t FROM STREAM s {text}").flow.cdc == wanted
@@ -104,7 +104,7 @@ def test_a_change_clause_is_understood_when_it_stands_before_or_after_others(sql
      "ts > now() - INTERVAL 1 DAY AND NOT key", "CASE key WHEN 1 THEN true END",
      "old IS DISTINCT FROM track_id", "a IN (SELECT k FROM x) OR b LIKE ANY ('y') AND key"],
 )  # fmt: skip
-def test_words_of_clauses_are_columns_when_they_stand_in_an_expression(sql, condition):
+def test_clause_keywords_are_columns_in_an_expression(sql, condition):
     flow = sql(
         f"APPLY CHANGES INTO t FROM STREAM(s) KEYS (k) APPLY AS DELETE WHEN {condition} "
         "SEQUENCE BY columns"
@@ -129,7 +129,7 @@ REST = "KEYS (k) SEQUENCE BY ts"
         (f"APPLY CHANGES INTO t FROM STREAM(IDENTIFIER('a.b')) {REST}", "a.b", ("stream", "a.b")),
     ],
 )
-def test_events_are_read_by_name_when_a_flow_applies_them(sql, text, source, read):
+def test_flow_of_changes_reads_its_source_by_name(sql, text, source, read):
     from test_create import call
 
     flow = sql(f"CREATE FLOW f AS {text}").flow
@@ -138,7 +138,7 @@ def test_events_are_read_by_name_when_a_flow_applies_them(sql, text, source, rea
     assert call(flow.function)[1] == [read]
 
 
-def test_a_flow_of_changes_has_the_name_of_its_target_when_it_has_none(sql):
+def test_unnamed_flow_of_changes_has_the_name_of_its_target(sql):
     flows = sql(
         f"APPLY CHANGES INTO LIVE.t FROM STREAM(s) {REST};"
         f"AUTO CDC INTO gold.`a b` FROM STREAM(s) {REST};"
@@ -151,7 +151,7 @@ def test_a_flow_of_changes_has_the_name_of_its_target_when_it_has_none(sql):
     ]
 
 
-def test_a_flow_belongs_to_its_table_when_it_stands_in_its_statement(sql):
+def test_flow_in_the_statement_of_a_table_writes_into_it(sql):
     declared = sql(
         f"""CREATE STREAMING TABLE a COMMENT 'x' FLOW AUTO CDC FROM STREAM(s) {REST};
         CREATE STREAMING TABLE b (id INT) FLOW INSERT ONCE BY NAME SELECT 1 AS id;
@@ -216,7 +216,7 @@ def test_rules_stay_with_the_target_when_a_flow_applies_changes(sql):
         (f"APPLY CHANGES INTO t FROM STREAM(s) SEQENCE BY ts {REST}", "`SEQENCE`", "`SEQUENCE`"),
     ],
 )
-def test_an_error_names_the_clause_when_a_flow_is_wrong(sql, text, message, hint):
+def test_error_names_the_clause_of_a_flow(sql, text, message, hint):
     error = sql(text).error
     assert error.condition == "SQL_SYNTAX"
     assert message in error.message
@@ -244,11 +244,11 @@ def test_an_error_names_the_clause_when_a_flow_is_wrong(sql, text, message, hint
         ("CREATE FLOW a.b AS INSERT INTO t SELECT 1", "INVALID_NAME"),
     ],
 )  # fmt: skip
-def test_a_flow_is_refused_when_it_asks_for_what_is_not_there(sql, text, condition):
+def test_unsupported_clause_of_a_flow_is_refused(sql, text, condition):
     assert sql(text).error.condition == condition
 
 
-def test_events_come_from_a_query_when_it_stands_in_parentheses(sql):
+def test_query_in_parentheses_is_a_source_of_changes(sql):
     declared = sql(
         "CREATE STREAMING TABLE t;\nAPPLY CHANGES INTO t FROM (\n  SELECT a, (b) FROM STREAM(s)\n) "
         "KEYS (a) SEQUENCE BY b"

@@ -8,14 +8,14 @@ from penstock._sql.source import Edit, SqlSource
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_lines_are_counted_when_lines_end_in_any_way(end):
+def test_lines_are_counted_with_all_line_endings(end):
     source = SqlSource.of(f"a{end}{end}b{end}c", file="f.sql", first_line=10)
     assert source.line(source.text.index("a")) == 10
     assert source.line(source.text.index("b")) == 12
     assert source.line(source.text.index("c")) == 13
 
 
-def test_lines_stay_when_a_value_has_lines_or_takes_some_away():
+def test_line_numbers_are_kept_when_values_change_the_number_of_lines():
     source = SqlSource.of("a\n${x}\nb ${y\n} c\nd", file="f.sql")
     text = source.text
     edits = [
@@ -29,7 +29,7 @@ def test_lines_stay_when_a_value_has_lines_or_takes_some_away():
     ]  # fmt: skip
 
 
-def test_a_part_keeps_its_lines_and_columns_when_it_is_cut_out():
+def test_part_of_a_source_keeps_its_lines_and_columns():
     source = SqlSource.of("a\n  b\nc d", file="f.sql", first_line=3)
     part = source.section(source.text.index("b"), len(source.text))
     assert part.text == "b\nc d"
@@ -44,7 +44,7 @@ def test_a_part_keeps_its_lines_and_columns_when_it_is_cut_out():
     st.lists(st.tuples(st.text("ab\n", max_size=5), st.text("xy\n", max_size=4)), max_size=6),
     st.text("ab\n", max_size=5),
 )
-def test_what_is_not_replaced_keeps_its_line_when_anything_is(pieces, last):
+def test_text_beside_replacements_keeps_its_line(pieces, last):
     text, edits, kept = "", [], []
     for before, value in pieces:
         kept.append((len(text), before))

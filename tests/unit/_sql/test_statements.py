@@ -34,11 +34,11 @@ def texts(text: str) -> list[str]:
         ("%SQL\na", ["a"]),
     ],
 )
-def test_statements_end_at_semicolons_outside_of_texts_when_cut(text, expected):
+def test_statements_end_at_semicolons_outside_of_strings(text, expected):
     assert texts(text) == expected
 
 
-def test_statements_before_a_text_without_end_are_kept_when_the_rest_is_lost(sql):
+def test_statements_before_an_unclosed_string_are_kept(sql):
     declared = sql("CREATE VIEW a AS SELECT 1;\n\nCREATE VIEW b AS SELECT 'x;\nCREATE VIEW c")
     error = declared.error
     assert error.condition == "SQL_SYNTAX"
@@ -48,7 +48,7 @@ def test_statements_before_a_text_without_end_are_kept_when_the_rest_is_lost(sql
     assert not declared.registry.is_empty
 
 
-def test_every_statement_is_looked_at_when_others_are_wrong(sql):
+def test_every_statement_is_checked_when_others_are_invalid(sql):
     declared = sql(
         "CREATE STREAMNG TABLE a AS SELECT 1;\n"
         "CREATE VIEW b AS SELECT (1;\n"
@@ -59,7 +59,7 @@ def test_every_statement_is_looked_at_when_others_are_wrong(sql):
     assert [error.origin.line for error in declared.errors] == [1, 2, 4, 5]
 
 
-def test_nothing_is_declared_when_text_only_shows_something(sql):
+def test_statements_that_only_show_something_declare_nothing(sql):
     declared = sql(
         "SELECT * FROM a; (SELECT 1); WITH x AS (SELECT '${nowhere}') SELECT :p FROM x;"
         "SHOW TABLES; DESCRIBE t; explain select 1; FROM t SELECT a; VALUES (1); TABLE t; desc t"
@@ -72,13 +72,13 @@ def test_nothing_is_declared_when_text_only_shows_something(sql):
     "second", ["CREATE OR REFRESH LIVE TABLE b AS SELECT 1", "APPLY CHANGES INTO b FROM c",
                "create view b as select 1", "CREATE FLOW f AS INSERT INTO b SELECT 1"],
 )  # fmt: skip
-def test_a_missing_semicolon_is_named_when_a_statement_follows_a_query(sql, second):
+def test_missing_semicolon_after_a_query_is_reported(sql, second):
     error = sql(f"CREATE VIEW a AS\nSELECT 1 AS create\n\n{second};").error
     assert error.origin.line == 4
     assert error.message == "expected `;` before this statement"
 
 
-def test_a_missing_semicolon_is_named_when_a_statement_follows_a_shown_result(sql):
+def test_missing_semicolon_after_a_shown_result_is_reported(sql):
     declared = sql("SHOW CREATE TABLE t; EXPLAIN CREATE TABLE a AS SELECT 1;\n"
                    "SELECT 1\nCREATE STREAMING TABLE b AS SELECT 1;")  # fmt: skip
     assert declared.registry.is_empty
@@ -86,6 +86,6 @@ def test_a_missing_semicolon_is_named_when_a_statement_follows_a_shown_result(sq
     assert (error.origin.line, error.message) == (3, "expected `;` before this statement")
 
 
-def test_lines_go_on_when_a_cell_stands_in_the_middle_of_a_file(sql):
+def test_line_numbers_of_a_cell_are_those_of_its_file(sql):
     declared = sql().add("\nCREATE VIEW a AS SELECT 1;\nCREATE VIEW b AS SELECT 2", first_line=40)
     assert [dataset.origin.line for dataset in declared.datasets] == [41, 42]

@@ -35,12 +35,12 @@ def kinds(text: str) -> list[tuple[str, str]]:
         ("$ { } \\ \x00", [("symbol", sign) for sign in ("$", "{", "}", "\\", "\x00")]),
     ],
 )  # fmt: skip
-def test_tokens_are_what_spark_sees_when_text_is_cut(text, expected):
+def test_tokens_are_those_of_spark(text, expected):
     assert kinds(text) == expected
 
 
 @pytest.mark.parametrize("text", ["a 'b", 'a "b', "a `b", "a /* b /* */", "a 'b\\'", "a 'b''"])
-def test_the_beginning_is_named_when_something_has_no_end(text):
+def test_error_names_the_start_of_an_unclosed_token(text):
     seen = []
     with pytest.raises(UnclosedError) as caught:
         seen.extend(tokens_of(text))
@@ -48,7 +48,7 @@ def test_the_beginning_is_named_when_something_has_no_end(text):
     assert [token.text for token in seen] == ["a"]
 
 
-def test_an_unclosed_text_fails_at_once_when_it_is_huge():
+def test_huge_unclosed_string_fails_quickly():
     with pytest.raises(UnclosedError):
         list(tokens_of("'" + "a''\\'" * 200_000))
 
@@ -65,14 +65,14 @@ def test_an_unclosed_text_fails_at_once_when_it_is_huge():
         ("''", ""),
     ],
 )
-def test_a_text_is_decoded_as_spark_does_when_it_has_escapes(text, value):
+def test_string_escapes_are_decoded_as_in_spark(text, value):
     (token,) = tokens_of(text)
     assert text_value(token) == value
 
 
 @settings(deadline=None)
 @given(st.text())
-def test_any_value_survives_when_it_is_written_as_a_text(value):
+def test_any_value_can_be_written_as_a_string_literal(value):
     (token,) = tokens_of(literal(value))
     assert token.kind is TokenKind.STRING
     assert text_value(token) == value
@@ -80,7 +80,7 @@ def test_any_value_survives_when_it_is_written_as_a_text(value):
 
 @settings(deadline=None)
 @given(st.text(alphabet="ab'\"`-*/\\\n\r; ${}r1.", max_size=40))
-def test_tokens_and_white_space_are_the_whole_text_when_it_is_anything(text):
+def test_tokens_and_white_space_are_the_whole_text(text):
     position = 0
     try:
         for token in tokens_of(text):

@@ -11,7 +11,7 @@ from penstock._sql.declare import SqlContext, declare_sql
 # -- ${key} -------------------------------------------------------------------------------------
 
 
-def test_variables_are_filled_in_everywhere_but_in_comments(sql):
+def test_variables_are_substituted_everywhere_except_in_comments(sql):
     declared = sql(
         """-- not ${here}
         CREATE OR REFRESH STREAMING TABLE ${catalog}.${ schema }.`${name}` /* nor ${here} */
@@ -32,7 +32,7 @@ def test_variables_are_filled_in_everywhere_but_in_comments(sql):
     assert "FROM STREAM(LIVE.raw) /*+ HINT(t) */ WHERE a > 0\n AND b = ';'" in declared.query
 
 
-def test_lines_stay_those_of_the_file_when_values_have_lines(sql):
+def test_line_numbers_are_those_of_the_file_when_values_have_newlines(sql):
     declared = sql("CREATE VIEW ${x} AS\nSELECT (1;", variables={"x": "v\n\n\n"})
     assert declared.error.origin.line == 2
 
@@ -46,26 +46,26 @@ def test_lines_stay_those_of_the_file_when_values_have_lines(sql):
         ("${zzz}", 1, "SET zzz = ..."),
     ],
 )
-def test_an_unknown_variable_is_named_with_a_way_out_when_it_is_used(sql, text, line, hint):
+def test_error_about_an_unknown_variable_has_a_hint(sql, text, line, hint):
     error = sql(text, variables={"catalog": "c"}).error
     assert error.condition == "SQL_VARIABLE_UNKNOWN"
     assert error.origin.line == line
     assert hint in error.hint
 
 
-def test_secrets_are_left_to_the_reader_of_the_option_when_they_stand_in_a_query(sql):
+def test_secrets_in_a_query_are_resolved_by_the_reader_of_the_option(sql):
     text = "SELECT * FROM STREAM read_kafka(password => '${secret:kafka/pw}')"
     assert sql(f"CREATE STREAMING TABLE t AS {text}").query == text
 
 
-def test_a_value_may_make_several_statements_when_it_has_a_semicolon(sql):
+def test_value_with_a_semicolon_gives_several_statements(sql):
     declared = sql(
         "${all}", variables={"all": "CREATE VIEW a AS SELECT 1; CREATE VIEW b AS SELECT 2"}
     )
     assert [dataset.name for dataset in declared.datasets] == ["a", "b"]
 
 
-def test_values_are_not_searched_again_when_they_look_like_variables(sql):
+def test_substituted_values_are_not_substituted_again(sql):
     declared = sql("CREATE VIEW v AS SELECT '${a}'", variables={"a": "${b}", "b": "x"})
     assert declared.query == "SELECT '${b}'"
 
@@ -84,12 +84,12 @@ def test_values_are_not_searched_again_when_they_look_like_variables(sql):
         ("SELECT * FROM t WHERE a = 1 OR NOT :p", None),
     ],
 )
-def test_parameters_become_texts_when_they_stand_where_a_value_can(sql, query, filled):
+def test_parameters_become_string_literals(sql, query, filled):
     text = sql(f"CREATE VIEW v AS {query}", parameters={"p": "it's"}).query
     assert text == (filled or query.replace(":p", "'it\\'s'").replace(":P", "'it\\'s'"))
 
 
-def test_a_blank_parameter_is_a_value_when_its_name_has_another_case(sql):
+def test_blank_parameter_is_a_value_in_any_case_of_its_name(sql):
     declared = sql("CREATE VIEW v AS SELECT :env, :ENV", parameters={"Env": ""})
     assert declared.query == "SELECT '', ''"
 
@@ -104,12 +104,12 @@ def test_a_blank_parameter_is_a_value_when_its_name_has_another_case(sql):
         "SELECT limit:p FROM t",
     ],
 )
-def test_paths_casts_and_types_stay_when_they_look_like_parameters(sql, query):
+def test_paths_casts_and_types_are_not_parameters(sql, query):
     text = sql(f"CREATE VIEW v AS {query}\n", parameters={"p": "x"}).query
     assert text == query.removesuffix(" -- :p").removesuffix(" /* :p */")
 
 
-def test_parameters_give_names_when_they_stand_in_an_identifier(sql):
+def test_parameters_give_names_in_identifier(sql):
     declared = sql(
         "USE CATALOG IDENTIFIER(:catalog); USE SCHEMA IDENTIFIER(:schema);"
         "CREATE MATERIALIZED VIEW IDENTIFIER(:name) AS"
@@ -127,7 +127,7 @@ def test_parameters_give_names_when_they_stand_in_an_identifier(sql):
         ("CREATE VIEW v AS SELECT 1\nWHERE day = :zzz", "parameters: {zzz: ...}"),
     ],
 )
-def test_an_unknown_parameter_is_named_with_a_way_out_when_it_is_used(sql, text, hint):
+def test_error_about_an_unknown_parameter_has_a_hint(sql, text, hint):
     error = sql(text, parameters={"day": "2020"}).error
     assert error.condition == "SQL_PARAMETER_UNKNOWN"
     assert error.origin.line == 2
@@ -154,7 +154,7 @@ def test_an_unknown_parameter_is_named_with_a_way_out_when_it_is_used(sql, text,
         ("SET time.x = 1", "time.x", "1"),
     ],
 )
-def test_set_gives_a_value_to_later_statements_when_it_is_written_in_any_way(sql, text, key, value):
+def test_set_gives_a_value_to_later_statements(sql, text, key, value):
     declared = sql(f"CREATE VIEW a AS SELECT 1;\n{text}\n;CREATE VIEW b AS SELECT 1")
     assert declared.context.variables[key] == value
     first, second = declared.flows
@@ -163,7 +163,7 @@ def test_set_gives_a_value_to_later_statements_when_it_is_written_in_any_way(sql
     assert declared.datasets[1].spark_conf == {key: value}
 
 
-def test_set_wins_over_the_configuration_and_may_use_it_when_it_names_a_key_again(sql):
+def test_set_overrides_the_configuration_and_can_use_it(sql):
     declared = sql(
         "SET root = ${root}/x; SET root = ${root}/y; CREATE VIEW v AS SELECT '${root}'",
         variables={"root": "/r", "other": "o"},
@@ -177,14 +177,14 @@ def test_set_is_refused_when_it_has_no_key(sql):
 
 
 @pytest.mark.parametrize("text", ["SET", "SET a", "SET shop.source"])
-def test_set_declares_nothing_when_it_only_shows_a_value(sql, text):
+def test_set_without_a_value_declares_nothing(sql, text):
     declared = sql(f"{text}; CREATE VIEW v AS SELECT 1")
     assert declared.query == "SELECT 1"
     assert declared.flow.spark_conf == {}
 
 
 @pytest.mark.parametrize("text", ["SET VARIABLE x = 1", "SET VAR x = 1", "SET TIME ZONE 'UTC'"])
-def test_other_forms_of_set_are_refused_by_name_when_used(sql, text):
+def test_other_forms_of_set_are_refused_by_name(sql, text):
     assert sql(text).error.condition == "SQL_STATEMENT_NOT_SUPPORTED"
 
 
@@ -209,7 +209,7 @@ def test_other_forms_of_set_are_refused_by_name_when_used(sql, text):
         ("USE SCHEMA catalog", ["catalog.t", "s.t", "c.s.t"]),
     ],
 )
-def test_names_are_completed_when_use_stands_before_them(sql, uses, names):
+def test_use_qualifies_later_names(sql, uses, names):
     declared = sql(
         f"{uses};\nCREATE STREAMING TABLE t; CREATE STREAMING TABLE s.t;"
         "CREATE STREAMING TABLE c.s.t; CREATE STREAMING TABLE LIVE.own;"
@@ -219,7 +219,7 @@ def test_names_are_completed_when_use_stands_before_them(sql, uses, names):
     assert [dataset.name for dataset in declared.datasets] == [*names, "own", "v"]
 
 
-def test_targets_and_sources_of_flows_are_completed_when_use_stands_before_them(sql):
+def test_use_qualifies_targets_and_sources_of_flows(sql):
     declared = sql(
         "USE c.s; CREATE FLOW f AS INSERT INTO t SELECT 1;"
         "APPLY CHANGES INTO x.t FROM STREAM(u) KEYS (k) SEQUENCE BY b;"
@@ -233,14 +233,14 @@ def test_targets_and_sources_of_flows_are_completed_when_use_stands_before_them(
     assert [flow.cdc.source for flow in declared.flows[1:]] == ["c.s.u", "u"]
 
 
-def test_what_use_and_set_said_goes_on_when_cells_share_a_context(sql):
+def test_use_and_set_apply_to_later_cells_of_a_context(sql):
     declared = sql("USE SCHEMA s; SET k = v").add("CREATE VIEW ${k} AS SELECT 1")
     assert declared.dataset.name == "s.v"
     assert declared.flow.spark_conf == {"k": "v"}
 
 
 @pytest.mark.parametrize("text", ["USE", "USE CATALOG", "USE CATALOG a.b", "USE a.b.c", "USE a b"])
-def test_use_is_refused_when_it_names_nothing_that_it_could(sql, text):
+def test_use_without_a_valid_name_is_refused(sql, text):
     declared = sql(text)
     if text == "USE CATALOG":  # a schema may have that name
         assert declared.context.schema == "CATALOG"
@@ -276,17 +276,17 @@ def _declares(text: str) -> None:
 
 @settings(deadline=None, max_examples=400)
 @given(st.lists(_WORDS, max_size=30))
-def test_nothing_is_raised_when_words_stand_in_any_order(words):
+def test_words_in_any_order_raise_no_exception(words):
     _declares(" ".join(words))
 
 
 @settings(deadline=None)
 @given(st.text(max_size=80))
-def test_nothing_is_raised_when_text_is_anything(text):
+def test_any_text_raises_no_exception(text):
     _declares(text)
 
 
-def test_a_huge_file_is_cut_in_time_when_it_has_many_statements(sql):
+def test_file_with_many_statements_is_split_quickly(sql):
     text = "CREATE VIEW v%d AS SELECT * FROM t WHERE a IN (%s);\n"
     values = ", ".join(f"'{number}'" for number in range(50))
     declared = sql("".join(text % (number, values) for number in range(500)))
@@ -294,7 +294,7 @@ def test_a_huge_file_is_cut_in_time_when_it_has_many_statements(sql):
     assert declared.datasets[-1].origin.line == 500
 
 
-def test_values_are_assumed_when_nobody_gave_them_and_that_is_allowed(sql):
+def test_missing_values_are_assumed_when_allowed(sql):
     with missing_values_assumed(lambda key: f"some_{key}"):
         declared = sql("SET a = 1; CREATE VIEW v AS SELECT '${a}', '${b}', :c")
     assert declared.query == "SELECT '1', 'some_b', 'some_c'"

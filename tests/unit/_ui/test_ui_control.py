@@ -65,7 +65,7 @@ def _post(client, action, headers=RIGHT, key="shop", **body):
     return client.post(f"/api/pipelines/{key}/{action}", headers=headers, json=body)
 
 
-def test_what_was_asked_is_done_when_the_token_is_right(client, control):
+def test_request_with_the_right_token_is_executed(client, control):
     assert client.get("/api/pipelines/shop/control", headers=RIGHT).json()["enabled"] is True
     assert _post(client, "start").status_code == 202
     answer = _post(client, "start", refresh=[NAME], full_refresh=[NAME], continuous=False)
@@ -86,7 +86,7 @@ def test_what_was_asked_is_done_when_the_token_is_right(client, control):
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_nothing_is_done_when_somebody_may_not(client, control, action):
+def test_request_without_permission_is_refused(client, control, action):
     body = ACTIONS[action]
     for change, status in (
         ({"authorization": None}, 401),
@@ -167,12 +167,12 @@ def test_nothing_is_done_when_somebody_may_not(client, control, action):
         *(("replay", {"name": NAME, "rows": [bad]}) for bad in ("0" * 16 + "-", "0" * 16 + "-01")),
     ],
 )
-def test_a_body_is_refused_when_it_is_not_what_is_asked_for(client, control, action, body):
+def test_invalid_request_body_is_refused(client, control, action, body):
     assert _post(client, action, **body).status_code == 422
     assert control.calls == []
 
 
-def test_chosen_rows_are_replayed_when_they_are_named_right(client, control):
+def test_selected_rows_are_replayed(client, control):
     rules = ["positive, or --not", "größer als $(x) 'y'"]
     most = [row_id(f"part-{n}", 10**12 - 1) for n in range(1000)]
     for asked in ({"rows": [ROW]}, {"rules": rules}, {"rows": most, "rules": ["r" * 300] * 20}):
@@ -186,14 +186,14 @@ def test_chosen_rows_are_replayed_when_they_are_named_right(client, control):
 
 
 @pytest.mark.parametrize("name", ["--conf=x", "../../etc", "nothing", "", NAME + ",x", "silver"])
-def test_no_name_is_taken_when_the_pipeline_does_not_have_it(client, control, name):
+def test_unknown_names_are_refused(client, control, name):
     assert _post(client, "replay", name=name).status_code == 404
     assert _post(client, "start", refresh=[name]).status_code == 404
     assert _post(client, "start", full_refresh=[NAME, name]).status_code == 404
     assert control.calls == []
 
 
-def test_nothing_acts_when_the_dashboard_only_reads(logs, control):
+def test_read_only_dashboard_executes_no_request(logs, control):
     client = _client(logs, control, acts=False)
     for action, body in ACTIONS.items():
         assert _post(client, action, **body).status_code == 405
@@ -203,7 +203,7 @@ def test_nothing_acts_when_the_dashboard_only_reads(logs, control):
         build_app([], host="127.0.0.1", token=None, acts=True)
 
 
-def test_only_the_addresses_that_act_take_a_post_when_it_is_right(client, control):
+def test_only_action_paths_accept_a_post(client, control):
     for path in ("/", "/app.js", "/api", "/api/pipelines", "/api/pipelines/shop/update"):
         assert client.post(path, headers=RIGHT, json={}).status_code in (404, 405), path
     for method in ("PUT", "PATCH", "DELETE", "OPTIONS"):
@@ -216,7 +216,7 @@ def test_only_the_addresses_that_act_take_a_post_when_it_is_right(client, contro
     assert control.calls == []
 
 
-def test_a_page_acts_with_its_cookie_when_another_dashboard_runs_beside_it(logs, control):
+def test_page_uses_its_own_cookie_beside_another_dashboard(logs, control):
     first, second = _client(logs, control), _client(logs, control, port=7071)
     jar = {}
     for client in (first, second):
@@ -231,7 +231,7 @@ def test_a_page_acts_with_its_cookie_when_another_dashboard_runs_beside_it(logs,
     assert _post(second, "stop", {**page, "origin": "http://127.0.0.1:7071"}).status_code == 202
 
 
-def test_no_secret_is_told_when_a_refusal_holds_some(client, control):
+def test_no_secret_of_a_refusal_is_shown(client, control):
     texts, secrets = planted()
     said = ""
     for text in texts:

@@ -64,7 +64,7 @@ def _one(items, name):
     return next(item for item in items if item["id"] == name)
 
 
-def test_nothing_is_different_when_only_lines_moved_and_rows_came():
+def test_moved_lines_and_new_rows_are_no_difference():
     before = Told().table("t", {"id": "long"}).flow("t", ["in"], rows=5).outline()
     after = Told(spark_log="/2").table("t", {"id": "long"}, line=9).flow("t", ["in"], rows=8)
     found = differences(before, after.outline())
@@ -77,7 +77,7 @@ def test_nothing_is_different_when_only_lines_moved_and_rows_came():
     assert (flow["change"], flow["numbers"]["batches"]) == ("same", [1, 1])
 
 
-def test_definitions_stand_beside_each_other_when_they_are_different():
+def test_different_definitions_are_shown_side_by_side():
     nested = {"type": "struct", "fields": [{"name": "a", "type": "long"}]}
     wider = {"type": "struct", "fields": [{"name": "a", "type": "string"}]}
     before = Told().table("gone", {}).flow("gone", []).table("same", {})
@@ -132,13 +132,13 @@ def test_two_updates_are_compared_when_both_are_recorded(client, shop):
         assert client.get(address, params=params).status_code == status, params
 
 
-def test_the_page_of_a_dataset_has_the_same_words_when_influences_are_shown(client):
+def test_lineage_influences_have_the_same_labels_on_the_dataset_page(client):
     made_of, other = ({"columns": {}, "influences": [column]} for column in ("a", "b"))
     (words,) = _other_lineage(made_of, other)
     assert f"`{words}`" in client.get("/app.js").text
 
 
-def test_no_secret_is_told_when_definitions_hold_some(client, logs, shop):
+def test_no_secret_of_a_definition_is_shown(client, logs, shop):
     texts, secrets = planted()
     path = sorted((logs / "shop").glob("*.jsonl"))[-1]
     events = [json.loads(line) for line in path.read_text().splitlines()]

@@ -38,7 +38,7 @@ def _kafka(offset, latest):
     }
 
 
-def test_what_waits_is_told_when_it_was_measured_beside_the_batch():
+def test_backlog_measured_outside_the_batch_is_shown():
     model = _model()
     model.fold(
         _progress(
@@ -81,7 +81,7 @@ def test_what_waits_is_told_when_it_was_measured_beside_the_batch():
     assert shown["seconds_to_loss"] is None
 
 
-def test_a_card_says_that_a_source_gives_no_answer_until_a_batch_has_ended():
+def test_card_shows_that_a_source_does_not_respond_until_a_batch_ends():
     def card():
         (found,) = model.cards()
         return found["state"], found["lag"], found["problem"] and found["problem"]["message"]
@@ -109,7 +109,7 @@ def test_a_card_says_that_a_source_gives_no_answer_until_a_batch_has_ended():
     assert card() == ("STOPPED", None, None)
 
 
-def test_a_card_counts_what_waits_at_all_sources_as_far_as_they_tell():
+def test_card_sums_the_known_backlogs_of_all_sources():
     model = _model()
     model.fold(_progress({"description": FILES}, {"description": DELTA}, _kafka(10, 25)))
     files = {"source": FILES, "kind": "files", "files": 7, "bytes": 1200}
@@ -122,7 +122,7 @@ def test_a_card_counts_what_waits_at_all_sources_as_far_as_they_tell():
     assert model.cards()[0]["lag"] == 15
 
 
-def test_a_page_is_answered_when_measurements_make_no_sense():
+def test_page_is_served_with_invalid_measurements():
     model = _model()
     model.fold(lag_progress(ORIGIN, {"sources": [{"source": KAFKA, "partitions": [{}]}]}))
     model.fold(_progress(_kafka(1, 2)))
@@ -134,7 +134,7 @@ def test_a_page_is_answered_when_measurements_make_no_sense():
     assert model.dataset(NAME)["lineage"] is None
 
 
-def test_lineage_is_that_of_all_flows_when_plans_told_it():
+def test_lineage_is_that_of_all_flows():
     model = _model()
     other = replace(ORIGIN, flow_name="g")
     body = {"output_dataset": NAME}

@@ -38,7 +38,7 @@ def _planted(logs):
     return secrets
 
 
-def test_no_secret_is_in_any_response_when_a_log_holds_some(logs, shop):
+def test_no_secret_of_an_event_log_is_in_a_response(logs, shop):
     secrets = _planted(logs)
     assert len(secrets) >= 50
     client = TestClient(

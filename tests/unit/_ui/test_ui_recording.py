@@ -33,7 +33,7 @@ from penstock._ui.series import Series
 ORDERS = "spark_catalog.default.orders"
 
 
-def test_the_graph_and_its_figures_are_told_when_a_log_is_read(demo):
+def test_graph_and_metrics_come_from_the_event_log(demo):
     model = demo.recorded("latest").model
     cards = {card["name"]: card for card in model.cards()}
     assert set(cards) == {
@@ -62,7 +62,7 @@ def test_the_graph_and_its_figures_are_told_when_a_log_is_read(demo):
     }
 
 
-def test_a_dataset_is_told_whole_when_it_is_opened(demo):
+def test_dataset_page_has_all_details(demo):
     found = demo.recorded("latest").model.dataset(ORDERS)
     assert found["declared_at"] == "pipeline.py:32"
     columns = {column["name"]: column["type"] for column in found["columns"]}
@@ -84,7 +84,7 @@ def test_a_dataset_is_told_whole_when_it_is_opened(demo):
     assert sum(part["offset"] for part in partitions) == 400
 
 
-def test_an_error_has_its_way_out_when_a_flow_failed(shop):
+def test_error_of_a_failed_flow_has_its_hint(shop):
     model = shop.recorded("latest").model
     error = model.dataset("spark_catalog.default.silver")["error"]
     assert error["condition"] == "EXPECTATION_VIOLATED"
@@ -96,7 +96,7 @@ def test_an_error_has_its_way_out_when_a_flow_failed(shop):
     assert (states["silver"], states["revenue"]) == ("FAILED", "SKIPPED")
 
 
-def test_the_history_is_newest_first_when_asked_for_in_pages(shop):
+def test_pages_of_the_history_are_newest_first(shop):
     newest, oldest = shop.history()
     assert (newest.state, oldest.state) == ("FAILED", "COMPLETED")
     assert newest.full_refresh and not oldest.full_refresh
@@ -108,7 +108,7 @@ def test_the_history_is_newest_first_when_asked_for_in_pages(shop):
     assert shop.recorded("no such update") is None
 
 
-def test_the_end_of_a_long_update_is_known_when_reports_follow_it(tmp_path):
+def test_end_of_an_update_is_known_when_reports_follow_it(tmp_path):
     origin = EventOrigin(pipeline_name="shop", update_id="u1")
     ahead = update_progress(replace(origin, update_id="u0"), UpdateState.COMPLETED, "completed")
     log = EventLog(tmp_path)
@@ -127,7 +127,7 @@ def test_the_end_of_a_long_update_is_known_when_reports_follow_it(tmp_path):
     assert summary.ended - 3_600_000 < summary.started <= summary.ended
 
 
-def test_new_events_are_seen_when_the_log_grows(tmp_path):
+def test_new_events_are_read_when_the_log_grows(tmp_path):
     recording = Recording(key="p", label="p", directory=tmp_path / "events")
     assert recording.newest() is None
     assert recording.recorded("latest") is None
@@ -171,7 +171,7 @@ def test_datasets_are_known_when_the_newest_update_failed_before_its_analysis(sh
     assert shop.defined().model.tables() == tables
 
 
-def test_half_a_line_waits_when_its_end_is_not_written_yet(logs, demo):
+def test_incomplete_line_waits_for_its_end(logs, demo):
     path = next((logs / "demo").glob("*.jsonl"))
     lines = path.read_bytes()
     cut = len(lines) - 300
@@ -186,7 +186,7 @@ def test_half_a_line_waits_when_its_end_is_not_written_yet(logs, demo):
     assert recorded.model.folded == lines.count(b"\n")
 
 
-def test_a_log_is_read_on_when_lines_make_no_sense(logs, demo):
+def test_log_is_read_after_invalid_lines(logs, demo):
     path = next((logs / "demo").glob("*.jsonl"))
     good = path.read_bytes()
     bad = [
@@ -248,7 +248,7 @@ def test_all_warnings_are_counted_when_the_newest_are_kept():
     assert len(head["warnings"]) < 30
 
 
-def test_sinks_and_views_have_their_place_when_they_are_declared():
+def test_declared_sinks_and_views_are_in_the_graph():
     model = UpdateModel()
     origin = EventOrigin(pipeline_name="p", update_id="u")
 
@@ -282,7 +282,7 @@ def test_sinks_and_views_have_their_place_when_they_are_declared():
     assert model.dataset("c.s.table")["downstream"] == ["out"]
 
 
-def test_an_update_broke_off_when_its_process_is_gone(tmp_path):
+def test_update_is_interrupted_when_its_process_ended(tmp_path):
     log = EventLog(tmp_path / "events")
     origin = EventOrigin(pipeline_name="p", update_id="u1")
     log(update_progress(origin, UpdateState.RUNNING, "runs"))
@@ -320,7 +320,7 @@ def test_an_update_broke_off_when_its_process_is_gone(tmp_path):
     assert not is_gone()
 
 
-def test_a_long_log_is_read_in_parts_when_it_is_opened(logs, demo):
+def test_long_log_is_read_in_parts(logs, demo):
     path = next((logs / "demo").glob("*.jsonl"))
     lines = path.read_bytes().splitlines(keepends=True)
     batches = [line for line in lines if b'"num_output_rows"' in line]
@@ -337,7 +337,7 @@ def test_a_long_log_is_read_in_parts_when_it_is_opened(logs, demo):
     assert model.folded == len(lines) + len(many)
 
 
-def test_a_log_is_read_anew_when_it_was_cleaned_up_meanwhile(logs, demo):
+def test_log_is_read_again_after_a_cleanup(logs, demo):
     path = next((logs / "demo").glob("*.jsonl"))
     lines = path.read_bytes().splitlines(keepends=True)
     measured = [line for line in lines if b'"event_type":"stream_progress"}' in line]
@@ -360,7 +360,7 @@ def test_a_log_is_read_anew_when_it_was_cleaned_up_meanwhile(logs, demo):
     assert recorded.model.folded == rolled_up.read_bytes().count(b"\n") < len(lines) + 10
 
 
-def test_a_page_keeps_what_it_has_when_its_log_is_taken_away(logs, demo):
+def test_page_keeps_its_data_when_the_log_is_deleted(logs, demo):
     path = next((logs / "demo").glob("*.jsonl"))
     assert demo.recorded("latest").model.folded == len(path.read_bytes().splitlines())
     # A file that goes between a look at it and its opening; a folder cannot be opened, either.

@@ -35,7 +35,7 @@ def test_all_pipelines_are_listed_when_there_are_several(client):
     assert [update["state"] for update in found[1]["updates"]] == ["FAILED", "COMPLETED"]
 
 
-def test_an_update_and_a_dataset_are_answered_when_they_are_recorded(client):
+def test_recorded_updates_and_datasets_are_served(client):
     update = client.get("/api/pipelines/shop/update").json()
     assert update["newest"] is True
     assert update["update"]["state"] == "FAILED"
@@ -61,12 +61,12 @@ def test_an_update_and_a_dataset_are_answered_when_they_are_recorded(client):
         "/openapi.json",
     ],
 )
-def test_nothing_is_found_when_there_is_nothing(client, path):
+def test_unknown_paths_are_not_found(client, path):
     assert client.get(path).status_code == 404
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=100000", "before=-1", "before=x"])
-def test_a_wrong_number_is_refused_when_it_is_asked_for(client, query):
+def test_invalid_number_is_refused(client, query):
     assert client.get(f"/api/pipelines/shop/updates?{query}").status_code == 422
 
 
@@ -86,7 +86,7 @@ def test_a_wrong_number_is_refused_when_it_is_asked_for(client, query):
         "/api/pipelines/shop/update?update=..%2fdemo",
     ],
 )
-def test_no_file_is_reached_when_a_path_climbs(client, path):
+def test_path_outside_the_static_folder_is_not_found(client, path):
     answer = client.get(path)
     assert answer.status_code == 404
     assert "root:" not in answer.text and "import" not in answer.text
@@ -95,18 +95,18 @@ def test_no_file_is_reached_when_a_path_climbs(client, path):
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:7070", "127.0.0.1.evil.example", "127.evil.example", ""]
 )
-def test_a_request_is_refused_when_it_names_a_foreign_host(client, host):
+def test_request_for_another_host_is_refused(client, host):
     answer = client.get("/api/pipelines", headers={"host": host})
     assert answer.status_code == 421
     assert "orders-demo" not in answer.text
 
 
 @pytest.mark.parametrize("host", ["localhost:7070", "127.0.0.1:1", "[::1]:7070", "LOCALHOST"])
-def test_a_request_is_served_when_it_names_this_machine(client, host):
+def test_request_for_this_machine_is_served(client, host):
     assert client.get("/api/pipelines", headers={"host": host}).status_code == 200
 
 
-def test_a_request_is_refused_when_a_foreign_page_makes_it(client):
+def test_request_from_another_site_is_refused(client):
     for headers in (
         {"origin": "http://evil.example"},
         {"origin": "null"},
@@ -121,7 +121,7 @@ def test_a_request_is_refused_when_a_foreign_page_makes_it(client):
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
-def test_a_request_is_refused_when_it_wants_to_change_something(client, method):
+def test_request_that_would_change_something_is_refused(client, method):
     assert client.request(method, "/api/pipelines").status_code == 405
 
 
@@ -130,7 +130,7 @@ def test_a_request_is_refused_when_it_is_too_large(client):
     assert client.get("/api/pipelines?" + "x" * 5000).status_code == 414
 
 
-def test_every_response_has_its_headers_when_it_succeeds_or_not(client):
+def test_every_response_has_security_headers(client):
     for path in ("/", "/app.js", "/api/pipelines", "/nothing", "/api/pipelines/shop/update"):
         headers = client.get(path).headers
         policy = headers["content-security-policy"]
@@ -142,7 +142,7 @@ def test_every_response_has_its_headers_when_it_succeeds_or_not(client):
         assert "access-control-allow-origin" not in headers
 
 
-def test_nothing_is_told_when_the_token_is_missing_or_wrong(locked):
+def test_request_with_a_missing_or_wrong_token_gets_no_data(locked):
     for path in ("/", "/app.js", "/api/pipelines", "/api/pipelines/orders-demo/stream"):
         assert locked.get(path).status_code == 401
         assert locked.get(path, headers={"authorization": "Bearer wrong"}).status_code == 401
@@ -150,7 +150,7 @@ def test_nothing_is_told_when_the_token_is_missing_or_wrong(locked):
         assert locked.get(path, headers={b"cookie": b"penstock_token=\xe9"}).status_code == 401
 
 
-def test_a_visitor_stays_signed_in_when_the_token_was_in_the_address(locked):
+def test_token_in_the_url_signs_the_user_in(locked):
     answer = locked.get("/", params={"token": TOKEN})
     assert answer.status_code == 303
     assert answer.headers["location"] == "/"
@@ -163,7 +163,7 @@ def test_a_visitor_stays_signed_in_when_the_token_was_in_the_address(locked):
     assert locked.get("/api/pipelines", headers=bearer).status_code == 200
 
 
-def test_a_redirect_stays_here_when_the_path_names_another_host(locked):
+def test_redirect_does_not_leave_this_host(locked):
     answer = locked.get("http://box.example:7070//evil.example/", params={"token": TOKEN})
     assert answer.headers["location"] == "/evil.example/"
 
@@ -171,7 +171,7 @@ def test_a_redirect_stays_here_when_the_path_names_another_host(locked):
 @pytest.mark.parametrize(
     "path", ["/\\/evil.example", "/\u00e9/evil.example", "/\t/evil.example", "/\r\n/evil.example"]
 )
-def test_a_redirect_stays_here_when_a_browser_would_read_the_path_otherwise(locked, path):
+def test_redirect_does_not_leave_this_host_in_any_browser(locked, path):
     address = f"http://box.example:7070{quote(path)}"
     place = locked.get(address, params={"token": TOKEN}).headers["location"]
     assert place == quote(path)
@@ -179,7 +179,7 @@ def test_a_redirect_stays_here_when_a_browser_would_read_the_path_otherwise(lock
     assert not any(mark in place for mark in "\t\r\n") and not read.startswith("//")
 
 
-def test_a_visitor_stays_signed_in_when_other_servers_of_the_host_have_cookies(locked):
+def test_user_stays_signed_in_beside_other_cookies_of_the_host(locked):
     locked.get("/", params={"token": TOKEN})
     ((name, value),) = locked.cookies.items()
     locked.cookies.clear()
@@ -187,7 +187,7 @@ def test_a_visitor_stays_signed_in_when_other_servers_of_the_host_have_cookies(l
     assert locked.get("/api/pipelines", headers={"cookie": cookie}).status_code == 200
 
 
-def test_a_visitor_stays_signed_in_when_the_token_has_signs_of_all_kinds(demo):
+def test_token_with_special_characters_signs_the_user_in(demo):
     token = 'a;b c,d"e&f#g+h%20/='
     app = build_app([demo], host="0.0.0.0", token=token)
     found = TestClient(app, base_url="http://box.example:7070", follow_redirects=False)
@@ -200,14 +200,14 @@ def test_a_visitor_stays_signed_in_when_the_token_has_signs_of_all_kinds(demo):
     assert found.get("/api/pipelines", headers={"cookie": cookie}).status_code == 200
 
 
-def test_an_address_for_others_is_refused_when_there_is_no_token(demo):
+def test_public_address_without_a_token_is_refused(demo):
     with pytest.raises(ValueError, match="token"):
         build_app([demo], host="0.0.0.0", token=None)
     assert not is_loopback("127.evil.example")
     assert is_loopback("127.0.0.2") and is_loopback("::1") and is_loopback("localhost")
 
 
-def test_a_page_is_small_and_cached_when_it_is_loaded(client):
+def test_pages_are_small_and_cached(client):
     assets = load_assets()
     assert sum(len(asset.zipped) for asset in assets.values()) < 300_000
     answer = client.get("/app.js", headers={"accept-encoding": "gzip"})
@@ -216,7 +216,7 @@ def test_a_page_is_small_and_cached_when_it_is_loaded(client):
     assert (again.status_code, again.content) == (304, b"")
 
 
-def test_no_page_names_another_host_when_it_is_served():
+def test_pages_load_nothing_from_other_hosts():
     for name, asset in load_assets().items():
         text = asset.body.decode()
         for scheme in ("http://", "https://", "//cdn"):
@@ -224,7 +224,7 @@ def test_no_page_names_another_host_when_it_is_served():
                 assert part.startswith("www.w3.org/"), f"{name}: {scheme}{part[:40]}"
 
 
-def test_changes_alone_are_sent_when_an_update_goes_on(logs, demo):
+def test_only_changes_are_sent_during_an_update(logs, demo):
     path = next((logs / "demo").glob("*.jsonl"))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:25]))
@@ -258,7 +258,7 @@ def test_changes_alone_are_sent_when_an_update_goes_on(logs, demo):
     assert "revenue_5m" in changed and "kafka orders" not in changed
 
 
-def test_no_change_is_lost_when_it_comes_while_a_message_is_made(logs, demo, monkeypatch):
+def test_no_change_is_lost_while_a_message_is_built(logs, demo, monkeypatch):
     path = next((logs / "demo").glob("*.jsonl"))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:25]))
@@ -314,7 +314,7 @@ def test_no_change_is_lost_when_it_comes_while_a_message_is_made(logs, demo, mon
     assert asyncio.run(watch()) == ["COMPLETED", "COMPLETED"]
 
 
-def test_a_stream_says_so_and_ends_when_there_is_no_such_update(demo, tmp_path):
+def test_stream_of_an_unknown_update_reports_it_and_ends(demo, tmp_path):
     async def heard(recording, update):
         hub = Hub()
         async with asyncio.timeout(30):
@@ -324,9 +324,7 @@ def test_a_stream_says_so_and_ends_when_there_is_no_such_update(demo, tmp_path):
     assert Recording(key="new", label="new", directory=tmp_path / "nothing").has("latest")
 
 
-def test_a_page_goes_on_when_its_log_could_not_be_read_for_a_moment(
-    logs, demo, monkeypatch, caplog
-):
+def test_page_recovers_when_its_log_could_not_be_read(logs, demo, monkeypatch, caplog):
     path = next((logs / "demo").glob("*.jsonl"))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:25]))
@@ -386,7 +384,7 @@ def _message(text: bytes):
     return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
 
-def test_answers_are_whole_when_many_ask_at_once(client, logs):
+def test_concurrent_requests_get_complete_responses(client, logs):
     problems = []
 
     def ask():
@@ -408,7 +406,7 @@ def test_keys_differ_when_labels_are_the_same(tmp_path):
     assert [each.key for each in recordings_of(logs)] == ["a-b", "a-b-2", "pipeline"]
 
 
-def test_the_port_is_named_when_it_is_taken():
+def test_error_names_the_port_that_is_in_use():
     with listen("127.0.0.1", 0) as first:
         port = first.getsockname()[1]
         with pytest.raises(SetupError, match=str(port)) as caught:

@@ -12,7 +12,7 @@ from penstock._ui.recording import WatchedLog
 from penstock._ui.serving import listen, serve
 
 
-def test_a_connection_ends_when_its_request_never_does(logs, monkeypatch: pytest.MonkeyPatch):
+def test_connection_with_an_incomplete_request_ends(logs, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(serving, "_IDLE_SECONDS", 0.2)
     reader, writer = os.pipe()
     ready = threading.Event()

@@ -49,7 +49,7 @@ def _get(client, path, **params):
     return answer.json()
 
 
-def test_rows_and_quarantine_are_answered_when_the_storage_is_known(client):
+def test_rows_and_quarantine_are_served_from_the_storage(client):
     rows = _get(client, "rows", name=NAME)
     assert [column["name"] for column in rows["columns"]] == ["note", "n"]
     assert len(rows["rows"]) == 50 and rows["total"] > 50
@@ -63,7 +63,7 @@ def test_rows_and_quarantine_are_answered_when_the_storage_is_known(client):
     assert [json.loads(row["row"])["n"] for row in only["rows"]] == [3]
 
 
-def test_the_reason_is_told_when_there_is_nothing_to_show(client):
+def test_reason_is_shown_when_there_are_no_rows(client):
     problem = _get(client, "rows", name="spark_catalog.default.bronze")["problem"]
     assert "not written yet" in problem["message"]
     problem = _get(client, "quarantine", name="spark_catalog.default.bronze")["problem"]
@@ -86,7 +86,7 @@ def test_the_reason_is_told_when_there_is_nothing_to_show(client):
         "rule=" + "x" * 301,
     ],
 )
-def test_a_question_is_refused_when_it_is_out_of_bounds(client, query):
+def test_request_out_of_bounds_is_refused(client, query):
     answer = client.get(f"/api/pipelines/shop/quarantine?name={NAME}&{query}")
     assert answer.status_code == 422
 
@@ -94,13 +94,13 @@ def test_a_question_is_refused_when_it_is_out_of_bounds(client, query):
 @pytest.mark.parametrize(
     "name", ["nothing", "../../silver", "a.b.../../../../etc", "/etc/passwd", "%2e%2e", "a.b.c%00"]
 )
-def test_no_table_is_read_when_the_pipeline_does_not_have_it(client, name):
+def test_table_of_another_pipeline_is_not_read(client, name):
     assert client.get("/api/pipelines/shop/rows", params={"name": name}).status_code == 404
     body = _get(client, "quarantine", name=name)
     assert set(body) == {"problem"}
 
 
-def test_no_secret_is_in_any_answer_when_tables_hold_some(client):
+def test_no_secret_of_a_table_is_in_a_response(client):
     _, secrets = planted()
     answers = [client.get(f"/api/pipelines/shop/rows?name={NAME}").text]
     answers.append(client.get("/api/pipelines/shop/quarantines").text)
@@ -113,7 +113,7 @@ def test_no_secret_is_in_any_answer_when_tables_hold_some(client):
         assert found["rows"] == [], secret
 
 
-def test_files_and_versions_of_a_table_are_told(client, storage):
+def test_files_and_versions_of_a_table_are_shown(client, storage):
     found = _get(client, "table", name=NAME)
     assert (found["version"], found["files"], found["small_files"]) == (0, 1, 1)
     assert found["bytes"] > 0 and found["advice"] is None
@@ -130,7 +130,7 @@ def test_files_and_versions_of_a_table_are_told(client, storage):
     assert "shows no rows" in blind["problem"]["message"]
 
 
-def test_many_small_files_are_warned_of(client, storage):
+def test_many_small_files_give_a_warning(client, storage):
     table = storage / "tables/spark_catalog/default/silver"
     schema = DeltaTable(table).schema()
     for number in range(20):  # only the log is read
@@ -142,7 +142,7 @@ def test_many_small_files_are_warned_of(client, storage):
     assert "121 files are below 16 MiB" in found["advice"] and "OPTIMIZE" in found["advice"]
 
 
-def test_code_is_told_where_the_project_is_known(logs, tmp_path):
+def test_source_code_is_shown_when_the_project_is_known(logs, tmp_path):
     (tmp_path / "transformations").mkdir()
     code = "\n" * 18 + "import dlt\n\n\n@dlt.table\ndef silver():\n    password = 'hunter2'\n"
     (tmp_path / "transformations" / "orders.py").write_text(code)
