@@ -7,6 +7,7 @@ import pytest
 from update_project import Project
 
 from penstock._analysis.ansi_fallback import text_numbers
+from penstock._execution.admission import BatchAdmission
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
 from penstock._update import UpdateOptions, plan_update
@@ -120,3 +121,23 @@ def test_strings_that_spark_takes_for_numbers_are_known(spark: Any) -> None:
         assert texts("q * 0.05") == ()
     finally:
         spark.conf.set("spark.sql.ansi.enabled", "true")
+
+
+def test_a_query_ends_when_its_flow_fails_after_its_start(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = Project(tmp_path, spark).source("""
+@dp.table
+def one_by_one():
+    return spark.readStream.schema(ROWS).option("maxFilesPerTrigger", 1).json("data")
+""")
+    for number in range(60):
+        project.add(f"{number}.json", [{"id": number}])
+
+    def fails(*_: object, **__: object) -> None:
+        raise TypeError
+
+    monkeypatch.setattr(BatchAdmission, "attach", fails)
+    result = project.run()
+    assert result.state is UpdateState.FAILED
+    assert [query.name for query in spark.streams.active] == []

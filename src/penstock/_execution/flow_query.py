@@ -287,10 +287,17 @@ class StreamingFlows:
             is_read = any(
                 node.target in flow.upstream for flow in self._queries.graph.flows.values()
             )
-            self._admission.attach(query, is_read=is_read, is_eager=step.is_eager)
-            running.attach(query)
-            running.measures_lag(self._lag.watch(self._queries.origin(node), sources, query))
-            self.listener.watch(str(query.runId), running)
+            try:
+                self._admission.attach(query, is_read=is_read, is_eager=step.is_eager)
+                running.attach(query)
+                running.measures_lag(self._lag.watch(self._queries.origin(node), sources, query))
+                self.listener.watch(str(query.runId), running)
+            except BaseException:
+                # It would write rows unobserved, and a retry would find its name taken.
+                for source in sources:
+                    source.ended()
+                query.stop()
+                raise
             return running
 
     def _is_caught_up(self, node: FlowNode, step: StartFlow, state: FlowState) -> bool:
