@@ -19,12 +19,12 @@ def results() -> ModuleType:
     return module
 
 
-def test_the_page_shows_the_kept_figures(results):
+def test_page_shows_the_stored_results(results):
     text = results.PAGE.read_text(encoding="utf-8")
     assert text == results.page(text, results.load())
 
 
-def test_a_new_figure_replaces_that_of_the_same_comparison(results, tmp_path, monkeypatch, capsys):
+def test_new_result_replaces_that_of_the_same_comparison(results, tmp_path, monkeypatch, capsys):
     lines, kept = tmp_path / "lines.jsonl", tmp_path / "kept.json"
     kept.write_text("[]\n", encoding="utf-8")
     assert results.read_lines(lines) == []

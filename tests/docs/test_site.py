@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_site_has_every_page_and_no_dead_link(tmp_path):
+def test_site_has_every_page_and_no_dead_link(tmp_path):
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "docs", tmp_path]
     build = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert build.stderr == ""

@@ -99,7 +99,7 @@ for _block in _of("python"):
 SCRIPTS = [block for block in _of("python") if not block.uses_api]
 
 
-def test_only_known_languages_are_shown():
+def test_code_blocks_have_known_languages():
     assert {b.language for b in BLOCKS} <= {"python", "console", "yaml", "json", "text", "sql"}
 
 
@@ -127,7 +127,7 @@ def _project(parent: Path, blocks: list[Block]) -> Path:
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_a_pipeline_is_loaded_when_it_is_shown(name, tmp_path):
+def test_pipelines_in_docs_are_loaded(name, tmp_path):
     # Not unit tests: pyspark is imported by the blocks, but no JVM is started.
     settings = load_settings(_project(tmp_path, PIPELINES[name]), environ={})
     definition = load_definitions(settings, namespace={"spark": _SparkWithoutJvm()})
@@ -146,7 +146,7 @@ class _SparkWithoutJvm:
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", PIPELINES)
-def test_a_pipeline_is_analysed_when_it_is_shown(name, tmp_path, spark, monkeypatch):
+def test_pipelines_in_docs_are_analysed(name, tmp_path, spark, monkeypatch):
     from penstock._analysis.analysis import analyse
     from penstock._graph.indexing import build_index
     from penstock._launch import read_context
@@ -181,7 +181,7 @@ def finished_project(tmp_path_factory: pytest.TempPathFactory, spark) -> Path:
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("block", SCRIPTS, ids=str)
-def test_a_script_runs_when_it_is_shown(block, finished_project, spark, monkeypatch, capsys):
+def test_scripts_in_docs_run(block, finished_project, spark, monkeypatch, capsys):
     monkeypatch.chdir(finished_project)
     jvm: Any = spark._jvm
     files = jvm.org.apache.hadoop.fs.FileSystem.get(spark._jsc.hadoopConfiguration())
@@ -218,7 +218,7 @@ COMMANDS = [(place, words) for place, words in _commands() if words]
 
 
 @pytest.mark.parametrize(("place", "words"), COMMANDS, ids=lambda value: str(value)[:60])
-def test_a_command_is_understood_when_it_is_shown(place, words):
+def test_commands_in_docs_are_parsed(place, words):
     program, *arguments = words
     if program == "penstock":
         _parse(typer.main.get_command(app), program, arguments)
@@ -258,7 +258,7 @@ def test_every_command_is_on_the_page_of_commands():
         assert re.search(rf"{' '.join(group)}.*\b{last}\b", text), path
 
 
-def test_every_option_that_is_named_exists():
+def test_options_in_docs_exist():
     known = {"--debug", "--version", "--help", *FOREIGN_OPTIONS}
     benchmarks = (ROOT / "bench" / "run.py").read_text(encoding="utf-8")
     known.update(re.findall(r'add_argument\("(--[a-z-]+)"', benchmarks))
@@ -284,14 +284,14 @@ def test_every_option_of_run_is_on_the_page_of_commands():
 
 
 @pytest.mark.parametrize("block", _of("yaml"), ids=str)
-def test_a_spec_file_is_valid_when_it_is_shown(block, tmp_path):
+def test_spec_files_in_docs_are_valid(block, tmp_path):
     file = tmp_path / "pipeline.yaml"
     file.write_text(block.text, encoding="utf-8")
     assert spec_of(read_document(file)).model_fields_set
 
 
 @pytest.mark.parametrize("block", _of("json"), ids=str)
-def test_json_is_valid_when_it_is_shown(block):
+def test_json_in_docs_is_valid(block):
     assert json.loads(block.text)
 
 
@@ -310,7 +310,7 @@ def test_every_session_default_is_on_the_page_of_settings():
     }
 
 
-def test_every_variable_that_is_named_is_read_by_the_source():
+def test_environment_variables_in_docs_are_read_by_the_source():
     source = "\n".join(
         path.read_text(encoding="utf-8") for path in (ROOT / "src" / "penstock").rglob("*.py")
     )
@@ -332,7 +332,7 @@ def _anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_leads_somewhere(page):
+def test_links_in_docs_have_a_target(page):
     dead = []
     text = re.sub(r"(?ms)^```.*?^```", "", page.read_text(encoding="utf-8"))
     for target in re.findall(r"\]\(([^)\s]+)\)", text):

@@ -119,7 +119,7 @@ class Story:
         self.log(column_lineage(origin, made))
 
 
-def test_the_dashboard_serves_and_ends_when_it_is_told_to() -> None:
+def test_dashboard_serves_until_it_is_stopped() -> None:
     served = Served(str(LOGS / "shop"))
     found = json.loads(get(served.address + "api/pipelines"))["pipelines"]
     assert [pipeline["name"] for pipeline in found] == ["shop"]
@@ -135,7 +135,7 @@ def test_the_dashboard_serves_and_ends_when_it_is_told_to() -> None:
     assert served.process.stderr.read() == ""
 
 
-def test_a_token_is_made_and_asked_for_when_others_can_reach_the_address() -> None:
+def test_public_address_requires_a_generated_token() -> None:
     served = Served("--host", "0.0.0.0", str(LOGS / "shop"))
     try:
         port = re.search(r":(\d+)/", served.address)[1]
@@ -150,7 +150,7 @@ def test_a_token_is_made_and_asked_for_when_others_can_reach_the_address() -> No
         served.stop()
 
 
-def test_the_dashboard_beside_an_update_is_gone_when_the_update_is(
+def test_dashboard_of_an_update_ends_with_the_update(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = PipelineSettings(name="story", storage=str(tmp_path), root=str(tmp_path))
@@ -170,7 +170,7 @@ def recorded() -> Iterator[str]:
     served.stop()
 
 
-def test_a_finished_run_opens_when_nothing_runs(open_page, problems, recorded: str) -> None:
+def test_finished_update_is_shown_when_no_process_runs(open_page, problems, recorded: str) -> None:
     page = open_page(recorded)
     page.click("text=orders-demo")
     page.wait_for_selector('[data-card$=".orders"] [data-state=COMPLETED]')
@@ -194,7 +194,7 @@ def test_a_finished_run_opens_when_nothing_runs(open_page, problems, recorded: s
     assert problems == []
 
 
-def test_figures_are_called_incomplete_when_a_long_log_is_being_read(open_page, recorded) -> None:
+def test_metrics_are_marked_incomplete_while_a_long_log_is_read(open_page, recorded) -> None:
     body = json.loads(get(recorded + "api/pipelines/shop/update")) | {"read_percent": 40}
     body["update"] |= {"has_ended": False, "is_gone": False}
     stream = f"event: update\ndata: {json.dumps(body)}\n\n"
@@ -208,7 +208,7 @@ def test_figures_are_called_incomplete_when_a_long_log_is_being_read(open_page, 
         assert page.locator("text=idle, or stuck").count() == 0
 
 
-def test_a_failure_says_its_way_out_when_an_update_failed(open_page, problems, recorded) -> None:
+def test_failed_update_shows_its_hint(open_page, problems, recorded) -> None:
     page = open_page(recorded + "#/shop")
     box = page.wait_for_selector(".failure")
     text = box.inner_text()
@@ -237,7 +237,7 @@ DRAWN = """() => {
 }"""
 
 
-def test_the_graph_moves_when_events_come(open_page, problems, tmp_path: Path) -> None:
+def test_graph_is_updated_by_events(open_page, problems, tmp_path: Path) -> None:
     story = Story(tmp_path / "events")
     story.begin()
     served = Served(str(tmp_path))
@@ -285,9 +285,7 @@ def test_the_graph_moves_when_events_come(open_page, problems, tmp_path: Path) -
         served.stop()
 
 
-def test_a_late_answer_is_not_shown_when_the_page_is_about_something_else(
-    open_page, problems, recorded: str
-) -> None:
+def test_late_response_for_another_page_is_ignored(open_page, problems, recorded: str) -> None:
     page = open_page(recorded + "#/shop")
     page.wait_for_selector(".card")
     held, dataset = [], "location.hash = '#/shop/dataset/spark_catalog.default."
@@ -313,9 +311,7 @@ def test_a_late_answer_is_not_shown_when_the_page_is_about_something_else(
     assert [text for text in problems if "404" not in text] == []
 
 
-def test_a_page_finds_its_way_back_when_its_stream_or_its_clock_is_wrong(
-    open_page, problems, tmp_path: Path
-) -> None:
+def test_page_recovers_from_a_broken_stream_or_clock(open_page, problems, tmp_path: Path) -> None:
     story = Story(tmp_path / "events")
     story.begin()
     served = Served(str(tmp_path))
@@ -344,9 +340,7 @@ def test_a_page_finds_its_way_back_when_its_stream_or_its_clock_is_wrong(
         served.stop()
 
 
-def test_a_name_is_only_text_when_it_looks_like_something_else(
-    open_page, problems, tmp_path: Path
-) -> None:
+def test_name_that_looks_like_html_is_shown_as_text(open_page, problems, tmp_path: Path) -> None:
     story = Story(tmp_path / "events")
     name = 'c.s.<img src="/x" onerror="alert(1)">/%2e#?&' + "_long" * 20
     table = replace(story.origin, dataset_name=name)
@@ -373,7 +367,7 @@ def test_a_name_is_only_text_when_it_looks_like_something_else(
         served.stop()
 
 
-def test_two_updates_stand_beside_each_other_when_compared(open_page, problems, recorded) -> None:
+def test_compared_updates_are_shown_side_by_side(open_page, problems, recorded) -> None:
     page = open_page(recorded + "#/shop/updates")
     page.click("text=Compare two updates")
     page.wait_for_selector('[data-change=changed]:has-text("silver"):has-text("3 → 0")')
@@ -424,7 +418,7 @@ def store_shop(root: Path) -> None:
         )
 
 
-def test_refused_rows_are_shown_and_found_when_there_are_many(open_page, problems, stored) -> None:
+def test_many_quarantined_rows_are_shown_and_searchable(open_page, problems, stored) -> None:
     page = open_page(stored)
     page.click("nav >> text=Quarantine")
     page.wait_for_selector('.chip:has-text("positive_amount") >> text=60')
@@ -447,7 +441,7 @@ def test_refused_rows_are_shown_and_found_when_there_are_many(open_page, problem
     assert problems == []
 
 
-def test_rows_of_a_table_are_shown_when_asked_for(open_page, problems, stored) -> None:
+def test_rows_of_a_table_are_shown_on_request(open_page, problems, stored) -> None:
     page = open_page(stored + "#/shop/dataset/spark_catalog.default.silver")
     page.click("text=Show rows")
     page.wait_for_selector('#rows:has-text("50 of 60, version 0")')
@@ -474,7 +468,7 @@ with Lease.acquire(Path(sys.argv[1]), holder={"command": "penstock run"}):
 """
 
 
-def test_a_pipeline_is_stopped_and_started_when_the_visitor_has_the_token(
+def test_user_with_the_token_can_stop_and_start_a_pipeline(
     open_page, problems, tmp_path: Path
 ) -> None:
     shop = tmp_path / "shop"
@@ -514,9 +508,7 @@ def test_a_pipeline_is_stopped_and_started_when_the_visitor_has_the_token(
         holder.wait()
 
 
-def test_marked_rows_are_replayed_when_the_visitor_has_the_token(
-    open_page, problems, tmp_path: Path
-) -> None:
+def test_user_with_the_token_can_replay_selected_rows(open_page, problems, tmp_path: Path) -> None:
     shop = tmp_path / "shop"
     store_shop(shop / "storage")
     spec = shop / "penstock.yaml"

@@ -174,13 +174,13 @@ def page(demo: Demo, open_page):
     return page
 
 
-def test_the_graph_moves_while_rows_flow(demo: Demo, page, problems: list[str]) -> None:
+def test_graph_is_updated_while_rows_flow(demo: Demo, page, problems: list[str]) -> None:
     page.wait_for_selector(".edge .flowing", state="attached")
     wait_for(lambda: figure(page, SILVER, "rows") > 0, PATIENCE_SECONDS)
     assert problems == []
 
 
-def test_bad_rows_are_on_card_and_chart_as_soon_as_they_are_committed(
+def test_quarantined_rows_are_on_card_and_chart_once_committed(
     demo: Demo, page, open_page, problems: list[str]
 ) -> None:
     chart = open_page(page.url.split("#")[0] + page.get_attribute(SILVER, "href"))
@@ -198,7 +198,7 @@ def test_bad_rows_are_on_card_and_chart_as_soon_as_they_are_committed(
     assert problems == []
 
 
-def test_the_page_says_why_nothing_comes_while_the_broker_is_dead(
+def test_page_shows_why_no_rows_arrive_while_the_broker_is_down(
     demo: Demo, page, problems: list[str]
 ) -> None:
     rows = figure(page, BRONZE, "rows")
@@ -228,7 +228,7 @@ def test_everything_is_processed_when_ctrl_c_ends_the_demo(demo: Demo, ended: En
         quarantined_on(demo.dashboard)
 
 
-def test_the_account_is_that_of_the_kafka_log_row_by_row(ended: Ended) -> None:
+def test_balance_equals_the_kafka_log_row_by_row(ended: Ended) -> None:
     assert ended.differences == []
     read = ended.figures["read"]
     assert read == len(ended.judged)
@@ -249,7 +249,7 @@ def test_the_event_log_counts_every_rule_as_the_tables_do(demo: Demo, ended: End
     assert counted == by_rule + Counter(known_customer=unknown)
 
 
-def test_a_dashboard_shows_from_the_event_log_what_has_happened(
+def test_dashboard_shows_a_finished_demo_from_the_event_log(
     demo: Demo, ended: Ended, open_page, problems: list[str]
 ) -> None:
     served = Served(str(demo.directory))
@@ -268,7 +268,7 @@ def test_a_dashboard_shows_from_the_event_log_what_has_happened(
 
 
 @pytest.mark.long
-def test_the_demo_ends_by_itself_when_all_events_are_processed(
+def test_demo_ends_when_all_events_are_processed(
     start_demo: Callable[..., DemoProcess], demo_directory: Path
 ) -> None:
     demo = start_demo("--events", "3000", "--rate", "600")
@@ -283,7 +283,7 @@ def test_the_demo_ends_by_itself_when_all_events_are_processed(
 
 
 @pytest.mark.long
-def test_a_demo_resumes_what_is_in_its_folder_when_it_starts_again(
+def test_demo_resumes_from_its_folder(
     start_demo: Callable[..., DemoProcess], demo_directory: Path
 ) -> None:
     first = start_demo("--once", "--events", "500")

@@ -40,7 +40,7 @@ def version(directory: Path, table: str) -> int:
     return -1 if opened_table is None else int(opened_table.version())
 
 
-def test_nothing_is_lost_or_doubled_when_the_demo_is_killed_again_and_again(
+def test_no_row_is_lost_or_duplicated_when_the_demo_is_killed_repeatedly(
     start_demo: Start, demo_directory: Path
 ) -> None:
     seed = int(os.environ.get("PENSTOCK_TEST_SEED", time.time_ns()))

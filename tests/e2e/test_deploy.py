@@ -89,7 +89,7 @@ def check_pod(pod: Any) -> None:
         understood(container["readinessProbe"]["exec"]["command"][1:])
 
 
-def test_pods_run_commands_and_have_time_to_stop() -> None:
+def test_pods_run_commands_and_stop_gracefully() -> None:
     documents = [d for file in MANIFESTS for d in yaml.safe_load_all(file.read_text("utf-8"))]
     assert len(pods(documents)) == 2
     sets = [document["spec"] for document in documents if document["kind"] == "StatefulSet"]
@@ -99,7 +99,7 @@ def test_pods_run_commands_and_have_time_to_stop() -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
-def test_a_unit_runs_a_command_and_has_time_to_stop(unit: Path, tmp_path: Path) -> None:
+def test_unit_runs_a_command_and_stops_gracefully(unit: Path, tmp_path: Path) -> None:
     text = unit.read_text("utf-8")
     (words,) = re.findall(r"(?m)^ExecStart=/opt/penstock/bin/penstock (.*)$", text)
     assert "run" in words.split()[0]

@@ -33,7 +33,7 @@ def script_of(page: str) -> str:
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_the_page_leads_to_a_pipeline_on_a_cluster_with_tables_on_s3(tmp_path: Path) -> None:
+def test_steps_of_the_page_run_a_pipeline_on_a_cluster_with_tables_on_s3(tmp_path: Path) -> None:
     script = script_of((ROOT / "docs" / "first-cluster.md").read_text(encoding="utf-8"))
     assert "moto_server" in script
     programs = [str(Path(sys.executable).parent), str(DOUBLE), os.environ["PATH"]]

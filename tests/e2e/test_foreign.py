@@ -176,7 +176,7 @@ def rows(folder: Path, *names: str) -> list[tuple[Any, ...]]:
     return sorted(tuple(row.values()) for row in table.to_pylist())
 
 
-def test_bundle_is_understood_when_neither_paths_nor_tables_are_given(tmp_path: Path, spark):
+def test_bundle_is_checked_without_paths_and_tables(tmp_path: Path, spark):
     write(tmp_path, BUNDLE)
     answer = penstock(tmp_path, "check", "--output", "json")
     assert answer.code == 0, answer.text
@@ -190,7 +190,7 @@ def test_bundle_is_understood_when_neither_paths_nor_tables_are_given(tmp_path: 
     assert "main.crm.customer_feed" in str(report["missing_sources"])
 
 
-def test_bundle_of_notebooks_and_sql_runs_when_only_paths_and_tables_are_given(
+def test_bundle_of_notebooks_and_sql_runs_with_paths_and_tables_mapped(
     tmp_path: Path, spark, monkeypatch: pytest.MonkeyPatch
 ):
     write(tmp_path, BUNDLE)
@@ -248,7 +248,7 @@ def sdp(folder: Path) -> None:
     lines(folder, "in/a.json", [dict(zip(names, row, strict=True)) for row in SDP_ROWS["bronze"]])
 
 
-def test_project_of_spark_itself_runs_unchanged(tmp_path: Path, spark):
+def test_spark_pipelines_project_runs_unchanged(tmp_path: Path, spark):
     sdp(tmp_path)
     answer = penstock(tmp_path, "run")
     assert answer.code == 0, answer.text
@@ -258,7 +258,7 @@ def test_project_of_spark_itself_runs_unchanged(tmp_path: Path, spark):
 
 
 @pytest.mark.long
-def test_spark_itself_makes_the_same_tables_of_its_project(tmp_path: Path):
+def test_spark_pipelines_creates_the_same_tables(tmp_path: Path):
     sdp(tmp_path)
     hive = ("--conf", "spark.sql.catalogImplementation=hive")
     code, out = spark_pipelines(tmp_path, "run", *hive)

@@ -104,7 +104,7 @@ def test_job_resumes_after_kill_and_stops_after_its_batches(tmp_path: Path):
     assert "CANCELED" in json.dumps(updates)
 
 
-def test_job_ends_by_itself_when_all_is_processed(spark, tmp_path: Path):
+def test_job_ends_when_all_rows_are_processed(spark, tmp_path: Path):
     (tmp_path / "job.py").write_text(
         "import sys\nprint(sys.argv[1:])\nspark = spark.newSession()\n"
         + ONE_QUERY.format(root=tmp_path, function="lambda df, _: df.count()")
@@ -227,7 +227,7 @@ def test_continuous_job_starts_again_after_a_failed_query(spark, tmp_path: Path)
     assert "after the query" in run.out
 
 
-def test_query_that_is_started_again_is_the_same_flow(spark, tmp_path: Path):
+def test_restarted_query_is_the_same_flow(spark, tmp_path: Path):
     query = ONE_QUERY.format(root=tmp_path, function="lambda df, _: 1 / divisors.pop()")
     body = query.replace("\n", "\n    ")
     (tmp_path / "job.py").write_text(

@@ -160,7 +160,7 @@ PHASES: dict[str, tuple[str, tuple[str, ...], Callable[[Run], object]]] = {
     "phase",
     [name if name == "set up" else pytest.param(name, marks=pytest.mark.long) for name in PHASES],
 )
-def test_update_ends_at_once_when_the_jvm_is_killed(start: Start, phase: str) -> None:
+def test_update_ends_immediately_when_the_jvm_is_killed(start: Start, phase: str) -> None:
     condition, files, is_there = PHASES[phase]
     run = start(*NO_RETRY, files=files)
     run.wait_for(lambda: run.jvm() is not None and is_there(run))
@@ -168,7 +168,7 @@ def test_update_ends_at_once_when_the_jvm_is_killed(start: Start, phase: str) ->
 
 
 @pytest.mark.long
-def test_update_ends_at_once_when_nothing_but_a_timer_would_notice(start: Start) -> None:
+def test_update_ends_immediately_when_the_jvm_is_killed_between_refreshes(start: Start) -> None:
     run = start(*NO_RETRY, source=VIEWS)
     run.wait_for(lambda: run.rows() == [1] and "COMPLETED" in json.dumps(run.events()))
     check_end(run, run.kill_jvm(), "JVM_DIED")
@@ -191,7 +191,7 @@ def check_end(run: Run, killed: float, condition: str) -> None:
 
 
 @pytest.mark.long
-def test_continuous_update_goes_on_when_the_jvm_is_killed_in_a_batch(start: Start) -> None:
+def test_continuous_update_restarts_when_the_jvm_is_killed_in_a_batch(start: Start) -> None:
     run = start("--full-refresh", "silver", "--refresh", "bronze", files=("analysed", "hold"))
     run.wait_for(lambda: run.has("holding"))
     first = run.jvm()

@@ -234,7 +234,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.arguments)
-def test_the_text_names_what_there_is_and_nothing_is_changed(finished: Path, case: Case) -> None:
+def test_commands_print_text_and_change_nothing(finished: Path, case: Case) -> None:
     before = contents(finished)
     answer = penstock(finished, *case.arguments.split())
     assert answer.code == case.code, answer.text
@@ -243,7 +243,7 @@ def test_the_text_names_what_there_is_and_nothing_is_changed(finished: Path, cas
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.arguments)
-def test_the_json_has_the_same_answer(finished: Path, case: Case) -> None:
+def test_commands_print_the_same_as_json(finished: Path, case: Case) -> None:
     answer = penstock(finished, *case.arguments.split(), "--output", "json")
     assert answer.code == case.code, answer.text
     if case.lines:

@@ -25,7 +25,7 @@ for number, conf in enumerate(json.loads(sys.argv[1])):
 """
 
 
-def test_the_error_says_why_spark_did_not_start(tmp_path: Path) -> None:
+def test_error_says_why_spark_did_not_start(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -66,7 +66,7 @@ def test_a_new_project_runs_from_the_wheel(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_new_project_runs_from_the_wheel_with_the_libraries_that_it_asks_for(
+def test_new_project_runs_from_the_wheel_with_its_libraries(
     tmp_path: Path,
 ) -> None:
     new_project_runs(install_wheel(tmp_path), tmp_path)

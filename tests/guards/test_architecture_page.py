@@ -70,7 +70,7 @@ def reach(start: str, edges: Edges) -> set[str]:
     return reached
 
 
-def test_every_package_is_in_the_drawing():
+def test_every_package_is_in_the_diagram():
     nodes, _ = drawing(PAGE.read_text(encoding="utf-8"))
     assert set(nodes) == {package_of(module) for module in imports().modules} - {"__main__"}
 
@@ -87,7 +87,7 @@ def test_the_arrows_are_the_imports_of_the_packages():
     }
 
 
-def test_the_guard_sees_an_arrow_that_is_implied():
+def test_guard_detects_a_redundant_arrow():
     page = '```mermaid\nflowchart TD\n    a["x, y"]\n    b["z"]\n    a --> b & c\n```\n'
     assert drawing(page) == ({"x": "a", "y": "a", "z": "b"}, {("a", "b"), ("a", "c")})
     assert reduced({("a", "b"), ("b", "c"), ("a", "c")}) == {("a", "b"), ("b", "c")}

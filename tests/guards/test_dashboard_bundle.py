@@ -40,13 +40,13 @@ def test_the_bundle_was_built_from_these_sources():
     assert _record()["sources"] == digest.hexdigest(), "run `make ui` and commit what it changes"
 
 
-def test_the_bundle_is_as_it_was_built():
+def test_bundle_is_unchanged_since_it_was_built():
     files = {path.name for path in BUNDLE.iterdir()} - {"bundle.json"}
     found = {name: hashlib.sha256((BUNDLE / name).read_bytes()).hexdigest() for name in files}
     assert found == _record()["files"]
 
 
-def test_a_new_build_is_the_same_when_node_is_there(tmp_path):
+def test_new_build_is_the_same(tmp_path):
     npm = shutil.which("npm")
     if npm is None or not (SOURCES / "node_modules").is_dir():
         pytest.skip("needs Node and `npm ci` in ui/: the recorded hashes are compared without")
@@ -62,7 +62,7 @@ def test_a_new_build_is_the_same_when_node_is_there(tmp_path):
     assert built == {path.name: path.read_bytes() for path in BUNDLE.iterdir()}
 
 
-def test_the_lock_file_names_no_registry_and_every_hash():
+def test_lock_file_has_no_registry_and_every_hash():
     packages = json.loads((SOURCES / "package-lock.json").read_text(encoding="utf-8"))["packages"]
     assert [name for name, package in packages.items() if "resolved" in package] == []
     assert [name for name, package in packages.items() if name and "integrity" not in package] == []

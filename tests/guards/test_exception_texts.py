@@ -45,7 +45,7 @@ def quoted_exceptions(tree: ast.AST) -> Iterator[int]:
                 yield node.lineno
 
 
-def test_exceptions_of_the_jvm_become_text_in_one_function():
+def test_jvm_exceptions_become_text_in_one_function():
     paths = [path for room in ROOMS for path in [SOURCE / room, *(SOURCE / room).rglob("*.py")]]
     guilty = {
         f"{path.relative_to(SOURCE)}:{line}"
@@ -56,7 +56,7 @@ def test_exceptions_of_the_jvm_become_text_in_one_function():
     assert guilty == set()
 
 
-def test_guard_sees_an_exception_that_is_quoted():
+def test_guard_detects_a_quoted_exception():
     code = "try:\n    f()\nexcept (Py4JJavaError, ValueError) as e:\n    raise X(f'{e}') from e\n"
     assert list(quoted_exceptions(ast.parse(code))) == [4]
     assert list(quoted_exceptions(ast.parse(code.replace("Py4JJavaError, ", "")))) == []
@@ -91,9 +91,9 @@ CALL = "An error occurred while calling o213.getFileSystem."
         ("  \n", "unknown"),
     ],
 )  # fmt: skip
-def test_no_text_of_py4j_stays_in_a_message(text: str, line: str):
+def test_no_py4j_text_remains_in_a_message(text: str, line: str):
     assert first_line(text) == line
 
 
-def test_an_exception_without_a_text_is_named():
+def test_exception_without_a_message_is_named():
     assert first_line(ValueError()) == "ValueError"

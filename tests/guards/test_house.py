@@ -55,7 +55,7 @@ def test_names_of_test_files_are_unique():
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_no_module_is_a_grab_bag():
+def test_no_module_has_a_catch_all_name():
     assert [path for path in SOURCES if path.stem in FORBIDDEN_MODULE_NAMES] == []
 
 
@@ -69,7 +69,7 @@ def test_private_rooms_hold_no_code_in_their_init():
     assert guilty == []
 
 
-def test_public_surface_is_what_all_says():
+def test_public_names_are_those_of_all():
     exported = penstock.__all__
     assert len(set(exported)) == len(exported)
     visible = {
@@ -115,7 +115,7 @@ def test_importing_a_room_without_spark_does_not_import_spark(room, heavy_import
     assert heavy_imports[room] == []
 
 
-def test_importing_penstock_is_light():
+def test_importing_penstock_imports_little():
     code = (
         "import sys; import penstock;"
         "print(sorted(m for m in ('pyspark', 'pydantic', 'rich', 'yaml', 'typer')"
@@ -172,7 +172,7 @@ def _unknown(documented: set[str]) -> set[str]:
     }
 
 
-def test_no_documented_condition_is_unknown_to_the_source():
+def test_documented_conditions_are_used_in_the_source():
     text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"(?m)^### `([A-Z][A-Z0-9_]+)`", text))
     # The second one is how this test can fail: a prefix of others is not enough.
@@ -180,7 +180,7 @@ def test_no_documented_condition_is_unknown_to_the_source():
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_every_public_door_can_be_imported(door):
+def test_public_modules_can_be_imported(door):
     assert importlib.import_module(door)
 
 

@@ -61,7 +61,7 @@ def test_no_banned_phrase_is_in_messages_or_docs():
     assert uses == PHRASES_TODAY
 
 
-def test_the_guard_sees_a_name_and_a_phrase():
+def test_guard_detects_a_name_and_a_phrase():
     tree = ast.parse('def f(found):\n    """Goes on."""\n    self.told = [one for one in x]\n')
     assert sum(bound_names(tree)[name] for name in PRONOUNS) == 3
     assert sum(len(PHRASES.findall(text)) for text in strings(tree)) == 1

@@ -36,7 +36,7 @@ def test_names_follow_the_conventions_of_prometheus():
         assert metric.labels[0] == "pipeline"
 
 
-def test_the_dashboard_asks_for_metrics_that_exist_and_for_labels_that_they_have():
+def test_dashboard_queries_use_existing_metrics_and_labels():
     board = json.loads((ROOT / "docs" / "grafana" / "penstock.json").read_text(encoding="utf-8"))
     known = {name: metric for metric in METRICS.values() for name in sample_names(metric)}
     expressions = [
@@ -70,7 +70,7 @@ def test_the_dashboard_asks_for_metrics_that_exist_and_for_labels_that_they_have
     }
 
 
-def test_the_dashboard_lays_its_panels_beside_each_other():
+def test_dashboard_panels_do_not_overlap():
     board = json.loads((ROOT / "docs" / "grafana" / "penstock.json").read_text(encoding="utf-8"))
     taken: dict[tuple[int, int], str] = {}
     for panel in board["panels"]:

@@ -59,7 +59,7 @@ def is_of_a_system(module: Path) -> bool:
     return room in CONNECTORS and rest[0] not in SHARED
 
 
-def test_names_are_found_wherever_something_is_compared_with_them():
+def test_comparisons_with_names_of_systems_are_detected():
     code = """
 kind == "kafka" or kind.lower() in ("JDBC", "x") or kind not in {"delta"}
 match kind:
@@ -72,7 +72,7 @@ reader.format("kafka"); name = "kafka"; "kafka" "esque" == kind
     ]
 
 
-def test_systems_are_asked_and_not_told_apart_by_name():
+def test_code_does_not_compare_names_of_systems():
     counts = Counter(
         {
             str(module.relative_to(SRC)): len(

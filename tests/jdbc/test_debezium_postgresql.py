@@ -211,7 +211,7 @@ def as_text(values: Iterable[Any]) -> tuple[str | None, ...]:
 @pytest.mark.parametrize(
     ("transactions", "batches"), [(200, 2), pytest.param(10_000, 12, marks=pytest.mark.long)]
 )
-def test_tables_are_those_of_the_database_when_its_log_comes_shuffled_and_twice(
+def test_tables_equal_the_database_when_its_log_is_shuffled_and_duplicated(
     project: Project, postgres_server: PostgresServer, tables: Tables, transactions, batches
 ):
     chance = random.Random(20261125)

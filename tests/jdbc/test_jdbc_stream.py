@@ -51,7 +51,7 @@ def last_key(found) -> str | None:
     return None if found is None else json.loads(found.json())["key"]
 
 
-def test_keys_that_commit_late_are_waited_for(
+def test_stream_waits_for_keys_that_commit_late(
     spark, postgres_server: PostgresServer, tables: Tables
 ):
     tables.execute("CREATE TABLE late (id bigserial PRIMARY KEY, v text) PARTITION BY RANGE (id)")
@@ -123,7 +123,7 @@ def totals():
 """
 
 
-def test_each_row_comes_once_and_bad_input_is_named(
+def test_each_row_is_read_once_and_bad_input_is_named(
     project: Project, postgres_server: PostgresServer, tables: Tables
 ):
     tables.execute(
@@ -178,7 +178,7 @@ def test_each_row_comes_once_and_bad_input_is_named(
     assert len(project.rows("copied")) == 12
 
 
-def test_what_cannot_be_read_is_said_before_anything_starts(
+def test_unreadable_columns_are_reported_before_the_start(
     project: Project, postgres_server: PostgresServer, tables: Tables
 ):
     tables.execute("CREATE TABLE cached (id bigserial PRIMARY KEY, v text, at timestamptz)")
@@ -229,7 +229,7 @@ def versions():
 
 
 @pytest.mark.long
-def test_a_stream_goes_on_when_the_server_comes_back(
+def test_stream_continues_when_the_server_is_back(
     project: Project, postgres_server: PostgresServer, tables: Tables
 ):
     tables.execute("CREATE TABLE live (id bigint PRIMARY KEY, note text, at timestamptz)")

@@ -97,7 +97,7 @@ def test_every_type_is_stored_exactly_and_a_replay_changes_nothing(
     assert [path for path in written if PASSWORD.encode() in path.read_bytes()] == []
 
 
-def test_rows_are_stored_once_when_connections_or_the_server_die_around_a_commit(
+def test_rows_are_stored_once_when_connection_or_server_fails_around_a_commit(
     project: Project, server: DatabaseServer, proxy: CuttingProxy, tables: Tables
 ):
     project.source(sink(proxy.url, "cut") + PLAIN)
@@ -193,7 +193,7 @@ def test_upserts_compare_keys_as_the_table_does(spark, server: DatabaseServer, t
     assert tables.query("SELECT count(*) FROM keys_alone") == [("3",)]
 
 
-def test_another_writer_of_the_same_rows_delays_a_batch_and_changes_nothing_of_it(
+def test_another_writer_of_the_same_rows_only_delays_a_batch(
     spark, server: DatabaseServer, tables: Tables
 ):
     df = spark.createDataFrame([(1, 10), (2, 20)], "id INT, n INT")
@@ -253,7 +253,7 @@ def test_rows_that_cannot_be_stored_are_named_and_nothing_of_their_batch_is_writ
     assert tables.query("SELECT length(note) FROM strict WHERE id = 2") == [("3000000",)]
 
 
-def test_a_table_that_the_sink_could_not_write_once_is_refused_before_it_starts(
+def test_table_without_exactly_once_writes_is_refused_before_the_start(
     spark, server: DatabaseServer, tables: Tables
 ):
     tables.script(

@@ -37,7 +37,7 @@ def to_db():
 """
 
 
-def test_every_type_arrives_and_a_replay_changes_nothing(
+def test_every_type_is_stored_exactly_and_a_replay_changes_nothing(
     project: Project, postgres_server: DatabaseServer, tables: Tables
 ):
     project.source(sink(postgres_server.url, "types") + TYPES)
@@ -114,7 +114,7 @@ def counted():
 """
 
 
-def test_upserts_keep_the_newest_row_and_stateful_flows_go_on_after_a_replay(
+def test_upserts_keep_the_newest_row_and_stateful_flows_continue_after_a_replay(
     project: Project, postgres_server: DatabaseServer, tables: Tables
 ):
     url = postgres_server.url
@@ -151,7 +151,7 @@ def test_upserts_keep_the_newest_row_and_stateful_flows_go_on_after_a_replay(
     assert tables.query("SELECT k, n FROM totals ORDER BY k") == [("0", "3"), ("1", "3")]
 
 
-def test_rows_are_there_once_when_connections_or_the_server_die_around_a_commit(
+def test_rows_are_stored_once_when_connection_or_server_fails_around_a_commit(
     project: Project, postgres_server: DatabaseServer, proxy: CuttingProxy, tables: Tables
 ):
     project.source(sink(proxy.url, "cut") + PLAIN)
@@ -283,7 +283,7 @@ def test_a_query_that_does_not_fit_the_table_is_refused_before_it_starts(
     assert not tables.exists("absent")
 
 
-def test_rows_are_doubled_when_the_fence_is_switched_off(
+def test_rows_are_duplicated_when_the_fence_is_switched_off(
     project: Project, postgres_server: DatabaseServer, tables: Tables, monkeypatch
 ):
     # Shows that the tests above would see it.

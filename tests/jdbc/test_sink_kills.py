@@ -140,7 +140,7 @@ def last_batch(tables: Tables, flow: str) -> int:
     return int(found[0][0]) if found else -1
 
 
-def test_nothing_is_lost_or_doubled_when_pipeline_and_server_are_killed_again_and_again(
+def test_no_row_is_lost_or_duplicated_when_pipeline_and_server_are_killed_repeatedly(
     tmp_path: Path, spark, server: DatabaseServer, tables: Tables, monkeypatch
 ):
     seed = int(os.environ.get("PENSTOCK_TEST_SEED", time.time_ns()))

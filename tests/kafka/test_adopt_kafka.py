@@ -98,7 +98,7 @@ TABLES = {
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_the_tables_of_the_job_of_tutorials_equal_those_of_an_uninterrupted_pipeline(
+def test_tables_of_an_adopted_job_equal_those_of_an_uninterrupted_pipeline(
     kafka_broker: BrokerHandle,
     spark: Any,
     tmp_path: Path,

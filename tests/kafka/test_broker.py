@@ -60,25 +60,27 @@ def _started(pid: int) -> str:
     return process.start_time(pid) or ""
 
 
-def test_records_come_back_in_order_when_they_were_produced(kafka_broker: BrokerHandle) -> None:
+def test_records_are_consumed_in_the_order_they_were_produced(kafka_broker: BrokerHandle) -> None:
     ensure_topic(kafka_broker.bootstrap_servers, "round-trip")
     values = [f"{number}".encode() for number in range(500)]
     _produce(kafka_broker, "round-trip", values)
     assert _consume(kafka_broker, "round-trip", 500) == values
 
 
-def test_topic_is_left_as_it_is_when_it_exists(kafka_broker: BrokerHandle) -> None:
+def test_existing_topic_is_not_changed(kafka_broker: BrokerHandle) -> None:
     assert ensure_topic(kafka_broker.bootstrap_servers, "three", 3) == 3
     assert ensure_topic(kafka_broker.bootstrap_servers, "three", 5) == 3
 
 
-def test_topic_says_why_when_its_name_is_refused(kafka_broker: BrokerHandle) -> None:
+def test_error_has_the_reason_when_the_name_of_a_topic_is_refused(
+    kafka_broker: BrokerHandle,
+) -> None:
     with pytest.raises(SetupError) as caught:
         ensure_topic(kafka_broker.bootstrap_servers, "not a topic!")
     assert caught.value.condition == "TOPIC_FAILED"
 
 
-def test_the_command_makes_a_topic_unless_it_exists(
+def test_command_creates_a_topic_unless_it_exists(
     kafka_broker: BrokerHandle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = ["--dir", str(kafka_broker.directory)]
@@ -89,12 +91,12 @@ def test_the_command_makes_a_topic_unless_it_exists(
     assert "penstock broker start" in capsys.readouterr().err
 
 
-def test_second_start_finds_the_first_when_it_runs(kafka_broker: BrokerHandle) -> None:
+def test_second_start_returns_the_running_broker(kafka_broker: BrokerHandle) -> None:
     assert start_broker(kafka_broker.directory) == kafka_broker
     assert broker_status(kafka_broker.directory) == kafka_broker
 
 
-def test_other_processes_find_and_stop_the_broker_when_its_starter_has_gone(
+def test_other_processes_can_stop_the_broker_after_its_starter_ended(
     directory: Path,
 ) -> None:
     program = (
@@ -173,7 +175,7 @@ def test_jvm_is_ended_when_the_broker_is_not_ready_in_time(directory: Path) -> N
     assert broker_status(directory) is None
 
 
-def test_start_is_refused_when_a_file_is_in_the_place_of_the_directory(tmp_path: Path) -> None:
+def test_start_is_refused_when_the_directory_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SetupError) as caught:
         start_broker(tmp_path / "file")
@@ -181,6 +183,6 @@ def test_start_is_refused_when_a_file_is_in_the_place_of_the_directory(tmp_path:
 
 
 @pytest.mark.long
-def test_broker_has_a_group_of_its_own_when_it_is_started(directory: Path) -> None:
+def test_broker_has_its_own_process_group(directory: Path) -> None:
     handle = start_broker(directory)
     assert os.getpgid(handle.pid) == handle.pid

@@ -43,9 +43,7 @@ def test_every_message_is_in_the_log_once_when_the_producer_has_ended(
     assert len({(record.partition, record.offset) for record in records}) == 7000
 
 
-def test_partitions_do_not_drift_apart_when_messages_follow_the_schedule(
-    kafka_broker: BrokerHandle, topic: str
-) -> None:
+def test_partitions_stay_in_step_with_the_schedule(kafka_broker: BrokerHandle, topic: str) -> None:
     servers = kafka_broker.bootstrap_servers
     producer = OrderProducer(servers, topic, OrderStream(run_id="r", rate=2000.0), total=2000)
     producer.start()
@@ -56,9 +54,7 @@ def test_partitions_do_not_drift_apart_when_messages_follow_the_schedule(
         newest[record.partition] = record.timestamp_ms
 
 
-def test_the_producer_ends_early_when_it_is_asked_to(
-    kafka_broker: BrokerHandle, topic: str
-) -> None:
+def test_producer_stops_early_on_request(kafka_broker: BrokerHandle, topic: str) -> None:
     servers = kafka_broker.bootstrap_servers
     producer = OrderProducer(servers, topic, OrderStream(run_id="r", rate=50.0), total=None)
     producer.start()
@@ -68,7 +64,7 @@ def test_the_producer_ends_early_when_it_is_asked_to(
     assert sent == producer.acknowledged < 50
 
 
-def test_duplicates_share_the_partition_of_their_original_when_sent(
+def test_duplicates_are_sent_to_the_partition_of_their_original(
     kafka_broker: BrokerHandle, topic: str
 ) -> None:
     servers = kafka_broker.bootstrap_servers
@@ -83,6 +79,6 @@ def test_duplicates_share_the_partition_of_their_original_when_sent(
     assert all(len(partitions) == 1 for partitions in places.values())
 
 
-def test_the_broker_is_named_when_nothing_answers() -> None:
+def test_error_names_the_broker_that_does_not_answer() -> None:
     with pytest.raises(SetupError, match="BROKER_UNREACHABLE"):
         read_ranges("127.0.0.1:9", "orders", timeout_seconds=0.5)

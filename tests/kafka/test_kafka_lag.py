@@ -91,7 +91,7 @@ def test_lag_of_each_partition_is_that_of_its_oldest_unread_record(kafka_broker,
     assert (kept["loss"], kept["seconds_behind"]) == ("none", 498.0)
 
 
-def test_what_the_broker_does_not_say_is_unknown(kafka_broker, spark):
+def test_lag_is_unknown_without_an_answer_of_the_broker(kafka_broker, spark):
     servers = kafka_broker.bootstrap_servers
     missing = lag(spark, kafka_broker.bootstrap_servers, 0, "not-there")
     found = missing.measure({"not-there": {"0": 7}})
@@ -103,7 +103,7 @@ def test_what_the_broker_does_not_say_is_unknown(kafka_broker, spark):
     assert (part["loss"], part["lost_records"]) == ("unknown", None)
 
 
-def test_brokers_that_do_not_answer_are_told_and_not_asked_by_every_flow(spark):
+def test_unavailable_brokers_are_reported_and_not_queried_by_every_flow(spark):
     silent: dict[str, float] = {}
     options = KafkaOptions({"subscribe": "lagging", "kafka.bootstrap.servers": "127.0.0.1:1"})
     for other in range(2):

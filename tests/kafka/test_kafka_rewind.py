@@ -42,7 +42,7 @@ def produce(broker: BrokerHandle, first: int, end: int, partition: int = 0) -> N
     assert producer.flush(30) == 0
 
 
-def test_a_place_and_a_range_of_topics(
+def test_flow_is_reset_to_offsets_and_a_range_is_read_again(
     kafka_broker: BrokerHandle, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)

@@ -48,7 +48,7 @@ def read(spark, broker: BrokerHandle, **options: str) -> list[str]:
     return sorted(row.value for row in df.selectExpr("cast(value AS STRING) AS value").collect())
 
 
-def test_reading_begins_and_ends_where_the_options_say(kafka_broker, spark):
+def test_starting_and_ending_offsets_limit_the_records(kafka_broker, spark):
     for topic in ("places-a", "places-b"):
         ensure_topic(kafka_broker.bootstrap_servers, topic, 2)
     for at, value in enumerate(["a0", "a1", "a2", "a3"]):
@@ -105,7 +105,7 @@ def test_reading_begins_and_ends_where_the_options_say(kafka_broker, spark):
     assert bytes(df.load().head().headers[0].value) == b"1"
 
 
-def test_lost_rows_are_an_incident_and_a_topic_made_again_is_an_error(
+def test_lost_rows_are_reported_and_a_recreated_topic_is_an_error(
     kafka_broker, spark, tmp_path: Path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -168,7 +168,7 @@ def test_lost_rows_are_an_incident_and_a_topic_made_again_is_an_error(
     assert offsets() == list(range(15))
 
 
-def test_a_triggered_update_reads_everything_when_batches_have_a_least_size(
+def test_triggered_update_reads_everything_with_min_offsets_per_trigger(
     kafka_broker, spark, tmp_path: Path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -193,7 +193,7 @@ def letters():
     assert project.rows("letters") == [(letter,) for letter in "abcdefgh"]
 
 
-def test_a_topic_that_was_missed_for_an_update_may_come_back(
+def test_topic_that_was_missing_in_an_update_can_be_created_again(
     kafka_broker, spark, tmp_path: Path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)

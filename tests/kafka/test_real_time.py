@@ -61,7 +61,7 @@ class Sent:
         self._consumer.close()
 
 
-def test_payments_are_passed_on_before_any_batch_is_over(
+def test_payments_are_forwarded_before_the_batch_ends(
     kafka_broker: BrokerHandle, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
 ):
     servers = kafka_broker.bootstrap_servers

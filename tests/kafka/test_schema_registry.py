@@ -62,7 +62,7 @@ def produce(broker: BrokerHandle, *values: bytes | None) -> None:
     assert producer.flush(30) == 0
 
 
-def test_rows_are_decoded_by_their_own_schema_and_nothing_is_lost(
+def test_rows_are_decoded_by_their_own_schema_and_none_is_lost(
     kafka_broker, schema_registry, spark, tmp_path: Path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)

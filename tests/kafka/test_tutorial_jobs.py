@@ -175,7 +175,7 @@ REFUSED = {
 }
 
 
-def test_other_blocks_of_tutorials(
+def test_other_code_blocks_of_tutorials(
     kafka_broker: BrokerHandle, spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     topic = "jobs-blocks"

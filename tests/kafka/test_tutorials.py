@@ -182,7 +182,7 @@ DECLARED: dict[str, tuple[str, str, Any]] = {
 
 
 @pytest.mark.parametrize("block", DECLARED)
-def test_rows_are_those_of_the_block(project: Project, block: str) -> None:
+def test_rows_are_those_of_the_code_block(project: Project, block: str) -> None:
     table, column, expected = DECLARED[block]
     rows = project.table(table).selectExpr(column).collect()
     assert sorted(tuple(row) for row in rows) == expected

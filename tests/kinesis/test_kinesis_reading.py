@@ -74,7 +74,7 @@ def payloads(first: int, count: int) -> list[bytes]:
     return [b"%d" % number for number in range(first, first + count)]
 
 
-def test_each_record_comes_once_and_after_those_of_its_parents_when_shards_are_split_and_merged(
+def test_each_record_is_read_once_after_its_parent_shards_when_shards_split_and_merge(
     proxy: FaultProxy, make_stream: MakeStream
 ):
     stream = make_stream(2)
@@ -103,7 +103,7 @@ def test_each_record_comes_once_and_after_those_of_its_parents_when_shards_are_s
     assert "shardId-000000000000" not in query.offset.streams[stream.name]
 
 
-def test_a_stream_begins_where_it_is_told_when_there_is_no_checkpoint(
+def test_stream_without_a_checkpoint_starts_at_the_initial_position(
     proxy: FaultProxy, make_stream: MakeStream
 ):
     stream = make_stream(2)
@@ -122,7 +122,7 @@ def test_a_stream_begins_where_it_is_told_when_there_is_no_checkpoint(
     assert sorted(latest.rest()) == payloads(14, 4)
 
 
-def test_a_batch_ends_at_its_size_when_more_is_there(proxy: FaultProxy, make_stream: MakeStream):
+def test_batch_ends_at_its_maximum_size(proxy: FaultProxy, make_stream: MakeStream):
     stream = make_stream()
     stream.put(*payloads(0, 30))
     query = Query(proxy, stream.name, maxRecordsPerFetch="7", fetchBufferSize="10b")
@@ -131,7 +131,7 @@ def test_a_batch_ends_at_its_size_when_more_is_there(proxy: FaultProxy, make_str
     assert [data for batch in batches for data in batch] == payloads(0, 30)
 
 
-def test_available_now_ends_when_records_keep_coming(proxy: FaultProxy, make_stream: MakeStream):
+def test_available_now_ends_while_records_keep_arriving(proxy: FaultProxy, make_stream: MakeStream):
     stream = make_stream(2)
     stream.put(*payloads(0, 10))
     query = Query(proxy, stream.name, maxRecordsPerFetch="2", fetchBufferSize="1b")
@@ -151,7 +151,7 @@ def test_available_now_ends_when_records_keep_coming(proxy: FaultProxy, make_str
     assert sorted(found, key=int) == payloads(0, 10)
 
 
-def test_reading_goes_on_when_kinesis_throttles_and_iterators_expire(
+def test_reading_continues_when_kinesis_throttles_and_iterators_expire(
     proxy: FaultProxy, make_stream: MakeStream
 ):
     stream = make_stream()
@@ -170,9 +170,7 @@ def test_reading_goes_on_when_kinesis_throttles_and_iterators_expire(
     assert caught.value.condition == "KINESIS_UNREACHABLE"
 
 
-def test_records_that_expired_unread_end_the_flow_or_are_told_when_it_may_go_on(
-    proxy: FaultProxy, make_stream: MakeStream
-):
+def test_expired_records_fail_the_flow_or_are_reported(proxy: FaultProxy, make_stream: MakeStream):
     stream = make_stream()
     numbers = [number for _, number in stream.put(*payloads(0, 10), key="k")]
     strict = Query(proxy, stream.name, maxRecordsPerFetch="3", fetchBufferSize="1b")
@@ -209,7 +207,7 @@ def test_records_that_expired_unread_end_the_flow_or_are_told_when_it_may_go_on(
     assert found + tolerant.rest() == payloads(8, 2)
 
 
-def test_a_stream_that_was_made_again_is_refused_when_its_checkpoint_is_of_the_old_one(
+def test_recreated_stream_is_refused_with_the_checkpoint_of_the_old_one(
     proxy: FaultProxy, make_stream: MakeStream
 ):
     stream = make_stream()
@@ -224,7 +222,7 @@ def test_a_stream_that_was_made_again_is_refused_when_its_checkpoint_is_of_the_o
     assert caught.value.condition == "STREAM_RECREATED"
 
 
-def test_a_refusal_says_what_to_do_when_the_stream_is_not_there(proxy: FaultProxy):
+def test_error_about_a_missing_stream_has_a_hint(proxy: FaultProxy):
     with pytest.raises(ConnectorError) as caught:
         Query(proxy, "no-such-stream")
     assert caught.value.condition == "KINESIS_REFUSED"

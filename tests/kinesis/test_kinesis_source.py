@@ -153,7 +153,7 @@ def test_orders_arrive_once_with_bad_ones_in_quarantine_when_shards_are_split(
     assert files_with_keys(tmp_path) == []
 
 
-def test_a_refusal_names_the_stream_and_no_keys(
+def test_error_names_the_stream_and_no_keys(
     proxy: FaultProxy, make_stream: MakeStream, spark, tmp_path: Path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -194,7 +194,7 @@ def test_a_batch_reads_everything_and_plans_show_no_keys(
 
 
 @pytest.mark.parametrize("kills", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_each_record_is_there_once_when_the_pipeline_crashes_before_and_after_a_commit(
+def test_each_record_is_stored_once_when_the_pipeline_crashes_around_a_commit(
     proxy: FaultProxy, make_stream: MakeStream, spark, tmp_path: Path, monkeypatch, kills: bool
 ):
     monkeypatch.chdir(tmp_path)

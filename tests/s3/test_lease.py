@@ -75,7 +75,7 @@ def test_one_of_two_drivers_gets_the_lease_in_each_race(
     assert each == [["LEASE_HELD", "held"]] * rounds
 
 
-def test_a_driver_that_was_stopped_for_longer_than_its_lease_commits_nothing(
+def test_driver_that_was_suspended_longer_than_its_lease_commits_nothing(
     server: S3Double, session: StoreSession, tmp_path: Path
 ) -> None:
     incoming = tmp_path / "in"

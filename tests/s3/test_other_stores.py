@@ -31,7 +31,7 @@ def session(server: Any) -> Iterator[StoreSession]:
     made.stop()
 
 
-def test_each_row_is_in_one_place_after_a_kill(
+def test_each_row_is_stored_once_after_a_kill(
     server: Any, session: StoreSession, tmp_path: Path
 ) -> None:
     storage = f"{server.storage}/shop"

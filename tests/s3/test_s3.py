@@ -44,7 +44,7 @@ def session(proxy: FaultyProxy, query_settings: dict[str, str]) -> Iterator[Stor
     made.stop()
 
 
-def test_each_row_is_in_one_place_when_requests_fail_and_answers_are_lost(
+def test_each_row_is_stored_once_when_requests_fail_and_responses_are_lost(
     proxy: FaultyProxy, session: StoreSession, tmp_path: Path
 ) -> None:
     uploads = itertools.count(1)
@@ -70,7 +70,7 @@ def test_each_row_is_in_one_place_when_requests_fail_and_answers_are_lost(
     session("sql", f"CREATE TABLE delta.`s3a://{BUCKET}/report` AS SELECT 1 AS n")
 
 
-def test_a_version_has_one_writer_also_when_the_answer_to_its_commit_is_lost(
+def test_a_version_has_one_writer_when_the_response_to_its_commit_is_lost(
     proxy: FaultyProxy, session: StoreSession
 ) -> None:
     lost: set[str] = set()
@@ -89,7 +89,7 @@ def test_a_version_has_one_writer_also_when_the_answer_to_its_commit_is_lost(
     assert len(lost) == 4
 
 
-def test_a_listing_of_a_log_asks_for_the_wanted_versions_only(
+def test_log_listing_requests_only_the_needed_versions(
     server: S3Double, proxy: FaultyProxy, session: StoreSession
 ) -> None:
     client = Landing(server, "log").s3
@@ -132,7 +132,7 @@ def test_a_listing_of_a_log_asks_for_the_wanted_versions_only(
     assert not any("list-type=2" in path for path in requests)
 
 
-def test_an_object_that_was_replaced_is_read_again(server: S3Double, session: StoreSession) -> None:
+def test_replaced_object_is_read_again(server: S3Double, session: StoreSession) -> None:
     landing = Landing(server, "replaced")
     path = "s3a://replaced/in/0"  # of no known format, and opened as Spark opens its offsets
     for number in range(3):
@@ -143,7 +143,7 @@ def test_an_object_that_was_replaced_is_read_again(server: S3Double, session: St
 
 
 @pytest.mark.long  # each of them starts Spark
-def test_commands_read_and_repair_what_is_on_s3(server: S3Double, tmp_path: Path) -> None:
+def test_commands_read_and_repair_tables_on_s3(server: S3Double, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     lines = [json.dumps({"id": number}) for number in range(100)]
     (tmp_path / "in" / "0.json").write_text("\n".join(lines), encoding="utf-8")
@@ -257,7 +257,7 @@ def test_files_that_the_bucket_announces_are_read_once(
     assert run(fetchParallelism="3") == expected
 
 
-def test_a_listing_by_key_has_the_files_that_come_after(
+def test_listing_by_key_returns_the_files_after_a_key(
     server: S3Double, session: StoreSession
 ) -> None:
     landing = Landing(server, "ordered")
@@ -297,7 +297,7 @@ def test_objects_are_found_by_the_order_of_keys(
 
 
 @pytest.mark.long  # ten updates
-def test_a_switch_and_a_backfill_read_what_was_not_announced_and_files_are_cleaned_up(
+def test_unannounced_files_are_read_by_backfill_and_files_are_cleaned_up(
     server: S3Double, session: StoreSession, tmp_path: Path
 ) -> None:
     landing = Landing(server, "switched")
@@ -399,7 +399,7 @@ reset_flow(load_settings(Path.cwd()), "bronze", EARLIEST, truncate=True, execute
 
 @pytest.mark.long  # each command starts Spark
 @pytest.mark.timeout(1200)
-def test_repairs_are_resumed_where_they_were_killed(
+def test_repairs_resume_after_a_kill_at_each_step(
     server: S3Double, session: StoreSession, tmp_path: Path
 ) -> None:
     (tmp_path / "in").mkdir()
