@@ -44,7 +44,7 @@ def _differences(before: Declaration, **changes: Any) -> list[tuple[Need, str]]:
 
 
 @pytest.mark.parametrize("declared", [TABLE, VIEW, PEOPLE, KAFKA, FILES, SINK])
-def test_nothing_differs_from_itself_read_back_from_a_file(declared):
+def test_declaration_read_from_a_file_has_no_differences(declared):
     body = json.loads(json.dumps(declared.to_json()))
     assert body == declared.to_json()
     state = FlowState(epoch="e", deployed={**body, "added_by_a_later_version": 1})
@@ -94,11 +94,11 @@ def test_each_change_has_its_need(before, changes, need, words):
     assert words in " | ".join(text for _, text in differences)
 
 
-def test_a_flow_that_has_run_once_is_not_repeated_for_another_source():
+def test_completed_one_time_flow_is_not_repeated_for_another_source():
     assert _differences(TABLE, reads=("other",), has_checkpoint=False)[0][0] is Need.UPDATE
 
 
-def test_the_effect_tells_what_happens_to_stored_rows():
+def test_effect_describes_what_happens_to_stored_rows():
     def effect(need: Need, kind: str = "streaming table", **more: bool) -> str:
         facts = {"is_new": False, "concerns_rows": True, **more}
         return effect_of(need, kind, ["f"], **facts)
@@ -117,7 +117,7 @@ def _plan(*changes: Change) -> DeploymentPlan:
     return DeploymentPlan(pipeline="p", storage="/s", changes=changes, unchanged=("bronze",))
 
 
-def test_the_plan_as_text_has_reasons_sizes_and_refusals():
+def test_plan_text_has_reasons_sizes_and_refusals():
     change = Change(
         key="out",
         name="out",
@@ -143,7 +143,7 @@ def test_the_plan_as_text_has_reasons_sizes_and_refusals():
     ]
 
 
-def test_what_is_not_declared_any_more_is_shown_but_not_pending():
+def test_removed_declarations_are_shown_but_not_pending():
     gone = Change(
         key="old",
         name="old",

@@ -36,7 +36,7 @@ MIGRATION = Migration(
 )
 
 
-def test_only_the_one_streaming_flow_of_a_table_that_may_be_replaced(draft):
+def test_migration_needs_a_replaceable_table_with_one_streaming_flow(draft):
     draft.table("bronze", external=("kafka: orders",))
     draft.table("windows", "bronze")
     draft.materialized_view("view", "windows")
@@ -79,7 +79,7 @@ def test_only_the_one_streaming_flow_of_a_table_that_may_be_replaced(draft):
         assert flow != "changes" or "--truncate" in str(error.value.hint)
 
 
-def test_the_plan_says_what_is_read_replaced_and_who_will_see_it():
+def test_plan_shows_sources_replaced_rows_and_readers():
     sources = [
         StartReport(source="table /b", unit="versions", again=4, size=1000),
         StartReport(source="kafka", unit="offsets", again=None, missing="offsets 0 to 3"),
@@ -113,7 +113,7 @@ _EFFECTS = {
 }
 
 
-def test_what_changed_is_told_by_operator_mode_and_column():
+def test_changes_are_described_by_operator_mode_and_column():
     old = FlowState(epoch="e", stateful_operators=("aggregate a", "source S"), output_mode="append")
     query = {"operators": ["aggregate b", "source S"], "output_mode": "update"}
     assert changed_operators(old, query) == (
@@ -129,7 +129,7 @@ def test_what_changed_is_told_by_operator_mode_and_column():
     )  # fmt: skip
 
 
-def test_columns_that_delta_cannot_replace_with_the_rows_are_refused(draft):
+def test_column_changes_that_delta_cannot_commit_with_the_rows_are_refused(draft):
     draft.table("a")
     (dataset,) = draft.graph().datasets.values()
     both = {"delta.enableChangeDataFeed": "true", "delta.columnMapping.mode": "name"}

@@ -45,7 +45,7 @@ def test_effect_of_repeated_rows_follows_the_target(draft, target: str, effect: 
     assert effect_on_target(graph, graph.flows[f"to {target}"]) == effect
 
 
-def test_the_plan_says_which_rows_stay(draft) -> None:
+def test_plan_shows_which_rows_stay(draft) -> None:
     draft.empty_table("cdc")
     draft.cdc_flow("to cdc", "cdc")
     for name, mode in (("update", OutputMode.UPDATE), ("complete", OutputMode.COMPLETE)):
@@ -97,7 +97,7 @@ def test_only_options_that_the_target_allows_are_offered(draft) -> None:
     assert offered("to kafka", "refused") == [empty]
 
 
-def test_a_reset_does_not_take_the_place_of_an_unfinished_full_refresh(draft) -> None:
+def test_reset_does_not_replace_an_unfinished_full_refresh(draft) -> None:
     draft.empty_table("t")
     draft.append_flow("to t", "t")
     graph = draft.graph()

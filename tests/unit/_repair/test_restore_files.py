@@ -32,12 +32,12 @@ def _run(exists, **configuration: str) -> _Run:
     return run
 
 
-def test_files_are_looked_for_at_the_same_time_when_a_table_is_checked():
+def test_files_of_a_table_are_checked_concurrently():
     together = threading.Barrier(2, timeout=10)
     _run(lambda uri: together.wait() >= 0)._check(TABLE)
 
 
-def test_a_restore_names_the_file_when_vacuum_has_deleted_it():
+def test_restore_error_names_a_file_deleted_by_vacuum():
     with pytest.raises(PlanError) as refused:
         _run(lambda uri: not uri.endswith("1.parquet"))._check(TABLE)
     assert "VACUUM has deleted its file s3a://lake/t/1.parquet" in refused.value.message
@@ -54,7 +54,7 @@ def test_tables_of_others_are_not_restored():
         _run(lambda _: True, **{OWNER: "other"})._check(TABLE)
 
 
-def test_a_driver_that_has_lost_the_lease_deletes_nothing():
+def test_driver_without_the_lease_deletes_nothing():
     spark = MagicMock()
     spark._jvm.penstock.storage.StorageLease.check.side_effect = OSError("LEASE_LOST")
     with pytest.raises(OSError, match="LEASE_LOST"):

@@ -14,7 +14,7 @@ def by_id(*executors: _Executor) -> dict[str, _Executor]:
     return {item.id: item for item in executors}
 
 
-def test_changes_are_told_from_one_look_to_the_next() -> None:
+def test_executor_changes_are_reported_between_polls() -> None:
     first = by_id(executor("0"), executor("1"))
     change = _change({}, first)
     assert change == ClusterResources(num_executors=2, num_task_slots=4, added=("0", "1"))
@@ -31,7 +31,7 @@ def test_changes_are_told_from_one_look_to_the_next() -> None:
     assert _change(second, second) is None
 
 
-def test_one_that_came_and_went_between_two_looks_is_both() -> None:
+def test_executor_that_started_and_ended_between_polls_is_reported_twice() -> None:
     change = _change({}, by_id(executor("3", is_active=False, reason="heartbeat timed out")))
     assert change == ClusterResources(added=("3",), lost=("3",))
 
@@ -39,7 +39,7 @@ def test_one_that_came_and_went_between_two_looks_is_both() -> None:
 @pytest.mark.parametrize(
     "reason", ["Executor killed by driver.", "Executor decommission: worker decommissioned"]
 )
-def test_executors_that_spark_gives_back_are_removed_and_not_lost(reason: str) -> None:
+def test_executors_released_by_spark_are_removed_and_not_lost(reason: str) -> None:
     known = by_id(executor("0"), executor("1"))
     change = _change(known, {**known, **by_id(executor("1", is_active=False, reason=reason))})
     assert change == ClusterResources(num_executors=1, num_task_slots=2, removed=("1",))

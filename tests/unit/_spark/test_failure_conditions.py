@@ -26,7 +26,7 @@ penstock.errors.ConnectorError: [{condition}] the schema registry http://r:1 can
     ("condition", "retryable"),
     [("SCHEMA_REGISTRY_UNREACHABLE", True), ("SCHEMA_REGISTRY_REFUSED", False)],
 )
-def test_error_of_a_registry_is_found_in_the_text_of_a_worker(condition, retryable):
+def test_registry_error_is_recognized_in_the_message_of_a_worker(condition, retryable):
     error = flow_error(WORKER.format(condition=condition), FLOW, batch_id=3)
     assert isinstance(error, FlowError)
     assert (error.condition, error.retryable) == (condition, retryable)
@@ -34,13 +34,13 @@ def test_error_of_a_registry_is_found_in_the_text_of_a_worker(condition, retryab
     assert error.hint is not None
 
 
-def test_exception_of_another_function_in_a_worker_is_not_tried_again():
+def test_exception_of_another_function_in_a_worker_is_not_retried():
     error = flow_error(WORKER.format(condition="SOMETHING"), FLOW)
     assert isinstance(error, FlowError)
     assert (error.condition, error.retryable) == ("FLOW_FAILED", False)
 
 
-def test_wrong_password_of_a_broker_is_not_tried_again():
+def test_wrong_password_of_a_broker_is_not_retried():
     text = "Caused by: org.apache.kafka.common.errors.SaslAuthenticationException: failed"
     error = flow_error(text, FLOW)
     assert isinstance(error, FlowError)
@@ -48,7 +48,7 @@ def test_wrong_password_of_a_broker_is_not_tried_again():
 
 
 @pytest.mark.parametrize("status", [400, 403])
-def test_what_s3_refuses_is_named_with_its_place_and_a_hint_at_the_credentials(status):
+def test_refused_s3_request_names_the_path_and_has_a_hint_at_the_credentials(status):
     aws = f"software.amazon.awssdk.S3Exception: No (Service: S3, Status Code: {status})"
     text = (
         "An error occurred while calling o1.run.\n"
@@ -61,7 +61,7 @@ def test_what_s3_refuses_is_named_with_its_place_and_a_hint_at_the_credentials(s
     assert shown(error.hint or "") == error.hint
 
 
-def test_what_real_time_mode_does_not_have_is_not_tried_again():
+def test_unsupported_operator_of_real_time_mode_is_not_retried():
     text = (
         "org.apache.spark.SparkIllegalArgumentException: [STREAMING_REAL_TIME_MODE."
         "OPERATOR_OR_SINK_NOT_IN_ALLOWLIST] Streaming real-time mode has the following limitation: "
@@ -74,7 +74,7 @@ def test_what_real_time_mode_does_not_have_is_not_tried_again():
     assert "processingTime=0" in (error.hint or "")
 
 
-def test_cause_is_told_when_only_py4j_knows_which_object_was_called():
+def test_cause_is_reported_when_only_py4j_names_the_object():
     text = (
         "Py4JJavaError: An error occurred while calling o330.update.\n: io.delta.exceptions."
         "DeltaUnsupportedOperationException: row tracking needs a catalog\n\tat a.b.C.d(C.scala:1)"
@@ -125,7 +125,7 @@ def test_a_full_disk_is_one_line_that_names_the_file_system(text, shown):
         ("ChecksumException: Checksum error: file:/data/offsets.json at 0", "FLOW_FAILED"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_is_not_tried_again(text, condition):
+def test_incompatible_checkpoint_is_not_retried(text, condition):
     error = flow_error(text, FLOW)
     assert isinstance(error, FlowError)
     assert error.condition == condition
@@ -157,7 +157,7 @@ def test_failure_of_ansi_mode_names_the_setting_and_the_flow(condition):
 @pytest.mark.parametrize(
     "reason", ["Bad value for type BigDecimal : NaN", "[NUMERIC_VALUE_OUT_OF_RANGE] 1e30"]
 )
-def test_value_that_the_reader_of_a_database_refuses_needs_another_type(reason):
+def test_value_refused_by_the_jdbc_reader_needs_another_type(reason):
     getter = "org.apache.spark.sql.execution.datasources.jdbc.JdbcUtils$.$anonfun$makeGetter$3"
     error = flow_error(f"Caused by: java.sql.SQLException: {reason}\n\tat {getter}(x)", FLOW)
     assert not error.retryable
@@ -166,7 +166,7 @@ def test_value_that_the_reader_of_a_database_refuses_needs_another_type(reason):
 
 
 @pytest.mark.parametrize("condition", ["CAST_OVERFLOW_IN_TABLE_INSERT", "STREAM_FAILED"])
-def test_failure_that_ansi_mode_does_not_decide_has_no_hint_at_it(condition):
+def test_failure_independent_of_ansi_mode_has_no_hint_at_it(condition):
     assert flow_error(f"[{condition}] x", FLOW).hint is None
 
 
@@ -303,7 +303,7 @@ def test_lost_rows_are_named():
 @pytest.mark.parametrize(
     "text", ["There are [2] sources in the checkpoint offsets", "[KAFKA_DATA_LOSS] gone"]
 )
-def test_hint_at_a_full_refresh_has_a_way_for_sinks(text):
+def test_hint_at_a_full_refresh_mentions_sinks(text):
     hint = flow_error(text, FLOW).hint or ""
     assert "--full-refresh t" in hint
     assert "penstock checkpoint reset f --from POSITION" in hint

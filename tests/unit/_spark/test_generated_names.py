@@ -66,14 +66,14 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("one", "other"), SAME)
-def test_one_query_has_one_text_in_every_process(one, other):
+def test_query_text_is_the_same_in_every_process(one, other):
     assert one != other
     assert without_generated_names(one) == without_generated_names(other)
     assert stable_operators([one]) == stable_operators(stable_operators([other]))
 
 
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)
-def test_two_queries_have_two_texts(one, other):
+def test_different_queries_have_different_texts(one, other):
     assert without_generated_names(one) != without_generated_names(other)
 
 
@@ -85,19 +85,19 @@ def test_two_queries_have_two_texts(one, other):
         "aggregate by [transform(arr, lambdafunction(namedlambdavariable()))] of [<lambda>(name)]",
     ],
 )
-def test_a_text_stays_when_no_process_made_it_up(text):
+def test_query_text_without_generated_names_is_unchanged(text):
     assert without_generated_names(text) == text
 
 
 @pytest.mark.parametrize(("stored", "now"), SAME)
-def test_a_checkpoint_of_an_earlier_version_goes_on_when_the_query_is_the_same(stored, now):
+def test_checkpoint_of_an_earlier_version_continues_with_the_same_query(stored, now):
     state = state_of({"epoch": "e", "stateful_operators": [stored, "source StreamingRelation"]})
     operators = stable_operators([now, "source StreamingRelation"])
     check_state(FLOW, state, operators=operators, output_mode="complete", display="agg")
 
 
 @pytest.mark.parametrize(("stored", "now"), DIFFERENT)
-def test_a_checkpoint_of_an_earlier_version_is_refused_when_the_query_is_another(stored, now):
+def test_checkpoint_of_an_earlier_version_is_refused_with_another_query(stored, now):
     state = state_of({"epoch": "e", "stateful_operators": [stored]})
     with pytest.raises(CheckpointError) as refused:
         check_state(
@@ -111,14 +111,14 @@ def test_a_checkpoint_of_an_earlier_version_is_refused_when_the_query_is_another
     assert "__penstock_" not in refused.value.message
 
 
-def test_a_state_without_operators_stays_one_that_never_started():
+def test_state_without_operators_counts_as_never_started():
     assert state_of({"epoch": "e"}).stateful_operators is None
     assert state_of({"epoch": "e", "stateful_operators": []}) == FlowState(
         epoch="e", stateful_operators=()
     )
 
 
-def test_a_migration_of_an_earlier_version_is_comparable_with_the_query_of_now():
+def test_migration_of_an_earlier_version_is_comparable_with_the_current_query():
     stored, now = SAME[0]
     body = json.loads(
         '{"migration_id": "m", "flow": "agg", "stage": "building", "start": "earliest", '
@@ -131,7 +131,7 @@ def test_a_migration_of_an_earlier_version_is_comparable_with_the_query_of_now()
     assert state_of(migration.old).stateful_operators == stable_operators([now])
 
 
-def test_a_plan_has_one_text_when_only_counters_of_the_process_differ():
+def test_plan_text_does_not_depend_on_counters_of_the_process():
     def plan(first: int, second: int, left: int, right: int, relation: str) -> str:
         return (
             f"WithCTE\n:- CTERelationDef {first}, false\n:- CTERelationDef {second}, false\n"
@@ -145,7 +145,7 @@ def test_a_plan_has_one_text_when_only_counters_of_the_process_differ():
     assert text != stable_plan(plan(0, 1, 0, 1, "OtherTable@1f3a"))
 
 
-def test_the_id_of_a_watermark_is_left_out_and_its_delay_is_not():
+def test_text_of_a_watermark_has_its_delay_and_not_its_id():
     def plan(node: str, delay: str) -> str:
         return f"~EventTimeWatermark {node}, none#1: timestamp, {delay}"
 

@@ -61,7 +61,7 @@ def test_local_cluster_is_a_cluster(master: str, expected: bool) -> None:
     assert ("spark.hadoop.fs.file.impl" in defaults) is expected
 
 
-def test_java_reads_names_of_files_as_python_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_decodes_file_names_like_python(monkeypatch: pytest.MonkeyPatch) -> None:
     for of_locale, of_python, expected in (
         ("UTF-8", "utf-8", {}),
         ("ANSI_X3.4-1968", "utf-8", {"LC_ALL": "C.UTF-8"}),
@@ -72,7 +72,7 @@ def test_java_reads_names_of_files_as_python_does(monkeypatch: pytest.MonkeyPatc
         assert _locale() == expected
 
 
-def test_settings_of_spark_defaults_are_read_as_java_reads_properties(
+def test_spark_defaults_are_parsed_as_java_properties(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
@@ -100,7 +100,7 @@ def test_settings_of_spark_defaults_are_read_as_java_reads_properties(
         ("current_times", False),
     ],
 )
-def test_a_query_has_another_result_at_another_time(text: str, expected: bool) -> None:
+def test_time_functions_make_a_query_depend_on_the_time(text: str, expected: bool) -> None:
     assert is_changing(text) is expected
 
 
@@ -119,7 +119,7 @@ def test_a_query_has_another_result_at_another_time(text: str, expected: bool) -
         ({"spark.kerberos.keytab": "own.keytab"}, False),
     ],
 )
-def test_spark_submit_is_skipped_where_nothing_needs_it(
+def test_spark_submit_is_skipped_where_possible(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, conf: dict[str, str], expected: bool
 ) -> None:
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
@@ -141,7 +141,7 @@ def test_writers_on_one_disk_are_safe_on_every_master(master: str) -> None:
     assert "spark.delta.logStore.file.impl" not in remote
 
 
-def test_the_driver_of_a_cluster_on_loopback_listens_there() -> None:
+def test_driver_of_a_cluster_on_loopback_listens_on_loopback() -> None:
     here = session_defaults("spark://127.0.0.1:7077", {}, "file:/s")
     assert here["spark.driver.bindAddress"] == "127.0.0.1"
     there = session_defaults("spark://master:7077", {}, "file:/s")
@@ -187,7 +187,7 @@ def test_session_extensions_of_the_user_are_added_to_those_of_penstock(
     assert conf["spark.sql.extensions"] == expected.format(**names)
 
 
-def test_jars_of_stores_come_behind_the_class_path_of_the_archive() -> None:
+def test_jars_of_stores_follow_the_class_path_of_the_archive() -> None:
     conf = effective_configuration(_options(master="local[2]", jars=("a.jar",)))
     plain = _java_command(conf, (), "")
     with_stores = _java_command(conf, (), "s3.jar:b.jar")
@@ -195,7 +195,7 @@ def test_jars_of_stores_come_behind_the_class_path_of_the_archive() -> None:
     assert with_stores == [*plain[:2], f"{plain[2]}:s3.jar:b.jar", *plain[3:]]
 
 
-def test_a_started_process_ignores_the_signals_that_go_to_everybody() -> None:
+def test_jvm_ignores_signals_to_the_process_group() -> None:
     script = "kill -TERM $$; kill -INT $$; kill -HUP $$; exit 7"
     code = subprocess.run(["sh", "-c", script], preexec_fn=_ignore_stop_signals, check=False)
     assert code.returncode == 7
@@ -215,7 +215,7 @@ def test_a_started_process_ignores_the_signals_that_go_to_everybody() -> None:
         ("", "RuntimeError"),
     ],
 )
-def test_the_reason_names_the_cause_in_java(text: str, reason: str) -> None:
+def test_reason_names_the_cause_in_java(text: str, reason: str) -> None:
     assert reason_of(RuntimeError(text)) == reason
 
 

@@ -22,7 +22,7 @@ def secret():
 
 
 @pytest.mark.parametrize("size", [1, 7, 4096])
-def test_nothing_secret_passes_when_blocks_end_anywhere(secret: str, size: int):
+def test_secrets_are_redacted_across_block_boundaries(secret: str, size: int):
     texts, secrets = planted()
     text = "\n".join([*texts, f"login with {secret} refused", KEY, "at org.Trace(x.scala:1)"])
     data = text.encode()
@@ -33,7 +33,7 @@ def test_nothing_secret_passes_when_blocks_end_anywhere(secret: str, size: int):
     assert stored.count("\n") == text.count("\n")
 
 
-def test_a_long_line_is_cut_without_half_of_a_secret(secret: str):
+def test_long_line_is_not_cut_within_a_secret(secret: str):
     line = ("x" * ((1 << 20) - 6) + secret + "y" * (1 << 20)).encode()
     blocks = (line[at : at + (1 << 16)] for at in range(0, len(line), 1 << 16))
     first, rest = "".join(masked_lines(iter([*blocks, b"\nnext"]))).split("\n")
@@ -42,9 +42,7 @@ def test_a_long_line_is_cut_without_half_of_a_secret(secret: str):
     assert rest == "next"
 
 
-def test_the_end_of_a_process_is_in_its_log_and_only_the_owner_reads_it(
-    tmp_path: Path, secret: str
-):
+def test_log_has_the_end_of_the_process_and_is_readable_by_its_owner(tmp_path: Path, secret: str):
     path = tmp_path / "logs" / "spark.log"
     log = SparkLog(path)
     code = f"import os; os.write(2, b'pw {secret}\\nno memory left'); os.kill(os.getpid(), 9)"

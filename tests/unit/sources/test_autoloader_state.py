@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> FolderMemory:
     return FolderMemory(StorageFiles(None), str(tmp_path))
 
 
-def test_versions_and_notes_come_back_when_they_were_saved(folder, tmp_path):
+def test_saved_versions_and_notes_are_read_back(folder, tmp_path):
     assert folder.load() == []
     assert folder.note("x") is None
     folder.save(ONE)
@@ -53,7 +53,7 @@ def test_versions_and_notes_come_back_when_they_were_saved(folder, tmp_path):
     assert (tmp_path / "_schemas" / "1").exists()
 
 
-def test_a_torn_version_counts_as_absent_when_it_is_read(folder, tmp_path):
+def test_torn_version_counts_as_absent(folder, tmp_path):
     folder.save(ONE)
     (tmp_path / "_schemas" / "1").write_text('{"version": 1, "sch')
     assert folder.load() == [ONE]
@@ -61,7 +61,7 @@ def test_a_torn_version_counts_as_absent_when_it_is_read(folder, tmp_path):
     assert len(folder.load()) == 2
 
 
-def test_a_memory_store_writes_nothing_and_shows_what_is_kept_when_there_is_some(folder, tmp_path):
+def test_memory_store_writes_nothing_and_reads_the_stored_state(folder, tmp_path):
     folder.save(ONE)
     folder.save_note("x", 1)
     before = sorted(tmp_path.rglob("*"))
@@ -75,7 +75,7 @@ def test_a_memory_store_writes_nothing_and_shows_what_is_kept_when_there_is_some
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_the_first_start_takes_what_the_analysis_learned_when_nothing_is_kept(tmp_path):
+def test_first_start_uses_the_schema_of_the_analysis(tmp_path):
     learned = PassingMemory()
     learned.save_note("partition_columns", ["day"])
     learned.save(ONE)
@@ -85,7 +85,7 @@ def test_the_first_start_takes_what_the_analysis_learned_when_nothing_is_kept(tm
     assert store.note("partition_columns") == ["day"]
 
 
-def test_only_new_fields_are_added_at_the_end_when_a_schema_grows():
+def test_new_fields_are_added_at_the_end_of_a_schema():
     seen = struct(
         ID=StringType(),
         new=DoubleType(),
@@ -100,7 +100,7 @@ def test_only_new_fields_are_added_at_the_end_when_a_schema_grows():
     assert add_fields(grown, seen)[1] == []
 
 
-def test_fields_are_added_to_the_values_of_maps_when_a_schema_grows():
+def test_new_fields_are_added_to_values_of_maps():
     known = struct(m=MapType(StringType(), struct(a=LongType())))
     # Of JSON, each key of a map is seen as a field.
     keys = struct(m=struct(x=struct(a=LongType(), b=DoubleType()), y=struct(c=StringType())))
@@ -113,14 +113,14 @@ def test_fields_are_added_to_the_values_of_maps_when_a_schema_grows():
     assert add_paths(known, ["m.a", "m.b"])[1] == ["m.b"]
 
 
-def test_paths_become_strings_when_no_type_is_known():
+def test_paths_without_a_known_type_become_strings():
     grown, added = add_paths(ONE, ["o.q", "l.z", "`a.b`", "id", "id.x", "none.x"])
     assert added == ["o.q", "l.z", "`a.b`"]
     assert grown["a.b"].dataType == StringType()
     assert "q:string" in grown.simpleString()
 
 
-def test_marked_fields_are_hidden_when_a_schema_is_shown():
+def test_marked_fields_are_hidden_in_a_schema():
     marked, added = add_fields(
         ONE, struct(x=LongType(), o=struct(p=LongType(), q=LongType())), rescued=True
     )
@@ -130,19 +130,19 @@ def test_marked_fields_are_hidden_when_a_schema_is_shown():
     assert StructType.fromJson(marked.jsonValue()) == marked
 
 
-def test_types_are_wide_enough_when_files_differ():
+def test_inferred_types_hold_the_values_of_all_files():
     found = widest([struct(a=LongType(), b=LongType()), struct(A=DoubleType(), b=StringType())])
     assert found.simpleString() == "struct<a:double,b:string>"
     assert one_spelling(struct(a=LongType(), A=StringType())) == struct(a=LongType())
 
 
-def test_a_type_that_would_lose_values_is_named_when_files_are_compared():
+def test_type_that_would_lose_values_is_named():
     assert misfit(ONE, struct(id=LongType(), other=StringType())) is None
     assert "'id' is STRING" in (misfit(ONE, struct(id=StringType())) or "")
     assert "'o.p'" in (misfit(ONE, struct(o=struct(p=DoubleType()))) or "")
 
 
-def test_names_are_one_when_spark_spells_them_differently():
+def test_names_that_differ_only_in_spelling_are_equal():
     assert file_name("file:///a/b") == file_name("file:/a/b") == "/a/b"
     assert file_name_of_uri("file:/a%20b/c%2541+ü") == "/a b/c%41+ü"
     assert file_name("s3a://bucket/x") == "s3a://bucket/x"
@@ -156,7 +156,7 @@ def test_a_source_keeps_its_key_when_other_options_change():
     assert one != source_key(["/in"], {"cloudFiles.format": "csv"})
 
 
-def test_the_files_of_a_batch_are_those_between_its_offsets_when_logs_are_read(tmp_path):
+def test_files_of_a_batch_are_those_between_its_offsets(tmp_path):
     def write(name: str, *lines: str) -> None:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -174,9 +174,7 @@ def test_the_files_of_a_batch_are_those_between_its_offsets_when_logs_are_read(t
     assert list(batch_files(files, str(tmp_path), 2)) == []
 
 
-def test_a_committed_batch_decides_about_existing_files_where_batches_are_not_seen(
-    folder, tmp_path
-):
+def test_committed_batch_decides_about_existing_files(folder, tmp_path):
     options = file_options({"cloudFiles.format": "json"}, has_schema=True, streaming=True)
     opened = OpenedFiles(MagicMock(), "k", options, None, ONE, struct(), (), folder)
     stream = AutoLoaderStream(None, opened, paths=["/in"], flow="f")

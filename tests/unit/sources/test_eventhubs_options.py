@@ -48,7 +48,7 @@ def test_starting_position_is_translated(position, expected):
     prepare_source_options(made)
 
 
-def test_limits_and_kafka_options_pass_on():
+def test_limits_and_kafka_options_are_passed_on():
     made = options(maxEventsPerTrigger="50", kafka_request_timeout_ms="9", failOnDataLoss="false")
     assert made["maxOffsetsPerTrigger"] == "50"
     assert made["kafka.request.timeout.ms"] == "9"
@@ -66,7 +66,7 @@ def test_limits_and_kafka_options_pass_on():
         STRING.replace(";EntityPath=orders", ""),
     ],
 )
-def test_connection_string_is_refused_without_being_shown(wrong):
+def test_error_does_not_show_the_connection_string(wrong):
     with pytest.raises(ConnectorError) as raised:
         source_options({"eventhubs.connectionString": wrong}, streaming=True)
     assert raised.value.condition == "EVENTHUBS_CONNECTION_STRING_INVALID"
@@ -82,7 +82,7 @@ def test_connection_string_is_refused_without_being_shown(wrong):
         {"eventhubs_startingPositions": "{}"},
     ],
 )
-def test_option_is_refused_when_it_has_no_meaning_in_kafka(wrong):
+def test_option_without_a_meaning_in_kafka_is_refused(wrong):
     with pytest.raises(ConnectorError) as raised:
         options(**wrong)
     assert raised.value.condition == "EVENTHUBS_OPTION_INVALID"

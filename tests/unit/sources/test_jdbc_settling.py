@@ -42,7 +42,7 @@ def settled(marks: Marks) -> int | None:
     return None if key is None else int(key.text)
 
 
-def test_a_key_is_settled_when_those_who_wrote_before_have_ended():
+def test_key_is_settled_when_earlier_transactions_have_ended():
     server = Server()
     marks = server.marks()
     assert settled(marks) is None
@@ -59,7 +59,7 @@ def test_a_key_is_settled_when_those_who_wrote_before_have_ended():
     assert settled(marks) == 4
 
 
-def test_a_prepared_transaction_holds_back_under_its_new_name():
+def test_prepared_transaction_holds_back_keys():
     server = Server()
     marks = server.marks()
     server.visible, server.writers = [2], {"1/7"}
@@ -70,7 +70,7 @@ def test_a_prepared_transaction_holds_back_under_its_new_name():
     assert settled(marks) == 2
 
 
-def test_a_delay_asks_no_server_for_transactions():
+def test_delay_queries_no_transactions():
     server = Server()
     marks = server.marks(url="jdbc:mysql://db/shop", settlingDelay="10 seconds")
     server.visible = [2]
@@ -81,7 +81,7 @@ def test_a_delay_asks_no_server_for_transactions():
     assert server.asked == []
 
 
-def test_a_transaction_that_stays_is_an_error():
+def test_transaction_that_does_not_end_is_an_error():
     server = Server()
     marks = server.marks(settleTimeout="30 seconds")
     server.visible, server.writers = [2], {"1/7"}
@@ -91,7 +91,7 @@ def test_a_transaction_that_stays_is_an_error():
         marks.settle(0)
 
 
-def test_views_are_held_back_by_whoever_writes():
+def test_views_are_held_back_by_transactions_of_all_tables():
     server = Server()
     marks = server.marks(dbtable="(SELECT * FROM a JOIN b USING (id)) x")
     server.visible = [1]
@@ -113,7 +113,7 @@ class Relation:
 
 
 @pytest.mark.parametrize("kind", ["m", "f"])
-def test_rows_that_others_write_need_a_delay_or_an_overlap(kind):
+def test_rows_of_concurrent_writers_need_a_delay_or_an_overlap(kind):
     def checked(**more: str):
         options = jdbc_source_options({**OPTIONS, **more})
         return check_postgresql(Relation(kind), options, "id")
@@ -125,7 +125,7 @@ def test_rows_that_others_write_need_a_delay_or_an_overlap(kind):
     assert checked(overlap="100").is_query
 
 
-def test_a_view_needs_neither():
+def test_view_needs_no_delay_and_no_overlap():
     options = jdbc_source_options(OPTIONS)
     assert check_postgresql(Relation("v"), options, "id").is_query
     assert not check_postgresql(Relation("p"), options, "id").is_query

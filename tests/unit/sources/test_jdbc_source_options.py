@@ -22,7 +22,7 @@ POSTGRESQL = {
 }
 
 
-def test_defaults_and_what_goes_to_the_driver():
+def test_defaults_and_options_of_the_driver():
     options = jdbc_source_options({**POSTGRESQL, "user": "u", "sslmode": "require"})
     assert options.settling_delay_seconds is None
     assert options.max_rows == 1_000_000
@@ -69,7 +69,7 @@ def test_a_query_becomes_a_table_expression():
     assert options.is_query
 
 
-def test_the_nth_key_is_asked_for_in_the_dialect():
+def test_query_for_the_nth_key_uses_the_dialect():
     assert nth_key(jdbc_source_options(POSTGRESQL), "id", "id > 1", 5) == (
         "SELECT id FROM orders WHERE id > 1 ORDER BY id OFFSET 4 ROWS FETCH NEXT 1 ROWS ONLY"
     )
@@ -79,7 +79,7 @@ def test_the_nth_key_is_asked_for_in_the_dialect():
     assert nth_key(mysql, "id", "id > 1", 5).endswith("ORDER BY id LIMIT 1 OFFSET 4")
 
 
-def test_keys_are_literals_that_no_text_can_leave():
+def test_keys_are_escaped_as_literals():
     assert read_key(KeyKind.INTEGER, "-5").sql == "-5"
     zoned = read_key(KeyKind.TIMESTAMP, "2026-01-02 03:04:05.123456+00")
     assert zoned.sql == "TIMESTAMP WITH TIME ZONE '2026-01-02 03:04:05.123456+00'"
@@ -106,7 +106,7 @@ def test_keys_compare_as_numbers_and_times():
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7, 100])
 @pytest.mark.parametrize("inclusive", [True, False])
-def test_a_split_range_takes_each_key_once(parts, inclusive):
+def test_each_key_is_in_one_part_of_a_range(parts, inclusive):
     low, high = Key(KeyKind.INTEGER, "-3"), Key(KeyKind.INTEGER, "17")
     conditions = split_range("id", low, high, parts, inclusive=inclusive)
     assert len(conditions) <= parts
@@ -117,7 +117,7 @@ def test_a_split_range_takes_each_key_once(parts, inclusive):
     assert all(a != b for a, b in pairwise(conditions))
 
 
-def test_times_need_an_overlap_and_numbers_a_number():
+def test_overlap_of_timestamps_is_an_interval_and_of_numbers_a_number():
     options = jdbc_source_options(POSTGRESQL)
     assert overlap_amount(options, KeyKind.INTEGER) == 0
     with pytest.raises(ConnectorError, match="deduplicate_by"):
@@ -138,7 +138,7 @@ def test_times_need_an_overlap_and_numbers_a_number():
         ({"startingKey": "500"}, ("90", False)),
     ],
 )
-def test_what_is_read_again_begins_at_the_starting_key(start, begin):
+def test_overlap_begins_at_the_starting_key(start, begin):
     stream = object.__new__(JdbcStream)
     stream._options = jdbc_source_options({**POSTGRESQL, **start})
     stream._bounds, stream._kind, stream._overlap = KeyRange(), KeyKind.INTEGER, 10

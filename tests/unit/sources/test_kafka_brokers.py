@@ -18,7 +18,7 @@ SECURED = {
 MAP = PathMap({"kafka://prod:9092": "kafka://localhost:9092"}).map
 
 
-def test_a_mapped_broker_is_dialled_without_the_credentials_of_the_other():
+def test_mapped_broker_does_not_get_the_credentials_of_the_original():
     assert at_mapped_servers(SECURED, MAP) == {
         **SECURED,
         "Kafka.Bootstrap.Servers": "localhost:9092",
@@ -29,11 +29,11 @@ def test_a_mapped_broker_is_dialled_without_the_credentials_of_the_other():
 @pytest.mark.parametrize(
     "options", [{}, {"subscribe": "x"}, {**SECURED, "Kafka.Bootstrap.Servers": "other:9092"}]
 )
-def test_options_stay_when_no_broker_of_theirs_is_mapped(options):
+def test_options_are_unchanged_when_no_broker_is_mapped(options):
     assert at_mapped_servers(options, MAP) == options
 
 
-def test_a_client_has_the_options_in_the_spelling_of_kafka():
+def test_client_options_have_the_spelling_of_kafka():
     class Properties(dict):
         put = dict.__setitem__
 

@@ -27,18 +27,18 @@ def test_range_is_lost_when_rows_are_missing_and_the_partition_begins_later():
     assert lost(start, end, 0, {("t", 0): 90, ("t", 1): 90}) == [("t", 0, 5, 9), ("t", 1, 7, 9)]
 
 
-def test_nothing_is_lost_when_all_rows_came_or_offsets_hold_no_rows():
+def test_no_row_is_lost_when_all_arrived_or_offsets_have_no_rows():
     start, end = {"t": {"0": 5}}, {"t": {"0": 9}}
     assert lost(start, end, 4, {("t", 0): 9}) == []
     assert lost(start, end, 3, {("t", 0): 5}) == []
     assert lost(None, end, 0, {}) == []
 
 
-def test_partition_is_lost_when_it_is_gone():
+def test_deleted_partition_is_lost():
     assert lost({"t": {"0": 5}}, {"t": {}}, 0, {}) == [("t", 0, 5, None)]
 
 
-def test_a_topic_is_recreated_when_its_id_changes_but_not_when_it_gets_one(monkeypatch):
+def test_topic_is_recreated_when_its_id_changes_but_not_when_it_first_has_one(monkeypatch):
     ids = {"upgraded": "r1", "new": "r2"}
     admin = SimpleNamespace(topic_ids=lambda: ids)
     monkeypatch.setattr(kafka_source, "admin_of", lambda *_: nullcontext(admin))
@@ -60,7 +60,7 @@ class LosingSource(OpenedSource):
         return lost_ranges(progress, lambda _: {})
 
 
-def test_losses_of_a_batch_are_one_event_with_one_line():
+def test_losses_of_a_batch_are_one_event():
     events = []
     flow = Flow(name="f", target="t", function=lambda: None, origin=source_location("a.py", 1))
     query = RunningQuery(

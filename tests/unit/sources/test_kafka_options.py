@@ -12,7 +12,7 @@ def refused(options: dict[str, str], *, streaming: bool = True) -> ConnectorErro
     return caught.value
 
 
-def test_defaults_are_filled_when_the_user_says_nothing() -> None:
+def test_defaults_are_set_for_missing_options() -> None:
     assert prepare_source_options(MINIMAL) == {
         **MINIMAL,
         "failOnDataLoss": "true",
@@ -20,7 +20,7 @@ def test_defaults_are_filled_when_the_user_says_nothing() -> None:
     }
 
 
-def test_the_users_value_wins_when_it_differs_from_the_default_in_any_case_of_letters() -> None:
+def test_user_options_override_defaults_in_any_case() -> None:
     own = {**MINIMAL, "FAILONDATALOSS": "false", "kafka.isolation.level": "read_uncommitted"}
     assert prepare_source_options(own) == own
 
@@ -75,11 +75,11 @@ def test_an_option_is_refused_with_the_nearest_name_when_spark_would_ignore_it(
 
 
 @pytest.mark.parametrize("name", ["myTeamLabel", "kafka.some.future.option", "serviceCredential"])
-def test_an_option_passes_when_it_resembles_nothing(name: str) -> None:
+def test_unknown_option_without_a_similar_name_is_accepted(name: str) -> None:
     assert prepare_source_options({**MINIMAL, name: "v"})[name] == "v"
 
 
-def test_every_option_of_the_source_passes_when_it_is_spelled_right() -> None:
+def test_every_option_of_the_source_is_accepted() -> None:
     options = {
         **MINIMAL,
         "startingOffsets": "latest",
@@ -159,7 +159,7 @@ def test_offsets_are_refused_when_their_form_is_wrong(text: str) -> None:
     assert error.condition == "KAFKA_OFFSETS_INVALID"
 
 
-def test_offsets_and_assignment_pass_when_they_are_sound() -> None:
+def test_valid_offsets_and_assignments_are_accepted() -> None:
     options = {
         "kafka.bootstrap.servers": "h:1",
         "assign": '{"orders": [0, 1]}',
@@ -211,7 +211,7 @@ def test_a_limit_is_refused_when_it_is_not_a_positive_number(value: str) -> None
         ("kafka.sasl.jaas.config", ""),
     ],
 )
-def test_a_client_option_is_refused_when_it_could_load_foreign_code(name: str, value: str) -> None:
+def test_client_option_that_could_load_other_code_is_refused(name: str, value: str) -> None:
     error = refused({**MINIMAL, name: value})
     assert error.condition == "KAFKA_OPTION_UNSAFE"
     with pytest.raises(ConnectorError, match="KAFKA_OPTION_UNSAFE"):
@@ -229,22 +229,20 @@ def test_a_client_option_is_refused_when_it_could_load_foreign_code(name: str, v
         ("shadedmskiam.", "software.amazon.msk.auth.iam.IAMLoginModule required;"),
     ],
 )
-def test_the_shaded_prefix_is_dropped_when_a_login_module_carries_it(
-    prefix: str, value: str
-) -> None:
+def test_shaded_prefix_of_a_login_module_is_removed(prefix: str, value: str) -> None:
     name = "kafka.sasl.jaas.config"
     assert prepare_source_options({**MINIMAL, name: f"{prefix}{value}"})[name] == value
 
 
 @pytest.mark.parametrize("prefix", ["", "kafkashaded.", "shadedmskiam."])
-def test_a_callback_handler_passes_when_it_is_well_known(prefix: str) -> None:
+def test_known_callback_handlers_are_accepted(prefix: str) -> None:
     name = "kafka.sasl.client.callback.handler.class"
     handler = "software.amazon.msk.auth.iam.IAMClientCallbackHandler"
     prepared = prepare_source_options({**MINIMAL, name: f"{prefix}{handler}"})
     assert prepared[name] == handler
 
 
-def test_the_secret_is_not_in_the_error_when_a_jaas_text_is_refused() -> None:
+def test_error_about_a_jaas_config_has_no_secret() -> None:
     error = refused({**MINIMAL, "kafka.sasl.jaas.config": 'x.Y required password="canary-7";'})
     assert "canary-7" not in str(error)
 
@@ -252,12 +250,12 @@ def test_the_secret_is_not_in_the_error_when_a_jaas_text_is_refused() -> None:
 @pytest.mark.parametrize(
     "name", ["kafka.key.serializer", "kafka.value.serializer", "checkpointLocation"]
 )
-def test_a_sink_option_is_refused_when_it_is_not_the_users_to_set(name: str) -> None:
+def test_sink_option_set_by_penstock_is_refused(name: str) -> None:
     with pytest.raises(ConnectorError, match="KAFKA_OPTION_REFUSED"):
         prepare_sink_options({"kafka.bootstrap.servers": "h:1", name: "v"})
 
 
-def test_sink_options_pass_unchanged_when_they_are_sound() -> None:
+def test_valid_sink_options_are_unchanged() -> None:
     options = {"kafka.bootstrap.servers": "h:1", "topic": "t", "kafka.acks": "all"}
     given = {**options, "kafka.max.block.ms": "1000"}
     assert prepare_sink_options(given) == given
@@ -265,13 +263,13 @@ def test_sink_options_pass_unchanged_when_they_are_sound() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "soon", "-5s", "5 weeks"])
-def test_a_delay_is_refused_when_it_is_no_duration(value: str) -> None:
+def test_invalid_delay_is_refused(value: str) -> None:
     error = refused({**MINIMAL, "minOffsetsPerTrigger": "5", "maxTriggerDelay": value})
     assert error.condition == "KAFKA_OPTION_INVALID"
     prepare_source_options({**MINIMAL, "minOffsetsPerTrigger": "5", "maxTriggerDelay": "5m"})
 
 
-def test_limits_are_refused_when_the_least_is_above_the_most() -> None:
+def test_minimum_above_the_maximum_of_offsets_is_refused() -> None:
     error = refused({**MINIMAL, "minOffsetsPerTrigger": "50", "maxOffsetsPerTrigger": "5"})
     assert "above" in error.message
 
@@ -284,7 +282,7 @@ def test_limits_are_refused_when_the_least_is_above_the_most() -> None:
         ("startingOffsets", -3, True, "cannot be -3"),
     ],
 )
-def test_offset_is_refused_when_reading_cannot_begin_or_end_there(
+def test_offset_that_cannot_be_a_start_or_end_is_refused(
     name: str, offset: int, streaming: bool, said: str
 ) -> None:
     given = {**MINIMAL, name: f'{{"orders": {{"0": {offset}}}}}'}
@@ -296,5 +294,5 @@ def test_offset_is_refused_when_reading_cannot_begin_or_end_there(
 @pytest.mark.parametrize(
     "name", ["failOnDataLoss", "includeHeaders", "startingOffsetsByTimestampStrategy"]
 )
-def test_an_option_is_refused_when_its_word_is_unknown(name: str) -> None:
+def test_unknown_value_of_an_option_is_refused(name: str) -> None:
     assert refused({**MINIMAL, name: "no"}).condition == "KAFKA_OPTION_INVALID"

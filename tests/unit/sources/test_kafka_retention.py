@@ -19,7 +19,7 @@ def risk(retention, *, offset=50, earliest=10, latest=90, oldest=0, now=40_000, 
     )
 
 
-def test_age_gives_the_earliest_time_and_size_what_the_start_does():
+def test_deletion_time_follows_from_age_and_size():
     assert (risk(WEEK).loss, risk(WEEK).seconds, risk(WEEK).by) == ("expected", 604_760.0, "age")
     assert risk(BOTH, now=500_000).seconds == 0.0
     assert (risk(SIZED, rate=2.0).seconds, risk(SIZED, rate=2.0).by) == (20.0, "size")
@@ -28,18 +28,18 @@ def test_age_gives_the_earliest_time_and_size_what_the_start_does():
     assert (risk(BOTH, rate=0.1).seconds, risk(BOTH, rate=0.1).by) == (60.0, "age")
 
 
-def test_what_is_gone_is_told_whatever_the_settings_say():
+def test_deleted_rows_are_reported_with_all_settings():
     found = risk(None, offset=50, earliest=70)
     assert (found.loss, found.seconds, found.lost_records) == (LossRisk.HAPPENED, 0.0, 20)
 
 
-def test_nothing_goes_where_nothing_is_unread_or_nothing_is_deleted():
+def test_no_deletion_time_without_unread_or_deleted_rows():
     assert risk(WEEK, latest=50).loss is LossRisk.NONE
     assert risk(Retention(deletes=False, milliseconds=1, size=1)).loss is LossRisk.NONE
     assert risk(Retention(deletes=True, milliseconds=-1, size=-1)).loss is LossRisk.NONE
 
 
-def test_unknown_is_neither_never_nor_now():
+def test_unknown_deletion_time_is_neither_never_nor_now():
     for found in (
         risk(None),
         risk(WEEK, oldest=None),
@@ -51,7 +51,7 @@ def test_unknown_is_neither_never_nor_now():
     assert risk(WEEK, earliest=None).lost_records is None
 
 
-def test_the_rate_is_known_once_the_start_has_moved():
+def test_rate_is_known_once_the_earliest_offset_has_moved():
     rate = StartRate()
     rate.note(0.0, 100)
     assert rate.offsets_per_second is None

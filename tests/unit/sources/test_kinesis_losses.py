@@ -30,7 +30,7 @@ def losses(start: Offset | None, end: Offset, rows: int, tolerant: bool = True) 
 READ = Offset({"a": {"s0": Position(after="9", first="5", rows=4), "s1": Position()}})
 
 
-def test_rows_are_lost_when_a_planned_batch_gives_fewer():
+def test_rows_are_lost_when_a_planned_batch_returns_fewer():
     (lost,) = losses(None, READ, 3)
     assert lost.body == {"stream": "a", "shard": "s0", "after": None, "rows": 1}
     assert lost.text == "1 row(s) of a/s0"
@@ -39,7 +39,7 @@ def test_rows_are_lost_when_a_planned_batch_gives_fewer():
     assert losses(READ, READ, 0) == []
 
 
-def test_rows_are_lost_when_a_batch_could_not_go_on_where_the_last_one_ended():
+def test_rows_are_lost_when_a_batch_cannot_continue_at_the_last_offset():
     after = Offset({"a": {"s0": Position(after="20", first="15", rows=2, lost="9")}})
     (lost,) = losses(READ, after, 2)
     assert lost.body == {"stream": "a", "shard": "s0", "after": "9", "rows": None}
@@ -47,7 +47,7 @@ def test_rows_are_lost_when_a_batch_could_not_go_on_where_the_last_one_ended():
     assert losses(after, after, 0) == []
 
 
-def test_time_behind_is_no_count_of_records():
+def test_time_behind_is_not_a_number_of_records():
     source = {
         "endOffset": READ.to_json(),
         "latestOffset": {"behind_millis": {"a/s0": 1500}},

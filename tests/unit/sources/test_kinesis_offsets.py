@@ -20,7 +20,7 @@ NOW = 1_000
 OLDEST = InitialPosition(kind="trim_horizon")
 
 
-def test_an_offset_is_the_same_after_its_json():
+def test_offset_is_equal_after_a_json_round_trip():
     offset = Offset(
         {
             "b": {"s1": Position(after="7", first="3", rows=4, seen=9, closed=True, lost="1")},
@@ -38,7 +38,7 @@ def test_an_offset_is_the_same_after_its_json():
     assert not is_offset(None)
 
 
-def test_a_batch_has_the_ranges_of_shards_that_moved():
+def test_batch_has_ranges_of_shards_with_new_records():
     start = Offset({"a": {"s0": Position(after="5", first="1", rows=5), "s1": Position()}})
     end = Offset(
         {
@@ -54,7 +54,7 @@ def test_a_batch_has_the_ranges_of_shards_that_moved():
     assert [part.shard for part in ranges(Offset(), end)] == ["s0", "s1"]
 
 
-def test_children_wait_until_a_checkpoint_has_read_their_parents():
+def test_child_shards_wait_until_their_parents_are_read():
     shards = [
         Shard(id="s0"),
         Shard(id="s1"),
@@ -70,12 +70,12 @@ def test_children_wait_until_a_checkpoint_has_read_their_parents():
     assert list(second.ready) == ["s2"]
 
 
-def test_a_child_begins_at_once_when_its_parent_is_no_longer_there():
+def test_child_shard_starts_immediately_without_its_parent():
     found = reconcile({}, [Shard(id="s5", parents=("s1", "s2"))], NOW)
     assert list(found.ready) == ["s5"]
 
 
-def test_shards_are_forgotten_when_they_were_read_and_missed_when_they_were_not():
+def test_closed_shards_are_removed_when_read_and_lost_when_unread():
     known = {
         "s0": Position(after="4", closed=True),
         "s1": Position(after="5"),
@@ -91,7 +91,7 @@ def test_shards_are_forgotten_when_they_were_read_and_missed_when_they_were_not(
     assert set(reconcile(found.positions, [Shard(id="s3", first=1)], NOW).positions) == {"s3"}
 
 
-def test_a_stream_is_another_one_when_its_numbers_begin_behind_what_was_read():
+def test_stream_is_recreated_when_its_sequence_numbers_start_after_the_offset():
     known = {"s0": Position(after="49680445287252483051")}
     assert reconcile(known, [Shard(id="s0", first=49680445287252483052)], NOW).recreated == "s0"
     assert reconcile(known, [Shard(id="s0", first=49680445287252483051)], NOW).recreated is None

@@ -64,7 +64,7 @@ def test_options_are_read_in_any_case_and_with_units():
         ),
     ],
 )
-def test_a_place_in_time_is_understood_when_it_is_json(at, millis):
+def test_initial_position_at_a_timestamp_is_parsed_from_json(at, millis):
     start = checked(initialPosition=json.dumps(at)).start
     assert (start.kind, start.millis) == ("at_timestamp", millis)
 
@@ -98,22 +98,22 @@ def test_earliest_is_the_trim_horizon(word):
         ({"endpoint": "https://user:word@host"}, "INVALID", "endpoint"),
     ],
 )
-def test_an_option_is_refused_with_its_reason_when_it_cannot_be_right(options, condition, says):
+def test_invalid_option_is_refused_with_the_reason(options, condition, says):
     error = refusal(**options)
     assert error.condition == f"KINESIS_OPTION_{condition}"
     assert says in error.message
 
 
-def test_a_typo_has_the_right_name_in_its_hint():
+def test_hint_for_a_misspelled_option_has_the_right_name():
     assert "`initialPosition`" in (refusal(initialPositon="latest").hint or "")
 
 
-def test_a_batch_cannot_begin_at_the_end():
+def test_batch_read_cannot_start_at_latest():
     with pytest.raises(ConnectorError, match="batch"):
         checked(streaming=False, initialPosition="latest")
 
 
-def test_keys_are_in_no_text_when_options_are_shown():
+def test_text_of_options_has_no_keys():
     try:
         options = checked(awsAccessKey="AKIASHOWN", awsSecretKey="hidden/word+1")
         assert "hidden" not in repr(options)
@@ -127,7 +127,7 @@ def test_keys_are_in_no_text_when_options_are_shown():
 _MESSAGE = b"\x0a\x02k0\x0a\x02k1\x1a\x05\x08\x00\x1a\x01a\x1a\x05\x08\x01\x1a\x01b"
 
 
-def test_rows_of_a_packed_record_come_apart():
+def test_aggregated_record_is_split_into_rows():
     import hashlib
 
     packed = b"\xf3\x89\x9a\xc2" + _MESSAGE + hashlib.md5(_MESSAGE).digest()
@@ -137,5 +137,5 @@ def test_rows_of_a_packed_record_come_apart():
 @pytest.mark.parametrize(
     "data", [b"", b"plain", b"\xf3\x89\x9a\xc2", b"\xf3\x89\x9a\xc2" + _MESSAGE + b"x" * 16]
 )
-def test_a_record_stays_as_it_is_when_it_is_not_packed(data):
+def test_record_that_is_not_aggregated_is_unchanged(data):
     assert unpack("key", data) == [("key", data)]

@@ -39,7 +39,7 @@ def numbers(found: Page) -> list[int]:
     return [int(record.number) for record in found.records]
 
 
-def test_reading_goes_on_through_a_gap_when_what_was_read_is_still_there():
+def test_reading_continues_after_a_gap_when_the_last_record_still_exists():
     client = Pages(
         at=page(5, next="gap", behind=DAYS),
         gap=page(next="after", behind=DAYS),
@@ -52,14 +52,14 @@ def test_reading_goes_on_through_a_gap_when_what_was_read_is_still_there():
     assert not one.removed
 
 
-def test_reading_begins_at_the_oldest_record_when_its_place_has_expired():
+def test_reading_starts_at_the_oldest_record_when_its_position_expired():
     client = Pages(at=page(next="at", behind=DAYS), oldest=page(8, 9))
     one = reading(client)
     assert numbers(one.next_page()) == [8, 9]
     assert one.removed
 
 
-def test_no_record_comes_twice_when_the_oldest_are_behind_a_gap():
+def test_no_record_is_read_twice_when_the_oldest_are_behind_a_gap():
     client = Pages(
         at=page(next="at", behind=DAYS),
         oldest=page(next="later", behind=DAYS),

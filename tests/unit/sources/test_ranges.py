@@ -89,7 +89,7 @@ def test_versions_are_included_and_timestamps_are_not(tmp_path: Path):
     assert refused(table, "version=5", "version=4") == "BACKFILL_RANGE_INVALID"
 
 
-def test_files_are_taken_by_time_and_name(tmp_path: Path):
+def test_files_of_a_range_are_selected_by_time_and_name(tmp_path: Path):
     taken = {"file:///in/a1.json": 10_000, "file:///in/a2.json": 20_000, "file:///in/b": 30_000}
     folder = Streams(PaperFolder(), checkpoint(tmp_path, {}, files=taken))
     position, (report,) = resolve(folder, "1970-01-01T00:00:20Z", "1970-01-01T00:00:30Z", "a*")
@@ -101,7 +101,7 @@ def test_files_are_taken_by_time_and_name(tmp_path: Path):
     assert refused(folder, None, None, "x*") == "BACKFILL_RANGE_INVALID"
 
 
-def test_a_range_of_shards_has_arrived_before_the_flow_is_there(tmp_path: Path):
+def test_range_of_shards_must_end_before_the_position_of_the_flow(tmp_path: Path):
     read = Offset({"a": {"s0": Position(seen=60_000), "s1": Position(seen=50_000)}})
     source = KinesisStream(NO_ROWS, name="kinesis a", unit="milliseconds")
     shards = Streams(source, checkpoint(tmp_path / "done", read.to_json()))
@@ -141,7 +141,7 @@ def test_a_flow_without_streams_has_no_ranges(tmp_path: Path):
     assert error.value.condition == "BACKFILL_RANGE_INVALID"
 
 
-def test_sources_are_refused_when_a_checkpoint_does_not_show_which_is_which(tmp_path: Path):
+def test_ambiguous_sources_of_a_checkpoint_are_refused(tmp_path: Path):
     here, there = (OpenedSource(NO_ROWS, name="kafka orders", place=at) for at in ("a:1", "b:1"))
     batch = OpenedSource(NO_ROWS, name="kafka orders")
     assert distinct([here, here]) == distinct([batch, here]) == [here]

@@ -28,7 +28,7 @@ def keys(message: Any) -> list[str]:
     return [file.key for file in created_files(json.dumps(message))]
 
 
-def test_created_files_come_from_every_form_of_message():
+def test_created_files_are_read_from_every_form_of_message():
     event = {"Records": [record("in/a+b%2B%C3%BC.json"), record("in/2", "ObjectRemoved:Delete")]}
     assert keys(event) == ["in/a b+ü.json"]
     assert keys({"Type": "Notification", "Message": json.dumps(event)}) == ["in/a b+ü.json"]
@@ -60,7 +60,7 @@ def test_other_messages_are_malformed(text):
         created_files(text)
 
 
-def test_the_part_of_a_path_that_is_below_a_root():
+def test_path_relative_to_a_root():
     options = file_options({"format": "json"}, has_schema=True, streaming=True)
     roots = FileRoots(None, ["/landing/orders", "/one/x.json", "/days/2026*"], options)
     inside = {"/landing/orders/a": "/a", "/one/x.json": "", "/days/2026-01/a": "-01/a"}
@@ -70,7 +70,7 @@ def test_the_part_of_a_path_that_is_below_a_root():
     assert roots.below("/data/k=1/a") == "/k=1/a"
 
 
-def test_a_root_includes_what_a_listing_of_it_would_have():
+def test_root_includes_the_files_of_its_listing():
     options = file_options({"format": "json"}, has_schema=True, streaming=True)
     roots = FileRoots(None, ["s3a://b/in/", "file:/data/x.json"], options)
     for path in ("s3a://b/in/a", "s3a://b/in/k=1/_d=2/a b+%41", "file:///data/x.json"):

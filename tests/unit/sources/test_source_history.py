@@ -11,7 +11,7 @@ from penstock.sources.delta.source import lost_versions
 from penstock.sources.kafka.source import lost_offsets
 
 
-def test_offsets_that_were_read_and_are_gone_are_named():
+def test_expired_offsets_of_read_rows_are_named():
     ends = {"t": {"0": 100, "1": 20}, "gone": {"0": 7}}
     first = {"t": {"0": 0, "1": 5}}
     assert lost_offsets({"t": {"0": 0, "1": 5}, "gone": {"0": 0}}, ends, first) == ""
@@ -46,7 +46,7 @@ def test_removals_count_from_the_creation_of_the_checkpoint():
     assert "begins at version 5" in note
 
 
-def test_files_that_are_gone_or_too_old_are_counted(tmp_path: Path):
+def test_deleted_and_too_old_files_are_counted(tmp_path: Path):
     here = tmp_path / "a.json"
     here.touch()
     taken = {here.as_uri(): 10, f"{here.as_uri()}#1": 10, str(tmp_path / "b.json"): 20}
@@ -60,7 +60,7 @@ def test_files_that_are_gone_or_too_old_are_counted(tmp_path: Path):
     assert PaperFolder().history(later, done, 90_000)[1].missing.startswith("3 file(s)")
 
 
-def test_a_checkpoint_has_the_offsets_where_kafka_began(tmp_path: Path):
+def test_checkpoint_has_the_initial_offsets_of_kafka(tmp_path: Path):
     done = checkpoint(tmp_path, {"t": {"0": 30}}, first={"t": {"0": 12}})
     assert list(checkpoints.first_offsets(done)) == [{"t": {"0": 12}}]
     assert list(checkpoints.last_offsets(done)) == [{"t": {"0": 30}}]

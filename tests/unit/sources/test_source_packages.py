@@ -71,7 +71,7 @@ def test_a_package_adds_a_format(site: Path):
         ("no_such_module:Tape", "cannot be loaded: No module named 'no_such_module'"),
     ],
 )
-def test_an_entry_point_that_is_no_source_is_refused(site: Path, value: str, problem: str):
+def test_invalid_entry_point_of_a_source_is_refused(site: Path, value: str, problem: str):
     install(site, value)
     with pytest.raises(SetupError) as error:
         registry.source_of("kafka")

@@ -28,7 +28,7 @@ from penstock.sources.kafka.admin import KafkaAdmin, KafkaOptions
 from penstock.sources.kinesis.source import KinesisStream
 
 
-def test_start_positions_are_read_as_they_are_written():
+def test_start_positions_are_parsed():
     assert parse_start("Earliest").kind is StartKind.EARLIEST
     assert parse_start("version=12") == StartPosition(kind=StartKind.VERSION, version=12)
     assert parse_start("Key=a=b") == StartPosition(kind=StartKind.KEY, key="a=b")
@@ -45,7 +45,7 @@ def test_start_positions_are_read_as_they_are_written():
         assert error.value.condition == "START_INVALID"
 
 
-def test_a_start_counts_what_is_read_again_and_what_is_never_read(tmp_path: Path):
+def test_start_counts_rows_that_are_read_again_or_skipped(tmp_path: Path):
     done = checkpoint(tmp_path, {"t": {"0": 10, "1": 5}})
     topics = PaperTopics({"t": {"0": 0, "1": 0}, "new": {"0": 0}}, {})
     at = parse_start('{"t": {"0": 4, "1": 9}, "new": {"0": 7}}')
@@ -54,7 +54,7 @@ def test_a_start_counts_what_is_read_again_and_what_is_never_read(tmp_path: Path
     assert position == {"offsets": {"t": {"0": 4, "1": 9}, "new": {"0": 7}}}
 
 
-def test_a_start_that_a_source_does_not_have_is_named(tmp_path: Path):
+def test_start_that_a_source_does_not_support_is_named(tmp_path: Path):
     at = parse_start('{"t": {"0": 4}}')
     for source, reason in ((PaperTable(), "a Delta table has"), (PaperFolder(), "files have")):
         with pytest.raises(PlanError, match=f": {reason} no offsets\n"):
@@ -82,7 +82,7 @@ def test_a_start_has_the_assigned_partitions_of_a_topic_only():
         ),
     ],
 )
-def test_a_start_that_does_not_fit_the_topic_is_not_retried(text: str, reason: str):
+def test_start_that_does_not_match_the_topic_is_not_retried(text: str, reason: str):
     flow = Flow(name="f", target="t", function=lambda: None, origin=source_location("a.py", 1))
     error = PaperTopics({}, {}).explain(text, flow)
     assert error is not None
@@ -99,7 +99,7 @@ def test_a_start_that_does_not_fit_the_topic_is_not_retried(text: str, reason: s
         "Use -1 for latest, -2 for earliest. Specified: Set(t-0) Assigned: Set()",
     ],
 )
-def test_a_topic_that_is_not_there_is_named(text: str):
+def test_missing_topic_is_named(text: str):
     flow = Flow(name="f", target="t", function=lambda: None, origin=source_location("a.py", 1))
     error = PaperTopics({}, {}).explain(text, flow)
     assert error is not None
@@ -107,7 +107,7 @@ def test_a_topic_that_is_not_there_is_named(text: str):
     assert "a topic of kafka" in error.message
 
 
-def test_only_what_can_take_rows_again_gets_them():
+def test_only_replayable_targets_get_rows_again():
     some = (StartReport(source="t", unit="offsets", again=6, skipped=0),)
     none = (StartReport(source="t", unit="offsets", again=0, skipped=4),)
     unknown = (StartReport(source="t", unit="rows", again=None, skipped=None),)
@@ -120,7 +120,7 @@ def test_only_what_can_take_rows_again_gets_them():
     assert "wrong" in (why_refused("recomputed", none, is_whole=False) or "")
 
 
-def test_a_position_wins_over_the_options_of_the_query():
+def test_position_overrides_the_options_of_the_query():
     options = {"startingTimestamp": "5", "subscribe": "t"}
 
     def of_topics(position: dict[str, Any]) -> dict[str, str]:
@@ -147,7 +147,7 @@ def test_a_position_wins_over_the_options_of_the_query():
     assert delta.options_at(latest, start, "/b") == {"x": "y"}
 
 
-def test_what_is_read_again_is_unknown_without_the_files_of_a_checkpoint(tmp_path: Path):
+def test_rows_read_again_are_unknown_without_checkpoint_files(tmp_path: Path):
     lost = replace(checkpoint(tmp_path), exists=False)
     stream: Any = SimpleNamespace(
         rows=lambda: None, greatest=lambda keys: None, count=lambda bounds: 5, newest=lambda: "9"

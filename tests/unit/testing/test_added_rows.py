@@ -72,7 +72,7 @@ def test_a_test_reads_no_deployed_storage_and_calls_no_event_hooks(update, draft
     assert update.declared.hooks == ()
 
 
-def test_values_belong_to_names_when_the_keys_of_rows_are_in_another_order(update):
+def test_values_are_assigned_by_name_in_any_order_of_keys(update):
     update.test.add_rows("x", [{"id": 1, "amount": 5}, {"amount": -1, "id": 2}])
     update.spark.createDataFrame.assert_called_once_with([(1, 5), (2, -1)], ["id", "amount"])
 
@@ -92,7 +92,7 @@ def test_rows_are_refused_when_their_keys_differ(update, rows, schema, message):
 
 
 @pytest.mark.parametrize("source", ["raw", "RAW", "LIVE.raw", "shop.raw", "main.shop.`Raw`"])
-def test_rows_are_for_the_dataset_however_its_name_is_written(update, draft, source):
+def test_dataset_of_added_rows_is_matched_in_any_spelling(update, draft, source):
     draft.table("raw")
     draft.table("other.raw")
     update.reads = ("raw",)
@@ -101,25 +101,25 @@ def test_rows_are_for_the_dataset_however_its_name_is_written(update, draft, sou
     assert update.tables["raw"] is None  # another reader of the name must not see the rows
 
 
-def test_rows_are_for_the_only_dataset_with_such_a_name(update, draft):
+def test_unqualified_name_matches_the_only_dataset_with_it(update, draft):
     draft.table("bronze.raw")
     update.test.add_rows("raw", [{"id": 1}]).run()
     assert readers(update) == {"bronze.raw": True}
 
 
-def test_rows_are_refused_when_two_datasets_have_such_a_name(update, draft):
+def test_unqualified_name_of_two_datasets_is_refused(update, draft):
     draft.table("bronze.orders")
     draft.table("silver.orders")
     message = refused(update, "orders")
     assert "'main.bronze.orders' or 'main.silver.orders'" in message
 
 
-def test_rows_are_refused_when_one_dataset_has_them_under_two_names(update, draft):
+def test_rows_for_one_dataset_under_two_names_are_refused(update, draft):
     draft.table("bronze.raw")
     assert "under two names" in refused(update, "raw", "bronze.raw")
 
 
-def test_rows_are_for_a_table_however_its_name_is_written(update):
+def test_table_of_added_rows_is_matched_in_any_spelling(update):
     update.reads = ("main.shop.prices", "main.ref.names")
     update.test.add_rows("prices", [{"id": 1}]).add_rows("`main`.ref.NAMES", [{"id": 1}]).run()
     assert [table.path for table in update.tables.values()] == [
@@ -127,7 +127,7 @@ def test_rows_are_for_a_table_however_its_name_is_written(update):
     ]
 
 
-def test_a_test_fails_when_its_rows_are_for_nothing(update, draft):
+def test_rows_for_an_unknown_dataset_fail_the_test(update, draft):
     draft.table("raw_orders")
     update.test.add_rows("raw_order", [{"id": 1}])
     update.test.run("raw_orders")  # another part of the pipeline may read it
@@ -135,7 +135,7 @@ def test_a_test_fails_when_its_rows_are_for_nothing(update, draft):
         update.test.run()
 
 
-def test_rows_are_read_as_the_query_of_the_dataset_was(update, draft):
+def test_added_rows_are_read_like_the_query_reads_the_dataset(update, draft):
     draft.table("raw")
     draft.view("names", streaming=False)
     draft.materialized_view("days")
@@ -154,7 +154,7 @@ def test_rows_are_read_as_the_query_of_the_dataset_was(update, draft):
     assert [flow.name for flow in update.declared.flows if flow.name == "two"] == []
 
 
-def test_a_table_is_read_where_updates_write_it_whatever_its_name(update, tmp_path):
+def test_table_is_read_from_the_folder_of_updates_for_any_name(update, tmp_path):
     folder = f"{tmp_path}/storage/tables/main"
     for name, path in (
         ("Orders", "shop/orders"),
