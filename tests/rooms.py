@@ -64,12 +64,12 @@ def modules_of(graph: grimp.ImportGraph, room: str) -> set[str]:
 
 def reached_modules(graph: grimp.ImportGraph, modules: set[str]) -> set[str]:
     """These modules and all that import them, up to the composition root."""
-    reached, left = set(modules), list(modules)
+    affected, left = set(modules), list(modules)
     while left:
-        importers = graph.find_modules_that_directly_import(left.pop()) - reached - WIRING
-        reached |= importers
+        importers = graph.find_modules_that_directly_import(left.pop()) - affected - WIRING
+        affected |= importers
         left += importers
-    return reached
+    return affected
 
 
 def all_rooms() -> set[str]:

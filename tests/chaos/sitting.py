@@ -112,7 +112,7 @@ def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
 
 def session_members(session: int) -> dict[int, str]:
     """Living processes of a session, with their names."""
-    found = {}
+    members = {}
     for place in Path("/proc").glob("[0-9]*"):
         try:
             name, _, rest = (place / "stat").read_text().partition("(")[2].rpartition(")")
@@ -120,8 +120,8 @@ def session_members(session: int) -> dict[int, str]:
             continue
         fields = rest.split()
         if int(fields[3]) == session and fields[0] != "Z":
-            found[int(place.name)] = name
-    return found
+            members[int(place.name)] = name
+    return members
 
 
 class Pipeline:
@@ -148,17 +148,15 @@ class Pipeline:
 
     def java(self) -> int:
         """Spark's process."""
-        found: list[int] = []
+        pids: list[int] = []
 
         def is_there() -> bool:
-            found[:] = [
-                p for p, name in session_members(self.process.pid).items() if "java" in name
-            ]
-            return bool(found)
+            pids[:] = [p for p, name in session_members(self.process.pid).items() if "java" in name]
+            return bool(pids)
 
         if not wait_until(is_there, 30):
             raise SystemExit(f"no Java process:\n{self.output}")
-        return found[0]
+        return pids[0]
 
     def has_recovered(self) -> bool:
         """Whether it has started Spark anew by itself."""

@@ -38,15 +38,15 @@ def _stand_in(parameter: inspect.Parameter) -> Any:
 
 def _refused(function: Any, parameter: inspect.Parameter) -> bool:
     """Whether the function says that it does not have this yet."""
-    given = {
+    arguments = {
         name: _stand_in(other)
         for name, other in inspect.signature(function).parameters.items()
         if other.default is inspect.Parameter.empty
     }
-    given[parameter.name] = "x"
+    arguments[parameter.name] = "x"
     registry = Registry()
     with registration(registry):
-        function(**given)
+        function(**arguments)
     return any(
         error.condition == "FEATURE_NOT_AVAILABLE" and f"`{parameter.name}`" in error.message
         for error in registry.errors
@@ -92,9 +92,9 @@ def table() -> str:
 
 def written(text: str) -> str:
     """The table that the page holds."""
-    found = re.search(f"{re.escape(BEGIN)}(.*?){re.escape(END)}", text, re.DOTALL)
-    assert found is not None
-    return found.group(1)
+    match = re.search(f"{re.escape(BEGIN)}(.*?){re.escape(END)}", text, re.DOTALL)
+    assert match is not None
+    return match.group(1)
 
 
 if __name__ == "__main__":

@@ -238,8 +238,8 @@ def _parse(command: Any, name: str, arguments: list[str]) -> None:
         return  # --help and --version
     if hasattr(command, "resolve_command"):
         rest = [*context._protected_args, *context.args]
-        found, sub, left = command.resolve_command(context, rest)
-        _parse(sub, found, left)
+        command_name, sub, left = command.resolve_command(context, rest)
+        _parse(sub, command_name, left)
 
 
 def _all_commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -48,9 +48,9 @@ def browser() -> Iterator[object]:
         pytest.skip(f"needs a browser: none of {', '.join(BROWSERS)} is on PATH")
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield found
-        found.close()
+        chromium = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture
@@ -79,9 +79,9 @@ def open_page(browser, problems: list[str]):
         )
         page.on(
             "request",
-            lambda asked: (
-                asked.url.startswith((re.split("[?#]", address)[0], "data:"))
-                or problems.append(f"request to {asked.url}")
+            lambda route: (
+                route.url.startswith((re.split("[?#]", address)[0], "data:"))
+                or problems.append(f"request to {route.url}")
             ),
         )
         page.goto(address)

@@ -17,12 +17,12 @@ class Served:
             text=True,
         )
         assert self.process.stdout is not None
-        found = None
+        match = None
         for line in self.process.stdout:
-            if found := re.search(r"http://\S+", line):
+            if match := re.search(r"http://\S+", line):
                 break
-        assert found, "the dashboard ended before it said where it is"
-        self.address = found[0]
+        assert match, "the dashboard ended before it said where it is"
+        self.address = match[0]
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)

@@ -92,8 +92,8 @@ class Shop:
 
     def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
         path = self.folder / ".penstock/tables/spark_catalog/default" / table
-        found = read_rows(opened(path), columns).to_pylist()
-        return sorted((tuple(row[c] for c in columns) for row in found), key=repr)
+        stored = read_rows(opened(path), columns).to_pylist()
+        return sorted((tuple(row[c] for c in columns) for row in stored), key=repr)
 
     def events(self) -> list[dict[str, Any]]:
         files = sorted((self.folder / ".penstock/events").rglob("*.jsonl"))
@@ -131,8 +131,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory, spark) -> Shop:
 
 
 def files_of(folder: Path) -> set[str]:
-    found = (str(file.relative_to(folder)) for file in folder.rglob("*"))
-    return {name for name in found if "__pycache__" not in name}
+    paths = (str(file.relative_to(folder)) for file in folder.rglob("*"))
+    return {name for name in paths if "__pycache__" not in name}
 
 
 def test_a_dry_run_shows_a_file_in_a_folder_as_pipeline_and_writes_nothing(shop: Shop) -> None:

@@ -44,8 +44,8 @@ LOGS = Path(__file__).parents[1] / "unit" / "_ui" / "logs"
 
 
 def get(address: str, **headers: str) -> str:
-    asked = urllib.request.Request(address, headers=headers)
-    with urllib.request.urlopen(asked, timeout=10) as answer:
+    request = urllib.request.Request(address, headers=headers)
+    with urllib.request.urlopen(request, timeout=10) as answer:
         return answer.read().decode()
 
 
@@ -121,8 +121,8 @@ class Story:
 
 def test_dashboard_serves_until_it_is_stopped() -> None:
     served = Served(str(LOGS / "shop"))
-    found = json.loads(get(served.address + "api/pipelines"))["pipelines"]
-    assert [pipeline["name"] for pipeline in found] == ["shop"]
+    pipelines = json.loads(get(served.address + "api/pipelines"))["pipelines"]
+    assert [pipeline["name"] for pipeline in pipelines] == ["shop"]
     assert "app.js" in get(served.address)
     with urllib.request.urlopen(served.address + "api/pipelines/shop/stream") as stream:
         assert [stream.readline() for _ in range(3)] == [
@@ -517,8 +517,8 @@ def test_user_with_the_token_can_replay_selected_rows(open_page, problems, tmp_p
     served = Served(str(shop), "--control", "--token", "token-of-the-test")
     try:
         page = open_page(served.address)
-        asked: list[str] = []
-        page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.accept()))
+        requests: list[str] = []
+        page.on("dialog", lambda dialog: (requests.append(dialog.message), dialog.accept()))
         place = "#/shop/quarantine/spark_catalog.default.silver"
         page.goto(served.address.partition("?")[0] + place)
         page.wait_for_selector('button:has-text("Replay all 60 rows")')
@@ -536,7 +536,7 @@ def test_user_with_the_token_can_replay_selected_rows(open_page, problems, tmp_p
         assert page.evaluate(CONTRAST) == []
         page.click("text=Replay 25 marked rows")
         page.wait_for_selector('.job summary:has-text("25 marked rows"):has-text("failed")')
-        assert "again for 25 marked rows in quarantine?" in asked[0]
+        assert "again for 25 marked rows in quarantine?" in requests[0]
         # Nothing was done, so the marks are still there.
         page.click("text=Clear marks")
         page.wait_for_selector(".refused-row input:checked", state="detached")

@@ -64,8 +64,8 @@ def test_no_row_is_lost_or_duplicated_when_the_demo_is_killed_repeatedly(
     assert last.wait(END_SECONDS) == 0, last.output
     assert "It balances." in last.output
     assert account_in(last.output)["pending"] == 0
-    found, tables, judged = compare_with_log(demo_directory)
-    assert found == []
+    differences, tables, judged = compare_with_log(demo_directory)
+    assert differences == []
     assert len(judged) >= 400 * (2 + len(points))
     orders = Counter(row["order_id"] for row in tables.silver)
     assert max(orders.values()) == 1

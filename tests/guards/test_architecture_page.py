@@ -60,14 +60,14 @@ def reduced(edges: Edges) -> Edges:
 
 
 def reach(start: str, edges: Edges) -> set[str]:
-    reached: set[str] = set()
+    packages: set[str] = set()
     left = [start]
     while left:
         node = left.pop()
-        ends = {end for begin, end in edges if begin == node} - reached
-        reached |= ends
+        ends = {end for begin, end in edges if begin == node} - packages
+        packages |= ends
         left += ends
-    return reached
+    return packages
 
 
 def test_every_package_is_in_the_diagram():

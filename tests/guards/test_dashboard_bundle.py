@@ -42,8 +42,8 @@ def test_the_bundle_was_built_from_these_sources():
 
 def test_bundle_is_unchanged_since_it_was_built():
     files = {path.name for path in BUNDLE.iterdir()} - {"bundle.json"}
-    found = {name: hashlib.sha256((BUNDLE / name).read_bytes()).hexdigest() for name in files}
-    assert found == _record()["files"]
+    hashes = {name: hashlib.sha256((BUNDLE / name).read_bytes()).hexdigest() for name in files}
+    assert hashes == _record()["files"]
 
 
 def test_new_build_is_the_same(tmp_path):

@@ -131,7 +131,7 @@ def _trees() -> list[ast.Module]:
 
 
 def _conditions() -> set[str]:
-    found = set()
+    conditions = set()
     for tree in _trees():
         for node in ast.walk(tree):
             if not (isinstance(node, ast.Call) and node.args):
@@ -144,8 +144,8 @@ def _conditions() -> set[str]:
                 and isinstance(value, str)
                 and re.fullmatch(r"[A-Z][A-Z0-9_]+", value)
             ):
-                found.add(value)
-    return found
+                conditions.add(value)
+    return conditions
 
 
 def test_every_error_condition_is_documented():

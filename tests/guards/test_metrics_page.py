@@ -48,18 +48,18 @@ def test_dashboard_queries_use_existing_metrics_and_labels():
         if variable["type"] == "query"
     ]
     assert len(expressions) > 20
-    asked = set()
+    queried = set()
     for expression in expressions:
         names = set(_NAME.findall(expression))
         assert names, expression
         assert names <= set(known), expression
-        asked |= names
+        queried |= names
         labels = {label for name in names for label in known[name].labels} | {"le"}
         used = set(re.findall(r"(\w+)=~?\"", expression))
         for group in re.findall(r"by \(([^)]*)\)", expression):
             used |= {label.strip() for label in group.split(",")}
         assert used <= labels, expression
-    left = {metric.name for metric in METRICS.values()} - asked
+    left = {metric.name for metric in METRICS.values()} - queried
     assert {name.removesuffix("_bucket") for name in left} <= {
         "penstock_flow_batch_duration_seconds",  # asked for by its buckets
         "penstock_update_start_timestamp_seconds",

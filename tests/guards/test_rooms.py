@@ -22,11 +22,11 @@ def rooms():
 
 
 def test_a_room_reaches_its_own_tests_and_those_of_rooms_above_it(rooms):
-    reached = rooms.reached_tests(["graph"])
-    assert "tests/unit/_graph/test_build.py" in reached
+    tests = rooms.reached_tests(["graph"])
+    assert "tests/unit/_graph/test_build.py" in tests
     # `_plan` imports `_graph`, `_local` does not.
-    assert "tests/unit/_plan/test_planner.py" in reached
-    assert [file for file in reached if "/_local/" in file] == []
+    assert "tests/unit/_plan/test_planner.py" in tests
+    assert [file for file in tests if "/_local/" in file] == []
 
 
 def test_the_top_room_reaches_little_and_the_bottom_one_nearly_all(rooms):
@@ -39,10 +39,10 @@ def test_the_top_room_reaches_little_and_the_bottom_one_nearly_all(rooms):
 
 
 def test_a_word_in_names_of_modules_is_a_room(rooms):
-    reached = rooms.reached_tests(["kafka"])
-    assert "tests/unit/sources/test_kafka_options.py" in reached
-    assert "tests/kafka/test_kafka_sink.py" in reached
-    assert "tests/jdbc/test_postgresql_sink.py" not in reached
+    tests = rooms.reached_tests(["kafka"])
+    assert "tests/unit/sources/test_kafka_options.py" in tests
+    assert "tests/kafka/test_kafka_sink.py" in tests
+    assert "tests/jdbc/test_postgresql_sink.py" not in tests
 
 
 def test_a_pipeline_that_a_test_writes_reaches_what_it_imports(rooms):
@@ -51,9 +51,9 @@ def test_a_pipeline_that_a_test_writes_reaches_what_it_imports(rooms):
 
 
 def test_all_rooms_together_reach_every_test_of_a_room(rooms):
-    reached = set(rooms.reached_tests(rooms.all_rooms()))
+    tests = set(rooms.reached_tests(rooms.all_rooms()))
     every = {file for file in rooms.TESTS.rglob("test_*.py") if rooms._imports(file)}
-    assert {str(file.relative_to(ROOT)) for file in every} - reached == set()
+    assert {str(file.relative_to(ROOT)) for file in every} - tests == set()
     assert len(every) > 150
 
 

@@ -35,20 +35,20 @@ TODAY: dict[str, int] = {
 
 def names_of_systems(tree: ast.AST) -> list[str]:
     """The names that something is compared with."""
-    found: list[ast.expr | None] = []
+    operands: list[ast.expr | None] = []
     for node in ast.walk(tree):
         match node:
             case ast.Compare(left=left, comparators=others):
-                found += [left, *others]
+                operands += [left, *others]
             case ast.MatchValue(value=value):
-                found.append(value)
+                operands.append(value)
             case ast.Dict(keys=keys):
-                found += keys
+                operands += keys
             case ast.Tuple(elts=elements) | ast.List(elts=elements) | ast.Set(elts=elements):
-                found += elements
+                operands += elements
     return [
         node.value.lower()
-        for node in found
+        for node in operands
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         if node.value.lower() in SYSTEMS
     ]

@@ -127,13 +127,13 @@ class DatabaseServer(ABC):
 
 def _processes_in(data: Path) -> list[int]:
     """Processes of a server: each backend is a session of its own, and all are in its folder."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 if (entry / "cwd").readlink() == data:
-                    found.append(int(entry.name))
-    return found
+                    pids.append(int(entry.name))
+    return pids
 
 
 def _free_port() -> int:

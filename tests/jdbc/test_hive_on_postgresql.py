@@ -59,7 +59,7 @@ def test_tables_are_registered_in_a_metastore_on_postgresql(
         cwd=tmp_path, capture_output=True, text=True, check=False, timeout=140,
     )  # fmt: skip
     assert read.returncode == 0, read.stderr[-5000:]
-    found = json.loads(read.stdout.splitlines()[-1])
-    assert found["tables"] == ["numbers"]
-    assert found["default.numbers"]["rows"] == [[1], [2]]
-    assert found["default.numbers"]["comment"] == "numbers"
+    tables = json.loads(read.stdout.splitlines()[-1])
+    assert tables["tables"] == ["numbers"]
+    assert tables["default.numbers"]["rows"] == [[1], [2]]
+    assert tables["default.numbers"]["comment"] == "numbers"

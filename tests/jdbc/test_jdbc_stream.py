@@ -43,12 +43,12 @@ def session(spark, server: PostgresServer):
 
 
 def source(spark, server: PostgresServer, table: str, **more: str) -> JdbcStream:
-    given = {"url": server.url, "dbtable": table, "partitionColumn": "id", "user": USER}
-    return JdbcStream(spark, jdbc_source_options({**given, "password": PASSWORD, **more}))
+    all_options = {"url": server.url, "dbtable": table, "partitionColumn": "id", "user": USER}
+    return JdbcStream(spark, jdbc_source_options({**all_options, "password": PASSWORD, **more}))
 
 
-def last_key(found) -> str | None:
-    return None if found is None else json.loads(found.json())["key"]
+def last_key(query) -> str | None:
+    return None if query is None else json.loads(query.json())["key"]
 
 
 def test_stream_waits_for_keys_that_commit_late(

@@ -68,14 +68,14 @@ def test_every_type_is_stored_exactly_and_a_replay_changes_nothing(
         "nested": "jsonb",
         "free": "jsonb",
     }
-    found = tables.query("SELECT * FROM types ORDER BY id")
+    stored = tables.query("SELECT * FROM types ORDER BY id")
     same = (
         "2024-03-31 01:30:00.123456+00",
         "1583-01-01 00:00:00.000001+00",
         "2024-03-31 02:30:00.5",
         "0001-01-01",
     )
-    assert found == [
+    assert stored == [
         ("1", "10", "1", "1.5", None, *same, "t", "\\x00ff", 'it\'s € \\ "1', "{}", "{NaN,2.5}",
          '{"a": 1, "b": {"k": null}}', '{"x": [1, 2]}'),
         ("2", None, "2", "NaN", "12345678901234567890.123456789", *same, "f", "\\x00ff",
@@ -169,8 +169,8 @@ def test_rows_are_stored_once_when_connection_or_server_fails_around_a_commit(
         project.add(f"{at}.json", [{"id": 10 * at + n, "amount": n} for n in range(3)])
         assert project.run().state is UpdateState.COMPLETED, at
         assert proxy.acted == at + 1
-    found = tables.query("SELECT id FROM cut ORDER BY id")
-    assert [int(row[0]) for row in found] == [0, 1, 2, 10, 11, 12, 20, 21, 22]
+    stored = tables.query("SELECT id FROM cut ORDER BY id")
+    assert [int(row[0]) for row in stored] == [0, 1, 2, 10, 11, 12, 20, 21, 22]
     assert tables.staging() == []
 
 

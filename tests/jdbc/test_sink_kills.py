@@ -136,8 +136,8 @@ def is_past(tables: Tables, flow: str, batch: int) -> bool:
 def last_batch(tables: Tables, flow: str) -> int:
     if not tables.exists("penstock_fence"):
         return -1
-    found = tables.query(f"SELECT last_batch FROM penstock_fence WHERE flow = '{flow}'")
-    return int(found[0][0]) if found else -1
+    rows = tables.query(f"SELECT last_batch FROM penstock_fence WHERE flow = '{flow}'")
+    return int(rows[0][0]) if rows else -1
 
 
 def test_no_row_is_lost_or_duplicated_when_pipeline_and_server_are_killed_repeatedly(

@@ -73,9 +73,9 @@ def test_duplicates_are_sent_to_the_partition_of_their_original(
     assert producer.join(60.0)
     places: dict[str, set[int]] = {}
     for record in read_records(servers, topic, read_ranges(servers, topic)):
-        found = order_id(record.value)
-        if found is not None:
-            places.setdefault(found, set()).add(record.partition)
+        order = order_id(record.value)
+        if order is not None:
+            places.setdefault(order, set()).add(record.partition)
     assert all(len(partitions) == 1 for partitions in places.values())
 
 

@@ -57,9 +57,9 @@ def test_lag_of_each_partition_is_that_of_its_oldest_unread_record(kafka_broker,
     client.delete_records([place])[place].result(30)
 
     measured = lag(spark, servers, now)
-    found = measured.measure({topic: {"0": 2, "1": 1, "2": 0}})
-    assert found["problem"] is None
-    behind, done, empty = found["partitions"]
+    measured_lag = measured.measure({topic: {"0": 2, "1": 1, "2": 0}})
+    assert measured_lag["problem"] is None
+    behind, done, empty = measured_lag["partitions"]
     assert (behind["earliest_offset"], behind["latest_offset"], behind["records"]) == (1, 5, 3)
     assert behind["seconds_behind"] == 498.0  # of the record at 2
     assert (behind["loss"], behind["loss_by"], behind["seconds_to_loss"]) == (
@@ -71,11 +71,11 @@ def test_lag_of_each_partition_is_that_of_its_oldest_unread_record(kafka_broker,
     assert (empty["records"], empty["seconds_behind"], empty["loss"]) == (0, 0.0, "none")
     figures = ObservedUpdate()
     origin = EventOrigin(pipeline_name="shop", flow_name="bronze")
-    figures(lag_progress(origin, {"sources": [found], **lag_summary([found])}))
-    shown = {one.metric.name: list(one.values.values()) for one in metric_series(figures)}
+    figures(lag_progress(origin, {"sources": [measured_lag], **lag_summary([measured_lag])}))
+    shown = {series.metric.name: list(series.values.values()) for series in metric_series(figures)}
     assert shown["penstock_flow_lag_seconds"] == [498.0]
     assert shown["penstock_flow_time_to_loss_seconds"] == [3102.0]
-    assert found["retention"] == {topic: {"deletes": True, "seconds": 3600.0, "bytes": None}}
+    assert measured_lag["retention"] == {topic: {"deletes": True, "seconds": 3600.0, "bytes": None}}
 
     # A flow that was away for too long.
     gone = measured.measure({topic: {"0": 0}})["partitions"][0]
@@ -94,11 +94,13 @@ def test_lag_of_each_partition_is_that_of_its_oldest_unread_record(kafka_broker,
 def test_lag_is_unknown_without_an_answer_of_the_broker(kafka_broker, spark):
     servers = kafka_broker.bootstrap_servers
     missing = lag(spark, kafka_broker.bootstrap_servers, 0, "not-there")
-    found = missing.measure({"not-there": {"0": 7}})
-    assert found["problem"].startswith(f"the brokers of {servers} rejected the request: UnknownTop")
+    measured_lag = missing.measure({"not-there": {"0": 7}})
+    assert measured_lag["problem"].startswith(
+        f"the brokers of {servers} rejected the request: UnknownTop"
+    )
     # What this flow was refused says nothing about the brokers: other flows ask them.
     assert missing._silent == {}
-    (part,) = found["partitions"]
+    (part,) = measured_lag["partitions"]
     assert {part[key] for key in ("latest_offset", "records", "seconds_behind")} == {None}
     assert (part["loss"], part["lost_records"]) == ("unknown", None)
 
@@ -108,9 +110,9 @@ def test_unavailable_brokers_are_reported_and_not_queried_by_every_flow(spark):
     options = KafkaOptions({"subscribe": "lagging", "kafka.bootstrap.servers": "127.0.0.1:1"})
     for other in range(2):
         began = time.monotonic()
-        found = KafkaLag(spark, options, silent=silent).measure({"lagging": {"0": 7}})
-        assert found["problem"] == "no broker of 127.0.0.1:1 responds"
-        (part,) = found["partitions"]
+        lag = KafkaLag(spark, options, silent=silent).measure({"lagging": {"0": 7}})
+        assert lag["problem"] == "no broker of 127.0.0.1:1 responds"
+        (part,) = lag["partitions"]
         assert (part["records"], part["loss"]) == (None, "unknown")
         assert other == 0 or time.monotonic() - began < 1.0
-    assert lag_summary([found])["seconds_behind"] is None
+    assert lag_summary([lag])["seconds_behind"] is None

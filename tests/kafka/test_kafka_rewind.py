@@ -57,11 +57,11 @@ def test_flow_is_reset_to_offsets_and_a_range_is_read_again(
         assert run_update(settings, UpdateOptions(), bus=EventBus()).state is UpdateState.COMPLETED
 
     def rows(partition: int = 0) -> list[int]:
-        found = spark.read.format("delta").load(str(table)).where(f"partition = {partition}")
-        return sorted(row.offset for row in found.collect())
+        stored = spark.read.format("delta").load(str(table)).where(f"partition = {partition}")
+        return sorted(row.offset for row in stored.collect())
 
-    def backfill(**asked: Any) -> BackfillReport:
-        options = BackfillOptions(by=("partition", "offset"), execute=True, **asked)
+    def backfill(**more: Any) -> BackfillReport:
+        options = BackfillOptions(by=("partition", "offset"), execute=True, **more)
         return backfill_flow(settings, "bronze", options)
 
     table = next(iter([tmp_path / ".penstock/tables/spark_catalog/default/bronze"]))
@@ -71,11 +71,11 @@ def test_flow_is_reset_to_offsets_and_a_range_is_read_again(
     # A range by time: its missing rows, and no others.
     spark.sql(f"DELETE FROM delta.`{table}` WHERE offset % 2 = 0")
     produce(kafka_broker, 10, 14)
-    found = backfill(
+    report = backfill(
         begin=parse_start("1970-01-01T00:16:43Z"), end=parse_start("1970-01-01T00:16:47Z")
     )
-    assert [(one.count, one.text) for one in found.sources] == [(4, f"{TOPIC}-0 3 to 6")]
-    assert (found.counts["read"], found.counts["known"], found.counts["added"]) == (4, 2, 2)
+    assert [(source.count, source.text) for source in report.sources] == [(4, f"{TOPIC}-0 3 to 6")]
+    assert (report.counts["read"], report.counts["known"], report.counts["added"]) == (4, 2, 2)
     assert (rows(), rows(1)) == ([1, 3, 4, 5, 6, 7, 9], [1])
     # By offsets; and what the flow has not read yet is its own business.
     backfill(begin=parse_start(f'{{"{TOPIC}": {{"0": 8, "1": 3}}}}'))

@@ -42,8 +42,8 @@ def admin(broker: BrokerHandle) -> AdminClient:
 
 
 def read(spark, broker: BrokerHandle, **options: str) -> list[str]:
-    given = {"kafka.bootstrap.servers": broker.bootstrap_servers, **options}
-    prepared = prepare_source_options(given, streaming=False)
+    all_options = {"kafka.bootstrap.servers": broker.bootstrap_servers, **options}
+    prepared = prepare_source_options(all_options, streaming=False)
     df = spark.read.format("kafka").options(**prepared).load()
     return sorted(row.value for row in df.selectExpr("cast(value AS STRING) AS value").collect())
 
@@ -264,8 +264,8 @@ def secure(tmp_path_factory: pytest.TempPathFactory):
             for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512)
         ]
         client = admin(broker)
-        for one in scram:
-            client.alter_user_scram_credentials([one])["shop"].result(30)
+        for user in scram:
+            client.alter_user_scram_credentials([user])["shop"].result(30)
         for topic in ("secured", "hub"):
             ensure_topic(broker.bootstrap_servers, topic)
         produce(broker, "secured", "s0", "s1")

@@ -110,8 +110,10 @@ def test_payments_are_forwarded_before_the_batch_ends(
         refused.close()
 
     verdicts = [json.loads(message.value()) for message in sent.messages]
-    assert [one["id"] for one in verdicts] == list(range(PAYMENTS))
-    assert {one["verdict"] for one in verdicts if one["amount"] > 1000} == {"look at it"}
+    assert [verdict["id"] for verdict in verdicts] == list(range(PAYMENTS))
+    assert {verdict["verdict"] for verdict in verdicts if verdict["amount"] > 1000} == {
+        "look at it"
+    }
     assert [message.value() for message in refused.messages] == [b"no json", b'{"id": 7}']
     # What Spark does not allow ends its own flow only, and says what.
     (failure,) = result.failures
@@ -120,7 +122,7 @@ def test_payments_are_forwarded_before_the_batch_ends(
     assert "Python" in failure.message or "ArrowEval" in failure.message
 
     latency = runpy.run_path(str(FOLDER / "latency.py"))
-    found = list(latency["latencies"](servers, "verdicts"))[1:]
-    print(latency["summary"](found))
-    assert len(found) == PAYMENTS - 1
-    assert sorted(found)[len(found) // 2] < SLOWEST_MEDIAN_MS
+    milliseconds = list(latency["latencies"](servers, "verdicts"))[1:]
+    print(latency["summary"](milliseconds))
+    assert len(milliseconds) == PAYMENTS - 1
+    assert sorted(milliseconds)[len(milliseconds) // 2] < SLOWEST_MEDIAN_MS

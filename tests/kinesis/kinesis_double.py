@@ -152,8 +152,8 @@ class FaultProxy:
         if operation == "GetRecords" and self.removed:
             content = self._without(content, "Records", "SequenceNumber", self.removed)
         if operation == "GetShardIterator":
-            asked = json.loads(body).get("StartingSequenceNumber")
-            if asked in self.removed:
+            start = json.loads(body).get("StartingSequenceNumber")
+            if start in self.removed:
                 self._dead.add(json.loads(content)["ShardIterator"])
         if operation == "ListShards" and self.forgotten:
             content = self._without(content, "Shards", "ShardId", self.forgotten)
@@ -206,15 +206,15 @@ class Stream:
         return made
 
     def shards(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._client.list_shards(StreamName=self.name)["Shards"]
-        return found
+        shards: list[dict[str, Any]] = self._client.list_shards(StreamName=self.name)["Shards"]
+        return shards
 
     def open_shards(self) -> list[dict[str, Any]]:
         return [s for s in self.shards() if "EndingSequenceNumber" not in s["SequenceNumberRange"]]
 
     def split(self, shard: str) -> None:
-        (found,) = [s for s in self.shards() if s["ShardId"] == shard]
-        low, high = (int(found["HashKeyRange"][f"{end}HashKey"]) for end in ("Starting", "Ending"))
+        (parent,) = [s for s in self.shards() if s["ShardId"] == shard]
+        low, high = (int(parent["HashKeyRange"][f"{end}HashKey"]) for end in ("Starting", "Ending"))
         self._client.split_shard(
             StreamName=self.name,
             ShardToSplit=shard,
@@ -222,9 +222,9 @@ class Stream:
         )
         self._wait()
 
-    def merge(self, one: str, other: str) -> None:
+    def merge(self, first: str, other: str) -> None:
         self._client.merge_shards(
-            StreamName=self.name, ShardToMerge=one, AdjacentShardToMerge=other
+            StreamName=self.name, ShardToMerge=first, AdjacentShardToMerge=other
         )
         self._wait()
 
@@ -242,6 +242,6 @@ class Stream:
             self._client.create_stream(StreamName=self.name, ShardCount=shards)
             self._wait()
             ranges = [shard["SequenceNumberRange"] for shard in self.shards()]
-            return min(int(found["StartingSequenceNumber"]) for found in ranges) > self._newest
+            return min(int(numbers["StartingSequenceNumber"]) for numbers in ranges) > self._newest
 
         wait_until(begins_later, "the numbers of the new stream begin too early")

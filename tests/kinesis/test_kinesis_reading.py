@@ -58,12 +58,12 @@ class Query:
 
     def rest(self) -> list[bytes]:
         """Data of all batches until three in a row have nothing."""
-        found, quiet = [], 0
+        records, quiet = [], 0
         while quiet < 3:
             rows = self.batch()
             quiet = 0 if rows else quiet + 1
-            found += [data for _, data in rows]
-        return found
+            records += [data for _, data in rows]
+        return records
 
 
 def stored(offset: Offset) -> Offset:
@@ -139,16 +139,16 @@ def test_available_now_ends_while_records_keep_arriving(proxy: FaultProxy, make_
     # Its target is of the second; the clock of what comes later must be past it.
     border = time.monotonic() + 1.1
     wait_until(lambda: time.monotonic() > border, "the clock stands still")
-    found = []
+    records = []
     for number in range(30):
         stream.put(*payloads(100 + number, 1))
         before = query.offset
-        found += [data for _, data in query.batch()]
+        records += [data for _, data in query.batch()]
         if query.offset == before:
             break
     else:
         raise AssertionError("it never ended")
-    assert sorted(found, key=int) == payloads(0, 10)
+    assert sorted(records, key=int) == payloads(0, 10)
 
 
 def test_reading_continues_when_kinesis_throttles_and_iterators_expire(
@@ -200,11 +200,11 @@ def test_expired_records_fail_the_flow_or_are_reported(proxy: FaultProxy, make_s
         strict.batch()
     assert caught.value.condition == "SOURCE_ROWS_LOST"
     before = tolerant.offset
-    found = [data for _, data in tolerant.batch()]
+    records = [data for _, data in tolerant.batch()]
     (position,) = tolerant.offset.streams[stream.name].values()
     assert position.lost == numbers[2] == before.streams[stream.name]["shardId-000000000000"].after
     assert tolerant.offset.tolerant
-    assert found + tolerant.rest() == payloads(8, 2)
+    assert records + tolerant.rest() == payloads(8, 2)
 
 
 def test_recreated_stream_is_refused_with_the_checkpoint_of_the_old_one(

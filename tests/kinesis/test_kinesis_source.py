@@ -45,8 +45,8 @@ class Orders:
         }
 
     def run(self, **conf: str) -> UpdateResult:
-        given = {key.replace("_", "."): value for key, value in conf.items()}
-        return self.example.run({**self.conf, **given})
+        configuration = {key.replace("_", "."): value for key, value in conf.items()}
+        return self.example.run({**self.conf, **configuration})
 
     def killed_run(self, point: str, batch: str) -> None:
         """`penstock run` in a process that dies there."""

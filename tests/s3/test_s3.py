@@ -209,8 +209,8 @@ class Landing:
 
     def messages(self) -> int:
         names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-        found = self.sqs.get_queue_attributes(QueueUrl=self.url, AttributeNames=names)
-        return sum(int(count) for count in found["Attributes"].values())
+        queue = self.sqs.get_queue_attributes(QueueUrl=self.url, AttributeNames=names)
+        return sum(int(count) for count in queue["Attributes"].values())
 
     def keys(self) -> set[str]:
         listed = self.s3.list_objects_v2(Bucket=self.name).get("Contents", ())

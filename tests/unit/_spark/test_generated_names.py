@@ -65,16 +65,16 @@ DIFFERENT = [
 ]
 
 
-@pytest.mark.parametrize(("one", "other"), SAME)
-def test_query_text_is_the_same_in_every_process(one, other):
-    assert one != other
-    assert without_generated_names(one) == without_generated_names(other)
-    assert stable_operators([one]) == stable_operators(stable_operators([other]))
+@pytest.mark.parametrize(("first", "second"), SAME)
+def test_query_text_is_the_same_in_every_process(first, second):
+    assert first != second
+    assert without_generated_names(first) == without_generated_names(second)
+    assert stable_operators([first]) == stable_operators(stable_operators([second]))
 
 
-@pytest.mark.parametrize(("one", "other"), DIFFERENT)
-def test_different_queries_have_different_texts(one, other):
-    assert without_generated_names(one) != without_generated_names(other)
+@pytest.mark.parametrize(("first", "second"), DIFFERENT)
+def test_different_queries_have_different_texts(first, second):
+    assert without_generated_names(first) != without_generated_names(second)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_secrets_are_redacted_across_block_boundaries(secret: str, size: int):
     data = text.encode()
     blocks = (data[at : at + size] for at in range(0, len(data), size))
     stored = "".join(masked_lines(blocks))
-    assert [one for one in [*secrets, secret, "MIIEow", "qqqqqqqq"] if one in stored] == []
+    assert [part for part in [*secrets, secret, "MIIEow", "qqqqqqqq"] if part in stored] == []
     assert stored.endswith("\nat org.Trace(x.scala:1)")
     assert stored.count("\n") == text.count("\n")
 

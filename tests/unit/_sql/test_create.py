@@ -71,8 +71,8 @@ def test_clauses_may_be_in_any_order(sql):
             continue
         text = "\n-- between\n".join(order)
         dataset = sql(f"CREATE OR REFRESH STREAMING TABLE t {text} AS SELECT 1").dataset
-        found = {key: getattr(dataset, key) for key in expected}
-        assert found == expected, text
+        actual = {key: getattr(dataset, key) for key in expected}
+        assert actual == expected, text
 
 
 @pytest.mark.parametrize(
@@ -246,9 +246,9 @@ def test_names_are_laid_over_the_query_when_columns_have_no_types(sql):
 
 def test_query_is_run_at_its_line_with_the_current_defaults(sql):
     declared = sql("USE c.s;\nCREATE VIEW v AS\n  SELECT 1;")
-    frame, asked = call(declared.flow.function, "x")
+    frame, reads = call(declared.flow.function, "x")
     assert frame.columns == ["x"]
-    assert asked == [("\n\n  SELECT 1", "c", "s")]
+    assert reads == [("\n\n  SELECT 1", "c", "s")]
 
 
 def test_equal_statements_have_distinct_query_functions(sql):

@@ -29,19 +29,19 @@ class Acted:
     def state(self) -> dict:
         return {"runs": None, "is_stopping": False, "jobs": []}
 
-    def start(self, **asked) -> None:
-        self._note("start", asked)
+    def start(self, **body) -> None:
+        self._note("start", body)
 
-    def stop(self, **asked) -> None:
-        self._note("stop", asked)
+    def stop(self, **body) -> None:
+        self._note("stop", body)
 
     def replay(self, dataset, *, rules, rows) -> None:
         self._note("replay", {"dataset": dataset, "rules": list(rules), "rows": list(rows)})
 
-    def _note(self, what, asked) -> None:
+    def _note(self, what, body) -> None:
         if self.refusal:
             raise SetupError("CONTROL_REFUSED", self.refusal)
-        self.calls.append((what, asked))
+        self.calls.append((what, body))
 
 
 @pytest.fixture
@@ -175,11 +175,11 @@ def test_invalid_request_body_is_refused(client, control, action, body):
 def test_selected_rows_are_replayed(client, control):
     rules = ["positive, or --not", "größer als $(x) 'y'"]
     most = [row_id(f"part-{n}", 10**12 - 1) for n in range(1000)]
-    for asked in ({"rows": [ROW]}, {"rules": rules}, {"rows": most, "rules": ["r" * 300] * 20}):
-        assert _post(client, "replay", name=NAME, **asked).status_code == 202
+    for body in ({"rows": [ROW]}, {"rules": rules}, {"rows": most, "rules": ["r" * 300] * 20}):
+        assert _post(client, "replay", name=NAME, **body).status_code == 202
         assert control.calls.pop() == (
             "replay",
-            {"dataset": NAME, "rows": [], "rules": [], **asked},
+            {"dataset": NAME, "rows": [], "rules": [], **body},
         )
     # What the page may send is what the command understands.
     assert len(RowSelection(rows=(ROW, *most)).positions()) == 1001

@@ -67,13 +67,13 @@ def _one(items, name):
 def test_moved_lines_and_new_rows_are_no_difference():
     before = Told().table("t", {"id": "long"}).flow("t", ["in"], rows=5).outline()
     after = Told(spark_log="/2").table("t", {"id": "long"}, line=9).flow("t", ["in"], rows=8)
-    found = differences(before, after.outline())
-    assert found["properties"] == []
-    (table,) = found["datasets"]
+    changes = differences(before, after.outline())
+    assert changes["properties"] == []
+    (table,) = changes["datasets"]
     assert table["change"] == "same"
     assert table["numbers"]["rows"] == [5, 8]
     assert table["numbers"]["busy_seconds"] == [1.5, 1.5]
-    (flow,) = found["flows"]
+    (flow,) = changes["flows"]
     assert (flow["change"], flow["numbers"]["batches"]) == ("same", [1, 1])
 
 
@@ -86,15 +86,15 @@ def test_different_definitions_are_shown_side_by_side():
     after = Told(continuous=True, full_refresh=True).table("new", {}).table("same", {})
     after.table("t", {"id": "long", "x": wider, "y": "int"}, [("r", "id > 0", "fail")])
     after.flow("t", ["in", "other"], made_of="key", once=True)
-    found = differences(before.outline(), after.outline())
-    assert found["properties"] == [
+    shown = differences(before.outline(), after.outline())
+    assert shown["properties"] == [
         {"name": "continuous", "before": "no", "after": "yes"},
         {"name": "full refresh", "before": "no", "after": "yes"},
     ]
-    changes = {item["id"]: item["change"] for item in found["datasets"]}
+    changes = {item["id"]: item["change"] for item in shown["datasets"]}
     assert changes == {"gone": "removed", "new": "added", "t": "changed", "same": "same"}
-    assert found["datasets"][-1]["id"] == "same"
-    table = _one(found["datasets"], "t")
+    assert shown["datasets"][-1]["id"] == "same"
+    table = _one(shown["datasets"], "t")
     assert table["columns"] == [
         {"name": "x.a", "before": "long", "after": "string"},
         {"name": "y", "before": "", "after": "int"},
@@ -102,12 +102,12 @@ def test_different_definitions_are_shown_side_by_side():
     ]
     assert table["rules"] == [{"name": "r", "before": "drop: id > 0", "after": "fail: id > 0"}]
     assert (table["lineage"], table["facts"]) == (["id"], [])
-    flow = _one(found["flows"], "t")
+    flow = _one(shown["flows"], "t")
     assert flow["facts"] == [
         {"name": "once", "before": "no", "after": "yes"},
         {"name": "reads", "before": "in", "after": "in, other"},
     ]
-    assert _one(found["flows"], "gone")["numbers"]["batches"] == [1, None]
+    assert _one(shown["flows"], "gone")["numbers"]["batches"] == [1, None]
 
 
 @pytest.fixture
@@ -119,9 +119,9 @@ def client(shop):
 def test_two_updates_are_compared_when_both_are_recorded(client, shop):
     newest, older = (update.update_id for update in shop.history())
     address = "/api/pipelines/shop/differences"
-    found = client.get(address, params={"before": older}).json()
-    assert found["before"]["update_id"] == older and found["after"]["update_id"] == newest
-    (rule,) = found["datasets"][0]["rules"]
+    changes = client.get(address, params={"before": older}).json()
+    assert changes["before"]["update_id"] == older and changes["after"]["update_id"] == newest
+    (rule,) = changes["datasets"][0]["rules"]
     assert (rule["before"], rule["after"]) == ("drop: amount > 0", "fail: amount > 0")
     for params, status in (
         ({}, 422),

@@ -83,8 +83,8 @@ def test_backlog_measured_outside_the_batch_is_shown():
 
 def test_card_shows_that_a_source_does_not_respond_until_a_batch_ends():
     def card():
-        (found,) = model.cards()
-        return found["state"], found["lag"], found["problem"] and found["problem"]["message"]
+        (card_,) = model.cards()
+        return card_["state"], card_["lag"], card_["problem"] and card_["problem"]["message"]
 
     def batch(began, kafka):
         body = {"timestamp": began, "durationMs": {"triggerExecution": 2000}, "sources": [kafka]}

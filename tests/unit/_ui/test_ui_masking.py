@@ -52,6 +52,6 @@ def test_no_secret_of_an_event_log_is_in_a_response(logs, shop):
         answer = client.get("/api/pipelines/shop/dataset", params={"name": card["id"]})
         assert answer.status_code == 200
         answers.append(answer.text)
-    found = {secret for secret in secrets for text in answers if secret in text}
-    assert found == set()
+    shown = {secret for secret in secrets for text in answers if secret in text}
+    assert shown == set()
     assert update.json()["update"]["state"] == "FAILED"

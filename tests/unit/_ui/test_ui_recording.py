@@ -63,20 +63,20 @@ def test_graph_and_metrics_come_from_the_event_log(demo):
 
 
 def test_dataset_page_has_all_details(demo):
-    found = demo.recorded("latest").model.dataset(ORDERS)
-    assert found["declared_at"] == "pipeline.py:32"
-    columns = {column["name"]: column["type"] for column in found["columns"]}
+    page = demo.recorded("latest").model.dataset(ORDERS)
+    assert page["declared_at"] == "pipeline.py:32"
+    columns = {column["name"]: column["type"] for column in page["columns"]}
     assert columns["amount"] == "decimal(12,2)"
-    rules = {rule["name"]: rule for rule in found["rules"]}
+    rules = {rule["name"]: rule for rule in page["rules"]}
     assert (rules["valid_json"]["passed"], rules["valid_json"]["failed"]) == (386, 1)
     assert rules["known_customer"]["action"] == "warn"
-    series = found["series"]
+    series = page["series"]
     assert sum(series["rules"]["valid_json"]["failed"]) == 1
-    assert sum(series["rows_out"]) == found["card"]["rows"]
-    assert [batch["batch_id"] for batch in found["batches"]] == [1, 0]
-    assert found["upstream"] == ["spark_catalog.default.orders_bronze"]
-    assert len(found["downstream"]) == 2
-    state = found["flows"][0]["progress"]["state"]
+    assert sum(series["rows_out"]) == page["card"]["rows"]
+    assert [batch["batch_id"] for batch in page["batches"]] == [1, 0]
+    assert page["upstream"] == ["spark_catalog.default.orders_bronze"]
+    assert len(page["downstream"]) == 2
+    state = page["flows"][0]["progress"]["state"]
     assert state[0]["operator"] == "dedupeWithinWatermark"
     bronze = demo.recorded("latest").model.dataset("spark_catalog.default.orders_bronze")
     partitions = bronze["flows"][0]["progress"]["sources"][0]["partitions"]

@@ -30,9 +30,9 @@ def locked(demo):
 
 
 def test_all_pipelines_are_listed_when_there_are_several(client):
-    found = client.get("/api/pipelines").json()["pipelines"]
-    assert [pipeline["name"] for pipeline in found] == ["orders-demo", "shop"]
-    assert [update["state"] for update in found[1]["updates"]] == ["FAILED", "COMPLETED"]
+    pipelines = client.get("/api/pipelines").json()["pipelines"]
+    assert [pipeline["name"] for pipeline in pipelines] == ["orders-demo", "shop"]
+    assert [update["state"] for update in pipelines[1]["updates"]] == ["FAILED", "COMPLETED"]
 
 
 def test_recorded_updates_and_datasets_are_served(client):
@@ -190,14 +190,14 @@ def test_user_stays_signed_in_beside_other_cookies_of_the_host(locked):
 def test_token_with_special_characters_signs_the_user_in(demo):
     token = 'a;b c,d"e&f#g+h%20/='
     app = build_app([demo], host="0.0.0.0", token=token)
-    found = TestClient(app, base_url="http://box.example:7070", follow_redirects=False)
+    client_ = TestClient(app, base_url="http://box.example:7070", follow_redirects=False)
     with listen("127.0.0.1", 0) as listening:
         address = address_of(listening, "box.example", token)
-    answer = found.get(f"/?{address.partition('?')[2]}")
+    answer = client_.get(f"/?{address.partition('?')[2]}")
     assert answer.status_code == 303
     name, _, rest = answer.headers["set-cookie"].partition("=")
     cookie = f"{name}={rest.partition(';')[0]}"
-    assert found.get("/api/pipelines", headers={"cookie": cookie}).status_code == 200
+    assert client_.get("/api/pipelines", headers={"cookie": cookie}).status_code == 200
 
 
 def test_public_address_without_a_token_is_refused(demo):
@@ -270,9 +270,9 @@ def test_no_change_is_lost_while_a_message_is_built(logs, demo, monkeypatch):
             return look(topic)
         looks.set()
         may_look.wait(30)
-        found = look(topic)
+        result = look(topic)
         has_looked.set()
-        return found
+        return result
 
     def slow_encode(body):
         if looks.is_set():
@@ -354,8 +354,8 @@ def test_page_recovers_when_its_log_could_not_be_read(logs, demo, monkeypatch, c
 
     asyncio.run(watch())
     assert len(failures) == 2
-    told = [record.levelname for record in caplog.records if record.name == hub_module.__name__]
-    assert told == ["WARNING"]
+    levels = [record.levelname for record in caplog.records if record.name == hub_module.__name__]
+    assert levels == ["WARNING"]
 
 
 def test_all_streams_end_when_some_end_before_others(demo, shop):

@@ -109,15 +109,15 @@ def test_no_secret_of_a_table_is_in_a_response(client):
     assert len(page.json()["rows"]) > 50
     assert {secret for secret in secrets for text in answers if secret in text} == set()
     for secret in secrets[::7]:
-        found = _get(client, "quarantine", name=NAME, search=secret, limit=100)
-        assert found["rows"] == [], secret
+        result = _get(client, "quarantine", name=NAME, search=secret, limit=100)
+        assert result["rows"] == [], secret
 
 
 def test_files_and_versions_of_a_table_are_shown(client, storage):
-    found = _get(client, "table", name=NAME)
-    assert (found["version"], found["files"], found["small_files"]) == (0, 1, 1)
-    assert found["bytes"] > 0 and found["advice"] is None
-    (version,) = found["versions"]
+    page = _get(client, "table", name=NAME)
+    assert (page["version"], page["files"], page["small_files"]) == (0, 1, 1)
+    assert page["bytes"] > 0 and page["advice"] is None
+    (version,) = page["versions"]
     assert (version["operation"], version["files_added"], version["files_removed"]) == (
         "WRITE",
         1,
@@ -137,9 +137,9 @@ def test_many_small_files_give_a_warning(client, storage):
         files = [f"{number}-{part}.parquet" for part in range(6)]
         adds = [AddAction(file, 900, {}, number, True, '{"numRecords": 1}') for file in files]
         DeltaTable(table).create_write_transaction(adds, "append", schema)
-    found = _get(client, "table", name=NAME)
-    assert (found["files"], found["small_files"], len(found["versions"])) == (121, 121, 20)
-    assert "121 files are below 16 MiB" in found["advice"] and "OPTIMIZE" in found["advice"]
+    page = _get(client, "table", name=NAME)
+    assert (page["files"], page["small_files"], len(page["versions"])) == (121, 121, 20)
+    assert "121 files are below 16 MiB" in page["advice"] and "OPTIMIZE" in page["advice"]
 
 
 def test_source_code_is_shown_when_the_project_is_known(logs, tmp_path):
@@ -154,10 +154,10 @@ def test_source_code_is_shown_when_the_project_is_known(logs, tmp_path):
     ]
     app = build_app(recordings, host="127.0.0.1", token=None)
     client = TestClient(app, base_url=HERE)
-    found = _get(client, "code", name=NAME)["code"]
-    assert found["file"] == "transformations/orders.py"
-    assert "import dlt" in found["text"] or "def silver" in found["text"]
-    assert "hunter2" not in found["text"]
+    page = _get(client, "code", name=NAME)["code"]
+    assert page["file"] == "transformations/orders.py"
+    assert "import dlt" in page["text"] or "def silver" in page["text"]
+    assert "hunter2" not in page["text"]
     assert client.get("/api/pipelines/blind/code", params={"name": NAME}).json() == {"code": None}
     for name in ("x.y.z", "../../etc/passwd"):
         assert client.get("/api/pipelines/shop/code", params={"name": name}).status_code == 404

@@ -131,8 +131,8 @@ def test_marked_fields_are_hidden_in_a_schema():
 
 
 def test_inferred_types_hold_the_values_of_all_files():
-    found = widest([struct(a=LongType(), b=LongType()), struct(A=DoubleType(), b=StringType())])
-    assert found.simpleString() == "struct<a:double,b:string>"
+    schema = widest([struct(a=LongType(), b=LongType()), struct(A=DoubleType(), b=StringType())])
+    assert schema.simpleString() == "struct<a:double,b:string>"
     assert one_spelling(struct(a=LongType(), A=StringType())) == struct(a=LongType())
 
 
@@ -150,10 +150,10 @@ def test_names_that_differ_only_in_spelling_are_equal():
 
 
 def test_a_source_keeps_its_key_when_other_options_change():
-    one = source_key(["/in"], {"cloudFiles.format": "json"})
-    assert one == source_key(("/in",), {"format": "JSON", "header": "true"})
-    assert one != source_key(["/in2"], {"cloudFiles.format": "json"})
-    assert one != source_key(["/in"], {"cloudFiles.format": "csv"})
+    key = source_key(["/in"], {"cloudFiles.format": "json"})
+    assert key == source_key(("/in",), {"format": "JSON", "header": "true"})
+    assert key != source_key(["/in2"], {"cloudFiles.format": "json"})
+    assert key != source_key(["/in"], {"cloudFiles.format": "csv"})
 
 
 def test_files_of_a_batch_are_those_between_its_offsets(tmp_path):

@@ -11,8 +11,8 @@ STRING = (
 )
 
 
-def options(**given: str) -> dict[str, str]:
-    renamed = {key.replace("_", "."): value for key, value in given.items()}
+def options(**changes: str) -> dict[str, str]:
+    renamed = {key.replace("_", "."): value for key, value in changes.items()}
     return source_options({"eventhubs.connectionString": STRING, **renamed}, streaming=True)
 
 

@@ -41,7 +41,7 @@ def test_no_secret_is_shown():
 
 
 @pytest.mark.parametrize(
-    ("given", "condition", "says"),
+    ("options", "condition", "message"),
     [
         ({"url": "postgresql://db/shop"}, "JDBC_OPTION_INVALID", "jdbc:"),
         ({"query": "SELECT 1"}, "JDBC_OPTION_INVALID", "not both"),
@@ -55,16 +55,16 @@ def test_no_secret_is_shown():
         ({"url": "jdbc:mysql://db/shop"}, "JDBC_OPTION_INVALID", "settlingDelay"),
     ],
 )
-def test_wrong_options_are_refused(given, condition, says):
+def test_wrong_options_are_refused(options, condition, message):
     with pytest.raises(ConnectorError) as caught:
-        jdbc_source_options({**POSTGRESQL, **given})
+        jdbc_source_options({**POSTGRESQL, **options})
     assert caught.value.condition == condition
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_query_becomes_a_table_expression():
-    given = {k: v for k, v in POSTGRESQL.items() if k != "dbtable"}
-    options = jdbc_source_options({**given, "query": "SELECT * FROM a;"})
+    without_table = {k: v for k, v in POSTGRESQL.items() if k != "dbtable"}
+    options = jdbc_source_options({**without_table, "query": "SELECT * FROM a;"})
     assert options.table == "(SELECT * FROM a) penstock_rows"
     assert options.is_query
 

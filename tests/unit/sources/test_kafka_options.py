@@ -257,8 +257,8 @@ def test_sink_option_set_by_penstock_is_refused(name: str) -> None:
 
 def test_valid_sink_options_are_unchanged() -> None:
     options = {"kafka.bootstrap.servers": "h:1", "topic": "t", "kafka.acks": "all"}
-    given = {**options, "kafka.max.block.ms": "1000"}
-    assert prepare_sink_options(given) == given
+    all_options = {**options, "kafka.max.block.ms": "1000"}
+    assert prepare_sink_options(all_options) == all_options
     assert prepare_sink_options(options) == {**options, "kafka.max.block.ms": "20000"}
 
 
@@ -285,8 +285,8 @@ def test_minimum_above_the_maximum_of_offsets_is_refused() -> None:
 def test_offset_that_cannot_be_a_start_or_end_is_refused(
     name: str, offset: int, streaming: bool, said: str
 ) -> None:
-    given = {**MINIMAL, name: f'{{"orders": {{"0": {offset}}}}}'}
-    error = refused(given, streaming=streaming)
+    all_options = {**MINIMAL, name: f'{{"orders": {{"0": {offset}}}}}'}
+    error = refused(all_options, streaming=streaming)
     assert error.condition == "KAFKA_OFFSETS_INVALID"
     assert said in error.message
 

@@ -29,8 +29,8 @@ def test_deletion_time_follows_from_age_and_size():
 
 
 def test_deleted_rows_are_reported_with_all_settings():
-    found = risk(None, offset=50, earliest=70)
-    assert (found.loss, found.seconds, found.lost_records) == (LossRisk.HAPPENED, 0.0, 20)
+    result = risk(None, offset=50, earliest=70)
+    assert (result.loss, result.seconds, result.lost_records) == (LossRisk.HAPPENED, 0.0, 20)
 
 
 def test_no_deletion_time_without_unread_or_deleted_rows():
@@ -40,14 +40,14 @@ def test_no_deletion_time_without_unread_or_deleted_rows():
 
 
 def test_unknown_deletion_time_is_neither_never_nor_now():
-    for found in (
+    for result in (
         risk(None),
         risk(WEEK, oldest=None),
         risk(SIZED, rate=None),
         risk(WEEK, earliest=None),
         risk(WEEK, latest=None),
     ):
-        assert (found.loss, found.seconds) == (LossRisk.UNKNOWN, None)
+        assert (result.loss, result.seconds) == (LossRisk.UNKNOWN, None)
     assert risk(WEEK, earliest=None).lost_records is None
 
 

@@ -24,7 +24,7 @@ def losses(start: Offset | None, end: Offset, rows: int, tolerant: bool = True) 
         "numInputRows": rows,
     }
     entries = [entry, {"endOffset": {"topic": {"0": 3}}, "startOffset": None}]
-    return [loss for one in entries for loss in STREAM.lost(one)]
+    return [loss for planned in entries for loss in STREAM.lost(planned)]
 
 
 READ = Offset({"a": {"s0": Position(after="9", first="5", rows=4), "s1": Position()}})

@@ -71,8 +71,8 @@ def test_child_shards_wait_until_their_parents_are_read():
 
 
 def test_child_shard_starts_immediately_without_its_parent():
-    found = reconcile({}, [Shard(id="s5", parents=("s1", "s2"))], NOW)
-    assert list(found.ready) == ["s5"]
+    result = reconcile({}, [Shard(id="s5", parents=("s1", "s2"))], NOW)
+    assert list(result.ready) == ["s5"]
 
 
 def test_closed_shards_are_removed_when_read_and_lost_when_unread():
@@ -82,13 +82,13 @@ def test_closed_shards_are_removed_when_read_and_lost_when_unread():
         "s2": Position(),
         "s3": Position(after="6"),
     }
-    found = reconcile(known, [Shard(id="s3", first=1)], NOW)
-    assert "s0" not in found.positions
-    assert list(found.gone) == ["s1", "s2"]
-    assert (found.positions["s1"].lost, found.positions["s2"].lost) == ("5", "?")
-    assert found.positions["s1"].closed
+    result = reconcile(known, [Shard(id="s3", first=1)], NOW)
+    assert "s0" not in result.positions
+    assert list(result.gone) == ["s1", "s2"]
+    assert (result.positions["s1"].lost, result.positions["s2"].lost) == ("5", "?")
+    assert result.positions["s1"].closed
     # A batch later they are gone for good.
-    assert set(reconcile(found.positions, [Shard(id="s3", first=1)], NOW).positions) == {"s3"}
+    assert set(reconcile(result.positions, [Shard(id="s3", first=1)], NOW).positions) == {"s3"}
 
 
 def test_stream_is_recreated_when_its_sequence_numbers_start_after_the_offset():

@@ -35,8 +35,8 @@ def reading(client: Any) -> ShardReading:
     return ShardReading(client, "orders", "s0", Position(after="5"), 10)
 
 
-def numbers(found: Page) -> list[int]:
-    return [int(record.number) for record in found.records]
+def numbers(page: Page) -> list[int]:
+    return [int(record.number) for record in page.records]
 
 
 def test_reading_continues_after_a_gap_when_the_last_record_still_exists():
@@ -46,17 +46,17 @@ def test_reading_continues_after_a_gap_when_the_last_record_still_exists():
         oldest=page(3, 4, 5, next="other", behind=DAYS),
         after=page(6, 7),
     )
-    one = reading(client)
-    assert numbers(one.next_page()) == []
-    assert numbers(one.next_page()) == [6, 7]
-    assert not one.removed
+    reader = reading(client)
+    assert numbers(reader.next_page()) == []
+    assert numbers(reader.next_page()) == [6, 7]
+    assert not reader.removed
 
 
 def test_reading_starts_at_the_oldest_record_when_its_position_expired():
     client = Pages(at=page(next="at", behind=DAYS), oldest=page(8, 9))
-    one = reading(client)
-    assert numbers(one.next_page()) == [8, 9]
-    assert one.removed
+    reader = reading(client)
+    assert numbers(reader.next_page()) == [8, 9]
+    assert reader.removed
 
 
 def test_no_record_is_read_twice_when_the_oldest_are_behind_a_gap():
@@ -65,7 +65,7 @@ def test_no_record_is_read_twice_when_the_oldest_are_behind_a_gap():
         oldest=page(next="later", behind=DAYS),
         later=page(4, 5, 6),
     )
-    one = reading(client)
-    assert numbers(one.next_page()) == []
-    assert numbers(one.next_page()) == [6]
-    assert not one.removed
+    reader = reading(client)
+    assert numbers(reader.next_page()) == []
+    assert numbers(reader.next_page()) == [6]
+    assert not reader.removed
