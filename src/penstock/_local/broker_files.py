@@ -140,13 +140,13 @@ def read_log(directory: Path, offset: int) -> str:
 
 def are_free(*ports: int) -> bool:
     for port in ports:
-        with socket.socket() as probe:
-            # As Kafka binds: connections of an earlier broker that linger are no obstacle.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
+        try:
+            with socket.socket() as probe:
+                # As Kafka binds: connections of an earlier broker that linger are no obstacle.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((_HOST, port))
-            except OSError:
-                return False
+        except OSError:
+            return False
     return True
 
 

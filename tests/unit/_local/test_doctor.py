@@ -104,6 +104,16 @@ def test_ports_fail_with_a_fix_when_none_is_free(monkeypatch: pytest.MonkeyPatch
     assert check.fix
 
 
+def test_ports_fail_with_a_fix_when_sockets_are_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden() -> None:
+        raise PermissionError("not permitted")
+
+    monkeypatch.setattr(broker_files.socket, "socket", forbidden)
+    check = doctor.check_ports()
+    assert check.state is CheckState.FAIL
+    assert check.fix
+
+
 def test_clock_fails_when_it_is_before_what_is_certainly_past() -> None:
     day, now = 24 * 3600, time.time()
     assert doctor.check_clock(now + 2 * day).state is CheckState.FAIL
