@@ -91,8 +91,9 @@ def package(
         arguments = [*_requirements(settings, requirements), "--sources-directory", str(sources)]
         # The name, too, if it is that of the project's folder: the copy is in another one.
         name = None if packed.name == settings.name else settings.name
-        for key, value in {"PIPELINE": pipeline, "TARGET": target, "NAME": name}.items():
-            arguments += ["--inject-env", f"PENSTOCK_{key}={value}"] if value else []
+        chosen = {"PENSTOCK_PIPELINE": pipeline, "PENSTOCK_TARGET": target, "PENSTOCK_NAME": name}
+        for variable, value in chosen.items():
+            arguments += ["--inject-env", f"{variable}={value}"] if value else []
         arguments += ["--compression-level", "1"] if compress else ["--no-compress"]
         draft = Path(scratch) / "packed.py"
         _pex(*arguments, "--output-file", str(draft), cwd=root)

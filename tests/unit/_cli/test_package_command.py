@@ -5,6 +5,7 @@ import socket
 import sys
 import zipfile
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -72,14 +73,23 @@ def test_environment_of_the_caller_is_not_packed(tmp_path: Path, monkeypatch) ->
     assert package._settings(root, pipeline=None, target=None).storage == f"file://{root}/.penstock"
 
 
-@pytest.mark.parametrize(("settings", "is_of_folder"), [("name: shop\n", False), ("{}\n", True)])
+@pytest.mark.parametrize(
+    ("settings", "injected"), [("name: shop\n", []), ("{}\n", ["PENSTOCK_NAME=store"])]
+)
 def test_only_a_project_without_a_name_has_another_one_in_the_file(
-    settings: str, is_of_folder: bool, tmp_path: Path
+    settings: str, injected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def pex(*arguments: str, cwd: Path) -> None:
+        options = dict(pairwise(arguments))
+        Path(options["--output-file"]).write_text(options.get("--inject-env", ""), "utf-8")
+
     root = new_project(tmp_path / "store", settings)
-    load = partial(package._settings, pipeline=None, target=None)
-    packed = package._copy_project(load(root), tmp_path / "copy", root / "dist.py", load)
-    assert (packed.name != load(root).name) is is_of_folder
+    monkeypatch.setattr(package, "_pex", pex)
+    monkeypatch.setattr(package.penstock, "__file__", str(root / "__init__.py"))
+    monkeypatch.setattr(package, "_packages", lambda _file: [])
+    monkeypatch.setattr(package, "import_extra", lambda *_, **_options: None)
+    package.package(root, file=tmp_path / "store.py")
+    assert (tmp_path / "store.py").read_text("utf-8").split() == injected
 
 
 def test_requirements_leave_spark_to_the_cluster(tmp_path: Path) -> None:
