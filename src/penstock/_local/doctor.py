@@ -172,6 +172,7 @@ def satisfies(version: str, specifier: str) -> bool:
     """Whether a plain version (numbers and dots) meets a specifier such as `>=2.2,<3`."""
     actual = _numbers(version)
     for sign, text in _CLAUSE.findall(specifier):
+        # Equally long, as 2.2 is 2.2.0.
         left, right = zip(*zip_longest(actual, _numbers(text), fillvalue=0), strict=True)
         if not _COMPARISONS[sign](left, right):
             return False

@@ -201,7 +201,8 @@ class _Writer:
             self._keep(number, line)
             return
         if flow in self._measured:
-            measured = merged(self._measured[flow][2], measured)
+            _, _, before = self._measured[flow]
+            measured = merged(before, measured)
         self._measured[flow] = number, recorded, measured
 
     def _progress(self, number: int, line: bytes, flow: bytes, *, is_counted: bool) -> None:

@@ -256,6 +256,7 @@ class UpdateModel:
         problem = next((progress["problem"] for progress in known if progress["problem"]), None)
         if dataset.state is not FlowStatus.RUNNING:
             problem = None
+        message, since = problem or ("", "")
         rate, batch_seconds = dataset.rows_per_second, dataset.batch_seconds
         if batch_seconds is None and dataset.name in self._series:
             batch_seconds = self._series[dataset.name].last_seconds()
@@ -264,7 +265,7 @@ class UpdateModel:
             "name": dataset.display,
             "kind": dataset.kind,
             "state": NO_ANSWER if problem else dataset.state.value,
-            "problem": {"message": problem[0], "since": problem[1]} if problem else None,
+            "problem": {"message": message, "since": since} if problem else None,
             "rows": dataset.rows,
             "rows_per_second": round(rate, 1) if rate is not None else None,
             "batch_seconds": round(batch_seconds, 3) if batch_seconds is not None else None,
