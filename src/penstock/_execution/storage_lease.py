@@ -116,7 +116,7 @@ class StorageLease:
         """The failure if another driver has taken the lease over; looks into the storage."""
         try:
             self._jvm.renew()
-        except (Py4JError, ConnectionError) as error:
+        except (Py4JError, OSError) as error:
             # Other failures of the storage may pass, and the end of the JVM is reported elsewhere:
             # no commit succeeds meanwhile.
             text = full_text(error)

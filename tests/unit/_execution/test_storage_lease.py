@@ -1,14 +1,20 @@
 """The lease of a storage on another machine."""
 
+import errno
 from unittest.mock import MagicMock
+
+import pytest
 
 from penstock._execution.storage_lease import StorageLease
 
 
-def test_the_end_of_the_jvm_is_no_loss_of_the_lease():
+@pytest.mark.parametrize(
+    "error", [ConnectionRefusedError(), OSError(errno.EMFILE, "Too many open files")]
+)
+def test_the_end_of_the_jvm_is_no_loss_of_the_lease(error):
     spark = MagicMock()
     lease = StorageLease(spark, "s3a://bucket/shop", {}, 30.0, is_borrowed=False)
     lease._jvm = spark.of_java
     # Py4J raises it on a thread that made no call before, such as the one that watches the JVM.
-    spark.of_java.renew.side_effect = ConnectionRefusedError
+    spark.of_java.renew.side_effect = error
     assert lease.failure() is None
