@@ -160,6 +160,7 @@ class FileStream(OpenedSource):
             # Files that came after those that were read are the next update's.
             before = max(read.values(), default=wanted.now_ms) + 1
         else:
+            # No file is before the earliest one.
             before = first_ms(wanted.end, wanted.now_ms, "files") or 0
         taken = [
             path

@@ -317,10 +317,9 @@ class JdbcStream:
 
     def count(self, bounds: KeyRange) -> int:
         """How many rows of the table have keys within a range."""
-        low, high = (
-            None if text is None else read_key(self._kind, text)
-            for text in (bounds.since or bounds.after, bounds.until)
-        )
+        begin = bounds.since or bounds.after
+        low = None if begin is None else read_key(self._kind, begin)
+        high = None if bounds.until is None else read_key(self._kind, bounds.until)
         condition = between(self._key, low, high, inclusive=bounds.since is not None)
         return int(self._value(count_between(self._options, condition)) or 0)
 
