@@ -144,3 +144,7 @@ def test_overlap_begins_at_the_starting_key(start, begin):
     stream._bounds, stream._kind, stream._overlap = KeyRange(), KeyKind.INTEGER, 10
     key, is_inclusive = stream._begin(Key(KeyKind.INTEGER, "100"))
     assert (key.text, is_inclusive) == begin
+    # At a start at the newest key, a transaction may have written smaller ones.
+    stream._bounds = KeyRange(after="95")
+    key, is_inclusive = stream._begin(Key(KeyKind.INTEGER, "100"))
+    assert (key.text, is_inclusive) == ("90", False)

@@ -339,9 +339,10 @@ class JdbcStream:
         if last is None:
             return first, is_inclusive
         again = last.before(self._overlap) if self._overlap else last
-        # What lies before the start of the stream is not read again, unless it begins later now.
-        if first is not None and again.order < first.order <= last.order:
-            return first, is_inclusive
+        # Rows before the key that the user chose are not read again, unless it was chosen later.
+        # After a start at the newest key they are: a transaction may commit smaller ones after it.
+        if first is not None and is_inclusive and again.order < first.order <= last.order:
+            return first, True
         return again, False
 
     def _rows(self, low: Key | None, high: Key) -> DataFrame:
