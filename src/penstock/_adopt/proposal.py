@@ -33,10 +33,10 @@ from penstock.sinks.spark import ConsoleSink, NoopSink
 
 _IMPORTS = ast.Import | ast.ImportFrom
 _BLOCKS = ast.FunctionDef | ast.ClassDef
-# What a sink or table has in another way. Those of `start` and `toTable` are arguments.
-_NO_OPTIONS = {
-    *("checkpointlocation", "path", "queryname", "format", "outputmode", "partitionby", "tablename")
-}
+# What a sink or table has in another way.
+_NO_OPTIONS = ("checkpointlocation", "path", "queryname")
+# Of `start` and `toTable`, whose other keywords are options.
+_ARGUMENTS = (*_NO_OPTIONS, "format", "outputmode", "partitionby", "tablename")
 
 
 def propose(text: str, job: str) -> Proposal:
@@ -319,12 +319,13 @@ class _Writer:
         return arguments
 
     def _options(self, target: Target) -> dict[str, str]:
-        return {
-            key: self._program.value(value, step.scope)
-            for step in target.query.writer
-            for key, value in options(step)
-            if key.lower() not in _NO_OPTIONS
-        }
+        values: dict[str, str] = {}
+        for step in target.query.writer:
+            left_out = _NO_OPTIONS if step.name in ("option", "options") else _ARGUMENTS
+            for key, value in options(step):
+                if key.lower() not in left_out:
+                    values[key] = self._program.value(value, step.scope)
+        return values
 
     def _identifier(self, name: str) -> str:
         base = re.sub(r"\W", "_", name) or "query"

@@ -192,6 +192,13 @@ rows.writeStream.format("delta").option("checkpointLocation", "c/2").start("silv
     assert "belongs to the job's table of bronze" in proposal.queries[1].notes[0]
 
 
+def test_an_option_that_is_named_like_an_argument_is_reported():
+    write = '.option("partitionBy", "day").toTable("bronze", format="delta", outputMode="append")'
+    (query,) = adopted(f"{READ}\norders.writeStream{write}").queries
+    assert "the option partitionBy is left out" in query.notes
+    assert not [note for note in query.notes if "outputMode" in note]
+
+
 def test_other_sinks_are_sinks_with_a_flow():
     check(
         READ
