@@ -103,7 +103,7 @@ class LateRowFinder:
         except _UnknownError:
             return Refused(dropped)
         if not self.keeps and kind != "Aggregate":
-            return Refused(dropped)  # which are rows, not groups
+            return Refused(dropped)  # Spark counts rows; of an aggregation it counts groups
         session = df.sparkSession
         # The plan reads the micro-batch, but is still marked as streaming.
         with session_conf(session, {_CHECK: "false"}):
