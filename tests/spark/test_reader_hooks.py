@@ -610,6 +610,10 @@ def test_names_and_json_paths_are_where_they_were_before_variables(world: World,
             assert df.first()["k"] == "a value longer than its key"
         df, _ = result(""", v:a.b AS x FROM (SELECT '{"a": {"b": 5}}' AS v)""")
         assert df.first()["x"] == "5"
+        other = spark.newSession()
+        other.conf.set("a.table", "its own")
+        df, _ = world.evaluate(lambda: other.sql("SELECT '${a.table}' AS k"))
+        assert df.first()["k"] == "its own"
 
 
 def test_json_paths_work_on_text_in_select_expr(world: World, spark: SparkSession):

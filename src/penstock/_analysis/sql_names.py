@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from pyspark.sql import SparkSession
+
 from penstock._model.spark_version import is_marked, mark_streams, require_spark
 from penstock._model.sql_text import quoted
 from penstock._spark.generated_names import VIEW_PREFIX
@@ -129,7 +131,18 @@ def substituted(spark: Any, text: str) -> str:
     """
     if "${" not in text:
         return text
-    return str(spark._jvm.org.apache.spark.sql.internal.VariableSubstitution().substitute(text))
+    sessions = SparkSession._get_j_spark_session_class(spark._jvm)
+    before = sessions.getActiveSession()
+    # Spark takes the values from the active session of the thread, which may be another one.
+    sessions.setActiveSession(spark._jsparkSession)
+    try:
+        variables = spark._jvm.org.apache.spark.sql.internal.VariableSubstitution()
+        return str(variables.substitute(text))
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
 
 
 def as_view(df: Any) -> str:
