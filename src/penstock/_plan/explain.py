@@ -97,8 +97,10 @@ def _step_text(graph: DataflowGraph, step: RunStep, name: str) -> str:
 def _when(flow: Flow, step: RunStep) -> str:
     if flow.once or isinstance(step, RunOnceFlow):
         return "once"
-    if isinstance(step, StartFlow) and (step.is_eager or step.trigger is not None):
-        return "as rows arrive" if step.is_eager else str(step.trigger)
+    if isinstance(step, StartFlow) and step.is_eager:
+        return "as rows arrive"
+    if isinstance(step, StartFlow) and step.trigger is not None:
+        return str(step.trigger)
     if step.interval_seconds is not None:
         return f"every {step.interval_seconds:g} s"
     return "everything available" if flow.snapshot is None else "what is new"

@@ -140,7 +140,8 @@ def _flow(
     """A flow at rest; `None` before its first start, or if its rows are of a batch query."""
     name, layout = node.flow.name, pipeline.tables.layout
     state, view = pipeline.state.flow(name), pipeline.state.view(node.target)
-    if state is None or (view is not None and view.deployed):  # a checkpoint is of a stream before
+    # A batch query may have a checkpoint of an earlier streaming query.
+    if state is None or (view is not None and view.deployed):
         return None
     pipeline.check_migration(node)
     if state.reset_pending:

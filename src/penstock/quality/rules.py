@@ -64,7 +64,8 @@ def check_expectations(
         raise errors[0]
     if errors:
         # An analysis with assumptions about missing sources finds a missing column in the cause.
-        raise DefinitionErrors(errors) from next(filter(None, (e.__cause__ for e in errors)), None)
+        causes = [error.__cause__ for error in errors if error.__cause__ is not None]
+        raise DefinitionErrors(errors) from (causes[0] if causes else None)
 
 
 def condition_column(spark: SparkSession, rule: Expectation) -> Column:

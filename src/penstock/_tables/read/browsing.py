@@ -178,7 +178,7 @@ class TableBrowser:
                     continue
                 item = _item(broken, values)
                 texts = (item["row"], item["source"] or "", *item["rules"])
-                if not any(text in each.casefold() for each in texts):
+                if text and not any(text in each.casefold() for each in texts):
                     continue
                 item["id"] = row_id(file.name, position)
                 item["is_cut"] = len(item["row"]) > _MAX_PAYLOAD

@@ -57,7 +57,9 @@ def newest_versions(table: Path, version: int) -> list[dict[str, Any]]:
         except OSError:
             break
         # Commits with very many files are not read.
-        commit, _ = _commit(table, number) if left >= 0 else ({}, [])
+        if left < 0:
+            break
+        commit, _ = _commit(table, number)
         if not commit:
             break
         versions.append(commit)

@@ -110,7 +110,8 @@ def copy_small_files(
     start = len(str(top.toUri().getPath()).rstrip("/")) + 1
     _, pattern = hadoop_path(spark, f"{root}/tables/*/*/*/_delta_log")
     checkpoints = layout.checkpoints
-    epochs = checkpoints.removeprefix(root).count("/") + 2  # folders above the files of one
+    # Number of folders between the root and the files of a checkpoint.
+    depth = checkpoints.removeprefix(root).count("/") + 2
     if flow is None:
         logs = [str(log.getPath()) for log in system.globStatus(pattern) or ()]
     else:
@@ -126,7 +127,7 @@ def copy_small_files(
             local.parent.mkdir(parents=True, exist_ok=True)
             parts = local.relative_to(folder).parts
             # checkpoints/<flow>/<epoch>/state
-            is_state = uri == checkpoints and "state" in parts[epochs:-1]
+            is_state = uri == checkpoints and "state" in parts[depth:-1]
             if is_state or int(status.getLen()) > _LARGEST_COPIED:
                 with local.open("wb") as file:
                     file.truncate(int(status.getLen()))

@@ -99,7 +99,9 @@ class DecisionFile:
 
     def load(self, app_id: str, batch_id: int) -> BatchDecision | None:
         decision = self.newest()
-        batch = decision and (decision.result.app_id, decision.result.batch_id)
+        if decision is None:
+            return None
+        batch = (decision.result.app_id, decision.result.batch_id)
         return decision if batch == (app_id, batch_id) else None
 
     def save(self, decision: BatchDecision) -> None:

@@ -64,7 +64,8 @@ def compare(table: T.StructType, query: T.StructType) -> SchemaDifference:
     def new_fields(
         table: T.StructType, query: T.StructType, path: ColumnPath
     ) -> list[T.StructField]:
-        have, want = ({field.name.lower(): field for field in each} for each in (table, query))
+        have = {field.name.lower(): field for field in table}
+        want = {field.name.lower(): field for field in query}
         gone = [field for name, field in have.items() if name not in want]
         missing.extend(".".join((*path, field.name)) for field in gone if not is_computed(field))
         new = [field for name, field in want.items() if name not in have]
