@@ -58,7 +58,7 @@ class RefreshView(_FlowStep):
     new snapshots, which are applied.
     """
 
-    interval_seconds: float | None = None  # between two looks; None = one time
+    interval_seconds: float | None = None  # between two checks for changes; None = one refresh
     full: bool = False  # recompute even if nothing changed
 
 
@@ -79,5 +79,5 @@ class Plan:
     continuous: bool = False  # all flows run until stopped
     notes: tuple[str, ...] = ()  # what the user should know before it starts, one sentence each
     setup_retries: int | None = None  # of a reset or preparation; None = as the update has it
-    warnings: tuple[str, ...] = ()  # of later problems; `run` shows them, too
+    warnings: tuple[str, ...] = ()  # of problems that appear later; `run` shows them, too
     refused: Mapping[str, PenstockError] = field(default_factory=dict)

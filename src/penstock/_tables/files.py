@@ -103,7 +103,7 @@ class StorageFiles:
                 if sync:
                     os.fsync(file.fileno())
             draft.replace(path)
-            # Of a file that Hadoop wrote; it would not fit the new text.
+            # The checksum of a file that Hadoop wrote does not match the new content.
             path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
             return
         system, remote = hadoop_path(self._spark, uri)

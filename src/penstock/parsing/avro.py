@@ -43,7 +43,7 @@ _PRIMITIVE: dict[str, DataType] = {
     "enum": StringType(),
     "fixed": BinaryType(),
 }
-# Those that fastavro converts; a UUID in a string is one already, and stays bytes in a `fixed`.
+# Logical types that fastavro converts, but for UUIDs: these are strings, or bytes in a `fixed`.
 _LOGICAL: dict[str, DataType] = {
     "int-date": DateType(),
     "long-timestamp-millis": TimestampType(),
