@@ -97,13 +97,13 @@ def test_avro_schema_becomes_columns():
         ),
     ],
 )
-def test_avro_schema_is_refused_when_it_gives_no_columns(schema, reason):
+def test_avro_schema_is_refused_when_it_has_no_columns(schema, reason):
     with pytest.raises(DefinitionError, match=reason) as raised:
         struct_of_avro(schema)
     assert raised.value.condition == "PAYLOAD_SCHEMA_INVALID"
 
 
-def test_avro_payload_is_refused_when_it_is_cut_or_has_more():
+def test_avro_payload_is_refused_when_truncated_or_too_long():
     schema, payload = json.dumps(ORDER), encode(ORDER, ROW)
     assert decode_avro(payload, schema) == ROW
     for end in range(len(payload)):
@@ -129,7 +129,7 @@ def test_avro_payload_is_read_with_defaults_and_aliases_of_the_reader():
         decode_avro(encode(ORDER, ROW), json.dumps(ORDER), json.dumps(bad))
 
 
-def test_avro_schema_may_refer_to_others():
+def test_avro_schema_can_reference_other_schemas():
     item = '{"type":"record","name":"Item","namespace":"shop","fields":[{"name":"n","type":"int"}]}'
     order = (
         '{"type":"record","name":"Order","fields":'
@@ -144,12 +144,12 @@ def protobuf_order() -> tuple[bytes, bytes]:
     from penstock.parsing.protobuf import message_class
 
     files = compile_files(PROTO, {})
-    made = message_class(files, "shop.Order")(
+    order = message_class(files, "shop.Order")(
         id=7, items=[{"n": 2**32 - 1}], counts={"a": 2**64 - 1}, state=1, raw=b"\x00"
     )
-    made.at.seconds, made.at.nanos = 1_767_225_600, 5_000
-    made.weight.value = 1.5
-    return files, made.SerializeToString()
+    order.at.seconds, order.at.nanos = 1_767_225_600, 5_000
+    order.weight.value = 1.5
+    return files, order.SerializeToString()
 
 
 def test_protobuf_message_becomes_columns_and_a_record():
@@ -175,7 +175,7 @@ def test_protobuf_message_becomes_columns_and_a_record():
 
 
 @pytest.mark.parametrize("payload", [b"\x08", b"\xff\xff\xff", b"\xa2\x06\x01a", b"\x12\xff\x01"])
-def test_protobuf_payload_is_refused_when_it_is_cut_or_something_else(payload):
+def test_protobuf_payload_is_refused_when_truncated_or_of_another_type(payload):
     files, _ = protobuf_order()
     with pytest.raises(PayloadError, match=r"not a shop\.Order"):
         decode_protobuf(payload, files, "shop.Order")
@@ -189,7 +189,7 @@ def test_protobuf_fields_of_a_newer_schema_are_an_error_only_when_strict():
         decode_protobuf(newer, files, "shop.Order", strict=True)
 
 
-def test_protobuf_schema_is_refused_when_it_has_no_such_message_or_recurses():
+def test_protobuf_schema_is_refused_when_invalid_recursive_or_without_the_message():
     files = compile_files('syntax = "proto3"; message Node { Node next = 1; }', {})
     with pytest.raises(DefinitionError, match="there are Node"):
         struct_of_message(files, "Tree")
@@ -215,7 +215,7 @@ def test_a_number_that_python_cannot_represent_is_an_error_of_its_row():
     ]
 
 
-def test_named_avro_types_with_a_logical_type_can_be_used_again():
+def test_named_avro_types_with_a_logical_type_can_be_reused():
     money = {"type": "fixed", "name": "money", "size": 8, "logicalType": "decimal"}
     money |= {"precision": 10, "scale": 2}
     uuid = {"type": "fixed", "name": "uuid", "size": 16, "logicalType": "uuid"}
@@ -256,7 +256,7 @@ def test_message_indexes_are_zigzag_numbers(body, expected):
 
 
 @pytest.mark.parametrize("body", [b"", b"\x80", b"\x02", b"\x01", b"\xfe\xff\xff\xff\x0f"])
-def test_message_indexes_are_refused_when_cut_or_senseless(body):
+def test_message_indexes_are_refused_when_truncated_or_invalid(body):
     with pytest.raises(PayloadError):
         read_indexes(body)
 

@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 from penstock.errors import DefinitionError
 from penstock.parsing.fit import MisfitError, compile_fit
 
-# Without a JVM there is no parser of DDL.
+# DDL cannot be parsed without a JVM.
 TYPES: dict[str, DataType] = {
     "INT": IntegerType(),
     "BIGINT": LongType(),
@@ -108,12 +108,12 @@ def test_value_fits_without_loss(ddl, value, expected):
         ("INT NOT NULL", None, "x: NULL or missing"),
     ],
 )
-def test_value_is_refused_with_its_path_when_it_does_not_fit(ddl, value, reason):
+def test_error_names_the_path_of_a_value_that_does_not_fit(ddl, value, reason):
     with pytest.raises(MisfitError) as raised:
         fit(ddl, value)
     assert str(raised.value).lower() == reason.lower()
 
 
-def test_type_is_refused_when_nothing_decodes_to_it():
+def test_unsupported_type_is_refused():
     with pytest.raises(DefinitionError, match="VARIANT"):
         compile_fit(VariantType())

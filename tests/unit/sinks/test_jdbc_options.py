@@ -13,29 +13,29 @@ from penstock.sinks.jdbc.options import (
     table_name,
 )
 
-GIVEN = {"url": "jdbc:postgresql://db:5432/shop", "dbtable": "sales.orders"}
+ON_POSTGRESQL = {"url": "jdbc:postgresql://db:5432/shop", "dbtable": "sales.orders"}
 ON_MYSQL = {"url": "jdbc:mysql://db:3306/shop?sslMode=verify-full", "dbtable": "Orders"}
 
 
 def condition(**options: str) -> str:
     with pytest.raises(ConnectorError) as caught:
-        jdbc_sink_options({**GIVEN, **options})
+        jdbc_sink_options({**ON_POSTGRESQL, **options})
     return caught.value.condition
 
 
-def test_defaults_are_filled_in_when_only_the_place_is_given():
-    options = jdbc_sink_options({**GIVEN, "URL".lower(): GIVEN["url"] + "?sslmode=require"})
+def test_defaults_apply_when_only_url_and_table_are_set():
+    options = jdbc_sink_options({**ON_POSTGRESQL, "url": ON_POSTGRESQL["url"] + "?sslmode=require"})
     assert options.table == TableName("sales", "orders")
     assert options.fence == TableName("sales", "penstock_fence")
     assert options.staging_schema == "sales"
     assert (options.mode, options.keys, options.create_table) == (WriteRows.APPEND, (), True)
     assert options.connection == {"sslmode": "require"}
-    assert options.url == GIVEN["url"]
+    assert options.url == ON_POSTGRESQL["url"]
     assert options.place == "db:5432/shop"
 
 
-def test_secrets_are_not_shown_when_options_are_printed():
-    options = jdbc_sink_options({**GIVEN, "user": "me", "password": "pssst"})
+def test_secrets_are_not_in_the_repr_of_options():
+    options = jdbc_sink_options({**ON_POSTGRESQL, "user": "me", "password": "pssst"})
     assert options.connection["password"] == "pssst"
     assert "pssst" not in repr(options)
     assert "db:5432" not in repr(options)
@@ -52,18 +52,18 @@ def test_secrets_are_not_shown_when_options_are_printed():
         ("x" * 64, TableName(None, "x" * 64), MYSQL),
     ],
 )
-def test_names_of_tables_are_read_as_in_sql(text, name, system):
+def test_table_names_are_parsed_as_in_sql(text, name, system):
     assert table_name(text, system) == name
     assert table_name(str(name), system) == name
 
 
 @pytest.mark.parametrize("text", ["", "a.b.c", "a b", "a;drop", "(select 1)", "a.", '"', "x" * 64])
-def test_other_texts_than_names_are_refused(text):
+def test_invalid_table_names_are_refused(text):
     with pytest.raises(ConnectorError):
         table_name(text)
 
 
-def test_wrong_options_are_refused_without_showing_them():
+def test_invalid_options_are_refused_without_showing_secrets():
     assert condition(url="") == "JDBC_OPTION_INVALID"
     assert condition(dbtable=" ") == "JDBC_OPTION_INVALID"
     assert condition(url="jdbc:sqlserver://h;database=d") == "JDBC_DATABASE_NOT_SUPPORTED"
@@ -75,17 +75,17 @@ def test_wrong_options_are_refused_without_showing_them():
     assert condition(keyz="id") == "JDBC_OPTION_UNKNOWN"
     assert condition(stagingSchema="a.b") == "JDBC_OPTION_INVALID"
     for unsafe in ("socketFactory=x", "loggerFile=/etc/x", "password=a", "user=b"):
-        assert condition(url=f"{GIVEN['url']}?{unsafe}") == "JDBC_OPTION_UNSAFE"
+        assert condition(url=f"{ON_POSTGRESQL['url']}?{unsafe}") == "JDBC_OPTION_UNSAFE"
     assert condition(url="jdbc:postgresql://me:pw@db/shop") == "JDBC_OPTION_UNSAFE"
     for unsafe in ("allowLocalInfile=true", "sessionVariables=sql_mode=''", "socketFactory=x"):
         assert condition(url=f"jdbc:mariadb://h/d?{unsafe}") == "JDBC_OPTION_UNSAFE"
     with pytest.raises(ConnectorError) as caught:
-        jdbc_sink_options({**GIVEN, "pasword": "pssst"})
+        jdbc_sink_options({**ON_POSTGRESQL, "pasword": "pssst"})
     assert "did you mean `password`" in str(caught.value)
     assert "pssst" not in str(caught.value)
 
 
-def test_one_driver_is_for_mariadb_and_mysql():
+def test_mysql_url_is_changed_to_the_mariadb_driver():
     options = jdbc_sink_options({**ON_MYSQL, "stagingSchema": "Scratch"})
     assert (options.url, options.place) == ("jdbc:mariadb://db:3306/shop", "db:3306/shop")
     assert options.connection == {"sslMode": "verify-full"}
@@ -144,40 +144,40 @@ MYSQL_MISFITS = [
     (T.DoubleType(), "float", "double(10,2)", "decimal(38,10)"),
     (T.FloatType(), "float(7,2)"),
     (T.BooleanType(), "tinyint(4)", "bit(2)"),
-    # It adds zeros.
+    # MySQL pads BINARY(n) with zeros.
     (T.BinaryType(), "binary(8)"),
     (T.TimestampType(), "datetime", "datetime(3)", "timestamp", "date"),
     (T.TimestampNTZType(), "timestamp(6)"),
     (T.DayTimeIntervalType(), "time(6)"),
 ]
 TYPES_THAT_FIT = [
-    *((GIVEN, row[0], row[1:]) for row in FITS),
+    *((ON_POSTGRESQL, row[0], row[1:]) for row in FITS),
     *((ON_MYSQL, row[0], row[1:]) for row in MYSQL_FITS),
 ]
 TYPES_THAT_DO_NOT = [
-    *((GIVEN, row[0], row[1:]) for row in MISFITS),
+    *((ON_POSTGRESQL, row[0], row[1:]) for row in MISFITS),
     *((ON_MYSQL, row[0], row[1:]) for row in MYSQL_MISFITS),
 ]
 
 
-def misfits(given, kind, types):
-    options = jdbc_sink_options(given)
+def misfits(arguments, kind, types):
+    options = jdbc_sink_options(arguments)
     dialect = dialect_of(options.system)
     columns = [TableColumn(name="c", type=shown) for shown in types]
     return [c.type for c in columns if dialect.misfit(kind, c, options) is not None]
 
 
-@pytest.mark.parametrize(("given", "kind", "types"), TYPES_THAT_FIT)
-def test_a_column_fits_when_it_can_hold_every_value(given, kind, types):
-    assert misfits(given, kind, types) == []
+@pytest.mark.parametrize(("arguments", "kind", "types"), TYPES_THAT_FIT)
+def test_a_column_fits_when_it_can_hold_every_value(arguments, kind, types):
+    assert misfits(arguments, kind, types) == []
 
 
-@pytest.mark.parametrize(("given", "kind", "types"), TYPES_THAT_DO_NOT)
-def test_a_column_does_not_fit_when_a_value_could_change(given, kind, types):
-    assert misfits(given, kind, types) == list(types)
+@pytest.mark.parametrize(("arguments", "kind", "types"), TYPES_THAT_DO_NOT)
+def test_a_column_does_not_fit_when_a_value_could_change(arguments, kind, types):
+    assert misfits(arguments, kind, types) == list(types)
 
 
-def test_everything_that_does_not_fit_is_reported_at_once():
+def test_all_column_mismatches_are_reported_together():
     columns = {"id": T.LongType(), "Name": T.StringType(), "made": T.StringType()}
     schema = T.StructType([T.StructField(name, kind) for name, kind in columns.items()])
     table = [
@@ -187,7 +187,7 @@ def test_everything_that_does_not_fit_is_reported_at_once():
         TableColumn(name="must", type="text", not_null=True),
         TableColumn(name="may", type="text", not_null=True, has_default=True),
     ]
-    options = jdbc_sink_options({**GIVEN, "mode": "upsert", "keys": "key"})
+    options = jdbc_sink_options({**ON_POSTGRESQL, "mode": "upsert", "keys": "key"})
     with pytest.raises(ConnectorError) as caught:
         dialect_of(options.system).fit_columns(schema, table, options)
     text = str(caught.value)
@@ -202,14 +202,14 @@ def test_everything_that_does_not_fit_is_reported_at_once():
     assert "column may" not in text
 
 
-def test_names_are_quoted_when_statements_are_made():
+def test_names_are_quoted_in_statements():
     evil = 'id"; DROP TABLE x; --'
     schema = T.StructType([T.StructField(evil, T.IntegerType()), T.StructField("v", T.DateType())])
-    options = jdbc_sink_options({**GIVEN, "mode": "upsert", "keys": evil})
+    options = jdbc_sink_options({**ON_POSTGRESQL, "mode": "upsert", "keys": evil})
     dialect = dialect_of(options.system)
-    made = dialect.create_table(schema, options)
-    assert '"id""; DROP TABLE x; --" integer NOT NULL' in made
-    assert 'PRIMARY KEY ("id""; DROP TABLE x; --")' in made
+    statement = dialect.create_table(schema, options)
+    assert '"id""; DROP TABLE x; --" integer NOT NULL' in statement
+    assert 'PRIMARY KEY ("id""; DROP TABLE x; --")' in statement
     table = [TableColumn(name=evil, type="integer"), TableColumn(name="v", type="date")]
     columns = dialect.fit_columns(schema, table, options)
     moved = dialect.move_rows(TableName(None, "st"), columns, options, [(0, 7), (1, 9)])
@@ -221,16 +221,16 @@ def test_names_are_quoted_when_statements_are_made():
     )
 
 
-def test_mysql_keeps_the_newest_row_of_a_key_as_the_table_compares_keys():
+def test_mysql_upsert_keeps_the_newest_row_per_key_in_the_collation_of_the_table():
     options = jdbc_sink_options(
         {**ON_MYSQL, "mode": "upsert", "keys": "who", "sequenceBy": "at", "createTable": "false"}
     )
     dialect = dialect_of(options.system)
     schema = T.StructType().add("who", "string").add("at", "timestamp").add("c0", "integer")
-    made = dialect.create_table(schema, options)
-    assert '"who" varchar(255) NOT NULL' in made
-    assert '"at" datetime(6)' in made
-    assert " ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4" in made
+    statement = dialect.create_table(schema, options)
+    assert '"who" varchar(255) NOT NULL' in statement
+    assert '"at" datetime(6)' in statement
+    assert " ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4" in statement
     table = [
         TableColumn(name="Who", type="varchar(9)", collation="latin1_swedish_ci"),
         TableColumn(name="at", type="datetime(6)"),
@@ -263,14 +263,14 @@ class Staged:
     ("rows", "count", "attempts"),
     [
         ([(-1, 7, 1), (0, 8, 3), (0, 9, 3), (1, 10, 2)], 5, [(0, 8), (1, 10)]),
-        # The second task of a partition may end after the count: the first one is named always.
+        # A second task of a partition can end after the count: the condition always has the first.
         ([(-1, 7, 1), (0, 8, 3)], 3, [(0, 8)]),
         ([(-1, 7, 1)], 0, []),
     ],
 )
-def test_one_attempt_per_partition_counts_in_postgresql(rows, count, attempts):
+def test_only_one_attempt_per_partition_is_counted_in_postgresql(rows, count, attempts):
     database, staging = Staged(*rows), TableName(None, "stage")
     dialect = dialect_of(POSTGRESQL)
     assert dialect.count_staged(database, staging) == (count, attempts)
-    moved = dialect.move_rows(staging, (), jdbc_sink_options(GIVEN), attempts)
+    moved = dialect.move_rows(staging, (), jdbc_sink_options(ON_POSTGRESQL), attempts)
     assert ("IN (" in moved) == bool(attempts)

@@ -1,4 +1,4 @@
-"""What a message with rows looks like where it is read."""
+"""Notifications with rows, as plain text and for Slack."""
 
 import json
 import smtplib
@@ -18,7 +18,7 @@ def message(rows: list[dict[str, Any]], count: int, **more: Any) -> Message:
     return Message({**body, "earlier_rows": 0, "earlier_since": None, **more})
 
 
-def test_a_text_has_the_rows_and_the_numbers_of_the_others():
+def test_message_has_rows_and_the_number_of_omitted_rows():
     text = message([{"id": 1, "name": None}], 1).text()
     assert text == '{"id": 1, "name": null}\nflow f, batch 3, message k1\n'
     summed = message([{"id": 1}], 3, earlier_rows=142, earlier_since="2026-11-26T10:15:00.000Z")
@@ -30,7 +30,7 @@ def test_a_text_has_the_rows_and_the_numbers_of_the_others():
     assert message([], 0, earlier_rows=1, earlier_since="x").text().startswith("1 more row since x")
 
 
-def test_slack_reads_no_markup_and_gets_no_more_than_it_takes():
+def test_slack_message_is_escaped_and_limited_in_length():
     rows = [{"text": f"{number} <!channel> ```*b* & @here \n"} for number in range(1000)]
     form = message(rows, 1000, sink="a<b").slack()
     (block,) = form["blocks"]
@@ -65,5 +65,5 @@ def test_slack_reads_no_markup_and_gets_no_more_than_it_takes():
         (TimeoutError(), False),
     ],
 )
-def test_what_the_receiver_refuses_is_not_tried_again(error: Exception, permanent: bool):
+def test_only_temporary_errors_of_the_receiver_are_retried(error: Exception, permanent: bool):
     assert is_permanent(error) == permanent

@@ -1,4 +1,4 @@
-"""What a flow and its sink must agree on: literal options and columns, nothing is connected to."""
+"""Checks of a sink's options and of the query that writes to it, without connections."""
 
 from collections.abc import Mapping
 
@@ -29,7 +29,7 @@ def refused(kind: str, options: dict[str, str], mode: OutputMode, **columns: str
     return caught.value
 
 
-def test_sound_sinks_pass():
+def test_valid_sinks_pass():
     for mode in OutputMode:
         check_sink("kafka", KAFKA, {"value": "binary", "key": "string", "extra": "int"}, mode)
         check_sink("Console", {}, {"a": "int"}, mode)
@@ -42,7 +42,7 @@ def test_sound_sinks_pass():
 
 
 @pytest.mark.parametrize("kind", ["parquet", "JSON", "csv", "orc", "delta"])
-def test_modes_are_refused_with_the_alternative_when_a_sink_does_not_have_them(kind: str):
+def test_file_and_delta_sinks_refuse_update_mode_with_an_alternative(kind: str):
     sink = sink_of(kind)
     assert OutputMode.APPEND in sink.modes
     assert OutputMode.UPDATE not in sink.modes
@@ -52,13 +52,13 @@ def test_modes_are_refused_with_the_alternative_when_a_sink_does_not_have_them(k
         assert "withWatermark" in sink.instead
 
 
-def test_other_sinks_take_every_mode_and_kafka_takes_changes():
+def test_kafka_accepts_update_mode_and_console_and_jdbc_every_mode():
     assert set(sink_of("console").modes) == set(sink_of("jdbc").modes) == set(OutputMode)
     assert sink_of("kafka").modes == (OutputMode.APPEND, OutputMode.UPDATE)
 
 
 @pytest.mark.parametrize("mode", [OutputMode.UPDATE, OutputMode.COMPLETE])
-def test_rows_that_change_are_refused_when_the_jdbc_sink_only_adds(mode: OutputMode):
+def test_jdbc_sink_in_append_mode_refuses_update_and_complete_output(mode: OutputMode):
     error = refused("jdbc", JDBC, mode, a="int")
     assert error.condition == "SINK_MODE_NOT_SUPPORTED"
     assert "upsert" in (error.hint or "")
@@ -75,14 +75,14 @@ def test_masked_columns_must_be_columns_of_the_query():
     assert "option `mask` names crad" in error.message
 
 
-def test_places_must_be_given_and_checkpoints_not():
+def test_path_is_required_and_checkpoint_location_is_refused():
     assert refused("json", {}, OutputMode.APPEND).condition == "SINK_OPTION_MISSING"
     assert refused("delta", {"path": " "}, OutputMode.APPEND).condition == "SINK_OPTION_MISSING"
-    given = {"path": "x", "CheckpointLocation": "y"}
-    assert refused("csv", given, OutputMode.APPEND).condition == "SINK_OPTION_REFUSED"
+    options = {"path": "x", "CheckpointLocation": "y"}
+    assert refused("csv", options, OutputMode.APPEND).condition == "SINK_OPTION_REFUSED"
 
 
-def test_everything_that_kafka_cannot_send_is_reported_at_once():
+def test_all_columns_that_kafka_cannot_send_are_reported_together():
     error = refused(
         "kafka",
         {"kafka.bootstrap.servers": "h:1", "topic": " "},
@@ -94,29 +94,34 @@ def test_everything_that_kafka_cannot_send_is_reported_at_once():
         row_id="int",
     )
     assert error.condition == "KAFKA_COLUMNS_INVALID"
-    for said in ("`key` is bigint", "`headers` is map", "`partition` is bigint", "`row_id` is int"):
-        assert said in error.message
+    for problem in (
+        "`key` is bigint",
+        "`headers` is map",
+        "`partition` is bigint",
+        "`row_id` is int",
+    ):
+        assert problem in error.message
     assert "no column `value`" in error.message
     assert "topic" in error.message
     assert refused("kafka", {**KAFKA, "rowIds": "yes"}, OutputMode.APPEND, value="string")
 
 
-def test_foreach_is_no_format_and_the_way_is_named():
+def test_foreach_as_a_format_is_refused_with_a_hint():
     for kind in ("foreach", "foreachBatch"):
         error = refused(kind, {}, OutputMode.APPEND, a="int")
         assert error.condition == "SINK_FORMAT_NOT_SUPPORTED"
         assert "foreach_row" in str(error.hint)
 
 
-def test_facts_are_read_off_options_whatever_they_say():
+def test_facts_are_read_from_options():
     kafka = sink_of("Kafka").facts({**KAFKA, "Topic": "t"})
     assert kafka.location == LineageSource(namespace="kafka://h:1", name="t")
     assert kafka.triggers == {TriggerKind.CONTINUOUS, TriggerKind.REAL_TIME}
     assert "penstock-id" in kafka.unbatched_warning
     assert not kafka.needs_batches and not kafka.is_keyed
     assert "assigned per batch" in sink_of("kafka").facts({"ROWIDS": " True"}).needs_batches
-    known = sink_of("kafka").facts({"rowIds": "false"})
-    assert not known.needs_batches and not known.unbatched_warning
+    without_row_ids = sink_of("kafka").facts({"rowIds": "false"})
+    assert not without_row_ids.needs_batches and not without_row_ids.unbatched_warning
     secret = {"kafka.bootstrap.servers": "${secret:A}", "topic": "t"}
     assert sink_of("kafka").facts(secret).location is None
 
@@ -133,7 +138,7 @@ def test_facts_are_read_off_options_whatever_they_say():
     ]
 
 
-def test_paths_and_brokers_of_another_platform_are_replaced_whatever_the_case_of_the_option():
+def test_paths_and_brokers_are_mapped_for_options_in_any_case():
     def mapped(location: str) -> str:
         return {"/mnt/out": "/here", "kafka://far:1": "kafka://near:2"}.get(location, location)
 
@@ -145,18 +150,18 @@ def test_paths_and_brokers_of_another_platform_are_replaced_whatever_the_case_of
     assert sink_of("kafka").endpoints({}) == sink_of("json").endpoints({"path": "x"}) == []
 
 
-def test_a_missing_topic_is_named():
-    text = (
+def test_error_names_the_missing_topic():
+    message = (
         "Py4JJavaError: An error occurred while calling o1.save.\n: "
         "org.apache.spark.SparkException: Job aborted: "
         "org.apache.kafka.common.errors.TimeoutException: Topic no.such-topic not "
         "present in metadata after 20000 ms."
     )
     flow = Flow(name="f", target="t", function=lambda: None, origin=SourceLocation("a.py", 1))
-    error = sink_of("kafka").explain(text, flow, 2)
+    error = sink_of("kafka").explain(message, flow, 2)
     assert error is not None
     assert (error.condition, error.retryable) == ("SINK_TOPIC_NOT_FOUND", True)
     assert "topic 'no.such-topic' is not known to the brokers in batch 2" in error.message
     assert "penstock broker topic" in (error.hint or "")
     assert sink_of("kafka").explain("another failure", flow, None) is None
-    assert sink_of("json").explain(text, flow, 2) is None
+    assert sink_of("json").explain(message, flow, 2) is None

@@ -1,4 +1,4 @@
-"""How many rows went to a sink that Spark writes, from its progress."""
+"""The number of rows written to a sink, from the progress of the query."""
 
 import pytest
 
@@ -15,5 +15,5 @@ from penstock._execution.listener import WRITTEN, written_records
         ({"numInputRows": 3}, None),
     ],
 )
-def test_rows_are_those_that_the_query_observed(progress, rows):
+def test_row_count_is_read_from_the_observed_metrics(progress, rows):
     assert written_records(progress) == rows
