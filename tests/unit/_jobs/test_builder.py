@@ -15,5 +15,5 @@ from penstock._jobs.builder import has_packages
         ("", False),
     ],
 )
-def test_packages_that_every_session_has_are_not_missed(coordinates: str, expected: bool):
+def test_packages_of_every_session_are_recognized(coordinates: str, expected: bool):
     assert has_packages(coordinates) is expected

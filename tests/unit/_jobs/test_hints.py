@@ -21,15 +21,20 @@ pyspark.errors.exceptions.captured.SparkRuntimeException: {EXISTS}
 """
 
 
-def test_program_gets_a_hint_when_its_table_is_not_registered_again(tmp_path: Path):
-    job = tmp_path / "job.py"
-    job.write_text(f"raise RuntimeError({EXISTS!r})\n", encoding="utf-8")
+def error_of_job(folder: Path, code: str) -> UserCodeError:
+    job = folder / "job.py"
+    job.write_text(code, encoding="utf-8")
     settings = PipelineSettings(
-        name="p", storage="file:///x", root=str(tmp_path), source_patterns=("job.py",)
+        name="p", storage="file:///x", root=str(folder), source_patterns=("job.py",)
     )
-    with pytest.raises(UserCodeError) as failed:
+    with pytest.raises(UserCodeError) as caught:
         run_job_file(settings, job, namespace={})
-    assert '.format("delta")' in (job_hint(failed.value.message) or "")
+    return caught.value
+
+
+def test_program_gets_a_hint_when_its_table_is_not_registered_again(tmp_path: Path):
+    error = error_of_job(tmp_path, f"raise RuntimeError({EXISTS!r})\n")
+    assert '.format("delta")' in (job_hint(error.message) or "")
 
 
 def test_query_gets_a_hint_when_its_function_writes_a_table_that_is_not_registered_again():
@@ -58,15 +63,10 @@ def test_error_of_ansi_mode_names_the_setting(text: str):
 
 
 def test_program_that_exits_gets_a_hint_about_its_arguments(tmp_path: Path):
-    job = tmp_path / "job.py"
-    job.write_text(
+    error = error_of_job(
+        tmp_path,
         "import argparse\nparser = argparse.ArgumentParser()\n"
-        "parser.add_argument('--topic', required=True)\nparser.parse_args([])\n"
+        "parser.add_argument('--topic', required=True)\nparser.parse_args([])\n",
     )
-    settings = PipelineSettings(
-        name="p", storage="file:///x", root=str(tmp_path), source_patterns=("job.py",)
-    )
-    with pytest.raises(UserCodeError) as failed:
-        run_job_file(settings, job, namespace={})
-    assert failed.value.condition == "JOB_EXITED"
-    assert "`penstock run job.py -- ARGS`" in str(failed.value)
+    assert error.condition == "JOB_EXITED"
+    assert "`penstock run job.py -- ARGS`" in str(error)

@@ -1,4 +1,4 @@
-"""Rules about reads, queries and datasets, on facts as the analysis notes them."""
+"""Rules about reads, queries and datasets, on facts that the analysis records."""
 
 from typing import Any
 
@@ -16,38 +16,48 @@ LOCAL = {"kafka.bootstrap.servers": "localhost:9092"}
 LIMITED = {**LOCAL, "maxoffsetspertrigger": "9"}
 
 
-def of_read(source: str, *, streaming: bool = True, own: bool = False, **options: str) -> list[str]:
+def rules_of_read(
+    source: str, *, streaming: bool = True, own: bool = False, **options: str
+) -> list[str]:
     named = {key.replace("__", "."): value for key, value in options.items()}
     read = ReadFacts(
         source=source, is_streaming=streaming, is_own=own, options=named, origin=AT, has_schema=True
     )
-    return sorted(one.rule.id for one in findings_of_read("f", AT, read))
+    return sorted(finding.rule.id for finding in findings_of_read("f", AT, read))
 
 
-def kafka(streaming: bool = True, **more: str) -> list[str]:
+def rules_of_kafka_read(streaming: bool = True, **more: str) -> list[str]:
     options = {**LIMITED, **{key.replace("__", "."): value for key, value in more.items()}}
     read = ReadFacts(source="kafka", is_streaming=streaming, options=options, origin=AT)
-    return sorted(one.rule.id for one in findings_of_read("f", AT, read))
+    return sorted(finding.rule.id for finding in findings_of_read("f", AT, read))
 
 
-def test_where_a_stream_of_kafka_begins():
-    assert kafka() == ["PSL201"]
-    assert kafka(startingoffsets=" Latest ") == ["PSL201"]
-    assert kafka(startingoffsets="earliest") == []
-    assert kafka(startingoffsets='{"t":{"0":5}}') == []
-    assert kafka(startingtimestamp="0") == []
-    assert kafka(streaming=False) == []
+def test_kafka_stream_that_starts_at_latest_is_reported():
+    assert rules_of_kafka_read() == ["PSL201"]
+    assert rules_of_kafka_read(startingoffsets=" Latest ") == ["PSL201"]
+    assert rules_of_kafka_read(startingoffsets="earliest") == []
+    assert rules_of_kafka_read(startingoffsets='{"t":{"0":5}}') == []
+    assert rules_of_kafka_read(startingtimestamp="0") == []
+    assert rules_of_kafka_read(streaming=False) == []
 
 
-def test_how_a_broker_is_reached():
+def test_unencrypted_connection_to_a_remote_broker_is_reported():
     start = {"startingoffsets": "earliest"}
-    assert kafka(**start, kafka__bootstrap__servers="127.0.0.1:9, [::1]:9, localhost") == []
-    assert kafka(**start, kafka__bootstrap__servers="localhost:9092,k2:9092") == ["PSL211"]
-    assert kafka(
+    assert (
+        rules_of_kafka_read(**start, kafka__bootstrap__servers="127.0.0.1:9, [::1]:9, localhost")
+        == []
+    )
+    assert rules_of_kafka_read(**start, kafka__bootstrap__servers="localhost:9092,k2:9092") == [
+        "PSL211"
+    ]
+    assert rules_of_kafka_read(
         **start, kafka__bootstrap__servers="k:9", kafka__security__protocol="sasl_plaintext"
     ) == ["PSL211"]
     assert (
-        kafka(**start, kafka__bootstrap__servers="k:9", kafka__security__protocol="SASL_SSL") == []
+        rules_of_kafka_read(
+            **start, kafka__bootstrap__servers="k:9", kafka__security__protocol="SASL_SSL"
+        )
+        == []
     )
 
 
@@ -77,17 +87,21 @@ def test_how_a_broker_is_reached():
         ("rate", {}, []),
     ],
 )
-def test_options_of_streams(source: str, options: dict[str, str], expected: list[str]):
-    assert of_read(source, **options) == expected
-    assert of_read(source, streaming=False, **options) == []
+def test_risky_options_of_streams_are_reported(
+    source: str, options: dict[str, str], expected: list[str]
+):
+    assert rules_of_read(source, **options) == expected
+    assert rules_of_read(source, streaming=False, **options) == []
 
 
-def of_query(target: DatasetKind | None = DatasetKind.STREAMING_TABLE, **facts: Any) -> list[str]:
+def rules_of_query(
+    target: DatasetKind | None = DatasetKind.STREAMING_TABLE, **facts: Any
+) -> list[str]:
     query = QueryFacts(**{"is_streaming": True, **facts})
-    return sorted(one.rule.id for one in findings_of_query("f", AT, query, target))
+    return sorted(finding.rule.id for finding in findings_of_query("f", AT, query, target))
 
 
-def test_state_is_told_by_kind():
+def test_unbounded_state_is_reported_by_kind_of_operator():
     minutes = {"ts": 60_000}
     for kind, rule in (
         (StateKind.AGGREGATE, "PSL102"),
@@ -97,37 +111,37 @@ def test_state_is_told_by_kind():
     ):
         endless = StateFacts(kind=kind, has_watermark=True)
         bounded = StateFacts(kind=kind, has_watermark=True, is_bounded=True)
-        assert of_query(state=(endless,), watermarks=minutes) == [rule]
-        assert of_query(state=(bounded,), watermarks=minutes) == []
-    assert of_query(state=(StateFacts(kind=StateKind.AGGREGATE),)) == ["PSL101"]
-    assert of_query(state=(StateFacts(kind=StateKind.AGGREGATE, is_bounded=True),)) == []
-    assert of_query(watermarks={"ts": 0}) == ["PSL105", "PSL108"]
+        assert rules_of_query(state=(endless,), watermarks=minutes) == [rule]
+        assert rules_of_query(state=(bounded,), watermarks=minutes) == []
+    assert rules_of_query(state=(StateFacts(kind=StateKind.AGGREGATE),)) == ["PSL101"]
+    assert rules_of_query(state=(StateFacts(kind=StateKind.AGGREGATE, is_bounded=True),)) == []
+    assert rules_of_query(watermarks={"ts": 0}) == ["PSL105", "PSL108"]
 
 
-def test_a_view_is_not_told_what_its_readers_do():
+def test_rules_of_targets_do_not_apply_to_temporary_views():
     view = DatasetKind.TEMPORARY_VIEW
-    assert of_query(view, watermarks={"ts": 60_000}) == []
-    assert of_query(None, watermarks={"ts": 60_000}) == ["PSL108"]
-    assert of_query(dropped_offset_columns=("offset",)) == ["PSL204"]
-    assert of_query(view, dropped_offset_columns=("offset",)) == []
-    assert of_query(None, dropped_offset_columns=("offset",)) == []
+    assert rules_of_query(view, watermarks={"ts": 60_000}) == []
+    assert rules_of_query(None, watermarks={"ts": 60_000}) == ["PSL108"]
+    assert rules_of_query(dropped_offset_columns=("offset",)) == ["PSL204"]
+    assert rules_of_query(view, dropped_offset_columns=("offset",)) == []
+    assert rules_of_query(None, dropped_offset_columns=("offset",)) == []
 
 
-def test_chance_is_told_once_and_time_in_batches_only():
+def test_nondeterministic_and_clock_expressions_are_reported_by_use():
     key = StateFacts(kind=StateKind.AGGREGATE, is_bounded=True, has_watermark=True)
     by_chance = StateFacts(**{**key.__dict__, "nondeterministic_keys": ("uuid",)})
-    assert of_query(state=(by_chance,), nondeterministic=("uuid",)) == ["PSL401"]
-    assert of_query(state=(key,), nondeterministic=("uuid",)) == ["PSL402"]
-    assert of_query(clock=("now",)) == []
+    assert rules_of_query(state=(by_chance,), nondeterministic=("uuid",)) == ["PSL401"]
+    assert rules_of_query(state=(key,), nondeterministic=("uuid",)) == ["PSL402"]
+    assert rules_of_query(clock=("now",)) == []
     by_time = StateFacts(**{**key.__dict__, "clock_keys": ("now",)})
-    assert of_query(state=(by_time,), clock=("now",)) == ["PSL404"]
+    assert rules_of_query(state=(by_time,), clock=("now",)) == ["PSL404"]
     batch = {"is_streaming": False, "clock": ("now",)}
-    assert of_query(DatasetKind.MATERIALIZED_VIEW, **batch) == ["PSL403"]
+    assert rules_of_query(DatasetKind.MATERIALIZED_VIEW, **batch) == ["PSL403"]
     for target in (None, DatasetKind.STREAMING_TABLE, DatasetKind.TEMPORARY_VIEW):
-        assert of_query(target, **batch) == []
+        assert rules_of_query(target, **batch) == []
 
 
-def of_dataset(
+def rules_of_dataset(
     query: QueryFacts | None = None,
     rules: dict[str, RuleFacts] | None = None,
     *,
@@ -137,12 +151,12 @@ def of_dataset(
     more.setdefault("kind", DatasetKind.STREAMING_TABLE)
     dataset = Dataset(name="t", origin=AT, **more)
     queries = {"t": query or QueryFacts(is_streaming=True)}
-    found = findings_of_dataset(dataset, queries, rules or {}, quarantine=quarantine)
-    return sorted(one.rule.id for one in found)
+    findings = findings_of_dataset(dataset, queries, rules or {}, quarantine=quarantine)
+    return sorted(finding.rule.id for finding in findings)
 
 
 @pytest.mark.parametrize(
-    ("column", "kind", "is_told"),
+    ("column", "kind", "is_reported"),
     [
         ("day", "date", False),
         ("country", "string", False),
@@ -160,48 +174,48 @@ def of_dataset(
         ("kafka_offset", "bigint", True),
     ],
 )
-def test_partitions_of_many_values(column: str, kind: str, is_told: bool):
+def test_partition_columns_with_many_values_are_reported(column: str, kind: str, is_reported: bool):
     query = QueryFacts(is_streaming=True, columns={column: kind})
-    assert of_dataset(query, partition_cols=(column,)) == (["PSL309"] if is_told else [])
+    assert rules_of_dataset(query, partition_cols=(column,)) == (["PSL309"] if is_reported else [])
 
 
 @pytest.mark.parametrize(
-    ("value", "is_told"),
+    ("value", "is_reported"),
     [("interval 6 days", True), ("168 HOURS", False), ("1 week", False), ("soon", False)],
 )
-def test_retention_is_read_as_delta_reads_it(value: str, is_told: bool):
-    found = of_dataset(table_properties={"delta.deletedFileRetentionDuration": value})
-    assert found == (["PSL310"] if is_told else [])
+def test_short_file_retention_is_reported(value: str, is_reported: bool):
+    rules = rules_of_dataset(table_properties={"delta.deletedFileRetentionDuration": value})
+    assert rules == (["PSL310"] if is_reported else [])
 
 
-def rule(action: OnViolation) -> dict[str, Any]:
-    made = Expectation(name="r", condition="a > 0", on_violation=action, origin=AT)
-    return {"expectations": (made,)}
+def expectation(action: OnViolation) -> dict[str, Any]:
+    rule = Expectation(name="r", condition="a > 0", on_violation=action, origin=AT)
+    return {"expectations": (rule,)}
 
 
-def test_where_bad_rows_go():
-    assert of_dataset(**rule(OnViolation.DROP)) == []
-    assert of_dataset(**rule(OnViolation.DROP), quarantine=False) == ["PSL504"]
-    assert of_dataset(**rule(OnViolation.QUARANTINE), quarantine=False) == []
-    assert of_dataset(**rule(OnViolation.FAIL)) == ["PSL505"]
-    assert of_dataset(QueryFacts(), **rule(OnViolation.FAIL)) == []
+def test_drop_fail_and_view_expectations_are_reported():
+    assert rules_of_dataset(**expectation(OnViolation.DROP)) == []
+    assert rules_of_dataset(**expectation(OnViolation.DROP), quarantine=False) == ["PSL504"]
+    assert rules_of_dataset(**expectation(OnViolation.QUARANTINE), quarantine=False) == []
+    assert rules_of_dataset(**expectation(OnViolation.FAIL)) == ["PSL505"]
+    assert rules_of_dataset(QueryFacts(), **expectation(OnViolation.FAIL)) == []
     view = {"kind": DatasetKind.TEMPORARY_VIEW}
-    assert of_dataset(**rule(OnViolation.DROP), **view) == ["PSL507"]
-    assert of_dataset(**rule(OnViolation.WARN), **view, quarantine=False) == ["PSL507"]
-    assert of_dataset(QueryFacts(), **rule(OnViolation.FAIL), **view) == []
+    assert rules_of_dataset(**expectation(OnViolation.DROP), **view) == ["PSL507"]
+    assert rules_of_dataset(**expectation(OnViolation.WARN), **view, quarantine=False) == ["PSL507"]
+    assert rules_of_dataset(QueryFacts(), **expectation(OnViolation.FAIL), **view) == []
 
 
-def test_what_null_does():
-    told = rule(OnViolation.WARN)
-    assert of_dataset(rules={"r": RuleFacts(constant="true")}, **told) == ["PSL503"]
-    assert of_dataset(rules={"r": RuleFacts(passes=("a",), breaks=("b",))}, **told) == [
+def test_expectation_with_a_constant_condition_or_unhandled_null_is_reported():
+    warn = expectation(OnViolation.WARN)
+    assert rules_of_dataset(rules={"r": RuleFacts(constant="true")}, **warn) == ["PSL503"]
+    assert rules_of_dataset(rules={"r": RuleFacts(passes=("a",), breaks=("b",))}, **warn) == [
         *("PSL501", "PSL502")
     ]
-    spoken = RuleFacts(passes=("a",), breaks=("b",), mentioned=("a", "b"))
-    assert of_dataset(rules={"r": spoken}, **told) == []
+    handles_null = RuleFacts(passes=("a",), breaks=("b",), mentioned=("a", "b"))
+    assert rules_of_dataset(rules={"r": handles_null}, **warn) == []
 
 
-def test_parsing_wants_an_expectation():
+def test_parsed_column_without_an_expectation_is_reported():
     parsing = QueryFacts(is_streaming=True, functions=frozenset({"from_json"}))
-    assert of_dataset(parsing) == ["PSL506"]
-    assert of_dataset(parsing, **rule(OnViolation.WARN)) == []
+    assert rules_of_dataset(parsing) == ["PSL506"]
+    assert rules_of_dataset(parsing, **expectation(OnViolation.WARN)) == []

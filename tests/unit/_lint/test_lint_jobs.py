@@ -16,7 +16,7 @@ from penstock._project.spec import load_settings
 Lint = Callable[..., LintReport]
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "lint.md"
 EXAMPLE = re.compile(r"(?ms)^<!-- not run: (PSL7\d+) finds (it|nothing) -->\n```python\n(.*?)^```$")
-# A job without findings, in which a test replaces or adds a part.
+# A job without findings; tests replace or add parts.
 READ = """\
 orders = (
     spark.readStream.format("kafka")
@@ -48,8 +48,8 @@ query = (
 def lint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lint:
     monkeypatch.chdir(tmp_path)
 
-    def run(text: str, settings: str = "") -> LintReport:
-        (tmp_path / "job.py").write_text(textwrap.dedent(text), encoding="utf-8")
+    def run(source: str, settings: str = "") -> LintReport:
+        (tmp_path / "job.py").write_text(textwrap.dedent(source), encoding="utf-8")
         (tmp_path / "pipeline.yaml").write_text(
             f"name: p\nlibraries:\n  - file: {{path: job.py}}\n{settings}", encoding="utf-8"
         )
@@ -63,16 +63,16 @@ def rules_of(report: LintReport) -> list[str]:
 
 
 def query(rows: str = "orders", **changes: str) -> str:
-    text = WRITE.replace("rows.", f"{rows}.")
+    code = WRITE.replace("rows.", f"{rows}.")
     for before, after in changes.items():
-        text = re.sub(rf"\n    \.{before}\(.*\)", f"\n    {after}" if after else "", text)
-    return text
+        code = re.sub(rf"\n    \.{before}\(.*\)", f"\n    {after}" if after else "", code)
+    return code
 
 
 @pytest.mark.parametrize(
     ("rule", "kind", "code"), EXAMPLE.findall(PAGE.read_text(encoding="utf-8"))
 )
-def test_an_example_of_the_page_has_its_finding_only(lint: Lint, rule: str, kind: str, code: str):
+def test_example_of_the_page_has_its_finding_or_none(lint: Lint, rule: str, kind: str, code: str):
     assert (rule in rules_of(lint(code))) == (kind == "it")
 
 
@@ -201,25 +201,25 @@ def test_each_rule_about_jobs_has_two_examples():
          + 'PASSWORD = "correct horse battery staple"', ["PSL601"]),
     ],
 )  # fmt: skip
-def test_a_job_has_these_findings(lint: Lint, code: str, expected: list[str]):
+def test_job_has_the_expected_findings(lint: Lint, code: str, expected: list[str]):
     assert sorted(rules_of(lint(code))) == expected
 
 
-def test_a_setting_of_the_session_is_a_checkpoint(lint: Lint):
+def test_checkpoint_location_of_the_session_counts_as_a_checkpoint(lint: Lint):
     code = READ + query(option='.queryName("orders")')
     settings = "configuration:\n  spark.sql.streaming.checkpointLocation: /checkpoints\n"
     assert rules_of(lint(code, settings)) == []
     assert rules_of(lint(code)) == ["PSL701"]
 
 
-def test_a_comment_accepts_a_finding_in_a_statement_of_several_lines(lint: Lint):
+def test_ignore_comment_covers_a_statement_of_several_lines(lint: Lint):
     comment = "# penstock: ignore[PSL701] a test"
     report = lint(READ + comment + query(option=""))
     assert rules_of(report) == []
     assert [finding.rule.id for finding in report.accepted] == ["PSL701"]
 
 
-def test_rows_of_one_cell_are_written_in_another(lint: Lint):
+def test_stream_of_one_notebook_cell_is_followed_into_another(lint: Lint):
     separator = "\n# COMMAND ----------\n"
     code = "# Databricks notebook source\n" + READ + separator + "counts = orders.groupBy('a')"
     report = lint(code + separator + query("counts.count()"))
@@ -227,14 +227,14 @@ def test_rows_of_one_cell_are_written_in_another(lint: Lint):
     assert (finding.rule.id, finding.origin.line) == ("PSL101", 12)
 
 
-def test_a_job_is_checked_by_the_command(
+def test_lint_command_reports_findings_of_a_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.py").write_text(READ + query(option=""), encoding="utf-8")
     assert main(["lint", "job.py"]) == 1
-    text = capsys.readouterr().out
-    assert "job.py:13: error PSL701 no-checkpoint: the query into delta has no" in text
+    output = capsys.readouterr().out
+    assert "job.py:13: error PSL701 no-checkpoint: the query into delta has no" in output
     assert main(["lint", "--output", "json"]) == 1
     body = json.loads(capsys.readouterr().out)
     assert [(row["rule"], row["line"]) for row in body["findings"]] == [("PSL701", 13)]

@@ -1,4 +1,4 @@
-"""The page about lint says what the rules say."""
+"""The lint page agrees with the rules."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_the_page_has_a_section_for_each_rule_in_order():
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rule.id)
-def test_a_section_says_what_its_rule_says(rule):
+def test_section_has_severity_summary_reason_and_fix_of_its_rule(rule):
     text = _words(SECTIONS[f"{rule.id} {rule.name}"])
     assert text.startswith(f"**{rule.severity}**: {_words(rule.summary)}.")
     assert _words(rule.why) in text
@@ -31,14 +31,14 @@ def test_a_section_says_what_its_rule_says(rule):
     assert f"{rule.id} finds nothing" in text
 
 
-def test_anchors_are_those_of_the_page():
+def test_rule_links_have_the_anchors_of_the_page():
     for rule in RULES.values():
         title = f"{rule.id} {rule.name}"
         anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
         assert rule.page == f"docs/lint.md#{anchor}"
 
 
-def test_texts_are_sentences():
+def test_reason_and_fix_of_a_rule_end_with_a_period():
     for rule in RULES.values():
         assert rule.why.endswith((".", ".)")), rule.id
         assert rule.fix.endswith("."), rule.id

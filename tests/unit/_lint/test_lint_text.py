@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from penstock._lint.finding import Finding
 from penstock._lint.project import LintReport, lint_project
 from penstock._project.spec import load_settings
 from penstock.errors import SpecError
@@ -16,11 +15,11 @@ Lint = Callable[..., LintReport]
 
 @pytest.fixture
 def lint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lint:
-    """Lints the text of one source file."""
+    """Lints the source code of one file."""
     monkeypatch.chdir(tmp_path)
 
-    def run(text: str, *, name: str = "orders.py", spec: str = "") -> LintReport:
-        (tmp_path / name).write_text(textwrap.dedent(text), encoding="utf-8")
+    def run(source: str, *, name: str = "orders.py", spec: str = "") -> LintReport:
+        (tmp_path / name).write_text(textwrap.dedent(source), encoding="utf-8")
         (tmp_path / "pipeline.yaml").write_text(
             f"name: p\nlibraries:\n  - file: {{path: {name}}}\n{spec}", encoding="utf-8"
         )
@@ -29,12 +28,12 @@ def lint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lint:
     return run
 
 
-def found(report: LintReport) -> list[tuple[str, int]]:
-    return [(one.rule.id, one.origin.line) for one in report.findings]
+def rules_and_lines(report: LintReport) -> list[tuple[str, int]]:
+    return [(finding.rule.id, finding.origin.line) for finding in report.findings]
 
 
 def lines_of(report: LintReport, rule: str) -> list[int]:
-    return [one.origin.line for one in report.findings if one.rule.id == rule]
+    return [finding.origin.line for finding in report.findings if finding.rule.id == rule]
 
 
 @pytest.mark.parametrize(
@@ -55,10 +54,10 @@ def lines_of(report: LintReport, rule: str) -> list[int]:
         'SAS = "https://x.blob.core.windows.net/c?sv=1&sig=abcdefghijklmnopqrstuvwx%3D"',
     ],
 )
-def test_a_secret_is_found_and_not_shown(lint: Lint, line: str):
+def test_secret_is_reported_without_its_value(lint: Lint, line: str):
     report = lint(f"import dlt\n{line}\n")
-    assert [rule for rule, _ in found(report)] == ["PSL601"]
-    shown = " ".join(one.message for one in report.findings)
+    assert [rule for rule, _ in rules_and_lines(report)] == ["PSL601"]
+    shown = " ".join(finding.message for finding in report.findings)
     assert not any(value in shown for value in ("pw", "abc", "0123", "AKIA", "dapi"))
 
 
@@ -82,22 +81,26 @@ def test_a_secret_is_found_and_not_shown(lint: Lint, line: str):
         'URL = "https://example.org:8080/path@2"',
     ],
 )
-def test_a_reference_to_a_secret_is_none(lint: Lint, line: str):
-    assert found(lint(f"import dlt\n{line}\n")) == []
+def test_secret_reference_is_not_reported(lint: Lint, line: str):
+    assert rules_and_lines(lint(f"import dlt\n{line}\n")) == []
 
 
-def test_a_secret_in_the_settings_is_found_at_its_line(lint: Lint):
+def test_secret_in_the_settings_is_reported_with_its_line(lint: Lint):
     report = lint(
         "import dlt\n",
         spec="configuration:\n  db.password_file: /x\n  db.password: hunter2\n"
         "  a.password: ${secret:a/b}\n",
     )
-    (one,) = report.findings
-    assert (one.rule.id, one.origin.file, one.origin.line) == ("PSL601", "pipeline.yaml", 6)
-    assert "hunter2" not in one.message
+    (finding,) = report.findings
+    assert (finding.rule.id, finding.origin.file, finding.origin.line) == (
+        "PSL601",
+        "pipeline.yaml",
+        6,
+    )
+    assert "hunter2" not in finding.message
 
 
-def test_a_secret_of_an_export_or_of_the_metastore_is_found(lint: Lint):
+def test_secrets_of_exports_and_of_the_metastore_are_reported(lint: Lint):
     report = lint(
         "import dlt\n",
         spec="catalog:\n  type: hive\n  options:\n"
@@ -106,27 +109,27 @@ def test_a_secret_of_an_export_or_of_the_metastore_is_found(lint: Lint):
         "    auth: {type: api_key, apiKey: hunter2}\n"
         "opentelemetry:\n  headers:\n    api-key: hunter2\n    x-api-key: ${secret:a/b}\n",
     )
-    assert sorted(one.message for one in report.findings) == [
+    assert sorted(finding.message for finding in report.findings) == [
         "the value of api-key is a secret",
         "the value of apiKey is a secret",
         "the value of javax.jdo.option.ConnectionPassword is a secret",
     ]
 
 
-def test_a_secret_of_an_alert_is_found(lint: Lint):
+def test_secrets_of_alerts_are_reported(lint: Lint):
     report = lint(
         "import dlt\n",
         spec="alerts:\n  to:\n  - webhook: https://hooks.slack.com/services/T0/B0/abc\n"
         "  - email:\n      to: [a@example.org]\n      password: hunter2\n"
         "  - email:\n      to: [a@example.org]\n      password: ${secret:mail}\n",
     )
-    assert [(one.message, one.origin.line) for one in report.findings] == [
+    assert [(finding.message, finding.origin.line) for finding in report.findings] == [
         ("the value of webhook is a Slack webhook", 6),
         ("the value of password is a secret", 9),
     ]
 
 
-def test_actions_are_told_from_transformations(lint: Lint):
+def test_actions_in_query_functions_are_reported_and_transformations_are_not(lint: Lint):
     report = lint(
         """\
         import dlt as d
@@ -153,10 +156,10 @@ def test_actions_are_told_from_transformations(lint: Lint):
             return spark.read.table("orders").count()
         """
     )
-    assert found(report) == [("PSL307", 11), ("PSL307", 12), ("PSL307", 14)]
+    assert rules_and_lines(report) == [("PSL307", 11), ("PSL307", 12), ("PSL307", 14)]
 
 
-def test_distinct_values_of_a_static_table_are_counted(lint: Lint):
+def test_count_distinct_is_reported_on_streams_only(lint: Lint):
     report = lint(
         """\
         import penstock as dp
@@ -175,15 +178,15 @@ def test_distinct_values_of_a_static_table_are_counted(lint: Lint):
             return by_day.agg(F.countDistinct("name"))
         """
     )
-    assert found(report) == [("PSL107", 14)]
+    assert rules_and_lines(report) == [("PSL107", 14)]
 
 
-def test_a_query_is_started_through_a_name(lint: Lint):
+def test_query_that_is_started_through_a_variable_is_reported(lint: Lint):
     report = lint("import dlt\nw = df.writeStream.format('console')\nw.start()\nother.start()\n")
-    assert found(report) == [("PSL304", 3)]
+    assert rules_and_lines(report) == [("PSL304", 3)]
 
 
-def test_batch_functions_are_found_by_decorator_and_by_use(lint: Lint):
+def test_batch_functions_are_checked_when_decorated_or_passed_to_foreach_batch(lint: Lint):
     report = lint(
         """\
         import penstock as dp
@@ -234,13 +237,13 @@ def test_batch_functions_are_found_by_decorator_and_by_use(lint: Lint):
         stream.writeStream.foreachBatch(lambda b, i: b.write.mode("append").save(f"/d/{i}"))
         """
     )
-    assert found(report) == [
+    assert rules_and_lines(report) == [
         *[("PSL305", 3), ("PSL305", 13), ("PSL306", 16), ("PSL306", 24)],
         *[("PSL305", 31), ("PSL306", 35), ("PSL305", 41), ("PSL305", 45)],
     ]
 
 
-def test_a_checkpoint_is_shared_when_two_queries_name_it(lint: Lint):
+def test_shared_checkpoint_of_two_queries_is_reported(lint: Lint):
     report = lint(
         """\
         import dlt
@@ -255,13 +258,13 @@ def test_a_checkpoint_is_shared_when_two_queries_name_it(lint: Lint):
     assert lines_of(report, "PSL302") == [2, 3, 4, 5, 6]
 
 
-def test_a_chain_of_many_calls_is_read(lint: Lint):
+def test_long_call_chain_is_parsed(lint: Lint):
     chain = ".withColumn('a', f(1))" * 600
     report = lint(f"df = spark.read.table('x'){chain}\npassword = 'hunter22'\n")
-    assert found(report) == [("PSL601", 2)]
+    assert rules_and_lines(report) == [("PSL601", 2)]
 
 
-def test_sql_is_looked_at_by_statement(lint: Lint):
+def test_sql_findings_name_the_line_of_their_statement(lint: Lint):
     report = lint(
         """\
         -- COUNT(DISTINCT a) in a comment; STREAM(x)
@@ -283,12 +286,12 @@ def test_sql_is_looked_at_by_statement(lint: Lint):
         """,
         name="orders.sql",
     )
-    assert found(report) == [
+    assert rules_and_lines(report) == [
         *[("PSL107", 6), ("PSL601", 9), ("PSL302", 11), ("PSL601", 15), ("PSL107", 16)]
     ]
 
 
-def test_a_comment_is_about_a_whole_statement_when_a_string_has_a_semicolon(lint: Lint):
+def test_ignore_comment_covers_a_sql_statement_with_a_semicolon_in_a_string(lint: Lint):
     report = lint(
         """\
         -- penstock: ignore[PSL601] of the test system
@@ -299,7 +302,7 @@ def test_a_comment_is_about_a_whole_statement_when_a_string_has_a_semicolon(lint
         """,
         name="orders.sql",
     )
-    assert found(report) == []
+    assert rules_and_lines(report) == []
 
 
 @pytest.mark.parametrize(
@@ -315,16 +318,18 @@ def test_a_comment_is_about_a_whole_statement_when_a_string_has_a_semicolon(lint
         ),
         ("df.trigger(once=True)  # penstock: ignore[PSL999]", [("PSL303", 2), ("PSL901", 2)]),
         ('x = "# penstock: ignore[PSL303]"; df.trigger(once=True)', [("PSL303", 2)]),
-        # Rules that were not applied may still find something there.
+        # Rules that were not run might have a finding on this line.
         ("x = 1  # penstock: ignore[PSL101]", []),
         ("x = 1  # penstock: ignore[PSL203, PSL310]", []),
     ],
 )
-def test_a_comment_accepts_what_it_stands_at(lint: Lint, text: str, expected: list[Finding]):
-    assert found(lint(f"import dlt\n{text}\n")) == expected
+def test_ignore_comment_accepts_findings_of_its_line(
+    lint: Lint, text: str, expected: list[tuple[str, int]]
+):
+    assert rules_and_lines(lint(f"import dlt\n{text}\n")) == expected
 
 
-def test_a_comment_on_a_head_speaks_about_the_whole_head(lint: Lint):
+def test_ignore_comment_covers_a_decorator_of_several_lines(lint: Lint):
     report = lint(
         """\
         import penstock as dp
@@ -335,15 +340,13 @@ def test_a_comment_on_a_head_speaks_about_the_whole_head(lint: Lint):
         )
         def write(df, batch_id):
             df.write.jdbc(url, "t")
-
-        -- = 0
-        """.replace("-- = 0", "")
+        """
     )
-    assert found(report) == []
-    assert [one.rule.id for one in report.accepted] == ["PSL305"]
+    assert rules_and_lines(report) == []
+    assert [finding.rule.id for finding in report.accepted] == ["PSL305"]
 
 
-def test_a_comment_above_a_function_is_about_all_of_its_lines(lint: Lint):
+def test_ignore_comment_above_a_function_covers_its_body(lint: Lint):
     report = lint(
         """\
         import penstock as dp
@@ -365,14 +368,14 @@ def test_a_comment_above_a_function_is_about_all_of_its_lines(lint: Lint):
             return spark.createDataFrame([(spark.read.table("orders").count(),)], "n LONG")
         """
     )
-    assert found(report) == [("PSL901", 9), ("PSL307", 17)]
-    assert [one.rule.id for one in report.accepted] == ["PSL307", "PSL311"]
+    assert rules_and_lines(report) == [("PSL901", 9), ("PSL307", 17)]
+    assert [finding.rule.id for finding in report.accepted] == ["PSL307", "PSL311"]
 
 
-def test_settings_accept_a_rule_everywhere(lint: Lint):
+def test_lint_ignore_in_the_settings_accepts_a_rule_in_all_files(lint: Lint):
     code = "import dlt\ndf.trigger(once=True)\n"
     report = lint(code, spec="lint:\n  ignore: [psl303]\n")
-    assert (report.findings, [one.rule.id for one in report.accepted]) == ((), ["PSL303"])
+    assert (report.findings, [finding.rule.id for finding in report.accepted]) == ((), ["PSL303"])
     with pytest.raises(SpecError) as error:
         lint(code, spec="lint:\n  ignore: [PSL3]\n")
     assert error.value.condition == "LINT_RULE_UNKNOWN"
@@ -380,7 +383,7 @@ def test_settings_accept_a_rule_everywhere(lint: Lint):
         lint(code, spec="lint:\n  ignored: [PSL303]\n")
 
 
-def test_lines_are_those_of_the_cell_when_the_source_is_a_notebook(lint: Lint):
+def test_findings_have_the_line_in_the_notebook_file(lint: Lint):
     report = lint(
         """\
         # Databricks notebook source
@@ -396,4 +399,4 @@ def test_lines_are_those_of_the_cell_when_the_source_is_a_notebook(lint: Lint):
         # MAGIC SELECT count(DISTINCT b) FROM STREAM(c)
         """
     )
-    assert found(report) == [("PSL303", 7), ("PSL107", 11)]
+    assert rules_and_lines(report) == [("PSL303", 7), ("PSL107", 11)]
