@@ -1,4 +1,4 @@
-"""What people see of tables and of quarantine, of real Delta tables that delta-rs writes."""
+"""Pages of tables and quarantined rows, on Delta tables written by delta-rs."""
 
 import datetime as dt
 import json
@@ -21,7 +21,7 @@ NAME = "spark_catalog.default.orders"
 
 
 class Store:
-    """A storage root; batches into the quarantine as the writer commits them."""
+    """A storage root whose quarantine table gets batches as the writer commits them."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -32,8 +32,8 @@ class Store:
         body = pa.table(
             {
                 "x": pa.array([None] * len(rows), pa.int64()),
-                "_failed_rules": pa.array([one for one, _ in rows], pa.list_(pa.string())),
-                "_row": pa.array([json.dumps(one) for _, one in rows]),
+                "_failed_rules": pa.array([failed for failed, _ in rows], pa.list_(pa.string())),
+                "_row": pa.array([json.dumps(row) for _, row in rows]),
                 "_source": pa.array([source and json.dumps(source)] * len(rows), pa.string()),
             }
         )
@@ -63,7 +63,7 @@ def _ids(page):
     return [json.loads(row["row"])["id"] for row in page["rows"]]
 
 
-def test_rows_come_newest_batch_first_and_page_by_page_when_there_are_many(store, browser):
+def test_quarantine_is_paged_with_the_newest_batch_first(store, browser):
     for batch in range(4):
         store.quarantine(*[(["positive"], {"id": 10 * batch + n}) for n in range(3)])
     first = browser.quarantine(NAME, None, limit=5)
@@ -73,10 +73,10 @@ def test_rows_come_newest_batch_first_and_page_by_page_when_there_are_many(store
     assert {row["flow"] for row in first["rows"]} == {"clean"}
     assert all(row["at"] > 1_600_000_000_000 for row in first["rows"])
     ids = [row["id"] for row in first["rows"]]
-    files, positions = zip(*(one.split("-") for one in ids), strict=True)
+    files, positions = zip(*(row_id.split("-") for row_id in ids), strict=True)
     assert positions == ("0", "1", "2", "0", "1") and len(set(files)) == 2
     assert len(RowSelection(rows=tuple(ids)).positions()) == 2
-    # What comes meanwhile neither moves nor doubles what follows.
+    # A row that is added between two pages neither moves nor duplicates later rows.
     store.quarantine((["positive"], {"id": 99}))
     second = browser.quarantine(NAME, None, before=first["next"], limit=5)
     third = browser.quarantine(NAME, None, before=second["next"], limit=5)
@@ -87,7 +87,7 @@ def test_rows_come_newest_batch_first_and_page_by_page_when_there_are_many(store
     assert _ids(browser.quarantine(NAME, None, limit=1)) == [99]
 
 
-def test_rows_have_their_commits_when_the_table_was_recreated(store, browser):
+def test_rows_have_their_batch_when_the_table_was_recreated(store, browser):
     for number in range(3):
         store.quarantine((["r"], {"id": number}))
     assert len(browser.quarantine(NAME, None, limit=5)["rows"]) == 3
@@ -97,10 +97,10 @@ def test_rows_have_their_commits_when_the_table_was_recreated(store, browser):
     assert (row["flow"], row["batch_id"], row["version"]) == ("clean", 3, 0)
 
 
-def test_rows_are_found_when_searched_by_text_source_or_rule(store, browser):
+def test_rows_are_searched_by_string_source_or_rule(store, browser):
     store.quarantine((["positive"], {"id": 1, "who": "Ada"}), source={"topic": "orders"})
     store.quarantine((["known", "positive"], {"id": 2, "who": "Bob"}), source={"file": "b.json"})
-    for asked, ids in (
+    for filters, ids in (
         ({"search": "aDA"}, [1]),
         ({"search": "B.JSON"}, [2]),
         ({"search": "known"}, [2]),
@@ -110,26 +110,26 @@ def test_rows_are_found_when_searched_by_text_source_or_rule(store, browser):
         ({"rule": "posit"}, []),
         ({"search": "nowhere"}, []),
     ):
-        assert _ids(browser.quarantine(NAME, None, limit=5, **asked)) == ids, asked
+        assert _ids(browser.quarantine(NAME, None, limit=5, **filters)) == ids, filters
     (summary,) = browser.quarantines({})
     assert (summary["dataset"], summary["rows"], summary["counted"]) == (NAME, 2, 2)
     assert summary["rules"] == {"positive": 2, "known": 1}
 
 
-def test_a_search_goes_on_where_it_ended_when_it_takes_long(store):
+def test_long_search_continues_from_its_last_position(store):
     for number in range(3):
         store.quarantine((["r"], {"id": number}))
     ticks = iter(range(1000))
     browser = TableBrowser(str(store.root), monotonic=lambda: float(next(ticks)))
-    found, place, asked = [], "", 0
-    while place is not None:
-        page = browser.quarantine(NAME, None, search='"id": 0', before=place, limit=5)
-        found, place, asked = found + _ids(page), page["next"], asked + 1
+    ids, position, pages = [], "", 0
+    while position is not None:
+        page = browser.quarantine(NAME, None, search='"id": 0', before=position, limit=5)
+        ids, position, pages = ids + _ids(page), page["next"], pages + 1
         assert page["searched"] >= 1
-    assert found == [0] and asked > 1
+    assert ids == [0] and pages > 1
 
 
-def test_a_large_table_rests_when_somebody_asks_again_and_again(store):
+def test_slow_summary_is_cached_between_requests(store):
     store.quarantine((["r"], {"id": 1}))
     clock = [0.0]
 
@@ -147,7 +147,7 @@ def test_a_large_table_rests_when_somebody_asks_again_and_again(store):
     assert _ids(browser.quarantine(NAME, None, limit=1)) == [3]
 
 
-def test_no_secret_is_shown_or_found_when_rows_hold_some(store, browser):
+def test_secrets_in_rows_are_not_shown_and_not_searchable(store, browser):
     texts, secrets = planted()
     rows = [(["r"], {"id": n, "note": text}) for n, text in enumerate(texts)]
     store.quarantine(
@@ -166,16 +166,16 @@ def test_no_secret_is_shown_or_found_when_rows_hold_some(store, browser):
     )
     preview = browser.preview(NAME, None, limit=200)
     page = browser.quarantine(NAME, None, limit=200)
-    said = json.dumps([preview, page])
+    output = json.dumps([preview, page])
     own = {"pw-of-jane", "tk-9", "ak-very-secret", "cs-very-secret"}
-    assert {one for one in {*secrets, *own} if one in said} == set()
+    assert {value for value in {*secrets, *own} if value in output} == set()
     assert len(page["rows"]) == len(texts) + 1
     for secret in ("pw-of-jane", "tk-9", *sorted(secrets)[:5]):
         assert browser.quarantine(NAME, None, search=secret, limit=5)["rows"] == []
 
 
-def test_values_are_texts_of_bounded_size_when_they_are_previewed(store, browser):
-    moment = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
+def test_preview_values_are_strings_of_limited_length(store, browser):
+    timestamp = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
     write_deltalake(
         str(store.table),
         pa.table(
@@ -186,7 +186,7 @@ def test_values_are_texts_of_bounded_size_when_they_are_previewed(store, browser
                 "bytes": [b"\xff\x00"],
                 "text": [b"plain"],
                 "price": [Decimal("1.50")],
-                "at": pa.array([moment], pa.timestamp("us", "UTC")),
+                "at": pa.array([timestamp], pa.timestamp("us", "UTC")),
                 "tags": [["a", "b"]],
                 "part": ["a b/c%"],
                 "not": [float("nan")],
@@ -197,10 +197,10 @@ def test_values_are_texts_of_bounded_size_when_they_are_previewed(store, browser
     write_deltalake(
         str(store.table), pa.table({"part": ["new"], "id": [1]}), mode="append", schema_mode="merge"
     )
-    found = browser.preview(NAME, None, limit=50)
-    assert (found["total"], found["version"], found["more_columns"]) == (2, 1, 0)
-    names = [column["name"] for column in found["columns"]]
-    new, old = (dict(zip(names, row, strict=True)) for row in found["rows"])
+    preview = browser.preview(NAME, None, limit=50)
+    assert (preview["total"], preview["version"], preview["more_columns"]) == (2, 1, 0)
+    names = [column["name"] for column in preview["columns"]]
+    new, old = (dict(zip(names, row, strict=True)) for row in preview["rows"])
     assert (new["part"], new["id"], new["big"]) == ("new", "1", None)
     assert old.pop("big") == "x" * 399 + "…"
     assert old == {
@@ -217,7 +217,7 @@ def test_values_are_texts_of_bounded_size_when_they_are_previewed(store, browser
     assert len(browser.preview(NAME, None, limit=1)["rows"]) == 1
 
 
-def test_a_table_is_refused_in_words_when_it_cannot_be_read_right(store, browser):
+def test_error_gives_the_reason_when_a_table_cannot_be_read(store, browser):
     with pytest.raises(SpecError, match="not written yet") as caught:
         browser.preview(NAME, None, limit=1)
     assert caught.value.condition == "TABLE_NOT_FOUND"
@@ -242,7 +242,7 @@ def test_a_table_is_refused_in_words_when_it_cannot_be_read_right(store, browser
         TableBrowser(str(store.root)).preview(NAME, None, limit=1)
 
 
-def test_no_table_is_reached_elsewhere_when_names_or_logs_say_so(store, tmp_path, browser):
+def test_tables_outside_the_storage_are_refused(store, tmp_path, browser):
     write_deltalake(str(store.table), pa.table({"x": [1]}))
     elsewhere = tmp_path / "private"
     write_deltalake(str(elsewhere), pa.table({"x": [7]}))
@@ -261,30 +261,32 @@ def test_no_table_is_reached_elsewhere_when_names_or_logs_say_so(store, tmp_path
         browser.quarantine(NAME, None, before="../1", limit=1)
 
 
-def test_deleted_rows_are_left_out_when_flags_say_so_and_take_a_bit_each(tmp_path):
+def test_deletion_flags_are_applied_and_take_one_bit_per_row(tmp_path):
     write_deltalake(str(tmp_path / "t"), pa.table({"x": range(1000)}))
-    found = StoredTable(tmp_path / "t").snapshot()
-    (file,) = found.files
-    flags = pa.array([number % 3 > 0 for number in range(900)])  # those behind its end are there
-    found = replace(found, kept={file.path: flags})
-    assert found.rows == 700
-    assert found.kept[file.path].nbytes < 200
-    wanted = [number for number in range(1000) if number >= 900 or number % 3]
-    rows = list(found.read(file, found.columns, at_once=64))
-    assert [at for at, _ in rows] == [row["x"] for _, row in rows] == wanted
-    rows = list(found.read(file, found.columns, at_once=64, skip=130))
-    assert [at for at, _ in rows] == [at for at in wanted if at >= 130]
+    snapshot = StoredTable(tmp_path / "t").snapshot()
+    (file,) = snapshot.files
+    flags = pa.array(
+        [number % 3 > 0 for number in range(900)]
+    )  # rows after its end are not deleted
+    snapshot = replace(snapshot, kept={file.path: flags})
+    assert snapshot.rows == 700
+    assert snapshot.kept[file.path].nbytes < 200
+    expected = [number for number in range(1000) if number >= 900 or number % 3]
+    rows = list(snapshot.read(file, snapshot.columns, at_once=64))
+    assert [at for at, _ in rows] == [row["x"] for _, row in rows] == expected
+    rows = list(snapshot.read(file, snapshot.columns, at_once=64, skip=130))
+    assert [at for at, _ in rows] == [at for at in expected if at >= 130]
 
 
-def test_the_new_table_is_shown_when_a_storage_was_deleted_and_filled_again(store, browser):
+def test_recreated_table_is_shown_after_its_folder_was_deleted(store, browser):
     for number in range(3):
         write_deltalake(str(store.table), pa.table({"x": [number]}), mode="append")
     assert browser.preview(NAME, None, limit=9)["total"] == 3
     shutil.rmtree(store.table)
     write_deltalake(str(store.table), pa.table({"y": ["new"]}))
-    found = browser.preview(NAME, None, limit=9)
-    assert (found["version"], found["rows"]) == (0, [["new"]])
-    # As many versions as there were, so that numbers alone tell nothing.
+    preview = browser.preview(NAME, None, limit=9)
+    assert (preview["version"], preview["rows"]) == (0, [["new"]])
+    # The same version number, so that the number alone does not show the change.
     shutil.rmtree(store.table)
     write_deltalake(str(store.table), pa.table({"z": [True]}))
     assert browser.preview(NAME, None, limit=9)["rows"] == [["true"]]

@@ -1,4 +1,4 @@
-"""Checkpoints read from their files, and each kind of damage told."""
+"""Checkpoints read from their files, and each kind of damage that is reported."""
 
 import json
 import shutil
@@ -77,7 +77,7 @@ class Store:
         return folder
 
     def kinds(self) -> dict[str, Severity]:
-        return {one.kind: one.severity for one in examine(self.settings)}
+        return {finding.kind: finding.severity for finding in examine(self.settings)}
 
 
 @pytest.fixture
@@ -85,18 +85,23 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path)
 
 
-def test_a_checkpoint_is_read_as_it_is(store: Store):
-    (one,) = checkpoints(store.settings)
-    assert (one.flow, one.epoch, one.is_current, one.query_id) == ("silver", EPOCH, True, "q-1")
-    assert (one.last_planned, one.last_finished) == (4, 3)
-    assert one.planned[-1].offsets == ({"orders": {"0": 40}}, None)
-    assert one.planned[-1].watermark_ms == 4000
-    assert [(part.partition, part.versions[-1]) for part in one.state] == [(0, 4), (1, 4)]
-    assert one.damaged == {}
+def test_checkpoint_is_read(store: Store):
+    (checkpoint,) = checkpoints(store.settings)
+    assert (checkpoint.flow, checkpoint.epoch, checkpoint.is_current, checkpoint.query_id) == (
+        "silver",
+        EPOCH,
+        True,
+        "q-1",
+    )
+    assert (checkpoint.last_planned, checkpoint.last_finished) == (4, 3)
+    assert checkpoint.planned[-1].offsets == ({"orders": {"0": 40}}, None)
+    assert checkpoint.planned[-1].watermark_ms == 4000
+    assert [(part.partition, part.versions[-1]) for part in checkpoint.state] == [(0, 4), (1, 4)]
+    assert checkpoint.damaged == {}
     assert flow_records(store.settings)["silver"].has_started
 
 
-def test_a_sound_checkpoint_has_an_open_batch_at_most(store: Store):
+def test_intact_checkpoint_has_at_most_an_open_batch(store: Store):
     assert store.kinds() == {"batch-open": Severity.NOTE}
     (store.folder / "commits" / "4").write_text("v1\n{}", encoding="utf-8")
     for part in "01":
@@ -104,7 +109,7 @@ def test_a_sound_checkpoint_has_an_open_batch_at_most(store: Store):
     assert store.kinds() == {}
 
 
-def _cut(name: str, text: str) -> Callable[[Store], None]:
+def _overwrite(name: str, text: str) -> Callable[[Store], None]:
     return lambda store: _write(store.folder / name, text)
 
 
@@ -127,19 +132,19 @@ def _remove(*names: str) -> Callable[[Store], None]:
 @pytest.mark.parametrize(
     ("damage", "kind", "severity"),
     [
-        (_cut("offsets/4", ""), "file-damaged", Severity.ERROR),
-        (_cut("offsets/4", "v1\n{"), "file-damaged", Severity.ERROR),
-        (_cut("offsets/4", "garbage"), "file-damaged", Severity.ERROR),
-        (_cut("offsets/4", 'v1\n{"conf":{}}'), "file-damaged", Severity.ERROR),
-        (_cut("offsets/1", ""), "file-damaged", Severity.WARNING),
-        (_cut("commits/3", ""), "file-damaged", Severity.WARNING),
-        (_cut("metadata", "{"), "file-damaged", Severity.ERROR),
+        (_overwrite("offsets/4", ""), "file-damaged", Severity.ERROR),
+        (_overwrite("offsets/4", "v1\n{"), "file-damaged", Severity.ERROR),
+        (_overwrite("offsets/4", "garbage"), "file-damaged", Severity.ERROR),
+        (_overwrite("offsets/4", 'v1\n{"conf":{}}'), "file-damaged", Severity.ERROR),
+        (_overwrite("offsets/1", ""), "file-damaged", Severity.WARNING),
+        (_overwrite("commits/3", ""), "file-damaged", Severity.WARNING),
+        (_overwrite("metadata", "{"), "file-damaged", Severity.ERROR),
         (_remove("metadata"), "file-damaged", Severity.ERROR),
         (_remove("commits/2", "commits/3"), "commits-missing", Severity.WARNING),
         (_remove("commits"), "commits-missing", Severity.WARNING),
         (_remove("offsets/3", "offsets/4"), "offsets-missing", Severity.ERROR),
         (_remove("offsets/2"), "offsets-gap", Severity.WARNING),
-        (_cut("offsets/4", 'v1\n{"conf":{}}\n{}'), "sources-changed", Severity.WARNING),
+        (_overwrite("offsets/4", 'v1\n{"conf":{}}\n{}'), "sources-changed", Severity.WARNING),
         (_remove("state/0/1"), "state-partitions", Severity.WARNING),
         (_remove("state/0/1/4.changelog"), "state-behind", Severity.WARNING),
         (
@@ -164,15 +169,15 @@ def _remove(*names: str) -> Callable[[Store], None]:
         ),
     ],
 )
-def test_damage_is_told(
+def test_damage_is_reported_with_its_severity(
     store: Store, damage: Callable[[Store], Any], kind: str, severity: Severity
 ):
     damage(store)
     assert store.kinds()[kind] is severity
 
 
-def _noted(store: Store) -> None:
-    """The note that the flow leaves with batch 3, in the version that the table has."""
+def _write_commit_note(store: Store) -> None:
+    """The commit note of batch 3, for the current version of the table."""
     table = DeltaTable(str(store.table))
     commit = {
         "table_id": str(table.metadata().id),
@@ -215,20 +220,24 @@ def _log_file(store: Store) -> Path:
             "state-missing",
         ),
         (lambda store: _write(store.folder / "committed.json", "{"), None),
-        # Tables know batches under the name that the pipeline had.
+        # Commits of the table have the earlier name of the pipeline.
         (lambda store: _rename(store), None),
         (lambda store: (_log_file(store).unlink(), _rename(store)), "table-behind"),
     ],
 )
-def test_what_storage_lost_is_told_as_at_the_start(
+def test_lost_commits_and_state_are_reported_with_a_hint(
     store: Store, damage: Callable[[Store], Any], kind: str | None
 ):
     store.write(pa.table({"id": [2]}), batch=3)
-    _noted(store)
+    _write_commit_note(store)
     damage(store)
-    found = {one.kind: one for one in examine(store.settings) if one.severity is Severity.ERROR}
-    assert set(found) == ({kind} if kind else set())
-    assert all(one.hint for one in found.values())
+    errors = {
+        finding.kind: finding
+        for finding in examine(store.settings)
+        if finding.severity is Severity.ERROR
+    }
+    assert set(errors) == ({kind} if kind else set())
+    assert all(finding.hint for finding in errors.values())
 
 
 def _rename(store: Store) -> None:
@@ -240,44 +249,48 @@ def _unfinish(store: Store) -> None:
         (store.folder / name).unlink()
 
 
-def test_the_checkpoint_of_a_sink_needs_the_state_of_its_flow(store: Store):
+def test_sink_checkpoint_without_flow_state_is_reported(store: Store):
     sink = store.checkpoint("to_files", "e3", query="q-3")
-    (lost,) = (each for each in examine(store.settings) if each.flow == "to_files")
+    (lost,) = (finding for finding in examine(store.settings) if finding.flow == "to_files")
     assert (lost.kind, lost.severity) == ("state-missing", Severity.ERROR)
     assert "its sink has batches" in lost.message
     assert "--full-refresh" not in lost.hint
-    # As of a table that was dropped: the flow starts again.
+    # As after a table was dropped: the flow starts again.
     _write(sink / "committed.json", '{"format": 1, "tables": {}}')
     assert "state-missing" not in store.kinds()
 
 
-def test_a_missing_state_is_named_as_it_is_stored(store: Store):
+def test_error_names_the_encoded_file_of_a_missing_state(store: Store):
     store.checkpoint("caf=C3=A9", "e3", query="q-3")
-    (lost,) = (each for each in examine(store.settings) if each.flow == "café")
+    (lost,) = (finding for finding in examine(store.settings) if finding.flow == "café")
     assert str(store.root / "state/flows/caf%C3%A9.json") in lost.message
 
 
-def test_a_one_time_flow_that_recorded_a_decision_has_no_checkpoint(store: Store):
+def test_decision_file_of_a_one_time_flow_is_not_a_checkpoint(store: Store):
     folder = store.root / "checkpoints" / "backlog" / EPOCH
     folder.mkdir(parents=True)
     (folder / "decision.json").write_text("{}")
     (folder / ".decision.json.5f1c").write_text("{")  # of a process that was killed
-    assert [each.flow for each in checkpoints(store.settings)] == ["silver"]
+    assert [checkpoint.flow for checkpoint in checkpoints(store.settings)] == ["silver"]
 
 
-def test_the_worst_comes_first_and_every_error_has_a_way_out(store: Store):
+def test_findings_are_sorted_by_severity_and_errors_have_a_hint(store: Store):
     _remove("offsets/2", "metadata")(store)
-    found = examine(store.settings, "SILVER")
-    assert [one.severity for one in found] == [Severity.ERROR, Severity.WARNING, Severity.NOTE]
-    assert "--full-refresh" in found[0].hint
+    findings = examine(store.settings, "SILVER")
+    assert [finding.severity for finding in findings] == [
+        Severity.ERROR,
+        Severity.WARNING,
+        Severity.NOTE,
+    ]
+    assert "--full-refresh" in findings[0].hint
 
 
-def test_the_others_are_examined_when_a_note_is_damaged(store: Store):
+def test_checkpoint_is_examined_when_its_commit_note_is_damaged(store: Store):
     (store.folder / "committed.json").write_bytes(b"\xff")
     assert store.kinds() == {"batch-open": Severity.NOTE}
 
 
-def test_a_torn_record_and_an_unknown_flow(store: Store):
+def test_torn_record_is_skipped_and_unknown_flow_or_remote_storage_fails(store: Store):
     _write(store.root / "state" / "flows" / "torn.json", "{")
     assert set(flow_records(store.settings)) == {"silver"}
     with pytest.raises(SpecError, match="silver") as error:
@@ -289,7 +302,9 @@ def test_a_torn_record_and_an_unknown_flow(store: Store):
     assert remote.value.condition == "STORAGE_NOT_LOCAL"
 
 
-def test_commands(store: Store, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+def test_checkpoint_commands_print_text_and_json(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
     monkeypatch.chdir(store.root)
     _write(store.root / "pipeline.yaml", "name: shop\nstorage: .\n")
     assert main(["checkpoint", "list", "--output", "json"]) == 0

@@ -1,4 +1,4 @@
-"""What the files of a table's log and a checkpoint say about damage, over literal texts."""
+"""Damage of a Delta log and of a checkpoint, recognized from the content of their files."""
 
 import json
 from dataclasses import replace
@@ -34,7 +34,7 @@ def commit(batch: int, app: str = APP) -> list[str]:
     return [line(commitInfo={"operation": "WRITE"}), line(txn={"appId": app, "version": batch})]
 
 
-def test_separators_in_values_end_no_line(tmp_path: Path) -> None:
+def test_unicode_line_separators_in_values_do_not_split_log_lines(tmp_path: Path) -> None:
     actions = [{"add": {"path": "a\u2028b\u2029\x85c"}}, {"txn": {"appId": APP, "version": 4}}]
     text = "".join(
         json.dumps(action, ensure_ascii=False, separators=(",", ":")) + "\n" for action in actions
@@ -58,7 +58,7 @@ def test_separators_in_values_end_no_line(tmp_path: Path) -> None:
     [
         ("", "is empty"),
         ("\n\n", "is empty"),
-        ('{"add":{}}', ""),  # delta-rs ends no line
+        ('{"add":{}}', ""),  # delta-rs writes no newline at the end
         ('{"add":{}}\n{"add":{}}\n', ""),
         ('{"add":{}}\n{"add":{"pa', "line 2 of 2"),
         ('{"ad\n{"add":{}}\n', "line 1 of 2"),
@@ -66,9 +66,9 @@ def test_separators_in_values_end_no_line(tmp_path: Path) -> None:
         ('{"add":{}}\n\0\0\0\0', "line 2 of 2"),
     ],
 )
-def test_a_commit_is_torn_unless_every_line_is_an_action(text: str, problem: str):
-    found = torn(text)
-    assert problem in found and bool(problem) == bool(found)
+def test_commit_is_torn_unless_every_line_is_an_action(text: str, problem: str):
+    actual = torn(text)
+    assert problem in actual and bool(problem) == bool(actual)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_commit_is_torn_unless_every_line_is_an_action(text: str, problem: str
         ([], None, ""),
     ],
 )
-def test_versions_are_contiguous_behind_the_newest_checkpoint(
+def test_versions_must_be_contiguous_after_the_newest_checkpoint(
     names: list[int | str], newest: int | None, file: str
 ):
     listed = [commit_file(name) if isinstance(name, int) else name for name in names]
@@ -95,13 +95,13 @@ def test_versions_are_contiguous_behind_the_newest_checkpoint(
     assert (log.newest, log.file) == (newest, file)
 
 
-def test_a_version_that_is_published_during_the_listing_is_not_missing():
+def test_version_published_during_the_listing_is_not_missing():
     names = [commit_file(0), commit_file(2)]
     assert log_of(names, lambda _: "{}", {commit_file(1)}.__contains__).problem == ""
     assert log_of(names, lambda _: "{}").file == commit_file(1)
 
 
-def test_the_newest_commit_alone_is_read(tmp_path: Path):
+def test_only_the_newest_commit_is_read(tmp_path: Path):
     folder = tmp_path / "_delta_log"
     assert local_log(str(tmp_path)) is None
     folder.mkdir()
@@ -128,13 +128,13 @@ def test_the_newest_commit_alone_is_read(tmp_path: Path):
         ([], 9, True),
     ],
 )
-def test_a_commit_is_lost_unless_its_version_holds_the_batch(
+def test_commit_is_lost_unless_its_version_holds_the_batch(
     lines: list[str] | None, newest: int, lost: bool
 ):
     assert is_lost(COMMIT, {7: lines}.__getitem__, newest) is lost
 
 
-def test_a_restore_says_where_it_went_back_to():
+def test_restored_version_is_read_from_the_restore_commit():
     info = {"operation": "RESTORE", "operationParameters": {"version": 5, "timestamp": None}}
     assert restored_to([line(commitInfo=info)]) == 5
     info["operationParameters"] = {"version": None, "timestamp": "2026-01-01"}
@@ -142,7 +142,7 @@ def test_a_restore_says_where_it_went_back_to():
     assert restored_to(commit(1)) is None
 
 
-def test_a_note_keeps_what_it_knows_of_other_tables(tmp_path: Path):
+def test_commit_note_keeps_entries_of_other_tables(tmp_path: Path):
     path = str(tmp_path / "e1" / "committed.json")
     note = CommitNote(StorageFiles(None), path)
     note.update({"target": COMMIT, "quarantine": COMMIT})
@@ -168,7 +168,7 @@ def test_a_note_keeps_what_it_knows_of_other_tables(tmp_path: Path):
         '{"format":1,"tables":{"target":{"table_id":"t","version":"x","batch_id":1,"app_id":"a"}}}',
     ],
 )
-def test_what_cannot_be_read_as_a_note_is_none(text: str | None):
+def test_invalid_commit_note_is_empty(text: str | None):
     assert commits_of(text) == {}
 
 
@@ -184,26 +184,30 @@ def planned(root: Path, *batches: tuple[object, ...], finished: int) -> Path:
     return root
 
 
-def test_a_table_behind_names_batches_offsets_and_an_exact_start(tmp_path: Path):
+def test_error_names_missing_batches_offsets_and_start_when_a_table_is_behind(tmp_path: Path):
     offsets = [({"orders": {"0": n * 10}},) for n in range(4)]
-    one = read_checkpoint("silver", "e1", planned(tmp_path, *offsets, finished=3))
-    damage = behind(one, "silver", "target", COMMIT, 1, 5)
+    checkpoint = read_checkpoint("silver", "e1", planned(tmp_path, *offsets, finished=3))
+    damage = behind(checkpoint, "silver", "target", COMMIT, 1, 5)
     assert "batches 2 to 3 are missing" in damage.message
     assert 'from {"orders":{"0":10}} to {"orders":{"0":30}}' in damage.message
     assert """--from '{"orders":{"0":10}}' --accept-duplicates""" in damage.hint
     assert "penstock backfill silver" in damage.hint
-    quarantine = behind(one, "silver", "quarantine", COMMIT, 2, 5)
+    quarantine = behind(checkpoint, "silver", "quarantine", COMMIT, 2, 5)
     assert "quarantine of silver" in quarantine.message
-    assert "--accept-duplicates" not in quarantine.hint  # the table has its part of these batches
-    whole = behind(one, "silver", "target", COMMIT, -1, 0)
-    assert "from the beginning to" in whole.message
-    assert "--from earliest --accept-duplicates" in whole.hint
+    assert (
+        "--accept-duplicates" not in quarantine.hint
+    )  # the table has the valid rows of these batches
+    all_missing = behind(checkpoint, "silver", "target", COMMIT, -1, 0)
+    assert "from the beginning to" in all_missing.message
+    assert "--from earliest --accept-duplicates" in all_missing.hint
 
 
-def test_a_thousand_partitions_are_shown_in_part_and_named_in_whole(tmp_path: Path):
+def test_offsets_are_shortened_in_the_message_and_complete_in_the_hint(tmp_path: Path):
     offsets = {"orders": {str(number): number for number in range(1000)}}
-    one = read_checkpoint("silver", "e1", planned(tmp_path, (offsets,), (offsets,), finished=1))
-    damage = behind(one, "silver", "target", replace(COMMIT, batch_id=1), 0, 1)
+    checkpoint = read_checkpoint(
+        "silver", "e1", planned(tmp_path, (offsets,), (offsets,), finished=1)
+    )
+    damage = behind(checkpoint, "silver", "target", replace(COMMIT, batch_id=1), 0, 1)
     assert len(damage.message) < 1200
     assert json.dumps(offsets, separators=(",", ":")) in damage.hint
 
@@ -219,36 +223,36 @@ def test_a_thousand_partitions_are_shown_in_part_and_named_in_whole(tmp_path: Pa
         ((None,), "--from earliest`"),
     ],
 )
-def test_a_start_is_named_where_it_is_exact(
+def test_hint_names_the_start_position_when_it_is_exact(
     tmp_path: Path, offsets: tuple[object, ...], start: str
 ):
-    one = read_checkpoint("silver", "e1", planned(tmp_path, offsets, offsets, finished=1))
+    checkpoint = read_checkpoint("silver", "e1", planned(tmp_path, offsets, offsets, finished=1))
     commit_1 = replace(COMMIT, version=2, batch_id=1)
-    assert start in behind(one, "silver", "target", commit_1, 0, 1).hint
+    assert start in behind(checkpoint, "silver", "target", commit_1, 0, 1).hint
 
 
-def test_state_forbids_what_reads_a_part_again(tmp_path: Path):
+def test_hint_has_no_backfill_when_the_flow_has_state(tmp_path: Path):
     root = planned(tmp_path, ({"orders": {"0": 1}},), finished=0)
     (root / "state" / "0" / "0").mkdir(parents=True)
-    one = read_checkpoint("silver", "e1", root)
-    hint = behind(one, "silver", "target", COMMIT, 0, 5).hint
+    checkpoint = read_checkpoint("silver", "e1", root)
+    hint = behind(checkpoint, "silver", "target", COMMIT, 0, 5).hint
     assert "backfill" not in hint and "--accept-duplicates" not in hint
-    assert "backfill" not in restored("silver", "silver", COMMIT, 5, one)
+    assert "backfill" not in restored("silver", "silver", COMMIT, 5, checkpoint)
 
 
-def test_a_cut_file_of_an_unwritten_batch_can_be_removed(tmp_path: Path):
+def test_hint_names_the_file_to_remove_when_its_batch_is_unwritten(tmp_path: Path):
     root = planned(tmp_path, *[({"logOffset": n},) for n in range(3)], finished=1)
     (root / "offsets" / "2").write_text("v1\n{")
-    one = newest_of_checkpoint("silver", "e1", root)
-    assert list(one.damaged) == ["offsets/2"]
-    damage = unreadable(one, "silver", ["offsets/2 is cut"], is_unwritten=True)
+    checkpoint = newest_of_checkpoint("silver", "e1", root)
+    assert list(checkpoint.damaged) == ["offsets/2"]
+    damage = unreadable(checkpoint, "silver", ["offsets/2 is cut"], is_unwritten=True)
     assert "The newest batch with readable offsets is 1" in damage.message
     assert "offsets/2: the table has no rows of the batch" in damage.hint
-    assert "remove" not in unreadable(one, "silver", ["x"], is_unwritten=False).hint
+    assert "remove" not in unreadable(checkpoint, "silver", ["x"], is_unwritten=False).hint
     (root / "offsets" / "2").write_text('v1\n{}\n{"logOffset":2}')
     (root / "commits" / "2").write_text("")
-    one = newest_of_checkpoint("silver", "e1", root)
+    checkpoint = newest_of_checkpoint("silver", "e1", root)
     assert (
         "commits/2: the batch is repeated"
-        in unreadable(one, "silver", ["x"], is_unwritten=False).hint
+        in unreadable(checkpoint, "silver", ["x"], is_unwritten=False).hint
     )

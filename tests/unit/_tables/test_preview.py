@@ -23,22 +23,22 @@ def table(settings: PipelineSettings) -> Path:
     return Path(settings.storage) / "tables" / "spark_catalog" / "default" / "orders"
 
 
-def test_rows_of_the_newest_file_come_first_when_a_table_is_shown(settings, table):
+def test_rows_of_the_newest_file_come_first(settings, table):
     at = datetime(2026, 3, 4, 10, tzinfo=UTC)
     for number in range(3):
         body = {"id": [10 * number, 10 * number + 1], "at": [at, None], "ok": [True, False]}
         write_deltalake(str(table), pa.table({**body, "tags": [["a", "b"], []]}), mode="append")
-    found = read_table(settings, "orders", 3)
-    assert found.columns == ("id", "at", "ok", "tags")
-    assert found.rows[:2] == (
+    preview = read_table(settings, "orders", 3)
+    assert preview.columns == ("id", "at", "ok", "tags")
+    assert preview.rows[:2] == (
         ("20", "2026-03-04 10:00:00+00:00", "true", "a, b"),
         ("21", None, "false", ""),
     )
-    assert (len(found.rows), found.total) == (3, 6)
+    assert (len(preview.rows), preview.total) == (3, 6)
     assert read_table(settings, "orders", 0).rows == ()
 
 
-def test_times_are_shown_when_python_has_no_such_year(settings, table):
+def test_times_outside_the_years_of_python_are_shown(settings, table):
     micros = [-62135596800_000_000 - 1, 253402300800_000_000, 0, None]
     times = pa.array(micros).cast(pa.timestamp("us", "UTC"))
     days = pa.array([-719163, 2932897, 0, None], pa.int32()).cast(pa.date32())
@@ -52,7 +52,7 @@ def test_times_are_shown_when_python_has_no_such_year(settings, table):
     )
 
 
-def test_deleted_rows_and_other_names_are_understood_when_delta_rs_knows_neither(settings, table):
+def test_column_mapping_is_read_when_delta_rs_cannot(settings, table):
     write_deltalake(str(table), pa.table({"col-1": [1, 2], "col-2": ["a", "b"]}))
     log = table / "_delta_log" / f"{0:020}.json"
     actions = [json.loads(line) for line in log.read_text().splitlines()]
@@ -79,12 +79,12 @@ def test_deleted_rows_and_other_names_are_understood_when_delta_rs_knows_neither
                 "delta.columnMapping.maxColumnId": "2",
             }
     log.write_text("".join(json.dumps(action) + "\n" for action in actions))
-    found = read_table(settings, "orders", 5)
-    assert found.columns == ("id", "customer name")
-    assert (found.rows, found.total) == ((("1", "a"), ("2", "b")), 2)
+    preview = read_table(settings, "orders", 5)
+    assert preview.columns == ("id", "customer name")
+    assert (preview.rows, preview.total) == ((("1", "a"), ("2", "b")), 2)
 
 
-def test_a_table_is_refused_with_the_way_out_when_it_cannot_be_read(settings, table):
+def test_error_has_a_hint_when_a_table_cannot_be_read(settings, table):
     with pytest.raises(SpecError) as caught:
         read_table(settings, "orders", 1)
     assert caught.value.condition == "TABLE_NOT_FOUND"
@@ -118,8 +118,8 @@ def test_rows_in_quarantine_are_counted_by_rule(settings, table, name):
     rules = pa.array([["a", "b"], ["a"], None], pa.list_(pa.string()))
     body = {"_failed_rules": rules, "_row": ["{}"] * 3, "_source": ["x"] * 3, "id": [1, 2, 3]}
     write_deltalake(f"{table}_quarantine", pa.table(body))
-    (found,) = list_quarantines(settings)
-    assert (found.table, found.rows, dict(found.by_rule)) == (plain, 3, {"a": 2, "b": 1})
+    (summary,) = list_quarantines(settings)
+    assert (summary.table, summary.rows, dict(summary.by_rule)) == (plain, 3, {"a": 2, "b": 1})
     shown = read_quarantine(settings, name, 1)
     assert shown.columns == ("_failed_rules", "_source", "_row")
     assert shown.rows == (("a, b", "x", "{}"),)

@@ -6,7 +6,7 @@ from penstock.errors import SpecError
 FIRST, OTHER = row_id("a=1/part-0.parquet", 0), row_id("part-1.parquet", 7)
 
 
-def test_rows_are_found_again_by_file_and_position():
+def test_row_id_identifies_file_and_position():
     assert FIRST == row_id("a=1/part-0.parquet", 0) != row_id("a=2/part-0.parquet", 0)
     positions = RowSelection(
         rows=(FIRST, OTHER, row_id("part-1.parquet", 123_456_789_012))
@@ -14,10 +14,10 @@ def test_rows_are_found_again_by_file_and_position():
     assert list(positions.values()) == [{0}, {7, 123_456_789_012}]
 
 
-def test_two_selections_are_the_same_when_they_mean_the_same_rows():
-    one = RowSelection(rules=("b", "a", "b"), where="x > 1", rows=(OTHER, FIRST))
-    two = RowSelection(rules=("a", "b"), where="x > 1", rows=(FIRST, OTHER, FIRST))
-    assert one.record() == two.record() != RowSelection(rules=("a", "b")).record()
+def test_equal_selections_have_the_same_record():
+    first = RowSelection(rules=("b", "a", "b"), where="x > 1", rows=(OTHER, FIRST))
+    second = RowSelection(rules=("a", "b"), where="x > 1", rows=(FIRST, OTHER, FIRST))
+    assert first.record() == second.record() != RowSelection(rules=("a", "b")).record()
     assert RowSelection().is_all and RowSelection().record() == {}
     assert not any(
         chosen.is_all
@@ -30,7 +30,7 @@ def test_two_selections_are_the_same_when_they_mean_the_same_rows():
 
 
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [
         {"rules": ("",)},
         {"where": ""},
@@ -40,7 +40,7 @@ def test_two_selections_are_the_same_when_they_mean_the_same_rows():
         {"rows": ("0" * 16 + "-1" + "0" * 12,)},
     ],
 )
-def test_a_selection_is_refused_when_it_could_mean_something_else(given):
+def test_invalid_selection_is_refused(arguments):
     with pytest.raises(SpecError, match="QUARANTINE_SELECTION_INVALID") as caught:
-        RowSelection(**given)
+        RowSelection(**arguments)
     assert caught.value.hint

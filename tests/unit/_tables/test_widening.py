@@ -1,4 +1,4 @@
-"""The rule of which types become wider, and what becomes of schemas."""
+"""Which types are widened, and the schemas that result."""
 
 import pytest
 from hypothesis import given
@@ -38,7 +38,7 @@ def kind(name: str) -> DataType:
         ("date", "timestamp_ntz", "timestamp_ntz"),
     ],
 )
-def test_the_type_holds_both_when_delta_changes_to_it(have: str, want: str, gets: str) -> None:
+def test_widened_type_holds_both_types(have: str, want: str, gets: str) -> None:
     assert widened(kind(have), kind(want)) == kind(gets)
 
 
@@ -64,7 +64,9 @@ def test_the_type_holds_both_when_delta_changes_to_it(have: str, want: str, gets
         ("int", "int"),
     ],
 )
-def test_a_type_stays_when_it_holds_the_other_or_delta_knows_no_way(have: str, want: str) -> None:
+def test_type_is_not_widened_when_it_is_wide_enough_or_delta_cannot_widen_it(
+    have: str, want: str
+) -> None:
     assert widened(kind(have), kind(want)) is None
 
 
@@ -80,9 +82,7 @@ kinds = st.one_of(
 
 
 @given(kinds, kinds)
-def test_rows_can_be_cast_to_the_type_and_nothing_more_is_to_do_when_it_was_widened(
-    have: DataType, want: DataType
-) -> None:
+def test_both_types_conform_to_the_widened_type(have: DataType, want: DataType) -> None:
     gets = widened(have, want)
     if gets is None:
         return
@@ -93,7 +93,7 @@ def test_rows_can_be_cast_to_the_type_and_nothing_more_is_to_do_when_it_was_wide
     assert widened(gets, have) is None
 
 
-def test_fields_at_any_depth_become_wider_and_keep_their_names_when_the_query_differs() -> None:
+def test_nested_fields_are_widened_and_keep_their_names() -> None:
     def schema(number: str, spelling: str) -> StructType:
         inner = {"type": "struct", "fields": [field(spelling, kind(number).jsonValue())]}
         return StructType.fromJson(
@@ -129,6 +129,6 @@ def test_fields_at_any_depth_become_wider_and_keep_their_names_when_the_query_di
     )
     assert not compare(wide, query).conflicts
     assert widen(wide, query) == (wide, ())
-    # The other way round, the query's rows are cast: that is no change of the table.
+    # A narrower column of the query is cast; the table does not change.
     assert widen(schema("bigint", "x"), schema("int", "x"))[1] == ()
     assert conformed(schema("int", "x"), wide) == wide
