@@ -45,7 +45,7 @@ def json_of(draft, **options):
     return explain_json(graph, make_plan(graph, PlanOptions(**options)))
 
 
-def test_the_plan_is_a_tree_when_everything_runs(shop):
+def test_the_plan_is_shown_as_a_tree(shop):
     assert text_of(shop) == [
         "Plan: triggered update of 4 table(s)",
         "bronze [streaming table]",
@@ -69,7 +69,7 @@ def test_the_plan_is_a_tree_when_everything_runs(shop):
     ]
 
 
-def test_the_tree_says_what_stays_out_when_there_is_a_selection(shop):
+def test_the_tree_shows_tables_that_are_not_selected(shop):
     lines = text_of(shop, full_refresh=("totals",))
     assert lines[:2] == [
         "Plan: triggered update of 1 table(s)",
@@ -81,7 +81,7 @@ def test_the_tree_says_what_stays_out_when_there_is_a_selection(shop):
     assert not [line for line in lines if line.startswith("sink")]
 
 
-def test_the_tree_says_how_often_when_the_update_is_continuous(shop):
+def test_the_tree_shows_intervals_of_a_continuous_update(shop):
     lines = text_of(shop, continuous=True)
     assert lines[0] == "Plan: continuous update of 4 table(s)"
     assert "  | flow bronze: append, as rows arrive from kafka: orders" in lines
@@ -90,7 +90,7 @@ def test_the_tree_says_how_often_when_the_update_is_continuous(shop):
     )
 
 
-def test_notes_come_last_when_a_table_keeps_its_rows(draft):
+def test_notes_are_shown_last(draft):
     draft.table("a", table_properties={"pipelines.reset.allowed": "false"})
     assert (
         text_of(draft, full_refresh_all=True)[-1]
@@ -98,13 +98,13 @@ def test_notes_come_last_when_a_table_keeps_its_rows(draft):
     )
 
 
-def test_a_one_time_flow_is_named_as_such_when_it_is_shown(draft):
+def test_a_one_time_flow_is_shown_as_once(draft):
     draft.empty_table("orders")
     draft.append_flow("history", "orders", once=True, external=("files: /old",))
     assert "  | flow history: once from files: /old" in text_of(draft)
 
 
-def test_the_plan_is_plain_json_when_machines_read_it(shop):
+def test_the_plan_is_serializable_to_json(shop):
     shown = json.loads(json.dumps(json_of(shop)))
     assert set(shown) == {
         *("mode", "resets", "excluded", "notes", "warnings", "datasets", "steps"),
@@ -128,7 +128,7 @@ def test_the_plan_is_plain_json_when_machines_read_it(shop):
     assert [field["name"] for field in silver["schema"]["fields"]] == ["id", "lines"]
 
 
-def test_the_steps_are_those_that_run_when_machines_read_the_plan(shop):
+def test_json_has_only_the_steps_that_run(shop):
     assert json_of(shop, refresh=("bronze", "totals", "out"))["steps"] == [
         {
             "step": "StartFlow",
@@ -159,13 +159,13 @@ def test_the_steps_are_those_that_run_when_machines_read_the_plan(shop):
     ]
 
 
-def test_resets_and_exclusions_are_named_when_machines_read_the_plan(shop):
+def test_json_has_resets_and_excluded_tables(shop):
     shown = json_of(shop, full_refresh=("bronze",))
     assert shown["resets"] == ["bronze"]
     assert shown["excluded"] == ["silver", "totals", "joined"]
 
 
-def test_text_and_json_tell_the_same_steps_when_they_read_one_plan(shop):
+def test_text_and_json_have_the_same_steps(shop):
     graph = shop.graph()
     plan = make_plan(graph, PlanOptions())
     text = "\n".join(explain_text(graph, plan))

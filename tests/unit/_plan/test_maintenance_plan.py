@@ -1,4 +1,4 @@
-"""What properties and flows say about the maintenance of a table."""
+"""Maintenance settings from table properties and flows."""
 
 import pytest
 
@@ -30,13 +30,13 @@ def maintenance_of(draft, name, stored=None):
         ),
     ],
 )
-def test_a_table_is_compacted_as_its_properties_say(draft, properties, compacts, at_end):
+def test_compaction_follows_the_table_properties(draft, properties, compacts, at_end):
     draft.table("t", table_properties=properties)
-    found = maintenance_of(draft, "t")
-    assert (found.compacts, found.compacts_at_end) == (compacts, at_end)
+    maintenance = maintenance_of(draft, "t")
+    assert (maintenance.compacts, maintenance.compacts_at_end) == (compacts, at_end)
 
 
-def test_the_declaration_wins_when_the_table_has_another_property(draft):
+def test_the_declared_property_overrides_the_stored_one(draft):
     draft.table("t", table_properties={"delta.autoOptimize.autoCompact": "false"})
     stored = {"delta.autoOptimize.autoCompact": "true"}
     assert not maintenance_of(draft, "t", stored).compacts
@@ -44,14 +44,19 @@ def test_the_declaration_wins_when_the_table_has_another_property(draft):
     assert maintenance_of(draft, "u", stored).compacts_at_end
 
 
-def test_a_view_is_compacted_between_its_refreshes_and_never_ordered(draft):
+def test_a_materialized_view_is_compacted_between_refreshes_and_never_z_ordered(draft):
     draft.table("t")
     draft.materialized_view("v", "t", table_properties={"pipelines.autoOptimize.zOrderCols": "id"})
-    found = maintenance_of(draft, "v")
-    assert (found.compacts, found.alone, found.z_order, found.vacuums) == (True, True, (), True)
+    maintenance = maintenance_of(draft, "v")
+    assert (maintenance.compacts, maintenance.alone, maintenance.z_order, maintenance.vacuums) == (
+        True,
+        True,
+        (),
+        True,
+    )
 
 
-def test_a_folder_of_the_user_is_vacuumed_only_when_the_property_says_so(draft):
+def test_a_table_with_its_own_path_is_vacuumed_only_when_managed(draft):
     draft.table("a", path="/data/a")
     managed = {"pipelines.autoOptimize.managed": "true"}
     draft.table("b", path="/data/b", table_properties=managed)
@@ -67,14 +72,14 @@ def test_z_order_has_the_columns_of_the_property_unless_the_table_is_clustered(d
     assert maintenance_of(draft, "b").z_order == ()
 
 
-def test_batches_and_compactions_take_turns_when_batches_remove_files(draft):
+def test_compaction_does_not_overlap_batches_that_remove_files(draft):
     draft.table("plain")
     draft.table("unique", deduplicate_by=("id",))
     assert not maintenance_of(draft, "plain").alone
     assert maintenance_of(draft, "unique").alone
 
 
-def test_a_wrong_value_is_refused_before_anything_starts(draft):
+def test_an_invalid_value_is_refused_before_the_update_starts(draft):
     draft.table("t", table_properties={"pipelines.autoOptimize.managed": "maybe"})
     with pytest.raises(SpecError, match=r"pipelines\.autoOptimize\.managed is 'maybe'"):
         make_plan(draft.graph(), PlanOptions())

@@ -33,10 +33,10 @@ def shop(draft):
     return draft
 
 
-# -- what runs ----------------------------------------------------------------------------------
+# -- steps --------------------------------------------------------------------------------------
 
 
-def test_everything_runs_in_order_when_nothing_is_selected(shop):
+def test_all_flows_run_in_order_without_a_selection(shop):
     plan = plan_of(shop)
     assert plan.resets == ()
     assert plan.excluded == ()
@@ -67,7 +67,7 @@ def test_everything_runs_in_order_when_nothing_is_selected(shop):
     )
 
 
-def test_a_view_is_not_last_when_a_streaming_flow_needs_it(draft):
+def test_a_view_runs_before_a_streaming_flow_that_reads_it(draft):
     draft.table("orders")
     draft.materialized_view("customers")
     draft.materialized_view("top_customers", "customers")
@@ -76,7 +76,7 @@ def test_a_view_is_not_last_when_a_streaming_flow_needs_it(draft):
     assert steps == ["orders", "customers", "joined", "top_customers"]
 
 
-def test_a_view_is_not_last_when_it_is_needed_through_another_view(draft):
+def test_a_view_runs_before_a_streaming_flow_that_reads_it_through_another_view(draft):
     draft.materialized_view("a")
     draft.materialized_view("b", "a")
     draft.materialized_view("c", "b")
@@ -84,14 +84,14 @@ def test_a_view_is_not_last_when_it_is_needed_through_another_view(draft):
     assert [step.flow for step in plan_of(draft).runs] == ["a", "b", "stream", "c"]
 
 
-def test_a_one_time_flow_has_a_step_of_its_own_when_it_is_planned(draft):
+def test_a_one_time_flow_is_planned_as_a_run_once_step(draft):
     draft.empty_table("orders")
     draft.append_flow("live", "orders")
     draft.append_flow("history", "orders", once=True)
     assert plan_of(draft).runs[1] == RunOnceFlow(flow="history", target=key("orders"))
 
 
-def test_the_output_mode_is_what_analysis_chose_when_a_flow_starts(draft):
+def test_the_output_mode_is_that_of_the_analysis(draft):
     draft.table("counts", mode=OutputMode.UPDATE)
     assert plan_of(draft).runs[0].output_mode is OutputMode.UPDATE
 
@@ -99,28 +99,28 @@ def test_the_output_mode_is_what_analysis_chose_when_a_flow_starts(draft):
 # -- selection ----------------------------------------------------------------------------------
 
 
-def test_only_the_selection_runs_when_tables_are_named(shop):
+def test_only_selected_tables_run(shop):
     plan = plan_of(shop, refresh=("SILVER", "live.totals"))
     assert [step.flow for step in plan.runs] == ["silver", "totals"]
     assert plan.tables == (PrepareTable(dataset=key("silver")), PrepareTable(dataset=key("totals")))
     assert plan.excluded == (key("bronze"), key("alerts"))
-    # What is left out of the update cannot be waited for.
+    # A flow does not wait for a table that is excluded from the update.
     assert plan.runs[0].upstream == ()
     assert plan.runs[1].upstream == (key("silver"),)
 
 
-def test_only_the_sink_runs_when_a_sink_is_named(shop):
+def test_only_the_sink_runs_when_a_sink_is_selected(shop):
     plan = plan_of(shop, refresh=("out",))
     assert [step.flow for step in plan.runs] == ["publish"]
     assert plan.tables == ()
     assert len(plan.excluded) == 4
 
 
-def test_sinks_stay_out_when_only_tables_are_named(shop):
+def test_sinks_are_excluded_when_only_tables_are_selected(shop):
     assert [step.flow for step in plan_of(shop, refresh=("alerts",)).runs] == ["alerts"]
 
 
-def test_sink_and_table_run_when_both_are_named(shop):
+def test_sink_and_table_run_when_both_are_selected(shop):
     assert [s.flow for s in plan_of(shop, refresh=("alerts", "out")).runs] == ["alerts", "publish"]
 
 
@@ -147,19 +147,19 @@ def test_a_temporary_view_is_refused_when_it_is_selected(shop):
 # -- full refresh -------------------------------------------------------------------------------
 
 
-def test_a_table_is_reset_and_runs_alone_when_it_is_fully_refreshed(shop):
+def test_only_the_reset_table_runs_in_a_full_refresh(shop):
     plan = plan_of(shop, full_refresh=("bronze",))
     assert plan.resets == (ResetTable(dataset=key("bronze"), flows=("bronze",)),)
     assert [step.flow for step in plan.runs] == ["bronze"]
 
 
-def test_the_rest_of_the_selection_keeps_its_rows_when_one_table_is_reset(shop):
+def test_other_selected_tables_are_not_reset_when_one_table_is_reset(shop):
     plan = plan_of(shop, refresh=("silver",), full_refresh=("bronze",))
     assert [step.dataset for step in plan.resets] == [key("bronze")]
     assert [step.flow for step in plan.runs] == ["bronze", "silver"]
 
 
-def test_every_flow_of_a_table_starts_over_when_it_is_reset(draft):
+def test_all_flows_of_a_table_are_reset_with_it(draft):
     draft.empty_table("orders")
     draft.append_flow("live", "orders")
     draft.append_flow("history", "orders", once=True)
@@ -167,12 +167,12 @@ def test_every_flow_of_a_table_starts_over_when_it_is_reset(draft):
     assert plan.resets == (ResetTable(dataset=key("orders"), flows=("live", "history")),)
 
 
-def test_a_view_is_recomputed_in_any_case_when_it_is_fully_refreshed(shop):
+def test_a_full_refresh_recomputes_a_view_completely(shop):
     (run,) = plan_of(shop, full_refresh=("totals",)).runs
     assert run.full is True
 
 
-def test_upstream_is_reset_first_when_everything_is_fully_refreshed(shop):
+def test_upstream_tables_are_reset_first_when_all_tables_are_reset(shop):
     plan = plan_of(shop, full_refresh_all=True)
     assert [step.dataset for step in plan.resets] == [
         key("bronze"),
@@ -183,7 +183,7 @@ def test_upstream_is_reset_first_when_everything_is_fully_refreshed(shop):
     assert len(plan.runs) == 5
 
 
-def test_a_table_that_forbids_it_is_refused_when_it_is_named_for_a_reset(draft):
+def test_full_refresh_fails_when_the_table_does_not_allow_resets(draft):
     draft.table("bronze", table_properties=NO_RESET)
     with pytest.raises(PlanError) as caught:
         plan_of(draft, full_refresh=("bronze",))
@@ -191,7 +191,7 @@ def test_a_table_that_forbids_it_is_refused_when_it_is_named_for_a_reset(draft):
     assert str(caught.value.origin) == "pipeline.py:10"
 
 
-def test_a_table_that_forbids_it_keeps_its_rows_when_everything_is_reset(draft):
+def test_full_refresh_of_all_skips_a_table_that_does_not_allow_resets(draft):
     draft.table("bronze", table_properties=NO_RESET)
     draft.table("silver", "bronze")
     plan = plan_of(draft, full_refresh_all=True)
@@ -200,20 +200,20 @@ def test_a_table_that_forbids_it_keeps_its_rows_when_everything_is_reset(draft):
     assert [step.flow for step in plan.runs] == ["bronze", "silver"]
 
 
-def test_a_table_decides_for_itself_when_the_pipeline_forbids_resets(draft):
+def test_reset_property_of_a_table_overrides_that_of_the_pipeline(draft):
     draft.table("bronze")
     draft.table("silver", "bronze", table_properties={"pipelines.reset.allowed": "TRUE"})
     plan = plan_of(draft, configuration=NO_RESET, full_refresh_all=True)
     assert [step.dataset for step in plan.resets] == [key("silver")]
 
 
-def test_a_sink_is_refused_when_it_is_named_for_a_reset(shop):
+def test_full_refresh_of_a_sink_is_refused(shop):
     with pytest.raises(PlanError) as caught:
         plan_of(shop, full_refresh=("out",))
     assert caught.value.condition == "SINK_NOT_RESETTABLE"
 
 
-def test_readers_are_warned_when_the_rows_that_they_stream_are_removed(shop):
+def test_note_names_flows_that_stream_from_a_reset_table(shop):
     notes = plan_of(shop, full_refresh=("silver",)).notes
     assert notes == (
         "flow alerts keeps its checkpoint while the rows of silver are removed: if it reads them "
@@ -221,36 +221,36 @@ def test_readers_are_warned_when_the_rows_that_they_stream_are_removed(shop):
     )
 
 
-def test_sinks_are_warned_when_everything_is_reset(shop):
+def test_note_names_sinks_when_all_tables_are_reset(shop):
     (note,) = plan_of(shop, full_refresh_all=True).notes
     assert note.startswith("flow publish keeps its checkpoint while the rows of alerts are removed")
     assert note.endswith("then use `penstock checkpoint reset publish --from POSITION`")
 
 
-def test_nobody_is_warned_when_the_readers_are_reset_too(shop):
+def test_no_note_names_readers_that_are_reset_too(shop):
     assert plan_of(
         shop, full_refresh=("bronze", "silver", "alerts"), refresh=("totals",)
     ).notes == (plan_of(shop, full_refresh=("alerts",)).notes)
 
 
-def test_nobody_is_warned_when_a_view_is_reset(draft):
+def test_no_note_is_added_when_a_view_is_reset(draft):
     draft.table("orders")
     draft.materialized_view("customers")
     draft.table("joined", "orders", "customers")
     assert plan_of(draft, full_refresh=("customers",)).notes == ()
 
 
-@pytest.mark.parametrize("other", ["refresh", "full_refresh"])
-def test_options_are_refused_when_everything_is_reset_and_something_is_named(shop, other):
+@pytest.mark.parametrize("option", ["refresh", "full_refresh"])
+def test_selection_is_refused_with_full_refresh_of_all(shop, option):
     with pytest.raises(SpecError) as caught:
-        plan_of(shop, full_refresh_all=True, **{other: ("bronze",)})
+        plan_of(shop, full_refresh_all=True, **{option: ("bronze",)})
     assert caught.value.condition == "CONFLICTING_REFRESH_OPTIONS"
 
 
 # -- continuous ---------------------------------------------------------------------------------
 
 
-def test_flows_and_views_have_their_default_intervals_when_the_update_is_continuous(shop):
+def test_flows_and_views_have_default_intervals_in_a_continuous_update(shop):
     plan = plan_of(shop, continuous=True)
     assert plan.continuous is True
     assert {step.flow: step.interval_seconds for step in plan.runs} == {
@@ -267,49 +267,49 @@ def test_no_interval_is_set_when_the_update_is_triggered(draft):
     assert plan_of(draft).runs[0].interval_seconds is None
 
 
-def test_the_nearest_interval_wins_when_several_are_set(draft):
+def test_the_most_specific_interval_wins(draft):
     def interval(text):
         return {"pipelines.trigger.interval": text}
 
     draft.empty_table("a", spark_conf=interval("2 seconds"),
                       table_properties=interval("3 seconds"))  # fmt: skip
-    draft.append_flow("of_its_own", "a", spark_conf=interval("1 seconds"))
-    draft.append_flow("of_the_dataset", "a")
-    draft.table("of_the_table", table_properties=interval("3 seconds"))
-    draft.materialized_view("of_the_pipeline")
+    draft.append_flow("flow_conf", "a", spark_conf=interval("1 seconds"))
+    draft.append_flow("dataset_conf", "a")
+    draft.table("table_property", table_properties=interval("3 seconds"))
+    draft.materialized_view("pipeline_conf")
     plan = plan_of(draft, configuration=interval("4 seconds"), continuous=True)
     assert {step.flow: step.interval_seconds for step in plan.runs} == {
-        "of_its_own": 1.0,
-        "of_the_dataset": 2.0,
-        "of_the_table": 3.0,
-        "of_the_pipeline": 4.0,
+        "flow_conf": 1.0,
+        "dataset_conf": 2.0,
+        "table_property": 3.0,
+        "pipeline_conf": 4.0,
     }
 
 
-def test_the_nearest_number_of_retries_wins_when_several_are_set(draft):
+def test_the_most_specific_number_of_retries_wins(draft):
     def retries(number, key="pipelines.maxFlowRetryAttempts"):
         return {key: number}
 
     draft.empty_table("a", spark_conf=retries("2"), table_properties=retries("3"))
-    draft.append_flow("of_its_own", "a", spark_conf=retries("0"))
-    draft.append_flow("of_the_dataset", "a", once=True)
-    draft.table("of_the_table", table_properties=retries("3"))
-    draft.materialized_view("of_the_pipeline")
+    draft.append_flow("flow_conf", "a", spark_conf=retries("0"))
+    draft.append_flow("dataset_conf", "a", once=True)
+    draft.table("table_property", table_properties=retries("3"))
+    draft.materialized_view("pipeline_conf")
     of_spark = retries("4", "spark.sql.pipelines.maxFlowRetryAttempts")
     conf = {**of_spark, "pipelines.numUpdateRetryAttempts": "5"}
     plan = plan_of(draft, configuration=conf)
     assert {step.flow: step.max_retries for step in plan.runs} == {
-        "of_its_own": 0,
-        "of_the_dataset": 2,
-        "of_the_table": 3,
-        "of_the_pipeline": 4,
+        "flow_conf": 0,
+        "dataset_conf": 2,
+        "table_property": 3,
+        "pipeline_conf": 4,
     }
     assert plan.setup_retries == 5
     assert plan_of(draft).setup_retries is None
 
 
 @pytest.mark.parametrize("text", ["", "many", "-1", "1.5"])
-def test_retries_are_refused_when_they_are_no_number(draft, text):
+def test_retries_are_refused_when_they_are_not_a_number(draft, text):
     draft.table("a")
     with pytest.raises(SpecError, match=r"\[INVALID_RETRY_ATTEMPTS\].*maxFlowRetryAttempts"):
         plan_of(draft, configuration={"pipelines.maxFlowRetryAttempts": text})
@@ -327,15 +327,13 @@ def test_retries_are_refused_when_they_are_no_number(draft, text):
         ("pipelines.numUpdateRetryAttempts", "-2", "INVALID_RETRY_ATTEMPTS"),
     ],
 )
-def test_a_setting_is_refused_before_anything_starts_when_its_value_is_invalid(
-    draft, setting, text, condition
-):
+def test_an_invalid_setting_is_refused_before_the_update_starts(draft, setting, text, condition):
     draft.table("a")
     with pytest.raises(SpecError, match=rf"\[{condition}\].*{setting}"):
         plan_of(draft, configuration={setting: text})
 
 
-def test_a_window_is_looked_at_like_a_view_when_a_flow_replaces_rows(draft):
+def test_a_flow_that_replaces_rows_is_planned_like_a_view(draft):
     draft.empty_table("t")
     draft.append_flow("f", "t", streaming=False, replace_where="day  >=\n 1")
     plan = plan_of(draft, continuous=True)
@@ -361,12 +359,12 @@ def test_a_window_is_looked_at_like_a_view_when_a_flow_replaces_rows(draft):
         ("30seconds", 30.0),
     ],
 )
-def test_an_interval_is_understood_when_it_is_a_number_and_a_unit(text, seconds):
+def test_an_interval_is_a_number_and_a_unit(text, seconds):
     assert parse_seconds(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", ["5", "seconds", "-1 seconds", "5 parsecs", "", "1 e5 days"])
-def test_an_interval_is_refused_when_it_is_something_else(draft, text):
+def test_an_invalid_interval_is_refused(draft, text):
     assert parse_seconds(text) is None
     draft.table("a", table_properties={"pipelines.trigger.interval": text})
     with pytest.raises(SpecError) as caught:
@@ -388,14 +386,14 @@ def test_an_interval_is_refused_when_it_is_something_else(draft, text):
         ("realTime(5 minutes)", Trigger(TriggerKind.REAL_TIME, 300)),
     ],
 )
-def test_a_trigger_is_understood_as_spark_writes_it(text, trigger):
+def test_a_trigger_is_parsed_in_the_spelling_of_spark(text, trigger):
     assert parse_trigger(text) == trigger
 
 
 @pytest.mark.parametrize(
     "text", ["", "sometimes", "processingTime", "continuous=soon", "once=3 s", "availableNow 5s"]
 )
-def test_a_trigger_is_refused_when_it_is_none(draft, text):
+def test_an_invalid_trigger_is_refused(draft, text):
     assert parse_trigger(text) is None
     draft.table("a", spark_conf={"pipelines.trigger": text})
     with pytest.raises(SpecError) as caught:
@@ -408,8 +406,8 @@ def test_each_flow_has_its_own_trigger_when_the_update_is_continuous(draft):
     draft.table("slow", table_properties={"pipelines.trigger": "processingTime=1 hour"})
     draft.table("plain")
     plan = plan_of(draft, configuration={"pipelines.trigger": "7 seconds"}, continuous=True)
-    found = {step.flow: (step.interval_seconds, step.trigger) for step in plan.runs}
-    assert found == {"soon": (0.0, None), "slow": (3600.0, None), "plain": (7.0, None)}
+    triggers = {step.flow: (step.interval_seconds, step.trigger) for step in plan.runs}
+    assert triggers == {"soon": (0.0, None), "slow": (3600.0, None), "plain": (7.0, None)}
 
 
 @pytest.mark.parametrize(
@@ -421,7 +419,7 @@ def test_each_flow_has_its_own_trigger_when_the_update_is_continuous(draft):
         ("realTime=5 minutes", "writes to a table"),
     ],
 )
-def test_a_trigger_is_refused_when_the_flow_cannot_have_it(draft, trigger, reason):
+def test_a_trigger_is_refused_when_the_flow_does_not_support_it(draft, trigger, reason):
     draft.table("a", spark_conf={"pipelines.trigger": trigger})
     with pytest.raises(PlanError, match=reason) as caught:
         plan_of(draft, continuous=True)
@@ -444,7 +442,7 @@ def test_a_trigger_is_refused_when_the_flow_cannot_have_it(draft, trigger, reaso
         ("realTime=1 second", "kafka", (), ("kafka: orders",), "at least 5 seconds"),
     ],
 )
-def test_continuous_and_real_time_are_planned_where_spark_has_them(
+def test_continuous_and_real_time_triggers_are_planned_when_spark_supports_them(
     draft, trigger, sink, reads, external, reason
 ):
     draft.table("upstream")
@@ -466,7 +464,9 @@ def test_continuous_and_real_time_are_planned_where_spark_has_them(
     ("row_ids", "refused", "warned"),
     [(None, False, True), ("false", False, False), ("TRUE", True, False)],
 )
-def test_messages_have_no_ids_where_there_are_no_batches(draft, row_ids, refused, warned):
+def test_row_ids_are_refused_or_warned_about_with_a_real_time_trigger(
+    draft, row_ids, refused, warned
+):
     draft.sink("out", "kafka", **({} if row_ids is None else {"rowIds": row_ids}))
     draft.append_flow(
         "send",
@@ -484,7 +484,7 @@ def test_messages_have_no_ids_where_there_are_no_batches(draft, row_ids, refused
     assert not any("penstock-id" in text for text in plan_of(draft).warnings)
 
 
-def test_once_is_mapped_to_available_now_and_told_when_the_update_is_triggered(draft):
+def test_warning_explains_that_trigger_once_runs_as_available_now(draft):
     draft.table("a", spark_conf={"pipelines.trigger": "once"})
     draft.table("b")
     (warning,) = plan_of(draft).warnings
@@ -492,10 +492,10 @@ def test_once_is_mapped_to_available_now_and_told_when_the_update_is_triggered(d
     assert "availableNow" in warning
 
 
-# -- what Delta does not have -------------------------------------------------------------------
+# -- not supported by Delta ---------------------------------------------------------------------
 
 
-def test_a_row_filter_is_refused_when_a_plan_is_made(draft):
+def test_a_row_filter_is_refused(draft):
     draft.table("a", row_filter="ROW FILTER f ON (c)")
     with pytest.raises(PlanError) as caught:
         plan_of(draft)
@@ -506,18 +506,18 @@ def test_a_row_filter_is_refused_when_a_plan_is_made(draft):
     ("written", "notes"),
     [("DELTA", ()), ("parquet", ("a has format parquet but is written as Delta",))],
 )
-def test_a_table_is_delta_when_it_asks_for_another_format(draft, written, notes):
+def test_a_table_with_another_format_is_written_as_delta(draft, written, notes):
     draft.table("a", format=written)
     plan = plan_of(draft)
     assert len(plan.runs) == 1
     assert plan.notes == notes
 
 
-def test_readers_are_warned_when_they_stream_rows_that_auto_cdc_changes(draft):
+def test_note_names_a_stream_from_an_auto_cdc_target(draft):
     draft.table("people")
     draft.table("audit", "people")
-    seen = draft.analyses["audit"]
-    draft.analyses["audit"] = replace(seen, changing_inputs=(key("people"),))
+    analysis = draft.analyses["audit"]
+    draft.analyses["audit"] = replace(analysis, changing_inputs=(key("people"),))
     (note,) = plan_of(draft).notes
     assert note.startswith("people is read as a stream, and auto CDC changes its rows in place")
 

@@ -9,7 +9,7 @@ def plan_of(draft, catalog):
     return make_plan(draft.graph(), PlanOptions(), registered_catalog=catalog)
 
 
-def test_the_plan_shows_the_names_of_tables_in_the_metastore_and_private_ones_have_none(draft):
+def test_the_plan_shows_metastore_names_except_for_private_tables(draft):
     draft.view("parsed", external=("kafka: orders",))
     draft.table("Silver", "parsed")
     draft.table("not-published", "parsed", private=True)
@@ -22,7 +22,7 @@ def test_the_plan_shows_the_names_of_tables_in_the_metastore_and_private_ones_ha
     assert shown == {"parsed": None, "Silver": "default.silver", "not-published": None}
 
 
-def test_without_a_metastore_nothing_is_registered(draft):
+def test_no_table_is_registered_without_a_metastore(draft):
     draft.table("a-b", external=("kafka: orders",))
     plan = plan_of(draft, None)
     assert [step.registered_as for step in plan.tables] == [None]
@@ -36,7 +36,7 @@ def test_without_a_metastore_nothing_is_registered(draft):
         ("a-b", "spark_catalog", "Hive does not allow the name 'a-b'"),
     ],
 )
-def test_a_name_that_the_metastore_cannot_hold_is_refused(draft, name, catalog, text):
+def test_a_name_that_the_metastore_does_not_allow_is_refused(draft, name, catalog, text):
     draft.table(name, external=("kafka: orders",))
     with pytest.raises(PlanError, match=text) as caught:
         plan_of(draft, catalog)
