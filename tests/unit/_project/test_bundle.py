@@ -27,7 +27,7 @@ variables:
   warehouse_id:
     lookup:
       warehouse: Shared
-  nobody:
+  without_value:
     description: has no value
   spark:
     type: complex
@@ -99,12 +99,12 @@ resources:
           - requests==2.32.0
           - ./../dist/shop.whl
       notifications:
-        - email_recipients: ["${var.nobody}"]
+        - email_recipients: ["${var.without_value}"]
           alerts: [on-update-failure]
       clusters:
         - label: default
           num_workers: 2
-          node_type_id: ${var.nobody}
+          node_type_id: ${var.without_value}
           spark_conf:
             spark.master: local[*, 4]
             spark.sql.shuffle.partitions: 4
@@ -152,7 +152,7 @@ def _error(start, **arguments) -> SpecError:
     return caught.value
 
 
-def test_pipeline_is_read_when_a_bundle_declares_it_in_an_included_file(shop):
+def test_pipeline_is_read_from_an_included_file(shop):
     settings = _load(shop.root)
     assert settings.name == "orders in dev"
     assert settings.root == str(shop.root)
@@ -165,7 +165,7 @@ def test_pipeline_is_read_when_a_bundle_declares_it_in_an_included_file(shop):
         "src/gold.sql",
         "extra/dev_only.py",
     )
-    assert settings.import_roots == (str(shop.root / "src"),)  # the root itself needs no mention
+    assert settings.import_roots == (str(shop.root / "src"),)  # the root is always importable
     assert settings.dependencies == (
         f"--editable {shop.root}",
         "requests==2.32.0",
@@ -173,7 +173,7 @@ def test_pipeline_is_read_when_a_bundle_declares_it_in_an_included_file(shop):
     )
 
 
-def test_references_are_filled_in_when_something_here_stands_for_them(shop):
+def test_references_are_resolved_when_they_have_a_local_value(shop):
     configuration = dict(_load(shop.root).configuration)
     assert configuration == {
         "bundle.sourcePath": f"{shop.root}/src",
@@ -192,7 +192,7 @@ def test_references_are_filled_in_when_something_here_stands_for_them(shop):
     }
 
 
-def test_notes_tell_what_has_no_effect_when_there_is_such(shop):
+def test_notes_name_keys_without_effect(shop):
     notes = _load(shop.root).notes
     assert [note for note in notes if "warehouse_id" in note and "workspace only" in note]
     assert [note for note in notes if "resources.jobs.nightly.id" in note]
@@ -204,7 +204,7 @@ def test_notes_tell_what_has_no_effect_when_there_is_such(shop):
     assert len(notes) == 4
 
 
-def test_target_wins_over_the_rest_when_it_is_chosen(shop):
+def test_selected_target_overrides_the_pipeline(shop):
     for settings in (
         _load(shop.root, target="prod"),
         _load(shop.root, environ={"PENSTOCK_TARGET": "prod"}),
@@ -220,7 +220,7 @@ def test_target_wins_over_the_rest_when_it_is_chosen(shop):
     assert _load(shop.root, environ={"PENSTOCK_SCHEMA": "mine"}).schema == "mine"
 
 
-def test_variable_of_the_environment_wins_over_the_file_over_the_target(shop):
+def test_variable_of_the_environment_overrides_file_and_target(shop):
     environ = {"BUNDLE_VAR_catalog": "from_env"}
     shop.write(".databricks/bundle/dev/variable-overrides.json", '{"catalog": "c", "area": "a"}')
     assert _load(shop.root, environ=environ).catalog == "from_env"
@@ -228,7 +228,7 @@ def test_variable_of_the_environment_wins_over_the_file_over_the_target(shop):
     assert (settings.catalog, settings.schema) == ("c", "a_dev")
 
 
-def test_bundle_is_found_when_the_start_is_a_folder_below_or_a_file_is_named(shop):
+def test_bundle_is_found_from_a_subfolder_or_by_file(shop):
     expected = _load(shop.root)
     assert _load(shop.root / "src" / "transformations") == expected
     assert _load(shop.root / "resources") == expected
@@ -240,18 +240,18 @@ def test_bundle_is_found_when_the_start_is_a_folder_below_or_a_file_is_named(sho
 
 
 @pytest.mark.parametrize("name", ["databricks.yaml", "bundle.yml", "bundle.yaml"])
-def test_bundle_has_several_names(project, name):
+def test_bundle_file_can_have_other_names(project, name):
     project.write(name, "bundle: {name: b}\nresources: {pipelines: {p: {catalog: c}}}\n")
     settings = _load(project.root)
     assert (settings.name, settings.catalog) == ("p", "c")
 
 
-def test_other_tools_bundle_file_is_left_alone_when_the_spec_is_searched(project):
+def test_bundle_file_of_another_tool_is_ignored(project):
     project.write("bundle.yml", "apiVersion: v1\n")
     assert _load(project.root).name == "orders"
 
 
-def test_bundle_without_pipelines_is_left_alone_unless_it_is_named(project):
+def test_bundle_without_pipelines_is_ignored_unless_selected(project):
     project.write("databricks.yml", "bundle: {name: b}\nresources: {jobs: {j: {name: x}}}\n")
     settings = _load(project.root)
     assert settings.name == "orders"
@@ -280,7 +280,7 @@ def several(project):
     return project
 
 
-def test_pipeline_has_to_be_named_when_a_bundle_has_several(several):
+def test_pipeline_is_required_when_a_bundle_has_several(several):
     error = _error(several.root)
     assert error.condition == "PIPELINE_AMBIGUOUS"
     assert all(f"`{key}`" in error.message for key in ("one", "two", "three"))
@@ -301,14 +301,12 @@ def test_pipeline_has_to_be_named_when_a_bundle_has_several(several):
         ("parts", "one", ("parts/**",)),
     ],
 )
-def test_pipeline_that_lists_a_source_is_meant_when_the_source_is_named(
-    several, source, key, patterns
-):
+def test_pipeline_is_selected_by_the_source_that_it_lists(several, source, key, patterns):
     settings = _load(several.root.parent, source=several.root / source)
     assert (settings.name, settings.source_patterns) == (key, patterns)
 
 
-def test_source_is_of_no_pipeline_when_none_of_several_lists_it(several):
+def test_note_explains_that_no_pipeline_lists_the_source(several):
     several.write("scratch.py")
     settings = _load(several.root, source=several.root / "scratch.py")
     assert settings.source_patterns == ("scratch.py",)
@@ -318,14 +316,14 @@ def test_source_is_of_no_pipeline_when_none_of_several_lists_it(several):
     )
 
 
-def test_pipelines_of_the_named_file_are_meant_when_it_is_an_included_one(several):
+def test_pipeline_is_selected_by_its_included_file(several):
     several.write("resources/four.yml", "resources: {pipelines: {four: {schema: s4}}}\n")
     settings = _load(several.root, spec=several.root / "resources/four.yml")
     assert (settings.name, settings.schema) == ("four", "s4")
     assert settings.root == str(several.root)
 
 
-def test_resource_file_is_a_bundle_when_there_is_none_around_it(project):
+def test_resource_file_is_read_as_a_bundle_when_no_bundle_includes_it(project):
     project.write("p.pipeline.yml", "resources:\n  pipelines:\n    p:\n      libraries: []\n")
     assert _load(project.root).name == "p"
 
@@ -339,7 +337,7 @@ resources:
 """
 
 
-def test_ingestion_pipelines_are_passed_over_when_another_one_is_there(project):
+def test_ingestion_pipelines_are_skipped_when_the_bundle_has_another_pipeline(project):
     project.write("databricks.yml", INGESTION + "    clean: {schema: s}\n")
     assert _load(project.root).name == "clean"
     error = _error(project.root, pipeline="gateway")
@@ -347,7 +345,7 @@ def test_ingestion_pipelines_are_passed_over_when_another_one_is_there(project):
     assert error.origin.line == 5
 
 
-def test_ingestion_pipeline_is_refused_when_there_is_no_other(project):
+def test_ingestion_pipeline_is_refused_when_it_is_the_only_pipeline(project):
     text = INGESTION.replace("    gateway: {gateway_definition: {connection_name: c}}\n", "")
     project.write("databricks.yml", text)
     assert _error(project.root).condition == "PIPELINE_NOT_SUPPORTED"
@@ -356,7 +354,7 @@ def test_ingestion_pipeline_is_refused_when_there_is_no_other(project):
 ONE = "bundle: {name: b}\nresources: {pipelines: {p: {schema: s}}}\n"
 
 
-def test_target_has_to_be_named_when_there_are_several_without_a_default(project):
+def test_target_is_required_when_none_of_several_is_the_default(project):
     project.write("databricks.yml", ONE + "targets:\n  a: {}\n  b:\n")
     error = _error(project.root)
     assert error.condition == "TARGET_AMBIGUOUS"
@@ -366,7 +364,7 @@ def test_target_has_to_be_named_when_there_are_several_without_a_default(project
     assert (error.condition, error.origin.line) == ("UNKNOWN_TARGET", 3)
 
 
-def test_only_target_is_taken_when_it_is_no_default(project):
+def test_only_target_is_used_without_being_the_default(project):
     project.write("databricks.yml", ONE + "environments: {x: {bundle: {name: c}}}\n")
     project.write("p.py")
     assert _load(project.root).schema == "s"
@@ -384,8 +382,10 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("text", "environ", "hint", "told"), WRONG)
-def test_variable_is_refused_when_it_has_no_value(project, text, environ, hint, told):
+@pytest.mark.parametrize(("text", "environ", "hint", "message"), WRONG)
+def test_variable_is_refused_when_unknown_circular_or_without_a_value(
+    project, text, environ, hint, message
+):
     project.write(
         "databricks.yml",
         f"bundle: {{name: b}}\n"
@@ -402,11 +402,11 @@ def test_variable_is_refused_when_it_has_no_value(project, text, environ, hint, 
     )
     error = _error(project.root, environ=environ)
     assert error.condition == "BUNDLE_VARIABLE_INVALID"
-    assert told in error.message
+    assert message in error.message
     assert hint is None or hint in error.hint
 
 
-def test_complex_variable_is_taken_as_a_whole_when_it_stands_alone(project):
+def test_complex_variable_replaces_a_whole_value(project):
     project.write(
         "databricks.yml",
         """
@@ -436,7 +436,7 @@ resources:
     assert (settings.schema, settings.continuous) == ("second/1", True)
 
 
-def test_complex_variable_is_refused_when_it_stands_inside_of_a_text(project):
+def test_complex_variable_is_refused_inside_a_string(project):
     project.write(
         "databricks.yml",
         "bundle: {name: b}\nvariables: {x: {default: [1]}}\n"
@@ -447,7 +447,7 @@ def test_complex_variable_is_refused_when_it_stands_inside_of_a_text(project):
     assert "cannot be inserted into a string" in error.message
 
 
-def test_whole_variable_of_a_target_is_replaced_when_it_is_a_mapping(project):
+def test_complex_variable_of_a_target_replaces_the_default_completely(project):
     project.write(
         "databricks.yml",
         "bundle: {name: b}\nvariables: {x: {type: complex, default: {a: 1}}}\n"
@@ -457,13 +457,13 @@ def test_whole_variable_of_a_target_is_replaced_when_it_is_a_mapping(project):
     assert dict(_load(project.root).configuration) == {"c": "3"}
 
 
-def test_file_is_missed_when_it_is_included_by_its_name(project):
+def test_error_names_a_missing_included_file(project):
     project.write("databricks.yml", "bundle: {name: b}\ninclude:\n  - gone.yml\n  - x/*.yml\n")
     error = _error(project.root)
     assert (error.condition, error.origin.line) == ("SPEC_NOT_FOUND", 3)
 
 
-def test_error_names_the_included_file_when_something_is_wrong_there(project):
+def test_error_names_the_included_file_that_is_invalid(project):
     project.write("databricks.yml", "bundle: {name: b}\ninclude: [r/*.yml]\n")
     path = project.write("r/p.yml", "resources:\n  pipelines:\n    p:\n      name: [a]\n")
     error = _error(project.root)
@@ -472,7 +472,7 @@ def test_error_names_the_included_file_when_something_is_wrong_there(project):
     assert _error(project.root).condition == "SPEC_SYNTAX"
 
 
-def test_path_is_relative_to_its_own_file_when_a_target_adds_one(project):
+def test_path_of_a_target_is_relative_to_its_own_file(project):
     project.write("databricks.yml", MAIN.replace("./extra/dev_only", "extra/dev_only.py"))
     project.write("resources/a/p.yml", "resources: {pipelines: {orders: {libraries: []}}}\n")
     project.write("extra/dev_only.py")
@@ -480,7 +480,7 @@ def test_path_is_relative_to_its_own_file_when_a_target_adds_one(project):
     assert settings.source_patterns == ("extra/dev_only.py",)
 
 
-def test_error_names_file_and_line_when_a_source_file_is_nowhere(project):
+def test_error_names_the_line_when_a_source_file_does_not_exist(project):
     project.write("src/orders.py")
     project.write(
         "databricks.yml",
@@ -492,7 +492,7 @@ def test_error_names_file_and_line_when_a_source_file_is_nowhere(project):
     assert "src/orders.py" in error.hint
 
 
-def test_anchors_are_followed_when_a_bundle_has_some(project):
+def test_yaml_anchors_are_resolved_in_a_bundle(project):
     project.write(
         "databricks.yml",
         "bundle: {name: b}\nx-base: &base {catalog: c, schema: s}\n"
@@ -518,7 +518,7 @@ def test_only_true_and_false_are_booleans_in_a_bundle(project):
 
 
 @pytest.mark.parametrize("clusters", ["${var.all}", "\n        - ${var.one}"])
-def test_spark_conf_counts_when_a_variable_holds_the_cluster(project, clusters):
+def test_spark_conf_of_a_cluster_in_a_variable_is_applied(project, clusters):
     project.write(
         "databricks.yml",
         f"""
@@ -534,14 +534,14 @@ resources:
       clusters: {clusters}
 """,
     )
-    # A cluster may need values that have no effect here.
+    # A cluster can refer to variables that have no value.
     expected = {"a": "b"} if "all" in clusters else {}
     assert dict(_load(project.root).configuration) == expected
     settings = _load(project.root, environ={"BUNDLE_VAR_unset": "x"})
     assert dict(settings.configuration) == {"a": "b"}
 
 
-def test_bundle_without_pipelines_is_left_alone_when_no_target_is_the_default(project):
+def test_bundle_without_pipelines_is_ignored_when_its_target_is_ambiguous(project):
     project.write("databricks.yml", "bundle: {name: b}\ntargets: {a: {}, b: {}}\n")
     assert _load(project.root).name == "orders"
     project.write(
@@ -553,7 +553,7 @@ def test_bundle_without_pipelines_is_left_alone_when_no_target_is_the_default(pr
     assert _load(project.root, target="b").name == "p"
 
 
-def test_inner_references_make_the_name_of_the_outer_one_when_they_are_nested(project):
+def test_nested_references_are_resolved_from_the_inside(project):
     project.write(
         "databricks.yml",
         """
@@ -578,7 +578,7 @@ resources:
 NO_DEFAULT = """
 bundle: {name: b}
 variables:
-  catalog: {description: nobody gives it}
+  catalog: {description: has no value}
 targets:
   prod: {mode: production}
   test: {mode: %s}
@@ -586,7 +586,7 @@ resources: {pipelines: {p: {catalog: "${var.catalog}", libraries: []}}}
 """
 
 
-def test_development_target_is_meant_when_it_is_the_only_one_and_none_is_the_default(project):
+def test_only_development_target_is_used_when_none_is_the_default(project):
     project.write("databricks.yml", NO_DEFAULT % "development")
     settings = _load(project.root, environ={**USER, "BUNDLE_VAR_catalog": "c"})
     assert settings.development
@@ -595,10 +595,10 @@ def test_development_target_is_meant_when_it_is_the_only_one_and_none_is_the_def
     assert _error(project.root, environ=USER).condition == "TARGET_AMBIGUOUS"
 
 
-def test_target_and_variables_have_assumed_values_when_that_is_allowed(project):
+def test_missing_target_and_variables_get_assumed_values(project):
     project.write("databricks.yml", NO_DEFAULT % "production")
-    asked = []
-    with missing_values_assumed(lambda key: asked.append(key) or plausible_value(key)):
+    keys = []
+    with missing_values_assumed(lambda key: keys.append(key) or plausible_value(key)):
         settings = _load(project.root, environ=USER)
     assert settings.catalog == "catalog"
-    assert sorted(asked) == ["bundle.target", "var.catalog"]
+    assert sorted(keys) == ["bundle.target", "var.catalog"]

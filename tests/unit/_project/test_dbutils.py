@@ -26,20 +26,20 @@ def _mapped(project):
 # -- secrets
 
 
-def test_secret_is_found_when_the_environment_has_it(dbutils, monkeypatch):
+def test_secret_is_read_from_the_environment(dbutils, monkeypatch):
     monkeypatch.setenv("PENSTOCK_SECRET_KAFKA_PASSWORD", "hunter2")
     assert dbutils.secrets.get("kafka", "password") == "hunter2"
     assert dbutils.secrets.getBytes(scope="kafka", key="password") == b"hunter2"
 
 
-def test_error_names_the_line_when_a_secret_is_missing(dbutils):
+def test_error_names_the_file_when_a_secret_is_missing(dbutils):
     with pytest.raises(SpecError) as caught:
         dbutils.secrets.get(scope="kafka", key="none")
     assert caught.value.condition == "SECRET_NOT_FOUND"
     assert caught.value.origin.file.endswith("test_dbutils.py")
 
 
-def test_secrets_are_listed_when_the_folder_has_some(dbutils, project):
+def test_secrets_of_the_folder_are_listed(dbutils, project):
     assert dbutils.secrets.listScopes() == []
     assert dbutils.secrets.list("kafka") == []
     project.write(".secrets/kafka/user", "me")
@@ -50,7 +50,7 @@ def test_secrets_are_listed_when_the_folder_has_some(dbutils, project):
 # -- widgets
 
 
-def test_widget_has_the_configured_value_when_there_is_one(dbutils):
+def test_configured_value_overrides_the_default_of_a_widget(dbutils):
     dbutils.widgets.text("env", "dev", "Environment")
     dbutils.widgets.dropdown("size", "s", ["s", "m"])
     dbutils.widgets.multiselect(name="all", defaultValue="a,b", choices=["a", "b"], label="x")
@@ -73,7 +73,7 @@ def test_widget_has_the_configured_value_when_there_is_one(dbutils):
 # -- fs
 
 
-def test_folder_is_listed_as_on_databricks_when_its_path_is_mapped(project):
+def test_mapped_folder_is_listed_as_on_databricks(project):
     project.write("lake/Volumes/raw/b.json", "{}")
     project.write("lake/Volumes/raw/a/x.json", "{}")
     fs = _mapped(project).fs
@@ -87,14 +87,14 @@ def test_folder_is_listed_as_on_databricks_when_its_path_is_mapped(project):
     assert [entry.name for entry in fs.ls(folder.path)] == ["x.json"]
 
 
-def test_paths_stay_as_they_are_when_nothing_is_mapped(dbutils, project):
+def test_unmapped_paths_are_unchanged(dbutils, project):
     project.write("data/x.json", "{}")
     assert dbutils.fs.ls("data")[0].path == "data/x.json"
-    place = f"file://{project.root}/data/"
-    assert dbutils.fs.ls(place)[0].path == f"{place}x.json"
+    uri = f"file://{project.root}/data/"
+    assert dbutils.fs.ls(uri)[0].path == f"{uri}x.json"
 
 
-def test_files_are_changed_when_they_are_below_the_project(dbutils, project):
+def test_files_of_the_project_can_be_changed(dbutils, project):
     fs = dbutils.fs
     assert fs.put("out/deep/a.txt", "häuser\n") is True
     with pytest.raises(FileExistsError, match="FileAlreadyExistsException"):
@@ -118,13 +118,13 @@ def test_files_are_changed_when_they_are_below_the_project(dbutils, project):
 
 
 @pytest.mark.parametrize("call", ["ls", "head"])
-def test_missing_file_is_known_by_javas_name_when_read(dbutils, call):
+def test_missing_file_error_has_the_java_class_name(dbutils, call):
     with pytest.raises(FileNotFoundError, match=r"java\.io\.FileNotFoundException.*no/such"):
         getattr(dbutils.fs, call)("no/such")
 
 
 @pytest.mark.parametrize("path", ["/", "/tmp", "file:/", ".", "..", "", "~/..", str(Path.home())])
-def test_precious_places_stay_when_a_source_would_remove_them(dbutils, project, path):
+def test_root_home_and_project_folders_cannot_be_removed(dbutils, project, path):
     if path == "~/..":
         path = str(Path.home().parent)
     with pytest.raises(DefinitionError) as caught:
@@ -134,13 +134,13 @@ def test_precious_places_stay_when_a_source_would_remove_them(dbutils, project, 
 
 
 @pytest.mark.parametrize("path", ["s3a://bucket/x", "dbfs:/x", "abfss://c@a.net/x"])
-def test_stores_are_refused_when_nothing_maps_them(dbutils, path):
+def test_unmapped_object_store_paths_are_refused(dbutils, path):
     with pytest.raises(DefinitionError) as caught:
         dbutils.fs.ls(path)
     assert path in caught.value.message
 
 
-def test_mounts_have_no_effect_when_a_source_makes_some(dbutils):
+def test_mounts_have_no_effect(dbutils):
     assert dbutils.fs.mounts() == []
     assert dbutils.fs.mount(source="wasbs://x", mount_point="/mnt/x", extra_configs={}) is True
     assert dbutils.fs.unmount("/mnt/x") is True
@@ -150,22 +150,22 @@ def test_mounts_have_no_effect_when_a_source_makes_some(dbutils):
 # -- notebook and the rest
 
 
-def test_notebook_knows_its_path_and_user_when_it_asks(dbutils):
+def test_notebook_context_has_path_and_user(dbutils):
     context = dbutils.notebook.entry_point.getDbutils().notebook().getContext()
-    here = str(Path(__file__).with_suffix(""))
-    assert context.notebookPath().get() == here
-    assert context.tags().get("notebookPath").get() == here
+    path = str(Path(__file__).with_suffix(""))
+    assert context.notebookPath().get() == path
+    assert context.tags().get("notebookPath").get() == path
     assert context.tags().get("user").isDefined()
     assert isinstance(context.tags().apply("user"), str)
     assert context.browserHostName().getOrElse("none") == "none"
     assert context.currentRunId().toString() == ""
     assert context.clusterId().isDefined() is False
-    assert json.loads(context.toJson())["extraContext"]["notebook_path"] == here
+    assert json.loads(context.toJson())["extraContext"]["notebook_path"] == path
     assert json.loads(dbutils.notebook.getContext().safeToJson())["tags"]["pipelineName"] == "shop"
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "expected"),
     [
         (
             lambda d: d.notebook.entry_point.getDbutils().notebook().getContext().apiToken(),
@@ -184,22 +184,22 @@ def test_notebook_knows_its_path_and_user_when_it_asks(dbutils):
         (lambda d: d.preview.x, "dbutils.preview"),
     ],
 )
-def test_error_says_what_there_is_when_a_part_is_missing(dbutils, call, told):
+def test_error_names_alternatives_for_an_unavailable_function(dbutils, call, expected):
     with pytest.raises(DefinitionError) as caught:
         call(dbutils)
     assert caught.value.condition == "DBUTILS_NOT_AVAILABLE"
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert caught.value.origin.file.endswith("test_dbutils.py")
     assert isinstance(caught.value, AttributeError)
 
 
-def test_questions_for_attributes_are_answered_when_python_asks(dbutils):
+def test_hasattr_and_copy_work_on_dbutils(dbutils):
     assert not hasattr(dbutils, "nonsense")
     assert not hasattr(dbutils.fs, "_ipython_display_")
     assert copy.copy(dbutils).widgets is dbutils.widgets
 
 
-def test_calls_without_meaning_do_nothing_when_made(dbutils):
+def test_unsupported_calls_without_effect_are_ignored(dbutils):
     assert dbutils.library.restartPython() is None
     assert dbutils.library.installPyPI("x", version="1") is None
     assert dbutils.data.summarize(object()) is None
@@ -209,7 +209,7 @@ def test_calls_without_meaning_do_nothing_when_made(dbutils):
     assert dbutils.help() is None
 
 
-def test_exit_is_refused_when_no_notebook_runs(dbutils):
+def test_notebook_exit_is_refused_outside_a_notebook(dbutils):
     with pytest.raises(DefinitionError) as caught:
         dbutils.notebook.exit("x")
     assert caught.value.condition == "OUTSIDE_PIPELINE"

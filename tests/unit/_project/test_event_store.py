@@ -1,4 +1,4 @@
-"""The copy of an event log, on a file system of pyarrow that is a folder here."""
+"""The local copy of an event log; a folder replaces the remote pyarrow file system."""
 
 import os
 from pathlib import Path
@@ -31,7 +31,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_that_was_not_downloaded_is_not_deleted_from_the_copy(
+def test_remote_file_is_kept_when_its_download_failed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     remote, local = tmp_path / "remote", tmp_path / "local"
@@ -45,7 +45,7 @@ def test_a_file_that_was_not_downloaded_is_not_deleted_from_the_copy(
     assert names(remote) == ["a.jsonl", "b.jsonl"]
 
 
-def test_the_copy_follows_files_that_grow_appear_and_go(tmp_path: Path) -> None:
+def test_copy_has_changed_added_and_removed_files(tmp_path: Path) -> None:
     remote, local = tmp_path / "remote", tmp_path / "local"
     remote.mkdir()
     (remote / "a.jsonl").write_text("1")
@@ -61,7 +61,7 @@ def test_the_copy_follows_files_that_grow_appear_and_go(tmp_path: Path) -> None:
     assert (remote / "b.jsonl").read_text() == "22"
 
 
-def test_the_copy_follows_the_last_batches_when_they_are_replaced(tmp_path: Path) -> None:
+def test_copy_has_the_newest_last_batches(tmp_path: Path) -> None:
     remote, local, other = (tmp_path / name for name in ("remote", "local", "other"))
     remote.mkdir()
     local.mkdir()
@@ -76,7 +76,7 @@ def test_the_copy_follows_the_last_batches_when_they_are_replaced(tmp_path: Path
         assert (other / ".last_batches").read_text() == text
 
 
-def test_a_reader_of_the_copy_gets_every_event_when_segments_grow(tmp_path: Path) -> None:
+def test_reader_of_the_copy_gets_all_events_while_segments_grow(tmp_path: Path) -> None:
     """As on another machine, whose folder is filled by downloads."""
     written, remote, read = tmp_path / "written", tmp_path / "remote", tmp_path / "read"
     writer = EventStore(LocalFileSystem(), str(remote), written)
@@ -86,7 +86,7 @@ def test_a_reader_of_the_copy_gets_every_event_when_segments_grow(tmp_path: Path
     first, second = (f"20260304T100000000000Z-u1{end}.jsonl" for end in ("", ".0002"))
 
     class Listed:
-        """Lists the second segment before the first one, and notes what is downloaded."""
+        """Lists the second segment before the first and records the downloads."""
 
         def __init__(self) -> None:
             self.order: list[str] = []
@@ -128,7 +128,7 @@ def test_a_reader_of_the_copy_gets_every_event_when_segments_grow(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["local", "gcs"])
-def test_folders_beside_the_copy_are_listed(tmp_path: Path, kind: str) -> None:
+def test_folders_of_the_store_are_listed(tmp_path: Path, kind: str) -> None:
     for name in ("orders", "customers"):
         (tmp_path / "pipelines" / name / "events").mkdir(parents=True)
         (tmp_path / "pipelines" / name / "events" / "a.jsonl").write_text("1")
@@ -147,13 +147,13 @@ def test_folders_beside_the_copy_are_listed(tmp_path: Path, kind: str) -> None:
     assert store.folders("pipelines") == ["customers", "orders"]
 
 
-def test_a_failure_of_credentials_is_a_warning(
+def test_credential_error_is_logged_as_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = EventStore(LocalFileSystem(), str(tmp_path), tmp_path)
 
     def refused() -> None:
-        raise ArrowException("no token")  # pyarrow's for Azure is no OSError
+        raise ArrowException("no token")  # the Azure error of pyarrow is not an OSError
 
     store.attempt(refused)
     assert "no token" in caplog.text

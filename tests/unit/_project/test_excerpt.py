@@ -1,4 +1,4 @@
-"""The code of a declaration, as pages show it."""
+"""The code of a declaration, as the pages of the dashboard show it."""
 
 from pathlib import Path
 
@@ -51,13 +51,13 @@ def project(tmp_path: Path) -> Path:
     return root
 
 
-def lines_of(root: Path, place: str) -> list[str]:
-    found = excerpt(root, place)
-    assert found is not None
-    return [str(found["line"]), *found["text"].splitlines()]
+def lines_of(root: Path, location: str) -> list[str]:
+    shown = excerpt(root, location)
+    assert shown is not None
+    return [str(shown["line"]), *shown["text"].splitlines()]
 
 
-def test_a_statement_is_shown_from_its_first_decorator_to_its_end(project):
+def test_excerpt_is_the_statement_with_its_decorators(project):
     for line in (6, 7):
         first, *code = lines_of(project, f"deep/pipeline.py:{line}")
         assert (first, code[0], code[-1]) == (
@@ -74,33 +74,33 @@ def test_a_statement_is_shown_from_its_first_decorator_to_its_end(project):
     assert lines_of(project, str(project / "deep/pipeline.py") + ":16")[0] == "16"
 
 
-def test_a_statement_of_sql_ends_at_its_semicolon_or_with_the_file(project):
+def test_excerpt_of_sql_ends_at_the_semicolon_or_end_of_file(project):
     assert lines_of(project, "tables.sql:2") == ["2", SQL.splitlines()[1]]
     assert lines_of(project, "tables.sql:4") == ["4", *SQL.splitlines()[3:]]
 
 
-def test_nothing_is_read_that_is_not_source_of_the_project(project, tmp_path):
+def test_files_that_are_not_project_sources_have_no_excerpt(project, tmp_path):
     (project / "notes.txt").write_text("1", encoding="utf-8")
     (project / "link.py").symlink_to(tmp_path / "outside.py")
     (project / "bytes.py").write_bytes(b"\xff\xfe\x00")
-    for place in (
+    for location in (
         *("../outside.py:1", f"{tmp_path}/outside.py:1", "link.py:1", "notes.txt:1", "gone.py:1"),
         *("deep:1", "bytes.py:1", "deep/pipeline.py:0", "deep/pipeline.py:999", "x", "", ":1"),
         *("deep/pipeline.py:1e3", "\0.py:1"),
     ):
-        assert excerpt(project, place) is None, place
+        assert excerpt(project, location) is None, location
 
 
-def test_what_is_broken_is_not_shown_and_what_is_long_only_in_part(project):
+def test_invalid_code_has_no_excerpt_and_long_code_is_truncated(project):
     (project / "broken.py").write_text("def f(:\n" + "    x\n" * 400, encoding="utf-8")
     (project / "broken.sql").write_text("SELECT 'a", encoding="utf-8")
     assert excerpt(project, "broken.py:1") is excerpt(project, "broken.sql:1") is None
     (project / "long.py").write_text("def f():\n" + "    x = 1\n" * 400, encoding="utf-8")
-    found = excerpt(project, "long.py:1")
-    assert found is not None and found["is_cut"] and len(found["text"].splitlines()) == 120
+    shown = excerpt(project, "long.py:1")
+    assert shown is not None and shown["is_cut"] and len(shown["text"].splitlines()) == 120
 
 
-def test_no_credential_is_in_code_that_is_shown():
+def test_credentials_are_removed_from_code():
     secrets = []
     pieces = []
     for n, (text, secret) in enumerate(PLANTED.items()):
@@ -121,8 +121,8 @@ def test_no_credential_is_in_code_that_is_shown():
     }
     code = "\n".join([*pieces, *written])
     shown = without_secrets(code)
-    found = [one for one in (*secrets, *written.values()) if one in shown]
-    assert found == []
+    leaked = [value for value in (*secrets, *written.values()) if value in shown]
+    assert leaked == []
     assert shown.count("\n") == code.count("\n")
     assert all(word in shown for word in ('"user"', '"bob"', '"port"', "it's"))
     sql = """SELECT `it's`, 'it''s' -- don't: password = 'w-ten'
@@ -134,24 +134,24 @@ def test_no_credential_is_in_code_that_is_shown():
     assert all(word in shown for word in ("`it's`", "'it''s'", "'/in'", "'bob'", "a = 'b'"))
 
 
-def test_a_credential_does_not_come_out_where_code_is_cut(project):
+def test_credentials_are_removed_from_truncated_code(project):
     text = 'x = connect(password="""' + "a\n" * 200 + 'hunter2""")\n'
     (project / "cut.py").write_text(text, encoding="utf-8")
-    found = excerpt(project, "cut.py:1")
-    assert found is not None and found["is_cut"]
-    assert "[redacted]" in found["text"] and "hunter2" not in found["text"]
+    shown = excerpt(project, "cut.py:1")
+    assert shown is not None and shown["is_cut"]
+    assert "[redacted]" in shown["text"] and "hunter2" not in shown["text"]
     assert (
-        found["text"].removeprefix("x = connect(password").replace("[redacted]", "").strip('="\n')
+        shown["text"].removeprefix("x = connect(password").replace("[redacted]", "").strip('="\n')
         == ""
     )
 
 
 @pytest.mark.timeout(60)
-def test_long_texts_are_gone_through_once():
+def test_long_strings_are_scanned_in_linear_time():
     code = "x = '" + "a,B1," * 100_000 + "'\ny = '" + "password " * 50_000 + "'"
     assert without_secrets(code).count("\n") == 1
 
 
-def test_code_without_credentials_stays_as_it_is():
+def test_code_without_credentials_is_unchanged():
     assert without_secrets(PIPELINE) == PIPELINE
     assert without_secrets(SQL, is_sql=True) == SQL

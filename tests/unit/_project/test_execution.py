@@ -15,7 +15,7 @@ BREAK = "\n# COMMAND ----------\n"
 
 
 class Spark:
-    """As much of a session as loading looks at."""
+    """The parts of a session that loading uses."""
 
     def __init__(self):
         self.sparkContext = type("Context", (), {})()
@@ -58,7 +58,7 @@ def _jupyter(*sources):
 
 @pytest.fixture
 def declared_sql(monkeypatch):
-    """What SQL cells hand to the SQL front end."""
+    """Calls of the SQL front end for SQL cells."""
     calls = []
     monkeypatch.setattr(
         execution, "declare_sql", lambda text, **arguments: calls.append((text, arguments))
@@ -66,7 +66,7 @@ def declared_sql(monkeypatch):
     return calls
 
 
-def test_cells_share_a_namespace_and_keep_their_lines_when_executed(project):
+def test_cells_share_a_namespace_and_keep_their_lines(project):
     path = project.write(
         "a.py",
         HEADER + "from __future__ import annotations\nimport dlt\nNAME = 'n'\n" + BREAK
@@ -82,7 +82,7 @@ def test_cells_share_a_namespace_and_keep_their_lines_when_executed(project):
     assert definition.flows[0].function() == "n"
 
 
-def test_sql_is_declared_at_its_place_when_a_notebook_has_sql_cells(project, declared_sql):
+def test_sql_cells_are_declared_with_their_line_and_a_shared_context(project, declared_sql):
     path = project.write(
         "a.py",
         HEADER + "import dlt\n" + _table("a") + BREAK
@@ -90,15 +90,15 @@ def test_sql_is_declared_at_its_place_when_a_notebook_has_sql_cells(project, dec
         + "# MAGIC %sql\n# MAGIC SELECT ${x}\n",
     )  # fmt: skip
     _load(project, source="orders")
-    (first, one), (second, two) = declared_sql
-    assert [first, second] == ["\nSET x = 1", "\nSELECT ${x}"]
-    assert (one["file"], one["first_line"]) == (str(path), 8)
-    assert one["context"] is two["context"]
-    assert one["context"].variables == {"source": "orders"}
-    assert one["declarations_only"]
+    (first_sql, first), (second_sql, second) = declared_sql
+    assert [first_sql, second_sql] == ["\nSET x = 1", "\nSELECT ${x}"]
+    assert (first["file"], first["first_line"]) == (str(path), 8)
+    assert first["context"] is second["context"]
+    assert first["context"].variables == {"source": "orders"}
+    assert first["declarations_only"]
 
 
-def test_each_file_has_its_own_context_when_it_is_sql(project, declared_sql):
+def test_each_sql_file_has_its_own_context(project, declared_sql):
     project.write("a.sql", "USE SCHEMA a;\nSELECT 1")
     project.write(
         "b.sql", "-- Databricks notebook source\nSELECT 2\n-- COMMAND ----------\nSELECT 3"
@@ -111,7 +111,7 @@ def test_each_file_has_its_own_context_when_it_is_sql(project, declared_sql):
     assert contexts[1] is contexts[2]
 
 
-def test_origin_names_the_cell_when_the_file_is_a_jupyter_notebook(project, declared_sql):
+def test_origin_names_the_cell_of_a_jupyter_notebook(project, declared_sql):
     path = project.write(
         "a.ipynb", _jupyter("import dlt", "%matplotlib inline\n" + _table("a"), "%sql\nSELECT 1")
     )
@@ -124,33 +124,33 @@ def test_origin_names_the_cell_when_the_file_is_a_jupyter_notebook(project, decl
     ("code", "condition", "line"),
     [("x = 1\n1 / 0", "USER_CODE_RAISED", 2), ("x = 1\n\ndef f(:", "USER_CODE_SYNTAX", 3)],
 )
-def test_error_names_the_cell_when_its_code_is_wrong(project, code, condition, line):
+def test_error_names_the_cell_and_line_of_invalid_code(project, code, condition, line):
     path = project.write("a.ipynb", _jupyter("y = 1", code, "raise KeyError"))
     (error,) = _errors(project)
     assert (error.condition, str(error.origin)) == (condition, f"{path}[cell 2]:{line}")
 
 
-def test_traceback_shows_the_text_of_a_cell_when_it_raises(project):
+def test_traceback_shows_the_source_of_a_cell(project):
     project.write("a.ipynb", _jupyter("def f():\n    raise ValueError('no')  # the reason\nf()"))
     (error,) = _errors(project)
     assert "# the reason" in "".join(traceback.format_exception(error.__cause__))
 
 
 @pytest.mark.parametrize("target", ["./setup", "setup", "./setup.py", '"./setup"', "../t/setup"])
-def test_notebook_runs_another_in_its_namespace_when_told(project, target):
+def test_run_executes_another_notebook_in_the_same_namespace(project, target):
     project.write("t/setup.py", HEADER + "import dlt\nNAME = spark.sql('q')\n")
     project.write("t/a.py", f"{HEADER}# MAGIC %run {target}\n{BREAK}{_table('a', 'NAME')}")
     assert _load(project, "t/a").flows[0].function() == ("sql", "q")
 
 
-def test_notebook_runs_another_when_its_path_is_that_of_a_workspace(project):
+def test_run_accepts_a_workspace_path(project):
     project.write("lib/setup.ipynb", _jupyter("import dlt\nNAME = 'n'"))
     path = "/Repos/me@x.org/shop/lib/setup"
     project.write("a.py", f"{HEADER}# MAGIC %run {path}\n{BREAK}{_table('a', 'NAME')}")
     assert _load(project, "a.py").flows[0].function() == "n"
 
 
-def test_datasets_are_declared_once_when_two_notebooks_run_the_one_that_has_them(project):
+def test_datasets_of_a_notebook_run_by_two_others_are_declared_once(project):
     project.write(
         "setup.py",
         HEADER + "import dlt\nNAME = 'n'\n@dlt.expect('r', 'x')\n" + _table("shared")
@@ -167,7 +167,7 @@ def test_datasets_are_declared_once_when_two_notebooks_run_the_one_that_has_them
     assert len(definition.datasets[0].expectations) == 1
 
 
-def test_a_template_declares_each_name_when_it_is_run_with_several(project):
+def test_template_notebook_declares_a_dataset_for_each_run(project):
     project.write(
         "template.py", HEADER + "@dlt.table(name=name)\ndef t(bound=name):\n    return bound\n"
     )
@@ -179,14 +179,14 @@ def test_a_template_declares_each_name_when_it_is_run_with_several(project):
     assert [flow.function() for flow in _load(project, "a.py").flows] == ["x", "y"]
 
 
-def test_names_declared_twice_stay_when_a_loop_makes_them(project):
+def test_duplicate_names_are_kept_when_a_loop_declares_them(project):
     project.write(
         "a.py", f"{HEADER}import dlt\nfor _ in range(2):\n    dlt.create_sink('s', 'x')\n"
     )
     assert len(_load(project).sinks) == 2
 
 
-def test_error_is_told_once_when_two_notebooks_run_a_broken_one(project):
+def test_error_is_reported_once_when_two_notebooks_run_a_broken_notebook(project):
     broken = project.write("broken.py", HEADER + "1 / 0\n")
     for name in ("a", "b"):
         project.write(f"{name}.py", f"{HEADER}# MAGIC %run ./broken\n")
@@ -194,29 +194,29 @@ def test_error_is_told_once_when_two_notebooks_run_a_broken_one(project):
     assert (error.condition, str(error.origin)) == ("USER_CODE_RAISED", f"{broken}:2")
 
 
-def test_circle_is_refused_when_notebooks_run_each_other(project):
+def test_cycle_of_notebooks_is_refused(project):
     project.write("a.py", f"{HEADER}# MAGIC %run ./b\n")
-    two = project.write("b.py", f"{HEADER}x = 1\n{BREAK}# MAGIC %run ./a\n")
+    path = project.write("b.py", f"{HEADER}x = 1\n{BREAK}# MAGIC %run ./a\n")
     (error,) = _errors(project, "a.py")
-    assert (error.condition, str(error.origin)) == ("NOTEBOOK_CYCLE", f"{two}:5")
+    assert (error.condition, str(error.origin)) == ("NOTEBOOK_CYCLE", f"{path}:5")
     assert "a.py -> b.py -> a.py" in error.message
 
 
 @pytest.mark.parametrize("target", ["./no", "", "/Repos/me/no", "./data.csv", "."])
-def test_error_names_the_line_when_a_notebook_runs_what_is_not_there(project, target):
+def test_error_names_the_line_when_the_notebook_of_run_does_not_exist(project, target):
     project.write("data.csv")
     path = project.write("a.py", f"{HEADER}x = 1\n{BREAK}# MAGIC %run {target}\n")
     (error,) = _errors(project)
     assert (error.condition, str(error.origin)) == ("SOURCE_NOT_FOUND", f"{path}:5")
 
 
-def test_widgets_have_the_values_of_run_when_it_gives_some(project):
-    project.write("setup.py", HEADER + "seen.append(dbutils.widgets.get('env'))\n")
+def test_widgets_have_the_arguments_of_run(project):
+    project.write("setup.py", HEADER + "values.append(dbutils.widgets.get('env'))\n")
     project.write(
         "a.py",
-        HEADER + "import dlt\nseen = []\ndbutils.widgets.text('env', 'dev')\n" + BREAK
+        HEADER + "import dlt\nvalues = []\ndbutils.widgets.text('env', 'dev')\n" + BREAK
         + "# MAGIC %run ./setup $env=\"a b\" $other=1\n" + BREAK
-        + "seen.append(dbutils.widgets.get('env'))\n" + _table("a", "seen"),
+        + "values.append(dbutils.widgets.get('env'))\n" + _table("a", "values"),
     )  # fmt: skip
     assert _load(project, "a.py").flows[0].function() == ["a b", "dev"]
 
@@ -225,13 +225,13 @@ def test_widgets_have_the_values_of_run_when_it_gives_some(project):
     "cell",
     ["# MAGIC %scala\n# MAGIC val x = 1", "# MAGIC %r x <- 1", "# MAGIC %%nonsense\n# MAGIC x"],
 )
-def test_cell_of_another_language_is_refused_when_it_is_not_empty(project, cell):
+def test_cell_of_an_unsupported_language_is_refused(project, cell):
     path = project.write("a.py", f"{HEADER}import dlt\n{BREAK}{cell}\n{BREAK}{_table('a')}")
     (error,) = _errors(project)
     assert (error.condition, str(error.origin)) == ("SOURCE_NOT_SUPPORTED", f"{path}:5")
 
 
-def test_one_error_is_told_when_a_whole_notebook_is_of_another_language(project):
+def test_notebook_of_an_unsupported_language_is_one_error(project):
     content = json.loads(_jupyter("val x = 1", "val y = 1"))
     content["metadata"] = {"language_info": {"name": "scala"}}
     project.write("a.ipynb", json.dumps(content))
@@ -242,12 +242,12 @@ def test_one_error_is_told_when_a_whole_notebook_is_of_another_language(project)
 @pytest.mark.parametrize(
     "cell", ["# MAGIC %scala", "# MAGIC %md x", "# MAGIC %sh rm -rf /x", "# MAGIC %fs ls /"]
 )
-def test_cell_is_left_out_when_it_declares_nothing(project, cell):
+def test_cells_without_declarations_are_skipped(project, cell):
     project.write("a.py", f"{HEADER}import dlt\n{_table('a')}{BREAK}{cell}\n")
     assert len(_load(project).datasets) == 1
 
 
-def test_rest_of_the_notebook_is_left_out_when_it_exits(project):
+def test_cells_after_notebook_exit_are_skipped(project):
     project.write(
         "setup.py", HEADER + "import dlt\n" + _table("s") + "dbutils.notebook.exit('x')\n1/0\n"
     )
@@ -266,7 +266,7 @@ def test_hint_names_missing_packages_when_an_import_fails(project):
     assert error.hint.endswith("`pip install no-such-one no_such_two no-such-three`")
 
 
-def test_missing_packages_have_an_origin_when_a_notebook_asks_for_them(project):
+def test_missing_packages_have_the_origin_of_pip_install(project):
     path = project.write(
         "a.py", f"{HEADER}# MAGIC %pip install no-such-one\n{BREAK}import dlt\n{_table('a')}"
     )
@@ -277,7 +277,7 @@ def test_missing_packages_have_an_origin_when_a_notebook_asks_for_them(project):
     assert (item[0], str(item[1])) == ("no-such-one", f"{path}:2")
 
 
-def test_notebook_names_are_there_when_a_source_uses_them(project):
+def test_source_has_the_names_of_a_notebook(project):
     project.write(
         "a.py",
         "import dlt\ndisplay(spark, x=1)\ndisplayHTML('<b>')\n"
@@ -288,7 +288,7 @@ def test_notebook_names_are_there_when_a_source_uses_them(project):
     assert value == (True, True, ("sql", "q"), "d", "v")
 
 
-def test_module_has_notebook_names_when_it_imports_them_from_databricks(project):
+def test_module_can_import_notebook_names_from_databricks(project):
     project.write(
         "helper.py",
         "from databricks.sdk.runtime import *\nimport databricks.sdk.runtime\n"
@@ -304,7 +304,7 @@ def test_module_has_notebook_names_when_it_imports_them_from_databricks(project)
         import databricks.sdk.runtime  # noqa: F401
 
 
-def test_session_survives_when_a_source_stops_it(project):
+def test_source_cannot_stop_the_session(project):
     stopped = []
 
     class Session(Spark):

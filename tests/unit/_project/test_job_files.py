@@ -38,17 +38,17 @@ def test_notebook_that_starts_queries_is_a_job_unless_its_sql_declares(project, 
     assert _jobs(project) == jobs
 
 
-def test_a_file_that_python_cannot_parse_is_no_job(project):
+def test_file_with_a_syntax_error_is_not_a_job(project):
     project.write("deep.py", STARTS + "x = " + "-" * 5000 + "1\n")
     assert _jobs(project) == []
 
 
-def test_view_is_a_dataset_when_nothing_starts_queries(project):
+def test_create_view_is_not_a_job(project):
     project.write("v.sql", "CREATE VIEW v AS SELECT 1")
     assert _jobs(project) == []
 
 
-def test_only_a_file_that_is_imported_or_run_is_no_job(project):
+def test_file_that_is_imported_or_run_by_another_is_not_a_job(project):
     project.write("bronze/main.py", "from . import orders\nimport queue\n" + STARTS)
     project.write("bronze/orders.py", STARTS)
     project.write("silver/orders.py", STARTS)
@@ -60,7 +60,7 @@ def test_only_a_file_that_is_imported_or_run_is_no_job(project):
                               "silver/run.py"]  # fmt: skip
 
 
-def test_jobs_are_refused_when_they_import_different_files_by_one_name(project):
+def test_jobs_are_refused_when_they_import_different_modules_of_one_name(project):
     for name in ("a", "b"):
         project.write(f"{name}/job.py", "import json\nfrom .same import x\nimport config\n")
         project.write(f"{name}/same.py", "x = 1\n")

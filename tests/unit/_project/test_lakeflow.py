@@ -78,7 +78,7 @@ def _error(start, **arguments) -> SpecError:
 
 
 @pytest.mark.parametrize("indent", [None, 2, "\t"])
-def test_exported_settings_are_read_as_they_are(shop, indent):
+def test_exported_settings_are_read(shop, indent):
     shop.write("pipeline.json", json.dumps(EXPORTED, indent=indent))
     settings = _load(shop.root)
     assert settings.name == "Shop - orders"
@@ -104,7 +104,7 @@ def test_exported_settings_are_read_as_they_are(shop, indent):
     }
 
 
-def test_each_thing_without_effect_is_told_once_when_settings_are_exported(shop):
+def test_notes_name_each_key_without_effect_once(shop):
     shop.write("pipeline.json", json.dumps(EXPORTED))
     notes = _load(shop.root).notes
     assert [note for note in notes if note.startswith("`clusters`, `edition`, `channel`: ")]
@@ -116,21 +116,21 @@ def test_each_thing_without_effect_is_told_once_when_settings_are_exported(shop)
     assert len(notes) == 6
 
 
-def test_settings_are_unwrapped_when_they_are_an_answer_of_the_rest_api(shop):
+def test_settings_are_read_from_a_response_of_the_rest_api(shop):
     answer = {"pipeline_id": "1", "state": "IDLE", "spec": EXPORTED, "latest_updates": []}
     shop.write("dev.json", json.dumps(answer))
     assert _load(shop.root.parent, spec=shop.root / "dev.json").schema == "sales"
 
 
 @pytest.mark.parametrize("name", ["pipeline.yaml", "shop.pipeline.yml", "any.json", "any.yaml"])
-def test_settings_are_those_of_databricks_when_only_it_has_their_keys(project, name):
+def test_file_with_databricks_keys_is_read_as_an_export(project, name):
     project.write(name, '{"name": "x", "channel": "PREVIEW", "libraries": [], "new": 1}')
     settings = _load(project.root, spec=project.root / name)
     assert settings.name == "x"
     assert [note for note in settings.notes if note.startswith("`new`")]
 
 
-def test_file_is_ours_and_read_strictly_when_one_of_its_keys_is(project):
+def test_file_with_a_penstock_key_is_validated_strictly(project):
     text = "quarantine: false\nchannel: PREVIEW\nclusters: [{spark_conf: {a: b}}]\nstorage: here\n"
     project.write("pipeline.yaml", text)
     settings = _load(project.root)
@@ -175,24 +175,24 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("text", "line", "told"), WRONG)
-def test_error_names_the_line_when_a_value_is_of_the_wrong_type(project, text, line, told):
+@pytest.mark.parametrize(("text", "line", "expected"), WRONG)
+def test_error_names_the_line_of_a_value_of_the_wrong_type(project, text, line, expected):
     path = project.write("settings.yaml", f"id: 1\n{text}\n")
     error = _error(project.root, spec=path)
     assert error.condition == "SPEC_INVALID"
-    assert told in error.message
+    assert expected in error.message
     assert error.origin.line == line
 
 
 @pytest.mark.parametrize("key", ["ingestion_definition", "gateway_definition"])
 @pytest.mark.parametrize("name", ["pipeline.yaml", "pipeline.json", "spark-pipeline.yml"])
-def test_pipeline_is_refused_when_databricks_own_connectors_feed_it(project, key, name):
+def test_ingestion_and_gateway_pipelines_are_refused(project, key, name):
     project.write(name, f'{{"name": "x",\n "{key}": {{"connection_name": "c"}}}}')
     error = _error(project.root)
     assert (error.condition, error.origin.line) == ("PIPELINE_NOT_SUPPORTED", 2)
 
 
-def test_json_error_names_the_line_when_it_is_malformed(project):
+def test_error_names_the_line_of_malformed_json(project):
     path = project.write("pipeline.json", '{"libraries": [],\n\t"name": "x"\n\t"id": "1"}')
     error = _error(project.root)
     assert error.condition == "SPEC_SYNTAX"
@@ -201,12 +201,12 @@ def test_json_error_names_the_line_when_it_is_malformed(project):
 
 
 @pytest.mark.parametrize("text", ["[]", "3", '"x"'])
-def test_file_is_refused_when_it_is_no_mapping(project, text):
+def test_file_is_refused_when_it_is_not_a_mapping(project, text):
     path = project.write("x.json", text)
     assert _error(project.root, spec=path).condition == "SPEC_INVALID"
 
 
-def test_pipeline_and_target_are_refused_when_the_file_is_no_bundle(project):
+def test_pipeline_and_target_are_refused_when_the_file_is_not_a_bundle(project):
     project.write("pipeline.json", '{"libraries": []}')
     assert _error(project.root, pipeline="x").condition == "UNKNOWN_PIPELINE"
     assert _error(project.root, target="x").condition == "UNKNOWN_TARGET"
@@ -228,7 +228,7 @@ def _notebook(path):
     return {"notebook": {"path": path}}
 
 
-def test_longest_end_of_a_path_wins_when_several_files_have_its_name(project):
+def test_longest_matching_path_suffix_wins(project):
     for name in ("x/a.py", "x/y/a.py", "y/a.py", "a.py", "z/y/a.ipynb"):
         project.write(name)
     assert _sources(project, _notebook("/Repos/me/repo/x/y/a")) == ("x/y/a.py",)
@@ -237,7 +237,7 @@ def test_longest_end_of_a_path_wins_when_several_files_have_its_name(project):
     assert _sources(project, _notebook("/Repos/q/y/a")) == ("y/a.py",)
 
 
-def test_source_is_ambiguous_when_two_files_fit_as_well(project):
+def test_source_is_ambiguous_when_two_files_match_equally(project):
     project.write("x/a.py")
     project.write("y/a.py")
     project.write("pipeline.json", json.dumps({"id": "1", "libraries": [_notebook("/Repos/q/a")]}))
@@ -247,7 +247,7 @@ def test_source_is_ambiguous_when_two_files_fit_as_well(project):
 
 
 @pytest.mark.parametrize("extension", ["", ".py", ".ipynb", ".sql", ".scala", ".r", ".R"])
-def test_extension_may_be_left_out_of_a_notebook(project, extension):
+def test_notebook_path_can_omit_the_extension(project, extension):
     project.write(f"n/my.notebook{extension}")
     assert _sources(project, _notebook("n/my.notebook")) == (f"n/my.notebook{extension}",)
     assert _sources(project, _notebook("/Repos/x/n/my.notebook")) == (f"n/my.notebook{extension}",)
@@ -259,7 +259,7 @@ def test_python_wins_when_a_notebook_has_several_extensions(project):
     assert _sources(project, _notebook("./n"), {"file": {"path": "n.sql"}}) == ("n.py", "n.sql")
 
 
-def test_folder_is_found_when_a_glob_lists_it_in_any_form(project):
+def test_folder_is_found_by_each_form_of_glob(project):
     project.write("src/parts/a.py")
     for include in (
         "src/parts/**",
@@ -274,7 +274,7 @@ def test_folder_is_found_when_a_glob_lists_it_in_any_form(project):
     assert _sources(project, {"glob": {"include": "**"}}) == ("./**",)
 
 
-def test_files_are_found_in_the_repository_when_the_settings_lie_in_a_folder_of_it(project):
+def test_files_are_searched_in_the_whole_repository(project):
     (project.root / ".git").mkdir()
     project.write("notebooks/bronze.py")
     project.write("parts/a.py")
@@ -286,14 +286,14 @@ def test_files_are_found_in_the_repository_when_the_settings_lie_in_a_folder_of_
 
 
 @pytest.mark.parametrize("hidden", [".git", "__pycache__", "venv", "node_modules"])
-def test_file_is_not_found_when_it_is_not_the_projects_own(project, hidden):
+def test_files_in_hidden_and_dependency_folders_are_not_searched(project, hidden):
     project.write("venv/pyvenv.cfg")
     project.write(f"{hidden}/bronze.py")
     project.write("pipeline.json", json.dumps({"id": 1, "libraries": [_notebook("/x/bronze")]}))
     assert _error(project.root).condition == "SOURCE_NOT_FOUND"
 
 
-def test_candidates_are_told_when_a_file_is_nowhere(project):
+def test_error_suggests_similar_files_when_a_file_does_not_exist(project):
     project.write("notebooks/bronze_orders.py")
     project.write(
         "pipeline.json", json.dumps({"id": "1", "libraries": [_notebook("/x/bronze_order")]})
@@ -305,7 +305,7 @@ def test_candidates_are_told_when_a_file_is_nowhere(project):
     assert _error(project.root).condition == "SOURCE_NOT_FOUND"
 
 
-def test_root_path_is_a_folder_to_import_from_when_it_is_here(project):
+def test_root_path_is_an_import_root_when_it_exists_locally(project):
     project.write("app/a.py")
     project.write("pipeline.json", '{"id": 1, "root_path": "/Workspace/x/app", "libraries": []}')
     settings = _load(project.root)
@@ -313,7 +313,7 @@ def test_root_path_is_a_folder_to_import_from_when_it_is_here(project):
     assert settings.notes == ()
 
 
-def test_files_that_declare_something_are_taken_when_the_workspace_had_others(project):
+def test_declaring_files_are_used_when_no_listed_file_exists(project):
     project.write("notebooks/a.py", "import dlt\n@dlt.table\ndef a(): ...\n")
     project.write("notebooks/helper.py", "X = 1\n")
     listed = [{"glob": {"include": "/Workspace/Users/me@example.com/etl/transformations/**"}}]
@@ -330,15 +330,15 @@ def test_files_that_declare_something_are_taken_when_the_workspace_had_others(pr
     assert (named.name, named.source_patterns) == ("p", ("notebooks/a.py",))
 
 
-def test_shuffle_manager_of_databricks_is_left_out_when_spark_does_not_have_it(project):
+def test_shuffle_manager_of_databricks_is_removed(project):
     manager = "org.apache.spark.shuffle.streaming.MultiShuffleManager"
     project.write("t/a.py", "import dlt\n")
-    given = {
+    exported = {
         "id": "1",
         "libraries": [{"glob": {"include": "t/**"}}],
         "configuration": {"spark.shuffle.manager": manager, "spark.sql.ansi.enabled": "false"},
     }
-    project.write("pipeline.json", json.dumps(given))
+    project.write("pipeline.json", json.dumps(exported))
     settings = _load(project.root)
     assert settings.configuration == {"spark.sql.ansi.enabled": "false"}
     assert manager in settings.notes[-1]

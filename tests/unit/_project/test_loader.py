@@ -31,7 +31,7 @@ def _errors(project, *patterns):
 TABLE = "import dlt\n@dlt.table\ndef {0}():\n    return {1}\n"
 
 
-def test_all_names_of_the_api_declare_when_files_mix_them(project):
+def test_files_can_use_dlt_pyspark_pipelines_and_penstock(project):
     project.write("a.py", TABLE.format("a", "1"))
     project.write("b.py", "from pyspark import pipelines as dp\n@dp.temporary_view\ndef b(): ...\n")
     project.write("c.py", "import penstock as dp\n@dp.materialized_view\ndef c(): ...\n")
@@ -41,14 +41,14 @@ def test_all_names_of_the_api_declare_when_files_mix_them(project):
     assert definition.datasets[3].expectations[0].name == "r"
 
 
-def test_globals_are_there_when_injected(project):
+def test_source_has_the_injected_globals(project):
     project.write("a.py", TABLE.format("a", "spark.x"))
     spark = type("Spark", (), {"x": 42})()
     (flow,) = _load(project, spark=spark).flows
     assert flow.function() == 42
 
 
-def test_origin_is_the_line_of_the_decorator_when_loaded(project):
+def test_origin_is_the_line_of_the_decorator(project):
     path = project.write("t/a.py", TABLE.format("a", "1"))
     (dataset,) = _load(project).datasets
     assert (dataset.origin.file, dataset.origin.line) == (str(path), 2)
@@ -62,7 +62,7 @@ def test_main_code_runs_if_the_file_imports_dlt(project):
     assert [dataset.name for dataset in _load(project).datasets] == ["a"]
 
 
-def test_file_knows_its_name_and_place_when_executed(project):
+def test_source_has_its_file_and_module_name(project):
     path = project.write(
         "a.py",
         "import dlt, sys\n"
@@ -73,7 +73,7 @@ def test_file_knows_its_name_and_place_when_executed(project):
     assert flow.function()[0] == str(path)
 
 
-def test_dataclass_with_text_annotations_works_when_a_source_defines_one(project):
+def test_source_can_define_a_dataclass_with_string_annotations(project):
     project.write(
         "a.py",
         "from __future__ import annotations\nfrom dataclasses import dataclass\n"
@@ -82,7 +82,7 @@ def test_dataclass_with_text_annotations_works_when_a_source_defines_one(project
     assert _load(project).flows[0].function() == "x"
 
 
-def test_siblings_and_root_modules_import_when_in_the_project(project):
+def test_sibling_and_root_modules_can_be_imported(project):
     project.write("shared/__init__.py", "from shared.names import NAME\n")
     project.write("shared/names.py", "NAME = 'shared'\n")
     project.write("plain/inner.py", "VALUE = 'namespace package'\n")
@@ -98,7 +98,7 @@ def test_siblings_and_root_modules_import_when_in_the_project(project):
     assert definition.flows[0].function() == ("shared", "namespace package")
 
 
-def test_each_file_sees_its_own_sibling_when_folders_share_a_module_name(project):
+def test_each_source_imports_its_own_sibling_when_folders_share_a_module_name(project):
     for folder in ("bronze", "silver"):
         project.write(f"{folder}/common.py", f"WHERE = '{folder}'\n")
         project.write(f"{folder}/t.py", f"import common\n{TABLE.format(folder, 'common.WHERE')}")
@@ -129,7 +129,7 @@ def test_module_is_executed_once_when_several_sources_import_it(project):
     assert [d.name for d in _load(project, "t/**").datasets] == ["shared", "a", "b"]
 
 
-def test_changes_are_seen_when_loaded_again_in_the_same_second(project):
+def test_changed_module_is_reloaded_within_the_same_second(project):
     project.write("a.py", "import value\n" + TABLE.format("a", "value.VALUE"))
     results = []
     for value in (1, 2):
@@ -138,7 +138,7 @@ def test_changes_are_seen_when_loaded_again_in_the_same_second(project):
     assert results == [1, 2]
 
 
-def test_the_digest_of_the_code_changes_with_each_file_that_was_executed(project):
+def test_source_digest_changes_with_each_executed_file(project):
     project.write("t/a.py", TABLE.format("a", "1") + "import helper\n")
     project.write("t/b.py", "# Databricks notebook source\n# MAGIC %run ../shared\n")
     files = [project.write("helper.py", "import tools\n")]
@@ -163,7 +163,7 @@ def test_the_digest_of_the_code_changes_with_each_file_that_was_executed(project
     assert changed == {"helper", "tools", "shared", "late"}
 
 
-def test_nothing_stays_behind_when_loaded(project):
+def test_loading_leaves_no_modules_or_import_paths(project):
     project.write("value.py", "VALUE = 1\n")
     project.write("a.py", "import value\n" + TABLE.format("a", "1"))
     before = (set(sys.modules), list(sys.path), list(sys.meta_path))
@@ -178,9 +178,7 @@ def test_nothing_stays_behind_when_loaded(project):
 @pytest.mark.parametrize(
     "folder", ["'../../common/lib'", "os.path.abspath('../../common/lib')", "'../../common/./lib'"]
 )
-def test_folder_on_the_path_is_relative_to_the_file_when_it_is_not_below_the_root(
-    project, folder, monkeypatch
-):
+def test_relative_sys_path_is_resolved_from_the_source_file(project, folder, monkeypatch):
     monkeypatch.chdir(project.root)
     project.write("common/lib/shared_rules.py", "LIMIT = 7\n")
     project.write(
@@ -189,18 +187,18 @@ def test_folder_on_the_path_is_relative_to_the_file_when_it_is_not_below_the_roo
         + TABLE.format("a", "LIMIT"),
     )
     before = list(sys.path)
-    for _ in range(2):  # the second load of a process as the first
+    for _ in range(2):  # a second load in the process works like the first
         assert _load(project, "etl/**").flows[0].function() == 7
     assert sys.path == before
 
 
-def test_project_module_does_not_hide_the_standard_library_when_named_like_it(project):
+def test_project_module_does_not_hide_the_standard_library(project):
     project.write("colorsys.py", "raise RuntimeError('must not be imported')\n")
     project.write("a.py", "import colorsys\n" + TABLE.format("a", "callable(colorsys.rgb_to_hls)"))
     assert _load(project, "a.py").flows[0].function() is True
 
 
-def test_import_inside_of_a_query_function_works_when_imports_are_open(project):
+def test_query_function_can_import_while_project_imports_are_open(project):
     project.write("value.py", "VALUE = 7\n")
     project.write("a.py", TABLE.format("a", "__import__('value').VALUE"))
     settings = _settings(project, "a.py")
@@ -213,7 +211,7 @@ def test_import_inside_of_a_query_function_works_when_imports_are_open(project):
         flow.function()
 
 
-def test_functions_are_pickled_by_value_when_spark_ships_them_while_loading(project):
+def test_functions_of_the_project_are_pickled_by_value(project):
     project.write("clean.py", "SUFFIX = '!'\ndef shout(text): return text.upper() + SUFFIX\n")
     project.write(
         "a.py",
@@ -241,9 +239,9 @@ def test_spark_is_not_started_for_a_project_without_sources(project, monkeypatch
         pass
 
 
-def test_every_file_is_executed_when_some_fail(project):
-    one = project.write("a.py", "import dlt\ndlt.create_sink('a.b', 'x')\n1 / 0\n")
-    two = project.write("b.py", "def f(:\n")
+def test_all_files_are_executed_when_some_fail(project):
+    raising = project.write("a.py", "import dlt\ndlt.create_sink('a.b', 'x')\n1 / 0\n")
+    malformed = project.write("b.py", "def f(:\n")
     project.write("c.py", "import dlt\ndlt.create_streaming_table('t', partition_cols='d')\n")
     errors = _errors(project)
     assert [(e.condition, e.origin.line) for e in errors] == [
@@ -252,7 +250,7 @@ def test_every_file_is_executed_when_some_fail(project):
         ("USER_CODE_SYNTAX", 1),
         ("INVALID_PARAMETER", 2),
     ]
-    assert [errors[1].origin.file, errors[2].origin.file] == [str(one), str(two)]
+    assert [errors[1].origin.file, errors[2].origin.file] == [str(raising), str(malformed)]
 
 
 def test_error_names_the_deepest_line_of_the_project_when_a_module_raises(project):
@@ -265,7 +263,7 @@ def test_error_names_the_deepest_line_of_the_project_when_a_module_raises(projec
     assert type(error.__cause__).__name__ == "JSONDecodeError"
 
 
-def test_traceback_shows_only_user_lines_with_their_text_when_code_raises(project):
+def test_traceback_shows_only_user_code(project):
     project.write("helper.py", "def fail():\n    raise ValueError('no')  # the reason\n")
     project.write("a.py", "import helper\nhelper.fail()\n")
     (error,) = _errors(project, "a.py")
@@ -275,7 +273,7 @@ def test_traceback_shows_only_user_lines_with_their_text_when_code_raises(projec
     assert "# the reason" in "".join(traceback.format_exception(cause))
 
 
-def test_one_error_is_reported_when_a_broken_module_is_imported_by_all(project):
+def test_one_error_is_reported_when_several_sources_import_a_broken_module(project):
     project.write("a.py", "import broken\n")
     project.write("b.py", "import broken\n")
     broken = project.write("broken.py", "1 / 0\n")
@@ -284,7 +282,7 @@ def test_one_error_is_reported_when_a_broken_module_is_imported_by_all(project):
 
 
 @pytest.mark.parametrize("code", ["import a\nY = a.X\n", "from a import X\n"])
-def test_error_names_the_cycle_when_sources_import_each_other_too_early(project, code):
+def test_hint_explains_an_import_cycle(project, code):
     project.write("a.py", "import b\nX = 1\n")
     project.write("b.py", code)
     (error,) = _errors(project)
@@ -292,7 +290,7 @@ def test_error_names_the_cycle_when_sources_import_each_other_too_early(project,
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "expected"),
     [
         ("exit(3)", "exit code 3"),
         ("import sys; sys.exit('bye')", "exit code 'bye'"),
@@ -306,21 +304,21 @@ def test_error_names_the_cycle_when_sources_import_each_other_too_early(project,
         ("raise ValueError('x' * 5000)", "..."),
     ],
 )
-def test_error_tells_what_happened_when_a_file_ends_early(project, code, told):
+def test_error_gives_the_reason_when_a_file_exits_or_raises(project, code, expected):
     project.write("a.py", f"\n{code}\n")
     (error,) = _errors(project)
     assert (error.condition, error.origin.line) == ("USER_CODE_RAISED", 2)
-    assert told in str(error)
+    assert expected in str(error)
     assert len(str(error)) < 1000
 
 
-def test_interrupt_goes_through_when_the_user_presses_ctrl_c(project):
+def test_keyboard_interrupt_is_not_caught(project):
     project.write("a.py", "raise KeyboardInterrupt\n")
     with pytest.raises(KeyboardInterrupt):
         _load(project)
 
 
-def test_reading_is_refused_with_its_line_when_at_module_level(project):
+def test_error_names_the_line_of_a_read_at_module_level(project):
     path = project.write("a.py", "import dlt\n\ndlt.read('x')\n")
     (error,) = _errors(project)
     assert error.condition == "OUTSIDE_PIPELINE"
@@ -335,7 +333,7 @@ def test_pipeline_is_refused_when_it_declares_nothing(project):
     assert "a.py" in caught.value.message
 
 
-def test_source_is_read_when_it_has_a_byte_order_mark_or_another_encoding(project):
+def test_source_can_have_a_byte_order_mark_or_another_encoding(project):
     (project.root / "a.py").write_bytes(
         b"# -*- coding: latin-1 -*-\n" + TABLE.format("a", "'\u00e9'").encode("latin-1")
     )
@@ -351,7 +349,7 @@ def test_relative_imports_work_when_a_source_is_in_a_package(project):
     assert [flow.function() for flow in _load(project, "t/**").flows] == ["n", "n"]
 
 
-def test_modules_are_found_when_they_are_in_src_or_above_the_source(project):
+def test_modules_are_imported_from_src_and_parent_folders(project):
     project.write("src/shop/rules.py", "RULES = 'src'\n")
     project.write("t/shared.py", "SHARED = 'above'\n")
     project.write(
@@ -362,7 +360,7 @@ def test_modules_are_found_when_they_are_in_src_or_above_the_source(project):
     assert _load(project, "t/deep/**").flows[0].function() == ("src", "above")
 
 
-def test_modules_are_found_above_the_root_when_nobody_else_has_them(project):
+def test_modules_are_imported_from_above_the_root_within_the_repository(project):
     project.write("utilities/rules.py", "from utilities.names import NAME\nRULES = NAME\n")
     project.write("utilities/names.py", "NAME = 'beside'\n")
     project.write("json/__init__.py", "raise RuntimeError('hides the standard library')\n")
@@ -373,6 +371,6 @@ def test_modules_are_found_above_the_root_when_nobody_else_has_them(project):
     inner = type(project)(project.root / "etl/transformations")
     assert _load(inner).flows[0].function() == "beside"
     assert "utilities" not in sys.modules
-    (project.root / "etl/.git").mkdir()  # the top of a repository: what is above is not its own
+    (project.root / "etl/.git").mkdir()  # a repository root: modules above are not imported
     (error,) = _errors(inner)
     assert "No module named 'utilities'" in error.message

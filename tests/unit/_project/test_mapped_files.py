@@ -9,7 +9,7 @@ from penstock._model.paths import PathMap
 from penstock._project.mapped_files import mapped_files
 
 
-def test_plain_python_follows_the_mapping_of_paths_while_a_project_is_open(tmp_path: Path):
+def test_python_file_functions_use_mapped_paths(tmp_path: Path):
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw/a.json").write_text("1", encoding="utf-8")
     # A folder that does not exist on the machine.

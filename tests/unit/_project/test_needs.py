@@ -20,12 +20,12 @@ def _needs(project, *patterns, **configuration):
     return needs(settings)
 
 
-def _at(found, project):
+def _at(items, project):
     return [f"{item.origin.file.removeprefix(f'{project.root}/')}:{item.origin.line}"
-            for item in found]  # fmt: skip
+            for item in items]  # fmt: skip
 
 
-def test_keys_are_found_with_their_defaults_when_sources_read_them(project):
+def test_missing_configuration_keys_without_defaults_are_found(project):
     project.write(
         "a.py",
         "KEY = 'constant'\n"
@@ -35,17 +35,17 @@ def test_keys_are_found_with_their_defaults_when_sources_read_them(project):
         "self.spark.conf.get(KEY)\n"
         "spark.conf.get(f'{x}.computed')\n"
         "spark.conf.get('spark.sql.shuffle.partitions')\n"
-        "spark.conf.get('given')\n"
+        "spark.conf.get('configured')\n"
         "spark.conf.set('own', 1); spark.conf.get('own')\n"
         "{}.get('no key')\n"
         "spark.sql('''SELECT 1\nFROM ${in_sql}''')\n",
     )
-    missing = _needs(project, given="yes").settings
+    missing = _needs(project, configured="yes").settings
     assert [need.name for need in missing] == ["plain", "constant", "in_sql"]
     assert _at(missing, project) == ["a.py:2", "a.py:5", "a.py:12"]
 
 
-def test_sql_tells_its_needs_when_it_is_a_file_or_a_cell(project):
+def test_variables_and_paths_of_sql_are_found(project):
     project.write(
         "a.sql",
         "-- ${comment} '/mnt/comment'\nSET mine = 1;\n/* ${no}\n */ SELECT ${mine}, ${ yours }\n"
@@ -61,17 +61,17 @@ def test_sql_tells_its_needs_when_it_is_a_file_or_a_cell(project):
     ]
 
 
-def test_widgets_are_missing_when_nothing_gives_them_a_value(project):
+def test_widgets_without_a_value_are_missing(project):
     project.write(
         "a.py",
         "dbutils.widgets.text('env', 'dev')\ndbutils.widgets.get('env')\n"
-        "dbutils.widgets.get('region')\ndbutils.widgets.get('given')\n"
+        "dbutils.widgets.get('region')\ndbutils.widgets.get('configured')\n"
         "getArgument('old', 'x')\n",
     )
-    assert [need.name for need in _needs(project, given="x").settings] == ["region"]
+    assert [need.name for need in _needs(project, configured="x").settings] == ["region"]
 
 
-def test_secrets_are_looked_for_when_their_names_are_known(project, monkeypatch):
+def test_missing_secrets_are_found(project, monkeypatch):
     monkeypatch.setenv("TOKEN", "x")
     project.write(".secrets/kafka/user", "me")
     project.write(
@@ -101,7 +101,7 @@ def test_secrets_are_looked_for_when_their_names_are_known(project, monkeypatch)
         ("load('/databricks-datasets/x')", "/databricks-datasets/x", "/databricks-datasets"),
     ],
 )  # fmt: skip
-def test_paths_are_found_when_they_are_elsewhere(project, code, path, scheme):
+def test_cloud_and_workspace_paths_are_found(project, code, path, scheme):
     project.write("a.py", code)
     assert [(item.name, item.scheme) for item in _needs(project).paths] == [(path, scheme)]
 
@@ -110,12 +110,12 @@ def test_paths_are_found_when_they_are_elsewhere(project, code, path, scheme):
     "code",
     ["'''/mnt/docstring'''", "# '/mnt/comment'", "x = 'see /mnt/x'", "x = '/Volumesque'", "x = 1"],
 )
-def test_no_path_is_found_when_a_text_is_none(project, code):
+def test_strings_that_are_not_paths_are_ignored(project, code):
     project.write("a.py", code)
     assert _needs(project).paths == ()
 
 
-def test_imports_are_listed_when_they_are_neither_installed_nor_in_the_project(project):
+def test_missing_imports_are_found(project):
     project.write("t/rules.py", "import no_such_in_rules\n")
     project.write("lib/deep/__init__.py", "from . import inner\n")
     project.write("lib/deep/inner.py", "import no_such_in_inner\n")
@@ -135,7 +135,7 @@ def test_imports_are_listed_when_they_are_neither_installed_nor_in_the_project(p
     ]
 
 
-def test_modules_are_known_when_a_source_adds_their_folder_to_the_path(project):
+def test_modules_in_added_sys_path_folders_are_not_missing(project):
     project.write("common/lib/shared_rules.py", "import no_such_in_shared\n")
     project.write(
         "etl/bronze/a.py",
@@ -145,7 +145,7 @@ def test_modules_are_known_when_a_source_adds_their_folder_to_the_path(project):
     assert [need.name for need in _needs(project, "etl/**").imports] == ["no_such_in_shared"]
 
 
-def test_notebooks_are_read_when_another_runs_them(project):
+def test_notebooks_that_are_run_by_others_are_read(project):
     project.write("lib/setup.py", f"{HEADER}# MAGIC %pip install no-such-one pandas\n")
     path = project.write(
         "a.ipynb",
@@ -159,7 +159,7 @@ def test_notebooks_are_read_when_another_runs_them(project):
     assert [str(item.origin) for item in result.settings] == [f"{path}[cell 2]:2"]
 
 
-def test_lines_still_tell_needs_when_a_file_is_wrong(project):
+def test_needs_of_invalid_files_are_found_by_line(project):
     project.write(
         "a.py",
         "spark.conf.get('k')\nspark.conf.get(\"d\", 'x')\n# spark.conf.get('no')\n"
@@ -174,16 +174,16 @@ def test_lines_still_tell_needs_when_a_file_is_wrong(project):
     assert [need.name for need in result.paths] == ["/mnt/raw"]
 
 
-def test_a_huge_expression_is_read_when_python_can_parse_it(project):
+def test_very_long_expression_is_parsed(project):
     project.write("a.py", "x = " + " + ".join(["'a'"] * 5000) + "\nspark.conf.get('k')\n")
     assert [need.name for need in _needs(project).settings] == ["k"]
 
 
-def test_nothing_is_executed_when_needs_are_read(project):
+def test_sources_are_not_executed(project):
     project.write("a.py", "raise SystemExit(3)\nspark.conf.get('k')\n")
     assert [need.name for need in _needs(project).settings] == ["k"]
 
 
-def test_missing_sources_are_an_error_when_needs_are_read(project):
+def test_missing_source_is_an_error(project):
     with pytest.raises(SpecError):
         _needs(project, "no.py")

@@ -17,14 +17,14 @@ def _notebook(*sources, **metadata):
     return json.dumps({"nbformat": 4, "metadata": metadata, "cells": cells})
 
 
-def test_a_plain_file_is_one_cell_when_it_has_no_header(project):
+def test_file_without_a_notebook_header_is_one_cell(project):
     text = "import dlt\n# COMMAND ----------\n# MAGIC %sql\n# MAGIC SELECT 1\n"
     assert _cells(project.write("a.py", text)) == [("python", 1, text)]
     assert _cells(project.write("a.sql", "SELECT 1;\n")) == [("sql", 1, "SELECT 1;\n")]
     assert _cells(project.write("empty.sql", "\n")) == []
 
 
-def test_cells_keep_their_lines_when_a_notebook_mixes_languages(project):
+def test_cells_of_mixed_languages_keep_their_lines(project):
     path = project.write(
         "a.py",
         "# Databricks notebook source\n"
@@ -71,7 +71,7 @@ def test_cells_keep_their_lines_when_a_notebook_mixes_languages(project):
     ]
 
 
-def test_code_is_not_parted_when_magic_lines_in_it_have_no_effect(project):
+def test_cell_is_not_split_by_magics_without_effect(project):
     path = project.write(
         "a.py",
         "# Databricks notebook source\ndef f():\n# MAGIC %pip install x\n# MAGIC %md note\n"
@@ -82,12 +82,12 @@ def test_code_is_not_parted_when_magic_lines_in_it_have_no_effect(project):
     assert cells[1].text.split("\n")[4] == "    return 1"
 
 
-def test_shell_commands_have_no_effect_when_a_notebook_source_has_them_bare(project):
+def test_shell_commands_have_no_effect(project):
     path = project.write("a.py", f"{HEADER}# COMMAND ----------\n!pip install x\ny = 1\n")
     assert _cells(path)[1:] == [("packages", 3, "pip install x"), ("python", 3, "pass\ny = 1\n")]
 
 
-def test_python_cells_are_found_when_the_notebook_is_sql(project):
+def test_sql_notebook_can_have_python_cells(project):
     path = project.write(
         "a.sql",
         "-- Databricks notebook source\nSELECT 1\n-- COMMAND ----------\n"
@@ -113,11 +113,11 @@ def test_python_cells_are_found_when_the_notebook_is_sql(project):
         ("# Databricks notebook sources\n", False),
     ],
 )
-def test_a_notebook_source_is_known_by_its_header(text, is_notebook):
+def test_notebook_source_is_recognized_by_its_header(text, is_notebook):
     assert is_notebook_source(text) is is_notebook
 
 
-def test_cells_are_numbered_when_the_file_is_a_jupyter_notebook(project):
+def test_cells_of_a_jupyter_notebook_are_numbered(project):
     path = project.write(
         "a.ipynb",
         json.dumps(
@@ -170,7 +170,7 @@ def test_cells_are_numbered_when_the_file_is_a_jupyter_notebook(project):
         ("%my_magic\nx = 1", ["python"], "pass\nx = 1"),
     ],
 )  # fmt: skip
-def test_magics_have_no_effect_when_they_are_in_code(project, source, kinds, code):
+def test_magics_in_code_have_no_effect(project, source, kinds, code):
     cells = read_cells(project.write("a.ipynb", _notebook(source)))
     assert [str(cell.kind) for cell in cells] == kinds
     assert next((cell.text for cell in cells if cell.kind == "python"), None) == code
@@ -186,14 +186,14 @@ def test_magics_have_no_effect_when_they_are_in_code(project, source, kinds, cod
         ("%time\nSELECT 1", ["sql"]),
     ],
 )
-def test_text_below_an_unknown_magic_is_no_sql_when_the_notebook_is_sql(project, source, kinds):
+def test_content_of_an_unknown_magic_is_not_sql_in_a_sql_notebook(project, source, kinds):
     content = json.loads(_notebook(source))
     content["metadata"] = {"language_info": {"name": "sql"}}
     cells = read_cells(project.write("a.ipynb", json.dumps(content)))
     assert [str(cell.kind) for cell in cells] == kinds
 
 
-def test_code_is_parted_when_a_notebook_runs_another_in_between(project):
+def test_cell_is_split_by_run(project):
     path = project.write("a.ipynb", _notebook("x = 1\n%run ./b $y='2'\nz = 3"))
     assert _cells(path) == [
         ("python", 1, "x = 1"),
@@ -203,7 +203,7 @@ def test_code_is_parted_when_a_notebook_runs_another_in_between(project):
 
 
 @pytest.mark.parametrize("code", ["if True:\n    %run ./b", "x = (1", "x = !ls", "\0"])
-def test_code_stays_as_it_is_when_it_is_wrong(project, code):
+def test_invalid_code_is_unchanged(project, code):
     (cell,) = read_cells(project.write("a.ipynb", _notebook(code)))
     assert (str(cell.kind), cell.text) == ("python", code)
 
@@ -220,7 +220,7 @@ def test_code_stays_as_it_is_when_it_is_wrong(project, code):
         ({"kernelspec": None, "language_info": 3}, "python"),
     ],
 )  # fmt: skip
-def test_the_language_is_that_of_the_metadata_when_a_cell_has_no_magic(project, metadata, kind):
+def test_language_of_a_cell_without_a_magic_is_that_of_the_notebook(project, metadata, kind):
     (cell,) = read_cells(project.write("a.ipynb", _notebook("x", **metadata)))
     assert str(cell.kind) == kind
 
@@ -228,7 +228,7 @@ def test_the_language_is_that_of_the_metadata_when_a_cell_has_no_magic(project, 
 @pytest.mark.parametrize(
     ("written", "kind"), [("plaintext", "python"), ("sql", "sql"), ("scala", "lost")]
 )
-def test_the_language_of_the_notebook_counts_when_an_editor_knew_none(project, written, kind):
+def test_language_of_a_cell_is_read_from_vscode_metadata(project, written, kind):
     cell = {"cell_type": "code", "metadata": {"vscode": {"languageId": written}}, "source": "x"}
     notebook = {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [cell]}
     (read,) = read_cells(project.write("a.ipynb", json.dumps(notebook)))
@@ -236,7 +236,7 @@ def test_the_language_of_the_notebook_counts_when_an_editor_knew_none(project, w
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "line", "told"),
+    ("name", "content", "line", "expected"),
     [
         ("a.ipynb", b'{\n"cells": [}', 2, "is not JSON"),
         ("a.ipynb", b"[]", 1, "is not a notebook"),
@@ -247,31 +247,31 @@ def test_the_language_of_the_notebook_counts_when_an_editor_knew_none(project, w
         ("a.sql", b"-- x\nSELECT '\xff'", 2, "UTF-8"),
     ],
 )
-def test_error_names_the_line_when_a_file_cannot_be_read(project, name, content, line, told):
+def test_error_names_the_line_when_a_file_cannot_be_read(project, name, content, line, expected):
     path = project.write(name)
     path.write_bytes(content)
     with pytest.raises(DefinitionError) as caught:
         read_cells(path)
     assert (caught.value.condition, caught.value.origin.line) == ("SOURCE_INVALID", line)
-    assert told in caught.value.message
+    assert expected in caught.value.message
 
 
 @pytest.mark.parametrize(
     "content",
     [b"SELECT '\xc3\xa9'", b"\xef\xbb\xbfSELECT '\xc3\xa9'", "SELECT 'é'".encode("utf-16")],
 )
-def test_sql_is_read_when_an_editor_has_put_a_mark_before_it(project, content):
+def test_sql_can_have_a_byte_order_mark_or_utf_16_encoding(project, content):
     path = project.write("a.sql")
     path.write_bytes(content)
     assert _cells(path) == [("sql", 1, "SELECT 'é'")]
 
 
-def test_nothing_is_there_when_a_notebook_is_empty(project):
+def test_empty_notebook_has_no_cells(project):
     assert read_cells(project.write("a.ipynb", "")) == []
     assert read_cells(project.write("b.ipynb", '{"cells": []}')) == []
 
 
-def test_lines_are_right_when_a_file_has_windows_line_ends(project):
+def test_lines_are_correct_with_windows_line_endings(project):
     path = project.write("a.py")
     path.write_bytes(
         b"# Databricks notebook source\r\n# COMMAND ----------\r\n"
@@ -280,7 +280,7 @@ def test_lines_are_right_when_a_file_has_windows_line_ends(project):
     assert _cells(path)[-1] == ("sql", 3, "\nSELECT 1")
 
 
-def test_arguments_of_run_lose_their_own_quotes_only():
+def test_only_outer_quotes_of_run_arguments_are_removed():
     text = """./setup $where="country = 'DE'" $name='"x"' $plain=1"""
     values = {"where": "country = 'DE'", "name": '"x"', "plain": "1"}
     assert run_arguments(text) == ("./setup", values)

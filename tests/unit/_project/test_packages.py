@@ -29,20 +29,20 @@ from penstock._project.packages import is_installed, requested_packages
         ("ls", []),
     ],
 )
-def test_packages_are_found_when_a_command_installs_them(tmp_path, command, names):
+def test_packages_of_pip_install_are_found(tmp_path, command, names):
     assert list(requested_packages(command, tmp_path)) == names
 
 
-def test_packages_of_files_are_found_when_a_command_names_them(tmp_path):
+def test_packages_of_requirements_files_are_found(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "requirements.txt").write_text(
         "# comment\n\na==1 --hash=sha256:x\nb; python_version < '3'\n-r sub/more.txt\n--no-index\n"
     )
     (tmp_path / "sub" / "more.txt").write_text("c\n-r ../requirements.txt\n")
-    found = requested_packages(
+    packages = requested_packages(
         "pip install -r requirements.txt -r nowhere.txt -rsub/more.txt d", tmp_path
     )
-    assert list(found) == ["a", "b", "c", "d"]
+    assert list(packages) == ["a", "b", "c", "d"]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def _resolve(project, text, **environ):
         return resolve_secrets(text, root=project.root)
 
 
-def test_text_is_unchanged_when_it_has_no_reference(project):
+def test_string_without_a_secret_reference_is_unchanged(project):
     assert _resolve(project, "a ${other:x} $b", OTHER="1") == "a ${other:x} $b"
 
 
@@ -33,7 +33,7 @@ def test_text_is_unchanged_when_it_has_no_reference(project):
         ("${secret: kafka/key }", {"PENSTOCK_SECRET_KAFKA_KEY": "hunter2"}),
     ],
 )
-def test_value_comes_from_the_environment_when_it_is_there(project, text, environ):
+def test_secret_is_read_from_the_environment(project, text, environ):
     assert _resolve(project, f"<{text}>", **environ) == "<hunter2>"
 
 
@@ -46,13 +46,13 @@ def test_value_comes_from_the_environment_when_it_is_there(project, text, enviro
         ("s.env", "# comment\nexport kafka/password = '0123'\n"),
     ],
 )
-def test_value_comes_from_the_file_when_it_is_named(project, name, content):
+def test_secret_is_read_from_the_secrets_file(project, name, content):
     path = project.write(name, content)
     resolved = _resolve(project, "${secret:kafka/password}", PENSTOCK_SECRETS_FILE=str(path))
     assert resolved == "0123"
 
 
-def test_value_comes_from_a_folder_when_one_is_mounted(project):
+def test_secret_is_read_from_a_mounted_folder(project):
     project.write("mounted/kafka/password", "from mount\n")
     project.write(".secrets/kafka/password", "from project\n")
     project.write(".secrets/TOKEN", "tok en\r\n")
@@ -62,7 +62,7 @@ def test_value_comes_from_a_folder_when_one_is_mounted(project):
     assert _resolve(project, "${secret:TOKEN}", **mounted) == "tok en"
 
 
-def test_value_is_searched_further_when_a_scope_is_named_like_a_secret(project):
+def test_next_folder_is_searched_when_a_scope_has_the_name_of_a_secret(project):
     project.write("mounted/TOKEN/other", "x")
     project.write("mounted/kafka", "x")
     project.write(".secrets/TOKEN", "a")
@@ -71,12 +71,12 @@ def test_value_is_searched_further_when_a_scope_is_named_like_a_secret(project):
     assert _resolve(project, "${secret:TOKEN}, ${secret:kafka/password}", **mounted) == "a, b"
 
 
-def test_value_is_used_as_it_stands_when_it_looks_like_a_reference(project):
+def test_secret_value_is_not_resolved_again(project):
     value = "\\1 ${secret:B} $x"
     assert _resolve(project, "${secret:A}", A=value, B="never") == value
 
 
-def test_all_places_are_told_when_a_secret_is_nowhere(project):
+def test_error_names_all_searched_locations_when_a_secret_is_missing(project):
     path = project.write("s.yaml", "other: hunter2\n")
     with pytest.raises(SpecError) as caught:
         _resolve(project, "${secret:a/b}", PENSTOCK_SECRETS_FILE=str(path), B="hunter2")
@@ -89,13 +89,13 @@ def test_all_places_are_told_when_a_secret_is_nowhere(project):
 
 
 @pytest.mark.parametrize("name", ["", "../etc", "a/../b", "a/b/c", "/etc/passwd", "a b", "."])
-def test_reference_is_refused_when_it_could_leave_the_folder(project, name):
+def test_invalid_secret_reference_is_refused(project, name):
     with pytest.raises(SpecError) as caught:
         _resolve(project, f"${{secret:{name}}}")
     assert caught.value.condition == "SECRET_REFERENCE_INVALID"
 
 
-def test_content_stays_hidden_when_the_file_is_broken(project):
+def test_content_of_an_invalid_secrets_file_is_not_shown(project):
     path = project.write("s.yaml", "password: 'hunter2\n  [")
     with pytest.raises(SpecError) as caught:
         _resolve(project, "${secret:a}", PENSTOCK_SECRETS_FILE=str(path))
@@ -105,7 +105,7 @@ def test_content_stays_hidden_when_the_file_is_broken(project):
     assert caught.value.__context__ is None
 
 
-def test_value_is_redacted_in_every_spelling_when_it_was_resolved(project):
+def test_resolved_secret_is_redacted_in_every_encoding(project):
     secret = 'p&ss "word"\nsecond line of it'
     _resolve(project, "${secret:A}", A=secret)
     shown = [
@@ -119,12 +119,12 @@ def test_value_is_redacted_in_every_spelling_when_it_was_resolved(project):
         assert "[redacted]" in redact(text)
 
 
-def test_short_value_is_redacted_only_alone_when_it_would_mangle_the_text(project):
+def test_short_secret_is_redacted_only_as_a_whole_word(project):
     _resolve(project, "${secret:A}", A="ab")
     assert redact("table ab: pw=ab") == "table [redacted]: pw=[redacted]"
 
 
-def test_user_error_is_redacted_when_it_quotes_a_secret(project):
+def test_secret_in_a_user_code_error_is_redacted(project):
     from penstock._project.user_code import user_code_error
 
     _resolve(project, "${secret:A}", A="hunter2")

@@ -18,7 +18,7 @@ def _error(start, **arguments) -> SpecError:
     return caught.value
 
 
-# -- which file -----------------------------------------------------------------------------------
+# -- choice of file -------------------------------------------------------------------------------
 
 FILES = {
     "pipeline.yaml": "name: own\n",
@@ -43,7 +43,7 @@ FILES = {
         (("penstock.yaml", "pipeline.yaml"), "own"),
     ],
 )
-def test_first_kind_wins_when_a_folder_has_several(project, present, name):
+def test_spec_files_have_a_precedence(project, present, name):
     for file in present:
         project.write(file, FILES[file])
     (project.root / "deep").mkdir()
@@ -62,7 +62,7 @@ def test_first_kind_wins_when_a_folder_has_several(project, present, name):
         ("penstock.yaml", "penstock.yml"),
     ],
 )
-def test_spec_is_ambiguous_when_a_folder_has_two_of_a_kind(project, names):
+def test_spec_is_ambiguous_when_a_folder_has_two_files_of_one_kind(project, names):
     for name in names:
         project.write(name, '{"libraries": []}')
     for arguments in ({}, {"spec": project.root}):
@@ -71,19 +71,19 @@ def test_spec_is_ambiguous_when_a_folder_has_two_of_a_kind(project, names):
         assert all(name in error.message for name in names)
 
 
-def test_pipeline_file_of_another_tool_is_left_alone_when_the_spec_is_searched(project):
+def test_pipeline_file_of_another_tool_is_ignored(project):
     project.write("azure.pipeline.yml", "trigger: [main]\nsteps: []\n")
     assert _load(project.root).name == "orders"
 
 
-def test_settings_file_is_the_spec_when_it_is_given_as_the_source(project):
+def test_settings_file_as_the_source_is_the_spec(project):
     project.write("pipeline.yaml", "name: a\n")
     project.write("env/other.yaml", "name: b\n")
     assert _load(project.root, source=Path("env/other.yaml")).name == "b"
     assert _load(project.root / "env/other.yaml").name == "b"
 
 
-def test_folder_without_a_spec_file_is_refused_when_it_is_named_as_one(project):
+def test_folder_without_a_spec_file_is_refused(project):
     assert _error(project.root, spec=project.root).condition == "SPEC_NOT_FOUND"
 
 
@@ -107,7 +107,7 @@ tables: {samples.nyc.trips: trips}
 """
 
 
-def test_overlay_wins_key_by_key_when_it_lies_beside_a_bundle(project):
+def test_overlay_overrides_a_bundle_key_by_key(project):
     project.write("databricks.yml", BASE)
     project.write("penstock.yaml", OVERLAY)
     settings = _load(project.root, pipeline="one")
@@ -126,7 +126,7 @@ def test_overlay_wins_key_by_key_when_it_lies_beside_a_bundle(project):
     assert _load(project.root, pipeline="one", environ=environ).schema == "env"
 
 
-def test_overlay_of_the_bundle_counts_when_an_included_file_is_named(project):
+def test_overlay_applies_when_an_included_file_is_selected(project):
     project.write("databricks.yml", "bundle: {name: b}\ninclude: [r/*.yml]\n")
     project.write("r/p.yml", "resources: {pipelines: {p: {catalog: c}}}\n")
     project.write("penstock.yaml", "schema: mine\n")
@@ -134,7 +134,7 @@ def test_overlay_of_the_bundle_counts_when_an_included_file_is_named(project):
     assert (settings.root, settings.schema) == (str(project.root), "mine")
 
 
-def test_pipeline_is_chosen_by_the_overlay_when_it_extends_a_bundle(project):
+def test_overlay_can_select_the_pipeline_of_a_bundle(project):
     project.write("databricks.yml", BASE)
     project.write(
         "penstock.yaml", "extends: {file: databricks.yml, pipeline: one, target: prod}\nmaster: m\n"
@@ -155,7 +155,7 @@ def test_pipeline_is_chosen_by_the_overlay_when_it_extends_a_bundle(project):
     "base",
     ["databricks.yml", "spark-pipeline.yml", "x.pipeline.yml", "pipeline.yaml"],
 )
-def test_settings_are_taken_from_below_when_a_file_extends_another(project, base):
+def test_file_inherits_settings_of_the_extended_file(project, base):
     project.write(f"base/{base}", FILES[base])
     project.write("local/pipeline.yaml", f"extends: ../base/{base}\nschema: mine\n")
     settings = _load(project.root / "local")
@@ -165,7 +165,7 @@ def test_settings_are_taken_from_below_when_a_file_extends_another(project, base
     assert settings.import_roots == (str(project.root / "base"),)
 
 
-def test_sources_stay_where_they_are_when_the_file_below_lists_them(project):
+def test_inherited_sources_are_relative_to_the_extended_file(project):
     project.write("base/pipeline.yaml", "libraries: [{glob: {include: t/**}}]\nstorage: st\n")
     project.write("base/t/a.py")
     project.write("pipeline.yaml", "extends: base/pipeline.yaml\n")
@@ -176,7 +176,7 @@ def test_sources_stay_where_they_are_when_the_file_below_lists_them(project):
     assert _load(project.root).source_patterns == ("b",)
 
 
-def test_files_are_merged_in_order_when_they_extend_each_other(project):
+def test_chain_of_extended_files_is_merged_in_order(project):
     project.write("c.yaml", "name: c\nschema: c\ncatalog: c\n")
     project.write("b.yaml", "extends: c.yaml\nname: b\nschema: b\n")
     project.write("pipeline.yaml", "extends: b.yaml\nname: a\n")
@@ -185,7 +185,7 @@ def test_files_are_merged_in_order_when_they_extend_each_other(project):
 
 
 @pytest.mark.parametrize(
-    ("text", "condition", "told"),
+    ("text", "condition", "expected"),
     [
         ("\nextends: gone.yaml", "SPEC_NOT_FOUND", "gone.yaml"),
         ("\nextends: pipeline.yaml", "SPEC_INVALID", "leads back"),
@@ -197,22 +197,22 @@ def test_files_are_merged_in_order_when_they_extend_each_other(project):
         ("\nextends: {file: c.yaml, target: x}", "UNKNOWN_TARGET", "not a bundle"),
     ],
 )
-def test_extends_is_refused_when_it_leads_nowhere(project, text, condition, told):
+def test_invalid_extends_is_refused(project, text, condition, expected):
     project.write("b.yaml", "extends: pipeline.yaml\n")
     project.write("c.yaml", "name: c\n")
     project.write("databricks.yml", "bundle: {name: b}\n")
     project.write("pipeline.yaml", text)
     error = _error(project.root)
     assert error.condition == condition
-    assert told in str(error)
-    if told != "not a bundle":
+    assert expected in str(error)
+    if expected != "not a bundle":
         assert error.origin.line in (1, 2)
 
 
-# -- keys of our own ------------------------------------------------------------------------------
+# -- keys of Penstock -----------------------------------------------------------------------------
 
 
-def test_every_new_key_is_read(project):
+def test_all_penstock_keys_are_read(project):
     (project.root / "lib").mkdir()
     project.write("n.ipynb")
     project.write(
@@ -281,7 +281,7 @@ def test_continuous_follows_the_precedence(project):
     assert "PENSTOCK_CONTINUOUS" in error.message
 
 
-def test_arguments_win_key_by_key_when_parameters_and_paths_are_given(project):
+def test_arguments_override_parameters_and_paths_key_by_key(project):
     project.write("pipeline.yaml", "parameters: {a: 1, b: 1}\npaths: {/mnt/x: x, /data: data}\n")
     start = project.root / "sub"
     start.mkdir()
@@ -302,11 +302,11 @@ def test_arguments_win_key_by_key_when_parameters_and_paths_are_given(project):
     "paths",
     [{"../rel": "x"}, {"/a": ""}, {"/a": "s3://"}, {"/a": "file:x"}, {"/a": "x", "//a": "y"}],
 )
-def test_paths_are_refused_when_an_argument_is_wrong(project, paths):
+def test_invalid_paths_argument_is_refused(project, paths):
     assert _error(project.root, paths=paths).condition == "PATHS_INVALID"
 
 
-def test_overlay_table_replaces_that_below_when_only_the_case_differs(project):
+def test_overlay_overrides_tables_and_paths_in_another_spelling(project):
     project.write("base.yaml", "tables: {Main.Raw.A: a, b: b}\npaths: {/mnt/a: a}\n")
     project.write(
         "pipeline.yaml",
@@ -340,17 +340,17 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("text", "line", "told"), WRONG)
+@pytest.mark.parametrize(("text", "line", "expected"), WRONG)
 @pytest.mark.parametrize("name", ["pipeline.yaml", "penstock.yaml"])
-def test_error_names_the_line_when_a_key_of_our_own_is_wrong(project, name, text, line, told):
+def test_error_names_the_line_of_an_invalid_penstock_key(project, name, text, line, expected):
     path = project.write(name, text)
     error = _error(project.root)
     assert error.condition == "SPEC_INVALID"
-    assert told in error.message
+    assert expected in error.message
     assert (error.origin.file, error.origin.line) == (str(path), line)
 
 
-def test_root_path_is_refused_when_it_is_no_folder(project):
+def test_missing_root_path_is_refused(project):
     project.write("pipeline.yaml", "\nroot_path: libs\n")
     (project.root / "lib").mkdir()
     error = _error(project.root)
@@ -358,7 +358,7 @@ def test_root_path_is_refused_when_it_is_no_folder(project):
     assert "lib" in error.hint
 
 
-def test_folders_of_editable_packages_can_be_imported_from(project):
+def test_folders_of_editable_packages_are_import_roots(project):
     (project.root / "lib" / "src").mkdir(parents=True)
     (project.root / "app").mkdir()
     project.write(
@@ -398,7 +398,7 @@ def test_paths_of_requirements_are_relative_to_their_file(project, written, expe
     assert settings.import_roots == tuple(f"{project.root}/{folder}" for folder in folders)
 
 
-def test_spec_is_refused_when_its_aliases_grow_without_bounds(project):
+def test_spec_is_refused_when_its_aliases_expand_exponentially(project):
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     for level in range(1, 8):
         lines.append(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]")
@@ -412,7 +412,7 @@ def test_spec_is_refused_when_it_is_nested_too_deeply(project, depth):
     assert _error(project.root).condition == "SPEC_SYNTAX"
 
 
-def test_sources_are_inside_of_the_root_when_the_way_to_it_is_a_link(project):
+def test_root_is_resolved_through_a_symbolic_link(project):
     project.write("pipeline.json", '{"libraries": [{"notebook": {"path": "n"}}]}')
     project.write("n.py")
     link = project.root.parent / "link"
@@ -421,7 +421,7 @@ def test_sources_are_inside_of_the_root_when_the_way_to_it_is_a_link(project):
     assert (settings.root, settings.source_patterns) == (str(project.root), ("n.py",))
 
 
-def test_settings_are_read_when_the_file_below_has_nothing_in_it(project):
+def test_empty_settings_files_are_accepted(project):
     project.write("databricks.yml", "")
     project.write("penstock.yaml", "")
     assert _load(project.root).name == "orders"
@@ -433,7 +433,7 @@ def test_settings_are_read_when_the_file_below_has_nothing_in_it(project):
     "own",
     ["alerts: {rules: []}", "events: {keep_days: 9}", "lint: {ignore: []}", "shared_storage: true"],
 )
-def test_a_file_with_a_key_of_our_own_is_read_strictly(project, own):
+def test_file_with_a_penstock_key_is_validated_strictly(project, own):
     project.write("pipeline.yaml", f"channel: CURRENT\nstorage: out\n{own}\n")
     assert _load(project.root).storage == f"file://{project.root}/out"
     project.write("pipeline.yaml", f"channel: CURRENT\nstorag: out\n{own}\n")

@@ -5,7 +5,7 @@ from penstock._project.sources import find_sources, imports_api
 from penstock.errors import SpecError
 
 
-def _found(project, *patterns):
+def _sources(project, *patterns):
     settings = PipelineSettings(
         name="p", storage="file:///x", root=str(project.root), source_patterns=patterns
     )
@@ -46,7 +46,7 @@ def test_file_is_a_pipeline_when_it_imports_the_api(text):
         "x = 'import dlt'",
     ],
 )
-def test_file_is_no_pipeline_when_it_imports_something_else(text):
+def test_file_is_not_a_pipeline_without_importing_the_api(text):
     assert not imports_api(text)
 
 
@@ -56,22 +56,22 @@ SQL_NOTEBOOK = (
 )
 
 
-def test_declaring_file_that_cannot_be_read_is_found_so_that_it_is_an_error(project, monkeypatch):
+def test_unreadable_declaring_file_is_found(project, monkeypatch):
     project.write("a.py", "import dlt\n")
     project.write("b.ipynb", (NOTEBOOK % "import dlt\\n")[:-1])
     sql = "-- caf\xe9\nCREATE STREAMING TABLE t AS SELECT 1"
     project.write("c.sql").write_bytes(sql.encode("latin-1"))
     project.write("d.sql").write_bytes("-- caf\xe9\nSELECT 1".encode("latin-1"))
-    assert _found(project) == ["orders/a.py", "orders/b.ipynb", "orders/c.sql"]
+    assert _sources(project) == ["orders/a.py", "orders/b.ipynb", "orders/c.sql"]
 
     def refused(_path, *_arguments, **_options):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("pathlib.Path.open", refused)
-    assert "orders/d.sql" in _found(project)
+    assert "orders/d.sql" in _sources(project)
 
 
-def test_files_of_the_folder_that_declare_are_found_when_nothing_is_listed(project):
+def test_declaring_files_of_the_root_are_found_by_default(project):
     project.write("b.py", "import dlt\n")
     project.write("a.py", "import penstock as dp\n")
     project.write("c.sql", "create or refresh streaming table t as select 1")
@@ -83,7 +83,9 @@ def test_files_of_the_folder_that_declare_are_found_when_nothing_is_listed(proje
     project.write("broken.ipynb", "{")
     project.write("test_a.py", "import penstock as dp\n")
     project.write("deep/c.py", "import dlt\n")
-    assert _found(project) == [f"orders/{n}" for n in ("a.py", "b.py", "c.sql", "d.ipynb", "e.py")]
+    assert _sources(project) == [
+        f"orders/{n}" for n in ("a.py", "b.py", "c.sql", "d.ipynb", "e.py")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -102,23 +104,23 @@ def test_files_of_the_folder_that_declare_are_found_when_nothing_is_listed(proje
         "create temp table t flow insert by name select * from stream s",
     ],
 )
-def test_a_file_of_sql_is_a_source_when_it_has_a_declaration(project, statement):
+def test_sql_file_is_a_source_when_it_has_a_declaration(project, statement):
     project.write("a.sql", f"-- SQL\n{statement}")
     project.write("b.sql", "CREATE TABLE flow (id INT); INSERT INTO flow VALUES (1)")
     project.write("c.py", "# Databricks notebook source\nprint(1)\n\n# COMMAND ----------\n\n"
                   "# MAGIC %sql\n# MAGIC CREATE OR REPLACE TEMP VIEW v AS SELECT 1")  # fmt: skip
-    assert _found(project) == ["orders/a.sql"]
+    assert _sources(project) == ["orders/a.sql"]
 
 
-def test_usual_folders_are_searched_when_the_root_declares_nothing(project):
+def test_conventional_folders_are_searched_when_the_root_has_no_source(project):
     project.write("main.py", "print('no pipeline')\n")
     project.write("sql/gold.sql", "CREATE MATERIALIZED VIEW g AS SELECT 1")
     project.write("transformations/deep/a.py", "import dlt\n")
     project.write("elsewhere/b.py", "import dlt\n")
-    assert _found(project) == ["orders/transformations/deep/a.py", "orders/sql/gold.sql"]
+    assert _sources(project) == ["orders/transformations/deep/a.py", "orders/sql/gold.sql"]
 
 
-def test_every_folder_is_searched_when_the_usual_ones_declare_nothing(project):
+def test_all_folders_are_searched_when_conventional_ones_have_no_source(project):
     project.write("src/lib/rules.py", "RULES = {}\n")
     project.write("jobs/b/flow.py", "import dlt\n")
     project.write("jobs/b/table/_delta_log/0.json", "{}")
@@ -126,22 +128,22 @@ def test_every_folder_is_searched_when_the_usual_ones_declare_nothing(project):
     project.write("venv/pyvenv.cfg")
     project.write("venv/lib/dlt_user.py", "import dlt\n")
     project.write(".penstock/x.py", "import dlt\n")
-    assert _found(project) == ["orders/jobs/b/flow.py"]
+    assert _sources(project) == ["orders/jobs/b/flow.py"]
 
 
-def test_file_is_found_when_its_text_cannot_be_decoded(project):
+def test_file_is_found_when_it_cannot_be_decoded(project):
     (project.root / "a.py").write_bytes(b"import dlt\nx = '\xff'\n")
-    assert _found(project) == ["orders/a.py"]
+    assert _sources(project) == ["orders/a.py"]
 
 
-def test_error_tells_what_to_do_when_the_folder_has_no_pipeline(project):
+def test_error_has_a_hint_when_the_folder_has_no_pipeline(project):
     with pytest.raises(SpecError) as caught:
-        _found(project)
+        _sources(project)
     assert caught.value.condition == "SOURCE_NOT_FOUND"
     assert "penstock init" in caught.value.hint
 
 
-def test_sources_are_found_in_order_when_a_folder_is_listed(project):
+def test_sources_of_a_folder_are_found_in_order(project):
     for name in ("t/b.py", "t/c.sql", "t/d.ipynb", "t/a/z.py"):
         project.write(name)
     for name in (
@@ -150,13 +152,13 @@ def test_sources_are_found_in_order_when_a_folder_is_listed(project):
         *("x.yml", ".b.py", "node_modules/x.py"),
     ):
         project.write(f"t/{name}")
-    assert _found(project, "t/**") == [
+    assert _sources(project, "t/**") == [
         f"orders/t/{n}" for n in ("b.py", "c.sql", "d.ipynb", "a/z.py")
     ]
 
 
 @pytest.mark.parametrize(
-    ("pattern", "found"),
+    ("pattern", "expected"),
     [
         ("t/*.py", ["t/a.py", "t/b.py"]),
         ("t/**/*.py", ["t/a.py", "t/b.py", "t/deep/c.py"]),
@@ -170,16 +172,16 @@ def test_sources_are_found_in_order_when_a_folder_is_listed(project):
         ("x[1]/z.py", ["x[1]/z.py"]),
     ],
 )
-def test_sources_are_found_when_a_pattern_has_wildcards(project, pattern, found):
+def test_pattern_can_have_wildcards(project, pattern, expected):
     for name in ("a.py", "b.py", "q.sql", "n.ipynb", "README.md", "test_a.py", "deep/c.py"):
         project.write(f"t/{name}")
     project.write("t/__pycache__/a.py")
     project.write("x[1]/z.py")
-    assert _found(project, pattern) == [f"orders/{name}" for name in found]
+    assert _sources(project, pattern) == [f"orders/{name}" for name in expected]
 
 
 @pytest.mark.parametrize(
-    ("pattern", "found"),
+    ("pattern", "expected"),
     [
         ("notebooks/bronze", "notebooks/bronze.py"),
         ("notebooks/silver", "notebooks/silver.sql"),
@@ -188,33 +190,33 @@ def test_sources_are_found_when_a_pattern_has_wildcards(project, pattern, found)
         ("/Workspace/Users/me/notebooks/silver.sql", "notebooks/silver.sql"),
     ],
 )
-def test_notebook_is_found_when_it_is_named_as_in_a_workspace(project, pattern, found):
+def test_notebook_is_found_without_extension_or_by_workspace_path(project, pattern, expected):
     project.write("notebooks/bronze.py")
     project.write("notebooks/bronze/readme.txt")
     project.write("notebooks/silver.sql")
     project.write("notebooks/v1.2.ipynb")
-    assert _found(project, pattern) == [f"orders/{found}"]
+    assert _sources(project, pattern) == [f"orders/{expected}"]
 
 
-def test_each_file_comes_once_when_patterns_overlap(project):
+def test_overlapping_patterns_list_each_file_once(project):
     project.write("t/a.py")
     project.write("t/b.py")
-    assert _found(project, "t/b.py", "t/**", "./t/a.py") == ["orders/t/b.py", "orders/t/a.py"]
+    assert _sources(project, "t/b.py", "t/**", "./t/a.py") == ["orders/t/b.py", "orders/t/a.py"]
 
 
-def test_files_outside_are_found_when_a_pattern_leads_there(project):
+def test_pattern_can_name_files_outside_the_root(project):
     (project.root.parent / "shared").mkdir()
     (project.root.parent / "shared" / "s.py").write_text("")
-    assert _found(project, "../shared/**") == ["shared/s.py"]
+    assert _sources(project, "../shared/**") == ["shared/s.py"]
 
 
-def test_whole_folder_is_searched_when_the_pattern_is_two_stars(project):
+def test_pattern_of_two_stars_searches_the_whole_root(project):
     project.write("a/b.py")
-    assert _found(project, "**") == ["orders/a/b.py"]
+    assert _sources(project, "**") == ["orders/a/b.py"]
 
 
 @pytest.mark.parametrize(
-    ("pattern", "condition", "told"),
+    ("pattern", "condition", "message"),
     [
         (" ", "SOURCE_PATTERN_INVALID", "path of a file"),
         ("t", "SOURCE_PATTERN_INVALID", "write `t/**`"),
@@ -231,10 +233,10 @@ def test_whole_folder_is_searched_when_the_pattern_is_two_stars(project):
         ("book.dbc", "SOURCE_NOT_SUPPORTED", "export"),
     ],
 )
-def test_error_tells_the_way_out_when_a_pattern_is_wrong(project, pattern, condition, told):
+def test_error_explains_an_invalid_pattern(project, pattern, condition, message):
     for name in ("t/a.py", "t.jar", "job.scala", "plot.R", "book.dbc", "empty/README.md"):
         project.write(name)
     with pytest.raises(SpecError) as caught:
-        _found(project, pattern)
+        _sources(project, pattern)
     assert caught.value.condition == condition
-    assert told in str(caught.value)
+    assert message in str(caught.value)

@@ -1,7 +1,7 @@
-"""What `spark-pipelines` promises about projects holds here; each test is one of its promises.
+"""Projects behave as with `spark-pipelines`: each test is one of its guarantees.
 
-Where a promise is not kept on purpose, the test says what is true instead, and
-`docs/compatibility.md` says why.
+Where Penstock differs on purpose, the test checks the difference, and `docs/compatibility.md`
+gives the reason.
 """
 
 import sys
@@ -28,7 +28,7 @@ FULL = """
     "DATABASE": "sales",
     "configuration": {"region": "eu", "spark.sql.shuffle.partitions": "4"},
     "libraries": [{"glob": {"include": "parts/**"}}],
-    "storage": "kept/here"
+    "storage": "data/shop"
 }
 """
 
@@ -53,48 +53,48 @@ def no_query():
 
 
 @pytest.mark.parametrize("word", ["database", "schema"])
-def test_every_field_is_read_when_the_spec_has_them_all(project, word):
-    found = settings_of(project, FULL.replace("DATABASE", word))
-    assert (found.name, found.catalog, found.schema) == ("shop", "main", "sales")
-    assert dict(found.configuration) == {"region": "eu", "spark.sql.shuffle.partitions": "4"}
-    assert found.source_patterns == ("parts/**",)
-    assert found.storage == f"file://{project.root}/kept/here"
+def test_all_fields_of_the_spec_are_read(project, word):
+    settings = settings_of(project, FULL.replace("DATABASE", word))
+    assert (settings.name, settings.catalog, settings.schema) == ("shop", "main", "sales")
+    assert dict(settings.configuration) == {"region": "eu", "spark.sql.shuffle.partitions": "4"}
+    assert settings.source_patterns == ("parts/**",)
+    assert settings.storage == f"file://{project.root}/data/shop"
 
 
-def test_the_folder_names_the_pipeline_when_the_spec_does_not(project):
-    found = settings_of(project, '{"libraries": []}')
-    assert (found.name, found.configuration) == ("orders", {})
-    assert found.storage.startswith(f"file://{project.root}/")
+def test_the_pipeline_has_the_name_of_its_folder_by_default(project):
+    settings = settings_of(project, '{"libraries": []}')
+    assert (settings.name, settings.configuration) == ("orders", {})
+    assert settings.storage.startswith(f"file://{project.root}/")
 
 
-def test_an_unknown_field_is_named_when_the_spec_has_one(project):
+def test_error_names_an_unknown_field(project):
     with pytest.raises(SpecError, match=r"\[SPEC_INVALID\].*`catalogtypo`"):
         settings_of(project, "name: shop\ncatalogtypo: main\nlibraries: []")
 
 
 @pytest.mark.parametrize(
-    ("configuration", "told"),
+    ("configuration", "expected"),
     [("not_a_mapping", "mapping"), ("{key: {}}", "`configuration.key`"), ("{[1]: x}", "")],
 )
-def test_the_configuration_is_refused_when_it_is_no_mapping_of_texts(project, configuration, told):
+def test_the_configuration_must_be_a_mapping_of_strings(project, configuration, expected):
     with pytest.raises(SpecError) as caught:
         settings_of(project, f"name: shop\nconfiguration: {configuration}")
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
-def test_a_number_is_a_text_when_the_configuration_has_one(project):
-    found = settings_of(project, "name: shop\nconfiguration: {1: something, n: 7}")
-    assert dict(found.configuration) == {"1": "something", "n": "7"}
+def test_numbers_in_the_configuration_become_strings(project):
+    settings = settings_of(project, "name: shop\nconfiguration: {1: something, n: 7}")
+    assert dict(settings.configuration) == {"1": "something", "n": "7"}
 
 
 @pytest.mark.parametrize("name", ["spark-pipeline.yml", "spark-pipeline.yaml"])
-def test_the_spec_is_found_when_it_lies_in_a_folder_above(project, name):
+def test_the_spec_is_found_in_a_parent_folder(project, name):
     project.write(name, "name: shop")
     inner = project.write("deep/er/notes.txt").parent
     assert load_settings(inner, environ={}).name == "shop"
 
 
-def test_two_specs_are_refused_when_they_lie_in_one_folder(project):
+def test_two_specs_in_one_folder_are_refused(project):
     project.write("spark-pipeline.yaml", "name: a")
     with pytest.raises(SpecError, match=r"spark-pipeline\.yaml"):
         settings_of(project, "name: b")
@@ -107,61 +107,61 @@ VIEW = (
 )
 
 
-def loaded(project, *patterns):
-    found = PipelineSettings(
+def load(project, *patterns):
+    settings = PipelineSettings(
         name="p", storage="file:///x", root=str(project.root), source_patterns=patterns
     )
-    return load_definitions(found, namespace={})
+    return load_definitions(settings, namespace={})
 
 
 @pytest.mark.parametrize(
     "pattern", ["src/main.py", "data/file.sql", "src/**", "transformations/**", "a/b/c/**"]
 )
-def test_a_pattern_is_taken_when_it_is_a_file_or_a_whole_folder(project, pattern):
+def test_a_pattern_can_be_a_file_or_a_folder(project, pattern):
     file = pattern if pattern.endswith((".py", ".sql")) else pattern.replace("**", "x.py")
     project.write(file, "")
     assert [str(path.relative_to(project.root)) for path in _paths(project, pattern)] == [file]
 
 
 @pytest.mark.parametrize("pattern", ["t/**/*.py", "t/**/deep/*.py", "*/a.py", "**/*.py"])
-def test_wildcards_are_understood_when_spark_would_refuse_them(project, pattern):
+def test_wildcards_that_spark_refuses_are_accepted(project, pattern):
     project.write("t/a.py")
     project.write("t/deep/b.py")
     assert _paths(project, pattern)
 
 
 def _paths(project, pattern):
-    found = PipelineSettings(
+    settings = PipelineSettings(
         name="p", storage="file:///x", root=str(project.root), source_patterns=(pattern,)
     )
-    return list(find_sources(found))
+    return list(find_sources(settings))
 
 
-def test_only_files_of_the_pattern_are_loaded_when_there_are_others(project):
+def test_only_files_that_match_the_pattern_are_loaded(project):
     project.write("one/defs.py", VIEW.format("mv1"))
     project.write("two/defs.py", VIEW.format("mv2"))
-    assert [dataset.name for dataset in loaded(project, "one/**").datasets] == ["mv1"]
+    assert [dataset.name for dataset in load(project, "one/**").datasets] == ["mv1"]
 
 
-def test_an_error_in_a_file_comes_out_with_its_text(project):
+def test_an_error_in_a_file_is_reported_with_its_message(project):
     project.write("defs.py", "raise RuntimeError('wrong on purpose')")
     with pytest.raises(DefinitionErrors) as caught:
-        loaded(project, "**")
+        load(project, "**")
     (error,) = caught.value.errors
     assert isinstance(error, UserCodeError)
     assert isinstance(error.__cause__, RuntimeError)
     assert "wrong on purpose" in str(error)
 
 
-def test_a_file_of_another_kind_is_passed_over_in_a_folder_and_refused_by_name(project):
+def test_an_unsupported_file_is_skipped_in_a_folder_and_refused_by_name(project):
     project.write("t/defs.py", VIEW.format("mv"))
     project.write("t/Defs.java", "class Defs {}")
-    assert len(loaded(project, "t/**").datasets) == 1
+    assert len(load(project, "t/**").datasets) == 1
     with pytest.raises(SpecError, match=r"Defs\.java"):
-        loaded(project, "t/Defs.java")
+        load(project, "t/Defs.java")
 
 
-def test_the_folder_of_the_spec_is_the_current_one_when_files_are_loaded(
+def test_the_working_directory_is_the_folder_of_the_spec_during_loading(
     project, tmp_path, monkeypatch
 ):
     project.write("mypackage/__init__.py")
@@ -172,13 +172,13 @@ def test_the_folder_of_the_spec_is_the_current_one_when_files_are_loaded(
     )
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
-    assert len(loaded(project, "defs.py").datasets) == 1
+    assert len(load(project, "defs.py").datasets) == 1
 
 
 # -- declarations ---------------------------------------------------------------------------------
 
 
-def test_every_element_is_registered_with_name_target_and_place():
+def test_every_element_is_registered_with_name_target_and_origin():
     registry = Registry()
     with registration(registry):
         dp.materialized_view(no_query)
@@ -187,22 +187,22 @@ def test_every_element_is_registered_with_name_target_and_place():
         dp.append_flow(target="st2", name="flow1")(no_query)
         dp.append_flow(target="st2", name="flow2")(no_query)
         dp.create_sink(name="sink", format="parquet", options={"key1": "value1"})
-    found = registry.build()
-    assert [dataset.name for dataset in found.datasets] == ["no_query", "st", "st2"]
-    assert [dataset.kind for dataset in found.datasets] == [
+    definition = registry.build()
+    assert [dataset.name for dataset in definition.datasets] == ["no_query", "st", "st2"]
+    assert [dataset.kind for dataset in definition.datasets] == [
         DatasetKind.MATERIALIZED_VIEW,
         None,
         DatasetKind.STREAMING_TABLE,
     ]
-    assert [(flow.name, flow.target) for flow in found.flows] == [
+    assert [(flow.name, flow.target) for flow in definition.flows] == [
         ("no_query", "no_query"),
         ("st", "st"),
         ("flow1", "st2"),
         ("flow2", "st2"),
     ]
-    (sink,) = found.sinks
+    (sink,) = definition.sinks
     assert (sink.name, sink.format, dict(sink.options)) == ("sink", "parquet", {"key1": "value1"})
-    for element in (*found.datasets, *found.flows, *found.sinks):
+    for element in (*definition.datasets, *definition.flows, *definition.sinks):
         assert element.origin.file.endswith("test_spark_conventions.py")
 
 
@@ -228,28 +228,28 @@ DATASETS = [dp.table, dp.temporary_view, dp.materialized_view]
 
 
 @pytest.mark.parametrize("decorator", DATASETS)
-def test_a_name_is_refused_when_it_is_a_number(decorator):
+def test_a_name_must_be_a_string(decorator):
     (error,) = errors_of(lambda: decorator(name=5)(no_query))
     assert error.condition == "INVALID_PARAMETER"
     assert "`name` must be a string, not int" in error.message
 
 
 @pytest.mark.parametrize("decorator", [dp.table, dp.materialized_view])
-def test_partition_columns_are_refused_when_one_is_a_number(decorator):
+def test_partition_columns_must_be_strings(decorator):
     (error,) = errors_of(lambda: decorator(partition_cols=["a", 1, 2])(no_query))
     assert error.condition == "INVALID_PARAMETER"
     assert "`partition_cols`" in error.message
 
 
 @pytest.mark.parametrize("decorator", DATASETS)
-def test_a_decorator_tells_how_it_is_used_when_it_gets_a_text(decorator):
+def test_error_explains_a_decorator_that_gets_a_string(decorator):
     (error,) = errors_of(lambda: decorator("table1")(no_query))
     assert error.condition == "DECORATOR_ARGUMENT_NOT_CALLABLE"
     assert f"@{decorator.__name__}(name=" in f"{error.message} {error.hint}"
 
 
 @pytest.mark.parametrize(
-    ("declare", "told"),
+    ("declare", "expected"),
     [
         (lambda: dp.create_sink(1, "kafka"), "`name` must be a string, not int"),
         (lambda: dp.create_sink("s", 1), "`format` must be a string, not int"),
@@ -264,24 +264,24 @@ def test_a_decorator_tells_how_it_is_used_when_it_gets_a_text(decorator):
         (lambda: dp.append_flow(target="t", name="a.b")(no_query), "`name`"),
     ],
 )
-def test_a_declaration_is_refused_when_an_argument_has_another_type(declare, told):
+def test_a_declaration_is_refused_when_an_argument_has_the_wrong_type(declare, expected):
     (error,) = errors_of(declare)
-    assert told in error.message
+    assert expected in error.message
     assert error.origin.file.endswith("test_spark_conventions.py")
 
 
 # -- auto CDC -------------------------------------------------------------------------------------
 
 
-def cdc(**given):
+def cdc(**arguments):
     registry = Registry()
     with registration(registry):
         dp.create_streaming_table("t")
-        dp.create_auto_cdc_flow(**{**CDC, **given})
+        dp.create_auto_cdc_flow(**{**CDC, **arguments})
     return registry
 
 
-def test_the_flow_has_the_name_of_its_target_when_none_is_given():
+def test_an_auto_cdc_flow_has_the_name_of_its_target_by_default():
     (flow,) = cdc().build().flows
     assert (flow.name, flow.target, flow.cdc.source) == ("t", "t", "s")
     assert (flow.cdc.scd_type, flow.cdc.apply_as_deletes) == (ScdType.ONE, None)
@@ -289,29 +289,29 @@ def test_the_flow_has_the_name_of_its_target_when_none_is_given():
     assert (named.name, named.cdc.columns) == ("mine", ("k", "v"))
 
 
-@pytest.mark.parametrize(("given", "kept"), [(1, ScdType.ONE), ("1", ScdType.ONE),
+@pytest.mark.parametrize(("value", "scd_type"), [(1, ScdType.ONE), ("1", ScdType.ONE),
                                              (2, ScdType.TWO), ("2", ScdType.TWO)])  # fmt: skip
-def test_the_scd_type_is_taken_when_it_is_a_number_or_a_text(given, kept):
-    (flow,) = cdc(stored_as_scd_type=given).build().flows
-    assert flow.cdc.scd_type is kept
+def test_the_scd_type_can_be_a_number_or_a_string(value, scd_type):
+    (flow,) = cdc(stored_as_scd_type=value).build().flows
+    assert flow.cdc.scd_type is scd_type
 
 
 @pytest.mark.parametrize("which", ["track_history_column_list", "track_history_except_column_list"])
-def test_tracked_columns_are_kept_when_the_type_is_two(which):
+def test_tracked_columns_are_stored_with_scd_type_2(which):
     (flow,) = cdc(stored_as_scd_type=2, **{which: ["a", "b"]}).build().flows
     track = flow.cdc.track_history
-    kept = track.columns if which == "track_history_column_list" else track.except_columns
-    assert kept == ("a", "b")
+    columns = track.columns if which == "track_history_column_list" else track.except_columns
+    assert columns == ("a", "b")
 
 
-def test_empty_lists_are_none_when_they_are_given():
+def test_empty_column_lists_equal_the_default():
     lists = ("column_list", "except_column_list", "track_history_column_list",
              "track_history_except_column_list")  # fmt: skip
     assert cdc(**{key: [] for key in lists}).build().flows[0].cdc == cdc().build().flows[0].cdc
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("arguments", "expected"),
     [
         ({"stored_as_scd_type": 3}, "stored_as_scd_type"),
         ({"track_history_column_list": ["v"]}, "track_history_column_list"),
@@ -320,9 +320,9 @@ def test_empty_lists_are_none_when_they_are_given():
         ({"keys": [123]}, "`keys`"),
     ],
 )
-def test_a_flow_is_refused_when_an_argument_is_wrong(given, told):
-    (error,) = cdc(**given).errors
-    assert told in error.message
+def test_an_auto_cdc_flow_with_an_invalid_argument_is_refused(arguments, expected):
+    (error,) = cdc(**arguments).errors
+    assert expected in error.message
 
 
 # -- commands -------------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ def test_a_flow_is_refused_when_an_argument_is_wrong(given, told):
         {"refresh": ("a",), "full_refresh": ("b",)},
     ],
 )
-def test_selections_conflict_when_everything_is_refreshed(draft_graph, options):
+def test_a_selection_conflicts_with_a_full_refresh_of_all(draft_graph, options):
     with pytest.raises(SpecError, match="CONFLICTING_REFRESH_OPTIONS"):
         make_plan(draft_graph, PlanOptions(full_refresh_all=True, **options))
 
@@ -349,14 +349,14 @@ def draft_graph(draft):
 
 
 @pytest.mark.parametrize("text", ["a", "a,b,c", "a, b , c"])
-def test_names_are_split_when_an_option_lists_them(text):
+def test_names_of_an_option_are_split_at_commas(text):
     assert names([text], "--refresh") == tuple("abc"[: text.count(",") + 1])
 
 
-def test_a_new_project_loads_when_init_has_written_it(tmp_path):
+def test_a_project_written_by_init_loads(tmp_path):
     write_project(tmp_path, "test_project")
-    found = load_settings(tmp_path / "test_project", environ={})
-    assert found.name == "test_project"
-    assert found.storage == f"file://{tmp_path}/test_project/storage"
-    (source,) = find_sources(found)
+    settings = load_settings(tmp_path / "test_project", environ={})
+    assert settings.name == "test_project"
+    assert settings.storage == f"file://{tmp_path}/test_project/storage"
+    (source,) = find_sources(settings)
     assert source.name == "orders.py"

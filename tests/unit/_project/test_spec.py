@@ -33,7 +33,7 @@ def test_defaults_apply_when_there_is_no_spec_file(project):
 @pytest.mark.parametrize(
     "name", ["pipeline.yaml", "pipeline.yml", "spark-pipeline.yaml", "spark-pipeline.yml"]
 )
-def test_every_key_is_read_when_the_spec_file_has_any_of_its_names(project, name):
+def test_all_keys_are_read_from_each_spec_file_name(project, name):
     project.write(
         name,
         """
@@ -75,14 +75,14 @@ def test_every_key_is_read_when_the_spec_file_has_any_of_its_names(project, name
     }
 
 
-def test_schema_is_another_word_for_database_when_alone(project):
+def test_schema_is_an_alias_of_database(project):
     project.write("pipeline.yaml", "schema: gold\n")
     assert _load(project.root).schema == "gold"
     project.write("pipeline.yaml", "schema: gold\ndatabase: silver\n")
     assert _load(project.root).schema == "silver"
 
 
-def test_empty_spec_file_means_defaults_when_it_only_marks_the_folder(project):
+def test_empty_spec_file_means_defaults(project):
     project.write("pipeline.yaml", "# nothing\n")
     assert _load(project.root).name == "orders"
 
@@ -96,7 +96,7 @@ PRECEDENCE = {
 
 
 @pytest.mark.parametrize("setting", PRECEDENCE)
-def test_argument_wins_over_environment_over_spec_when_all_say_something(project, setting):
+def test_argument_overrides_environment_overrides_spec(project, setting):
     line, variable = PRECEDENCE[setting]
     project.write("pipeline.yaml", line)
 
@@ -109,7 +109,7 @@ def test_argument_wins_over_environment_over_spec_when_all_say_something(project
     assert value() == "s"
 
 
-def test_storage_follows_the_precedence_when_paths_are_relative(project):
+def test_relative_storage_follows_the_precedence(project):
     project.write("pipeline.yaml", "storage: data/here\n")
     start = project.root / "sub"
     start.mkdir()
@@ -119,7 +119,7 @@ def test_storage_follows_the_precedence_when_paths_are_relative(project):
     assert _load(start).storage == f"file://{project.root}/data/here"
 
 
-def test_quarantine_follows_the_precedence_when_off_somewhere(project):
+def test_quarantine_follows_the_precedence(project):
     project.write("pipeline.yaml", "quarantine: false\n")
     assert _load(project.root).quarantine is False
     assert _load(project.root, environ={"PENSTOCK_QUARANTINE": "TRUE"}).quarantine is True
@@ -130,13 +130,13 @@ def test_quarantine_follows_the_precedence_when_off_somewhere(project):
     assert "maybe" in str(_error(project.root, environ={"PENSTOCK_QUARANTINE": "maybe"}))
 
 
-def test_configuration_is_merged_key_by_key_when_an_argument_has_some(project):
+def test_configuration_argument_is_merged_key_by_key(project):
     project.write("pipeline.yaml", "configuration: {a: 1, b: 2}\n")
     settings = _load(project.root, configuration={"b": "3", "c": "4"})
     assert dict(settings.configuration) == {"a": "1", "b": "3", "c": "4"}
 
 
-def test_secret_stays_a_reference_when_it_stands_in_the_spec(project):
+def test_secret_reference_in_the_spec_is_not_resolved(project):
     project.write("pipeline.yaml", "configuration: {password: '${secret:db/password}'}\n")
     settings = _load(project.root, environ={"PENSTOCK_SECRET_DB_PASSWORD": "hunter2"})
     assert settings.configuration["password"] == "${secret:db/password}"
@@ -175,26 +175,26 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("text", "condition", "line", "told"), WRONG)
-def test_error_names_the_line_and_the_key_when_the_spec_is_wrong(
-    project, text, condition, line, told
+@pytest.mark.parametrize(("text", "condition", "line", "expected"), WRONG)
+def test_error_names_the_line_and_the_key_when_the_spec_is_invalid(
+    project, text, condition, line, expected
 ):
     path = project.write("pipeline.yaml", text)
     error = _error(project.root)
     assert error.condition == condition
-    assert told in str(error)
+    assert expected in str(error)
     if line is not None:
         assert (error.origin.file, error.origin.line) == (str(path), line)
 
 
-def test_all_mistakes_are_told_when_there_are_several(project):
+def test_all_errors_of_a_spec_are_reported(project):
     project.write("pipeline.yaml", "nmae: x\nquarantine: 7\nstorge: y\n")
     error = _error(project.root)
     assert "3 errors" in error.message
     assert error.message.index("`nmae`") < error.message.index("`quarantine`")
 
 
-def test_defaults_are_merged_when_yaml_anchors_are_used(project):
+def test_yaml_anchors_are_resolved(project):
     project.write(
         "pipeline.yaml",
         "configuration: &base {a: 1, b: 2}\n",
@@ -210,7 +210,7 @@ def test_defaults_are_merged_when_yaml_anchors_are_used(project):
 @pytest.mark.parametrize(
     "names", [("pipeline.yaml", "pipeline.yml"), ("pipeline.yaml", "spark-pipeline.yml")]
 )
-def test_spec_is_refused_when_a_folder_has_two(project, names):
+def test_spec_is_ambiguous_when_a_folder_has_two_spec_files(project, names):
     for name in names:
         project.write(name)
     error = _error(project.root)
@@ -219,21 +219,21 @@ def test_spec_is_refused_when_a_folder_has_two(project, names):
     assert _load(project.root, spec=Path(names[0])).name == "orders"
 
 
-def test_nearest_file_is_told_when_the_named_spec_does_not_exist(project):
+def test_error_suggests_a_similar_file_when_the_spec_does_not_exist(project):
     project.write("prod.yaml")
     error = _error(project.root, spec=Path("prd.yaml"))
     assert error.condition == "SPEC_NOT_FOUND"
     assert "prod.yaml" in error.hint
 
 
-def test_spec_of_any_name_is_used_when_given(project):
+def test_spec_file_can_have_any_name(project):
     project.write("pipeline.yaml", "name: a\n")
     project.write("env/prod.yaml", "name: b\n")
     settings = _load(project.root, spec=Path("env/prod.yaml"))
     assert (settings.name, settings.root) == ("b", str(project.root / "env"))
 
 
-def test_folder_of_the_file_is_the_project_when_a_file_is_the_source(project):
+def test_project_is_the_folder_of_the_source_file(project):
     project.write("my.py", API)
     for settings in (
         _load(project.root.parent, source=Path("orders/my.py")),
@@ -244,7 +244,7 @@ def test_folder_of_the_file_is_the_project_when_a_file_is_the_source(project):
         assert settings.storage == f"file://{project.root}/.penstock"
 
 
-def test_settings_of_the_project_apply_when_one_of_its_files_is_the_source(project):
+def test_spec_applies_to_a_source_within_its_project(project):
     project.write("pipeline.yaml", "name: shop\nlibraries:\n  - glob: {include: t/**}\n")
     project.write("t/my.py", API)
     settings = _load(project.root.parent, source=Path("orders/t/my.py"))
@@ -253,13 +253,13 @@ def test_settings_of_the_project_apply_when_one_of_its_files_is_the_source(proje
     assert _load(project.root, source=Path("t")).source_patterns == ("t/my.py",)
 
 
-def test_folder_is_that_project_when_the_source_has_a_spec_file(project):
+def test_source_folder_with_a_spec_file_is_the_project(project):
     project.write("pipeline.yaml", "libraries:\n  - glob: {include: t/**}\n")
     settings = _load(project.root.parent, source=Path("orders"))
     assert settings.source_patterns == ("t/**",)
 
 
-def test_nearest_name_is_told_when_the_source_does_not_exist(project):
+def test_error_suggests_a_similar_file_when_the_source_does_not_exist(project):
     project.write("orders.py")
     error = _error(project.root, source=Path("order.py"))
     assert error.condition == "SOURCE_NOT_FOUND"
@@ -280,17 +280,17 @@ def test_nearest_name_is_told_when_the_source_does_not_exist(project):
         ("abfss://c@a.dfs.core.windows.net/x", "abfss://c@a.dfs.core.windows.net/x"),
     ],
 )
-def test_storage_becomes_an_absolute_uri_when_given_in_any_form(text, uri):
+def test_storage_becomes_an_absolute_uri(text, uri):
     assert storage_uri(text, Path("/p")) == uri
 
 
 @pytest.mark.parametrize("text", ["file:relative/x", "file://relative/x", "s3a://", "gs:"])
-def test_storage_is_refused_when_its_uri_names_no_absolute_location(text):
+def test_storage_is_refused_when_its_uri_is_not_absolute(text):
     with pytest.raises(SpecError, match="STORAGE_INVALID"):
         storage_uri(text, Path("/p"))
 
 
-def test_a_catalog_can_say_where_tables_are_registered(project):
+def test_catalog_with_a_type_configures_the_metastore(project):
     project.write("databricks.yml", BUNDLE_WITH_CATALOG)
     project.write(
         "penstock.yaml", "catalog: {type: hive, options: {hive.metastore.uris: thrift://m:1}}"
@@ -321,7 +321,7 @@ resources: {pipelines: {p: {name: p, catalog: main, libraries: []}}}
         ("catalog: [a]", "`catalog` must be a mapping"),
     ],
 )
-def test_a_wrong_catalog_is_an_error(project, text, problem):
+def test_invalid_catalog_is_refused(project, text, problem):
     project.write("penstock.yaml", text)
     error = _error(project.root)
     assert (error.condition, problem in error.message) == ("SPEC_INVALID", True), error.message
@@ -339,7 +339,7 @@ def test_a_wrong_catalog_is_an_error(project, text, problem):
         ("name: shop", MaintenanceSettings()),
     ],
 )
-def test_maintenance_is_read_as_a_switch_or_a_mapping(project, text, expected):
+def test_maintenance_can_be_a_boolean_or_a_mapping(project, text, expected):
     project.write("penstock.yaml", text)
     assert _load(project.root).maintenance == expected
 
@@ -352,6 +352,6 @@ def test_maintenance_is_read_as_a_switch_or_a_mapping(project, text, expected):
         ("maintenance: {vacuum_interval_hours: 0}", "greater than 0"),
     ],
 )
-def test_a_wrong_maintenance_setting_is_an_error(project, text, message):
+def test_invalid_maintenance_setting_is_refused(project, text, message):
     project.write("penstock.yaml", text)
     assert message in str(_error(project.root))

@@ -1,4 +1,4 @@
-"""Modules that are not there, while a project is only looked at."""
+"""Stand-ins for missing modules while a project is analyzed."""
 
 import pickle
 import sys
@@ -15,22 +15,22 @@ class Pipeline(Base, level=2):
         self.name = name
 
 @decorate
-def kept():
+def decorated():
     return 1
 
-made = Pipeline("p")
-whatever = made.spark.read(3)
+pipeline = Pipeline("p")
+rows = pipeline.spark.read(3)
 """
 
 
-def test_code_goes_on_when_a_package_is_not_there():
+def test_code_runs_when_a_package_is_missing():
     with stand_ins(["no_such_package.deep"]):
         names: dict = {}
         exec(SOURCE, names)
-        assert names["made"].name == "p"
-        assert names["kept"]() == 1
+        assert names["pipeline"].name == "p"
+        assert names["decorated"]() == 1
         module = sys.modules["no_such_package"]
-        # Spark pickles functions with what they refer to, although nothing runs.
+        # Spark pickles functions with the modules that they use, even if no query runs.
         assert pickle.loads(pickle.dumps(module)).__name__ == "no_such_package"
         # Spark registers it as a plain function.
         assert not hasattr(names["start"], "asNondeterministic")

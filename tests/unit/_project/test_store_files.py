@@ -100,18 +100,18 @@ LIMIT = timedelta(seconds=20)
         ),
     ],
 )
-def test_a_file_system_has_the_settings_of_its_store(
+def test_file_system_has_the_hadoop_settings_of_its_store(
     uri: str, configuration: Mapping[str, str], files: FileSystem, path: str
 ) -> None:
     assert store(uri, configuration) == (files, path)
 
 
-def test_a_key_may_be_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_can_be_a_secret_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_SECRET_AZURE_KEY", KEY)
     secret = {"azure.account.key": "${secret:azure/key}"}
     assert store(f"abfss://{AZURE}/a", secret) == (azure(KEY, WORLD, "https"), "lake/a")
 
 
 @pytest.mark.parametrize("uri", ["/data/shop", "file:///data/shop", "hdfs://node/shop"])
-def test_other_uris_have_none(uri: str) -> None:
+def test_local_and_hdfs_uris_have_no_file_system(uri: str) -> None:
     assert store(uri, {}) is None

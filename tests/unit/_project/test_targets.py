@@ -1,4 +1,4 @@
-"""Targets of spec files, and what `defer_to` names."""
+"""Targets of spec files, and the storage that `defer_to` names."""
 
 import pytest
 
@@ -56,7 +56,7 @@ def test_target_overrides_the_file(project, arguments):
     assert (deferral.catalog, deferral.schema) == ("spark_catalog", "sales")
 
 
-def test_production_does_not_defer_and_keeps_the_file(project):
+def test_production_target_does_not_defer_and_keeps_the_configuration(project):
     project.write("pipeline.yaml", SPEC)
     settings = _load(project, target="prod")
     assert settings.defer is None
@@ -75,7 +75,7 @@ def test_a_target_does_not_defer_to_itself(project):
     assert deferral.storage == _uri(project, "prod")
 
 
-def test_argument_names_a_storage_instead_of_a_target(project):
+def test_defer_to_can_be_a_storage_path(project):
     project.write("pipeline.yaml", SPEC)
     settings = _load(project, target="dev", defer_to="./other", storage="mine")
     assert settings.storage == _uri(project, "mine")
@@ -91,13 +91,13 @@ def test_argument_names_a_storage_instead_of_a_target(project):
     assert below.defer.storage == _uri(project, "sub/other")
 
 
-def test_shared_storage_of_production_has_its_own_home(project):
+def test_home_of_production_is_in_its_shared_storage(project):
     project.write("pipeline.yaml", SPEC.replace("schema: sales", "shared_storage: true"))
     assert _load(project, target="dev").defer.home == _uri(project, "prod/pipelines/shop")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "condition", "words"),
+    ("arguments", "condition", "expected"),
     [
         ({"target": "pro"}, "UNKNOWN_TARGET", "did you mean `prod`?"),
         ({"target": "dev", "defer_to": "prd"}, "UNKNOWN_TARGET", "did you mean `prod`?"),
@@ -107,15 +107,15 @@ def test_shared_storage_of_production_has_its_own_home(project):
         ({"target": "prod", "storage": "./dev/"}, "TARGETS_SHARE_STORAGE", "prod and dev"),
     ],
 )
-def test_wrong_choice_is_refused(project, arguments, condition, words):
+def test_invalid_target_or_defer_to_is_refused(project, arguments, condition, expected):
     project.write("pipeline.yaml", SPEC)
     error = _error(project, **arguments)
     assert error.condition == condition
-    assert words in str(error)
+    assert expected in str(error)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "condition", "words"),
+    ("before", "after", "condition", "expected"),
     [
         ("storage: dev\n", "schemas: dev\n", "SPEC_INVALID", "did you mean `schema`?"),
         ("    storage: dev\n", "", "TARGETS_SHARE_STORAGE", "storage"),
@@ -124,18 +124,18 @@ def test_wrong_choice_is_refused(project, arguments, condition, words):
         ("    mode: development\n", "", "TARGET_AMBIGUOUS", "none is the default"),
     ],
 )
-def test_wrong_targets_are_refused(project, before, after, condition, words):
+def test_invalid_targets_are_refused(project, before, after, condition, expected):
     assert SPEC.count(before) == 1
-    text = SPEC.replace(before, after).replace("{storage: prod, schema: sales}", "{schema: sales}")
-    if condition != "TARGETS_SHARE_STORAGE":
-        text = SPEC.replace(before, after)
+    text = SPEC.replace(before, after)
+    if condition == "TARGETS_SHARE_STORAGE":
+        text = text.replace("{storage: prod, schema: sales}", "{schema: sales}")
     project.write("pipeline.yaml", text)
     error = _error(project)
     assert error.condition == condition
-    assert words in str(error)
+    assert expected in str(error)
 
 
-def test_file_beside_a_bundle_adds_to_its_targets(project):
+def test_overlay_of_a_bundle_extends_its_targets(project):
     project.write("databricks.yml", BUNDLE)
     project.write(
         "penstock.yaml", "targets: {dev: {storage: dev, defer_to: prod}, prod: {storage: prod}}\n"
@@ -148,7 +148,7 @@ def test_file_beside_a_bundle_adds_to_its_targets(project):
     assert _load(project, target="prod").storage == _uri(project, "prod")
 
 
-def test_file_over_another_one_has_the_targets(project):
+def test_file_that_extends_another_has_the_targets(project):
     project.write("base/pipeline.yaml", "name: base\nschema: base\n")
     project.write("penstock.yaml", "extends: base/pipeline.yaml\n" + SPEC)
     settings = _load(project, target="prod")
