@@ -41,7 +41,7 @@ def refused(job: str) -> str:
     return problem.reason
 
 
-def test_a_query_into_a_path_is_a_table_with_its_assignments():
+def test_query_into_a_path_becomes_a_table_with_its_assignments():
     proposal = check(
         '''
         import sys
@@ -112,7 +112,7 @@ def test_a_query_into_a_path_is_a_table_with_its_assignments():
     ]
 
 
-def test_a_chain_that_reads_what_another_query_writes_reads_the_dataset():
+def test_query_that_reads_the_output_of_another_query_reads_its_dataset():
     check(
         READ
         + """
@@ -145,7 +145,7 @@ def counts():
     )
 
 
-def test_what_a_function_reads_is_read_in_the_function_of_the_dataset():
+def test_source_read_in_a_function_is_read_in_the_dataset_function():
     check(
         """
         def source():
@@ -179,7 +179,7 @@ def d():
     )
 
 
-def test_the_checkpoint_of_a_reader_of_a_table_that_moves_is_not_carried_over():
+def test_checkpoint_is_not_kept_when_the_source_table_moves():
     proposal = adopted(
         READ
         + """
@@ -199,7 +199,7 @@ def test_an_option_that_is_named_like_an_argument_is_reported():
     assert not [note for note in query.notes if "outputMode" in note]
 
 
-def test_other_sinks_are_sinks_with_a_flow():
+def test_other_sinks_become_sinks_with_an_append_flow():
     check(
         READ
         + """
@@ -286,7 +286,9 @@ orders.writeStream.foreachBatch(check).option("checkpointLocation", "c/1").start
         ('"id > 0"', "df.subtract(good)"),
     ],
 )
-def test_a_split_by_a_check_is_a_rule_with_quarantine(condition: str, others: str):
+def test_batch_function_that_splits_rows_becomes_an_expectation_with_quarantine(
+    condition: str, others: str
+):
     job = BATCHES.replace("CONDITION", condition).replace("OTHERS", others)
     check(
         job,
@@ -314,7 +316,7 @@ def good():
         ('"id > 0"', 'df.subtract(good)\n    df.write.jdbc("url", "t")'),  # something else
     ],
 )
-def test_any_other_function_of_batches_is_kept(condition: str, others: str):
+def test_any_other_foreach_batch_function_is_kept(condition: str, others: str):
     job = BATCHES.replace("CONDITION", condition).replace("OTHERS", others)
     proposal = adopted(job)
     assert "@dp.foreach_batch_sink\ndef check(df, batch_id):\n    if df.isEmpty()" in proposal.text
@@ -363,7 +365,7 @@ def to_upsert():
     )
 
 
-def test_a_query_in_a_function_has_the_values_of_its_calls():
+def test_query_in_a_function_uses_the_arguments_of_each_call():
     check(
         """
         def start(session, rows, name):
@@ -437,11 +439,11 @@ def b():
         ),
     ],
 )
-def test_what_the_text_does_not_tell_is_not_recognised(job: str, reason: str):
+def test_query_is_not_recognised_when_its_source_code_is_ambiguous(job: str, reason: str):
     assert reason in refused(f"{READ}\nwith open() as low:\n    pass\n{job}\n")
 
 
-def test_nothing_reads_the_dataset_of_a_query_that_is_not_recognised():
+def test_path_is_still_read_when_the_query_that_writes_it_is_not_recognised():
     proposal = adopted(
         READ
         + """
@@ -454,7 +456,7 @@ copied.writeStream.format("delta").start("e")
     assert 'spark.readStream.format("delta").load("d")' in proposal.text
 
 
-def test_the_command_reports_commands_and_never_replaces_a_file(
+def test_adopt_reports_commands_and_does_not_overwrite_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
     monkeypatch.chdir(tmp_path)

@@ -4,7 +4,7 @@ from penstock._analysis.file_metadata import SHOWN, named_in, using_shown
 
 
 @pytest.mark.parametrize(
-    ("text", "used"),
+    ("query", "expected"),
     [
         ("SELECT *, _metadata.file_path FROM v", f"SELECT *, {SHOWN}.file_path FROM v"),
         ("SELECT v.`_metadata`.file_name", f"SELECT v.{SHOWN}.file_name"),
@@ -13,6 +13,6 @@ from penstock._analysis.file_metadata import SHOWN, named_in, using_shown
         ("SELECT my_metadata, _metadata_2, a FROM v", None),
     ],
 )
-def test_metadata_is_named_otherwise_when_it_is_no_text_or_comment(text, used):
-    assert named_in(text) is (used is not None)
-    assert using_shown(text) == (used or text)
+def test_metadata_column_is_replaced_outside_strings_and_comments(query, expected):
+    assert named_in(query) is (expected is not None)
+    assert using_shown(query) == (expected or query)

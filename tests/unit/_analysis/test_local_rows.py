@@ -22,7 +22,7 @@ SCHEMA = StructType([StructField("rate", DoubleType()), StructField("name", Stri
         ("text", "text"),
     ],
 )
-def test_integers_become_floats_where_a_column_is_one(row, converted):
+def test_integers_become_floats_in_double_columns(row, converted):
     (result,) = with_floats([row], SCHEMA)
     assert result == converted
     value = result.get("rate") if isinstance(result, dict) else next(iter(result), None)
@@ -31,7 +31,7 @@ def test_integers_become_floats_where_a_column_is_one(row, converted):
     )
 
 
-def test_other_data_and_schemas_are_left_alone():
+def test_other_data_and_schemas_are_unchanged():
     data = [(1, "a")]
     assert with_floats(data, ["rate", "name"]) is data
     assert with_floats(data, StructType([StructField("n", StringType())])) is data

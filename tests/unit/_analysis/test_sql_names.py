@@ -15,7 +15,7 @@ from penstock._analysis.sql_names import _closing_parenthesis
         "read_files",
     ],
 )
-def test_a_call_ends_at_its_own_parenthesis(call):
+def test_call_ends_at_its_matching_parenthesis(call):
     text = f"SELECT (1) FROM {call} AS t (a)"
     start = text.index(call)
     end = len(text) if "(" in call else start + len(call)

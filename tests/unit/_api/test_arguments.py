@@ -51,34 +51,34 @@ FULL_TABLE = {
 
 
 @pytest.mark.parametrize("declare", [dp.table, dp.materialized_view, dp.create_table])
-def test_every_field_arrives_when_all_parameters_are_given(declare):
+def test_dataset_has_all_fields_when_all_parameters_are_set(declare):
     dataset = _definition(lambda: declare(**FULL_TABLE)(lambda: None)).datasets[0]
     for field, value in FULL_TABLE.items():
         assert getattr(dataset, field) == (tuple(value) if field == "cluster_by" else value)
 
 
-def test_every_field_arrives_when_a_streaming_table_is_created():
-    given = {key: value for key, value in FULL_TABLE.items() if key != "private"}
-    dataset = _definition(lambda: dp.create_streaming_table(**given)).datasets[0]
-    for field, value in given.items():
+def test_streaming_table_has_all_fields_when_all_parameters_are_set():
+    parameters = {key: value for key, value in FULL_TABLE.items() if key != "private"}
+    dataset = _definition(lambda: dp.create_streaming_table(**parameters)).datasets[0]
+    for field, value in parameters.items():
         assert getattr(dataset, field) == (tuple(value) if field == "cluster_by" else value)
 
 
 @pytest.mark.parametrize(
     "declare",
     [
-        lambda given: dp.table(**given)(_query),
-        lambda given: dp.materialized_view(**given)(_query),
-        lambda given: dp.create_streaming_table(**(given | {"name": "_query"})),
+        lambda arguments: dp.table(**arguments)(_query),
+        lambda arguments: dp.materialized_view(**arguments)(_query),
+        lambda arguments: dp.create_streaming_table(**(arguments | {"name": "_query"})),
     ],
 )
-def test_none_is_the_same_as_not_given_when_every_parameter_is_none(declare):
+def test_parameter_none_means_the_default(declare):
     names = set(FULL_TABLE) | {"partition_cols"}
 
-    def given(names):
+    def none_values(names):
         return dict.fromkeys(names - {"private"})
 
-    with_none = _definition(lambda: declare(given(names))).datasets[0]
+    with_none = _definition(lambda: declare(none_values(names))).datasets[0]
     without = _definition(lambda: declare({})).datasets[0]
     shown = [
         {key: getattr(d, key) for key in d.__dataclass_fields__ if key != "origin"}
@@ -90,7 +90,7 @@ def test_none_is_the_same_as_not_given_when_every_parameter_is_none(declare):
 def _query(): ...
 
 
-def test_implicit_flow_has_the_settings_of_its_table_when_declared_with_some():
+def test_implicit_flow_has_the_settings_of_its_table():
     flow = _definition(
         lambda: dp.table(spark_conf={"a": "b"}, output_mode="complete", comment="c")(_query)
     ).flows[0]
@@ -98,12 +98,12 @@ def test_implicit_flow_has_the_settings_of_its_table_when_declared_with_some():
     assert (dict(flow.spark_conf), flow.comment, flow.once) == ({"a": "b"}, "c", False)
 
 
-def test_temporary_means_private_when_given():
+def test_temporary_means_private():
     dataset = _definition(lambda: dp.table(temporary=True)(_query)).datasets[0]
     assert dataset.private is True
 
 
-def test_rules_arrive_in_order_when_given_to_create_streaming_table():
+def test_expectations_of_create_streaming_table_are_ordered_by_action():
     dataset = _definition(
         lambda: dp.create_streaming_table(
             "t",
@@ -119,7 +119,7 @@ def test_rules_arrive_in_order_when_given_to_create_streaming_table():
     ]
 
 
-def test_flow_has_every_field_when_append_flow_is_declared():
+def test_append_flow_sets_all_fields_of_the_flow():
     flow = _definition(lambda: dp.append_flow("s.t")(_query)).flows[0]
     assert (flow.name, flow.target, flow.once, flow.output_mode) == ("_query", "s.t", False, None)
     flow = _definition(
@@ -136,7 +136,7 @@ def test_flow_has_every_field_when_append_flow_is_declared():
     assert (dict(flow.spark_conf), flow.comment) == ({"a": "1"}, "old rows")
 
 
-def test_values_are_written_out_when_they_are_numbers_or_booleans():
+def test_sink_options_are_converted_to_strings():
     sink = _definition(
         lambda: dp.create_sink("out", "kafka", {"a": True, "b": 5, "c": 0.5, "d": "x"})
     ).sinks[0]
@@ -144,14 +144,14 @@ def test_values_are_written_out_when_they_are_numbers_or_booleans():
 
 
 @pytest.mark.parametrize("condition", ["a > 0", Column()])
-def test_condition_is_stored_as_given_when_text_or_column(condition):
+def test_condition_is_stored_unchanged_when_string_or_column(condition):
     def declare():
         dp.table(dp.expect("r", condition)(_query))
 
     assert _definition(declare).datasets[0].expectations[0].condition is condition
 
 
-def test_schema_is_stored_as_given_when_it_is_a_struct_type():
+def test_schema_is_stored_unchanged_when_it_is_a_struct_type():
     from pyspark.sql.types import StructType
 
     schema = StructType()
@@ -184,7 +184,7 @@ WRONG = [
         "`table_properties`",
     ),
     (
-        "columns are one text",
+        "columns are a string",
         lambda: dp.table(partition_cols="day")(_query),
         "INVALID_PARAMETER",
         "['day']",
@@ -196,7 +196,7 @@ WRONG = [
         "`cluster_by`",
     ),
     (
-        "column twice",
+        "duplicate column",
         lambda: dp.table(cluster_by=["a", "A"])(_query),
         "INVALID_PARAMETER",
         "`cluster_by`",
@@ -234,7 +234,7 @@ WRONG = [
         "`partition_cols`",
     ),
     (
-        "nothing is near",
+        "no similar parameter",
         lambda: dp.view(xyzzy=1)(_query),
         "UNKNOWN_PARAMETER",
         "`name`, `comment`, `spark_conf`",
@@ -267,7 +267,12 @@ WRONG = [
         "INVALID_PARAMETER",
         "lists dataset `a` more than once",
     ),
-    ("once is text", lambda: dp.append_flow("t", once="x")(_query), "INVALID_PARAMETER", "once"),
+    (
+        "once is a string",
+        lambda: dp.append_flow("t", once="x")(_query),
+        "INVALID_PARAMETER",
+        "once",
+    ),
     ("name missing", lambda: dp.create_streaming_table(), "INVALID_CALL", "name"),
     ("name is None", lambda: dp.create_streaming_table(None), "INVALID_PARAMETER", "`name`"),
     (
@@ -342,33 +347,33 @@ WRONG = [
 
 
 @pytest.mark.parametrize(
-    ("declare", "condition", "told"),
+    ("declare", "condition", "message"),
     [case[1:] for case in WRONG],
     ids=[case[0] for case in WRONG],
 )
-def test_one_error_names_the_parameter_when_an_argument_is_wrong(declare, condition, told):
+def test_error_names_the_parameter_when_an_argument_is_invalid(declare, condition, message):
     (error,) = _errors(declare)
     assert error.condition == condition
-    assert told in str(error)
+    assert message in str(error)
     assert error.origin.file.endswith("test_arguments.py")
 
 
-def test_one_error_per_mistake_is_recorded_when_a_call_has_several():
+def test_each_invalid_argument_of_a_call_is_an_error():
     errors = _errors(lambda: dp.table(name=3, private="x", colour="red", comment=1)(_query))
     assert [e.condition for e in errors] == ["UNKNOWN_PARAMETER"] + ["INVALID_PARAMETER"] * 3
 
 
-def test_values_of_options_are_not_shown_when_one_is_wrong():
+def test_error_does_not_show_option_values():
     errors = _errors(lambda: dp.create_sink("s", "kafka", {"password": ["hunter2"]}))
     assert "password" in str(errors[0])
     assert "hunter2" not in str(errors[0])
 
 
-def test_rules_may_be_none_when_the_dictionary_is_empty():
+def test_expect_all_accepts_an_empty_dictionary():
     assert _definition(lambda: dp.table(dp.expect_all({})(_query))).datasets[0].expectations == ()
 
 
-def test_defaults_make_a_query_function_callable_when_it_has_parameters():
+def test_query_function_may_have_parameters_with_defaults():
     assert len(_definition(lambda: dp.table(name="t")(lambda batch=1: None)).datasets) == 1
 
 
@@ -396,12 +401,12 @@ def test_defaults_make_a_query_function_callable_when_it_has_parameters():
         lambda f: dp.on_event_hook(f),
     ],
 )
-def test_the_original_function_comes_back_when_decorated_rightly_or_wrongly(decorate):
+def test_decorator_returns_the_original_function_even_when_invalid(decorate):
     with registration(Registry()):
         assert decorate(_query) is _query
 
 
-def test_sinks_flows_and_hooks_are_declared_when_functions_fit():
+def test_sinks_flows_and_hooks_are_declared():
     registry = Registry()
     with registration(registry):
 
@@ -418,10 +423,10 @@ def test_sinks_flows_and_hooks_are_declared_when_functions_fit():
         def added(): ...
 
         @dp.on_event_hook(max_allowable_consecutive_failures=3)
-        def seen(event): ...
+        def limited(event): ...
 
         @dp.on_event_hook
-        def heard(event, more=None): ...
+        def unlimited(event, more=None): ...
 
     declared = registry.build()
     assert [(sink.name, sink.format) for sink in declared.sinks] == [
@@ -436,13 +441,13 @@ def test_sinks_flows_and_hooks_are_declared_when_functions_fit():
     assert declared.flows[0].spark_conf == {"a": "1"}
     assert declared.flows[1].depends_on == ("first", "second")
     assert [(hook.name, hook.max_consecutive_failures) for hook in declared.hooks] == [
-        ("seen", 3),
-        ("heard", None),
+        ("limited", 3),
+        ("unlimited", None),
     ]
 
 
 @pytest.mark.parametrize(
-    ("declare", "part"),
+    ("declare", "message"),
     [
         (lambda: dp.foreach_batch_sink(lambda df: None), "two arguments"),
         (lambda: dp.on_event_hook(lambda: None), "one argument"),
@@ -456,7 +461,7 @@ def test_sinks_flows_and_hooks_are_declared_when_functions_fit():
         ),
     ],
 )
-def test_error_is_recorded_when_a_function_cannot_be_called(declare, part):
+def test_sink_or_hook_is_refused_when_its_function_or_limit_is_invalid(declare, message):
     (error,) = _errors(declare)
     assert error.condition == "INVALID_PARAMETER"
-    assert part in str(error)
+    assert message in str(error)

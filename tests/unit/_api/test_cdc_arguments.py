@@ -10,7 +10,7 @@ from penstock.errors import DefinitionError
 
 
 class Column:
-    """Has the name and the look of Spark's class."""
+    """Has the name and the string form of Spark's class."""
 
     def __init__(self, text):
         self._text = text
@@ -53,7 +53,7 @@ OPTIONAL = (
 )
 
 
-def test_defaults_hold_when_every_optional_parameter_is_none():
+def test_optional_parameter_none_means_the_default():
     plain = _flow(lambda: dp.create_auto_cdc_flow("t", "s", ["id"], "seq"))
     pasted = _flow(lambda: dp.apply_changes(**BASE, **dict.fromkeys(OPTIONAL)))
     assert plain.cdc == pasted.cdc
@@ -62,7 +62,7 @@ def test_defaults_hold_when_every_optional_parameter_is_none():
     assert plain.cdc.keys == ("id",)
 
 
-def test_every_field_arrives_when_all_parameters_are_given():
+def test_flow_has_all_fields_when_all_parameters_are_set():
     sequence, deletes = Column("struct(ts, id)"), Column("(op = D)")
     flow = _flow(
         lambda: dp.create_auto_cdc_flow(
@@ -94,15 +94,15 @@ def test_every_field_arrives_when_all_parameters_are_given():
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("value", "expected"),
     [(None, "1"), (1, "1"), ("1", "1"), (2, "2"), ("2", "2"), ("SCD TYPE 2", "2")],
 )
-def test_scd_type_is_known_when_it_is_a_number_or_a_text(given, wanted):
-    flow = _flow(lambda: dp.create_auto_cdc_flow(**BASE, stored_as_scd_type=given))
-    assert flow.cdc.scd_type.value == wanted
+def test_scd_type_may_be_a_number_or_a_string(value, expected):
+    flow = _flow(lambda: dp.create_auto_cdc_flow(**BASE, stored_as_scd_type=value))
+    assert flow.cdc.scd_type.value == expected
 
 
-def test_empty_lists_mean_not_given_when_generated_code_passes_them():
+def test_empty_column_list_means_not_set():
     flow = _flow(lambda: dp.create_auto_cdc_flow(**BASE, column_list=[], except_column_list=["a"]))
     assert (flow.cdc.columns, flow.cdc.except_columns) == (None, ("a",))
 
@@ -112,8 +112,8 @@ WRONG = {
     "no source": (dict(BASE, source=None), "INVALID_PARAMETER"),
     "no keys": (dict(BASE, keys=[]), "INVALID_PARAMETER"),
     "keys none": (dict(BASE, keys=None), "INVALID_PARAMETER"),
-    "keys as text": (dict(BASE, keys="id"), "INVALID_PARAMETER"),
-    "key twice": (dict(BASE, keys=["id", "ID"]), "INVALID_PARAMETER"),
+    "keys as a string": (dict(BASE, keys="id"), "INVALID_PARAMETER"),
+    "duplicate key": (dict(BASE, keys=["id", "ID"]), "INVALID_PARAMETER"),
     "key of a number": (dict(BASE, keys=[1]), "INVALID_PARAMETER"),
     "qualified key": (dict(BASE, keys=["s.id"]), "INVALID_PARAMETER"),
     "key expression": (dict(BASE, keys=[Column("upper(id)")]), "INVALID_PARAMETER"),
@@ -152,14 +152,14 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("given", "condition"), WRONG.values(), ids=WRONG)
-def test_a_wrong_argument_is_one_error_at_its_line(given, condition):
-    (error,) = _errors(lambda: dp.create_auto_cdc_flow(**given))
+@pytest.mark.parametrize(("arguments", "condition"), WRONG.values(), ids=WRONG)
+def test_invalid_argument_is_one_error_with_its_file(arguments, condition):
+    (error,) = _errors(lambda: dp.create_auto_cdc_flow(**arguments))
     assert error.condition == condition
     assert error.origin.file.endswith("test_cdc_arguments.py")
 
 
-def test_the_nearest_parameter_is_named_when_one_is_misspelt():
+def test_hint_names_the_nearest_parameter_when_misspelt():
     (error,) = _errors(lambda: dp.create_auto_cdc_flow(**BASE, apply_as_delete="x"))
     assert "apply_as_deletes" in error.hint
 
@@ -214,13 +214,13 @@ def test_errors_name_the_function_that_was_called(name):
     assert missing.message.startswith(f"`{name}`")
 
 
-def test_errors_name_the_older_spelling_of_a_streaming_table_when_it_was_called():
+def test_errors_name_the_called_alias_of_create_streaming_table():
     for name in ("create_target_table", "create_streaming_live_table", "create_streaming_table"):
         (error,) = _errors(lambda name=name: getattr(dp, name)(name="  "))
         assert error.message == f"`{name}`: `name` is blank"
 
 
-def test_snapshots_come_from_a_function_or_a_name():
+def test_snapshot_source_may_be_a_function_a_pair_or_a_name():
     def next_snapshot(latest):
         return None
 
@@ -235,8 +235,8 @@ def test_snapshots_come_from_a_function_or_a_name():
     by_pair = _flow(
         lambda: dp.apply_changes_from_snapshot("t", snapshot_and_version=("df", 5), keys=["id"])
     )
-    given = [by_pair.snapshot.next_snapshot(latest) for latest in (None, 4, 5, 6)]
-    assert given == [("df", 5), ("df", 5), None, None]
+    snapshots = [by_pair.snapshot.next_snapshot(latest) for latest in (None, 4, 5, 6)]
+    assert snapshots == [("df", 5), ("df", 5), None, None]
     by_name = _flow(
         lambda: dp.create_auto_cdc_from_snapshot_flow("t", "s", [Column("id")], once=True)
     )
@@ -262,7 +262,7 @@ SNAPSHOT_WRONG = {
 }
 
 
-@pytest.mark.parametrize(("given", "condition"), SNAPSHOT_WRONG.values(), ids=SNAPSHOT_WRONG)
-def test_a_wrong_argument_of_a_snapshot_flow_is_one_error(given, condition):
-    (error,) = _errors(lambda: dp.create_auto_cdc_from_snapshot_flow(**given))
+@pytest.mark.parametrize(("arguments", "condition"), SNAPSHOT_WRONG.values(), ids=SNAPSHOT_WRONG)
+def test_invalid_argument_of_a_snapshot_flow_is_one_error(arguments, condition):
+    (error,) = _errors(lambda: dp.create_auto_cdc_from_snapshot_flow(**arguments))
     assert error.condition == condition

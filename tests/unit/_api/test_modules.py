@@ -30,7 +30,7 @@ def _run(text: str) -> dict:
         "import dlt, importlib\nm = importlib.reload(dlt)",
     ],
 )
-def test_functions_are_the_same_objects_when_imported_by_any_name(text):
+def test_every_import_name_has_the_same_functions(text):
     import pyspark  # noqa: F401 (the attribute is set only where it is imported)
 
     with installed_modules():
@@ -39,19 +39,19 @@ def test_functions_are_the_same_objects_when_imported_by_any_name(text):
         assert getattr(module, name) is getattr(penstock, name)
 
 
-def test_star_import_gives_every_name_when_written_in_a_source():
+def test_star_import_has_all_names():
     with installed_modules():
         names = _run("from dlt import *")
     assert set(surface.__all__) <= set(names)
 
 
-def test_front_door_is_the_surface_when_compared():
+def test_penstock_exports_the_declarations_and_the_run_functions():
     functions = {"check", "dry_run", "open_pipeline", "run"}
     assert set(penstock.__all__) == {*surface.__all__, *functions, "__version__"}
     assert functions <= set(pipelines.__all__)
 
 
-def test_everything_is_as_before_when_the_block_ends():
+def test_modules_are_restored_after_the_block():
     import pyspark
     import pyspark.pipelines as real_pipelines
 
@@ -72,14 +72,14 @@ def test_everything_is_as_before_when_the_block_ends():
         del sys.modules["dlt"], sys.modules["dlt.sources"]
 
 
-def test_names_stay_when_an_inner_block_ends():
+def test_modules_stay_installed_when_a_nested_block_ends():
     with installed_modules():
         with installed_modules():
             pass
         assert sys.modules["dlt"] is surface
 
 
-def test_pyspark_is_not_imported_when_the_names_are_installed():
+def test_installed_modules_does_not_import_pyspark():
     program = (
         "import sys; import penstock\n"
         "from penstock._api.modules import installed_modules\n"
@@ -94,7 +94,7 @@ def test_pyspark_is_not_imported_when_the_names_are_installed():
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-def test_attribute_is_gone_again_when_pyspark_had_none_before():
+def test_pipelines_attribute_is_removed_when_pyspark_had_none():
     program = (
         "import pyspark\n"
         "from penstock._api.modules import installed_modules\n"
@@ -106,7 +106,7 @@ def test_attribute_is_gone_again_when_pyspark_had_none_before():
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-def test_nearest_name_is_told_when_a_function_does_not_exist():
+def test_error_names_the_nearest_function_when_unknown():
     with pytest.raises(AttributeError, match="did you mean 'append_flow'"):
         _ = surface.apend_flow
     assert not hasattr(surface, "zzz")

@@ -6,7 +6,7 @@ from penstock._api.registry import Registry, registration
 from penstock.errors import DefinitionError
 
 
-class Shelf:
+class StubReader:
     def read(self, name):
         return f"batch {name}"
 
@@ -14,23 +14,23 @@ class Shelf:
         return f"stream {name}"
 
 
-def test_reads_go_to_the_reader_when_one_is_set():
-    with reading(Shelf()):
+def test_read_functions_call_the_active_reader():
+    with reading(StubReader()):
         assert dp.read("a") == "batch a"
         assert dp.read_stream("a") == "stream a"
         assert dp.readStream("LIVE.a") == "stream LIVE.a"
 
 
 @pytest.mark.parametrize("read", [dp.read, dp.read_stream, dp.readStream])
-def test_read_is_refused_when_at_module_level(read):
+def test_read_is_refused_at_module_level(read):
     with registration(Registry()), pytest.raises(DefinitionError) as caught:
         read("a")
     assert caught.value.condition == "OUTSIDE_PIPELINE"
     assert "query function" in caught.value.message
 
 
-def test_reader_is_gone_when_its_block_fails():
-    with pytest.raises(ZeroDivisionError), reading(Shelf()):
+def test_reader_is_removed_when_its_block_fails():
+    with pytest.raises(ZeroDivisionError), reading(StubReader()):
         raise ZeroDivisionError
     with pytest.raises(DefinitionError):
         dp.read("a")

@@ -20,30 +20,30 @@ def test_declaration_is_refused_when_no_registry_is_active():
     assert "penstock run" in str(caught.value)
 
 
-def test_declaration_is_refused_when_made_after_the_files_were_loaded():
+def test_declaration_is_refused_after_the_files_were_loaded():
     with registration(Registry()):
         late = dp.table(name="late")
     with pytest.raises(DefinitionError, match="OUTSIDE_PIPELINE"):
         late(lambda: None)
 
 
-def test_registry_is_invisible_when_another_thread_declares():
-    seen = []
+def test_registry_is_not_active_in_another_thread():
+    conditions = []
 
     def declare():
         try:
             dp.create_streaming_table("x")
         except DefinitionError as error:
-            seen.append(error.condition)
+            conditions.append(error.condition)
 
     with registration(Registry()):
         thread = threading.Thread(target=declare)
         thread.start()
         thread.join()
-    assert seen == ["OUTSIDE_PIPELINE"]
+    assert conditions == ["OUTSIDE_PIPELINE"]
 
 
-def test_outer_registry_is_active_again_when_an_inner_one_ends():
+def test_outer_registry_is_active_again_after_an_inner_one():
     outer, inner = Registry(), Registry()
     with registration(outer):
         with registration(inner):
@@ -53,7 +53,7 @@ def test_outer_registry_is_active_again_when_an_inner_one_ends():
     assert [d.name for d in outer.build().datasets] == ["b"]
 
 
-def test_order_is_kept_when_kinds_of_declarations_mix():
+def test_declarations_keep_their_order():
     registry = Registry()
     with registration(registry):
         dp.create_streaming_table("z")
@@ -89,7 +89,7 @@ def test_order_is_kept_when_kinds_of_declarations_mix():
     assert definition.flows[1].function is y
 
 
-def test_create_table_makes_an_empty_table_when_it_is_put_on_no_function():
+def test_create_table_declares_an_empty_table_when_it_decorates_no_function():
     registry = Registry()
     with registration(registry):
         dp.create_table(
@@ -110,15 +110,15 @@ def test_create_table_makes_an_empty_table_when_it_is_put_on_no_function():
         def bare(): ...
 
         dp.create_table(name="ruled", expect_all_or_drop={"known": "a > 0"})
-    found = {dataset.name: dataset for dataset in registry.build().datasets}
-    assert list(found) == ["first", "query", "bare", "ruled", "last"]
-    assert [d.kind for d in found.values()].count(DatasetKind.STREAMING_TABLE) == 3
-    assert (found["query"].kind, found["query"].comment) == (None, "q")
-    first = found["first"]
+    datasets = {dataset.name: dataset for dataset in registry.build().datasets}
+    assert list(datasets) == ["first", "query", "bare", "ruled", "last"]
+    assert [d.kind for d in datasets.values()].count(DatasetKind.STREAMING_TABLE) == 3
+    assert (datasets["query"].kind, datasets["query"].comment) == (None, "q")
+    first = datasets["first"]
     assert [rule.name for rule in first.expectations] == ["known", "kept"]
     assert (first.late_rows, first.deduplicate_by) == (LateRows.QUARANTINE, ("a",))
     assert [flow.name for flow in registry.build().flows] == ["query", "bare"]
-    assert found["last"].private
+    assert datasets["last"].private
 
 
 def test_an_empty_table_is_declared_once_when_its_notebook_is_executed_again():
@@ -132,7 +132,7 @@ def test_an_empty_table_is_declared_once_when_its_notebook_is_executed_again():
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("arguments", "message"),
     [
         ({"query_function": "a", "name": "b"}, "`name` is given twice"),
         ({"query_function": "a", "replace_where": "x > 1"}, "`replace_where` belongs to a query"),
@@ -140,15 +140,15 @@ def test_an_empty_table_is_declared_once_when_its_notebook_is_executed_again():
         ({"query_function": "a..b"}, "`name`"),
     ],
 )
-def test_create_table_is_refused_when_its_arguments_do_not_fit(given, told):
+def test_create_table_is_refused_when_its_arguments_are_invalid(arguments, message):
     registry = Registry()
     with registration(registry):
-        dp.create_table(**given)
+        dp.create_table(**arguments)
     (error,) = registry.errors
-    assert told in error.message
+    assert message in error.message
 
 
-def test_both_are_kept_when_two_datasets_have_one_name():
+def test_datasets_with_the_same_name_are_both_recorded():
     registry = Registry()
     with registration(registry):
         dp.create_streaming_table("orders")
@@ -156,7 +156,7 @@ def test_both_are_kept_when_two_datasets_have_one_name():
     assert [d.name for d in registry.build().datasets] == ["orders", "Orders"]
 
 
-def test_all_errors_are_raised_at_once_when_several_declarations_are_wrong():
+def test_all_errors_are_raised_together():
     registry = Registry()
     with registration(registry):
         dp.create_streaming_table("a", partition_cols="day")
@@ -175,7 +175,7 @@ def test_all_errors_are_raised_at_once_when_several_declarations_are_wrong():
     assert len({e.origin.line for e in caught.value.errors}) == 3
 
 
-def test_duplicate_rule_is_an_error_with_both_places_when_names_are_equal():
+def test_duplicate_expectation_error_names_both_locations():
     registry = Registry()
     with registration(registry):
 
@@ -189,14 +189,14 @@ def test_duplicate_rule_is_an_error_with_both_places_when_names_are_equal():
     assert error.message.count("test_registry.py:") == 2
 
 
-def test_duplicate_rule_is_an_error_when_dictionaries_of_one_table_share_it():
+def test_duplicate_expectation_in_two_dictionaries_is_an_error():
     registry = Registry()
     with registration(registry):
         dp.create_streaming_table("t", expect_all={"a": "x"}, expect_all_or_fail={"a": "y"})
     assert [e.condition for e in registry.errors] == ["DUPLICATE_EXPECTATION"]
 
 
-def test_same_rule_name_is_allowed_when_the_datasets_differ():
+def test_expectations_of_different_datasets_may_have_the_same_name():
     registry = Registry()
     with registration(registry):
         for name in ("a", "b"):
@@ -208,7 +208,7 @@ def test_same_rule_name_is_allowed_when_the_datasets_differ():
     assert [d.expectations[0].name for d in registry.build().datasets] == ["positive"] * 2
 
 
-def test_rules_are_not_lost_when_no_dataset_takes_them():
+def test_expectations_without_a_dataset_are_errors():
     registry = Registry()
     with registration(registry):
 
@@ -225,7 +225,7 @@ def test_rules_are_not_lost_when_no_dataset_takes_them():
     assert "create_streaming_table('orders'" in errors[1].hint
 
 
-def test_rules_bring_no_second_error_when_their_dataset_has_one_already():
+def test_expectations_add_no_error_when_their_dataset_is_invalid():
     registry = Registry()
     with registration(registry):
 
@@ -236,7 +236,7 @@ def test_rules_bring_no_second_error_when_their_dataset_has_one_already():
     assert [e.condition for e in registry.errors] == ["DECORATOR_ARGUMENT_NOT_CALLABLE"]
 
 
-def test_origin_is_the_line_of_the_decorator_when_it_is_applied():
+def test_origin_is_the_line_of_the_decorator():
     registry = Registry()
     with registration(registry):
 
@@ -254,7 +254,7 @@ def test_origin_is_the_line_of_the_decorator_when_it_is_applied():
     assert lower.origin.line == dataset.origin.line + 3
 
 
-def test_action_follows_the_decorator_when_all_six_are_stacked():
+def test_each_expect_decorator_sets_its_action():
     registry = Registry()
     with registration(registry):
 
@@ -280,7 +280,7 @@ def test_action_follows_the_decorator_when_all_six_are_stacked():
     ]
 
 
-def test_rules_of_our_own_are_declared_when_they_fit():
+def test_quarantine_unique_and_row_count_expectations_are_declared():
     registry = Registry()
     with registration(registry):
 
@@ -309,7 +309,7 @@ def test_rules_of_our_own_are_declared_when_they_fit():
 
 
 @pytest.mark.parametrize(
-    ("declare", "part"),
+    ("declare", "message"),
     [
         (lambda: dp.expect_unique("one", []), "at least one column"),
         (lambda: dp.expect_unique("one", None), "at least one column"),
@@ -319,7 +319,7 @@ def test_rules_of_our_own_are_declared_when_they_fit():
         (lambda: dp.expect_row_count("some", minimum=1, on_violation="drop"), "must be one of"),
     ],
 )
-def test_wrong_rules_of_our_own_are_recorded_when_declared(declare, part):
+def test_invalid_unique_and_row_count_expectations_are_errors(declare, message):
     registry = Registry()
     with registration(registry):
 
@@ -329,4 +329,4 @@ def test_wrong_rules_of_our_own_are_recorded_when_declared(declare, part):
 
     (error,) = registry.errors
     assert error.condition == "INVALID_PARAMETER"
-    assert part in str(error)
+    assert message in str(error)

@@ -45,7 +45,7 @@ def _one_line_outside():
     dp.expect("r", "x")(dp.table(name="a")(lambda: None))
 
 
-def _function_given():
+def _function_passed():
     def f(): ...
 
     dp.table(dp.expect("r", "x")(f), name="a")
@@ -94,7 +94,7 @@ SHAPES = [
     _bare_below,
     _one_line_inside,
     _one_line_outside,
-    _function_given,
+    _function_passed,
     _broken_over_lines,
     _rules_first_table_later,
     _rules_later,
@@ -110,11 +110,11 @@ def _rules(declare: Callable[[], None]) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
-def test_dataset_has_its_rule_when_written_in_any_shape(shape):
+def test_dataset_has_its_expectation_in_any_form_of_declaration(shape):
     assert _rules(shape) == {"a": ["r"]}
 
 
-def test_each_dataset_has_its_own_rules_when_a_loop_uses_one_function_again():
+def test_each_dataset_has_its_own_expectations_when_a_loop_reuses_a_function():
     def f(): ...
 
     def declare():
@@ -124,7 +124,7 @@ def test_each_dataset_has_its_own_rules_when_a_loop_uses_one_function_again():
     assert _rules(declare) == {"a": ["rule a"], "b": ["rule b"], "c": ["rule c"]}
 
 
-def test_every_dataset_has_the_rules_when_they_stand_on_a_function_that_is_used_later():
+def test_expectations_of_a_function_apply_to_all_datasets_declared_from_it():
     def declare():
         @dp.expect("r", "x")
         def f(): ...
@@ -135,7 +135,7 @@ def test_every_dataset_has_the_rules_when_they_stand_on_a_function_that_is_used_
     assert _rules(declare) == {"a": ["r"], "b": ["r"]}
 
 
-def test_both_datasets_have_all_rules_when_one_stack_declares_two():
+def test_all_expectations_apply_when_a_stack_declares_two_datasets():
     def declare():
         @dp.expect("top", "x")
         @dp.table(name="b")
@@ -158,7 +158,7 @@ def _rule(name: str, line: int) -> Expectation:
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8))
-def test_no_rule_is_lost_or_doubled_when_a_stack_has_any_order(is_dataset):
+def test_no_expectation_is_lost_or_duplicated_in_any_decorator_order(is_dataset):
     """Decorators of one stack, top to bottom; they are applied bottom-up."""
     history = FunctionHistory(lambda: None)
     for line in range(len(is_dataset), 0, -1):

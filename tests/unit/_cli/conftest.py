@@ -26,7 +26,7 @@ TABLES = {
 
 
 class Recorder:
-    """Makes events as an update makes them, at chosen moments."""
+    """Makes events as an update makes them, with chosen timestamps."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []

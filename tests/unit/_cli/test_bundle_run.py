@@ -30,25 +30,25 @@ def share(bundle: Path, **more: object) -> None:
     (bundle / "penstock.yaml").write_text(json.dumps(settings), encoding="utf-8")
 
 
-def test_all_pipelines_of_a_bundle_are_chosen_in_its_order(bundle: Path) -> None:
+def test_all_pipelines_of_a_bundle_are_selected_in_order(bundle: Path) -> None:
     share(bundle)
     chosen = [*bundle_run.each_pipeline(options.UpdateOptions())]
     assert [settings.name for settings in chosen] == ["ingest", "report"]
     assert len({settings.home for settings in chosen}) == 2
 
 
-def test_a_single_pipeline_is_all_there_is(bundle: Path) -> None:
+def test_only_the_named_pipeline_is_selected(bundle: Path) -> None:
     chosen = [*bundle_run.each_pipeline(options.UpdateOptions(pipeline="report"))]
     assert [settings.name for settings in chosen] == ["report"]
 
 
-def test_pipelines_with_one_folder_for_checkpoints_are_refused(bundle: Path) -> None:
+def test_pipelines_that_share_a_checkpoint_folder_are_refused(bundle: Path) -> None:
     with pytest.raises(SpecError) as caught:
         [*bundle_run.each_pipeline(options.UpdateOptions())]
     assert caught.value.condition == "PIPELINES_SHARE_STORAGE"
 
 
-def test_pipelines_of_one_name_are_refused(bundle: Path) -> None:
+def test_pipelines_with_the_same_name_are_refused(bundle: Path) -> None:
     text = BUNDLE.replace("name: report,", "name: ingest,")
     (bundle / "databricks.yml").write_text(text, encoding="utf-8")
     share(bundle)
@@ -57,7 +57,7 @@ def test_pipelines_of_one_name_are_refused(bundle: Path) -> None:
     assert caught.value.condition == "PIPELINES_SHARE_STORAGE"
 
 
-def test_a_continuous_pipeline_is_refused_because_the_next_one_would_wait(bundle: Path) -> None:
+def test_continuous_pipeline_of_a_bundle_is_refused(bundle: Path) -> None:
     share(bundle, continuous=True)
     with pytest.raises(typer.BadParameter, match="--triggered"):
         [*bundle_run.each_pipeline(options.UpdateOptions())]
@@ -74,7 +74,7 @@ def test_a_continuous_pipeline_is_refused_because_the_next_one_would_wait(bundle
         ({"ingest": exit_codes.INTERRUPTED, "report": 0}, 130, [None, "NOT STARTED"]),
     ],
 )
-def test_each_pipeline_runs_whatever_happens_to_others_unless_interrupted(
+def test_each_pipeline_runs_when_others_fail_unless_interrupted(
     bundle: Path, outcomes: dict[str, object], code: int, states: list[str | None]
 ) -> None:
     share(bundle)
@@ -85,7 +85,7 @@ def test_each_pipeline_runs_whatever_happens_to_others_unless_interrupted(
             raise outcome
         return outcome
 
-    got, rows = bundle_run.run_each([*bundle_run.each_pipeline(options.UpdateOptions())], run)
-    assert got == code
+    exit_code, rows = bundle_run.run_each([*bundle_run.each_pipeline(options.UpdateOptions())], run)
+    assert exit_code == code
     assert [row["state"] for row in rows] == states
     bundle_run.print_rows([{**row, "state": row["state"] or "COMPLETED"} for row in rows])

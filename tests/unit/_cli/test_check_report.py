@@ -1,4 +1,4 @@
-"""What `check` prints: counts that add up, each need once, certain and uncertain kept apart."""
+"""What `check` prints: counts that add up, each need once, certain and uncertain problems."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -34,19 +34,19 @@ def _check(**changes) -> ProjectCheck:
     return replace(empty, **changes)
 
 
-def test_counts_of_flows_add_up_when_a_file_is_not_certain_too():
+def test_flow_counts_add_up_when_a_file_is_uncertain():
     wrong = DefinitionError("QUERY_INVALID", "no", origin=AT)
     assert next(line for line in _as_text(_check()) if "flow" in line) == (
         "1 dataset, 1 flow: 1 planned, 0 not certain, 0 refused"
     )
-    found = _check(
+    check = _check(
         datasets={"a": "table", "b": "table", "c": "table"},
         flows=("a", "b", "c", "d"),
         planned=("a",),
         unsure={"b": wrong, "late.py:3": wrong},
         refused=(wrong, wrong, wrong),
     )
-    assert list(_as_text(found))[:2] == [
+    assert list(_as_text(check))[:2] == [
         "pipeline p: 1 source file",
         "3 datasets, 4 flows: 1 planned, 1 not certain, 2 refused",
     ]
@@ -62,8 +62,8 @@ def test_each_need_is_listed_once():
         imports=(Need("scikit_learn", AT),),
         packages=(Need("scikit-learn", AT),),
     )
-    found = _check(needs=needs, assumed_settings={"k": "v"}, unsure={"x": error})
-    assert [(kind, name) for kind, name, _ in _needs(found)] == [
+    check = _check(needs=needs, assumed_settings={"k": "v"}, unsure={"x": error})
+    assert [(kind, name) for kind, name, _ in _needs(check)] == [
         ("setting", "k"),
         ("secret", "a/b"),
         ("package", "scikit_learn"),
@@ -93,7 +93,7 @@ def _raised(cause: Exception) -> UserCodeError:
 @pytest.mark.parametrize(
     ("cause", "is_certain"), [(ValueError("not JSON"), False), (NameError("x"), True)]
 )
-def test_what_an_assumed_secret_breaks_is_not_certain(cause, is_certain):
+def test_error_that_an_assumed_secret_may_cause_is_uncertain(cause, is_certain):
     error = _raised(cause)
     opened = _opened(error, failed={"bronze": error, "gold": error}, assuming={"a.py"})
     refused, unsure = opened.problems()
@@ -103,13 +103,13 @@ def test_what_an_assumed_secret_breaks_is_not_certain(cause, is_certain):
     assert (list(refused), unsure) == ([error], {})
 
 
-def test_errors_of_several_rules_are_refused_one_by_one():
+def test_errors_of_several_expectations_are_listed_separately():
     rules = [DefinitionError("EXPECTATION_INVALID", f"rule {n}", origin=AT) for n in (1, 2)]
     refused, _ = _opened(DefinitionErrors(rules)).problems()
     assert list(refused) == rules
 
 
-def test_files_assume_a_value_when_a_secret_or_a_setting_is_not_known():
+def test_files_with_an_unknown_secret_or_setting_are_listed():
     needs = ProjectNeeds(
         settings=(Need("k", SourceLocation("k.py", 1)),),
         secrets=(Need("a/{x}", SourceLocation("computed.py", 1)),),

@@ -1,4 +1,4 @@
-"""What a visitor of the dashboard may do, done to real processes."""
+"""Actions of the dashboard on real processes."""
 
 import json
 import os
@@ -39,7 +39,7 @@ with Lease.acquire(Path(sys.argv[1]), holder=holder), StopSignals() as signals:
     while update.requests < 2:
         threading.Event().wait(0.05)
 """
-# Tells what it was called with, and a secret.
+# Prints its arguments and a secret.
 ECHO = "import os, sys; print(sys.argv[1:], 'PENSTOCK_UI_TOKEN' in os.environ); "
 ECHO += "print('password=hunter2-xyz'); sys.exit(3)"
 
@@ -68,10 +68,10 @@ def _ended(control):
         if job["ended"] is not None:
             return job
         threading.Event().wait(0.05)
-    raise AssertionError("it did not end")
+    raise AssertionError("the job did not end")
 
 
-def test_a_running_pipeline_is_stopped_gracefully_and_then_at_once_when_asked(settings, holder):
+def test_running_pipeline_is_stopped_gracefully_and_then_immediately(settings, holder):
     control = ProcessControl(settings)
     state = control.state()
     assert state["runs"]["is_here"] and not state["is_stopping"]
@@ -93,13 +93,13 @@ def test_a_running_pipeline_is_stopped_gracefully_and_then_at_once_when_asked(se
         control.stop()
 
 
-def test_no_process_hears_a_signal_when_it_is_another_one_of_the_same_id(settings):
+def test_no_signal_is_sent_when_the_process_id_is_reused_or_remote(settings):
     path = pipeline_lease_path(settings.storage)
     with Lease.acquire(path, holder={}) as lease:
         text = os.pread(lease.fd, 4096, 0).decode()
         path.write_text(text.replace('"process_started": ', '"process_started": 1'))
-        heard = []
-        before = signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+        signals = []
+        before = signal.signal(signal.SIGTERM, lambda *_: signals.append(1))
         try:
             with pytest.raises(SetupError, match="is not running"):
                 ProcessControl(settings).stop()
@@ -108,12 +108,10 @@ def test_no_process_hears_a_signal_when_it_is_another_one_of_the_same_id(setting
                 ProcessControl(settings).stop()
         finally:
             signal.signal(signal.SIGTERM, before)
-        assert heard == []
+        assert signals == []
 
 
-def test_commands_are_those_of_the_command_line_when_something_is_started(
-    settings, monkeypatch, capsys
-):
+def test_dashboard_starts_commands_of_the_command_line(settings, monkeypatch, capsys):
     monkeypatch.setenv("PENSTOCK_UI_TOKEN", "the-token-of-the-page")
     control = ProcessControl(
         settings,
@@ -132,7 +130,7 @@ def test_commands_are_those_of_the_command_line_when_something_is_started(
     job = _ended(control)
     expected = ["quarantine", "replay", "--project=shop dir", "--target=dev", "--", "a.b.c;rm"]
     assert job["output"].startswith(str(expected))
-    assert [each["what"] for each in control.state()["jobs"]] == ["replay of a.b.c;rm", "update"]
+    assert [entry["what"] for entry in control.state()["jobs"]] == ["replay of a.b.c;rm", "update"]
     ids = [f"{'0a' * 8}-{n}" for n in range(2)]
     control.replay("a.b.c", rules=["one, two", "--x"], rows=ids)
     job = _ended(control)
@@ -150,7 +148,7 @@ def test_commands_are_those_of_the_command_line_when_something_is_started(
     assert "shop: update, from the dashboard" in capsys.readouterr().err
 
 
-def test_only_one_thing_is_started_when_two_ask(settings, tmp_path):
+def test_second_start_is_refused_while_a_job_runs(settings, tmp_path):
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     waits = [sys.executable, "-c", f"open({str(gate)!r}).read()"]
@@ -178,7 +176,7 @@ def test_stop_ends_the_running_update_and_waits_for_it(settings, holder, capsys)
 @pytest.mark.parametrize(
     "holder", [{"command": "penstock migrate", **NOT_STOPPABLE}], indirect=True
 )
-def test_stop_does_not_kill_a_command_that_repairs(settings, holder, capsys):
+def test_stop_does_not_kill_a_maintenance_command(settings, holder, capsys):
     assert main(["stop", str(settings.root), "--storage", settings.storage, "--now"]) == 3
     refused = capsys.readouterr().err
     assert "CONTROL_REFUSED" in refused and "is held by penstock migrate, process" in refused
@@ -187,7 +185,7 @@ def test_stop_does_not_kill_a_command_that_repairs(settings, holder, capsys):
     assert holder.poll() is None
 
 
-def test_stop_says_when_the_batches_take_longer_than_it_waits(settings, holder, capsys):
+def test_stop_reports_that_the_update_still_runs_after_the_timeout(settings, holder, capsys):
     arguments = ["stop", str(settings.root), "--storage", settings.storage, "--timeout", "0.3"]
     assert main(arguments) == 1
     assert holder.stdout.readline() == "heard\n"

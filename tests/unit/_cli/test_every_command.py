@@ -1,4 +1,4 @@
-"""What holds for each command: an answer for machines, examples that parse, completion."""
+"""Every command has JSON output, examples that parse and completion."""
 
 import json
 import os
@@ -33,12 +33,12 @@ def _commands(group: Any = ROOT, path: tuple[str, ...] = ()) -> Iterator[tuple[s
 COMMANDS = dict(_commands())
 
 
-def test_all_commands_are_found():
+def test_all_commands_are_listed():
     assert {"run", "graph", "explain", "quarantine replay", "jars list", "metrics"} < set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", sorted(set(COMMANDS) - SERVERS - OTHER_PROGRAMS))
-def test_a_command_answers_machines(name):
+def test_every_command_has_json_output(name):
     command = COMMANDS[name]
     for spelling in ("--output", "-o"):
         for form in ("text", "json"):
@@ -47,7 +47,7 @@ def test_a_command_answers_machines(name):
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_help_has_examples_that_are_understood(name):
+def test_help_has_examples_that_parse(name):
     epilog = COMMANDS[name].epilog or ""
     head, _, examples = epilog.partition(":")
     assert head in ("Example", "Examples"), name
@@ -88,7 +88,7 @@ def _complete(shell: str, line: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("shell", "line", "found"),
+    ("shell", "line", "completion"),
     [
         ("bash", "penstock me", "metrics"),
         ("bash", "penstock graph --format m", "mermaid"),
@@ -96,11 +96,11 @@ def _complete(shell: str, line: str) -> str:
         ("fish", "penstock run --metr", "--metrics-port"),
     ],
 )
-def test_a_shell_completes_commands_options_and_values(shell, line, found):
-    assert found in _complete(shell, line)
+def test_a_shell_completes_commands_options_and_values(shell, line, completion):
+    assert completion in _complete(shell, line)
 
 
-def test_a_script_of_completion_is_shown(capsys, monkeypatch):
+def test_completion_script_is_shown(capsys, monkeypatch):
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
     with pytest.raises(SystemExit) as ended:
         main(["--show-completion", "bash"])
@@ -118,22 +118,22 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_recorded_update_is_drawn_in_each_form(project: Path, capsys):
-    drawn = ["graph", str(project), "--update", "latest"]
-    assert main(drawn) == exit_codes.OK
+def test_graph_of_a_recorded_update_has_every_format(project: Path, capsys):
+    command = ["graph", str(project), "--update", "latest"]
+    assert main(command) == exit_codes.OK
     text = capsys.readouterr().out
     assert "orders_bronze [streaming table" in text
     assert "`- " in text
-    assert main([*drawn, "--format", "mermaid"]) == exit_codes.OK
+    assert main([*command, "--format", "mermaid"]) == exit_codes.OK
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "flowchart LR"
     assert any("classDef completed" in line for line in lines)
     assert sum(" --> " in line for line in lines) >= 3
-    assert main([*drawn, "--format", "dot"]) == exit_codes.OK
+    assert main([*command, "--format", "dot"]) == exit_codes.OK
     dot = capsys.readouterr().out
     assert dot.startswith("digraph pipeline {")
     assert '"spark_catalog.default.orders_bronze" -> "spark_catalog.default.orders"' in dot
-    assert main([*drawn, "--output", "json"]) == exit_codes.OK
+    assert main([*command, "--output", "json"]) == exit_codes.OK
     body = json.loads(capsys.readouterr().out)
     assert set(body) == {"version", "nodes", "edges"}
     nodes = {node["name"]: node for node in body["nodes"]}
@@ -145,7 +145,7 @@ def test_a_recorded_update_is_drawn_in_each_form(project: Path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         ("migrate f --resume --undo", "cannot be used together"),
         ("migrate f --resume --from version=4", "cannot be combined with --resume"),
@@ -155,6 +155,6 @@ def test_a_recorded_update_is_drawn_in_each_form(project: Path, capsys):
         ("backfill f --abandon --from earliest --to latest", "cannot be combined with --abandon"),
     ],
 )
-def test_an_option_is_refused_when_it_would_be_passed_over(command, said, capsys):
+def test_options_that_cannot_be_combined_are_refused(command, message, capsys):
     assert main(command.split()) == exit_codes.USAGE
-    assert said in re.sub(r"[\s│]+", " ", capsys.readouterr().err)
+    assert message in re.sub(r"[\s│]+", " ", capsys.readouterr().err)

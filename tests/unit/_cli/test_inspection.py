@@ -25,7 +25,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recording: list[Eve
 
 
 @pytest.mark.usefixtures("project")
-def test_errors_are_printed_with_their_place_when_events_are_read(
+def test_events_prints_errors_with_their_location(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["events", "--dataset", "customers", "--level", "error"]) == 0
@@ -39,7 +39,7 @@ def test_errors_are_printed_with_their_place_when_events_are_read(
 
 
 @pytest.mark.usefixtures("project")
-def test_figures_are_printed_when_a_micro_batch_is_told(
+def test_events_prints_the_metrics_of_a_micro_batch(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["events", "--dataset", "silver", "--type", "flow_progress"]) == 0
@@ -51,7 +51,7 @@ def test_figures_are_printed_when_a_micro_batch_is_told(
 
 
 @pytest.mark.usefixtures("project")
-def test_events_are_json_lines_when_asked_for(
+def test_events_are_json_lines_with_output_json(
     recording: list[Event], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["events", "--output", "json", "--update", "8c1f2d3e"]) == 0
@@ -63,7 +63,7 @@ def test_events_are_json_lines_when_asked_for(
 
 
 @pytest.mark.usefixtures("project")
-def test_follow_prints_and_ends_when_the_named_update_has_ended(
+def test_follow_ends_when_the_update_has_ended(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["events", "--update", "8c1f", "--follow", "--type", "update_progress"]) == 0
@@ -79,14 +79,14 @@ def test_follow_prints_and_ends_when_the_named_update_has_ended(
 
 
 @pytest.mark.usefixtures("project")
-def test_silence_is_explained_when_no_event_matches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_message_is_shown_when_no_event_matches(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["events", "--dataset", "nowhere"]) == 0
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("no events match in ")
 
 
-def test_data_does_not_control_the_terminal(
+def test_control_characters_of_data_are_escaped(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = "a\x1b]0;title\x07\x9b2Jb"
@@ -101,7 +101,7 @@ def test_data_does_not_control_the_terminal(
     assert not set("\x1b\x07\x9b") & set(out)
 
 
-def test_no_cell_is_cut_when_a_table_goes_into_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_cells_are_not_truncated_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     long = "x" * 300
     print_table(("key", "[value]"), [("1", long), ("2", "[red]not markup[/red]")])
     lines = capsys.readouterr().out.splitlines()
@@ -111,7 +111,7 @@ def test_no_cell_is_cut_when_a_table_goes_into_a_pipe(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_long_cells_are_shortened_in_a_terminal_only(capsys, monkeypatch, is_terminal):
+def test_long_cells_are_truncated_only_in_a_terminal(capsys, monkeypatch, is_terminal):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
     print_table(["text"], [["x" * 1000]])
     printed = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`lint` and `status` as commands: forms of the answer and exit codes."""
+"""`lint` and `status` as commands: output formats and exit codes."""
 
 import json
 import sys
@@ -44,7 +44,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_lint_answers_in_each_form(project: Path, capsys: pytest.CaptureFixture[str]):
+def test_lint_has_every_output_format(project: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["lint", "--text-only"]) == 1
     text = capsys.readouterr().out
     assert "orders.py:2: error PSL601 secret-in-code: the string is a Databricks token" in text
@@ -93,7 +93,9 @@ def test_a_file_name_with_a_space_is_a_uri_in_sarif(
         ("never", "", 0),
     ],
 )
-def test_lint_fails_from_a_severity_on(project: Path, fail_on: str, ignored: str, code: int):
+def test_lint_fails_at_the_severity_of_fail_on(
+    project: Path, fail_on: str, ignored: str, code: int
+):
     with (project / "pipeline.yaml").open("a", encoding="utf-8") as spec:
         spec.write(f"lint:\n  ignore: [{ignored}]\n")
     assert main(["lint", "--text-only", "--fail-on", fail_on]) == code
@@ -167,7 +169,7 @@ def test_status_shows_the_newest_update(
     assert main(["status", "--update", "no"]) == 2
 
 
-def test_history_has_the_end_of_each_update(project: Path, capsys: pytest.CaptureFixture[str]):
+def test_history_has_the_state_of_each_update(project: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["history"]) == 0
     assert "no recorded update" in capsys.readouterr().err
     log = EventLog(project / "events")
@@ -195,7 +197,7 @@ def test_history_has_the_end_of_each_update(project: Path, capsys: pytest.Captur
     assert "8c1f" not in text
 
 
-def test_status_fails_when_the_update_did(project: Path, capsys: pytest.CaptureFixture[str]):
+def test_status_fails_when_the_update_failed(project: Path, capsys: pytest.CaptureFixture[str]):
     _record(project, failed=True)
     assert main(["status"]) == 1
     assert "a: [FLOW_FAILED] no\n  hint: yes" in capsys.readouterr().out
@@ -222,7 +224,7 @@ def test_quality_has_a_line_per_batch_and_rule(project: Path, capsys: pytest.Cap
     log.close()
     assert main(["quality", "--rule", "positive", "--output", "json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(one["batch_id"], one["rule"], one["failed"]) for one in lines] == [
+    assert [(row["batch_id"], row["rule"], row["failed"]) for row in lines] == [
         (0, "positive", 0),
         (1, "positive", 1),
         (None, "positive", 0),

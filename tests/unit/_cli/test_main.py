@@ -44,7 +44,7 @@ def penstock(*arguments: str, **kwargs) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_nothing_heavy_is_imported_when_help_is_shown() -> None:
+def test_help_imports_no_heavy_package() -> None:
     program = """
 import sys, time
 begin = time.perf_counter()
@@ -62,8 +62,8 @@ print(code, time.perf_counter() - begin, sorted(heavy & loaded))
         timeout=60,
         check=True,
     )
-    code, spent, found = done.stdout.splitlines()[-1].split(maxsplit=2)
-    assert (code, found) == ("0", "[]")
+    code, spent, imported = done.stdout.splitlines()[-1].split(maxsplit=2)
+    assert (code, imported) == ("0", "[]")
     print(f"--help took {float(spent):.2f} s")
 
 
@@ -88,7 +88,7 @@ print(code, time.perf_counter() - begin, sorted(heavy & loaded))
         "ui",
     ],
 )
-def test_every_command_explains_itself_when_asked(command: str) -> None:
+def test_every_command_has_help(command: str) -> None:
     result = CliRunner().invoke(app, [*command.split(), "--help"])
     assert result.exit_code == 0
     assert f"penstock {command}" in result.output.replace("root", "penstock")
@@ -116,7 +116,7 @@ def test_every_command_explains_itself_when_asked(command: str) -> None:
         (BrokenPipeError(), 0, ""),
     ],
 )
-def test_an_error_has_its_exit_code_and_text_when_it_ends_a_command(
+def test_error_has_its_exit_code_and_message(
     error: BaseException, code: int, text: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert report(error, debug=False) == code
@@ -124,7 +124,7 @@ def test_an_error_has_its_exit_code_and_text_when_it_ends_a_command(
 
 
 @pytest.mark.parametrize("error", [ValueError("oops"), InternalError("LOST", "lost a flow")])
-def test_a_report_is_asked_for_when_the_error_is_ours(
+def test_internal_error_asks_for_a_report_and_writes_a_log(
     error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
@@ -151,12 +151,12 @@ def test_a_report_is_asked_for_when_the_error_is_ours(
         (UpdateState.CANCELED, exit_codes.INTERRUPTED),
     ],
 )
-def test_the_exit_code_follows_the_update_when_it_has_ended(state: UpdateState, code: int) -> None:
+def test_exit_code_follows_the_state_of_the_update(state: UpdateState, code: int) -> None:
     assert exit_code_of(state) == code
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         ([], 2, "Usage: penstock"),
         (["rnu"], 2, "Did you mean"),
@@ -175,10 +175,10 @@ def test_the_exit_code_follows_the_update_when_it_has_ended(state: UpdateState, 
         (["--version"], 0, "penstock 0."),
     ],
 )
-def test_a_command_ends_with_its_exit_code_when_it_is_run(
+def test_command_has_its_exit_code_and_message(
     arguments: list[str],
     code: int,
-    said: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -186,7 +186,7 @@ def test_a_command_ends_with_its_exit_code_when_it_is_run(
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == code
     captured = capsys.readouterr()
-    assert said in captured.out + captured.err
+    assert message in captured.out + captured.err
     assert "Traceback" not in captured.err
 
 
@@ -206,7 +206,7 @@ def test_a_traceback_is_shown_when_debug_is_on(
     assert "Error: [SOURCE_NOT_FOUND]" in text
 
 
-def test_a_command_is_quiet_when_nobody_reads_its_output(tmp_path: Path) -> None:
+def test_command_succeeds_when_its_output_pipe_is_closed(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     try:
@@ -224,7 +224,7 @@ def test_a_command_is_quiet_when_nobody_reads_its_output(tmp_path: Path) -> None
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_progress_goes_on_in_silence_when_nobody_reads_it() -> None:
+def test_progress_output_ignores_a_closed_pipe() -> None:
     read_end, write_end = os.pipe()
     with os.fdopen(write_end, "w") as stream:
         output = Output(stream)
@@ -234,13 +234,13 @@ def test_progress_goes_on_in_silence_when_nobody_reads_it() -> None:
         output.line("three")
 
 
-def test_the_exit_code_reaches_the_shell_when_run_as_a_module(tmp_path: Path) -> None:
+def test_module_run_returns_the_exit_code(tmp_path: Path) -> None:
     done = penstock("broker", "status", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (3, "")
     assert done.stdout == f"not running ({tmp_path / '.penstock' / 'broker'})\n"
 
 
-def test_options_are_split_when_they_hold_lists() -> None:
+def test_list_options_are_split_at_commas() -> None:
     assert options.names(["a, b", "c", "a,,"], "--refresh") == ("a", "b", "c")
     assert options.names(None, "--refresh") == ()
     assert options.assignments(["a=1", "b=x=y", "a=2"]) == {"a": "2", "b": "x=y"}
@@ -257,7 +257,7 @@ class Stoppable:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signals_ask_to_stop_when_an_update_runs(number: signal.Signals) -> None:
+def test_signals_request_a_stop_of_the_running_update(number: signal.Signals) -> None:
     update, before = Stoppable(), signal.getsignal(number)
     now = [100.0]
     with StopSignals(lambda: now[0]) as signals:
@@ -276,7 +276,7 @@ def test_signals_ask_to_stop_when_an_update_runs(number: signal.Signals) -> None
     assert signal.getsignal(number) == before
 
 
-def test_a_signal_interrupts_when_no_update_runs_yet() -> None:
+def test_signal_interrupts_before_an_update_runs() -> None:
     with pytest.raises(KeyboardInterrupt), StopSignals():
         signal.raise_signal(signal.SIGTERM)
 
@@ -299,7 +299,7 @@ def test_a_hangup_stays_ignored_when_started_with_nohup() -> None:
     ("arguments", "continuous"),
     [(["availableNow"], False), (["once"], False), (["10 seconds"], True), (["default"], True)],
 )
-def test_the_trigger_decides_whether_the_update_ends_when_it_is_given(
+def test_trigger_option_decides_whether_the_update_is_continuous(
     tmp_path: Path, arguments: list[str], continuous: bool
 ) -> None:
     (tmp_path / "pipeline.py").write_text("")
@@ -309,24 +309,24 @@ def test_the_trigger_decides_whether_the_update_ends_when_it_is_given(
 
 
 @pytest.mark.parametrize(
-    ("trigger", "continuous", "words"),
+    ("trigger", "continuous", "message"),
     [
         ("sometimes", None, "is not one of"),
         ("availableNow", True, "contradicts --continuous"),
         ("1 minute", False, "contradicts --triggered"),
     ],
 )
-def test_the_trigger_is_refused_when_it_cannot_be(
-    tmp_path: Path, trigger: str, continuous: bool | None, words: str
+def test_invalid_trigger_is_refused(
+    tmp_path: Path, trigger: str, continuous: bool | None, message: str
 ) -> None:
     (tmp_path / "pipeline.py").write_text("")
-    with pytest.raises(typer.BadParameter, match=words):
+    with pytest.raises(typer.BadParameter, match=message):
         options.UpdateOptions(
             path=tmp_path / "pipeline.py", trigger=trigger, continuous=continuous
         ).settings()
 
 
-def test_arguments_are_refused_by_a_pipeline(tmp_path: Path, capsys):
+def test_pipeline_refuses_job_arguments(tmp_path: Path, capsys):
     source = tmp_path / "shop.py"
     source.write_text("from pyspark import pipelines as dp\n\n@dp.table\ndef t():\n    pass\n")
     assert main(["run", str(source), "--", "--topic", "orders"]) != 0
@@ -335,7 +335,7 @@ def test_arguments_are_refused_by_a_pipeline(tmp_path: Path, capsys):
     assert not (tmp_path / ".penstock").exists()
 
 
-def test_characters_that_the_encoding_of_the_output_lacks_are_replaced(monkeypatch):
+def test_characters_missing_in_the_output_encoding_are_replaced(monkeypatch):
     ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", ascii_only)
     with masked_output():

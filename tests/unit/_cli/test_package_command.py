@@ -54,7 +54,7 @@ def test_only_files_of_the_project_are_packed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("included", ["../other.py", ".hidden/source.py"])
-def test_a_source_that_would_be_missing_is_an_error(included: str, tmp_path: Path) -> None:
+def test_source_that_cannot_be_packed_is_an_error(included: str, tmp_path: Path) -> None:
     libraries = (
         f"libraries:\n  - glob:\n      include: {included}\n  - file:\n      path: shop.py\n"
     )
@@ -76,7 +76,7 @@ def test_environment_of_the_caller_is_not_packed(tmp_path: Path, monkeypatch) ->
 @pytest.mark.parametrize(
     ("settings", "injected"), [("name: shop\n", []), ("{}\n", ["PENSTOCK_NAME=store"])]
 )
-def test_only_a_project_without_a_name_has_another_one_in_the_file(
+def test_packed_project_is_renamed_only_when_it_has_no_name(
     settings: str, injected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def pex(*arguments: str, cwd: Path) -> None:
@@ -92,7 +92,7 @@ def test_only_a_project_without_a_name_has_another_one_in_the_file(
     assert (tmp_path / "store.py").read_text("utf-8").split() == injected
 
 
-def test_requirements_leave_spark_to_the_cluster(tmp_path: Path) -> None:
+def test_requirements_exclude_spark(tmp_path: Path) -> None:
     root = new_project(tmp_path / "shop")
     (root / "requirements.txt").write_text("requests\n", encoding="utf-8")
     settings = package._settings(root, pipeline=None, target=None)
@@ -122,7 +122,7 @@ def test_a_packed_project_writes_to_the_folder_where_it_is_started(
 
 
 @pytest.mark.parametrize("value", ["local", "/var/local", ""])
-def test_the_local_folder_is_that_of_the_environment(value: str, tmp_path: Path) -> None:
+def test_local_folder_is_set_by_the_environment(value: str, tmp_path: Path) -> None:
     root = new_project(tmp_path / "shop")
     settings = load_settings(root, environ={"PENSTOCK_LOCAL_DIR": value})
     expected = str(root / (value or ".penstock"))
@@ -130,7 +130,7 @@ def test_the_local_folder_is_that_of_the_environment(value: str, tmp_path: Path)
     assert settings.storage == f"file://{expected}"
 
 
-def test_the_python_of_executors_is_a_link_to_the_file(tmp_path: Path, monkeypatch) -> None:
+def test_executor_python_is_a_link_to_the_packed_file(tmp_path: Path, monkeypatch) -> None:
     file = tmp_path / "shop.py"
     file.write_text("x", encoding="utf-8")
     assert packed_python() is None
@@ -144,7 +144,7 @@ def test_the_python_of_executors_is_a_link_to_the_file(tmp_path: Path, monkeypat
     assert sorted(p.name for p in tmp_path.iterdir()) == ["penstock-python", "shop.py"]
 
 
-def test_settings_of_spark_submit_are_those_that_were_given() -> None:
+def test_only_settings_passed_to_spark_submit_are_kept() -> None:
     conf = {
         "spark.app.name": "shop.py",
         "spark.app.submitTime": "1",
@@ -153,8 +153,8 @@ def test_settings_of_spark_submit_are_those_that_were_given() -> None:
         "spark.files": "file:///a/shop.py,file:///a/names.csv",
         "spark.executor.memory": "2g",
     }
-    given = {"spark.files": "file:///a/names.csv", "spark.executor.memory": "2g"}
-    assert submit._settings_of(conf, "/a/shop.py") == given
+    expected = {"spark.files": "file:///a/names.csv", "spark.executor.memory": "2g"}
+    assert submit._settings_of(conf, "/a/shop.py") == expected
     conf |= {"spark.app.name": "orders", "spark.master": "spark://m:7077", "spark.files": ""}
     assert submit._settings_of(conf, "/a/shop.py") == {
         "spark.app.name": "orders",
@@ -176,7 +176,7 @@ def test_settings_of_spark_submit_are_those_that_were_given() -> None:
         (("--version",), ["--version"]),
     ],
 )
-def test_arguments_of_the_packed_file(arguments, expected, monkeypatch) -> None:
+def test_packed_file_runs_the_command_of_its_arguments(arguments, expected, monkeypatch) -> None:
     called = []
     monkeypatch.setattr(packed, "command_line", lambda words: called.append(words) or 0)
     monkeypatch.setattr(submit, "is_submitted", lambda: True)
@@ -195,7 +195,7 @@ def test_a_packed_file_without_spark_is_an_error(monkeypatch, capsys) -> None:
     assert "spark-submit" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_not_writable_is_an_error_before_the_build() -> None:
+def test_output_folder_that_is_not_writable_is_an_error() -> None:
     with pytest.raises(SetupError) as raised:
         package._check_writable(Path("/proc/penstock"))
     assert raised.value.condition == "PACKAGE_FAILED"

@@ -26,7 +26,7 @@ from penstock._observe.state import ObservedUpdate
 
 
 class Screen(io.StringIO):
-    """Text that was written; a terminal if asked to be."""
+    """Records what is written; optionally a terminal."""
 
     def __init__(self, *, is_tty: bool = False) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def printed(events: list[Event], *, quiet: bool = False) -> list[str]:
     return [line[11:] for line in lines]
 
 
-def test_lines_tell_each_start_and_end_when_an_update_is_printed(recording: list[Event]) -> None:
+def test_lines_show_the_start_and_end_of_each_flow(recording: list[Event]) -> None:
     assert printed(recording) == [
         "INITIALIZING starting Spark",
         "RUNNING running",
@@ -82,7 +82,7 @@ def test_lines_tell_each_start_and_end_when_an_update_is_printed(recording: list
     ]
 
 
-def test_schemas_are_shown_when_two_tables_have_one_name(recorder) -> None:
+def test_schemas_are_shown_when_two_tables_have_the_same_name(recorder) -> None:
     names = ["main.bronze.orders", "main.silver.Orders", "main.silver.customers"]
     origins = [EventOrigin(dataset_name=name, flow_name=name[5:]) for name in names]
     origins.append(replace(origins[0], flow_name="late"))
@@ -115,7 +115,7 @@ def test_progress_is_printed_every_ten_seconds_when_a_flow_runs_long(recorder) -
     ]
 
 
-def test_a_retry_is_a_warning_when_a_flow_fails_for_a_moment(recorder) -> None:
+def test_retry_is_printed_as_a_warning(recorder) -> None:
     error = ErrorInfo(
         condition="KAFKA_DOWN", class_name="FlowError", message="no broker", fatal=False
     )
@@ -126,7 +126,7 @@ def test_a_retry_is_a_warning_when_a_flow_fails_for_a_moment(recorder) -> None:
     ]
 
 
-def test_json_lines_parse_when_an_update_is_printed(recording: list[Event]) -> None:
+def test_json_lines_parse(recording: list[Event]) -> None:
     screen = Screen()
     printer = JsonPrinter(Output(screen), instance="i")
     for event in recording:
@@ -149,9 +149,7 @@ def test_json_lines_are_errors_and_states_only_when_quiet(recording: list[Event]
 
 
 @pytest.mark.parametrize("width", [80, 100, WIDE, 200])
-def test_every_figure_is_whole_when_the_terminal_has_this_width(
-    recording: list[Event], width: int
-) -> None:
+def test_live_view_shows_all_values_at_any_width(recording: list[Event], width: int) -> None:
     lines = drawn(live_view(view_of(recording), width=width, height=40), width)
     assert max(len(line.rstrip()) for line in lines) <= width
     for word in ("rows/s", "quarantined", "lag", "COMPLETED", "1,246", "623"):
@@ -163,7 +161,7 @@ def test_every_figure_is_whole_when_the_terminal_has_this_width(
     assert lines[-1].strip() == ""  # the echo of ^C must not wrap
 
 
-def test_what_failed_or_runs_is_shown_when_not_all_datasets_fit(recorder) -> None:
+def test_failed_and_running_flows_are_shown_when_not_all_fit(recorder) -> None:
     error = ErrorInfo(condition="FLOW_FAILED", class_name="X", message="no", fatal=True)
     for number in range(100):
         recorder.status(f"t{number}", FlowStatus.COMPLETED if number < 60 else FlowStatus.QUEUED)
@@ -184,7 +182,7 @@ def test_what_failed_or_runs_is_shown_when_not_all_datasets_fit(recorder) -> Non
     ]
 
 
-def test_the_error_of_what_failed_is_shown_when_others_were_retried(recorder) -> None:
+def test_error_of_a_failed_flow_is_shown_when_others_were_retried(recorder) -> None:
     error = ErrorInfo(condition="FLOW_FAILED", class_name="X", message="no", fatal=False)
     for number in range(7):
         status = FlowStatus.FAILED if number == 0 else FlowStatus.RUNNING
@@ -194,7 +192,7 @@ def test_the_error_of_what_failed_is_shown_when_others_were_retried(recorder) ->
     assert errors == [f"t{number}" for number in range(5)]
 
 
-def test_figures_fit_when_they_are_as_big_as_can_be() -> None:
+def test_large_numbers_are_abbreviated() -> None:
     biggest = [count(n) for n in (9_999_999, 999_949_999, 999_949_999_999, -9_999_999)]
     assert biggest == ["9,999,999", "999.9M", "999.9G", "-9,999,999"]
     assert max(len(count(10**power + 1)) for power in range(15)) <= 9
@@ -209,7 +207,7 @@ def test_figures_fit_when_they_are_as_big_as_can_be() -> None:
     ]
 
 
-def test_late_and_doubled_rows_and_warnings_are_told_when_there_are_some(recorder) -> None:
+def test_late_and_duplicate_rows_and_warnings_are_reported(recorder) -> None:
     recorder.add(plan_warning(recorder.origin(), "silver: the aggregation keeps every group"))
     recorder.status("silver", FlowStatus.QUEUED)
     recorder.status("silver", FlowStatus.STARTING)
@@ -240,9 +238,7 @@ def test_late_and_doubled_rows_and_warnings_are_told_when_there_are_some(recorde
 
 
 @pytest.mark.parametrize("width", [80, 140])
-def test_the_summary_names_rules_and_logs_when_the_update_has_ended(
-    recording: list[Event], width: int
-) -> None:
+def test_summary_shows_expectations_and_logs(recording: list[Event], width: int) -> None:
     view = view_of(recording)
     lines = drawn(summary_table(view, width=width), width)
     assert lines[0].split()[:6] == ["dataset", "state", "rows", "quarantined", "dropped", "time"]
@@ -275,15 +271,15 @@ def test_the_summary_names_rules_and_logs_when_the_update_has_ended(
         (False, {"TERM": "xterm"}, False, False),
     ],
 )
-def test_the_terminal_is_what_the_environment_says_when_it_is_detected(
+def test_terminal_is_detected_from_the_environment(
     is_tty: bool, environ: dict[str, str], live: bool, colour: bool
 ) -> None:
-    found = detect(Screen(is_tty=is_tty), {**environ, "COLUMNS": "90"})
-    assert (found.is_live, found.has_colour, found.width) == (live, colour, 90)
+    terminal = detect(Screen(is_tty=is_tty), {**environ, "COLUMNS": "90"})
+    assert (terminal.is_live, terminal.has_colour, terminal.width) == (live, colour, 90)
 
 
 @pytest.mark.parametrize(("colour", "expected"), [(True, True), (False, False)])
-def test_the_live_table_has_colours_only_when_they_are_wanted(
+def test_live_table_has_colours_only_when_the_terminal_has(
     recording: list[Event],
     monkeypatch: pytest.MonkeyPatch,
     colour: bool,
@@ -306,7 +302,7 @@ def test_the_live_table_has_colours_only_when_they_are_wanted(
     assert "shop FAILED in 8.4s" in plain.replace("\n", "")
 
 
-def test_a_plain_display_writes_no_escape_codes_when_it_sums_up(
+def test_plain_summary_has_no_escape_codes(
     recording: list[Event], capsys: pytest.CaptureFixture[str]
 ) -> None:
     snapshot = ObservedUpdate()
@@ -323,7 +319,7 @@ def test_a_plain_display_writes_no_escape_codes_when_it_sums_up(
     assert capsys.readouterr().out.count("\n") == 1
 
 
-def test_nothing_is_summed_up_when_the_update_never_began(
+def test_no_summary_is_printed_when_the_update_did_not_start(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     terminal = Terminal(is_live=False, has_colour=False, width=80)
@@ -332,14 +328,16 @@ def test_nothing_is_summed_up_when_the_update_never_began(
     assert capsys.readouterr().out == ""
 
 
-def test_output_replaces_what_the_encoding_lacks_when_it_is_ascii() -> None:
+def test_output_replaces_characters_missing_in_the_encoding() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
     Output(stream).line("früh …")
     assert raw.getvalue() == b"fr?h ?\n"
 
 
-def test_rich_does_not_guess_when_the_terminal_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_console_ignores_force_color_when_the_terminal_has_no_colour(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     screen = Screen()
     terminal = Terminal(is_live=False, has_colour=False, width=80)
@@ -347,7 +345,7 @@ def test_rich_does_not_guess_when_the_terminal_is_known(monkeypatch: pytest.Monk
     assert screen.getvalue() == "[bold]plain[/bold] :smile:\n"
 
 
-def test_only_events_reach_stdout_when_they_are_json_lines(
+def test_only_events_are_written_to_stdout_with_json_lines(
     recording: list[Event], capsys: pytest.CaptureFixture[str]
 ) -> None:
     bus, snapshot = EventBus(), ObservedUpdate()
@@ -360,7 +358,7 @@ def test_only_events_reach_stdout_when_they_are_json_lines(
     assert captured.err == "from the pipeline's own code\n"
 
 
-def test_a_view_is_shown_now_and_then_when_it_is_refreshed_again_and_again(
+def test_repeated_refreshes_of_a_view_are_printed_every_ten_seconds(
     recorder,
 ) -> None:
     r = recorder

@@ -1,4 +1,4 @@
-"""What a replay of quarantine says, and what is refused before anything starts."""
+"""Output of a quarantine replay, and options that are refused before the start."""
 
 from dataclasses import replace
 
@@ -20,9 +20,9 @@ OUTLOOK = ReplayPreview(
 )
 
 
-def test_a_replay_says_which_rows_it_was_about():
+def test_replay_output_describes_the_selected_rows():
     other = replace(DONE, chosen=9, moved=1, kept=8, resumed=True)
-    for done, is_all, said in (
+    for done, is_all, expected in (
         (DONE, True, ["2 rows moved into silver, 1 stays in quarantine"]),
         (DONE, False, ["3 rows chosen: 2 rows moved into silver, 1 stays in quarantine"]),
         (
@@ -46,13 +46,13 @@ def test_a_replay_says_which_rows_it_was_about():
         ),
         (replace(DONE, version=None), True, ["silver has no quarantined rows"]),
     ):
-        assert list(replayed_lines(done, is_all=is_all)) == said
+        assert list(replayed_lines(done, is_all=is_all)) == expected
     body = replayed_body(replace(DONE, resumed=True, finished=other))
     assert body["finished"] == {"chosen": 9, "moved": 1, "kept": 8}
     assert (body["chosen"], body["moved"], body["kept"], body["resumed"]) == (3, 2, 1, True)
 
 
-def test_a_dry_run_says_what_would_become_of_the_rows():
+def test_dry_run_output_describes_the_result_of_the_replay():
     assert list(preview_lines(OUTLOOK, is_all=False)) == [
         "1,203 rows chosen: 1,200 rows would move into silver, 3 would stay in quarantine",
         "  3 rows would break small",
@@ -70,7 +70,7 @@ def test_a_dry_run_says_what_would_become_of_the_rows():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["--row", ""], "expected at least one name"),
         (["--row", " , "], "expected at least one name"),
@@ -79,8 +79,10 @@ def test_a_dry_run_says_what_would_become_of_the_rows():
         (["--where", " "], "is empty"),
     ],
 )
-def test_nothing_starts_when_a_choice_is_empty_or_no_id(words, said, tmp_path, capsys):
+def test_replay_is_refused_when_an_option_is_empty_or_no_row_id(
+    arguments, message, tmp_path, capsys
+):
     # An empty variable of a script must not mean all rows.
-    command = ["quarantine", "replay", "silver", "--project", str(tmp_path / "nowhere"), *words]
+    command = ["quarantine", "replay", "silver", "--project", str(tmp_path / "nowhere"), *arguments]
     assert main(command) == exit_codes.USAGE
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -28,7 +28,7 @@ query.trigger(once=True)
 """
 
 
-def test_each_part_of_an_error_is_a_case_of_junit_with_its_place(tmp_path: Path):
+def test_each_error_is_a_junit_test_case_with_its_location(tmp_path: Path):
     origin = SourceLocation("src/orders.py", 12)
     first = DefinitionError("TABLE_MISSING", "no <b> & \x1b[0m", origin=origin, hint="declare it")
     second = DefinitionError("OTHER", "wrong")
@@ -44,15 +44,15 @@ def test_each_part_of_an_error_is_a_case_of_junit_with_its_place(tmp_path: Path)
         "skipped": "1",
         "errors": "0",
     }
-    found = {case.get("name"): case for case in suite}
-    case = found["TABLE_MISSING src/orders.py:12"]
+    by_name = {case.get("name"): case for case in suite}
+    case = by_name["TABLE_MISSING src/orders.py:12"]
     assert (case.get("file"), case.get("line")) == ("src/orders.py", "12")
     failure = case.find("failure")
     assert failure is not None
     assert failure.get("message") == "[TABLE_MISSING] no <b> & ?[0m"
     assert "declare it" in (failure.text or "")
-    assert [child.tag for child in found["unsure"]] == ["skipped"]
-    assert list(found["silver"]) == []
+    assert [child.tag for child in by_name["unsure"]] == ["skipped"]
+    assert list(by_name["silver"]) == []
 
 
 def test_annotations_name_file_and_line_and_stay_one_line():
@@ -70,7 +70,7 @@ def test_annotations_name_file_and_line_and_stay_one_line():
     ]
 
 
-def test_lint_writes_junit_beside_any_output(tmp_path: Path, monkeypatch, capsys):
+def test_lint_writes_a_junit_report(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "orders.py").write_text(SOURCE, encoding="utf-8")
     assert main(["lint", "--text-only", "--junit", "out.xml", "--fail-on", "error"]) == 1
@@ -133,7 +133,7 @@ def recorder():
     flow = EventOrigin(
         pipeline_name="shop", update_id="8c1f", dataset_name="c.s.silver", flow_name="silver"
     )
-    why = ErrorInfo(condition="BOOM", class_name="E", message="it | broke\nreally")
+    error = ErrorInfo(condition="BOOM", class_name="E", message="it | broke\nreally")
     rule = ExpectationCounts(
         name="positive_amount", dataset="c.s.silver", passed_records=97, failed_records=3
     )
@@ -147,8 +147,8 @@ def recorder():
             metrics=FlowMetrics(num_output_rows=97, quarantined_records=3),
             expectations=[rule],
         ),
-        flow_progress(flow, FlowStatus.FAILED, "", error=why),
-        update_progress(update, UpdateState.FAILED, "failed", error=why),
+        flow_progress(flow, FlowStatus.FAILED, "", error=error),
+        update_progress(update, UpdateState.FAILED, "failed", error=error),
     ]
 
 

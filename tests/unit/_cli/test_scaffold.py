@@ -10,7 +10,7 @@ from penstock._project.spec import load_settings
 from penstock.errors import SetupError, SpecError
 
 
-def test_the_project_is_sound_when_it_is_written(tmp_path: Path) -> None:
+def test_new_project_has_its_files_and_data(tmp_path: Path) -> None:
     written = write_project(tmp_path, "shop")
     folder = tmp_path / "shop"
     assert {str(path.relative_to(folder)) for path in written} == {
@@ -38,7 +38,7 @@ def test_the_project_is_sound_when_it_is_written(tmp_path: Path) -> None:
     assert sum(row["amount"] <= 0 for row in rows) == 3  # as the README says
 
 
-def test_its_settings_load_when_it_is_written(tmp_path: Path) -> None:
+def test_settings_of_a_new_project_load(tmp_path: Path) -> None:
     write_project(tmp_path, "shop")
     settings = load_settings(tmp_path / "shop", environ={})
     assert settings.name == "shop"
@@ -49,13 +49,13 @@ def test_its_settings_load_when_it_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["", "9lives", "a b", "../up", "a/b", "/abs", ".", "-x", "naïve", "a" * 64, "a\n"]
 )
-def test_nothing_is_written_when_the_name_is_bad(tmp_path: Path, name: str) -> None:
+def test_no_file_is_written_when_the_project_name_is_invalid(tmp_path: Path, name: str) -> None:
     with pytest.raises(SpecError, match="INVALID_PROJECT_NAME"):
         write_project(tmp_path, name)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_empty_folder_is_taken_and_a_full_one_refused_when_it_exists(tmp_path: Path) -> None:
+def test_existing_folder_is_used_only_when_it_is_empty(tmp_path: Path) -> None:
     (tmp_path / "shop").mkdir()
     write_project(tmp_path, "shop")
     (tmp_path / "shop" / "README.md").write_text("mine")
@@ -67,7 +67,7 @@ def test_an_empty_folder_is_taken_and_a_full_one_refused_when_it_exists(tmp_path
         write_project(tmp_path, "file")
 
 
-def test_the_machine_is_blamed_when_the_folder_cannot_be_written(tmp_path: Path) -> None:
+def test_setup_error_is_raised_when_the_folder_is_not_writable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(SetupError, match="PROJECT_NOT_WRITABLE"):
         write_project(tmp_path / "file", "shop")

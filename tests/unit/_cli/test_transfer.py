@@ -4,7 +4,7 @@ from penstock._cli.jars import shown_progress
 from penstock._local.jars import SyncProgress
 
 
-def moment(name: str, done: int, files: int) -> SyncProgress:
+def sync_progress(name: str, done: int, files: int) -> SyncProgress:
     return SyncProgress(
         file_name=name,
         done_bytes=done,
@@ -14,21 +14,21 @@ def moment(name: str, done: int, files: int) -> SyncProgress:
     )
 
 
-MOMENTS = [
-    moment("a.jar", 1_000_000, 0),
-    moment("a.jar", 4_000_000, 1),
-    moment("b.jar", 5_000_000, 1),
-    moment("b.jar", 8_000_000, 2),
+STEPS = [
+    sync_progress("a.jar", 1_000_000, 0),
+    sync_progress("a.jar", 4_000_000, 1),
+    sync_progress("b.jar", 5_000_000, 1),
+    sync_progress("b.jar", 8_000_000, 2),
 ]
 
 
-def test_each_finished_jar_is_a_line_when_stderr_is_no_terminal(
+def test_each_finished_jar_is_a_line_when_stderr_is_not_a_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with shown_progress(quiet=False) as progress:
         assert progress is not None
-        for one in MOMENTS:
-            progress(one)
+        for step in STEPS:
+            progress(step)
     assert capsys.readouterr().err.splitlines() == [
         "1 of 2 a.jar (4.0 MB of 8.0 MB)",
         "2 of 2 b.jar (8.0 MB of 8.0 MB)",
@@ -43,8 +43,8 @@ def test_a_bar_is_drawn_when_stderr_is_a_terminal(
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     with shown_progress(quiet=False) as progress:
         assert progress is not None
-        for one in MOMENTS:
-            progress(one)
+        for step in STEPS:
+            progress(step)
     assert "jars 2/2" in capsys.readouterr().err
 
 

@@ -15,7 +15,7 @@ def _store(root: Path, pipeline: str) -> StateStore:
     return StateStore(StorageFiles(None), str(root), pipeline)
 
 
-def test_writers_keep_the_name_of_the_pipeline_of_their_first_start(tmp_path: Path):
+def test_flow_keeps_the_pipeline_name_of_its_first_start(tmp_path: Path):
     _store(tmp_path, "shop").new_flow("silver")
     renamed = _store(tmp_path, "store")
     assert renamed.pipeline_of("silver") == "shop"
@@ -38,7 +38,7 @@ def test_the_state_of_a_newer_version_is_refused(tmp_path: Path):
     assert error.value.condition == "STATE_OF_NEWER_VERSION"
 
 
-def test_a_checkpoint_beside_the_old_one_has_the_same_name(tmp_path: Path):
+def test_new_checkpoint_of_a_flow_keeps_the_pipeline_name(tmp_path: Path):
     _store(tmp_path, "shop").new_flow("silver")
     renamed = _store(tmp_path, "store")
     with renamed.apart("silver", str(tmp_path / "beside.json")):
@@ -49,7 +49,7 @@ def test_a_checkpoint_beside_the_old_one_has_the_same_name(tmp_path: Path):
     assert state.pipeline == "shop"
 
 
-def test_a_state_of_an_earlier_version_gets_the_present_name(tmp_path: Path):
+def test_state_of_an_older_version_gets_the_current_pipeline_name(tmp_path: Path):
     store = _store(tmp_path, "shop")
     state = store.new_flow("silver")
     file = tmp_path / "flows" / "silver.json"
@@ -64,7 +64,7 @@ def test_a_state_of_an_earlier_version_gets_the_present_name(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("before", "words", "hint"),
+    ("before", "message", "hint"),
     [
         ({}, "'c.prod.t' was dropped or recreated", "--full-refresh t rebuilds it"),
         ({"path": "/prod/t"}, "'c.prod.t' was dropped or recreated", "--full-refresh t rebuilds"),
@@ -76,8 +76,8 @@ def test_a_state_of_an_earlier_version_gets_the_present_name(tmp_path: Path):
         ),
     ],
 )
-def test_the_checkpoint_of_another_target_is_not_taken_for_that_of_a_dropped_table(
-    before: dict[str, Any], words: str, hint: str, monkeypatch: pytest.MonkeyPatch
+def test_error_distinguishes_a_changed_target_from_a_dropped_table(
+    before: dict[str, Any], message: str, hint: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(tables, "table_state", lambda *_: None)
     own: Any = SimpleNamespace(paths={"c.prod.t": "/prod/t"}, spark=None)
@@ -87,5 +87,5 @@ def test_the_checkpoint_of_another_target_is_not_taken_for_that_of_a_dropped_tab
     with pytest.raises(CheckpointError) as raised:
         tables.PipelineTables.check_ownership(own, node, state)
     assert raised.value.condition == "TABLE_REPLACED"
-    assert words in str(raised.value)
+    assert message in str(raised.value)
     assert hint in str(raised.value.hint)

@@ -27,7 +27,7 @@ REFUSED = "An error occurred.\n: penstock.delta.QueryChanges$UnsupportedExceptio
         (PlanError("X", "y differs"), "the incremental refresh failed: [X] y differs"),
     ],
 )
-def test_whatever_fails_is_the_reason_of_a_complete_refresh(error, reason):
+def test_any_failure_is_the_reason_of_a_complete_refresh(error, reason):
     with pytest.raises(NotIncrementalError) as raised, reasons(VIEW):
         raise error
     assert str(raised.value) == reason
@@ -36,7 +36,7 @@ def test_whatever_fails_is_the_reason_of_a_complete_refresh(error, reason):
 @pytest.mark.parametrize(
     "error", [FlowError("X", "y", flow="gold"), RuntimeError("Job 3 cancelled as part of ...")]
 )
-def test_an_error_of_the_pipeline_and_a_stop_are_not_followed_by_a_complete_refresh(error):
+def test_pipeline_error_or_stop_does_not_cause_a_complete_refresh(error):
     with pytest.raises(type(error)) as raised, reasons(VIEW):
         raise error
     assert raised.value is error
@@ -65,7 +65,7 @@ def _changes(rows: float, share: float, *, linear: bool = False) -> Any:
     return SimpleNamespace(sizes=lambda: [size], isLinear=lambda: linear, selectsRows=lambda: True)
 
 
-def test_a_complete_refresh_follows_one_that_took_longer_than_the_last_complete_one():
+def test_complete_refresh_is_chosen_when_the_last_incremental_took_longer():
     few = _changes(1000, 0.001)
     for full, last in ((None, None), (3.0, None), (3.0, 2.9)):
         assert _check_cost(_state(full, last), "GROUP_AGGREGATE", few) == pytest.approx(0.001)
@@ -73,7 +73,7 @@ def test_a_complete_refresh_follows_one_that_took_longer_than_the_last_complete_
         _check_cost(_state(3.0, 3.1), "GROUP_AGGREGATE", few)
 
 
-def test_a_slow_refresh_of_many_changes_does_not_prevent_one_of_few():
+def test_slow_refresh_of_many_changes_does_not_prevent_a_refresh_of_few():
     slow = _state(3.0, 4.0, share=0.01)
     _check_cost(slow, "GROUP_AGGREGATE", _changes(1000, 0.001))
     with pytest.raises(NotIncrementalError, match=r"took 4\.0 s"):
@@ -99,7 +99,7 @@ def test_a_slow_refresh_of_many_changes_does_not_prevent_one_of_few():
         ("ROW_BASED", -1, 0.001, True, None),
     ],
 )
-def test_the_number_of_changed_rows_decides_before_they_are_read(
+def test_refresh_is_chosen_by_the_estimated_number_of_changed_rows(
     technique, rows, share, linear, reason
 ):
     changes = _changes(rows, share, linear=linear)
@@ -110,6 +110,6 @@ def test_the_number_of_changed_rows_decides_before_they_are_read(
         _check_cost(_state(3.0, None), technique, changes)
 
 
-def test_few_groups_are_merged_however_many_rows_were_added():
+def test_few_groups_are_merged_regardless_of_the_added_rows():
     view = replace(_state(3.0, None), rows=10_000)
     _check_cost(view, "GROUP_AGGREGATE", _changes(500_000, 0.1))

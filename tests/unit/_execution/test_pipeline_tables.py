@@ -1,4 +1,4 @@
-"""What a pipeline's declaration says about its tables."""
+"""Table properties that follow from the declaration of a pipeline."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ PEOPLE, EVENTS = "spark_catalog.default.people", "spark_catalog.default.events"
 
 
 @pytest.mark.parametrize(("streams", "feed"), [((EVENTS,), None), ((EVENTS, PEOPLE), "true")])
-def test_a_change_feed_is_for_readers_that_stream_the_table_itself(draft, streams, feed):
+def test_change_feed_is_enabled_only_when_a_reader_streams_the_table(draft, streams, feed):
     draft.table("events")
     draft.empty_table("people")
     draft.cdc_flow("follow", "people", "events")

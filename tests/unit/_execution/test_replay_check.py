@@ -5,7 +5,7 @@ from penstock._model.dataset import LateRows
 from penstock.errors import PlanError
 
 
-def test_a_replay_is_refused_when_rows_are_not_just_added(draft):
+def test_replay_is_refused_when_flows_do_not_only_append(draft):
     draft.empty_table("replaced")
     draft.append_flow("r", "replaced", streaming=False, replace_where="id > 1")
     draft.empty_table("changed")

@@ -39,7 +39,7 @@ def test_the_flow_fails_when_its_success_cannot_be_recorded():
     assert "disk full" in str(ends[0])
 
 
-def test_success_is_recorded_again_when_it_failed_once():
+def test_recording_of_success_is_retried():
     failures = [OSError("busy"), None]
     query, _, ends = query_with(failures)
     query.progressed(BATCH)
@@ -49,7 +49,7 @@ def test_success_is_recorded_again_when_it_failed_once():
     assert (failures, ends[0]) == ([], None)
 
 
-def test_nothing_is_recorded_when_a_query_fails_at_once():
+def test_success_is_not_recorded_when_a_query_fails_immediately():
     failures = [None]
     query, _, ends = query_with(failures)
     query.terminated("java.lang.IllegalStateException: x")
@@ -84,7 +84,7 @@ def test_the_flow_fails_when_only_closing_its_sink_fails():
     assert "mail server is away" in end_of(query, ends, None)
 
 
-def test_a_query_that_has_ended_is_not_kept_however_often_its_flow_starts_again():
+def test_listener_releases_a_query_that_has_ended():
     listener = ProgressListener()
     for run, ends_early in enumerate([False, True]):
         query, _, ends = query_with([None])
@@ -126,17 +126,17 @@ def failing_write(df, batch_id):
         raise FlowError("DISK_FULL", str(error), flow="f") from error
 
 
-def test_a_query_that_has_ended_can_be_freed_although_its_function_is_still_known():
+def test_terminated_query_is_freed_while_its_error_is_referenced():
     query, _, ends = query_with([None])
-    of_spark, batch = SparkQuery(), SparkQuery()
-    freed = [weakref.ref(of_spark), weakref.ref(batch)]
-    lag = FlowLag(EventOrigin(flow_name="f"), (), of_spark, bool)
+    spark_query, batch = SparkQuery(), SparkQuery()
+    freed = [weakref.ref(spark_query), weakref.ref(batch)]
+    lag = FlowLag(EventOrigin(flow_name="f"), (), spark_query, bool)
     query.writes_batches(failing_write)
-    query.attach(of_spark)
+    query.attach(spark_query)
     query.measures_lag(lag)
     with pytest.raises(FlowError) as raised:  # PySpark keeps it
         query.on_batch(batch, 0)
-    del of_spark, batch
+    del spark_query, batch
     query.terminated("java.lang.IllegalStateException: x")
     lag.measure()
     assert "disk is full" in str(ends[0])

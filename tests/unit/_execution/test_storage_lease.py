@@ -11,7 +11,7 @@ from penstock._execution.storage_lease import StorageLease
 @pytest.mark.parametrize(
     "error", [ConnectionRefusedError(), OSError(errno.EMFILE, "Too many open files")]
 )
-def test_the_end_of_the_jvm_is_no_loss_of_the_lease(error):
+def test_lease_is_not_lost_when_the_jvm_ends(error):
     spark = MagicMock()
     lease = StorageLease(spark, "s3a://bucket/shop", {}, 30.0, is_borrowed=False)
     lease._jvm = spark.of_java

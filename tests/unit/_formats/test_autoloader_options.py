@@ -11,17 +11,19 @@ from penstock._formats.options import (
 from penstock.errors import ConnectorError
 
 
-def options(given: dict[str, str], *, schema: bool = False, streaming: bool = True) -> FileOptions:
-    return file_options(given, has_schema=schema, streaming=streaming)
+def options(
+    settings: dict[str, str], *, schema: bool = False, streaming: bool = True
+) -> FileOptions:
+    return file_options(settings, has_schema=schema, streaming=streaming)
 
 
-def refused(given: dict[str, str], *, schema: bool = False) -> ConnectorError:
+def refused(settings: dict[str, str], *, schema: bool = False) -> ConnectorError:
     with pytest.raises(ConnectorError) as caught:
-        options(given, schema=schema)
+        options(settings, schema=schema)
     return caught.value
 
 
-def test_prefix_and_case_do_not_matter_when_options_are_read():
+def test_option_names_ignore_prefix_and_case():
     bare = options({"format": "JSON", "infercolumntypes": "True", "schemaHints": "a int"})
     prefixed = options(
         {
@@ -37,28 +39,28 @@ def test_prefix_and_case_do_not_matter_when_options_are_read():
 
 
 @pytest.mark.parametrize(
-    ("given", "near"),
+    ("option", "nearest"),
     [
         ("cloudFiles.schemaEvolutionMod", "schemaEvolutionMode"),
         ("cloudFiles.maxFilePerTrigger", "maxFilesPerTrigger"),
         ("cloudFiles.inferSchemas", None),
     ],
 )
-def test_the_nearest_name_is_shown_when_a_prefixed_option_is_unknown(given, near):
-    error = refused({"cloudFiles.format": "json", given: "x"})
+def test_error_names_the_nearest_option_when_a_prefixed_option_is_unknown(option, nearest):
+    error = refused({"cloudFiles.format": "json", option: "x"})
     assert error.condition == "AUTOLOADER_OPTION_UNKNOWN"
-    assert given in error.message
-    if near is not None:
-        assert near in (error.hint or "")
+    assert option in error.message
+    if nearest is not None:
+        assert nearest in (error.hint or "")
 
 
-def test_files_are_selected_by_either_name_of_the_option():
-    given = options({"format": "csv", "fileNamePattern": "HR_*.csv"})
-    assert given.source["pathGlobFilter"] == "HR_*.csv"
-    assert dict(given.parse) == {"header": "true"}
+def test_file_name_pattern_is_an_alias_of_path_glob_filter():
+    selected = options({"format": "csv", "fileNamePattern": "HR_*.csv"})
+    assert selected.source["pathGlobFilter"] == "HR_*.csv"
+    assert dict(selected.parse) == {"header": "true"}
 
 
-def test_csv_files_have_headers_when_columns_are_inferred_and_nobody_says_otherwise():
+def test_csv_header_is_on_by_default_when_columns_are_inferred():
     csv = {"cloudFiles.format": "CSV"}
     assert dict(options(csv).parse) == {"header": "true"}
     assert dict(options({**csv, "HEADER": "false"}).parse) == {"HEADER": "false"}
@@ -68,9 +70,9 @@ def test_csv_files_have_headers_when_columns_are_inferred_and_nobody_says_otherw
     assert dict(options(older).parse) == {"header": "false", "inferSchema": "true"}
 
 
-def test_unknown_names_go_to_the_format_when_they_have_no_prefix():
-    found = options({"cloudFiles.format": "csv", "header": "true", "weird": "1"})
-    assert dict(found.parse) == {"header": "true", "weird": "1"}
+def test_unknown_options_without_prefix_are_passed_to_the_format():
+    parsed = options({"cloudFiles.format": "csv", "header": "true", "weird": "1"})
+    assert dict(parsed.parse) == {"header": "true", "weird": "1"}
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ def test_unknown_names_go_to_the_format_when_they_have_no_prefix():
         "connectionString",
     ],
 )
-def test_options_of_other_platforms_are_taken_without_effect_when_given(name):
+def test_options_of_other_platforms_have_no_effect(name):
     assert options({"cloudFiles.format": "json", f"cloudFiles.{name}": "true"}) == options(
         {"cloudFiles.format": "json"}
     )
@@ -94,28 +96,28 @@ def test_incremental_listing_is_automatic_when_it_is_not_set():
     assert chosen.incremental_listing is IncrementalListing.ON
 
 
-def test_evolution_follows_the_schema_when_no_mode_is_given():
+def test_default_evolution_mode_depends_on_the_schema():
     assert options({"format": "json"}).evolution is Evolution.ADD
     assert options({"format": "json"}, schema=True).evolution is Evolution.NONE
     assert options({"format": "json"}, streaming=False).evolution is Evolution.RESCUE
-    found = options({"format": "json", "schemaEvolutionMode": "FAILONNEWCOLUMNS"})
-    assert found.evolution is Evolution.FAIL
+    parsed = options({"format": "json", "schemaEvolutionMode": "FAILONNEWCOLUMNS"})
+    assert parsed.evolution is Evolution.FAIL
 
 
-def test_the_rescued_column_is_there_when_a_schema_is_inferred_and_not_otherwise():
+def test_rescued_column_is_added_by_default_only_when_the_schema_is_inferred():
     assert options({"format": "json"}).rescued == "_rescued_data"
     assert options({"format": "json"}, schema=True).rescued is None
     assert options({"format": "json", "rescuedDataColumn": "_r"}, schema=True).rescued == "_r"
     assert options({"format": "text"}).rescued is None
 
 
-def test_new_columns_are_refused_when_the_schema_is_given():
+def test_add_new_columns_mode_is_refused_when_the_schema_is_fixed():
     error = refused({"format": "json", "schemaEvolutionMode": "addNewColumns"}, schema=True)
     assert "schemaHints" in (error.hint or "")
 
 
 @pytest.mark.parametrize(
-    "given",
+    "settings",
     [
         {"format": "jsn"},
         {"format": "json", "schemaEvolutionMode": "add"},
@@ -136,13 +138,13 @@ def test_new_columns_are_refused_when_the_schema_is_given():
         {"queueUrl": "https://sqs.eu-central-1.amazonaws.com/1/q", "fetchParallelism": "0"},
     ],
 )
-def test_the_option_is_named_when_its_value_is_wrong(given):
-    error = refused(given)
+def test_error_names_the_option_when_its_value_is_invalid(settings):
+    error = refused(settings)
     assert error.condition == "AUTOLOADER_OPTION_INVALID"
-    assert list(given)[-1].split(".")[0] in error.message
+    assert list(settings)[-1].split(".")[0] in error.message
 
 
-def test_old_files_are_never_skipped_and_triggers_are_limited_when_streaming():
+def test_stream_reads_old_files_and_limits_each_trigger():
     source = options({"format": "json"}).source
     assert source["maxFileAge"] == "3650000d"
     assert source["maxFilesPerTrigger"] == "1000"
@@ -153,51 +155,51 @@ def test_old_files_are_never_skipped_and_triggers_are_limited_when_streaming():
     assert "maxFileAge" not in options({"format": "json"}, streaming=False).source
 
 
-def test_the_region_of_a_queue_is_in_its_address_and_no_secret_is_shown():
-    given = {
+def test_queue_region_is_taken_from_its_url_and_secrets_are_hidden():
+    settings = {
         "useNotifications": "true",
         "queueUrl": "https://sqs.eu-central-1.amazonaws.com/1/q",
         "backfillInterval": "1 day",
         "awsAccessKey": "k",
         "awsSecretKey": "hidden",
     }
-    found = options(given)
-    assert found.use_notifications
-    assert found.backfill_seconds == 86_400
-    assert found.queue is not None
-    assert (found.queue.region, found.queue.receivers) == ("eu-central-1", 1)
-    assert "hidden" not in repr(found)
+    parsed = options(settings)
+    assert parsed.use_notifications
+    assert parsed.backfill_seconds == 86_400
+    assert parsed.queue is not None
+    assert (parsed.queue.region, parsed.queue.receivers) == ("eu-central-1", 1)
+    assert "hidden" not in repr(parsed)
     other = options({"queueUrl": "http://localhost:9324/1/q", "region": "x"}).queue
     assert other is not None
     assert other.region == "x"
-    assert not options(given, streaming=False).use_notifications
+    assert not options(settings, streaming=False).use_notifications
 
 
-def test_files_are_kept_for_30_days_when_no_retention_is_set():
+def test_cleaning_keeps_files_for_30_days_by_default():
     assert (
         options({"cleanSource": "off", "cleanSource.retentionDuration": "1 day"}).cleaning is None
     )
     assert options({"cleanSource": "delete"}).cleaning == Cleaning(retention_seconds=30 * 86_400)
     moved = {"cleanSource": "MOVE", "cloudFiles.cleanSource.moveDestination": "/done"}
     for text in ("0", "0 days", "interval 0 seconds"):
-        found = options({**moved, "cleanSource.retentionDuration": text}).cleaning
-        assert found == Cleaning(retention_seconds=0, destination="/done")
+        parsed = options({**moved, "cleanSource.retentionDuration": text}).cleaning
+        assert parsed == Cleaning(retention_seconds=0, destination="/done")
     assert "cleanSource" not in options(moved).source
     assert options(moved, streaming=False).cleaning is None
 
 
 @pytest.mark.parametrize(
-    ("text", "names"), [(None, None), ("", ()), ("year, `month`", ("year", "month"))]
+    ("value", "names"), [(None, None), ("", ()), ("year, `month`", ("year", "month"))]
 )
-def test_partition_columns_are_a_list_none_or_found_when_given_or_not(text, names):
-    given = {"format": "json"} | ({} if text is None else {"partitionColumns": text})
-    assert options(given).partition_columns == names
+def test_partition_columns_are_parsed(value, names):
+    settings = {"format": "json"} | ({} if value is None else {"partitionColumns": value})
+    assert options(settings).partition_columns == names
 
 
-def test_parser_options_are_found_in_any_case_when_asked_for():
-    found = options({"format": "csv", "DELIMITER": ";", "multiline": "TRUE", "MODE": "failfast"})
-    assert found.parser_option("sep", "delimiter") == ";"
-    assert found.multiline
-    assert found.whole_files
-    assert found.mode is ParseMode.FAIL
+def test_parser_options_ignore_case():
+    parsed = options({"format": "csv", "DELIMITER": ";", "multiline": "TRUE", "MODE": "failfast"})
+    assert parsed.parser_option("sep", "delimiter") == ";"
+    assert parsed.multiline
+    assert parsed.whole_files
+    assert parsed.mode is ParseMode.FAIL
     assert options({"format": "json", "encoding": "UTF-16LE"}).whole_files

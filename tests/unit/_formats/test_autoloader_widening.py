@@ -1,4 +1,4 @@
-"""Schemas of files that get room for values; what the SQL asks for is tested with Spark."""
+"""Widened schemas of files; their use in SQL is tested with Spark."""
 
 import pytest
 from pyspark.sql.types import (
@@ -30,7 +30,7 @@ def of(kind: DataType, name: str = "a") -> StructType:
 
 
 @pytest.mark.parametrize(
-    ("known", "seen", "text", "parquet", "avro"),
+    ("known", "inferred", "text", "parquet", "avro"),
     [
         (IntegerType(), LongType(), LongType(), LongType(), LongType()),
         (IntegerType(), DecimalType(12, 2), DecimalType(12, 2), DecimalType(12, 2), None),
@@ -40,43 +40,43 @@ def of(kind: DataType, name: str = "a") -> StructType:
         (LongType(), StringType(), None, None, None),
     ],
 )
-def test_a_column_becomes_wider_when_the_format_reads_narrow_files_with_the_type(
-    known: DataType, seen: DataType, text: DataType, parquet: DataType, avro: DataType
+def test_column_is_widened_when_the_format_reads_old_files_with_the_new_type(
+    known: DataType, inferred: DataType, text: DataType, parquet: DataType, avro: DataType
 ) -> None:
     for file_format, expected in (("json", text), ("parquet", parquet), ("avro", avro)):
-        assert widen_columns(of(known), of(seen, "A"), file_format) == of(expected or known)
+        assert widen_columns(of(known), of(inferred, "A"), file_format) == of(expected or known)
 
 
-def test_new_fields_are_left_out_and_inner_ones_widened_when_files_have_both() -> None:
+def test_nested_fields_are_widened_and_new_fields_left_out() -> None:
     known = of(ArrayType(of(IntegerType(), "x")))
-    seen = of(ArrayType(StructType([*of(LongType(), "x"), *of(LongType(), "y")])))
-    wide = widen_columns(known, StructType([*seen, *of(LongType(), "b")]), "json")
+    inferred = of(ArrayType(StructType([*of(LongType(), "x"), *of(LongType(), "y")])))
+    wide = widen_columns(known, StructType([*inferred, *of(LongType(), "b")]), "json")
     assert wide == of(ArrayType(of(LongType(), "x")))
     assert changed_types(known, wide) == ["'a.element.x' BIGINT"]
 
 
-def test_hints_count_when_the_column_has_not_become_wider_than_they_say() -> None:
-    def kept(hinted: DataType, known: DataType) -> DataType:
+def test_hint_applies_unless_the_column_is_wider() -> None:
+    def column_type(hinted: DataType, known: DataType) -> DataType:
         return keep_wider(of(hinted), of(known))[0].dataType
 
-    assert kept(IntegerType(), LongType()) == LongType()
-    assert kept(LongType(), IntegerType()) == LongType()
-    assert kept(StringType(), LongType()) == StringType()
-    assert kept(DecimalType(5, 2), IntegerType()) == DecimalType(5, 2)
+    assert column_type(IntegerType(), LongType()) == LongType()
+    assert column_type(LongType(), IntegerType()) == LongType()
+    assert column_type(StringType(), LongType()) == StringType()
+    assert column_type(DecimalType(5, 2), IntegerType()) == DecimalType(5, 2)
     assert keep_wider(of(IntegerType(), "new"), of(LongType())) == of(IntegerType(), "new")
 
 
-def test_only_numbers_of_limited_size_can_become_wider_when_a_text_holds_them() -> None:
+def test_only_integers_and_decimals_can_widen() -> None:
     assert all(can_widen(kind) for kind in (IntegerType(), LongType(), DecimalType(5, 2)))
     assert not any(can_widen(kind) for kind in (DoubleType(), StringType(), DateType()))
 
 
-def test_paths_of_rows_lead_to_their_columns_when_names_are_quoted_or_in_arrays() -> None:
+def test_quoted_and_nested_paths_are_resolved_to_columns() -> None:
     inner = StructType([*of(IntegerType(), "n.1"), *of(IntegerType(), "kept")])
     known = StructType([*of(ArrayType(inner), "Items"), *of(LongType(), "id")])
-    told = ["items.`n.1` BIGINT", "id DECIMAL(22,1)", "gone BIGINT"]
+    widened = ["items.`n.1` BIGINT", "id DECIMAL(22,1)", "gone BIGINT"]
     wide = StructType([*of(LongType(), "n.1"), *of(IntegerType(), "kept")])
     expected = StructType([*of(ArrayType(wide), "Items"), *of(DecimalType(22, 1), "id")])
-    assert widen_paths(known, told) == expected
-    assert widen_paths(expected, told) == expected
-    assert named_columns(told) == {"items", "id", "gone"}
+    assert widen_paths(known, widened) == expected
+    assert widen_paths(expected, widened) == expected
+    assert named_columns(widened) == {"items", "id", "gone"}

@@ -59,7 +59,7 @@ def test_a_streaming_tables_flow_is_refused_when_its_query_is_a_batch(draft):
     assert "'load'" in error.message
 
 
-def test_a_one_time_flow_is_taken_when_its_query_is_a_batch(draft):
+def test_one_time_flow_is_accepted_when_its_query_is_a_batch(draft):
     draft.empty_table("orders")
     draft.append_flow("live", "orders")
     draft.append_flow("history", "orders", once=True)
@@ -92,7 +92,7 @@ def test_complete_mode_is_refused_when_the_table_has_other_flows(draft):
 
 
 @pytest.mark.parametrize("mode", list(OutputMode))
-def test_any_output_mode_is_taken_when_the_table_has_one_flow(draft, mode):
+def test_any_output_mode_is_accepted_when_the_table_has_one_flow(draft, mode):
     draft.table("totals", mode=mode)
     assert draft.graph().flows["totals"].analysis.output_mode is mode
 
@@ -100,7 +100,7 @@ def test_any_output_mode_is_taken_when_the_table_has_one_flow(draft, mode):
 # -- errors -------------------------------------------------------------------------------------
 
 
-def test_one_error_is_shown_once_when_it_reached_several_flows(draft):
+def test_error_is_reported_once_when_it_affects_several_flows(draft):
     broken = UserCodeError("QUERY_FUNCTION_FAILED", "boom", origin=SourceLocation("pipeline.py", 1))
     for name in ("a", "b", "c"):
         draft.table(name)
@@ -108,14 +108,14 @@ def test_one_error_is_shown_once_when_it_reached_several_flows(draft):
     assert conditions_of(draft) == ["QUERY_FUNCTION_FAILED"]
 
 
-def test_an_empty_table_is_shown_once_when_analysis_found_it_too(draft):
+def test_table_without_flow_is_reported_once(draft):
     draft.empty_table("lonely")
     draft.table("reader", "lonely")
     draft.fails("reader", draft.index().errors[0])
     assert conditions_of(draft) == ["DATASET_WITHOUT_FLOW"]
 
 
-def test_all_errors_come_as_declared_when_several_rooms_found_them(draft):
+def test_errors_are_in_declaration_order(draft):
     draft.file = "bronze.py"
     draft.table("bronze")
     draft.fails(
@@ -137,21 +137,21 @@ def test_all_errors_come_as_declared_when_several_rooms_found_them(draft):
     ]
 
 
-def test_a_circle_is_refused_with_the_way_round_when_datasets_read_each_other(draft):
+def test_cycle_is_refused_with_its_path(draft):
     draft.table("a", "c")
     draft.table("b", "a")
     draft.table("c", "b")
     draft.table("apart")
     (error,) = errors_of(draft)
     assert error.condition == "CYCLIC_PIPELINE"
-    way = error.message.rsplit(": ", 1)[1].split(" -> ")
+    path = error.message.rsplit(": ", 1)[1].split(" -> ")
     # Each reads the next one.
     reads = {"a": "c", "b": "a", "c": "b"}
-    assert way[0] == way[-1]
-    assert [reads[name] for name in way[:-1]] == way[1:]
+    assert path[0] == path[-1]
+    assert [reads[name] for name in path[:-1]] == path[1:]
 
 
-def test_a_circle_is_refused_when_a_dataset_reads_itself(draft):
+def test_cycle_is_refused_when_a_dataset_reads_itself(draft):
     draft.table("a", "a")
     (error,) = errors_of(draft)
     assert error.message.endswith("a -> a")
@@ -160,7 +160,7 @@ def test_a_circle_is_refused_when_a_dataset_reads_itself(draft):
 # -- nodes and edges ----------------------------------------------------------------------------
 
 
-def test_upstream_comes_first_when_it_is_declared_last(draft):
+def test_upstream_dataset_is_first_when_declared_last(draft):
     draft.table("gold", "silver")
     draft.table("silver", "bronze")
     draft.table("bronze")
@@ -172,7 +172,7 @@ def test_upstream_comes_first_when_it_is_declared_last(draft):
     assert silver.downstream == {key("gold")}
 
 
-def test_declaration_order_is_kept_when_nothing_else_decides(draft):
+def test_declaration_order_is_kept_among_independent_datasets(draft):
     names = [f"t{number}" for number in range(20)]
     for name in names:
         draft.table(name)
@@ -181,14 +181,14 @@ def test_declaration_order_is_kept_when_nothing_else_decides(draft):
     assert [node.display for node in graph.datasets.values()] == [*names, "all"]
 
 
-def test_the_order_is_the_same_when_the_process_is_another():
-    # Sets of texts are iterated in another order by every process.
+def test_order_is_the_same_in_every_process():
+    # Sets of strings are iterated in another order by every process.
     code = (
         "import importlib.util as u, sys\n"
-        "spec = u.spec_from_file_location('paper', sys.argv[1])\n"
-        "paper = u.module_from_spec(spec); sys.modules['paper'] = paper\n"
-        "spec.loader.exec_module(paper)\n"
-        "draft = paper.Draft()\n"
+        "spec = u.spec_from_file_location('drafts', sys.argv[1])\n"
+        "drafts = u.module_from_spec(spec); sys.modules['drafts'] = drafts\n"
+        "spec.loader.exec_module(drafts)\n"
+        "draft = drafts.Draft()\n"
         "draft.table('top', *'hgfedcba')\n"
         "for name in 'hgfedcba': draft.table(name)\n"
         "print([node.display for node in draft.graph().datasets.values()])"
@@ -207,7 +207,7 @@ def test_the_order_is_the_same_when_the_process_is_another():
     assert len(orders) == 1
 
 
-def test_views_are_looked_through_when_a_flow_needs_stored_rows(draft):
+def test_views_are_resolved_to_stored_tables(draft):
     draft.table("bronze")
     draft.table("customers", streaming=False)
     draft.view("parsed", "bronze")
@@ -224,7 +224,7 @@ def test_views_are_looked_through_when_a_flow_needs_stored_rows(draft):
     }
 
 
-def test_views_are_looked_through_quickly_when_they_branch_at_every_level(draft):
+def test_views_are_resolved_quickly_when_they_branch_at_every_level(draft):
     draft.table("bronze")
     below = ("bronze", "bronze")
     for level in range(40):
@@ -235,7 +235,7 @@ def test_views_are_looked_through_quickly_when_they_branch_at_every_level(draft)
     assert draft.graph().flows["silver"].upstream == {key("bronze")}
 
 
-def test_a_sink_comes_last_when_flows_are_ordered(draft):
+def test_flow_into_a_sink_is_ordered_after_its_source(draft):
     draft.sink("out")
     draft.append_flow("publish", "out", "bronze")
     draft.table("bronze")
@@ -245,7 +245,7 @@ def test_a_sink_comes_last_when_flows_are_ordered(draft):
     assert graph.flows["publish"].upstream == {key("bronze")}
 
 
-def test_several_flows_are_refused_when_a_sink_goes_by_the_ids_of_batches(draft):
+def test_several_flows_are_refused_when_a_sink_uses_batch_ids(draft):
     draft.sink("topic", "kafka", topic="t")
     for name, path in (("folder", "out"), ("same", "out"), ("other", "else"), ("unknown", "${p}")):
         draft.sink(name, "json", path=path)
@@ -253,15 +253,15 @@ def test_several_flows_are_refused_when_a_sink_goes_by_the_ids_of_batches(draft)
     for number in range(2):
         draft.append_flow(f"{number} to topic", "topic")
     draft.append_flow("more to unknown", "unknown")
-    one, other = errors_of(draft)
-    assert {one.condition, other.condition} == {"SINK_TAKES_ONE_FLOW"}
-    assert "(to folder, to same)" in one.message and "'folder' and 'same'" in one.message
-    assert "(to unknown, more to unknown)" in other.message
+    first, second = errors_of(draft)
+    assert {first.condition, second.condition} == {"SINK_TAKES_ONE_FLOW"}
+    assert "(to folder, to same)" in first.message and "'folder' and 'same'" in first.message
+    assert "(to unknown, more to unknown)" in second.message
     assert draft.graph(selected=["topic", "other"]).sinks
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("name", "expected"),
     [
         ("ORDERS", "orders"),
         ("live.orders", "orders"),
@@ -277,23 +277,23 @@ def test_several_flows_are_refused_when_a_sink_goes_by_the_ids_of_batches(draft)
         ("no name", None),
     ],
 )
-def test_a_node_is_found_when_it_is_written_as_a_user_would(draft, text, found):
+def test_dataset_is_found_by_any_form_of_its_name(draft, name, expected):
     draft.catalog, draft.schema = "main", "bronze"
     draft.table("orders")
     draft.table("silver.orders")
     draft.table("other.bronze.orders")
-    node = draft.graph().find(text)
-    assert (node.display if node else None) == found
+    node = draft.graph().find(name)
+    assert (node.display if node else None) == expected
 
 
-def test_the_graph_cannot_be_changed_when_it_is_built(draft):
+def test_graph_is_immutable(draft):
     draft.table("a")
     graph = draft.graph()
     with pytest.raises(TypeError):
         graph.datasets["x"] = None
 
 
-def test_flows_have_the_types_of_the_event_log_when_they_are_of_every_kind(draft):
+def test_flow_types_are_those_of_the_event_log(draft):
     draft.table("appends")
     draft.table("completes", mode=OutputMode.COMPLETE)
     draft.materialized_view("shown")
@@ -307,8 +307,8 @@ def test_flows_have_the_types_of_the_event_log_when_they_are_of_every_kind(draft
     draft.sink("out")
     draft.append_flow("p", "out")
     graph = draft.graph()
-    found = {n: f.type_name(graph.datasets.get(f.target)) for n, f in graph.flows.items()}
-    assert found == {
+    types = {n: f.type_name(graph.datasets.get(f.target)) for n, f in graph.flows.items()}
+    assert types == {
         "appends": "APPEND",
         "completes": "COMPLETE",
         "shown": "MATERIALIZED_VIEW",
@@ -324,7 +324,7 @@ def test_flows_have_the_types_of_the_event_log_when_they_are_of_every_kind(draft
 # -- selection ----------------------------------------------------------------------------------
 
 
-def test_errors_of_what_is_not_selected_are_none(draft):
+def test_errors_of_unselected_datasets_are_ignored(draft):
     draft.table("a")
     draft.table("bad", "a")
     draft.table("below", "bad")
@@ -344,7 +344,7 @@ def test_errors_of_what_is_not_selected_are_none(draft):
     assert [e.condition for e in caught.value.errors] == ["MATERIALIZED_VIEW_READS_STREAM"]
 
 
-def test_a_refused_flow_is_no_error_unless_there_are_others(draft):
+def test_refused_flow_is_an_error_only_with_other_errors(draft):
     refusal = DefinitionError("OUTPUT_MODE_NOT_SUPPORTED", "no")
     draft.table("a")
     draft.analyses["a"] = replace(draft.analyses["a"], refusal=refusal)

@@ -19,7 +19,7 @@ def raised(draft):
     return [error.condition for error in caught.value.errors]
 
 
-def test_a_flow_has_the_shown_name_of_its_target_when_it_has_none(draft):
+def test_default_flow_name_is_the_display_name_of_its_target(draft):
     draft.table("s")
     draft.empty_table("default.customers")
     draft.cdc_flow("LIVE.customers", "LIVE.customers", "s")
@@ -28,7 +28,7 @@ def test_a_flow_has_the_shown_name_of_its_target_when_it_has_none(draft):
     assert list(index.flows) == ["s", "customers"]
 
 
-def test_several_flows_may_change_a_table_when_they_agree(draft):
+def test_several_cdc_flows_may_write_a_table_when_they_agree(draft):
     draft.table("s")
     draft.empty_table("customers")
     draft.cdc_flow("first", "customers", "s", once=True, sequence_by="0")
@@ -45,21 +45,21 @@ def test_several_flows_may_change_a_table_when_they_agree(draft):
         {"track_history": TrackHistory(columns=("city",))},
     ],
 )
-def test_flows_are_refused_when_they_disagree(draft, other):
+def test_cdc_flows_are_refused_when_their_settings_differ(draft, other):
     draft.empty_table("customers")
     draft.cdc_flow("first", "customers")
     draft.cdc_flow("second", "customers", **other)
     assert conditions(draft.index()) == ["CDC_FLOWS_DISAGREE"]
 
 
-def test_flows_are_refused_when_their_sequences_have_other_types(draft):
+def test_cdc_flows_are_refused_when_their_sequence_types_differ(draft):
     draft.empty_table("customers")
     draft.cdc_flow("first", "customers")
     draft.cdc_flow("second", "customers", sequence_type="timestamp")
     assert raised(draft) == ["CDC_FLOWS_DISAGREE"]
 
 
-def test_a_table_is_not_shared_when_its_rows_are_changed(draft):
+def test_cdc_target_is_refused_when_other_flows_write_it(draft):
     draft.empty_table("customers")
     draft.cdc_flow("first", "customers")
     draft.append_flow("second", "customers")
@@ -74,7 +74,7 @@ def test_two_snapshot_flows_are_refused_when_they_have_one_target(draft):
     assert conditions(draft.index()) == ["CDC_TARGET_SHARED"]
 
 
-def test_expectations_are_refused_when_a_table_follows_snapshots(draft):
+def test_expectations_are_refused_on_the_target_of_a_snapshot_flow(draft):
     rule = Expectation(
         name="r", condition="id > 0", on_violation=OnViolation.WARN, origin=draft.here()
     )
@@ -84,8 +84,8 @@ def test_expectations_are_refused_when_a_table_follows_snapshots(draft):
 
 
 @pytest.mark.parametrize("kind", ["missing", "table", "sink", "view"])
-def test_a_target_is_refused_when_it_is_no_declared_streaming_table(draft, kind):
-    wanted = {
+def test_cdc_target_is_refused_when_it_is_not_a_declared_streaming_table(draft, kind):
+    expected = {
         "missing": "FLOW_TARGET_NOT_FOUND",
         "table": "TABLE_WITH_QUERY_AND_FLOW",
         "sink": "FLOW_TARGET_NOT_STREAMING",
@@ -96,10 +96,10 @@ def test_a_target_is_refused_when_it_is_no_declared_streaming_table(draft, kind)
     elif kind != "missing":
         getattr(draft, kind)("customers")
     draft.cdc_flow("changes", "customers")
-    assert conditions(draft.index()) == [wanted[kind]]
+    assert conditions(draft.index()) == [expected[kind]]
 
 
-def test_steps_are_made_for_every_kind_of_cdc_flow(draft):
+def test_plan_has_a_step_for_every_kind_of_cdc_flow(draft):
     draft.table("s")
     draft.empty_table("a")
     draft.empty_table("b")
@@ -124,7 +124,7 @@ def test_steps_are_made_for_every_kind_of_cdc_flow(draft):
     assert "SCD type 2, every 10 s" in "\n".join(explain_text(graph, continuous))
 
 
-def test_a_function_is_named_as_the_source_when_snapshots_come_from_one(draft):
+def test_snapshot_flow_description_names_a_function_as_the_source(draft):
     draft.empty_table("b")
     flow = draft.snapshot_flow("f", "b", source=None, next_snapshot=lambda latest: None)
     assert cdc_text(flow) == "snapshots of a function by id, SCD type 1"

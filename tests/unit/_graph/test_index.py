@@ -13,7 +13,7 @@ def conditions(index):
     return [error.condition for error in index.errors]
 
 
-def test_nothing_is_wrong_when_every_name_is_declared_once(draft):
+def test_no_error_is_reported_when_every_name_is_declared_once(draft):
     draft.table("bronze")
     draft.table("silver", "bronze")
     draft.empty_table("all_orders")
@@ -28,7 +28,7 @@ def test_nothing_is_wrong_when_every_name_is_declared_once(draft):
     assert dict(index.flow_targets)["from_eu"] == "spark_catalog.default.all_orders"
 
 
-def test_a_relative_path_starts_at_the_current_folder_when_a_table_has_its_own(draft):
+def test_relative_path_of_a_table_is_resolved_to_the_current_folder(draft):
     draft.table("bronze", path="delta/bronze")
     draft.table("silver", path="s3://lake/silver")
     paths = [node.declared.path for node in draft.index().datasets.values()]
@@ -36,29 +36,29 @@ def test_a_relative_path_starts_at_the_current_folder_when_a_table_has_its_own(d
 
 
 @pytest.mark.parametrize(
-    "text",
+    "name",
     ["orders", "ORDERS", "`orders`", "LIVE.orders", "live.Orders", "bronze.orders",
      "main.bronze.orders", "Main.Bronze.Orders", "LIVE.bronze.orders"],
 )  # fmt: skip
-def test_a_dataset_is_found_when_it_is_written_in_another_way(draft, text):
+def test_dataset_is_found_by_any_form_of_its_name(draft, name):
     draft.catalog, draft.schema = "main", "bronze"
     draft.table("Orders")
-    found = draft.index().find(text)
-    assert found is not None
-    assert str(found.name) == "main.bronze.Orders"
+    node = draft.index().find(name)
+    assert node is not None
+    assert str(node.name) == "main.bronze.Orders"
 
 
-@pytest.mark.parametrize("text", ["order items", "`order items`", "LIVE.`Order Items`"])
-def test_a_selection_names_tables_as_they_are_shown(draft, text):
+@pytest.mark.parametrize("name", ["order items", "`order items`", "LIVE.`Order Items`"])
+def test_selection_accepts_display_names(draft, name):
     draft.table("`order items`")
-    assert draft.index().select([text]) == {"spark_catalog.default.order items"}
+    assert draft.index().select([name]) == {"spark_catalog.default.order items"}
 
 
-@pytest.mark.parametrize("text", ["order", "silver.orders", "other.bronze.orders", "", "a.b.c.d"])
-def test_no_dataset_is_found_when_the_name_means_something_else(draft, text):
+@pytest.mark.parametrize("name", ["order", "silver.orders", "other.bronze.orders", "", "a.b.c.d"])
+def test_no_dataset_is_found_when_the_name_differs(draft, name):
     draft.catalog, draft.schema = "main", "bronze"
     draft.table("orders")
-    assert draft.index().find(text) is None
+    assert draft.index().find(name) is None
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_no_dataset_is_found_when_the_name_means_something_else(draft, text):
         ("other.bronze.orders", "other.bronze.orders"),
     ],
 )
-def test_defaults_are_left_out_when_a_name_is_shown(draft, declared, shown):
+def test_display_name_omits_the_default_catalog_and_schema(draft, declared, shown):
     draft.catalog, draft.schema = "main", "bronze"
     draft.table(declared)
     index = draft.index()
@@ -79,18 +79,18 @@ def test_defaults_are_left_out_when_a_name_is_shown(draft, declared, shown):
     assert list(index.flows) == [shown]
 
 
-def test_an_unknown_key_is_shown_as_it_is_when_it_is_displayed(draft):
+def test_unknown_key_is_displayed_unchanged(draft):
     assert draft.index().display("a.b.c") == "a.b.c"
 
 
 @pytest.mark.parametrize(
-    ("wrong", "near"),
+    ("wrong", "nearest"),
     [("ordres", "Orders"), ("LIVE.ordrs", "Orders"), ("`ORDER`", "Orders"), ("zzz", None)],
 )
-def test_the_nearest_name_is_offered_when_a_name_is_unknown(draft, wrong, near):
+def test_nearest_name_is_suggested_when_a_name_is_unknown(draft, wrong, nearest):
     draft.table("Orders")
     draft.table("customers")
-    assert draft.index().nearest(wrong) == near
+    assert draft.index().nearest(wrong) == nearest
 
 
 def test_a_dataset_is_a_duplicate_when_only_the_spelling_differs(draft):
@@ -118,13 +118,13 @@ def test_a_duplicate_dataset_is_one_error_when_the_first_has_no_query(draft):
 
 
 @pytest.mark.parametrize("action", [OnViolation.DROP, OnViolation.WARN])
-def test_a_quarantine_is_off_when_the_pipeline_declares_a_table_of_its_name(draft, action):
+def test_quarantine_is_off_when_the_pipeline_declares_a_table_with_its_name(draft, action):
     draft.table("orders", rules=(("small", "id < 9", action),))
     draft.table("orders_quarantine")
     draft.table("other_quarantine")
     index = draft.index()
     assert index.errors == ()
-    taken = {key: each.declared.is_quarantine_taken for key, each in index.datasets.items()}
+    taken = {key: node.declared.is_quarantine_taken for key, node in index.datasets.items()}
     assert [key.rpartition(".")[2] for key, is_taken in taken.items() if is_taken] == ["orders"]
     (orders, *_) = index.datasets.values()
     assert orders.declared.quarantine is False
@@ -132,7 +132,7 @@ def test_a_quarantine_is_off_when_the_pipeline_declares_a_table_of_its_name(draf
     assert is_noted == (action is OnViolation.DROP)
 
 
-def test_a_note_says_that_invalid_events_fail_when_a_quarantine_is_taken(draft):
+def test_note_warns_that_invalid_events_fail_when_the_quarantine_name_is_taken(draft):
     draft.empty_table("people")
     draft.cdc_flow("changes", "people")
     draft.table("people_quarantine")
@@ -140,7 +140,7 @@ def test_a_note_says_that_invalid_events_fail_when_a_quarantine_is_taken(draft):
     assert note.startswith("people: an invalid change event fails its flow, because")
 
 
-def test_a_table_is_refused_when_it_has_the_name_of_a_quarantine_that_was_asked_for(draft):
+def test_table_is_refused_when_it_has_the_name_of_an_explicit_quarantine(draft):
     draft.table("orders", rules=(("small", "id < 9", OnViolation.QUARANTINE),))
     draft.table("Orders_Quarantine")
     assert conditions(draft.index()) == ["QUARANTINE_NAME_TAKEN"]
@@ -192,14 +192,14 @@ def test_a_table_of_events_is_refused_when_its_name_is_taken(draft, tables):
     assert conditions(draft.index()) == []
 
 
-def test_a_dataset_is_refused_once_when_its_name_is_no_name(draft):
+def test_invalid_dataset_name_is_one_error(draft):
     draft.table("a.b.c.d")
     (error,) = draft.index().errors
     assert error.condition == "INVALID_DATASET_NAME"
     assert str(error.origin) == "pipeline.py:10"
 
 
-def test_a_flow_goes_to_a_sink_or_a_table_when_that_is_its_target(draft):
+def test_flow_target_may_be_a_table_or_a_sink(draft):
     draft.empty_table("All_Orders")
     draft.sink("out")
     draft.append_flow("to_table", "live.all_orders")
@@ -221,7 +221,7 @@ def test_a_flow_goes_to_a_sink_or_a_table_when_that_is_its_target(draft):
         ("zzz", 'declare it with create_streaming_table("zzz")'),
     ],
 )
-def test_a_flow_is_refused_with_the_nearest_name_when_its_target_is_unknown(draft, target, hint):
+def test_hint_names_the_nearest_target_when_the_target_is_unknown(draft, target, hint):
     draft.empty_table("All_Orders")
     draft.append_flow("load", "All_Orders")
     draft.sink("warehouse")
@@ -230,14 +230,14 @@ def test_a_flow_is_refused_with_the_nearest_name_when_its_target_is_unknown(draf
     assert (error.condition, error.hint) == ("FLOW_TARGET_NOT_FOUND", hint)
 
 
-def test_the_statement_that_declares_an_unknown_target_is_named_when_the_flow_is_sql(draft):
+def test_hint_for_an_unknown_target_of_a_sql_flow_is_a_sql_statement(draft):
     draft.append_flow("stray", "zzz")
     draft.flows[-1] = replace(draft.flows[-1], language="SQL")
     (error,) = draft.index().errors
     assert error.hint == "declare it with CREATE STREAMING TABLE"
 
 
-def test_a_flow_goes_to_the_only_table_that_its_short_name_may_mean(draft):
+def test_short_target_name_is_resolved_when_it_is_unambiguous(draft):
     draft.empty_table("main.gold.days")
     draft.append_flow("load", "days")
     draft.append_flow("more", "`GOLD`.days")
@@ -251,7 +251,7 @@ def test_a_flow_goes_to_the_only_table_that_its_short_name_may_mean(draft):
 
 
 @pytest.mark.parametrize(
-    ("declared", "text", "is_found"),
+    ("declared", "name", "is_found"),
     [
         ("main.gold.days", "days", True),
         ("main.gold.days", "LIVE.Gold.Days", True),
@@ -265,14 +265,12 @@ def test_a_flow_goes_to_the_only_table_that_its_short_name_may_mean(draft):
         ("days", "not a name", False),
     ],
 )
-def test_a_dataset_is_found_by_its_end_when_one_of_the_names_says_less(
-    draft, declared, text, is_found
-):
+def test_dataset_is_found_by_the_last_parts_of_its_name(draft, declared, name, is_found):
     draft.table(declared)
-    assert (draft.index().find_by_end(text) is not None) is is_found
+    assert (draft.index().find_by_end(name) is not None) is is_found
 
 
-def test_a_longer_name_means_another_table_when_the_settings_complete_names(draft):
+def test_name_in_another_schema_or_an_ambiguous_name_is_not_found_by_its_end(draft):
     draft.schema = "gold"
     draft.table("days")
     draft.table("main.silver.nights")
@@ -283,7 +281,7 @@ def test_a_longer_name_means_another_table_when_the_settings_complete_names(draf
     assert draft.index().find_by_end("nights") is None
 
 
-def test_a_streaming_table_is_refused_when_nothing_writes_to_it(draft):
+def test_streaming_table_is_refused_when_no_flow_writes_to_it(draft):
     draft.empty_table("orders")
     (error,) = draft.index().errors
     assert error.condition == "DATASET_WITHOUT_FLOW"
@@ -299,7 +297,7 @@ def test_a_table_is_refused_when_it_has_a_query_and_a_flow(draft):
 
 
 @pytest.mark.parametrize("kind", [DatasetKind.MATERIALIZED_VIEW, DatasetKind.TEMPORARY_VIEW])
-def test_a_view_is_refused_as_a_target_when_it_has_no_query_of_its_own(draft, kind):
+def test_view_is_refused_as_a_flow_target(draft, kind):
     draft.empty_table("orders")
     draft.datasets[-1] = type(draft.datasets[-1])(
         name="orders", kind=kind, origin=draft.datasets[-1].origin
@@ -314,7 +312,7 @@ def test_a_table_is_refused_when_it_is_partitioned_and_clustered(draft, clusteri
     assert conditions(draft.index()) == ["PARTITION_AND_CLUSTER"]
 
 
-def test_all_errors_are_collected_when_several_things_are_wrong(draft):
+def test_all_errors_are_collected(draft):
     draft.table("orders")
     draft.table("orders")
     draft.table("not a name")

@@ -8,21 +8,21 @@ KEY = "spark_catalog.default.t"
 
 
 def conditions(draft):
-    found = [error.condition for error in draft.index().errors]
-    if found:
-        return found
+    names = [error.condition for error in draft.index().errors]
+    if names:
+        return names
     with pytest.raises(DefinitionErrors) as caught:
         draft.graph()
     return [error.condition for error in caught.value.errors]
 
 
-def test_a_batch_query_feeds_a_streaming_table_when_it_replaces_rows(draft):
+def test_batch_query_with_replace_where_may_write_a_streaming_table(draft):
     draft.empty_table("t")
     draft.append_flow("f", "t", streaming=False, replace_where="id > 1")
     assert draft.graph().datasets[KEY].kind is DatasetKind.STREAMING_TABLE
 
 
-def test_a_stream_is_refused_when_it_would_replace_rows(draft):
+def test_streaming_query_with_replace_where_is_refused(draft):
     draft.empty_table("t")
     draft.append_flow("f", "t", replace_where="id > 1")
     assert conditions(draft) == ["REPLACE_WHERE_READS_STREAM"]
@@ -36,13 +36,13 @@ def test_a_second_flow_is_refused_when_one_replaces_rows(draft, other):
     assert conditions(draft) == ["REPLACE_WHERE_TARGET_SHARED"]
 
 
-def test_a_sink_is_refused_when_rows_would_be_replaced_in_it(draft):
+def test_replace_where_into_a_sink_is_refused(draft):
     draft.sink("out")
     draft.append_flow("f", "out", streaming=False, replace_where="id > 1")
     assert conditions(draft) == ["FLOW_TARGET_NOT_STREAMING"]
 
 
-def test_another_window_holds_for_one_update_when_it_is_given(draft):
+def test_replace_where_of_an_update_overrides_that_of_the_flow(draft):
     draft.empty_table("t")
     draft.append_flow("fill", "t", streaming=False, replace_where="id > 1")
     index = with_windows(draft.index(), {"Fill": "id > 7"})
@@ -52,14 +52,14 @@ def test_another_window_holds_for_one_update_when_it_is_given(draft):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("windows", "message"),
     [({"fil": "id > 7"}, "did you mean 'fill'"), ({"plain": "x"}, "there are: fill"),
      ({"fill": " "}, "is empty")],
 )  # fmt: skip
-def test_a_window_is_refused_when_no_flow_takes_it(draft, given, told):
+def test_replace_where_of_an_update_is_refused_when_it_is_invalid(draft, windows, message):
     draft.empty_table("t")
     draft.append_flow("fill", "t", streaming=False, replace_where="id > 1")
     draft.table("plain")
     with pytest.raises(SpecError, match="UNKNOWN_REPLACE_WHERE_FLOW") as caught:
-        with_windows(draft.index(), given)
-    assert told in str(caught.value)
+        with_windows(draft.index(), windows)
+    assert message in str(caught.value)

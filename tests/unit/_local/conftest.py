@@ -36,8 +36,8 @@ def _handler(repository: FakeRepository) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             path = self.path.removeprefix("/repo/")
-            wanted = self.headers.get("Range")
-            repository.requests.append((path, wanted))
+            range_header = self.headers.get("Range")
+            repository.requests.append((path, range_header))
             repository.authorizations.append(self.headers.get("Authorization"))
             if repository.redirect_to:
                 self.send_response(302)
@@ -52,8 +52,8 @@ def _handler(repository: FakeRepository) -> type[BaseHTTPRequestHandler]:
                 self.send_error(status or 404)
                 return
             start = 0
-            if wanted and not repository.ignore_range:
-                start = int(wanted.removeprefix("bytes=").rstrip("-"))
+            if range_header and not repository.ignore_range:
+                start = int(range_header.removeprefix("bytes=").rstrip("-"))
                 self.send_response(206)
                 self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
             else:
@@ -87,18 +87,18 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def repository() -> Iterator[FakeRepository]:
-    made = FakeRepository()
-    server = _serve(made)
-    yield made
+    fake = FakeRepository()
+    server = _serve(fake)
+    yield fake
     server.shutdown()
     server.server_close()
 
 
 @pytest.fixture
 def other_repository() -> Iterator[FakeRepository]:
-    made = FakeRepository()
-    server = _serve(made)
-    yield made
+    fake = FakeRepository()
+    server = _serve(fake)
+    yield fake
     server.shutdown()
     server.server_close()
 
@@ -120,12 +120,12 @@ def lock(repository: FakeRepository, monkeypatch: pytest.MonkeyPatch) -> JarLock
         ("first", "jars", {"a": 700_000, "b": 1000, "c": 2000}),
         ("broker", "kafka-broker", {"d": 3000}),
     ):
-        made = []
+        set_jars = []
         for jar_name, size in sizes.items():
             jar, body = make_jar(jar_name, size, folder)
             repository.files[jar.repository_path] = body
-            made.append(jar)
-        sets[name] = JarSet(name=name, description="", folder=folder, jars=tuple(made))
+            set_jars.append(jar)
+        sets[name] = JarSet(name=name, description="", folder=folder, jars=tuple(set_jars))
     lock = JarLock(sets=sets)
     for module in (jars, doctor):
         monkeypatch.setattr(module, "load_lock", lambda: lock)

@@ -17,7 +17,7 @@ def _formatted(directory: Path, cluster_id: str) -> None:
     (directory / "data" / "meta.properties").write_text(text)
 
 
-def test_state_is_read_back_when_it_was_written(tmp_path: Path) -> None:
+def test_written_state_is_read_back(tmp_path: Path) -> None:
     state = BrokerState(cluster_id="abc", port=1, controller_port=2, pid=3, started="x")
     write_state(tmp_path, state)
     assert read_state(tmp_path) == state
@@ -38,7 +38,7 @@ def test_ports_are_kept_when_they_are_free(tmp_path: Path) -> None:
     assert again == first
 
 
-def test_ports_change_when_one_is_taken_or_new_ones_are_wanted(tmp_path: Path) -> None:
+def test_ports_change_when_one_is_in_use_or_they_are_not_kept(tmp_path: Path) -> None:
     first = new_state(tmp_path, None, keep_ports=True)
     assert new_state(tmp_path, first, keep_ports=False).port != first.port
     with socket.socket() as taken:
@@ -55,7 +55,7 @@ def test_cluster_id_is_that_of_the_data_when_the_record_is_lost(tmp_path: Path) 
     assert broker_files.formatted_cluster_id(tmp_path)
 
 
-def test_properties_of_the_caller_win_when_they_are_given(tmp_path: Path) -> None:
+def test_caller_properties_override_the_defaults(tmp_path: Path) -> None:
     state = BrokerState(cluster_id="c", port=11, controller_port=12)
     settings = {**broker_files.configuration(state), "num.partitions": "7"}
     broker_files.write_configuration(tmp_path, settings)
@@ -66,9 +66,7 @@ def test_properties_of_the_caller_win_when_they_are_given(tmp_path: Path) -> Non
     assert "advertised.listeners=PLAIN://127.0.0.1:11" in lines
 
 
-def test_log_is_put_aside_when_it_has_grown_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_log_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert broker_files.trim_log(tmp_path) == 0
     log = tmp_path / broker_files.LOG_FILE
     log.write_text("12345678")
@@ -79,7 +77,7 @@ def test_log_is_put_aside_when_it_has_grown_large(
     assert (tmp_path / "broker.log.1").read_text() == "12345678"
 
 
-def test_a_start_by_another_process_that_takes_too_long_is_an_error(tmp_path: Path) -> None:
+def test_start_fails_when_another_process_takes_too_long_to_start_it(tmp_path: Path) -> None:
     with (tmp_path / "start.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(SetupError, match="took too long to be started by another process"):

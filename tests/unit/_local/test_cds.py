@@ -19,13 +19,13 @@ def java(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
 
 @pytest.fixture
 def jars(tmp_path: Path) -> list[Path]:
-    made = [tmp_path / "a.jar", tmp_path / "b.jar"]
-    for jar in made:
+    jar_files = [tmp_path / "a.jar", tmp_path / "b.jar"]
+    for jar in jar_files:
         jar.write_bytes(b"jar")
-    return made
+    return jar_files
 
 
-def test_archive_has_another_name_when_java_or_the_class_path_is_another(
+def test_archive_name_depends_on_java_and_the_class_path(
     jars: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     newer = Java(executable=JAVA.executable, version="21.0.1", feature=21)
@@ -46,16 +46,16 @@ def test_options_are_empty_when_there_is_no_archive(jars: list[Path]) -> None:
     assert not cds.is_ready(jars)
 
 
-def test_options_name_the_archive_when_the_training_made_one(jars: list[Path]) -> None:
-    made = cds.build([sys.executable, "-c", _TRAIN], jars)
-    assert made.read_text() == "x"
+def test_options_name_the_archive_after_the_training(jars: list[Path]) -> None:
+    archive = cds.build([sys.executable, "-c", _TRAIN], jars)
+    assert archive.read_text() == "x"
     assert cds.is_ready(jars)
     options = cds.java_options(jars)
-    assert options[:2] == [f"-XX:SharedArchiveFile={made}", "-Xshare:auto"]
-    assert [path.suffix for path in made.parent.iterdir() if path.suffix == ".tmp"] == []
+    assert options[:2] == [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto"]
+    assert [path.suffix for path in archive.parent.iterdir() if path.suffix == ".tmp"] == []
 
 
-def test_options_write_the_archive_when_a_training_runs(
+def test_options_write_the_archive_during_a_training(
     jars: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_CDS_TRAINING", "/x/y.jsa")
@@ -63,25 +63,27 @@ def test_options_write_the_archive_when_a_training_runs(
     assert options[0] == "-XX:ArchiveClassesAtExit=/x/y.jsa"
 
 
-def test_training_is_left_out_when_the_archive_is_there(jars: list[Path]) -> None:
+def test_training_is_skipped_when_the_archive_exists(jars: list[Path]) -> None:
     first = cds.build([sys.executable, "-c", _TRAIN], jars)
     again = cds.build([sys.executable, "-c", "raise SystemExit(1)"], jars)
     assert again == first
 
 
 @pytest.mark.parametrize(
-    ("program", "said"),
+    ("program", "message"),
     [("print('no luck'); raise SystemExit(4)", "no luck"), ("pass", "left no archive")],
 )
-def test_training_shows_its_output_when_it_fails(jars: list[Path], program: str, said: str) -> None:
+def test_error_has_the_output_of_a_failed_training(
+    jars: list[Path], program: str, message: str
+) -> None:
     with pytest.raises(SetupError) as caught:
         cds.build([sys.executable, "-c", program], jars)
     assert caught.value.condition == "CLASS_ARCHIVE_FAILED"
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert not cds.is_ready(jars)
 
 
-def test_training_is_ended_when_it_takes_too_long(
+def test_training_fails_after_its_timeout(
     jars: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cds, "_BUILD_SECONDS", 0.2)

@@ -43,7 +43,7 @@ def spawned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[st
         child.wait()
 
 
-def test_one_master_is_started_when_two_callers_start_a_cluster_at_once(
+def test_one_master_is_started_when_two_callers_start_a_cluster_concurrently(
     tmp_path: Path, spawned: list[str]
 ) -> None:
     masters = []
@@ -63,7 +63,7 @@ def test_one_master_is_started_when_two_callers_start_a_cluster_at_once(
     assert stop_cluster(tmp_path)
 
 
-def test_processes_of_an_incomplete_start_are_ended_by_the_next_one(
+def test_next_start_ends_the_processes_of_an_incomplete_start(
     tmp_path: Path, spawned: list[str]
 ) -> None:
     old = start_cluster(tmp_path, workers=1)
@@ -71,6 +71,6 @@ def test_processes_of_an_incomplete_start_are_ended_by_the_next_one(
     cluster._write(replace(old, master=""))
     new = start_cluster(tmp_path, workers=1)
     assert spawned == ["Master", "Worker"] * 2
-    assert not any(process.is_same(*each) for each in old.processes)
-    assert all(process.is_same(*each) for each in new.processes)
+    assert not any(process.is_same(*identity) for identity in old.processes)
+    assert all(process.is_same(*identity) for identity in new.processes)
     assert stop_cluster(tmp_path)

@@ -15,7 +15,7 @@ def _by_name(checks: list[doctor.Check]) -> dict[str, doctor.Check]:
     return {check.name: check for check in checks}
 
 
-def test_every_check_that_is_not_ok_has_a_fix_when_nothing_is_there(
+def test_failed_checks_have_a_fix(
     lock: JarLock, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "no-java"))
@@ -28,7 +28,7 @@ def test_every_check_that_is_not_ok_has_a_fix_when_nothing_is_there(
     assert not cache.exists()
 
 
-def test_all_is_well_when_the_machine_is_ready(
+def test_checks_are_ok_after_jars_sync(
     lock: JarLock, cache: Path, repository: Any, tmp_path: Path
 ) -> None:
     sync(repository=repository.url)
@@ -39,7 +39,7 @@ def test_all_is_well_when_the_machine_is_ready(
     assert not storage.exists()
 
 
-def test_jars_fail_or_warn_when_they_are_missing_and_needed_or_not(
+def test_missing_jars_fail_when_required_and_warn_when_optional(
     lock: JarLock, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "_OPTIONAL_JAR_SETS", {"broker"})
@@ -48,7 +48,7 @@ def test_jars_fail_or_warn_when_they_are_missing_and_needed_or_not(
     assert checks["jars: broker"].state is CheckState.WARN
 
 
-def test_damaged_jar_is_named_when_its_sum_is_wrong(
+def test_damaged_jar_is_named_when_its_checksum_is_wrong(
     lock: JarLock, cache: Path, repository: Any, tmp_path: Path
 ) -> None:
     result = sync(repository=repository.url)
@@ -57,11 +57,11 @@ def test_damaged_jar_is_named_when_its_sum_is_wrong(
     assert (check.state, check.detail) == (CheckState.FAIL, "damaged: b-1.0.jar")
 
 
-def test_package_fails_when_it_is_not_installed() -> None:
+def test_package_check_fails_when_it_is_not_installed() -> None:
     assert doctor.check_package("no-such-distribution").state is CheckState.FAIL
 
 
-def test_package_fails_with_the_wanted_version_when_another_is_installed(
+def test_package_check_names_the_required_version_when_another_is_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
@@ -91,7 +91,7 @@ def test_package_fails_with_the_wanted_version_when_another_is_installed(
         ("1.0", "", True),
     ],
 )
-def test_version_is_compared_by_number_when_a_specifier_is_given(
+def test_versions_are_compared_numerically_with_a_specifier(
     version: str, specifier: str, holds: bool
 ) -> None:
     assert doctor.satisfies(version, specifier) is holds
@@ -104,7 +104,7 @@ def test_ports_fail_with_a_fix_when_none_is_free(monkeypatch: pytest.MonkeyPatch
     assert check.fix
 
 
-def test_ports_fail_with_a_fix_when_sockets_are_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_check_fails_when_sockets_are_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden() -> None:
         raise PermissionError("not permitted")
 
@@ -114,13 +114,13 @@ def test_ports_fail_with_a_fix_when_sockets_are_forbidden(monkeypatch: pytest.Mo
     assert check.fix
 
 
-def test_clock_fails_when_it_is_before_what_is_certainly_past() -> None:
+def test_clock_check_fails_when_the_clock_is_more_than_a_day_behind() -> None:
     day, now = 24 * 3600, time.time()
     assert doctor.check_clock(now + 2 * day).state is CheckState.FAIL
     assert doctor.check_clock(now + day / 2).state is CheckState.OK
 
 
-def test_memory_warns_when_there_is_little(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_check_warns_when_memory_is_low(monkeypatch: pytest.MonkeyPatch) -> None:
     available = iter([1024**3, 8 * 1024**3])
     monkeypatch.setattr(doctor, "_available_memory", lambda: next(available))
     assert doctor.check_memory().state is CheckState.WARN

@@ -41,12 +41,12 @@ def _leftovers(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.rglob("*.part"))
 
 
-def test_sync_brings_every_jar_to_the_folder_of_its_set_when_the_cache_is_empty(
+def test_sync_downloads_every_jar_into_the_folder_of_its_set(
     fetch: Fetch, lock: JarLock, cache: Path, repository: Any
 ) -> None:
     result = fetch()
-    found = {str(path.relative_to(cache)): path.read_bytes() for path in result.paths}
-    assert sorted(found) == [
+    contents = {str(path.relative_to(cache)): path.read_bytes() for path in result.paths}
+    assert sorted(contents) == [
         "jars/a-1.0.jar",
         "jars/b-1.0.jar",
         "jars/c-1.0.jar",
@@ -54,28 +54,28 @@ def test_sync_brings_every_jar_to_the_folder_of_its_set_when_the_cache_is_empty(
     ]
     for jar_set in lock.sets.values():
         for jar in jar_set.jars:
-            assert found[f"{jar.folder}/{jar.file_name}"] == repository.files[jar.repository_path]
+            assert (
+                contents[f"{jar.folder}/{jar.file_name}"] == repository.files[jar.repository_path]
+            )
     assert result.fetched == result.paths
     assert result.fetched_bytes == 706_000
     assert _leftovers(cache) == []
     assert {status.state for status in verify()} == {JarState.OK}
 
 
-def test_sync_fetches_jars_at_the_same_time_when_several_are_missing(
-    fetch: Fetch, repository: Any
-) -> None:
-    # No answer is given before four requests are there: one after the other would never end.
+def test_sync_downloads_jars_in_parallel(fetch: Fetch, repository: Any) -> None:
+    # The server responds after four requests: sequential requests would never end.
     repository.together = threading.Barrier(4)
     assert len(fetch().fetched) == 4
     assert not repository.together.broken
 
 
-def test_sync_fetches_only_the_named_sets_when_sets_are_given(fetch: Fetch, cache: Path) -> None:
+def test_sync_downloads_only_the_named_sets(fetch: Fetch, cache: Path) -> None:
     fetch(["broker"])
     assert [path.name for path in cache.rglob("*.jar")] == ["d-1.0.jar"]
 
 
-def test_sync_touches_no_network_when_all_jars_are_there(fetch: Fetch, repository: Any) -> None:
+def test_sync_sends_no_request_when_all_jars_are_cached(fetch: Fetch, repository: Any) -> None:
     fetch()
     repository.requests.clear()
     result = fetch(repository="http://127.0.0.1:1/")
@@ -99,7 +99,7 @@ def test_sync_writes_nothing_when_all_jars_are_in_a_read_only_cache(
     assert {path: path.stat().st_mtime_ns for path in [cache, *cache.rglob("*")]} == before
 
 
-def test_sync_asks_only_for_the_rest_when_a_part_file_is_there(
+def test_sync_resumes_from_a_part_file(
     fetch: Fetch, lock: JarLock, cache: Path, repository: Any
 ) -> None:
     jar = _jar(lock, "a")
@@ -113,7 +113,7 @@ def test_sync_asks_only_for_the_rest_when_a_part_file_is_there(
     assert repository.hits[jar.repository_path] == 1
 
 
-def test_sync_starts_again_when_the_repository_ignores_the_range(
+def test_sync_restarts_a_download_when_the_repository_ignores_the_range(
     fetch: Fetch, lock: JarLock, cache: Path, repository: Any
 ) -> None:
     repository.ignore_range = True
@@ -126,7 +126,7 @@ def test_sync_starts_again_when_the_repository_ignores_the_range(
 
 
 @pytest.mark.parametrize("length", [1000, 700_000, 900_000])
-def test_sync_recovers_when_the_part_file_is_rubbish(
+def test_sync_recovers_from_an_invalid_part_file(
     fetch: Fetch, lock: JarLock, cache: Path, repository: Any, length: int
 ) -> None:
     jar = _jar(lock, "a")
@@ -137,27 +137,29 @@ def test_sync_recovers_when_the_part_file_is_rubbish(
     assert jar.path(cache).read_bytes() == repository.files[jar.repository_path]
 
 
-def test_sync_continues_when_an_answer_is_cut_short(
+def test_sync_resumes_when_a_response_is_truncated(
     fetch: Fetch, lock: JarLock, cache: Path, repository: Any
 ) -> None:
     jar = _jar(lock, "a")
     repository.truncate_once.add(jar.repository_path)
     fetch(["first"])
     assert jar.path(cache).read_bytes() == repository.files[jar.repository_path]
-    assert [wanted for path, wanted in repository.requests if path == jar.repository_path] == [
+    assert [
+        range_header for path, range_header in repository.requests if path == jar.repository_path
+    ] == [
         None,
         "bytes=350000-",
     ]
 
 
-def test_sync_tries_again_when_the_repository_is_busy(
+def test_sync_retries_when_the_repository_is_busy(
     fetch: Fetch, lock: JarLock, repository: Any
 ) -> None:
     repository.status_once[_jar(lock, "b").repository_path] = 503
     assert len(fetch(["first"]).fetched) == 3
 
 
-def test_sync_refuses_a_jar_with_both_sums_when_its_checksum_is_wrong(
+def test_sync_error_has_both_checksums_when_a_jar_differs(
     fetch: Fetch, lock: JarLock, cache: Path, repository: Any
 ) -> None:
     jar = _jar(lock, "b")
@@ -173,7 +175,7 @@ def test_sync_refuses_a_jar_with_both_sums_when_its_checksum_is_wrong(
     assert "b-1.0.jar.part" not in _leftovers(cache)
 
 
-def test_sync_names_jar_and_repository_when_the_repository_does_not_have_it(
+def test_sync_error_names_jar_and_repository_when_the_jar_is_not_found(
     fetch: Fetch, lock: JarLock, repository: Any
 ) -> None:
     jar = _jar(lock, "c")
@@ -186,7 +188,7 @@ def test_sync_names_jar_and_repository_when_the_repository_does_not_have_it(
     assert repository.hits[jar.repository_path] == 1
 
 
-def test_sync_says_how_to_go_on_when_there_is_no_network(fetch: Fetch) -> None:
+def test_sync_error_suggests_a_folder_when_the_repository_is_unreachable(fetch: Fetch) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{unused.getsockname()[1]}/"
@@ -196,7 +198,7 @@ def test_sync_says_how_to_go_on_when_there_is_no_network(fetch: Fetch) -> None:
     assert "--from" in (caught.value.hint or "")
 
 
-def test_sync_keeps_what_arrived_when_a_transfer_keeps_breaking(
+def test_sync_keeps_the_part_file_when_a_download_fails(
     fetch: Fetch, lock: JarLock, cache: Path, repository: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "_ATTEMPTS", 1)
@@ -211,31 +213,31 @@ def test_sync_keeps_what_arrived_when_a_transfer_keeps_breaking(
 
 
 @pytest.mark.parametrize("layout", ["flat", "cache", "repository"])
-def test_sync_uses_only_the_folder_when_one_is_given(
+def test_sync_from_a_folder_sends_no_request(
     fetch: Fetch, lock: JarLock, cache: Path, repository: Any, tmp_path: Path, layout: str
 ) -> None:
     jar = _jar(lock, "d")
     source = tmp_path / "usb"
-    place = {
+    source_path = {
         "flat": source / jar.file_name,
         "cache": source / jar.folder / jar.file_name,
         "repository": source / jar.repository_path,
     }[layout]
-    place.parent.mkdir(parents=True)
-    place.write_bytes(repository.files[jar.repository_path])
+    source_path.parent.mkdir(parents=True)
+    source_path.write_bytes(repository.files[jar.repository_path])
     fetch(["broker"], from_dir=source)
-    assert jar.path(cache).read_bytes() == place.read_bytes()
+    assert jar.path(cache).read_bytes() == source_path.read_bytes()
     assert repository.requests == []
 
 
-def test_sync_refuses_when_the_folder_lacks_a_jar(fetch: Fetch, tmp_path: Path) -> None:
+def test_sync_from_a_folder_fails_when_a_jar_is_missing(fetch: Fetch, tmp_path: Path) -> None:
     with pytest.raises(SetupError) as caught:
         fetch(["broker"], from_dir=tmp_path)
     assert caught.value.condition == "JAR_NOT_FOUND"
     assert "d-1.0.jar" in caught.value.message
 
 
-def test_sync_refuses_a_jar_of_the_folder_when_its_checksum_is_wrong(
+def test_sync_from_a_folder_fails_when_a_checksum_is_wrong(
     fetch: Fetch, lock: JarLock, tmp_path: Path
 ) -> None:
     (tmp_path / "d-1.0.jar").write_bytes(b"not the jar")
@@ -245,7 +247,7 @@ def test_sync_refuses_a_jar_of_the_folder_when_its_checksum_is_wrong(
     assert _jar(lock, "d").sha256 in caught.value.message
 
 
-def test_sync_copies_from_maven_when_maven_has_the_right_jar(
+def test_sync_copies_valid_jars_of_the_local_maven_repository(
     fetch: Fetch, lock: JarLock, repository: Any
 ) -> None:
     right, wrong = _jar(lock, "a"), _jar(lock, "b")
@@ -253,15 +255,15 @@ def test_sync_copies_from_maven_when_maven_has_the_right_jar(
         (right, repository.files[right.repository_path]),
         (wrong, b"z" * wrong.size),
     ):
-        place = Path.home() / ".m2" / "repository" / jar.repository_path
-        place.parent.mkdir(parents=True)
-        place.write_bytes(body)
+        maven_path = Path.home() / ".m2" / "repository" / jar.repository_path
+        maven_path.parent.mkdir(parents=True)
+        maven_path.write_bytes(body)
     fetch(["first"])
     assert repository.hits[right.repository_path] == 0
     assert repository.hits[wrong.repository_path] == 1
 
 
-def test_sync_replaces_a_jar_when_the_one_in_the_cache_is_damaged(
+def test_sync_replaces_a_damaged_jar_of_the_cache(
     fetch: Fetch, lock: JarLock, cache: Path, repository: Any
 ) -> None:
     fetch()
@@ -272,17 +274,17 @@ def test_sync_replaces_a_jar_when_the_one_in_the_cache_is_damaged(
     assert jar.path(cache).read_bytes() == repository.files[jar.repository_path]
 
 
-def test_sync_reports_progress_up_to_the_whole_when_it_downloads(fetch: Fetch) -> None:
-    seen: list[SyncProgress] = []
-    fetch(progress=seen.append)
-    assert seen[-1].done_bytes == seen[-1].total_bytes == 706_000
-    assert seen[-1].done_files == seen[-1].total_files == 4
-    done = [step.done_bytes for step in seen]
+def test_sync_reports_progress_up_to_the_total(fetch: Fetch) -> None:
+    reports: list[SyncProgress] = []
+    fetch(progress=reports.append)
+    assert reports[-1].done_bytes == reports[-1].total_bytes == 706_000
+    assert reports[-1].done_files == reports[-1].total_files == 4
+    done = [step.done_bytes for step in reports]
     assert done == sorted(done)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_sync_says_so_when_the_cache_is_not_writable(fetch: Fetch, cache: Path) -> None:
+def test_sync_fails_when_the_cache_is_not_writable(fetch: Fetch, cache: Path) -> None:
     cache.mkdir()
     cache.chmod(0o555)
     try:
@@ -293,7 +295,7 @@ def test_sync_says_so_when_the_cache_is_not_writable(fetch: Fetch, cache: Path) 
     assert caught.value.condition == "CACHE_NOT_WRITABLE"
 
 
-def test_sync_says_so_when_a_file_is_in_the_place_of_the_cache(fetch: Fetch, cache: Path) -> None:
+def test_sync_fails_when_the_cache_is_a_file(fetch: Fetch, cache: Path) -> None:
     cache.write_text("in the way")
     with pytest.raises(SetupError) as caught:
         fetch()
@@ -301,7 +303,7 @@ def test_sync_says_so_when_a_file_is_in_the_place_of_the_cache(fetch: Fetch, cac
     assert "PENSTOCK_CACHE" in (caught.value.hint or "")
 
 
-def test_sync_refuses_before_it_downloads_when_the_disk_is_too_small(
+def test_sync_fails_before_the_download_when_the_disk_is_too_small(
     cache: Path, repository: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     huge = Jar(coordinate="g:huge:1", size=2**62, sha256="0" * 64, folder="jars")
@@ -313,9 +315,7 @@ def test_sync_refuses_before_it_downloads_when_the_disk_is_too_small(
     assert repository.requests == []
 
 
-def test_download_says_so_when_the_disk_fills_up_on_the_way(
-    lock: JarLock, repository: Any, cache: Path
-) -> None:
+def test_download_fails_when_the_disk_fills_up(lock: JarLock, repository: Any, cache: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full on this system")
     jar = _jar(lock, "a")
@@ -341,9 +341,7 @@ def _sync_in_process(url: str, start: Any, results: Any) -> None:
         results.put(repr(error))
 
 
-def test_sync_leaves_whole_jars_when_several_processes_do_it_at_once(
-    repository: Any, lock: JarLock, cache: Path
-) -> None:
+def test_concurrent_syncs_leave_complete_jars(repository: Any, lock: JarLock, cache: Path) -> None:
     context = multiprocessing.get_context("fork")
     start, results = context.Event(), context.Queue()
     workers = [
@@ -360,16 +358,16 @@ def test_sync_leaves_whole_jars_when_several_processes_do_it_at_once(
     assert _leftovers(cache) == []
 
 
-def test_class_path_names_the_command_when_jars_are_missing(lock: JarLock, cache: Path) -> None:
+def test_class_path_error_names_the_sync_command_when_jars_are_missing(
+    lock: JarLock, cache: Path
+) -> None:
     with pytest.raises(SetupError) as caught:
         class_path(["first"])
     assert caught.value.condition == "JARS_MISSING"
     assert "penstock jars sync --set first" in (caught.value.hint or "")
 
 
-def test_class_path_refuses_a_jar_when_it_is_cut_short(
-    fetch: Fetch, lock: JarLock, cache: Path
-) -> None:
+def test_class_path_refuses_a_truncated_jar(fetch: Fetch, lock: JarLock, cache: Path) -> None:
     fetch()
     assert [p.name for p in class_path(["first"])] == [
         "a-1.0.jar",
@@ -381,36 +379,34 @@ def test_class_path_refuses_a_jar_when_it_is_cut_short(
         class_path(["first"])
 
 
-def test_class_path_refuses_when_broker_and_spark_jars_would_meet(
-    lock: JarLock, cache: Path
-) -> None:
+def test_class_path_refuses_to_mix_broker_and_spark_jars(lock: JarLock, cache: Path) -> None:
     with pytest.raises(ValueError, match="broker"):
         class_path(["first", "broker"])
 
 
-def test_verify_tells_missing_from_wrong_when_asked(
+def test_verify_distinguishes_missing_and_damaged_jars(
     fetch: Fetch, lock: JarLock, cache: Path
 ) -> None:
     fetch()
     _jar(lock, "b").path(cache).write_bytes(b"n" * 1000)
     _jar(lock, "c").path(cache).unlink()
-    found = {s.path.name: s for s in verify(["first"])}
-    assert [found[f"{n}-1.0.jar"].state for n in "abc"] == [
+    statuses = {s.path.name: s for s in verify(["first"])}
+    assert [statuses[f"{n}-1.0.jar"].state for n in "abc"] == [
         JarState.OK,
         JarState.WRONG,
         JarState.MISSING,
     ]
-    assert found["b-1.0.jar"].actual_sha256 != _jar(lock, "b").sha256
+    assert statuses["b-1.0.jar"].actual_sha256 != _jar(lock, "b").sha256
 
 
-def test_sync_lists_the_sets_when_one_is_unknown(fetch: Fetch) -> None:
+def test_sync_error_lists_the_sets_when_one_is_unknown(fetch: Fetch) -> None:
     with pytest.raises(SpecError) as caught:
         fetch(["frist"])
     assert caught.value.condition == "UNKNOWN_JAR_SET"
     assert "first, broker" in (caught.value.hint or "")
 
 
-def test_lock_is_sound_when_it_is_loaded() -> None:
+def test_lock_file_is_valid() -> None:
     sets = load_lock().sets
     servers = {"kafka-broker", "postgresql-server"}
     stores = {"s3", "azure", "gcs"}
@@ -425,7 +421,7 @@ def test_lock_is_sound_when_it_is_loaded() -> None:
             assert jar.coordinate.count(":") == (3 if "shaded" in jar.coordinate else 2)
 
 
-def test_cache_is_where_the_environment_says_when_it_says_so(
+def test_cache_directory_follows_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE", "/x/y")

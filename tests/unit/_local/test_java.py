@@ -20,7 +20,7 @@ def _fake_java(home: Path, *, release: str | None = None, prints: str | None = N
 
 
 @pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def set_java(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Sets `JAVA_HOME` and PATH."""
 
     def set_both(home: Path | None, path: str = "/usr/bin:/bin") -> None:
@@ -36,51 +36,49 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     ("version", "feature"),
     [("17.0.15", 17), ("1.8.0_392", 8), ("21", 21), ("25-ea", 25), ("11.0.2+9", 11)],
 )
-def test_feature_release_is_read_when_the_version_has_any_usual_form(
-    version: str, feature: int
-) -> None:
+def test_feature_release_is_parsed_from_any_version_format(version: str, feature: int) -> None:
     assert parse_feature(version) == feature
 
 
-def test_feature_release_is_refused_when_the_text_is_no_version() -> None:
+def test_feature_release_of_an_invalid_version_is_refused() -> None:
     with pytest.raises(ValueError, match="not a Java version"):
         parse_feature("latest")
 
 
-def test_version_is_found_when_other_lines_come_first(
-    tmp_path: Path, use: Callable[..., None]
+def test_version_is_parsed_after_other_lines_of_output(
+    tmp_path: Path, set_java: Callable[..., None]
 ) -> None:
-    text = 'Picked up JAVA_TOOL_OPTIONS: -Da="b"\nopenjdk version "21.0.1" 2023-10-17\nmore'
-    _fake_java(tmp_path, prints=text)
-    use(tmp_path)
+    output = 'Picked up JAVA_TOOL_OPTIONS: -Da="b"\nopenjdk version "21.0.1" 2023-10-17\nmore'
+    _fake_java(tmp_path, prints=output)
+    set_java(tmp_path)
     assert require_java().version == "21.0.1"
 
 
-def test_java_home_wins_when_path_has_another_java(
-    tmp_path: Path, use: Callable[..., None]
+def test_java_home_takes_precedence_over_path(
+    tmp_path: Path, set_java: Callable[..., None]
 ) -> None:
-    wanted = _fake_java(tmp_path / "a", release="21.0.2")
+    expected = _fake_java(tmp_path / "a", release="21.0.2")
     other = _fake_java(tmp_path / "b", release="17.0.1")
-    use(tmp_path / "a", str(other.parent))
-    found = require_java()
-    assert (found.executable, found.version, found.feature) == (wanted.resolve(), "21.0.2", 21)
-    use(None, str(other.parent))
+    set_java(tmp_path / "a", str(other.parent))
+    actual = require_java()
+    assert (actual.executable, actual.version, actual.feature) == (expected.resolve(), "21.0.2", 21)
+    set_java(None, str(other.parent))
     assert require_java().feature == 17
 
 
-def test_java_is_asked_when_it_has_no_release_file(
-    tmp_path: Path, use: Callable[..., None]
+def test_version_is_read_from_java_without_a_release_file(
+    tmp_path: Path, set_java: Callable[..., None]
 ) -> None:
     _fake_java(tmp_path, prints='openjdk version "17.0.9" 2023-10-17')
-    use(tmp_path)
+    set_java(tmp_path)
     assert require_java().version == "17.0.9"
 
 
-def test_too_old_java_is_refused_with_its_version_when_it_is_found(
-    tmp_path: Path, use: Callable[..., None]
+def test_old_java_is_refused_with_its_version(
+    tmp_path: Path, set_java: Callable[..., None]
 ) -> None:
     _fake_java(tmp_path, release="1.8.0_392")
-    use(tmp_path)
+    set_java(tmp_path)
     with pytest.raises(SetupError) as caught:
         require_java()
     assert caught.value.condition == "JAVA_TOO_OLD"
@@ -89,9 +87,9 @@ def test_too_old_java_is_refused_with_its_version_when_it_is_found(
 
 
 def test_missing_java_is_reported_when_path_has_none(
-    tmp_path: Path, use: Callable[..., None]
+    tmp_path: Path, set_java: Callable[..., None]
 ) -> None:
-    use(None, str(tmp_path))
+    set_java(None, str(tmp_path))
     with pytest.raises(SetupError) as caught:
         require_java()
     assert caught.value.condition == "JAVA_NOT_FOUND"
@@ -99,21 +97,19 @@ def test_missing_java_is_reported_when_path_has_none(
 
 
 def test_wrong_java_home_is_reported_when_path_has_a_good_java(
-    tmp_path: Path, use: Callable[..., None]
+    tmp_path: Path, set_java: Callable[..., None]
 ) -> None:
     good = _fake_java(tmp_path / "good", release="17.0.1")
-    use(tmp_path / "gone", str(good.parent))
+    set_java(tmp_path / "gone", str(good.parent))
     with pytest.raises(SetupError) as caught:
         require_java()
     assert caught.value.condition == "JAVA_NOT_FOUND"
     assert str(tmp_path / "gone") in caught.value.message
 
 
-def test_java_that_does_not_run_is_reported_when_it_is_asked(
-    tmp_path: Path, use: Callable[..., None]
-) -> None:
+def test_java_that_does_not_run_is_reported(tmp_path: Path, set_java: Callable[..., None]) -> None:
     _fake_java(tmp_path)
-    use(tmp_path)
+    set_java(tmp_path)
     with pytest.raises(SetupError) as caught:
         require_java()
     assert caught.value.condition == "JAVA_NOT_FOUND"

@@ -22,7 +22,7 @@ def javac_version() -> int:
     return int(match[1]) if match else 0
 
 
-def test_jar_names_the_sources_that_it_was_built_from() -> None:
+def test_jar_manifest_has_the_checksum_of_its_sources() -> None:
     with zipfile.ZipFile(JAR) as jar:
         manifest = jar.read("META-INF/MANIFEST.MF").decode().replace("\n ", "")
         names = jar.namelist()
@@ -73,7 +73,7 @@ def test_jar_names_the_sources_that_it_was_built_from() -> None:
 
 @pytest.mark.spark  # needs the jars of Delta
 @pytest.mark.skipif(javac_version() != 17, reason="only the compiler of JDK 17 gives equal bytes")
-def test_jar_is_what_the_compiler_makes_of_the_sources(tmp_path: Path) -> None:
+def test_jar_equals_the_compiled_sources(tmp_path: Path) -> None:
     built = tmp_path / "built.jar"
     subprocess.run([sys.executable, BUILD, built], check=True)
     assert built.read_bytes() == JAR.read_bytes()

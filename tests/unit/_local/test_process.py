@@ -23,19 +23,19 @@ def _start(program: str, *arguments: str) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[str]]:
-    made = _start(_WAITS, "--penstock-test-marker")
-    yield made
-    made.kill()
-    made.communicate()
+    running = _start(_WAITS, "--penstock-test-marker")
+    yield running
+    running.kill()
+    running.communicate()
 
 
-def test_process_is_the_same_when_nothing_happened(child: subprocess.Popen[str]) -> None:
+def test_process_is_the_same_with_its_own_start_time(child: subprocess.Popen[str]) -> None:
     started = process.start_time(child.pid)
     assert started is not None
     assert process.is_same(child.pid, started)
 
 
-def test_process_is_another_when_its_pid_was_given_again(child: subprocess.Popen[str]) -> None:
+def test_process_differs_when_its_pid_is_reused(child: subprocess.Popen[str]) -> None:
     other = process.start_time(os.getppid())
     assert other is not None
     assert not process.is_same(child.pid, other)
@@ -48,7 +48,7 @@ def test_process_is_gone_when_it_is_a_zombie(child: subprocess.Popen[str]) -> No
     assert child.returncode is None  # not reaped: still a zombie
 
 
-def test_process_ends_by_itself_when_it_heeds_the_signal(child: subprocess.Popen[str]) -> None:
+def test_process_is_ended_by_a_signal(child: subprocess.Popen[str]) -> None:
     process.end(child.pid, process.start_time(child.pid) or "", grace_seconds=10)
     assert child.wait(10) == -15
 
@@ -63,18 +63,18 @@ def test_process_is_killed_when_it_ignores_the_signal() -> None:
         child.communicate()
 
 
-def test_process_is_left_alone_when_the_record_is_stale(child: subprocess.Popen[str]) -> None:
+def test_process_is_not_ended_when_the_record_is_stale(child: subprocess.Popen[str]) -> None:
     process.end(child.pid, "an earlier start", grace_seconds=1)
     assert child.poll() is None
 
 
-def test_process_is_found_by_its_arguments_when_it_runs(child: subprocess.Popen[str]) -> None:
+def test_running_process_is_found_by_its_arguments(child: subprocess.Popen[str]) -> None:
     if not Path("/proc/self").is_dir():
         pytest.skip("no /proc on this system")
     assert process.find_by_argument("--penstock-test-marker", "-c") == child.pid
     assert process.find_by_argument("--penstock-test-marker", "--not-there") is None
 
 
-def test_no_start_time_is_given_when_the_pid_means_no_process() -> None:
+def test_start_time_is_none_when_the_pid_is_invalid() -> None:
     assert process.start_time(0) is None
     assert process.start_time(-5) is None

@@ -25,7 +25,7 @@ def _ivy(home: Path, content: bytes) -> None:
         archive.writestr(_CLASS, content)
 
 
-def test_repository_is_the_argument_when_all_are_given(
+def test_repository_argument_overrides_environment_and_spark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _ivy(tmp_path, b"\x01\x00\x20https://spark.invalid/maven2/\x01")
@@ -36,7 +36,7 @@ def test_repository_is_the_argument_when_all_are_given(
 
 
 @pytest.mark.parametrize("content", [None, b"\x01https://other.invalid/maven/\x01"])
-def test_repository_asks_for_one_when_ivy_does_not_tell(
+def test_error_suggests_option_repo_when_ivy_has_no_repository(
     tmp_path: Path, content: bytes | None
 ) -> None:
     (tmp_path / "jars").mkdir()
@@ -54,27 +54,27 @@ def test_repository_is_found_when_pyspark_is_installed(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("url", ["", "ftp://x/y", "/a/folder", "https://", "http://[::1", "jars"])
-def test_repository_is_refused_when_it_is_no_http_url(url: str) -> None:
+def test_repository_is_refused_when_it_is_not_an_http_url(url: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse_repository(url)
     assert caught.value.condition == "INVALID_JARS_REPOSITORY"
 
 
-def test_password_is_sent_but_never_shown_when_the_url_has_one(
+def test_password_of_the_url_is_sent_but_not_shown(
     repository: Any, lock: JarLock, cache: Path, tmp_path: Path
 ) -> None:
     url = repository.url.replace("://", "://user:s3cr%2Ft@")
-    shown: list[object] = [parse_repository(url)]
+    outputs: list[object] = [parse_repository(url)]
     repository.files.clear()
     with pytest.raises(SetupError) as caught:
         sync(["broker"], repository=url)
-    shown.append(str(caught.value))
+    outputs.append(str(caught.value))
     expected = "Basic " + base64.b64encode(b"user:s3cr/t").decode()
     assert repository.authorizations == [expected]
-    assert not any(secret in repr(shown) for secret in ("s3cr", expected))
+    assert not any(secret in repr(outputs) for secret in ("s3cr", expected))
 
 
-def test_password_stays_at_home_when_the_repository_redirects(
+def test_password_is_not_sent_to_the_target_of_a_redirect(
     repository: Any, other_repository: Any, lock: JarLock, cache: Path, tmp_path: Path
 ) -> None:
     other_repository.files = repository.files

@@ -25,7 +25,7 @@ from penstock.errors import DefinitionError, SetupError
 ROOT = Path(__file__).parents[3]
 
 
-def test_this_environment_is_supported_when_tests_run() -> None:
+def test_installed_versions_are_supported() -> None:
     assert installed_spark() == minor_version(installed_version("pyspark") or "")
     require_supported_pair()
 
@@ -45,7 +45,7 @@ def test_the_version_of_pyspark_is_known_without_its_metadata(
 
 
 @pytest.mark.parametrize("version", SPARK_VERSIONS)
-def test_each_version_has_its_own_delta_and_kafka_when_the_lock_is_read(version: str) -> None:
+def test_lock_has_delta_and_kafka_jars_of_each_spark_version(version: str) -> None:
     sets = parse_lock(_LOCK_FILE.read_text(encoding="utf-8"), version).sets
     names = [jar.coordinate for name in ("delta", "kafka") for jar in sets[name].jars]
     assert f"io.delta:delta-spark_{version}_2.13:{DELTA}" in names
@@ -57,12 +57,12 @@ def test_each_version_has_its_own_delta_and_kafka_when_the_lock_is_read(version:
 
 
 @pytest.mark.parametrize("version", SPARK_VERSIONS[:-1])
-def test_each_older_version_is_pinned_when_the_matrix_installs_it(version: str) -> None:
+def test_older_spark_versions_are_pinned_with_a_hash(version: str) -> None:
     text = (ROOT / "requirements" / f"spark-{version}.txt").read_text(encoding="utf-8")
     assert re.fullmatch(rf"pyspark=={version}\.\d+ --hash=sha256:[0-9a-f]{{64}}\n", text)
 
 
-def test_the_range_of_the_package_is_the_supported_one() -> None:
+def test_package_dependencies_are_the_supported_versions() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         dependencies = tomllib.load(file)["project"]["dependencies"]
     assert "pyspark>=4.1,<=4.2.0" in dependencies
@@ -87,14 +87,14 @@ def test_the_range_of_the_package_is_the_supported_one() -> None:
         ("nonsense", "4.4.0", None, "is supported"),
     ],
 )
-def test_a_pair_is_judged_as_delta_declares_it(
+def test_unsupported_versions_have_a_reason(
     spark: str | None, delta: str | None, java_side: str | None, reason: str | None
 ) -> None:
-    found = unsupported_pair(spark, delta, java_side=java_side)
-    assert found is None if reason is None else reason in (found or "")
+    actual = unsupported_pair(spark, delta, java_side=java_side)
+    assert actual is None if reason is None else reason in (actual or "")
 
 
-def test_the_pair_and_the_change_are_named_when_it_is_not_supported(
+def test_error_names_the_versions_and_the_pip_command_when_unsupported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     versions = {"pyspark": "4.3.0", "delta-spark": "4.4.0"}
@@ -106,7 +106,7 @@ def test_the_pair_and_the_change_are_named_when_it_is_not_supported(
     assert "pip install 'pyspark>=4.1,<=4.2.0' 'delta-spark==4.4.0'" in (caught.value.hint or "")
 
 
-def test_the_jars_of_another_folder_are_looked_at_when_it_is_named(tmp_path: Path) -> None:
+def test_spark_version_is_read_from_the_jars_of_spark_home(tmp_path: Path) -> None:
     environ = {"SPARK_HOME": str(tmp_path)}
     assert placed_elsewhere({}) is None
     assert placed_elsewhere(environ) is None
@@ -133,7 +133,7 @@ FROM STREAM read_files('a', b => 'FROM STREAM z') JOIN stream(live.orders) o"""
         ("4.1", QUERY.replace("STREAM read", "/*~~*/ read")),
     ],
 )
-def test_stream_is_marked_where_the_parser_does_not_know_it(
+def test_stream_keyword_is_marked_when_the_parser_does_not_support_it(
     version: str, marked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spark_version, "installed_spark", lambda: version)

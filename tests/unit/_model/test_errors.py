@@ -16,11 +16,11 @@ from penstock.errors import (
     UpdateFailedError,
 )
 
-HERE = SourceLocation("pipeline.py", 12)
+ORIGIN = SourceLocation("pipeline.py", 12)
 
 
-def test_an_error_shows_condition_origin_and_hint_when_it_has_all_of_them():
-    error = DefinitionError("SOME_CONDITION", "it went wrong", origin=HERE, hint="do this")
+def test_error_shows_condition_origin_and_hint():
+    error = DefinitionError("SOME_CONDITION", "it went wrong", origin=ORIGIN, hint="do this")
     assert str(error) == (
         "[SOME_CONDITION] it went wrong\n  declared at pipeline.py:12\n  hint: do this"
     )
@@ -30,10 +30,10 @@ def test_an_error_is_one_line_when_it_has_only_a_message():
     assert str(SpecError("SOME_CONDITION", "it went wrong")) == "[SOME_CONDITION] it went wrong"
 
 
-def test_several_errors_show_all_of_them_when_they_are_one():
+def test_combined_error_shows_all_its_errors():
     errors = DefinitionErrors(
         [
-            DefinitionError("FIRST_ONE", "one", origin=HERE),
+            DefinitionError("FIRST_ONE", "one", origin=ORIGIN),
             DefinitionError("SECOND_ONE", "two", hint="mend it"),
         ]
     )
@@ -46,7 +46,7 @@ def test_several_errors_show_all_of_them_when_they_are_one():
     assert errors.message == "the pipeline has 2 errors"
 
 
-def test_one_error_is_not_called_errors_when_it_is_alone():
+def test_message_is_singular_when_there_is_one_error():
     assert DefinitionErrors([DefinitionError("X", "one")]).message == "the pipeline has 1 error"
 
 
@@ -62,25 +62,25 @@ def test_one_error_is_not_called_errors_when_it_is_alone():
         (InternalError("X", ""), 70),
     ],
 )
-def test_the_exit_code_tells_whose_turn_it_is_when_an_error_ends_a_command(error, code):
+def test_each_error_class_has_its_exit_code(error, code):
     assert isinstance(error, PenstockError)
     assert error.exit_code == code
 
 
-def test_a_flow_error_keeps_where_it_happened_when_that_is_known():
+def test_flow_error_has_flow_batch_and_query():
     error = FlowError("X", "", flow="orders", batch_id=7, query_id="q", retryable=True)
     assert (error.flow, error.batch_id, error.query_id, error.retryable) == ("orders", 7, "q", True)
 
 
 @pytest.mark.parametrize("kind", [ExpectationFailedError, CheckpointError])
-def test_an_error_is_not_retried_when_the_same_batch_fails_again(kind):
+def test_expectation_and_checkpoint_errors_are_not_retryable(kind):
     assert kind("X", "", flow="orders").retryable is False
 
 
-def test_a_missing_extra_is_an_import_error_when_someone_catches_that():
+def test_missing_extra_error_is_an_import_error():
     assert isinstance(MissingExtraError("X", "", hint="pip install"), ImportError)
 
 
-def test_a_failed_update_counts_its_flows_when_several_failed():
+def test_update_failed_error_counts_the_failed_flows():
     failures = [FlowError("X", "", flow="a"), FlowError("Y", "", flow="b")]
     assert UpdateFailedError(failures).message.startswith("2 flow(s) failed")

@@ -20,5 +20,5 @@ from penstock._model.lineage import LineageSource, place_of
         ("wasbs://box@shop.blob/a", "wasbs://box@shop.blob", "/a"),
     ],
 )
-def test_a_place_is_named_as_openlineage_does_without_credentials(uri, namespace, name):
+def test_lineage_source_is_named_as_in_openlineage_without_credentials(uri, namespace, name):
     assert place_of(uri) == LineageSource(namespace=namespace, name=name)

@@ -4,7 +4,7 @@ from penstock._model.name import DatasetName, resolve_name, split_name
 
 
 @pytest.mark.parametrize(
-    ("text", "parts"),
+    ("name", "parts"),
     [
         ("orders", ("orders",)),
         ("sales.orders", ("sales", "orders")),
@@ -17,18 +17,18 @@ from penstock._model.name import DatasetName, resolve_name, split_name
         ("a.b.c.d", ("a", "b", "c", "d")),
     ],
 )
-def test_a_name_is_split_into_its_parts_when_it_is_one(text, parts):
-    assert split_name(text) == parts
+def test_name_is_split_into_its_parts(name, parts):
+    assert split_name(name) == parts
 
 
-@pytest.mark.parametrize("text", ["", "   ", ".a", "a.", "a..b", "a b", "`a", "a`b`", "``"])
-def test_splitting_is_refused_when_the_text_is_no_name(text):
+@pytest.mark.parametrize("name", ["", "   ", ".a", "a.", "a..b", "a b", "`a", "a`b`", "``"])
+def test_invalid_name_cannot_be_split(name):
     with pytest.raises(ValueError, match="not a dataset name"):
-        split_name(text)
+        split_name(name)
 
 
 @pytest.mark.parametrize(
-    ("text", "full"),
+    ("name", "full"),
     [
         ("orders", "main.bronze.orders"),
         ("silver.orders", "main.silver.orders"),
@@ -40,17 +40,17 @@ def test_splitting_is_refused_when_the_text_is_no_name(text):
         ("live", "main.bronze.live"),
     ],
 )
-def test_a_name_is_filled_up_with_the_defaults_when_parts_are_missing(text, full):
-    assert str(resolve_name(text, catalog="main", schema="bronze")) == full
+def test_missing_name_parts_are_filled_with_the_defaults(name, full):
+    assert str(resolve_name(name, catalog="main", schema="bronze")) == full
 
 
-@pytest.mark.parametrize("text", ["a.b.c.d", "LIVE.a.b.c.d", ""])
-def test_resolving_is_refused_when_there_are_too_many_parts_or_none(text):
+@pytest.mark.parametrize("name", ["a.b.c.d", "LIVE.a.b.c.d", ""])
+def test_name_with_too_many_parts_or_none_is_refused(name):
     with pytest.raises(ValueError, match="dataset name"):
-        resolve_name(text, catalog="main", schema="bronze")
+        resolve_name(name, catalog="main", schema="bronze")
 
 
-def test_two_names_have_one_key_when_they_differ_in_case_only():
+def test_names_that_differ_only_in_case_have_the_same_key():
     upper = resolve_name("Silver.ORDERS", catalog="Main", schema="x")
     lower = DatasetName("main", "silver", "orders")
     assert upper.key == lower.key == "main.silver.orders"

@@ -58,9 +58,9 @@ MAPPED = [
 ]
 
 
-@pytest.mark.parametrize(("path", "place"), MAPPED)
-def test_longest_prefix_wins_when_a_path_has_one(path, place):
-    assert PATHS.map(path) == place
+@pytest.mark.parametrize(("path", "expected"), MAPPED)
+def test_path_is_mapped_by_its_longest_prefix(path, expected):
+    assert PATHS.map(path) == expected
 
 
 UNCHANGED = [
@@ -85,7 +85,7 @@ UNCHANGED = [
 
 
 @pytest.mark.parametrize("path", UNCHANGED)
-def test_path_is_unchanged_when_no_prefix_fits(path):
+def test_path_is_unchanged_when_no_prefix_matches(path):
     assert PATHS.map(path) == path
 
 
@@ -109,7 +109,7 @@ def test_path_is_unchanged_when_nothing_is_mapped(path):
         "s3://bucket/../other",
     ],
 )
-def test_path_is_refused_when_it_leaves_what_is_mapped(path):
+def test_path_is_refused_when_it_leaves_the_mapped_prefix(path):
     with pytest.raises(SpecError, match="PATH_OUTSIDE_MAPPING"):
         PATHS.map(path)
 
@@ -128,13 +128,13 @@ def test_path_is_refused_when_it_leaves_what_is_mapped(path):
         {"/x": "/1", "file:/x": "/2"},
     ],
 )
-def test_prefix_is_refused_when_it_leads_up_or_stands_twice(paths):
+def test_prefix_is_refused_when_it_is_invalid_or_a_duplicate(paths):
     with pytest.raises(SpecError, match="PATHS_INVALID"):
         PathMap(paths)
 
 
 @pytest.mark.parametrize(
-    ("path", "place"),
+    ("path", "expected"),
     [
         ("data/raw/a.json", "/x/a.json"),
         ("./data/raw", "/x"),
@@ -146,9 +146,9 @@ def test_prefix_is_refused_when_it_leads_up_or_stands_twice(paths):
         ("kafka://prod:90921", "kafka://prod:90921"),
     ],
 )
-def test_relative_prefixes_and_brokers_are_mapped(path, place):
+def test_relative_prefixes_and_brokers_are_mapped(path, expected):
     paths = {"./data/raw": "/x", "kafka://prod:9092,b:9092": "kafka://localhost:1"}
-    assert PathMap(paths).map(path) == place
+    assert PathMap(paths).map(path) == expected
 
 
 def test_path_is_mapped_once_when_a_target_is_a_prefix_too():
@@ -157,7 +157,7 @@ def test_path_is_mapped_once_when_a_target_is_a_prefix_too():
     assert paths.map("/b/x") == "/c/x"
 
 
-def test_mapped_path_is_left_alone_when_its_prefix_is_above_the_target():
+def test_mapped_path_is_not_mapped_again_below_its_target():
     paths = PathMap({"/": "/sandbox", "/mnt": "/mnt/data"})
     assert paths.map("/etc/x") == "/sandbox/etc/x"
     assert paths.map("/sandbox/etc/x") == "/sandbox/etc/x"
@@ -187,14 +187,14 @@ _SPELLINGS = {
 
 
 @given(_MAP, _PREFIX, _REST)
-def test_mapping_again_changes_nothing_when_no_target_is_a_prefix(paths, prefix, rest):
+def test_mapping_is_idempotent_when_no_target_is_a_prefix(paths, prefix, rest):
     mapping = PathMap(paths)
-    once = mapping.map(f"{prefix}/{rest}")
-    assert mapping.map(once) == once
+    mapped = mapping.map(f"{prefix}/{rest}")
+    assert mapping.map(mapped) == mapped
 
 
 @given(_MAP, _PREFIX, _REST)
-def test_prefix_ends_at_a_component_when_a_path_goes_on(paths, prefix, rest):
+def test_prefix_matches_only_whole_path_components(paths, prefix, rest):
     mapping = PathMap({prefix: "/local/x"})
     joined = f"{prefix.rstrip('/')}/{rest}"
     tidy = rest.rstrip("/")
@@ -204,7 +204,7 @@ def test_prefix_ends_at_a_component_when_a_path_goes_on(paths, prefix, rest):
 
 
 @given(_MAP, st.sampled_from(sorted(_SPELLINGS)), _REST, st.data())
-def test_spellings_mean_the_same_place(paths, path, rest, data):
+def test_spellings_of_a_path_are_mapped_alike(paths, path, rest, data):
     other = data.draw(st.sampled_from(_SPELLINGS[path]))
     assert canonical_path(f"{path}/{rest}") == canonical_path(f"{other}/{rest}")
     mapping = PathMap(paths)
@@ -213,7 +213,7 @@ def test_spellings_mean_the_same_place(paths, path, rest, data):
 
 
 @given(_MAP, st.text(max_size=30))
-def test_any_text_is_mapped_or_refused_but_never_breaks(paths, text):
+def test_any_string_is_mapped_or_refused(paths, text):
     try:
         assert isinstance(PathMap(paths).map(text), str)
     except SpecError as error:
@@ -224,7 +224,7 @@ def test_any_text_is_mapped_or_refused_but_never_breaks(paths, text):
 def test_mapped_path_stays_below_its_target(paths, prefix, rest):
     mapping = PathMap(paths)
     try:
-        place = mapping.map(f"{prefix}/{rest}/../x")
+        mapped = mapping.map(f"{prefix}/{rest}/../x")
     except SpecError:
         return
-    assert place == f"{prefix}/{rest}/../x" or place.startswith("/local")
+    assert mapped == f"{prefix}/{rest}/../x" or mapped.startswith("/local")

@@ -4,7 +4,7 @@ from penstock._model.size import parse_bytes
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
+    ("value", "size"),
     [
         ("100", 100),
         ("1k", 1024),
@@ -15,11 +15,11 @@ from penstock._model.size import parse_bytes
         (str(2**63 - 1), 2**63 - 1),
     ],
 )
-def test_a_size_is_understood_when_it_has_a_unit(text: str, size: int):
-    assert parse_bytes(text) == size
+def test_size_is_parsed_with_or_without_a_unit(value: str, size: int):
+    assert parse_bytes(value) == size
 
 
-@pytest.mark.parametrize("text", ["", "mb", "-1", "10 miles", "1 k b"])
-def test_a_text_is_refused_when_it_is_no_size(text: str):
+@pytest.mark.parametrize("value", ["", "mb", "-1", "10 miles", "1 k b"])
+def test_invalid_size_is_refused(value: str):
     with pytest.raises(ValueError, match="not a size"):
-        parse_bytes(text)
+        parse_bytes(value)

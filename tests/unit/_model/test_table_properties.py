@@ -47,6 +47,6 @@ def test_property_is_not_stored_when_only_maintenance_reads_it(key, value):
         ("targetFileSize", "64mb"),
     ],
 )
-def test_property_stays_when_it_has_a_meaning_or_is_unknown(key, value):
+def test_property_is_kept_when_it_has_a_meaning_or_is_unknown(key, value):
     assert not is_tuning(key, value)
     assert effective_properties({key: value}) == {key: value}

@@ -1,4 +1,4 @@
-"""An update with many micro-batches, and what all readers of its log make of it."""
+"""An update with many micro-batches, and the results of all readers of its log."""
 
 import functools
 import threading
@@ -87,7 +87,7 @@ def committed(flow: EventOrigin, batch: int, message: str = "") -> Event:
 
 
 def measured(flow: EventOrigin, batch: int) -> list[Event]:
-    """From Spark, and from beside it."""
+    """The events of a batch by Spark and by the lag measurement."""
     origin = replace(flow, batch_id=batch)
     operators = [{"operatorName": "dedupe", "numRowsDroppedByWatermark": batch % 3}]
     progress = {
@@ -132,7 +132,7 @@ def _events(batches: int) -> Iterator[tuple[int, Event]]:
         yield 1, flow_progress(flow, FlowStatus.RUNNING, "runs")
     for batch in range(1, batches):
         for flow in FLOWS:
-            # The next commit may come before the figures of the one before it.
+            # The next commit may precede the metrics of the previous batch.
             if batch % 10 != 3:
                 yield batch, committed(flow, batch)
             if batch % 10 == 2:
@@ -149,7 +149,7 @@ def _events(batches: int) -> Iterator[tuple[int, Event]]:
             yield batch, flow_progress(GOLD, FlowStatus.FAILED, "failed", error=error)
             yield batch, flow_progress(GOLD, FlowStatus.STARTING, "again")
             yield batch, flow_progress(GOLD, FlowStatus.RUNNING, "runs")
-    # Batches without rows make no version: the newest one that made one is further up.
+    # Batches without rows create no version: the newest version is of an earlier batch.
     for batch in range(batches, batches + 140):
         yield (
             batch,
@@ -160,13 +160,13 @@ def _events(batches: int) -> Iterator[tuple[int, Event]]:
                 metrics=FlowMetrics(num_output_rows=0),
             ),
         )
-    # Nothing comes any more, which is measured all the same.
+    # No more rows arrive, and lag is still measured.
     for minute in range(batches + 140, batches + 300, 3):
         yield minute, lag_progress(SILVER, {"loss": "none", "sources": []})
 
 
 def filled(folder: Path, batches: int = 150, keep: EventLogSettings = SMALL) -> EventLog:
-    """A log with all of them, in many segments, that is still open."""
+    """An open log with all events, in many segments."""
     log = EventLog(folder, keep)
     for event in events(batches):
         log(event)
@@ -176,7 +176,7 @@ def filled(folder: Path, batches: int = 150, keep: EventLogSettings = SMALL) -> 
 def rolled_up(
     log: EventLog, settings: EventLogSettings = ALL, *, stop: threading.Event = NEVER
 ) -> bool:
-    """Roll its finished segments up; whether that was due."""
+    """Roll up the finished segments, and return whether that was due."""
     if log.update is None:
         return False
     update, now = log.update.listed(), time.time() + 60
@@ -194,28 +194,32 @@ def update_of(folder: Path) -> UpdateLog:
     return update
 
 
-def numbers(folder: Path) -> list[tuple[int, int]]:
-    """Of the segments that are read."""
+def segment_ranges(folder: Path) -> list[tuple[int, int]]:
+    """The ranges of the segments that are read."""
     return [(segment.first, segment.last) for segment in update_of(folder).segments()]
 
 
-def places(events: list[dict[str, Any]]) -> list[int]:
-    """Positions of events among those of their writer."""
+def sequence_numbers(events: list[dict[str, Any]]) -> list[int]:
+    """The sequence numbers of events."""
     return [event["sequence"]["data_plane_id"]["seq_no"] for event in events]
 
 
-def rolled(events: list[dict[str, Any]], kind: str = "flow_progress") -> list[dict[str, Any]]:
-    """Those that stand for several."""
+def rolled_up_events(
+    events: list[dict[str, Any]], kind: str = "flow_progress"
+) -> list[dict[str, Any]]:
+    """The events that are roll-ups of several events."""
     return [event for event in events if "rolled_up" in event["details"].get(kind, {})]
 
 
 def total(folder: Path) -> float:
-    """How many events a log stands for."""
+    """The number of events of a log, with those in roll-ups."""
     state = ObservedUpdate()
     for body in lines_of(folder):
         if (event := event_of(body)) is not None:
             state(event)
-    (events,) = [one for one in metric_series(state) if one.metric.name == "penstock_events_total"]
+    (events,) = [
+        series for series in metric_series(state) if series.metric.name == "penstock_events_total"
+    ]
     return sum(events.values.values())
 
 
@@ -231,33 +235,35 @@ def rounded(metrics: list[Series]) -> dict[Any, Any]:
 
 
 def facts(folder: Path) -> dict[str, Any]:
-    """What metrics, status, dashboard and the start of the next update find in a log."""
+    """The results of metrics, status, dashboard and the start of the next update for a log."""
     state, model = ObservedUpdate(), UpdateModel()
     now = START + timedelta(days=1)
     for body in lines_of(folder):
         event = event_of_json(body)
         state(event)
         model.fold(event)
-    told, metrics = status_json(state, now), metric_series(state)
-    for flow in told["flows"]:
+    status, metrics = status_json(state, now), metric_series(state)
+    for flow in status["flows"]:
         # Of the newest batches, as many as there are.
         flow["recent_progress"] = flow["recent_progress"][-1:]
         if flow["lag"] is not None:
             flow["lag"].pop("catch_up_seconds")
-    found: dict[str, Any] = {"status": told, "head": {**model.head(), "events": None}}
-    found["metrics"] = rounded(metrics)
+    result: dict[str, Any] = {"status": status, "head": {**model.head(), "events": None}}
+    result["metrics"] = rounded(metrics)
     for name in ("c.s.silver", "c.s.view", "out"):
         dataset = model.dataset(name)
         assert dataset is not None
         series = dataset.pop("series") or {}
         rules = series.get("rules", {})
-        found[name] = {
+        result[name] = {
             **dataset,
             "rows_out": sum(series.get("rows_out", ())),
             "quarantined": sum(series.get("quarantined", ())),
-            "slowest": max((one for one in series.get("batch_seconds", ()) if one), default=None),
+            "slowest": max(
+                (entry for entry in series.get("batch_seconds", ()) if entry), default=None
+            ),
             "rule_counts": {key: [sum(c) for c in rule.values()] for key, rule in rules.items()},
         }
-    found["busy"] = [one.get("busy_seconds") for one in model.outline()["datasets"]]
-    found["last"] = {flow.flow_name: last_batch(folder, flow.flow_name) for flow in FLOWS}
-    return found
+    result["busy"] = [entry.get("busy_seconds") for entry in model.outline()["datasets"]]
+    result["last"] = {flow.flow_name: last_batch(folder, flow.flow_name) for flow in FLOWS}
+    return result

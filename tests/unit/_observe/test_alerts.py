@@ -1,4 +1,4 @@
-"""Alerts: which fire and are resolved, whom they reach, and what happens where nobody listens."""
+"""Alerts: when they fire and are resolved, and how they are delivered to receivers."""
 
 import contextlib
 import json
@@ -95,11 +95,11 @@ def dataset(*columns: tuple[str, Any], name: str = "c.s.silver", nullable: bool 
     return at(0, definition("dataset_definition", origin, "", body))
 
 
-def told(book: AlertBook, *events: Event) -> list[tuple[str, str, float | None, int]]:
+def notices_of(book: AlertBook, *events: Event) -> list[tuple[str, str, float | None, int]]:
     return [
-        (one.about, one.state, one.value, one.suppressed)
+        (notice.about, notice.state, notice.value, notice.suppressed)
         for event in events
-        for one in book.observe(event)
+        for notice in book.observe(event)
     ]
 
 
@@ -108,78 +108,91 @@ def book(kind: AlertKind, threshold: float = 0.0, repeat: float = 60.0, **more: 
     return AlertBook((rule,), repeat_seconds=repeat)
 
 
-def test_retention_fires_below_its_threshold_and_unknown_changes_nothing():
-    one = book(AlertKind.RETENTION, 3600)
-    seen = told(
-        one,
+def test_retention_alert_fires_below_its_threshold_and_ignores_unknown_lag():
+    alert_book = book(AlertKind.RETENTION, 3600)
+    notices = notices_of(
+        alert_book,
         lag(0, 5, "expected", 9000),
         lag(1, 5, "expected", 3000),
         lag(2, None, "unknown"),
         lag(3, 0, "none"),
     )
-    assert [notice[:2] for notice in seen] == [
+    assert [notice[:2] for notice in notices] == [
         ("flow silver", "firing"),
         ("flow silver", "resolved"),
     ]
-    gone = told(book(AlertKind.RETENTION, 3600), lag(0, 5, "happened", 0.0))
+    gone = notices_of(book(AlertKind.RETENTION, 3600), lag(0, 5, "happened", 0.0))
     assert [notice[1] for notice in gone] == ["firing"]
-    assert told(book(AlertKind.RETENTION, 3600, flow="gold"), lag(0, 5, "happened", 0.0)) == []
+    assert (
+        notices_of(book(AlertKind.RETENTION, 3600, flow="gold"), lag(0, 5, "happened", 0.0)) == []
+    )
 
 
-def test_retention_fires_when_a_flow_has_missed_rows_before_its_lag_is_measured():
-    bus, seen = EventBus(), list[Event]()
-    bus.subscribe(seen.append)
+def test_retention_alert_fires_when_rows_were_lost_before_the_first_lag():
+    bus, emitted = EventBus(), list[Event]()
+    bus.subscribe(emitted.append)
     rule = AlertRule(name="a", kind=AlertKind.RETENTION, threshold=3600)
     alerts = Alerts(bus, UPDATE, AlertSettings(rules=(rule,)))
     bus.subscribe(alerts)
     bus.emit(at(0, Event(FLOW, SourceRowsLost(({"topic": "orders", "partition": 0},)), "")))
     bus.emit(lag(1, 0, "none"))
     alerts.close(timeout_seconds=30)
-    notices = [details(event) for event in seen if event.event_type == "alert_progress"]
-    assert [(each["state"], each.get("value")) for each in notices] == [
+    notices = [details(event) for event in emitted if event.event_type == "alert_progress"]
+    assert [(notice["state"], notice.get("value")) for notice in notices] == [
         ("firing", 0.0),
         ("resolved", None),
     ]
 
 
-def test_age_of_unread_records_fires_and_is_resolved():
-    one = book(AlertKind.LAG, 60)
-    seen = told(
-        one, lag(0, 60, "none"), lag(1, 61, "none"), lag(2, None, "unknown"), lag(3, 0, "none")
+def test_lag_alert_fires_and_is_resolved():
+    alert_book = book(AlertKind.LAG, 60)
+    notices = notices_of(
+        alert_book,
+        lag(0, 60, "none"),
+        lag(1, 61, "none"),
+        lag(2, None, "unknown"),
+        lag(3, 0, "none"),
     )
-    assert [notice[:3] for notice in seen] == [
+    assert [notice[:3] for notice in notices] == [
         ("flow silver", "firing", 61.0),
         ("flow silver", "resolved", 0.0),
     ]
 
 
-def test_a_backlog_fires_and_is_resolved():
-    one = book(AlertKind.BACKLOG, 100, flow="SILVER")
-    assert told(one, backlog(0, 100), backlog(1, 101), backlog(2, 500), backlog(3, 7)) == [
+def test_backlog_alert_fires_and_is_resolved():
+    alert_book = book(AlertKind.BACKLOG, 100, flow="SILVER")
+    assert notices_of(
+        alert_book, backlog(0, 100), backlog(1, 101), backlog(2, 500), backlog(3, 7)
+    ) == [
         ("flow silver", "firing", 101.0, 0),
         ("flow silver", "resolved", 7.0, 0),
     ]
-    assert told(book(AlertKind.BACKLOG, 100, flow="gold"), backlog(0, 900)) == []
+    assert notices_of(book(AlertKind.BACKLOG, 100, flow="gold"), backlog(0, 900)) == []
 
 
-def test_a_backlog_fires_when_no_batch_ends():
+def test_backlog_alert_fires_from_measured_lag_when_no_batch_ends():
     def measured(seconds: float, *records: int | None, problem: str | None = None) -> Event:
         parts = [{"topic": "t", "partition": str(n), "records": r} for n, r in enumerate(records)]
         body = {"sources": [{"source": "Kafka", "partitions": parts, "problem": problem}]}
         return at(seconds, lag_progress(FLOW, body))
 
-    one = book(AlertKind.BACKLOG, 100)
-    assert told(one, backlog(0, 5), measured(10, 90, None), measured(20, 90, 9, problem="x")) == []
-    assert told(one, measured(30, 90, 20)) == [("flow silver", "firing", 110.0, 0)]
+    alert_book = book(AlertKind.BACKLOG, 100)
+    assert (
+        notices_of(
+            alert_book, backlog(0, 5), measured(10, 90, None), measured(20, 90, 9, problem="x")
+        )
+        == []
+    )
+    assert notices_of(alert_book, measured(30, 90, 20)) == [("flow silver", "firing", 110.0, 0)]
 
 
-def test_a_state_that_lasts_or_flutters_is_told_seldom():
-    one = book(AlertKind.BACKLOG, 100, repeat=60)
+def test_notifications_are_limited_when_a_state_lasts_or_flaps():
+    alert_book = book(AlertKind.BACKLOG, 100, repeat=60)
     lasting = [backlog(second, 500) for second in range(0, 130, 10)]
-    assert [state for _, state, _, _ in told(one, *lasting)] == ["firing"] * 3
-    one = book(AlertKind.BACKLOG, 100, repeat=60)
-    fluttering = [backlog(second, 500 if second % 2 == 0 else 1) for second in range(62)]
-    assert told(one, *fluttering) == [
+    assert [state for _, state, _, _ in notices_of(alert_book, *lasting)] == ["firing"] * 3
+    alert_book = book(AlertKind.BACKLOG, 100, repeat=60)
+    flapping = [backlog(second, 500 if second % 2 == 0 else 1) for second in range(62)]
+    assert notices_of(alert_book, *flapping) == [
         ("flow silver", "firing", 500.0, 0),
         ("flow silver", "resolved", 1.0, 0),
         ("flow silver", "firing", 500.0, 58),
@@ -187,55 +200,55 @@ def test_a_state_that_lasts_or_flutters_is_told_seldom():
     ]
 
 
-def test_a_failure_rate_is_over_the_last_batches():
-    one = book(AlertKind.FAILURE_RATE, 0.1, dataset="silver", batches=2, min_rows=50)
-    assert told(one, counts(0, 0, 10)) == []  # too few rows to tell
-    assert told(one, counts(1, 90, 0), counts(2, 80, 20)) == [
+def test_failure_rate_is_computed_over_the_last_batches():
+    alert_book = book(AlertKind.FAILURE_RATE, 0.1, dataset="silver", batches=2, min_rows=50)
+    assert notices_of(alert_book, counts(0, 0, 10)) == []  # too few rows
+    assert notices_of(alert_book, counts(1, 90, 0), counts(2, 80, 20)) == [
         ("c.s.silver: positive", "firing", pytest.approx(20 / 190), 0)
     ]
-    assert told(one, counts(3, 100, 0), counts(4, 100, 0)) == [
+    assert notices_of(alert_book, counts(3, 100, 0), counts(4, 100, 0)) == [
         ("c.s.silver: positive", "resolved", 0.1, 0)
     ]
-    assert told(book(AlertKind.FAILURE_RATE, 0.1, rule="other"), counts(0, 0, 9)) == []
+    assert notices_of(book(AlertKind.FAILURE_RATE, 0.1, rule="other"), counts(0, 0, 9)) == []
 
 
-def test_no_progress_is_noticed_as_time_passes():
-    one = book(AlertKind.NO_PROGRESS, 30)
-    assert told(one, at(0, flow_progress(FLOW, FlowStatus.RUNNING, ""))) == []
-    assert one.tick(START + timedelta(seconds=30)) == []
-    (notice,) = one.tick(START + timedelta(seconds=31))
+def test_no_progress_alert_fires_after_its_threshold():
+    alert_book = book(AlertKind.NO_PROGRESS, 30)
+    assert notices_of(alert_book, at(0, flow_progress(FLOW, FlowStatus.RUNNING, ""))) == []
+    assert alert_book.tick(START + timedelta(seconds=30)) == []
+    (notice,) = alert_book.tick(START + timedelta(seconds=31))
     assert (notice.state, notice.about) == ("firing", "flow silver")
-    assert told(one, backlog(40, 0)) == [("flow silver", "resolved", None, 0)]
+    assert notices_of(alert_book, backlog(40, 0)) == [("flow silver", "resolved", None, 0)]
     for end in (FlowStatus.COMPLETED, FlowStatus.IDLE):
-        assert told(one, at(41, flow_progress(FLOW, FlowStatus.RUNNING, ""))) == []
-        assert told(one, at(42, flow_progress(FLOW, end, ""))) == []
-        assert one.tick(START + timedelta(hours=9)) == []
+        assert notices_of(alert_book, at(41, flow_progress(FLOW, FlowStatus.RUNNING, ""))) == []
+        assert notices_of(alert_book, at(42, flow_progress(FLOW, end, ""))) == []
+        assert alert_book.tick(START + timedelta(hours=9)) == []
 
 
-def test_no_progress_is_noticed_of_a_later_refresh_of_a_view():
-    one = book(AlertKind.NO_PROGRESS, 30)
+def test_no_progress_alert_fires_for_a_later_refresh_of_a_view():
+    alert_book = book(AlertKind.NO_PROGRESS, 30)
     first = [flow_progress(FLOW, status, "") for status in (FlowStatus.RUNNING, FlowStatus.IDLE)]
     unchanged = planning_information(FLOW, "NO_OP", "no source changed")
-    assert told(one, *(at(0, event) for event in (*first, unchanged))) == []
-    assert one.tick(START + timedelta(hours=9)) == []
+    assert notices_of(alert_book, *(at(0, event) for event in (*first, unchanged))) == []
+    assert alert_book.tick(START + timedelta(hours=9)) == []
     refresh = at(40_000, planning_information(FLOW, "COMPLETE_RECOMPUTE", "a source changed"))
-    assert told(one, refresh) == []
-    (notice,) = one.tick(START + timedelta(seconds=40_031))
+    assert notices_of(alert_book, refresh) == []
+    (notice,) = alert_book.tick(START + timedelta(seconds=40_031))
     assert (notice.state, notice.value) == ("firing", 31.0)
 
 
-def test_restarts_of_a_flow_that_finishes_no_batch_are_no_progress():
-    one = book(AlertKind.NO_PROGRESS, 30)
+def test_restarts_of_a_flow_that_finishes_no_batch_are_not_progress():
+    alert_book = book(AlertKind.NO_PROGRESS, 30)
     for start in range(0, 40, 10):
         running = at(start, flow_progress(FLOW, FlowStatus.RUNNING, ""))
         retried = at(start + 1, flow_progress(FLOW, FlowStatus.QUEUED, "silver failed"))
-        assert told(one, running, retried) == (
+        assert notices_of(alert_book, running, retried) == (
             [("flow silver", "firing", 31.0, 0)] if start == 30 else []
         )
 
 
-def test_no_progress_is_noticed_while_other_flows_are_busy():
-    one = book(AlertKind.NO_PROGRESS, 30)
+def test_no_progress_alert_fires_while_other_flows_are_busy():
+    alert_book = book(AlertKind.NO_PROGRESS, 30)
     other = EventOrigin(pipeline_name="shop", update_id="8c1f", flow_name="bronze")
     metrics = FlowMetrics(num_input_rows=1)
     busy = [
@@ -243,26 +256,28 @@ def test_no_progress_is_noticed_while_other_flows_are_busy():
         for second in range(1, 33)
     ]
     started = [at(0, flow_progress(o, FlowStatus.RUNNING, "")) for o in (FLOW, other)]
-    assert told(one, *started, *busy) == [("flow silver", "firing", 31.0, 0)]
+    assert notices_of(alert_book, *started, *busy) == [("flow silver", "firing", 31.0, 0)]
 
 
-def test_a_watermark_that_stands_still_while_rows_come_fires_and_is_resolved():
-    def seen(*events: Event) -> list[tuple[str, float | None]]:
-        return [(one[1], one[2]) for one in told(book(AlertKind.WATERMARK, 60), *events)]
+def test_watermark_alert_fires_when_it_does_not_advance_and_is_resolved():
+    def states(*events: Event) -> list[tuple[str, float | None]]:
+        return [(item[1], item[2]) for item in notices_of(book(AlertKind.WATERMARK, 60), *events)]
 
     ten, eleven = "2026-03-04T10:00:00.000Z", "2026-03-04T11:00:00.000Z"
     stuck = [stream(second, ten, 5) for second in range(0, 100, 10)]
-    assert seen(*stuck, stream(100, eleven, 5)) == [("firing", 70.0), ("resolved", None)]
-    # Nothing came for an hour; then the watermark moves on one batch after the rows, as it does.
-    assert seen(stream(0, ten, 5), stream(3600, ten, 5), stream(3601, eleven, 0)) == []
-    assert seen(stream(0, ten, 5), *(stream(second, ten, 0) for second in range(10, 900, 10))) == []
-    assert seen(*(stream(second, None, 5) for second in range(0, 900, 10))) == []
+    assert states(*stuck, stream(100, eleven, 5)) == [("firing", 70.0), ("resolved", None)]
+    # No rows for an hour; then the watermark advances one batch after the rows, as in Spark.
+    assert states(stream(0, ten, 5), stream(3600, ten, 5), stream(3601, eleven, 0)) == []
+    assert (
+        states(stream(0, ten, 5), *(stream(second, ten, 0) for second in range(10, 900, 10))) == []
+    )
+    assert states(*(stream(second, None, 5) for second in range(0, 900, 10))) == []
     ended = at(100, flow_progress(FLOW, FlowStatus.COMPLETED, ""))
-    assert seen(*stuck, ended)[1:] == [("resolved", None)]
-    assert told(book(AlertKind.WATERMARK, 60, flow="gold"), *stuck) == []
+    assert states(*stuck, ended)[1:] == [("resolved", None)]
+    assert notices_of(book(AlertKind.WATERMARK, 60, flow="gold"), *stuck) == []
 
 
-def test_a_dataset_with_other_columns_than_in_the_last_update_fires_until_it_has_rows(
+def test_schema_change_alert_fires_until_the_dataset_has_rows(
     tmp_path: Path,
 ):
     inner = {"type": "struct", "fields": [{"name": "x", "type": "integer", "nullable": True}]}
@@ -279,47 +294,49 @@ def test_a_dataset_with_other_columns_than_in_the_last_update_fires_until_it_has
     schemas = recorded_schemas(tmp_path)
     assert set(schemas) == {"c.s.silver", "c.s.gold"}
     rule = AlertRule(name="a", kind=AlertKind.SCHEMA_CHANGE)
-    one = AlertBook((rule,), repeat_seconds=60, schemas=schemas)
+    alert_book = AlertBook((rule,), repeat_seconds=60, schemas=schemas)
     same = dataset(*reversed(before), nullable=False)
-    assert told(one, same, dataset(("new", "string"), name="c.s.unheard_of")) == []
+    assert notices_of(alert_book, same, dataset(("new", "string"), name="c.s.unheard_of")) == []
     after = dataset(("id", "long"), ("email", "string"), ("inner", wider))
-    (notice,) = one.observe(after)
+    (notice,) = alert_book.observe(after)
     assert notice.about == "c.s.silver"
     assert notice.message == (
         "the columns of c.s.silver changed since the last update: email added, name removed, "
         "id changed from integer to long, inner changed"
     )
-    assert [state for _, state, _, _ in told(one, after, counts(1, 1, 0))] == ["resolved"]
+    assert [state for _, state, _, _ in notices_of(alert_book, after, counts(1, 1, 0))] == [
+        "resolved"
+    ]
     few = AlertBook(
         (AlertRule(name="a", kind=AlertKind.SCHEMA_CHANGE, dataset="gold"),),
         repeat_seconds=60,
         schemas=schemas,
     )
-    assert told(few, after) == []
-    assert [about for about, *_ in told(few, dataset(("id", "long"), name="c.s.gold"))] == [
+    assert notices_of(few, after) == []
+    assert [about for about, *_ in notices_of(few, dataset(("id", "long"), name="c.s.gold"))] == [
         "c.s.gold"
     ]
     assert recorded_schemas(tmp_path / "nowhere") == {}
 
 
-def test_new_fields_of_a_source_are_a_change_of_schema():
+def test_schema_change_alert_fires_for_new_fields_of_a_source():
     info = ErrorInfo(condition="SCHEMA_EVOLVED", class_name="X", message="new: tip", fatal=False)
     event = flow_progress(FLOW, FlowStatus.STARTING, "", error=info)
-    seen = told(book(AlertKind.SCHEMA_CHANGE, flow="silver"), at(0, event), backlog(1, 0))
-    assert [(about, state) for about, state, _, _ in seen] == [
+    notices = notices_of(book(AlertKind.SCHEMA_CHANGE, flow="silver"), at(0, event), backlog(1, 0))
+    assert [(about, state) for about, state, _, _ in notices] == [
         ("flow silver", "firing"),
         ("flow silver", "resolved"),
     ]
-    assert told(book(AlertKind.SCHEMA_CHANGE, flow="gold"), at(0, event)) == []
+    assert notices_of(book(AlertKind.SCHEMA_CHANGE, flow="gold"), at(0, event)) == []
 
 
-def test_a_failure_is_told_with_its_way_out():
+def test_failure_alert_has_the_error_and_its_hint():
     info = ErrorInfo(condition="PATH_NOT_FOUND", class_name="X", message="gone\n  hint: mount it")
-    one = book(AlertKind.FAILED)
+    alert_book = book(AlertKind.FAILED)
     failed = flow_progress(FLOW, FlowStatus.FAILED, "", error=info)
-    (notice,) = one.observe(failed)
+    (notice,) = alert_book.observe(failed)
     assert notice.message == "flow silver failed: [PATH_NOT_FOUND] gone\n  hint: mount it"
-    (notice,) = one.observe(update_progress(UPDATE, UpdateState.FAILED, "", error=info))
+    (notice,) = alert_book.observe(update_progress(UPDATE, UpdateState.FAILED, "", error=info))
     assert notice.about == "update"
 
 
@@ -328,29 +345,29 @@ def test_a_failure_is_told_with_its_way_out():
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    yield made
-    made.close()
+    server = Receiver()
+    yield server
+    server.close()
 
 
 def deliver(targets: list[AlertTarget], **more: Any) -> list[Event]:
-    """Let a backlog fire; the events that tell about it."""
+    """Let a backlog alert fire, and return its events."""
     bus = EventBus()
-    seen: list[Event] = []
-    bus.subscribe(seen.append)
+    emitted: list[Event] = []
+    bus.subscribe(emitted.append)
     rule = AlertRule(name="lag", kind=AlertKind.BACKLOG, threshold=100)
     settings = AlertSettings(rules=(rule,), targets=tuple(targets))
     alerts = Alerts(bus, UPDATE, settings, pauses_seconds=(0.01, 0.01), **more)
     bus.subscribe(alerts)
     bus.emit(backlog(0, 500))
-    # Given to it in order: when the second is answered, all of the first is done.
+    # Notifications are delivered in order: `close` waits for all of them.
     alerts.close(timeout_seconds=30)
-    return [event for event in seen if event.event_type == "alert_progress"]
+    return [event for event in emitted if event.event_type == "alert_progress"]
 
 
-def test_all_that_a_book_looks_at_reaches_it():
-    bus, seen = EventBus(), list[Event]()
-    bus.subscribe(seen.append)
+def test_every_kind_of_alert_gets_its_events():
+    bus, emitted = EventBus(), list[Event]()
+    bus.subscribe(emitted.append)
     events = {
         AlertKind.LAG: lag(0, 90, "expected", 40.0),
         AlertKind.RETENTION: lag(0, 90, "expected", 40.0),
@@ -373,11 +390,11 @@ def test_all_that_a_book_looks_at_reaches_it():
     for event in (*still, *events.values()):
         bus.emit(event)
     alerts.close(timeout_seconds=30)
-    fired = [details(e)["alert"] for e in seen if e.event_type == "alert_progress"]
+    fired = [details(e)["alert"] for e in emitted if e.event_type == "alert_progress"]
     assert sorted(fired) == sorted([*events, "watermark"])
 
 
-def test_webhooks_get_the_generic_form_and_that_of_slack(receiver: Receiver):
+def test_webhooks_get_the_generic_or_the_slack_payload(receiver: Receiver):
     secrets = {"${secret:hook}": f"{receiver.url}/T0/B0", "${secret:key}": "k-1"}
     (event,) = deliver(
         [
@@ -397,7 +414,7 @@ def test_webhooks_get_the_generic_form_and_that_of_slack(receiver: Receiver):
     assert event.level == "WARN"
 
 
-def test_a_failed_delivery_is_tried_again_and_told(receiver: Receiver):
+def test_failed_delivery_is_reported_without_secrets(receiver: Receiver):
     receiver.answers = [500, 503, 200]
     (event,) = deliver([AlertTarget(webhook=receiver.url)])
     # Close hurries the pauses; the update never waits for them.
@@ -415,11 +432,11 @@ def test_a_failed_delivery_is_tried_again_and_told(receiver: Receiver):
     assert "T0-secret" not in json.dumps(details(event))
 
 
-def test_what_was_not_told_is_said_when_a_receiver_hangs_at_the_end():
+def test_undelivered_alerts_are_reported_when_a_receiver_hangs_at_the_end():
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes a request, and never answers
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        bus, seen = EventBus(), list[Event]()
-        bus.subscribe(seen.append)
+        bus, emitted = EventBus(), list[Event]()
+        bus.subscribe(emitted.append)
         rules = (
             AlertRule(name="lag", kind=AlertKind.BACKLOG, threshold=100),
             AlertRule(name="failed", kind=AlertKind.FAILED, threshold=0),
@@ -439,21 +456,21 @@ def test_what_was_not_told_is_said_when_a_receiver_hangs_at_the_end():
         alerts.close(timeout_seconds=0.2)
         assert time.monotonic() - began < 5
         connection.close()
-    told = [event for event in seen if event.event_type == "alert_progress"]
-    first, second = (details(event) for event in told)
+    progress = [event for event in emitted if event.event_type == "alert_progress"]
+    first, second = (details(event) for event in progress)
     assert (first["alert"], first["told"]) == ("lag", [targets[0].label])
     assert (second["alert"], second["told"]) == ("failed", [])
-    assert [len(one["not_told"]) for one in (first, second)] == [2, 3]
+    assert [len(entry["not_told"]) for entry in (first, second)] == [2, 3]
     assert "not notified before the update ended" in first["not_told"][0]
-    assert {event.error.condition for event in told if event.error} == {"ALERT_NOT_DELIVERED"}
-    # The thread that hung says nothing more, and a second close nothing again.
+    assert {event.error.condition for event in progress if event.error} == {"ALERT_NOT_DELIVERED"}
+    # The blocked thread reports nothing more, and neither does a second close.
     alerts.close()
-    assert [event for event in seen if event.event_type == "alert_progress"] == told
+    assert [event for event in emitted if event.event_type == "alert_progress"] == progress
 
 
-def test_alerts_go_on_when_an_event_makes_no_sense(caplog: pytest.LogCaptureFixture):
-    bus, seen = EventBus(), list[Event]()
-    bus.subscribe(seen.append)
+def test_alerts_continue_after_an_invalid_event(caplog: pytest.LogCaptureFixture):
+    bus, emitted = EventBus(), list[Event]()
+    bus.subscribe(emitted.append)
     rule = AlertRule(name="lag", kind=AlertKind.BACKLOG, threshold=100)
     alerts = Alerts(bus, UPDATE, AlertSettings(rules=(rule,)))
     alerts(definition("update_progress", UPDATE, "of another version", {"state": "DREAMING"}))
@@ -461,11 +478,11 @@ def test_alerts_go_on_when_an_event_makes_no_sense(caplog: pytest.LogCaptureFixt
     alerts(definition("stream_progress", backlog(0, 0).origin, "", {"progress_json": odd}))
     alerts(backlog(0, 500))
     alerts.close(timeout_seconds=30)
-    assert [event.event_type for event in seen] == ["alert_progress"]
+    assert [event.event_type for event in emitted] == ["alert_progress"]
     assert "could not be evaluated" in caplog.text
 
 
-def test_a_command_gets_json_on_its_input(tmp_path: Path):
+def test_command_target_gets_json_on_stdin(tmp_path: Path):
     out = tmp_path / "out.json"
     code = f"import sys; open({str(out)!r}, 'w').write(sys.stdin.read())"
     bad = AlertTarget(command=(sys.executable, "-c", "import sys; sys.exit(3)"))
@@ -487,7 +504,7 @@ def test_mail_is_sent():
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="nothing makes a certificate")
 @pytest.mark.parametrize("tls", ["starttls", "ssl"])
-def test_mail_is_not_sent_when_the_server_cannot_prove_who_it_is(tls: str, tmp_path: Path):
+def test_mail_is_not_sent_when_the_server_certificate_is_not_trusted(tls: str, tmp_path: Path):
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
@@ -522,7 +539,7 @@ def test_mail_is_not_sent_when_the_server_cannot_prove_who_it_is(tls: str, tmp_p
     assert lines == []
 
 
-def test_slack_reads_no_markup_from_a_message():
+def test_slack_message_escapes_markup():
     notice = AlertProgress(
         alert="a",
         kind="failed",
@@ -546,8 +563,8 @@ def _settings(tmp_path: Path, alerts: str) -> AlertSettings:
     return load_settings(tmp_path, environ={}).alerts
 
 
-def test_settings_are_read(tmp_path: Path):
-    found = _settings(
+def test_alert_settings_are_read(tmp_path: Path):
+    settings = _settings(
         tmp_path,
         """\
   repeat_seconds: 60
@@ -563,18 +580,18 @@ def test_settings_are_read(tmp_path: Path):
     - {email: {to: ops@example.org, from: p@example.org, password: "${secret:mail}"}}
 """,
     )
-    assert [(rule.name, rule.kind, rule.threshold) for rule in found.rules] == [
+    assert [(rule.name, rule.kind, rule.threshold) for rule in settings.rules] == [
         ("bad", AlertKind.FAILURE_RATE, 0.05),
         ("stuck", AlertKind.NO_PROGRESS, 900.0),
         ("down", AlertKind.FAILED, 0.0),
         ("still", AlertKind.WATERMARK, 600.0),
         ("columns", AlertKind.SCHEMA_CHANGE, 0.0),
     ]
-    assert [target.label for target in found.targets] == [
+    assert [target.label for target in settings.targets] == [
         *("Slack webhook", "command logger", "mail")
     ]
-    assert found.targets[2].mail["password"] == "${secret:mail}"
-    assert "secret" not in repr(found)
+    assert settings.targets[2].mail["password"] == "${secret:mail}"
+    assert "secret" not in repr(settings)
 
 
 @pytest.mark.parametrize(
@@ -590,6 +607,6 @@ def test_settings_are_read(tmp_path: Path):
         ("  to: [{webhook: x, format: teams}]\n", "format"),
     ],
 )
-def test_wrong_settings_are_refused(tmp_path: Path, alerts: str, message: str):
+def test_invalid_alert_settings_are_refused(tmp_path: Path, alerts: str, message: str):
     with pytest.raises(SpecError, match=message):
         _settings(tmp_path, alerts)

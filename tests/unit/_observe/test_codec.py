@@ -26,7 +26,7 @@ LINES = RECORDED.read_bytes().splitlines()
 
 
 def written(event: Event, line: bytes) -> bytes:
-    """The line that a log would have of an event, at the place of a recorded one."""
+    """The line of an event with the position of a recorded line."""
     return encode(event_json(event, **json.loads(line)["sequence"]["data_plane_id"]))
 
 
@@ -34,21 +34,21 @@ def test_recorded_lines_are_the_same_bytes_when_written_again():
     events = [event_of_line(line) for line in LINES]
     known = [event for event in events if event is not None]
     assert [written(event, line) for event, line in zip(known, LINES, strict=True)] == LINES
-    # All types are there, with events that stand for many micro-batches, and all are understood.
+    # All types are recorded, including events of many micro-batches, and all are decoded.
     assert {type(event.body) for event in known} == set(_BODIES.values())
     rolled = [event.body for event in known if getattr(event.body, "rolled_up", None) is not None]
     assert {type(body) for body in rolled} == {FlowProgress, StreamProgress}
 
 
-def test_values_are_typed_when_a_line_is_read():
-    found = {event.event_type: event.body for event in map(event_of_line, LINES) if event}
-    alert, lag = found["alert_progress"], found["lag_progress"]
+def test_values_of_a_line_have_their_types():
+    bodies = {event.event_type: event.body for event in map(event_of_line, LINES) if event}
+    alert, lag = bodies["alert_progress"], bodies["lag_progress"]
     assert (alert.value, alert.not_told, alert.suppressed) == (None, ("a: b",), 3)
     assert (lag.seconds_behind, lag.sources[0]["kind"]) == (7.5, "kafka")
-    assert found["planning_information"] == PlanningInformation("NO_OP", "no source changed")
-    assert found["migration_progress"].figures == {"rows": 7}
-    assert found["flow_definition"].target == "c.s.silver"
-    assert found["update_progress"].state is UpdateState.FAILED
+    assert bodies["planning_information"] == PlanningInformation("NO_OP", "no source changed")
+    assert bodies["migration_progress"].figures == {"rows": 7}
+    assert bodies["flow_definition"].target == "c.s.silver"
+    assert bodies["update_progress"].state is UpdateState.FAILED
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_values_are_typed_when_a_line_is_read():
         ("planning_information", {"technique_information": 5}),
     ],
 )
-def test_damaged_and_unknown_bodies_stay_as_they_are(event_type, body):
+def test_invalid_and_unknown_bodies_are_unchanged(event_type, body):
     line = json.loads(LINES[0]) | {"event_type": event_type, "details": {event_type: body}}
     recorded = encode(line | {"level": "WARN", "maturity_level": "EVOLVING"})
     event = event_of_line(recorded)
@@ -83,7 +83,7 @@ def test_damaged_and_unknown_bodies_stay_as_they_are(event_type, body):
     assert isinstance(event.body, UnknownBody)
     assert (event.event_type, event.level) == (event_type, Level.WARN)
     assert written(event, recorded) == recorded
-    # Readers pass over it, and go on with what comes after it.
+    # Readers ignore it.
     update = ObservedUpdate()
     update(event)
     assert update.events == {"WARN": 1}
@@ -102,8 +102,8 @@ def test_an_event_is_the_same_when_written_and_read_again():
     )
     read = event_of_line(encode(event_json(event, instance="i", seq_no=0)))
     assert read is not None
-    moment = event.timestamp.astimezone(UTC)
-    assert read.timestamp == moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+    timestamp = event.timestamp.astimezone(UTC)
+    assert read.timestamp == timestamp.replace(microsecond=timestamp.microsecond // 1000 * 1000)
     assert replace(read, timestamp=event.timestamp) == event
 
 
@@ -119,11 +119,11 @@ def test_an_event_is_the_same_when_written_and_read_again():
         b'{"event_type": "x", "timestamp": "2026-01-01T00:00:00Z", "details": {"x": []}}',
     ],
 )
-def test_there_is_no_event_when_a_line_is_not_one(line):
+def test_invalid_line_has_no_event(line):
     assert event_of_line(line) is None
 
 
-def test_an_event_of_a_later_version_is_read_when_it_knows_more():
+def test_event_of_a_newer_version_is_read():
     body = {
         "event_type": "news",
         "timestamp": "2026-01-01T00:00:00Z",

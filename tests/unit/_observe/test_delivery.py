@@ -1,4 +1,4 @@
-"""What is made of events and sent: receivers that are away, hang, or come back."""
+"""Delivery of events to receivers that are unavailable, hang, or recover."""
 
 import threading
 import time
@@ -17,81 +17,83 @@ UPDATE = EventOrigin(pipeline_name="shop", update_id="u")
 SIGNAL = Signal(name="x", items="things", body=LineageProgress, condition="C", class_name="E")
 
 
-class Made:
-    """A delivery, and what it told."""
+class RecordedDelivery:
+    """A delivery, and the progress that it reported."""
 
     def __init__(self, send: Callable[[list[Any]], None], **more: Any) -> None:
-        self.told: list[dict[str, Any]] = []
+        self.progress: list[dict[str, Any]] = []
         bus = EventBus()
-        bus.subscribe(lambda event: self.told.append(details(event)))
+        bus.subscribe(lambda event: self.progress.append(details(event)))
         self.delivery = Delivery(
             bus, UPDATE, SIGNAL, fold=lambda event: [event.message], send=send, **more
         )
 
-    def give(self, *messages: str) -> None:
+    def emit(self, *messages: str) -> None:
         for message in messages:
             self.delivery(definition("thing", UPDATE, message, {}))
 
 
-def test_things_are_sent_again_when_a_receiver_was_away_for_days(monkeypatch: pytest.MonkeyPatch):
+def test_delivery_is_retried_until_the_receiver_is_available(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(delivery_module, "_LONGEST_PAUSE", 0.0)
-    tries, arrived = [], threading.Event()
+    attempts, arrived = [], threading.Event()
 
     def send(things: list[Any]) -> None:
-        tries.append(things)
-        if len(tries) <= 1200:
-            raise ConnectionError("nobody is there")
+        attempts.append(things)
+        if len(attempts) <= 1200:
+            raise ConnectionError("connection refused")
         arrived.set()
 
-    made = Made(send)
-    made.give(*map(str, range(1201)))
+    recorded = RecordedDelivery(send)
+    recorded.emit(*map(str, range(1201)))
     assert arrived.wait(60)
-    made.delivery.close()
-    assert made.told[-1] == {"sent": 1, "failed": 1200, "dropped": 0}
+    recorded.delivery.close()
+    assert recorded.progress[-1] == {"sent": 1, "failed": 1200, "dropped": 0}
 
 
-def test_the_newest_is_kept_when_each_has_all_that_was_in_those_before():
+def test_oldest_items_are_dropped_when_the_queue_is_full():
     sent: list[str] = []
-    began, held = threading.Event(), threading.Event()
+    began, release = threading.Event(), threading.Event()
 
     def send(things: list[Any]) -> None:
         began.set()
-        held.wait(30)
+        release.wait(30)
         sent.extend(things)
 
-    made = Made(send, queue_size=2, batch_size=2, drop_oldest=True, finish=lambda: ["the last"])
-    made.give("0")
+    recorded = RecordedDelivery(
+        send, queue_size=2, batch_size=2, drop_oldest=True, finish=lambda: ["the last"]
+    )
+    recorded.emit("0")
     assert began.wait(30)
-    made.give(*"123456789")
-    threading.Timer(0.3, held.set).start()
-    made.delivery.close()
+    recorded.emit(*"123456789")
+    threading.Timer(0.3, release.set).start()
+    recorded.delivery.close()
     assert sent == ["0", "9", "the last"]
-    assert made.told[-1] == {"sent": 3, "failed": 0, "dropped": 8}
+    assert recorded.progress[-1] == {"sent": 3, "failed": 0, "dropped": 8}
 
 
-def test_the_end_waits_a_moment_only_when_the_receiver_failed_before(
+def test_close_does_not_wait_long_when_the_receiver_failed_before(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(delivery_module, "_LONGEST_PAUSE", 0.0)
-    hangs, held, ended = threading.Event(), threading.Event(), threading.Event()
+    hangs, release, ended = threading.Event(), threading.Event(), threading.Event()
 
     def send(things: list[Any]) -> None:
         if things == ["first"]:
-            raise ConnectionError("nobody is there")
+            raise ConnectionError("connection refused")
         hangs.set()
-        held.wait(30)
+        release.wait(30)
         ended.set()
 
-    made = Made(send)
-    made.give("first", "second", "third")
+    recorded = RecordedDelivery(send)
+    recorded.emit("first", "second", "third")
     assert hangs.wait(30)
     began = time.monotonic()
-    made.delivery.close()
+    recorded.delivery.close()
     assert time.monotonic() - began < 5.0
-    assert made.told[-1] == {"sent": 0, "failed": 1, "dropped": 2}
-    # What comes of it later is told to nobody: the update is over.
-    told = list(made.told)
-    held.set()
+    assert recorded.progress[-1] == {"sent": 0, "failed": 1, "dropped": 2}
+    # Later results are not reported: the update has ended.
+    progress = list(recorded.progress)
+    release.set()
     assert ended.wait(30)
-    made.delivery._threads[1].join(30)
-    assert made.told == told
+    recorded.delivery._threads[1].join(30)
+    assert recorded.progress == progress

@@ -1,4 +1,4 @@
-"""Drawings of a graph keep their form, whatever names there are."""
+"""Drawings of graphs with any names."""
 
 from made_events import definition, flow_progress
 
@@ -6,7 +6,7 @@ from penstock._observe.events import EventOrigin, FlowStatus
 from penstock._observe.flow_graph import dot_lines, flow_graph, mermaid_lines, text_lines
 
 
-def _graph(odd: str):
+def _graph(special: str):
     def table(name: str):
         origin = EventOrigin(pipeline_name="p", dataset_name=name)
         body = {"dataset_type": "STREAMING_TABLE"}
@@ -21,16 +21,16 @@ def _graph(odd: str):
     return flow_graph(
         [
             table("c.s.a"),
-            table(odd),
+            table(special),
             table("c.s.z"),
             flow("c.s.a", [], ["kafka: orders"]),
-            flow(odd, ["c.s.a"], []),
-            flow("c.s.z", ["c.s.a", odd], []),
+            flow(special, ["c.s.a"], []),
+            flow("c.s.z", ["c.s.a", special], []),
         ]
     )
 
 
-def test_the_tree_writes_each_dataset_out_once():
+def test_tree_shows_each_dataset_in_full_once():
     assert list(text_lines(_graph("c.s.b"))) == [
         "kafka: orders [source]",
         "`- a [streaming table, 1 rule]",
@@ -40,7 +40,7 @@ def test_the_tree_writes_each_dataset_out_once():
     ]
 
 
-def test_a_flow_that_failed_shows_when_another_into_the_table_has_completed():
+def test_table_is_failed_when_one_of_its_flows_failed():
     table = definition("dataset_definition", EventOrigin(dataset_name="t"), "", {})
     ends = [
         flow_progress(EventOrigin(dataset_name="t", flow_name=name), status, "")
@@ -50,7 +50,7 @@ def test_a_flow_that_failed_shows_when_another_into_the_table_has_completed():
     assert flow_graph([table]).nodes["t"].state is None
 
 
-def test_a_circle_ends():
+def test_tree_of_a_cyclic_graph_ends():
     def flow(target: str, source: str):
         body = {"output_dataset": target, "input_datasets": [source]}
         return definition("flow_definition", EventOrigin(flow_name=target), "", body)
@@ -63,7 +63,7 @@ def test_a_circle_ends():
     assert len(list(text_lines(graph))) == 3
 
 
-def test_odd_names_break_neither_mermaid_nor_dot():
+def test_special_characters_are_escaped_in_mermaid_and_dot():
     graph = _graph('c.s.x"]; click n0 "y\\\n<b>&')
     mermaid = list(mermaid_lines(graph))
     assert len(mermaid) == 1 + 4 + 4

@@ -37,26 +37,26 @@ def delivered(*hooks: EventHook, timeout: float = 30) -> list[Event]:
     return [event for event in reported if event.event_type == "hook_progress"]
 
 
-def test_every_event_arrives_in_order_when_some_came_before_the_hook():
-    seen: list[dict[str, Any]] = []
+def test_hook_gets_all_events_in_order():
+    received: list[dict[str, Any]] = []
 
     def collect(event: dict[str, Any]) -> None:
-        seen.append(event)
+        received.append(event)
 
     assert delivered(hook(collect)) == []
-    assert [event["message"] for event in seen] == ["start", "run", "end"]
-    assert [event["sequence"]["data_plane_id"]["seq_no"] for event in seen] == [1, 2, 3]
-    assert {event["origin"]["update_id"] for event in seen} == {"u1"}
+    assert [event["message"] for event in received] == ["start", "run", "end"]
+    assert [event["sequence"]["data_plane_id"]["seq_no"] for event in received] == [1, 2, 3]
+    assert {event["origin"]["update_id"] for event in received} == {"u1"}
 
 
-def test_other_hooks_go_on_when_one_raises():
-    seen: list[str] = []
+def test_other_hooks_continue_when_one_raises():
+    received: list[str] = []
 
     def broken(event: dict[str, Any]) -> None:
         raise ValueError("no")
 
     def collect(event: dict[str, Any]) -> None:
-        seen.append(event["message"])
+        received.append(event["message"])
 
     def leaving(event: dict[str, Any]) -> None:
         sys.exit("no")
@@ -67,7 +67,7 @@ def test_other_hooks_go_on_when_one_raises():
         "event hook 'leaving' raised for 3 events",
     ]
     reports = delivered(hook(broken), hook(collect))
-    assert seen == ["start", "run", "end"]
+    assert received == ["start", "run", "end"]
     assert [event.message for event in reports] == [
         "event hook 'broken' raised ValueError: no",
         "event hook 'broken' raised for 3 events",
@@ -75,18 +75,20 @@ def test_other_hooks_go_on_when_one_raises():
     assert {event.error.condition for event in reports if event.error} == {"HOOK_FAILED"}
 
 
-def test_a_hook_that_changes_an_event_changes_it_for_itself_only():
+def test_event_changed_by_a_hook_is_unchanged_for_others():
     event = stream_progress(ORIGIN, {"sources": [{"numInputRows": 1}]})
     events = EventHooks(EventBus(), ORIGIN)
-    seen: list[Any] = []
+    received: list[Any] = []
 
     def changes(event: dict[str, Any]) -> None:
-        seen.append(event["details"]["stream_progress"]["progress_json"]["sources"].pop())
+        received.append(event["details"]["stream_progress"]["progress_json"]["sources"].pop())
 
     events.start([hook(changes), hook(changes)])
     events(event)
     events.close()
-    assert len(seen) == 2 and details(event)["progress_json"]["sources"] == [{"numInputRows": 1}]
+    assert len(received) == 2 and details(event)["progress_json"]["sources"] == [
+        {"numInputRows": 1}
+    ]
 
 
 def test_hook_is_disabled_when_it_fails_too_often_in_a_row():
@@ -101,7 +103,7 @@ def test_hook_is_disabled_when_it_fails_too_often_in_a_row():
     assert reports[-1].message == "event hook 'broken' is disabled after 2 failures in a row"
 
 
-def test_failures_do_not_add_up_when_a_call_between_them_works():
+def test_failures_are_reset_after_a_successful_call():
     calls: list[str] = []
 
     def shaky(event: dict[str, Any]) -> None:
@@ -113,7 +115,7 @@ def test_failures_do_not_add_up_when_a_call_between_them_works():
     assert calls == ["start", "run", "end"]
 
 
-def test_end_is_not_held_up_when_a_hook_hangs():
+def test_end_of_the_update_is_not_delayed_when_a_hook_hangs():
     release = threading.Event()
 
     def slow(event: dict[str, Any]) -> None:
@@ -126,7 +128,7 @@ def test_end_is_not_held_up_when_a_hook_hangs():
     assert "did not finish in time; 3 events were not delivered" in report.message
 
 
-def test_a_bus_forgets_the_subscribers_of_an_update_that_has_ended():
+def test_bus_removes_the_subscribers_of_a_scope_at_its_end():
     bus, before, inside = EventBus(), list[Event](), list[Event]()
     bus.subscribe(before.append)
     with bus.scope():
@@ -138,12 +140,12 @@ def test_a_bus_forgets_the_subscribers_of_an_update_that_has_ended():
 
 def test_memory_is_bounded_when_a_hook_is_slow_or_disabled():
     began, release = threading.Event(), threading.Event()
-    seen: list[str] = []
+    received: list[str] = []
 
     def slow(event: dict[str, Any]) -> None:
         began.set()
         release.wait(60)
-        seen.append(event["message"])
+        received.append(event["message"])
 
     def broken(event: dict[str, Any]) -> None:
         raise ValueError("no")
@@ -163,9 +165,11 @@ def test_memory_is_bounded_when_a_hook_is_slow_or_disabled():
     assert [line.events.qsize() for line in events._workers] == [5, 0]
     release.set()
     events.close()
-    assert seen == ["0", "1", "2", "3", "4", "5"]
-    told = [e.message for e in reported if e.event_type == "hook_progress" and "slow" in e.message]
-    assert told == [
+    assert received == ["0", "1", "2", "3", "4", "5"]
+    messages = [
+        e.message for e in reported if e.event_type == "hook_progress" and "slow" in e.message
+    ]
+    assert messages == [
         "event hook 'slow' is too slow: events are dropped",
         "event hook 'slow' was too slow: 15 events were not delivered",
     ]

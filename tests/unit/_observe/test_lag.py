@@ -1,4 +1,4 @@
-"""Measurements beside Spark's progress: shown as long as they are true."""
+"""Lag measured outside of Spark's progress, shown as long as it is current."""
 
 from typing import Any
 
@@ -63,7 +63,7 @@ def measured(*parts: dict[str, Any], files: int | None = 7) -> LagProgress:
     )
 
 
-def test_what_was_measured_is_shown_per_partition_and_for_the_flow():
+def test_measured_lag_is_shown_per_partition_and_for_the_flow():
     sources = lag_sources(
         progress({"0": 60, "1": 40}, {"0": 90, "1": 40}),
         measured(part("0", 60, 95), part("1", 40, 40)),
@@ -84,28 +84,40 @@ def test_what_was_measured_is_shown_per_partition_and_for_the_flow():
     }
 
 
-def test_what_the_flow_has_passed_is_unknown_until_it_is_measured_again():
+def test_lag_is_unknown_after_progress_until_it_is_measured_again():
     sources = lag_sources(progress({"0": 80}, {"0": 90}), measured(part("0", 60, 95)))
-    (found,) = sources[0]["partitions"]
-    assert (found["records"], found["seconds_behind"], found["loss"]) == (10, None, "unknown")
-    assert found["seconds_to_loss"] is None
+    (partition,) = sources[0]["partitions"]
+    assert (partition["records"], partition["seconds_behind"], partition["loss"]) == (
+        10,
+        None,
+        "unknown",
+    )
+    assert partition["seconds_to_loss"] is None
     assert lag_summary(sources)["seconds_behind"] is None
-    # All is read: that is known without a look.
-    (found,) = lag_sources(progress({"0": 95}, {"0": 95}), None)[0]["partitions"]
-    assert (found["records"], found["seconds_behind"], found["loss"]) == (0, 0.0, "none")
-    # Rows came after the look that found none.
-    (found,) = lag_sources(progress({"0": 95}, {"0": 99}), measured(part("0", 95, 95)))[0][
+    # Everything is read: known without a measurement.
+    (partition,) = lag_sources(progress({"0": 95}, {"0": 95}), None)[0]["partitions"]
+    assert (partition["records"], partition["seconds_behind"], partition["loss"]) == (
+        0,
+        0.0,
+        "none",
+    )
+    # Rows arrived after the measurement.
+    (partition,) = lag_sources(progress({"0": 95}, {"0": 99}), measured(part("0", 95, 95)))[0][
         "partitions"
     ]
-    assert (found["records"], found["seconds_behind"], found["loss"]) == (4, None, "unknown")
+    assert (partition["records"], partition["seconds_behind"], partition["loss"]) == (
+        4,
+        None,
+        "unknown",
+    )
 
 
-def test_nothing_is_zero_because_nobody_knows():
+def test_unknown_lag_is_none_and_not_zero():
     unknown = part("0", 60, 0, latest_offset=None, records=None, seconds_behind=None)
     unknown |= {"seconds_to_loss": None, "loss": "unknown", "loss_by": None, "lost_records": None}
     sources = lag_sources(progress({"0": 60}, None), measured(unknown, files=None))
-    (found,) = sources[0]["partitions"]
-    assert {found[key] for key in ("records", "latest_offset", "seconds_behind")} == {None}
+    (partition,) = sources[0]["partitions"]
+    assert {partition[key] for key in ("records", "latest_offset", "seconds_behind")} == {None}
     assert (sources[1]["files"], sources[1]["versions"]) == (None, None)
     assert lag_sources(progress({"0": 60}, None), None)[0]["partitions"][0]["records"] is None
     mixed = [{"partitions": [part("0", 1, 9, loss="unknown"), part("1", 2, 9, loss="happened")]}]
@@ -113,13 +125,13 @@ def test_nothing_is_zero_because_nobody_knows():
     assert lag_summary([]) == {"seconds_behind": None, "seconds_to_loss": None, "loss": None}
 
 
-def test_files_and_tables_have_an_age_where_it_was_measured():
+def test_lag_of_files_tables_and_shards_has_the_measured_age():
     def age(*parts: dict[str, Any], files: float | None, end: int = 60) -> Any:
         body = measured(*parts)
         body.sources[1]["seconds_behind"] = files
         sources = lag_sources(progress({"0": end}, {"0": 90}), body)
         assert sources[1]["seconds_behind"] == files
-        # What the event says of the whole flow is what its reader makes of it.
+        # The summary of the event equals that of its reader.
         if end == 60:
             assert lag_summary(list(body.sources)) == lag_summary(sources)
         return sources[0]["seconds_behind"], lag_summary(sources)["seconds_behind"]
@@ -130,30 +142,30 @@ def test_files_and_tables_have_an_age_where_it_was_measured():
     assert age(part("0", 60, 95), files=99.5, end=70) == (None, None)
     table = {"source": "DeltaSource[/t]", "kind": "delta", "versions": 1, "seconds_behind": 7.0}
     assert lag_summary([table])["seconds_behind"] == 7.0
-    # A source that never tells an age hides nobody else's.
+    # A source without an age does not hide the age of others.
     assert lag_summary([table, {"source": "rate", "kind": "other"}])["seconds_behind"] == 7.0
     shards = [{"stream": "s", "shard": str(at), "behind_seconds": at} for at in (2.0, 9.0)]
     assert lag_summary([{"kind": "kinesis", "shards": shards}])["seconds_behind"] == 9.0
 
 
-def test_the_status_has_it():
+def test_status_shows_the_measured_lag():
     def folded(*events: Event) -> dict[str, Any]:
         fold = ObservedUpdate()
         for event in events:
             fold(event)
         return status_json(fold)
 
-    found = folded(
+    status = folded(
         flow_progress(FLOW, FlowStatus.RUNNING, ""),
         stream_progress(FLOW, progress({"0": 60}, {"0": 90})),
         Event(FLOW, measured(part("0", 60, 95))),
     )
-    lag = found["flows"][0]["lag"]
+    lag = status["flows"][0]["lag"]
     assert (lag["seconds_behind"], lag["loss"], lag["seconds_to_loss"]) == (30.0, "expected", 600.0)
     assert lag["measured_at"] == "2026-03-04T10:00:00.000Z"
 
 
-def test_a_source_of_another_package_has_an_age_and_offsets_of_its_own():
+def test_lag_of_a_custom_source_has_its_own_age_and_offsets():
     end = {"url": 9, "files": {"a": "x", "b": {"line": 3}}}
     entry = {"description": "tape", "endOffset": end, "latestOffset": {"files": {"a": "y"}}}
     body = {"source": "tape", "kind": "tape", "seconds_behind": 7.5, "ids": 3}

@@ -1,4 +1,4 @@
-"""OpenLineage: what is sent for an update, and that a receiver never harms it."""
+"""OpenLineage: what is sent for an update, also when the receiver fails."""
 
 import sys
 import threading
@@ -115,9 +115,9 @@ def run_of(flow: str, dataset: str, failed: int = 0) -> list[Event]:
     rule = ExpectationCounts(
         name="positive", dataset=dataset, passed_records=7, failed_records=failed
     )
-    found = [flow_progress(about(flow, dataset), FlowStatus.STARTING, "")]
+    events = [flow_progress(about(flow, dataset), FlowStatus.STARTING, "")]
     for batch in (0, 1):
-        found += [
+        events += [
             flow_progress(
                 about(flow, dataset, batch=batch),
                 FlowStatus.RUNNING,
@@ -133,14 +133,14 @@ def run_of(flow: str, dataset: str, failed: int = 0) -> list[Event]:
                 metrics=FlowMetrics(num_input_rows=7 + failed),
             ),
         ]
-    return found
+    return events
 
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    found = Receiver()
-    yield found
-    found.close()
+    server = Receiver()
+    yield server
+    server.close()
 
 
 @pytest.fixture(autouse=True)
@@ -157,30 +157,30 @@ def settings(root: Path, url: str = "", **more: Any) -> PipelineSettings:
     return PipelineSettings(name="shop", storage=str(root), root=str(root), lineage=lineage)
 
 
-def told(root: Path, receiver: Receiver, events: list[Event], **more: Any) -> list[Event]:
-    bus, heard = EventBus(), []
-    bus.subscribe(heard.append)
+def lineage_events(root: Path, receiver: Receiver, events: list[Event], **more: Any) -> list[Event]:
+    bus, emitted = EventBus(), []
+    bus.subscribe(emitted.append)
     exports = Exports(settings(root, receiver.url, **more), bus, UPDATE, observed(bus), str)
     for event in events:
         bus.emit(event)
     exports.close()
-    return [event for event in heard if event.event_type == "lineage_progress"]
+    return [event for event in emitted if event.event_type == "lineage_progress"]
 
 
-def test_a_whole_update_is_told_with_all_facets(receiver: Receiver, tmp_path: Path):
-    why = ErrorInfo(condition="BOOM", class_name="E", message="it broke")
+def test_events_of_an_update_have_all_facets(receiver: Receiver, tmp_path: Path):
+    error = ErrorInfo(condition="BOOM", class_name="E", message="it broke")
     ended = [
         flow_progress(about("bronze", "bronze"), FlowStatus.COMPLETED, ""),
-        flow_progress(about("silver", "silver"), FlowStatus.FAILED, "", error=why),
+        flow_progress(about("silver", "silver"), FlowStatus.FAILED, "", error=error),
         flow_progress(about("to_out", sink="out"), FlowStatus.SKIPPED, ""),
-        update_progress(UPDATE, UpdateState.FAILED, "failed", error=why),
+        update_progress(UPDATE, UpdateState.FAILED, "failed", error=error),
     ]
     events = [*defined(), *run_of("bronze", "bronze"), *run_of("silver", "silver", 3), *ended]
-    (last,) = told(tmp_path, receiver, events)[-1:]
-    found = receiver.events
-    for event in found:
+    (last,) = lineage_events(tmp_path, receiver, events)[-1:]
+    received = receiver.events
+    for event in received:
         check(event)
-    assert shapes(found) == [
+    assert shapes(received) == [
         ("START", "shop"),
         ("RUNNING", "shop"),
         ("DATASET", "/srv/shop/tables/bronze"),
@@ -194,8 +194,8 @@ def test_a_whole_update_is_told_with_all_facets(receiver: Receiver, tmp_path: Pa
         ("FAIL", "shop.silver"),
         ("FAIL", "shop"),
     ]
-    assert details(last) == {"sent": len(found), "failed": 0, "dropped": 0}
-    by_shape = dict(zip(shapes(found), found, strict=True))
+    assert details(last) == {"sent": len(received), "failed": 0, "dropped": 0}
+    by_shape = dict(zip(shapes(received), received, strict=True))
     bronze, silver = by_shape["COMPLETE", "shop.bronze"], by_shape["FAIL", "shop.silver"]
     assert bronze["run"]["runId"] == by_shape["START", "shop.bronze"]["run"]["runId"]
     assert bronze["run"]["facets"]["parent"]["run"]["runId"] == UPDATE.update_id
@@ -203,7 +203,7 @@ def test_a_whole_update_is_told_with_all_facets(receiver: Receiver, tmp_path: Pa
     assert (kafka["namespace"], kafka["name"]) == ("kafka://k:9092", "orders")
     assert kafka["inputFacets"]["dataQualityMetrics"]["rowCount"] == 14
     assert silver["run"]["facets"]["errorMessage"]["message"] == "[BOOM] it broke"
-    (source,), (target, kept) = silver["inputs"], silver["outputs"]
+    (source,), (target, quarantine) = silver["inputs"], silver["outputs"]
     assert source["facets"]["schema"]["fields"][1] == {
         "name": "box",
         "type": "struct",
@@ -212,19 +212,19 @@ def test_a_whole_update_is_told_with_all_facets(receiver: Receiver, tmp_path: Pa
     }
     assert target["outputFacets"]["outputStatistics"]["rowCount"] == 14
     assert target["facets"]["version"]["datasetVersion"] == "1"
-    assert (kept["name"], kept["outputFacets"]["outputStatistics"]["rowCount"]) == (
+    assert (quarantine["name"], quarantine["outputFacets"]["outputStatistics"]["rowCount"]) == (
         "/srv/shop/tables/silver_quarantine",
         6,
     )
     lineage = target["facets"]["columnLineage"]
     assert set(lineage["fields"]) == {"id"}
-    (one,) = lineage["fields"]["id"]["inputFields"]
-    assert (one["namespace"], one["name"], one["field"]) == (
+    (field,) = lineage["fields"]["id"]["inputFields"]
+    assert (field["namespace"], field["name"], field["field"]) == (
         "file",
         "/srv/shop/tables/bronze",
         "id",
     )
-    assert one["transformations"][0]["subtype"] == "IDENTITY"
+    assert field["transformations"][0]["subtype"] == "IDENTITY"
     assert lineage["dataset"][0]["transformations"][0] == {"type": "INDIRECT", "subtype": "FILTER"}
     (assertion,) = target["facets"]["dataQualityAssertions"]["assertions"]
     assert assertion["success"] is False
@@ -236,7 +236,7 @@ def test_a_whole_update_is_told_with_all_facets(receiver: Receiver, tmp_path: Pa
     assert (done["namespace"], done["name"]) == ("kafka://k:9092", "done")
 
 
-def test_a_running_flow_is_told_about_from_time_to_time():
+def test_running_events_are_sent_while_a_flow_runs():
     sent: list[Any] = []
     lineage = Lineage(EventBus(), UPDATE, sent.append, running_seconds=0)
     for event in [*defined(), *run_of("silver", "silver")]:
@@ -246,7 +246,7 @@ def test_a_running_flow_is_told_about_from_time_to_time():
     assert kinds == ["START", "RUNNING", "START", "RUNNING", "RUNNING", "RUNNING", "RUNNING"]
 
 
-def test_each_refresh_of_a_view_that_looks_again_is_a_run():
+def test_each_refresh_of_a_view_is_a_run():
     sent: list[Any] = []
     lineage = Lineage(EventBus(), UPDATE, sent.append)
     refreshed = flow_progress(
@@ -264,7 +264,7 @@ def test_each_refresh_of_a_view_that_looks_again_is_a_run():
     assert len({run.run.runId for run in runs}) == 2
 
 
-def test_the_parent_run_is_named_when_a_scheduler_gave_it(monkeypatch: pytest.MonkeyPatch):
+def test_parent_run_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch):
     parent = "3c1f0190-5520-43ff-9066-b4b80ace2cb2"
     monkeypatch.setenv("OPENLINEAGE_PARENT_ID", f"airflow/etl/daily/{parent}")
     sent: list[Any] = []
@@ -279,12 +279,12 @@ def test_the_parent_run_is_named_when_a_scheduler_gave_it(monkeypatch: pytest.Mo
     )
 
 
-def test_a_receiver_that_is_down_is_told_once_and_costs_the_run_nothing(
+def test_unavailable_receiver_is_reported_and_does_not_delay_the_update(
     receiver: Receiver, tmp_path: Path
 ):
     receiver.status = 500
-    bus, heard = EventBus(), []
-    bus.subscribe(heard.append)
+    bus, emitted = EventBus(), []
+    bus.subscribe(emitted.append)
     exports = Exports(settings(tmp_path, receiver.url), bus, UPDATE, observed(bus), str)
     began = time.monotonic()
     for event in [*defined(), *run_of("silver", "silver")]:
@@ -292,7 +292,7 @@ def test_a_receiver_that_is_down_is_told_once_and_costs_the_run_nothing(
     assert time.monotonic() - began < 1.0
     exports.close()
     assert time.monotonic() - began < 12.0
-    progress = [event for event in heard if event.event_type == "lineage_progress"]
+    progress = [event for event in emitted if event.event_type == "lineage_progress"]
     first, last = progress[0], progress[-1]
     assert first.error is not None
     assert first.error.condition == "LINEAGE_NOT_DELIVERED"
@@ -303,10 +303,10 @@ def test_a_receiver_that_is_down_is_told_once_and_costs_the_run_nothing(
 
 
 def test_events_are_dropped_and_counted_when_the_receiver_hangs():
-    held = threading.Event()
-    bus, heard = EventBus(), []
-    bus.subscribe(heard.append)
-    lineage = Lineage(bus, UPDATE, lambda event: held.wait(20), queue_size=3, running_seconds=0)
+    release = threading.Event()
+    bus, emitted = EventBus(), []
+    bus.subscribe(emitted.append)
+    lineage = Lineage(bus, UPDATE, lambda event: release.wait(20), queue_size=3, running_seconds=0)
     events = [*defined(), *run_of("silver", "silver")]
     began = time.monotonic()
     for event in events:
@@ -314,14 +314,14 @@ def test_events_are_dropped_and_counted_when_the_receiver_hangs():
     assert time.monotonic() - began < 0.5
     lineage.close(timeout_seconds=1.0)
     assert time.monotonic() - began < 5.0
-    (last,) = [event for event in heard if event.event_type == "lineage_progress"]
+    (last,) = [event for event in emitted if event.event_type == "lineage_progress"]
     assert last.error is not None
     assert details(last) == {"sent": 0, "failed": 0, "dropped": 12}
-    held.set()
+    release.set()
 
 
 @pytest.mark.parametrize(
-    ("wanted", "environ", "expected"),
+    ("enabled", "environ", "expected"),
     [
         (None, {}, False),
         (True, {}, True),
@@ -331,14 +331,14 @@ def test_events_are_dropped_and_counted_when_the_receiver_hangs():
         (None, {"OPENLINEAGE__TRANSPORT__TYPE": "http"}, True),
     ],
 )
-def test_lineage_is_sent_when_the_settings_or_openlineage_say_so(
-    wanted, environ, expected, tmp_path: Path
+def test_lineage_is_enabled_by_settings_or_openlineage_variables(
+    enabled, environ, expected, tmp_path: Path
 ):
-    chosen = LineageSettings(is_wanted=wanted)
+    chosen = LineageSettings(is_wanted=enabled)
     assert is_wanted(chosen, str(tmp_path), {"HOME": str(tmp_path), **environ}) is expected
 
 
-def test_a_file_of_openlineage_in_the_project_is_used(receiver: Receiver, tmp_path: Path):
+def test_openlineage_file_of_the_project_is_used(receiver: Receiver, tmp_path: Path):
     text = (
         f"transport:\n  type: http\n  url: {receiver.url}\n  auth: {{type: api_key, apiKey: k1}}\n"
     )
@@ -353,7 +353,7 @@ def test_a_file_of_openlineage_in_the_project_is_used(receiver: Receiver, tmp_pa
     assert receiver.headers[0]["Authorization"] == "Bearer k1"
 
 
-def test_what_is_wrong_with_the_configuration_is_told_before_the_start(tmp_path: Path):
+def test_invalid_configuration_is_an_error(tmp_path: Path):
     with pytest.raises(SpecError) as nothing:
         make_client(LineageSettings(is_wanted=True), str(tmp_path), str)
     assert nothing.value.condition == "LINEAGE_NOT_CONFIGURED"
@@ -363,18 +363,18 @@ def test_what_is_wrong_with_the_configuration_is_told_before_the_start(tmp_path:
     assert "hidden-key-1" not in str(invalid.value)
 
 
-def test_a_missing_package_or_transport_is_an_error_only_if_this_pipeline_asked(
+def test_missing_package_or_transport_is_only_a_warning_without_lineage_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     plain = PipelineSettings(name="shop", storage=str(tmp_path), root=str(tmp_path))
 
     def warned() -> list[str]:
-        bus, heard = EventBus(), []
-        bus.subscribe(heard.append)
+        bus, emitted = EventBus(), []
+        bus.subscribe(emitted.append)
         exports = Exports(plain, bus, UPDATE, observed(bus), str)
         exports.warn()
         exports.close()
-        return [event.event_type for event in heard]
+        return [event.event_type for event in emitted]
 
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "http")  # without a URL
     assert warned() == ["plan_warning"]

@@ -64,7 +64,7 @@ def at(event: Event, seconds: float) -> Event:
     return replace(event, timestamp=START + timedelta(seconds=seconds))
 
 
-def test_a_line_has_the_shape_of_the_lakeflow_log_when_an_event_is_written(tmp_path: Path) -> None:
+def test_line_has_the_format_of_the_lakeflow_event_log(tmp_path: Path) -> None:
     error = ErrorInfo(condition="BOOM", class_name="FlowError", message="a\nb")
     event = at(flow_progress(origin(flow="silver"), FlowStatus.FAILED, "no", error=error), 0)
     log = write(tmp_path, event)
@@ -108,7 +108,7 @@ def test_events_are_readable_when_the_log_is_still_open(tmp_path: Path) -> None:
     assert len(list(read_events(log.directory))) == 2
 
 
-def test_an_event_is_kept_when_its_details_are_not_json(tmp_path: Path) -> None:
+def test_event_is_written_when_its_details_are_not_json(tmp_path: Path) -> None:
     details = {"when": START, "price": Decimal("1.50"), "rate": float("nan"), "text": "\udc80é\n"}
     write(tmp_path, definition("create_update", origin(), "m", details))
     (event,) = read_events(tmp_path)
@@ -119,7 +119,7 @@ def test_an_event_is_kept_when_its_details_are_not_json(tmp_path: Path) -> None:
     assert body["when"].startswith("2026-03-04")
 
 
-def test_a_torn_line_is_left_out_when_the_writer_was_killed(tmp_path: Path) -> None:
+def test_incomplete_line_is_skipped(tmp_path: Path) -> None:
     first = write(tmp_path, *(at(batch_event("silver", n, n + 1), n) for n in range(3)))
     assert first.path is not None
     with first.path.open("r+b") as file:
@@ -135,7 +135,7 @@ def test_a_torn_line_is_left_out_when_the_writer_was_killed(tmp_path: Path) -> N
     assert last_batch(tmp_path, "silver") == (1, 2)
 
 
-def test_foreign_lines_are_no_events_with_types(tmp_path: Path) -> None:
+def test_foreign_lines_are_skipped(tmp_path: Path) -> None:
     log = write(tmp_path, at(batch_event("silver", 0, 1), 0))
     assert log.path is not None
     with log.path.open("ab") as file:
@@ -163,7 +163,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert [event["message"] for event in read_events(tmp_path)] == [str(n) for n in range(50)]
 
 
-def test_the_next_line_is_whole_when_a_write_was_cut_short(tmp_path: Path) -> None:
+def test_next_line_is_complete_after_a_short_write(tmp_path: Path) -> None:
     class FullDisk:
         def __init__(self, file) -> None:
             self.file, self.is_full = file, False
@@ -187,7 +187,7 @@ def test_the_next_line_is_whole_when_a_write_was_cut_short(tmp_path: Path) -> No
     assert [event["origin"]["batch_id"] for event in read_events(tmp_path)] == [0, 2]
 
 
-def test_every_event_has_a_line_of_its_own_when_threads_write_at_once(tmp_path: Path) -> None:
+def test_each_event_has_its_own_line_when_threads_write_concurrently(tmp_path: Path) -> None:
     log = EventLog(tmp_path)
 
     def emit(flow: str) -> None:
@@ -218,7 +218,7 @@ def filled(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "messages"),
+    ("filters", "messages"),
     [
         ({}, ["go", "", "bad", "go", "", "bad"]),
         ({"update": "latest"}, ["go", "", "bad"]),
@@ -232,18 +232,16 @@ def filled(directory: Path) -> None:
         ({"level": "METRICS"}, []),
     ],
 )
-def test_readers_find_what_is_asked_for_when_filters_are_given(
-    tmp_path: Path, wanted: dict[str, str], messages: list[str]
-) -> None:
+def test_events_are_filtered(tmp_path: Path, filters: dict[str, str], messages: list[str]) -> None:
     filled(tmp_path)
-    assert [event["message"] for event in read_events(tmp_path, **wanted)] == messages
+    assert [event["message"] for event in read_events(tmp_path, **filters)] == messages
 
 
-def test_updates_are_listed_in_order_when_other_files_lie_between(tmp_path: Path) -> None:
+def test_updates_are_listed_in_order_without_other_files(tmp_path: Path) -> None:
     filled(tmp_path)
     (tmp_path / "notes.jsonl").write_text("{}")
-    found = updates(tmp_path)
-    assert [(file.update_id, file.started - START) for file in found] == [
+    logs = updates(tmp_path)
+    assert [(file.update_id, file.started - START) for file in logs] == [
         ("aaa-1", timedelta(0)),
         ("aab-2", timedelta(minutes=1)),
     ]
@@ -286,15 +284,15 @@ def test_last_batch_is_found_when_lines_cross_the_blocks_of_a_big_log(tmp_path: 
     assert last_batch(tmp_path, "late") == (4, 4)
 
 
-def test_follow_ends_when_the_update_it_follows_ends(tmp_path: Path) -> None:
+def test_follow_ends_when_its_update_ends(tmp_path: Path) -> None:
     log = EventLog(tmp_path)
     log(update_progress(origin(), UpdateState.RUNNING, "one"))
-    seen: list[str] = []
+    messages: list[str] = []
     first = threading.Event()
 
     def read() -> None:
         for event in follow(tmp_path, update="u1"):
-            seen.append(event["message"])
+            messages.append(event["message"])
             first.set()
 
     reader = threading.Thread(target=read)
@@ -305,20 +303,20 @@ def test_follow_ends_when_the_update_it_follows_ends(tmp_path: Path) -> None:
     log(update_progress(origin(), UpdateState.COMPLETED, "as of an alert about the end"))
     reader.join(10)
     assert not reader.is_alive()
-    assert seen == ["one", "", "end", "as of an alert about the end"]
+    assert messages == ["one", "", "end", "as of an alert about the end"]
 
 
-def test_follow_goes_on_to_the_next_update_when_no_id_is_given(tmp_path: Path) -> None:
+def test_follow_continues_with_the_next_update_without_an_id(tmp_path: Path) -> None:
     write(tmp_path, at(update_progress(origin("old"), UpdateState.COMPLETED, "old"), -60))
     killed = write(tmp_path, at(update_progress(origin("u1"), UpdateState.RUNNING, "one"), 0))
     assert killed.path is not None
     with killed.path.open("ab") as file:
         file.write(b'{"torn')
-    stop, seen, first = threading.Event(), [], threading.Event()
+    stop, messages, first = threading.Event(), [], threading.Event()
 
     def read() -> None:
         for event in follow(tmp_path, stop=stop):
-            seen.append(event["message"])
+            messages.append(event["message"])
             first.set()
             if event["message"] == "two":
                 stop.set()
@@ -329,15 +327,15 @@ def test_follow_goes_on_to_the_next_update_when_no_id_is_given(tmp_path: Path) -
     write(tmp_path, at(update_progress(origin("u2"), UpdateState.COMPLETED, "two"), 60))
     reader.join(10)
     assert not reader.is_alive()
-    assert seen == ["one", "two"]
+    assert messages == ["one", "two"]
 
 
-def test_follow_waits_for_the_folder_when_nothing_has_run_yet(tmp_path: Path) -> None:
-    directory, stop, seen = tmp_path / "events", threading.Event(), []
+def test_follow_waits_for_the_folder_of_the_log(tmp_path: Path) -> None:
+    directory, stop, messages = tmp_path / "events", threading.Event(), []
 
     def read() -> None:
         for event in follow(directory, stop=stop):
-            seen.append(event["message"])
+            messages.append(event["message"])
             stop.set()
 
     reader = threading.Thread(target=read)
@@ -345,7 +343,7 @@ def test_follow_waits_for_the_folder_when_nothing_has_run_yet(tmp_path: Path) ->
     write(directory, update_progress(origin(), UpdateState.RUNNING, "one"))
     reader.join(10)
     assert not reader.is_alive()
-    assert seen == ["one"]
+    assert messages == ["one"]
 
 
 @pytest.mark.parametrize(
@@ -357,14 +355,12 @@ def test_follow_waits_for_the_folder_when_nothing_has_run_yet(tmp_path: Path) ->
         ("s3a://bucket/shop", "/project/.penstock/2dfa5b9b8154a492/events"),
     ],
 )
-def test_events_are_kept_on_this_machine_when_the_storage_is_anywhere(
-    storage: str, expected: str
-) -> None:
+def test_event_log_folder_is_local_for_any_storage(storage: str, expected: str) -> None:
     settings = PipelineSettings(name="shop", storage=storage, root="/project")
     assert event_directory(settings) == Path(expected)
 
 
-def test_storages_have_logs_of_their_own_and_one_keeps_that_of_an_earlier_version(tmp_path: Path):
+def test_each_storage_has_its_own_log_folder_or_that_of_an_older_version(tmp_path: Path):
     def directory(storage: str, *, shared_storage: bool = False) -> Path:
         settings = PipelineSettings(name="shop", storage=storage, root=str(tmp_path))
         return event_directory(replace(settings, shared_storage=shared_storage))

@@ -1,4 +1,4 @@
-"""What looks like a credential is masked in a line of JSON, and nothing else is."""
+"""Credentials are masked in lines of JSON, and nothing else is."""
 
 import json
 import time
@@ -13,7 +13,7 @@ from planted_secrets import PLANTED
 from penstock._observe.events import EventOrigin
 from penstock._observe.masking import masked, without_secrets
 
-# Pieces that end, begin or look like what the patterns look for.
+# Strings that begin, end or resemble a match of the patterns.
 _PIECES = st.sampled_from(
     [
         *("token", "password", "my.secret", "sasl.jaas.config", "signature", "_key", "count"),
@@ -48,12 +48,12 @@ _PIECES = st.sampled_from(
         ),
     ]
 )
-_TEXTS = st.lists(_PIECES, max_size=8).map("".join)
+_STRINGS = st.lists(_PIECES, max_size=8).map("".join)
 _JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | _TEXTS,
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | _STRINGS,
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(_TEXTS, inner, max_size=3)
+        | st.dictionaries(_STRINGS, inner, max_size=3)
         | inner.map(lambda value: json.dumps({"token": value}))
     ),
     max_leaves=8,
@@ -62,19 +62,19 @@ _JSON = st.recursive(
 
 @given(_JSON)
 @settings(max_examples=1000, deadline=None)
-def test_any_line_stays_json_and_only_texts_change(value):
+def test_any_line_stays_json_and_only_strings_change(value):
     for line in (
         json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(),
         json.dumps(value).encode(),
     ):
-        assert _same_but_texts(value, json.loads(masked(line)))
+        assert _same_except_strings(value, json.loads(masked(line)))
 
 
-def _same_but_texts(before: Any, after: Any) -> bool:
+def _same_except_strings(before: Any, after: Any) -> bool:
     if isinstance(before, dict):
         return len(before) >= len(after) and isinstance(after, dict)
     if isinstance(before, list):
-        return len(before) == len(after) and all(map(_same_but_texts, before, after))
+        return len(before) == len(after) and all(map(_same_except_strings, before, after))
     return isinstance(after, str) if isinstance(before, str) else bool(before == after)
 
 
@@ -89,7 +89,7 @@ def _same_but_texts(before: Any, after: Any) -> bool:
         {"schema": {"fields": [{"name": "token", "type": "string", "nullable": True}]}},
     ],
 )
-def test_columns_topics_and_rules_may_have_the_name_of_a_secret(body):
+def test_columns_and_topics_named_like_a_secret_are_not_masked(body):
     for separators in ((",", ":"), (", ", ": ")):
         line = json.dumps(body, separators=separators).encode()
         assert masked(line) == line
@@ -98,26 +98,26 @@ def test_columns_topics_and_rules_may_have_the_name_of_a_secret(body):
 @pytest.mark.parametrize(
     "text", ["token=", 'it ends "token":', "token='", "token=\\", 'token="', "{token:", "token\\"]
 )
-def test_a_sign_at_the_end_of_a_text_takes_nothing_of_the_next(text):
+def test_pattern_at_the_end_of_a_string_does_not_mask_the_next(text):
     body = {"message": text, "next": "kept", text: [text, "kept"]}
     line = masked(json.dumps(body, separators=(",", ":")).encode())
-    found = [*json.loads(line).values()]
-    assert found[1:] == ["kept", [found[0], "kept"]]
-    assert found[0] in (text, text + "[redacted]")
+    values = [*json.loads(line).values()]
+    assert values[1:] == ["kept", [values[0], "kept"]]
+    assert values[0] in (text, text + "[redacted]")
 
 
-def test_what_is_masked_is_not_masked_again():
+def test_masking_is_idempotent():
     line = json.dumps({"token": "a", "text": "password=b; user=c", "deep": '{"secret": "d"}'})
-    once = masked(line.encode())
-    assert json.loads(once) == {
+    masked_line = masked(line.encode())
+    assert json.loads(masked_line) == {
         "token": "[redacted]",
         "text": "password=[redacted]; user=c",
         "deep": '{"secret": "[redacted]"}',
     }
-    assert masked(once) == once
+    assert masked(masked_line) == masked_line
 
 
-def test_an_event_of_a_topic_named_token_passes_whole():
+def test_event_of_a_topic_named_token_is_unchanged():
     origin = EventOrigin(pipeline_name="shop", update_id="8c1f0190-5520-43ff-9066-b4b80ace2cb1")
     event = stream_progress(origin, {"sources": [{"endOffset": {"token": {"0": 12}}}]})
     assert without_secrets(event) is event
@@ -136,7 +136,7 @@ def test_an_event_of_a_topic_named_token_passes_whole():
     ],
     ids=lambda text: text[:12],
 )
-def test_a_long_line_is_masked_in_time_when_it_was_made_to_take_long(text):
+def test_long_line_is_masked_within_two_seconds(text):
     line = json.dumps({"message": text, "last": "token: x1"}).encode()
     began = time.perf_counter()
     body = json.loads(masked(line))
@@ -145,7 +145,7 @@ def test_a_long_line_is_masked_in_time_when_it_was_made_to_take_long(text):
 
 
 @pytest.mark.parametrize("name", ["signature", "s.token", "c.s.access_key"])
-def test_a_refresh_of_a_table_named_like_a_secret_is_told_whole(name):
+def test_event_of_a_table_named_like_a_secret_is_unchanged(name):
     event = planning_information(EventOrigin(dataset_name=name), "NO_OP", "no source changed")
     assert without_secrets(event) is event
     assert event.message == f"NO_OP of {name} (no source changed)"
@@ -174,6 +174,6 @@ def test_a_line_stays_json_when_something_is_masked(text):
         "abfss://orders@shop.dfs.core.windows.net/in",
     ],
 )
-def test_a_text_stays_as_it_is_when_it_holds_no_secret(text):
+def test_string_without_a_secret_is_unchanged(text):
     line = json.dumps({"message": text}).encode()
     assert masked(line) == line

@@ -1,4 +1,4 @@
-"""The endpoint for Prometheus, asked over real sockets."""
+"""The Prometheus endpoint, over real sockets."""
 
 import http.client
 import socket
@@ -42,11 +42,11 @@ def endpoint(fold: ObservedUpdate) -> Iterator[MetricsEndpoint]:
     served.close()
 
 
-def ask(
+def fetch(
     endpoint: MetricsEndpoint, path: str = "/metrics", method: str = "GET", **headers: str
 ) -> tuple[int, str, str]:
-    place = urlsplit(endpoint.url)
-    connection = http.client.HTTPConnection(str(place.hostname), place.port, timeout=10)
+    address = urlsplit(endpoint.url)
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=10)
     try:
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()
@@ -56,26 +56,26 @@ def ask(
         connection.close()
 
 
-def test_prometheus_reads_what_the_catalogue_says(endpoint: MetricsEndpoint):
-    status, kind, text = ask(endpoint)
+def test_prometheus_output_matches_the_metric_catalogue(endpoint: MetricsEndpoint):
+    status, kind, text = fetch(endpoint)
     assert status == 200
     assert kind.startswith("text/plain")
-    found = {family.name: family for family in families(text)}
-    assert len(found) > 10
-    for name, family in found.items():
+    by_name = {family.name: family for family in families(text)}
+    assert len(by_name) > 10
+    for name, family in by_name.items():
         known = METRICS.get(name) or METRICS[f"{name}_total"]
         assert family.type == known.kind.value
         assert family.documentation == known.help
         for sample in family.samples:
             assert set(sample.labels) - {"le"} == set(known.labels)
-    batches = found["penstock_flow_batch_duration_seconds"].samples
+    batches = by_name["penstock_flow_batch_duration_seconds"].samples
     assert [s.value for s in batches if s.labels.get("le") == "+Inf"] == [
         s.value for s in batches if s.name.endswith("_count")
     ]
 
 
-def test_openmetrics_is_spoken_when_it_is_asked_for(endpoint: MetricsEndpoint):
-    status, kind, text = ask(endpoint, Accept="application/openmetrics-text;version=1.0.0")
+def test_openmetrics_is_returned_when_requested(endpoint: MetricsEndpoint):
+    status, kind, text = fetch(endpoint, Accept="application/openmetrics-text;version=1.0.0")
     assert status == 200
     assert kind.startswith("application/openmetrics-text")
     assert {family.name for family in openmetrics(text)} > {"penstock_flow_batches"}
@@ -91,34 +91,36 @@ def test_openmetrics_is_spoken_when_it_is_asked_for(endpoint: MetricsEndpoint):
         ("/metrics?x=1", "GET", "localhost:9464", 200),
     ],
 )
-def test_nothing_else_is_answered(endpoint, path, method, host, status):
-    assert ask(endpoint, path, method, Host=host)[0] == status
+def test_other_paths_hosts_and_methods_are_refused(endpoint, path, method, host, status):
+    assert fetch(endpoint, path, method, Host=host)[0] == status
 
 
-def test_a_client_that_says_nothing_keeps_nobody_waiting(endpoint: MetricsEndpoint):
-    place = urlsplit(endpoint.url)
-    silent = [socket.create_connection((str(place.hostname), place.port or 0)) for _ in range(3)]
+def test_silent_client_does_not_block_other_clients(endpoint: MetricsEndpoint):
+    address = urlsplit(endpoint.url)
+    silent = [
+        socket.create_connection((str(address.hostname), address.port or 0)) for _ in range(3)
+    ]
     try:
-        assert ask(endpoint)[0] == 200
+        assert fetch(endpoint)[0] == 200
     finally:
-        for one in silent:
-            one.close()
+        for connection in silent:
+            connection.close()
 
 
-def test_a_text_is_made_once_when_many_ask_at_the_same_time(endpoint, fold, monkeypatch):
-    made = []
+def test_metrics_are_computed_once_for_concurrent_requests(endpoint, fold, monkeypatch):
+    calls = []
     monkeypatch.setattr(
-        metrics_endpoint, "metric_series", lambda state: made.append(1) or metric_series(state)
+        metrics_endpoint, "metric_series", lambda state: calls.append(1) or metric_series(state)
     )
-    asking = [threading.Thread(target=ask, args=(endpoint,)) for _ in range(6)]
-    for one in asking:
-        one.start()
-    for one in asking:
-        one.join()
-    assert len(made) == 1
+    threads = [threading.Thread(target=fetch, args=(endpoint,)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1
 
 
-def test_the_port_is_told_when_it_is_taken(endpoint: MetricsEndpoint, fold: ObservedUpdate):
+def test_error_names_the_port_when_it_is_in_use(endpoint: MetricsEndpoint, fold: ObservedUpdate):
     port = urlsplit(endpoint.url).port
     assert port is not None
     with pytest.raises(SetupError) as caught:
@@ -127,11 +129,11 @@ def test_the_port_is_told_when_it_is_taken(endpoint: MetricsEndpoint, fold: Obse
     assert str(port) in caught.value.message
 
 
-def test_the_endpoint_is_gone_when_it_was_closed(fold: ObservedUpdate):
+def test_closed_endpoint_does_not_accept_connections(fold: ObservedUpdate):
     endpoint = MetricsEndpoint(fold, address="127.0.0.1", port=0)
     endpoint.close()
     with pytest.raises(OSError):
-        ask(endpoint)
+        fetch(endpoint)
 
 
 @pytest.fixture
@@ -144,16 +146,18 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_command_prints_a_recorded_update(project: Path, capsys: pytest.CaptureFixture[str]):
+def test_metrics_command_prints_a_recorded_update(
+    project: Path, capsys: pytest.CaptureFixture[str]
+):
     assert main(["metrics", str(project)]) == exit_codes.OK
-    found = {family.name: family for family in families(capsys.readouterr().out)}
-    assert found["penstock_update_info"].samples[0].value == 1
+    by_name = {family.name: family for family in families(capsys.readouterr().out)}
+    assert by_name["penstock_update_info"].samples[0].value == 1
     assert main(["metrics", str(project), "--update", "09a9", "--output", "json"]) == exit_codes.OK
     assert '"penstock_flow_batch_duration_seconds"' in capsys.readouterr().out
     assert main(["metrics", str(project), "--update", "zzz"]) == exit_codes.USAGE
 
 
-def test_the_extra_is_named_when_its_package_is_missing(
+def test_error_names_the_extra_when_its_package_is_missing(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)

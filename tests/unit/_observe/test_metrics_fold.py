@@ -1,4 +1,4 @@
-"""Figures for Prometheus, from made-up events and from a real event log."""
+"""Metrics for Prometheus, from constructed events and from a recorded event log."""
 
 import time
 from pathlib import Path
@@ -86,9 +86,9 @@ def batch(number: int) -> list[Event]:
     ]
 
 
-def figures(fold: ObservedUpdate) -> dict[str, dict[tuple[str, ...], float]]:
-    numbers = [one for one in metric_series(fold) if one.metric.kind is not Kind.HISTOGRAM]
-    return {one.metric.name: dict(one.values) for one in numbers}
+def metric_values(fold: ObservedUpdate) -> dict[str, dict[tuple[str, ...], float]]:
+    numbers = [series for series in metric_series(fold) if series.metric.kind is not Kind.HISTOGRAM]
+    return {series.metric.name: dict(series.values) for series in numbers}
 
 
 def folded(*events: Event) -> ObservedUpdate:
@@ -98,28 +98,28 @@ def folded(*events: Event) -> ObservedUpdate:
     return fold
 
 
-def test_what_waits_was_measured_beside_the_batches_and_unknown_is_not_zero():
+def test_backlog_is_reported_when_measured_outside_the_batch():
     files = {"kind": "files", "files": 3, "bytes": 900}
     table = {"kind": "delta", "versions": 2, "bytes": 100}
     fold = folded(lag_progress(flow(), {"sources": [files, table, {"kind": "other"}]}))
     own = ("shop", "silver", "c.s.silver")
-    assert figures(fold)["penstock_flow_backlog_files"][own] == 3
-    assert figures(fold)["penstock_flow_backlog_bytes"][own] == 1000
+    assert metric_values(fold)["penstock_flow_backlog_files"][own] == 3
+    assert metric_values(fold)["penstock_flow_backlog_bytes"][own] == 1000
     unknown = folded(lag_progress(flow(), {"sources": [{**files, "files": None, "bytes": None}]}))
-    assert own not in figures(unknown).get("penstock_flow_backlog_files", {})
+    assert own not in metric_values(unknown).get("penstock_flow_backlog_files", {})
 
 
-def test_age_and_time_to_loss_go_away_when_they_are_not_known():
+def test_lag_and_time_to_loss_are_absent_when_unknown():
     def lag(seconds: float | None, left: float | None) -> Event:
         part = {"topic": "orders", "partition": "0", "seconds_behind": seconds}
         body = {"seconds_behind": seconds, "seconds_to_loss": left}
         return lag_progress(flow(), {**body, "sources": [{"partitions": [part]}]})
 
     def now(*events: Event) -> list[float | None]:
-        found = figures(folded(*events))
+        values = metric_values(folded(*events))
         own = ("shop", "silver", "c.s.silver")
         names = ("penstock_flow_lag_seconds", "penstock_flow_time_to_loss_seconds")
-        return [found.get(name, {}).get(own) for name in names]
+        return [values.get(name, {}).get(own) for name in names]
 
     other = lag_progress(flow(), {"seconds_behind": None, "sources": [{"kind": "other"}]})
     assert now(lag(90.5, 3600.0)) == now(lag(90.5, 3600.0), other) == [90.5, 3600.0]
@@ -133,22 +133,22 @@ def test_age_and_time_to_loss_go_away_when_they_are_not_known():
     assert now(stream_progress(flow(), {"sources": shards}), other) == [4.0, None]
 
 
-def test_no_backlog_is_told_of_brokers_that_do_not_answer():
+def test_backlog_is_absent_when_brokers_do_not_respond():
     fold = folded(*batch(0))
     own = ("shop", "silver", "c.s.silver")
-    lags = figures(fold)["penstock_kafka_lag_rows"]
-    assert lags and own in figures(fold)["penstock_flow_backlog_rows"]
+    lags = metric_values(fold)["penstock_kafka_lag_rows"]
+    assert lags and own in metric_values(fold)["penstock_flow_backlog_rows"]
     parts = [{"topic": t, "partition": p, "seconds_behind": None} for *_, t, p in lags]
     waiting = [{**part, "records": 900} for part in parts]
     fold(lag_progress(flow(), {"sources": [{"kind": "kafka", "partitions": waiting}]}))
-    assert figures(fold)["penstock_flow_backlog_rows"][own] == 900 * len(parts)
+    assert metric_values(fold)["penstock_flow_backlog_rows"][own] == 900 * len(parts)
     source = {"kind": "kafka", "partitions": parts, "problem": "no broker answers"}
     fold(lag_progress(flow(), {"sources": [source], "seconds_behind": None}))
     for name in ("penstock_kafka_lag_rows", "penstock_flow_backlog_rows"):
-        assert not figures(fold).get(name)
+        assert not metric_values(fold).get(name)
 
 
-def test_every_figure_of_two_batches_is_there():
+def test_all_metrics_of_two_batches_are_reported():
     error = ErrorInfo(condition="KAFKA_DOWN", class_name="E", message="", fatal=False)
     fold = folded(
         definition("create_update", UPDATE, "", {"continuous": True}),
@@ -163,7 +163,7 @@ def test_every_figure_of_two_batches_is_there():
         planning_information(flow(), "NO_OP", "nothing new"),
         definition("lineage_progress", UPDATE, "", {"sent": 5, "failed": 1, "dropped": 2}),
     )
-    found = figures(fold)
+    found = metric_values(fold)
     own = ("shop", "silver", "c.s.silver")
     assert {
         name.removeprefix("penstock_"): values[own]
@@ -214,65 +214,69 @@ def test_every_figure_of_two_batches_is_there():
         ("shop", "failed"): 1,
         ("shop", "dropped"): 2,
     }
-    (histogram,) = [one for one in metric_series(fold) if one.metric.kind is Kind.HISTOGRAM]
+    (histogram,) = [
+        series for series in metric_series(fold) if series.metric.kind is Kind.HISTOGRAM
+    ]
     assert histogram.values[own].total == 8.0
     assert histogram.values[own].counts[5] == 2  # up to five seconds
 
 
 def test_every_label_set_has_a_value_for_each_label():
-    for one in metric_series(folded(*batch(0))):
-        for labels in one.values:
-            assert len(labels) == len(one.metric.labels), one.metric.name
+    for series in metric_series(folded(*batch(0))):
+        for labels in series.values:
+            assert len(labels) == len(series.metric.labels), series.metric.name
 
 
-def test_the_counters_of_a_flow_begin_at_zero_when_it_is_declared():
-    found = figures(folded(definition("flow_definition", flow(), "", {"output_sink": "out"})))
-    assert found["penstock_flow_output_rows_total"] == {("shop", "silver", "out"): 0}
+def test_counters_of_a_declared_flow_start_at_zero():
+    values = metric_values(
+        folded(definition("flow_definition", flow(), "", {"output_sink": "out"}))
+    )
+    assert values["penstock_flow_output_rows_total"] == {("shop", "silver", "out"): 0}
 
 
-def test_an_alert_fires_no_more_when_it_is_resolved():
+def test_resolved_alert_is_not_counted_as_firing():
     bodies = [
         {"alert": "lag", "about": about, "state": state}
         for about, state in (("a", "firing"), ("b", "firing"), ("a", "resolved"))
     ]
     fold = folded(*(alert_progress(UPDATE, "", body, None) for body in bodies))
-    assert figures(fold)["penstock_alert_firing"] == {("shop", "lag"): 1}
+    assert metric_values(fold)["penstock_alert_firing"] == {("shop", "lag"): 1}
 
 
-def test_series_are_bounded_and_the_rest_is_counted_when_there_are_too_many():
+def test_series_are_limited_and_the_rest_is_counted():
     fold = ObservedUpdate()
     for number in range(MAX_SERIES + 50):
         labels = flow(name=f"flow {number} {'x' * 500}")
         fold(flow_progress(labels, FlowStatus.RUNNING, "", metrics=FlowMetrics(num_output_rows=1)))
-    found = figures(fold)
-    assert len(found["penstock_flow_output_rows_total"]) == MAX_SERIES
-    left_out = found["penstock_metrics_left_out_total"]
+    values = metric_values(fold)
+    assert len(values["penstock_flow_output_rows_total"]) == MAX_SERIES
+    left_out = values["penstock_metrics_left_out_total"]
     assert left_out["shop", "penstock_flow_output_rows_total"] == 50
     assert max(
-        len(label) for labels in found["penstock_flow_batches_total"] for label in labels
+        len(label) for labels in values["penstock_flow_batches_total"] for label in labels
     ) == (200)
 
 
-def test_a_real_log_gives_the_sums_of_its_events():
+def test_metrics_of_a_recorded_log_are_the_sums_of_its_events():
     (path,) = (RECORDED / "demo").glob("*.jsonl")
     fold = ObservedUpdate()
     for line in path.read_bytes().splitlines():
         event = event_of_line(line)
         assert event is not None
         fold(event)
-    found = figures(fold)
-    rows = {labels[1]: count for labels, count in found["penstock_flow_output_rows_total"].items()}
+    values = metric_values(fold)
+    rows = {labels[1]: count for labels, count in values["penstock_flow_output_rows_total"].items()}
     assert rows["orders_bronze"] == 400
     assert rows["orders"] == 381
-    assert found["penstock_update_state"]["orders-demo", "COMPLETED"] == 1
-    assert set(found) <= set(METRICS)
+    assert values["penstock_update_state"]["orders-demo", "COMPLETED"] == 1
+    assert set(values) <= set(METRICS)
 
 
-def test_an_event_costs_microseconds():
+def test_folding_an_event_takes_less_than_a_millisecond():
     fold, events = ObservedUpdate(), batch(0)
     began = time.process_time()
     for _ in range(300):
         for event in events:
             fold(event)
-    each = (time.process_time() - began) / 900
-    assert each < 0.001
+    seconds_per_event = (time.process_time() - began) / 900
+    assert seconds_per_event < 0.001

@@ -1,4 +1,4 @@
-"""Planted secrets are in nothing that leaves a pipeline: events, metrics, lineage, reports."""
+"""No planted secret is in an output of a pipeline: events, metrics, lineage, reports."""
 
 import json
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ UPDATE = EventOrigin(pipeline_name="shop", update_id="8c1f0190-5520-43ff-9066-b4
 FLOW = EventOrigin(
     pipeline_name="shop", update_id=UPDATE.update_id, dataset_name="silver", flow_name="silver"
 )
-# Values that nothing marks: they are known because somebody resolved or named them.
+# Values without a known pattern: they are redacted because they were resolved or named.
 KNOWN = {
     "PENSTOCK_SECRET_DB": "env-secret-Zq1",
     "SHOP_DB_PASSWORD": "env-secret-Zq2",
@@ -128,7 +128,7 @@ def events(texts: list[str]) -> list[Event]:
     ]
 
 
-def test_no_planted_secret_is_in_anything_that_is_told(tmp_path: Path):
+def test_no_planted_secret_is_in_any_output(tmp_path: Path):
     texts, secrets = planted()
     remember_named(KNOWN)
     remember_secret("resolved-Zq7")
@@ -142,12 +142,12 @@ def test_no_planted_secret_is_in_anything_that_is_told(tmp_path: Path):
         ObservedUpdate(),
         ObservedUpdate(),
     )
-    log, heard, sent = EventLog(tmp_path), [], []
+    log, received, sent = EventLog(tmp_path), [], []
     hooks = EventHooks(bus, UPDATE)
     lineage = Lineage(bus, UPDATE, sent.append, namespace="shop", running_seconds=0)
     for subscriber in (snapshot, status, metrics, log, hooks, lineage):
         bus.subscribe(subscriber)
-    hooks.start([_hook(heard)])
+    hooks.start([_hook(received)])
     for event in events(texts):
         bus.emit(event)
     lineage.close()
@@ -163,9 +163,9 @@ def test_no_planted_secret_is_in_anything_that_is_told(tmp_path: Path):
         for text in texts
     ]
     write_junit(junit, "penstock lint", cases)
-    told = {
+    outputs = {
         "event log": file.read_text(),
-        "hooks": json.dumps(heard, ensure_ascii=False),
+        "hooks": json.dumps(received, ensure_ascii=False),
         "status": json.dumps(status_json(status), ensure_ascii=False),
         "metrics": exposition(metrics)[0].decode(),
         "openmetrics": exposition(metrics, "application/openmetrics-text")[0].decode(),
@@ -174,20 +174,22 @@ def test_no_planted_secret_is_in_anything_that_is_told(tmp_path: Path):
         "junit": junit.read_text(),
         "github": "\n".join(annotations(cases)),
     }
-    leaked = {(where, one) for where, text in told.items() for one in secrets if one in text}
+    leaked = {
+        (output, secret) for output, text in outputs.items() for secret in secrets if secret in text
+    }
     assert leaked == set()
     assert len(sent) > 5
     assert all(event_of_line(line) is not None for line in file.read_bytes().splitlines())
-    assert all(len(text) > 1000 for text in told.values())
+    assert all(len(text) > 1000 for text in outputs.values())
 
 
-def _hook(heard: list[Any]) -> EventHook:
+def _hook(received: list[Any]) -> EventHook:
     from penstock._model.origin import SourceLocation
 
-    return EventHook(name="hook", function=heard.append, origin=SourceLocation("p.py", 1))
+    return EventHook(name="hook", function=received.append, origin=SourceLocation("p.py", 1))
 
 
-def test_ordinary_values_are_not_taken_for_secrets():
+def test_ordinary_values_are_not_redacted():
     from penstock._model.redaction import redact
 
     remember_named(
@@ -203,7 +205,7 @@ def test_ordinary_values_are_not_taken_for_secrets():
     assert redact(text) == text
 
 
-def test_a_named_secret_is_masked_whatever_it_looks_like():
+def test_named_secret_is_masked_in_any_format():
     from penstock._model.redaction import redact
 
     values = {
@@ -220,12 +222,12 @@ def test_a_named_secret_is_masked_whatever_it_looks_like():
         assert redact(f"<{text}>") == "<[redacted]>"
 
 
-def test_a_secret_that_is_also_a_name_breaks_no_event():
+def test_secret_equal_to_a_name_does_not_change_metrics():
     for word in ("silver", "status", "RUNNING", "metrics", "dataset"):
         remember_secret(word)
-    bus, metrics, heard = EventBus(), ObservedUpdate(), []
+    bus, metrics, received = EventBus(), ObservedUpdate(), []
     bus.subscribe(metrics)
-    bus.subscribe(heard.append)
+    bus.subscribe(received.append)
     rule = ExpectationCounts(name="r", dataset="silver", passed_records=7, failed_records=0)
     bus.emit(
         flow_progress(
@@ -236,7 +238,7 @@ def test_a_secret_that_is_also_a_name_breaks_no_event():
             expectations=[rule],
         )
     )
-    assert heard[0].message == "[redacted] is [redacted]"
-    figures = {one.metric.name: dict(one.values) for one in metric_series(metrics)}
-    assert figures["penstock_flow_output_rows_total"] == {("shop", "silver", "silver"): 7}
-    assert figures["penstock_expectation_passed_rows_total"] == {("shop", "silver", "r"): 7}
+    assert received[0].message == "[redacted] is [redacted]"
+    values = {series.metric.name: dict(series.values) for series in metric_series(metrics)}
+    assert values["penstock_flow_output_rows_total"] == {("shop", "silver", "silver"): 7}
+    assert values["penstock_expectation_passed_rows_total"] == {("shop", "silver", "r"): 7}

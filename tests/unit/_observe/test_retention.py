@@ -1,4 +1,4 @@
-"""What the event log keeps of updates that are over; `test_segments` has the one that runs."""
+"""Retention of finished updates in the event log; `test_segments` tests a running one."""
 
 import os
 import threading
@@ -41,15 +41,15 @@ def progress(flow: str, batch: int) -> list[Event]:
 
 def write(folder: Path, name: str, days_ago: float, *events: Event, torn: bytes = b"") -> Path:
     """An update that ended so many days ago."""
-    moment = NOW - timedelta(days=days_ago)
+    ended = NOW - timedelta(days=days_ago)
     log = EventLog(folder)
     for event in (*events, update_progress(EventOrigin(), UpdateState.COMPLETED, "")):
-        log(replace(event, timestamp=moment, origin=replace(event.origin, update_id=name)))
+        log(replace(event, timestamp=ended, origin=replace(event.origin, update_id=name)))
     log.close()
     assert log.path is not None
     with log.path.open("ab") as file:
         file.write(torn)
-    os.utime(log.path, (moment.timestamp(), moment.timestamp()))
+    os.utime(log.path, (ended.timestamp(), ended.timestamp()))
     return log.path
 
 
@@ -59,16 +59,16 @@ def cleaned(folder: Path, **settings: float | None) -> list[str]:
 
 
 def kinds(folder: Path, update: str) -> list[tuple[str, Any]]:
-    found = read_events(folder, update=update)
-    return [(event["event_type"], event["origin"].get("batch_id")) for event in found]
+    events = read_events(folder, update=update)
+    return [(event["event_type"], event["origin"].get("batch_id")) for event in events]
 
 
-def test_measurements_of_old_updates_go_away_but_the_last_of_each_flow(tmp_path: Path):
+def test_measurements_of_old_updates_are_rolled_up_except_the_last(tmp_path: Path):
     several = [*progress("a", 0), *progress('b "quoted"', 7), *progress("a", 1), *progress("a", 2)]
     old = write(tmp_path, "old", 40, *several, torn=b'{"torn')
     fresh = write(tmp_path, "fresh", 2, *several)
     before, whole = old.stat(), fresh.read_bytes()
-    is_rolled_up = [update.path(1, 1) for update in updates(tmp_path)]
+    rolled_up_paths = [update.path(1, 1) for update in updates(tmp_path)]
     assert cleaned(tmp_path) == ["old", "fresh"]
     assert kinds(tmp_path, "old") == [
         ("flow_progress", 0),
@@ -76,7 +76,7 @@ def test_measurements_of_old_updates_go_away_but_the_last_of_each_flow(tmp_path:
         ("stream_progress", 7),
         ("lag_progress", 7),
         ("flow_progress", 1),
-        # The sums of those that are gone.
+        # The sums of the removed events.
         ("stream_progress", 1),
         ("flow_progress", 2),
         ("stream_progress", 2),
@@ -84,12 +84,12 @@ def test_measurements_of_old_updates_go_away_but_the_last_of_each_flow(tmp_path:
         ("update_progress", None),
     ]
     assert not old.exists() and fresh.exists()
-    old, small = is_rolled_up
+    old, small = rolled_up_paths
     assert old.read_bytes().endswith(b'\n{"torn\n')
     assert fresh.read_bytes() == whole
     after = old.stat()
     assert (after.st_mtime_ns, after.st_mode) == (before.st_mtime_ns, before.st_mode)
-    # Once is enough: it is not read again.
+    # A log that is rolled up is not read again.
     cleaned(tmp_path)
     assert old.stat().st_ino == after.st_ino
     assert cleaned(tmp_path, keep_progress_days=1) == ["old", "fresh"]
@@ -97,7 +97,7 @@ def test_measurements_of_old_updates_go_away_but_the_last_of_each_flow(tmp_path:
     assert old.stat().st_ino == after.st_ino
 
 
-def test_old_updates_go_away_and_the_last_batches_of_flows_stay_known(tmp_path: Path):
+def test_old_updates_are_deleted_and_the_last_batches_of_flows_are_kept(tmp_path: Path):
     write(tmp_path, "first", 90, *progress("rare", 3), *progress("often", 0))
     write(tmp_path, "second", 80, *progress("often", 1))
     write(tmp_path, "third", 5, commit("often", 2))
@@ -116,7 +116,7 @@ def test_old_updates_go_away_and_the_last_batches_of_flows_stay_known(tmp_path: 
     assert last_batch(tmp_path, "often") is None
 
 
-def test_the_running_update_and_what_a_kill_left_are_seen_to(tmp_path: Path):
+def test_running_update_is_kept_and_leftover_drafts_are_deleted(tmp_path: Path):
     running = write(tmp_path, "running", 99, *progress("a", 0), *progress("a", 1))
     whole = running.read_bytes()
     draft = tmp_path / ".20260101T000000000000Z-x.jsonl.draft"
@@ -127,7 +127,7 @@ def test_the_running_update_and_what_a_kill_left_are_seen_to(tmp_path: Path):
     assert cleaned(tmp_path / "nowhere") == []
 
 
-def test_it_is_done_beside_an_update(tmp_path: Path):
+def test_retention_runs_in_the_background(tmp_path: Path):
     write(tmp_path, "old", 400, *progress("a", 0))
     write(tmp_path, "new", -400, *progress("a", 1))
     retention = Retention(EventLog(tmp_path), EventLogSettings(keep_days=30), "running")
@@ -141,7 +141,7 @@ def test_it_is_done_beside_an_update(tmp_path: Path):
     assert [file.update_id for file in updates(tmp_path)] == ["new"]
 
 
-def test_nothing_is_deleted_when_the_update_is_refused_the_lease(
+def test_no_update_is_deleted_when_the_lease_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "storage"
@@ -164,19 +164,19 @@ def test_nothing_is_deleted_when_the_update_is_refused_the_lease(
     assert old.exists()
 
 
-def test_settings_are_read(tmp_path: Path):
+def test_event_log_settings_are_read(tmp_path: Path):
     def read(text: str) -> EventLogSettings:
         (tmp_path / "pipeline.yaml").write_text(f"name: shop\n{text}", encoding="utf-8")
         return load_settings(tmp_path, environ={}).events
 
     assert read("") == EventLogSettings(keep_days=None, keep_progress_days=30)
     assert read("events: {keep_days: 365}\n") == EventLogSettings(keep_days=365)
-    found = read("events: {keep_progress_days: null, max_progress_mb: 0.5}\n")
-    assert found == EventLogSettings(keep_progress_days=None, max_progress_mb=0.5)
+    settings = read("events: {keep_progress_days: null, max_progress_mb: 0.5}\n")
+    assert settings == EventLogSettings(keep_progress_days=None, max_progress_mb=0.5)
     assert read("events: {max_progress_mb: null}\n") == EventLogSettings(max_progress_mb=None)
-    found = read("events: {table: ops.event_log, quality_table: ops.quality}\n")
-    assert found == EventLogSettings(table="ops.event_log", quality_table="ops.quality")
-    assert found.tables == ("ops.event_log", "ops.quality")
+    settings = read("events: {table: ops.event_log, quality_table: ops.quality}\n")
+    assert settings == EventLogSettings(table="ops.event_log", quality_table="ops.quality")
+    assert settings.tables == ("ops.event_log", "ops.quality")
     with pytest.raises(SpecError, match="is not the name of a table"):
         read("events: {table: a.b.c.d}\n")
     with pytest.raises(SpecError, match="greater than 0"):

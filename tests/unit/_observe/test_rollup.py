@@ -1,4 +1,4 @@
-"""What a roll-up says: the details of single batches go, and the sums of all readers stay."""
+"""Roll-ups of the event log: details of single batches are removed, all sums are kept."""
 
 import io
 import json
@@ -27,11 +27,11 @@ from long_update import (
     filled,
     lines_of,
     measured,
-    numbers,
-    places,
-    rolled,
     rolled_up,
+    rolled_up_events,
     rounded,
+    segment_ranges,
+    sequence_numbers,
     total,
     update_of,
 )
@@ -55,55 +55,62 @@ from penstock._observe.snapshot import update_view
 from penstock._observe.state import ObservedUpdate
 
 
-def test_all_readers_find_the_same_when_the_log_of_a_running_update_is_rolled_up(tmp_path: Path):
+def test_readers_have_equal_results_after_a_roll_up_of_a_running_update(tmp_path: Path):
     log = filled(tmp_path, 250)
     before, whole, count = facts(tmp_path), lines_of(tmp_path), len(update_of(tmp_path).files)
     assert count > 20
     newest = update_of(tmp_path).files[-1].path.read_bytes()
     assert rolled_up(log)
-    assert numbers(tmp_path) == [(1, count - 1), (count, count)]
+    assert segment_ranges(tmp_path) == [(1, count - 1), (count, count)]
     assert update_of(tmp_path).files[-1].path.read_bytes() == newest
     assert facts(tmp_path) == before
     left = lines_of(tmp_path)
     assert len(left) < len(whole) / 3
-    # Whatever is not of a single batch is still there, in its place.
+    # Events that are not of a single batch keep their position.
     known = {event["id"]: event for event in whole}
-    new = {event["id"] for event in (*rolled(left), *rolled(left, "stream_progress"))}
+    new = {
+        event["id"]
+        for event in (*rolled_up_events(left), *rolled_up_events(left, "stream_progress"))
+    }
     assert {event["id"] for event in left} - set(known) == new
     assert all(event == known[event["id"]] for event in left if event["id"] in known)
-    assert places(left) == sorted(places(left))
+    assert sequence_numbers(left) == sorted(sequence_numbers(left))
     for event in whole:
         body = event["details"].get(event["event_type"], {})
         if not {"metrics", "progress_json", "loss"} & set(body) or event["message"]:
             assert event in left
     # One event per flow and hour, and its sums.
-    (first, *_) = [event for event in rolled(left) if event["origin"]["flow_name"] == "out"]
+    (first, *_) = [
+        event for event in rolled_up_events(left) if event["origin"]["flow_name"] == "out"
+    ]
     assert first["timestamp"] == "2026-03-01T00:59:00.000Z"
     body, more = first["details"]["flow_progress"], first["details"]["flow_progress"]["rolled_up"]
     assert (more["first_batch_id"], more["batches"], first["origin"]["batch_id"]) == (1, 59, 59)
     assert body["metrics"]["num_input_rows"] == sum(range(1, 60))
     assert more["since"] == "2026-03-01T00:01:00.000Z"
     assert sum(more["batch_durations"].values()) == 59
-    # Again, later: hours that were begun become one event as well.
+    # A later roll-up: hours that were incomplete become one event as well.
     for number in range(400, 550):
         for event in (committed(GOLD, number), *measured(GOLD, number)):
             log(replace(event, timestamp=START + timedelta(minutes=number)))
-    assert places(lines_of(tmp_path))[-1] == len(whole) + 150 * 4 - 1
+    assert sequence_numbers(lines_of(tmp_path))[-1] == len(whole) + 150 * 4 - 1
     later = facts(tmp_path)
     assert rolled_up(log)
-    assert len(numbers(tmp_path)) == 2
+    assert len(segment_ranges(tmp_path)) == 2
     assert facts(tmp_path) == later
     left = lines_of(tmp_path)
-    hours = [(event["origin"]["flow_name"], event["timestamp"][:13]) for event in rolled(left)]
+    hours = [
+        (event["origin"]["flow_name"], event["timestamp"][:13]) for event in rolled_up_events(left)
+    ]
     broken = [event for event in whole if event["message"] == "failed"]
-    # A failure and the newest commit stay where they are, between two.
+    # A failure and the newest commit keep their position between two roll-ups.
     assert len(hours) <= len(set(hours)) + len(broken) + 1
-    sums = rolled(left, "stream_progress")
+    sums = rolled_up_events(left, "stream_progress")
     hours = [(event["origin"]["flow_name"], event["timestamp"][:13]) for event in sums]
     assert len(hours) == len(set(hours))
 
 
-def test_the_oldest_details_go_when_there_are_too_many(tmp_path: Path):
+def test_oldest_details_are_rolled_up_above_the_size_limit(tmp_path: Path):
     log = filled(tmp_path)
     before, whole = facts(tmp_path), lines_of(tmp_path)
     assert rolled_up(log, SMALL)
@@ -113,21 +120,21 @@ def test_the_oldest_details_go_when_there_are_too_many(tmp_path: Path):
     assert 0.09 * 2**20 < sum(segment.path.stat().st_size for segment in others) < 0.125 * 2**20
     newest = [event for event in whole if event["event_type"] == "stream_progress"][-6:]
     assert newest == [e for e in lines_of(tmp_path) if e["event_type"] == "stream_progress"][-6:]
-    # There is nothing to gain now, nor below the limit.
+    # Nothing is rolled up again, nor below the limit.
     assert not rolled_up(log, SMALL)
     assert not rolled_up(log, EventLogSettings())
     assert not rolled_up(log, EventLogSettings(keep_progress_days=None, max_progress_mb=None))
     assert not rolled_up(EventLog(tmp_path / "empty"))
 
 
-def test_only_what_is_old_enough_goes(tmp_path: Path):
+def test_only_old_segments_are_rolled_up(tmp_path: Path):
     log = filled(tmp_path)
     before, whole, now = facts(tmp_path), lines_of(tmp_path), time.time()
     files = update_of(tmp_path).files
     for segment in files[:10]:
         os.utime(segment.path, (now - 86400, now - 86400))
     assert rolled_up(log, EventLogSettings(keep_progress_days=0.5))
-    assert numbers(tmp_path)[:2] == [(1, 10), (11, 11)]
+    assert segment_ranges(tmp_path)[:2] == [(1, 10), (11, 11)]
     assert update_of(tmp_path).files[0].path.stat().st_mtime == pytest.approx(now - 86400, abs=1)
     young = sum(segment.path.read_bytes().count(b"\n") for segment in files[10:])
     assert lines_of(tmp_path)[-young:] == whole[-young:]
@@ -142,7 +149,7 @@ def text_of(events: list[Event]) -> bytes:
     )
 
 
-def test_refreshes_that_replace_each_other_are_not_added_up():
+def test_counts_of_view_refreshes_are_not_added_up():
     about = replace(UPDATE, dataset_name=VIEW.dataset_name)
     events = [definition("dataset_definition", about, "", {"dataset_type": "MATERIALIZED_VIEW"})]
     events += [committed(VIEW, batch) for batch in range(10)]
@@ -152,7 +159,7 @@ def test_refreshes_that_replace_each_other_are_not_added_up():
     assert len(smaller(table, 11, 0)) < len(table) / 2
 
 
-def test_only_the_newest_refreshes_of_a_view_stay():
+def test_only_the_newest_refreshes_of_a_view_are_kept():
     about = replace(UPDATE, dataset_name=VIEW.dataset_name)
     events = [
         definition("dataset_definition", about, "", {"dataset_type": "MATERIALIZED_VIEW"}),
@@ -174,7 +181,7 @@ def test_only_the_newest_refreshes_of_a_view_stay():
     assert smaller(table, 26, 3) == table
 
 
-def test_commands_print_the_same_sums_of_a_log_that_was_rolled_up(
+def test_commands_print_the_same_sums_after_a_roll_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(tmp_path)
@@ -205,20 +212,20 @@ def test_commands_print_the_same_sums_of_a_log_that_was_rolled_up(
     assert "out: batches 1 to 59 in one event, 1,770 rows in, 174 rows written" in text
 
 
-def test_a_torn_or_foreign_line_stays_as_it_is(tmp_path: Path):
+def test_incomplete_and_foreign_lines_are_unchanged(tmp_path: Path):
     log = filled(tmp_path, 80)
     files = update_of(tmp_path).files
     lines = files[1].path.read_bytes().splitlines(keepends=True)
     count = next(line for line in lines if b'"num_input_rows"' in line)
     progress = next(line for line in lines if b'"progress_json"' in line)
-    odd = [
+    unknown_lines = [
         b'{"half":"event_type":"stream_progress"}\n',
         b'{"x":1,"event_type":"flow_progress"}\n',
         b"\xff\x00\n",
         count.replace(b'"num_input_rows":', b'"num_new_rows":1,"num_input_rows":'),
         count.replace(b'"num_input_rows":', b'"num_input_rows":1.5,"x":'),
         count.replace(b'"status":"RUNNING"', b'"status":"RUNNING","new":1'),
-        count.replace(b'"message":""', b'"message":"told"'),
+        count.replace(b'"message":""', b'"message":"message"'),
         count.replace(b'"message":""', b'"new":1,"message":""'),
         count.replace(b'"status":"RUNNING"', b'"status":"RUNNING","rolled_up":{"events":"x"}'),
         count.replace(
@@ -228,13 +235,13 @@ def test_a_torn_or_foreign_line_stays_as_it_is(tmp_path: Path):
         lines[6][:-40] + b"\n",
         *(re.sub(rb'"sequence":\{.*?\}\},', b"", line) for line in (count, progress)),
     ]
-    files[1].path.write_bytes(b"".join([*lines[:10], *odd, *lines[10:]]) + b'{"torn')
+    files[1].path.write_bytes(b"".join([*lines[:10], *unknown_lines, *lines[10:]]) + b'{"torn')
     before, whole = total(tmp_path), lines_of(tmp_path)
     with files[-1].path.open("ab") as file:
         file.write(b'{"also torn')
     assert rolled_up(log)
     text = update_of(tmp_path).files[0].path.read_bytes()
-    assert all(line in text for line in odd)
+    assert all(line in text for line in unknown_lines)
     # The next segment begins on a line of its own.
     assert b'\n{"torn\n' in text
     assert files[-1].path.read_bytes().endswith(b'{"also torn')
@@ -245,7 +252,7 @@ def test_a_torn_or_foreign_line_stays_as_it_is(tmp_path: Path):
 @pytest.mark.parametrize(
     ("most", "days"), [(256.0, 30.0), (1.0, 30.0), (None, 4.0), (None, 0.5), (64.0, None)]
 )
-def test_the_work_stays_in_proportion_when_a_log_grows_for_weeks(
+def test_roll_up_work_stays_proportional_to_the_size_of_the_log(
     most: float | None, days: float | None
 ):
     keep = EventLogSettings(keep_progress_days=days, max_progress_mb=most)
@@ -261,13 +268,14 @@ def test_the_work_stays_in_proportion_when_a_log_grows_for_weeks(
         if count := due(segments, keep, now=second, is_over=False):
             looks, read = looks + 1, read + sum(segment.size for segment in segments)
             sums = sum(
-                each.size if each.is_roll_up else each.size // 50 for each in segments[:count]
+                segment_before.size if segment_before.is_roll_up else segment_before.size // 50
+                for segment_before in segments[:count]
             )
             segments[:count] = [SegmentSize(sums, segments[count - 1].modified, True)]
-        kept = sum(segment.size for segment in segments if not segment.is_roll_up)
+        detail_bytes = sum(segment.size for segment in segments if not segment.is_roll_up)
         # Sums that are large are not read again for less than a quarter of them.
         more = segments[0].size / 4 if segments[0].is_roll_up else 0
-        assert most is None or kept - more < (most + 1) * 2**20
+        assert most is None or detail_bytes - more < (most + 1) * 2**20
         assert len(segments) < 3 * SEGMENTS + more / full
     assert looks > 5
     assert read < 12 * written
@@ -276,37 +284,37 @@ def test_the_work_stays_in_proportion_when_a_log_grows_for_weeks(
     assert due([], keep, now=0, is_over=True) == 0
 
 
-KINDS = (*["commit"] * 3, *["measured"] * 2, "state", "told", "refresh", "other")
+KINDS = (*["commit"] * 3, *["measured"] * 2, "state", "message", "refresh", "other")
 
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Event]:
-    """Events of some flows in any order that may be, and in orders that may not."""
+    """Events of some flows in valid and in invalid orders."""
     about = replace(UPDATE, dataset_name=VIEW.dataset_name)
     view = {"dataset_type": "MATERIALIZED_VIEW"}
-    found = [replace(definition("dataset_definition", about, "", view), timestamp=START)]
+    events = [replace(definition("dataset_definition", about, "", view), timestamp=START)]
     batch = dict.fromkeys(range(3), 0)
     minute = 0
     for _ in range(draw(st.integers(10, 40))):
         at = draw(st.integers(0, 2))
         flow = FLOWS[at]
         batch[at] = max(0, batch[at] + draw(st.integers(-1, 2)))
-        one = draw(st.sampled_from(KINDS))
+        kind = draw(st.sampled_from(KINDS))
         new = {
             "commit": [committed(flow, batch[at])],
             "measured": measured(flow, batch[at]),
             "state": [flow_progress(flow, draw(st.sampled_from(FlowStatus)), "now")],
-            "told": [committed(flow, batch[at], "told")],
+            "message": [committed(flow, batch[at], "message")],
             "refresh": [committed(VIEW, batch[at])],
             "other": [update_progress(UPDATE, UpdateState.RUNNING, "")],
-        }[one]
+        }[kind]
         minute += draw(st.sampled_from([0, 0, 1, 50]))
-        found += [replace(event, timestamp=START + timedelta(minutes=minute)) for event in new]
-    return found
+        events += [replace(event, timestamp=START + timedelta(minutes=minute)) for event in new]
+    return events
 
 
 def counters(text: bytes) -> dict[Any, Any]:
-    """What metrics and terminal say: what is a sum, and the newest value of what is not."""
+    """The values of metrics and terminal: sums, and the newest of all other values."""
     update = ObservedUpdate()
     states: dict[str, Any] = {}
     for line in text.splitlines():
@@ -314,7 +322,7 @@ def counters(text: bytes) -> dict[Any, Any]:
         update(event)
         body = details(event)
         if event.event_type == "flow_progress" and ("metrics" not in body or event.message):
-            # What came before a change of a flow's state stays before it.
+            # Events before a change of the state of a flow stay before it.
             flow = update.flows[event.origin.flow_name]
             states[event.id] = (
                 *(flow.batches, flow.rows, flow.count("dropped_records")),
@@ -325,8 +333,8 @@ def counters(text: bytes) -> dict[Any, Any]:
         for name, flow in update.flows.items()
     }
     views = {
-        ("view", one.name): replace(one, rows_per_second=None, batch_seconds=None)
-        for one in update_view(update, START + timedelta(days=9)).datasets
+        ("view", view.name): replace(view, rows_per_second=None, batch_seconds=None)
+        for view in update_view(update, START + timedelta(days=9)).datasets
     }
     return {**rounded(metric_series(update)), **states, **flows, **views}
 
@@ -342,7 +350,7 @@ def smaller(text: bytes, cut: int, newest: int) -> bytes:
 
 @settings(max_examples=60, deadline=None)
 @given(histories(), st.data())
-def test_sums_are_the_same_however_often_a_log_is_rolled_up(
+def test_sums_are_unchanged_by_any_number_of_roll_ups(
     tmp_path_factory: pytest.TempPathFactory, history: list[Event], data: st.DataObject
 ):
     text = text_of(history)
@@ -356,4 +364,6 @@ def test_sums_are_the_same_however_often_a_log_is_rolled_up(
         assert counters(text) == before
     path.write_bytes(text)
     assert {flow.flow_name: last_batch(path.parent, flow.flow_name) for flow in FLOWS} == last
-    assert places(lines_of(path.parent)) == sorted(places(lines_of(path.parent)))
+    assert sequence_numbers(lines_of(path.parent)) == sorted(
+        sequence_numbers(lines_of(path.parent))
+    )

@@ -1,4 +1,4 @@
-"""An event log in segments: whatever happens to its files, readers find each event once."""
+"""Segments of an event log: each event is read once in any state of the files."""
 
 import json
 import logging
@@ -27,10 +27,10 @@ from long_update import (
     filled,
     lines_of,
     measured,
-    numbers,
-    places,
-    rolled,
     rolled_up,
+    rolled_up_events,
+    segment_ranges,
+    sequence_numbers,
     total,
     update_of,
 )
@@ -72,7 +72,7 @@ def test_a_segment_ends_when_it_is_large_or_old(tmp_path: Path):
         f"{name}-running{number}.jsonl" for number in (".0002", ".0003", "")
     ]
     assert count() == [2, 2, 1]
-    assert places(lines_of(tmp_path)) == list(range(5))
+    assert sequence_numbers(lines_of(tmp_path)) == list(range(5))
     write(EventLogSettings(keep_progress_days=None, max_progress_mb=None), *range(1, 9999, 99))
     assert count() == [101]
     log = write(EventLogSettings(keep_progress_days=None, max_progress_mb=0.01), *range(2, 8))
@@ -105,7 +105,7 @@ def test_a_segment_ends_when_it_is_large_or_old(tmp_path: Path):
         (["1-4"], 4, []),
     ],
 )
-def test_each_event_is_read_once_whatever_files_there_are(
+def test_each_event_is_read_once_with_any_set_of_files(
     tmp_path: Path, files: list[str], after: int, read: list[str]
 ):
     for name in files:
@@ -122,8 +122,8 @@ def test_each_event_is_read_once_whatever_files_there_are(
     assert names == read
 
 
-def test_no_event_is_lost_or_duplicated_when_many_emit_and_one_follows(tmp_path: Path):
-    log, seen, stop = filled(tmp_path, 80), list[int](), threading.Event()
+def test_no_event_is_lost_or_duplicated_when_threads_emit_during_roll_ups(tmp_path: Path):
+    log, received, stop = filled(tmp_path, 80), list[int](), threading.Event()
     passed = threading.Condition()
 
     def emit(flow: Any) -> None:
@@ -137,14 +137,14 @@ def test_no_event_is_lost_or_duplicated_when_many_emit_and_one_follows(tmp_path:
     def read() -> None:
         for event in follow(tmp_path, update="running"):
             with passed:
-                seen.append(event["sequence"]["data_plane_id"]["seq_no"])
+                received.append(event["sequence"]["data_plane_id"]["seq_no"])
                 passed.notify_all()
 
-    def is_followed() -> None:
+    def wait_for_follower() -> None:
         newest = last_place(update_of(tmp_path))
         with passed:
             assert newest is None or passed.wait_for(
-                lambda: seen and seen[-1] >= newest[1], DEADLINE
+                lambda: received and received[-1] >= newest[1], DEADLINE
             )
 
     threads = [threading.Thread(target=emit, args=(flow,), daemon=True) for flow in FLOWS]
@@ -153,21 +153,21 @@ def test_no_event_is_lost_or_duplicated_when_many_emit_and_one_follows(tmp_path:
         thread.start()
     done = 0
     while done < 3:
-        is_followed()
+        wait_for_follower()
         done += rolled_up(log, SMALL, stop=stop)
-    is_followed()
+    wait_for_follower()
     stop.set()
     for thread in threads:
         thread.join()
     log(update_progress(UPDATE, UpdateState.COMPLETED, "done"))
     reader.join(DEADLINE)
     assert not reader.is_alive()
-    assert seen == list(range(len(seen)))
+    assert received == list(range(len(received)))
     # Each event is in a segment, or in an event of a roll-up.
-    assert total(tmp_path) == len(seen)
+    assert total(tmp_path) == len(received)
 
 
-def test_readers_that_have_begun_are_not_disturbed(tmp_path: Path):
+def test_open_readers_are_not_affected_by_a_roll_up(tmp_path: Path):
     log = filled(tmp_path, 80)
     whole = lines_of(tmp_path)
     reading, following = read_events(tmp_path), follow(tmp_path, update="running")
@@ -182,13 +182,13 @@ def test_readers_that_have_begun_are_not_disturbed(tmp_path: Path):
     assert rest[:-1] == whole[second:] and rest[-1]["message"] == "done"
 
 
-def test_a_follower_that_slept_too_long_reads_on_in_the_roll_up(tmp_path: Path):
+def test_slow_follower_continues_in_the_roll_up(tmp_path: Path):
     log = filled(tmp_path, 80)
     update, whole = update_of(tmp_path), lines_of(tmp_path)
     waits: list[bool] = []
 
     def wait() -> bool:
-        # At the end of what was there; then much is written and rolled up at once.
+        # At the end of the log, many events are written and rolled up.
         if not waits:
             for number in range(1000, 1100):
                 for event in (committed(GOLD, number), *measured(GOLD, number)):
@@ -199,12 +199,12 @@ def test_a_follower_that_slept_too_long_reads_on_in_the_roll_up(tmp_path: Path):
 
     read = [json.loads(line) for line in update.lines(wait)]
     assert read[: len(whole)] == whole
-    assert places(read) == sorted(set(places(read)))
-    assert places(read)[-1] == places(whole)[-1] + 400
-    assert rolled(read)
+    assert sequence_numbers(read) == sorted(set(sequence_numbers(read)))
+    assert sequence_numbers(read)[-1] == sequence_numbers(whole)[-1] + 400
+    assert rolled_up_events(read)
 
 
-def test_the_dashboard_continues_where_it_was_when_segments_are_rolled_up(tmp_path: Path):
+def test_dashboard_continues_at_its_position_when_segments_are_rolled_up(tmp_path: Path):
     log = filled(tmp_path)
     watched, idle = Recorded(update_of(tmp_path)), Recorded(update_of(tmp_path))
     assert watched.refresh() and idle.refresh()
@@ -214,7 +214,7 @@ def test_the_dashboard_continues_where_it_was_when_segments_are_rolled_up(tmp_pa
     assert watched.refresh()
     assert (watched.model.structure, watched.model.folded) == (structure, folded + 1)
     assert not watched.refresh()
-    # One that has not looked for long begins again: events may stand for some that it knows.
+    # A reader without recent refreshes starts again: a roll-up may include events it has read.
     for number in range(1000, 1200):
         for event in (committed(GOLD, number), *measured(GOLD, number)):
             log(replace(event, timestamp=START + timedelta(minutes=number)))
@@ -226,7 +226,7 @@ def test_the_dashboard_continues_where_it_was_when_segments_are_rolled_up(tmp_pa
     assert idle.model.folded < folded
     for card in ("rows", "quarantined", "failed_checks", "table_version"):
         assert idle.model.cards()[0][card] == watched.model.cards()[0][card]
-    # As long as its segment is there, it reads on in the next ones.
+    # While its segment exists, it continues in the next ones.
     version, behind = watched.version, watched.model.folded
     plan_query(tmp_path)
     for number in range(1200, 1500):
@@ -237,7 +237,7 @@ def test_the_dashboard_continues_where_it_was_when_segments_are_rolled_up(tmp_pa
     assert watched.model.folded == behind + 1200
 
 
-def test_the_pipeline_continues_with_a_warning_when_the_disk_does_not_take_it(
+def test_pipeline_continues_with_a_warning_when_a_roll_up_cannot_be_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     log = filled(tmp_path, 80)
@@ -253,9 +253,9 @@ def test_the_pipeline_continues_with_a_warning_when_the_disk_does_not_take_it(
         for number in range(1000, 1300):
             log(committed(GOLD, number))
         retention.close()
-    texts = [record.getMessage() for record in caplog.records]
-    assert ["could not be cleaned up" in text for text in texts] == [True, False]
-    assert ["stays large" in text for text in texts] == [False, True]
+    messages = [record.getMessage() for record in caplog.records]
+    assert ["could not be cleaned up" in text for text in messages] == [True, False]
+    assert ["stays large" in text for text in messages] == [False, True]
     for path, text in before.items():
         assert path.read_bytes().startswith(text)
     assert len(lines_of(tmp_path)) == sum(text.count(b"\n") for text in before.values()) + 300
@@ -267,14 +267,14 @@ def wait_for(condition: Any) -> None:
         if condition():
             return
         pause.wait(0.02)
-    raise AssertionError("it did not come")
+    raise AssertionError("the condition was not met in time")
 
 
-def test_retention_rolls_up_beside_a_running_update(tmp_path: Path):
+def test_retention_rolls_up_during_a_running_update(tmp_path: Path):
     log = filled(tmp_path)
     before = facts(tmp_path)
     retention = Retention(log, SMALL, "running", look_seconds=0.01)
-    # What tables of events may lack stays: everything, then the segments from the second on.
+    # Segments that are not in the event tables yet are kept: all, then from the second on.
     retention.published = 0
     retention.start()
     threading.Event().wait(0.3)
@@ -285,7 +285,7 @@ def test_retention_rolls_up_beside_a_running_update(tmp_path: Path):
     wait_for(lambda: update_of(tmp_path).segments()[0].is_roll_up)
     retention.close()
     assert facts(tmp_path) == before
-    # It ends promptly, in the middle of the work as well.
+    # It stops promptly, also during a roll-up.
     files, stop = update_of(tmp_path).files, threading.Event()
     stop.set()
     assert not roll_up(update_of(tmp_path), ALL, now=time.time() + 60, is_over=False, stop=stop)
@@ -323,7 +323,7 @@ for step in range(1, 99):
 """
 
 
-def test_the_log_is_whole_when_the_process_is_killed_at_any_step(tmp_path: Path):
+def test_log_is_complete_when_the_process_is_killed_at_any_step(tmp_path: Path):
     whole = tmp_path / "whole"
     filled(whole, 10, EventLogSettings(keep_progress_days=None, max_progress_mb=0.3)).close()
     before, events, states = facts(whole), total(whole), set[Any]()
@@ -335,18 +335,18 @@ def test_the_log_is_whole_when_the_process_is_killed_at_any_step(tmp_path: Path)
         if state not in states:
             assert facts(folder) == before
         states.add(state)
-        # What the kill left is seen to by the next update.
+        # The next update cleans up after the kill.
         clean(folder, ALL, own="next", now=time.time() + 60, stop=NEVER)
         assert update_of(folder).segments() == list(update_of(folder).files)
         assert {path.suffix for path in folder.iterdir()} == {".jsonl"}
         assert total(folder) == events
-    # As it was; and with the roll-up, while what it stands for is deleted one after the other.
+    # Unchanged, and with the roll-up while its segments are deleted one by one.
     count = len(update_of(whole).files)
     assert count > 3 and len(states) == count + 1
     assert len(list(tmp_path.iterdir())) > 3 * count
 
 
-def test_what_a_query_reads_stays_for_an_hour(tmp_path: Path):
+def test_segments_of_a_planned_query_are_kept_for_an_hour(tmp_path: Path):
     log = filled(tmp_path, 80)
     whole, planned = update_of(tmp_path).files, update_of(tmp_path)
     before = lines_of(tmp_path)
@@ -359,7 +359,7 @@ def test_what_a_query_reads_stays_for_an_hour(tmp_path: Path):
     for later, deleted in ((3000, False), (4000, True)):
         roll_up(update, SMALL, now=time.time() + later, is_over=False, stop=NEVER)
         assert all(segment.path.exists() != deleted for segment in whole[:-1])
-    # Without queries nothing is kept; where the folder cannot be written to, they are not known.
+    # Without queries nothing is kept; queries of a read-only folder are unknown.
     for number in range(1000, 1300):
         log(committed(GOLD, number))
     os.utime(tmp_path / QUERIED, (1, 1))
@@ -371,7 +371,7 @@ def test_what_a_query_reads_stays_for_an_hour(tmp_path: Path):
     assert plan_query(tmp_path / "nowhere") == set()
 
 
-def test_updates_that_are_over_are_rolled_up_once(tmp_path: Path):
+def test_finished_updates_are_rolled_up_once(tmp_path: Path):
     log = filled(tmp_path)
     log.close()
     before = facts(tmp_path)
@@ -383,7 +383,7 @@ def test_updates_that_are_over_are_rolled_up_once(tmp_path: Path):
     assert facts(tmp_path) == before
     clean(tmp_path, SMALL, own="", now=time.time(), stop=NEVER)
     assert update_of(tmp_path).files == files
-    # When it is old, all of it; the only file says that it is done.
+    # An old log is rolled up completely, and only once.
     clean(tmp_path, ALL, own="", now=time.time() + 60, stop=NEVER)
     (file,) = update_of(tmp_path).files
     inode = file.path.stat().st_ino
@@ -392,7 +392,7 @@ def test_updates_that_are_over_are_rolled_up_once(tmp_path: Path):
     assert facts(tmp_path) == before
 
 
-def test_a_log_of_an_earlier_version_is_a_log_with_one_segment(tmp_path: Path):
+def test_log_of_an_older_version_is_read_as_one_segment(tmp_path: Path):
     """`version-2.jsonl` was rolled up in place while its update ran."""
     path = tmp_path / "20260301T000000000000Z-running.jsonl"
     lines = EARLIER.read_bytes().splitlines(keepends=True)
@@ -408,13 +408,13 @@ def test_a_log_of_an_earlier_version_is_a_log_with_one_segment(tmp_path: Path):
     assert [next(following) for _ in killed] == events
     assert recorded.refresh()
     folded = recorded.model.folded
-    # What this version adds is a segment of its own.
+    # This version appends to a new segment.
     end_unfinished(tmp_path)
     assert path.read_bytes().endswith(b'{"torn')
     assert recorded.refresh() and recorded.model.folded == folded + 1
     assert [event["error"]["exceptions"][0]["condition"] for event in following] == ["PROCESS_GONE"]
     clean(tmp_path, ALL, own="", now=time.time() + 60, stop=NEVER)
-    assert (numbers(tmp_path), path.exists()) == ([(1, 2)], False)
+    assert (segment_ranges(tmp_path), path.exists()) == ([(1, 2)], False)
     assert list(tmp_path.iterdir()) == [update_of(tmp_path).path(1, 2)]
     assert total(tmp_path) == before + 1
     assert [last_batch(tmp_path, flow) for flow in flows] == batches

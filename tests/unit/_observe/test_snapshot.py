@@ -31,12 +31,12 @@ def event(
     error: ErrorInfo | None = None,
 ) -> Event:
     origin = EventOrigin(update_id="u", flow_name=flow, dataset_name=dataset, batch_id=batch)
-    made = flow_progress(origin, status, "", metrics=metrics, expectations=rules, error=error)
-    return replace(made, timestamp=START + timedelta(seconds=seconds))
+    progress = flow_progress(origin, status, "", metrics=metrics, expectations=rules, error=error)
+    return replace(progress, timestamp=START + timedelta(seconds=seconds))
 
 
 def batch(number: int, rows: int, *, seconds: float, took_ms: int = 500) -> list[Event]:
-    """What the writer says of a micro-batch, and what Spark says of it."""
+    """The events of the writer and of Spark for a micro-batch."""
     running = FlowStatus.RUNNING
     rule = ExpectationCounts(
         name="positive", dataset="silver", passed_records=rows - 1, failed_records=1
@@ -51,8 +51,8 @@ def batch(number: int, rows: int, *, seconds: float, took_ms: int = 500) -> list
 
 def observed(*events: Event) -> ObservedUpdate:
     update = ObservedUpdate()
-    for one in events:
-        update(one)
+    for event in events:
+        update(event)
     return update
 
 
@@ -67,7 +67,7 @@ def test_micro_batches_are_counted_once_when_their_events_overlap() -> None:
     assert (flow.batches, flow.batch_id) == (2, 1)
 
 
-def test_figures_add_up_when_micro_batches_come_as_two_events_each() -> None:
+def test_metrics_of_the_two_events_of_each_micro_batch_are_added_up() -> None:
     view = folded(
         event(FlowStatus.STARTING),
         event(FlowStatus.RUNNING, seconds=1),
@@ -103,7 +103,7 @@ def test_a_late_micro_batch_changes_no_state_when_the_flow_has_ended() -> None:
     assert view.rows == 9
 
 
-def test_the_last_error_stays_when_a_retry_succeeds() -> None:
+def test_last_error_is_kept_when_a_retry_succeeds() -> None:
     error = ErrorInfo(condition="X", class_name="FlowError", message="no")
     view = folded(
         event(FlowStatus.RUNNING),
@@ -124,7 +124,7 @@ def test_a_dataset_shows_the_worst_state_when_its_flows_differ() -> None:
     assert view.flows == ("a", "b", "c")
 
 
-def test_views_are_hidden_and_sinks_shown_when_datasets_are_defined() -> None:
+def test_temporary_views_are_hidden_and_sinks_are_shown() -> None:
     snapshot = ObservedUpdate()
     for name, kind in (("c.s.t", "STREAMING_TABLE"), ("c.s.v", "TEMPORARY_VIEW")):
         origin = EventOrigin(dataset_name=name)
@@ -133,24 +133,24 @@ def test_views_are_hidden_and_sinks_shown_when_datasets_are_defined() -> None:
     snapshot(flow_progress(EventOrigin(dataset_name="c.s.t"), FlowStatus.EXCLUDED, "not selected"))
     sink = EventOrigin(sink_name="out", flow_name="to_out")
     snapshot(flow_progress(sink, FlowStatus.RUNNING, ""))
-    seen = [(view.display, view.kind, view.state) for view in update_view(snapshot).datasets]
-    assert seen == [
+    datasets = [(view.display, view.kind, view.state) for view in update_view(snapshot).datasets]
+    assert datasets == [
         ("t", "streaming table", FlowStatus.EXCLUDED),
         ("out", "sink", FlowStatus.RUNNING),
     ]
 
 
-def test_the_update_is_told_when_its_events_come() -> None:
+def test_update_view_has_the_details_of_the_update() -> None:
     snapshot = ObservedUpdate()
     origin = EventOrigin(pipeline_name="shop", update_id="u")
     failed = ErrorInfo(condition="UPDATE_FAILED", class_name="UpdateFailedError", message="1")
-    for seconds, one in (
+    for seconds, event in (
         (0, definition("create_update", origin, "", {"spark_log": "/x"})),
         (1, update_progress(origin, UpdateState.RUNNING, "go")),
         (2, definition("hook_progress", origin, "careful", {})),
         (5, update_progress(origin, UpdateState.FAILED, "bad", error=failed)),
     ):
-        snapshot(replace(one, timestamp=START + timedelta(seconds=seconds)))
+        snapshot(replace(event, timestamp=START + timedelta(seconds=seconds)))
     view = update_view(snapshot, START + timedelta(hours=1))
     assert (view.pipeline_name, view.update_id, view.state) == ("shop", "u", UpdateState.FAILED)
     assert view.has_ended
@@ -160,21 +160,21 @@ def test_the_update_is_told_when_its_events_come() -> None:
     assert view.properties["spark_log"] == "/x"
 
 
-def test_a_view_stays_as_it_is_when_more_events_come() -> None:
+def test_update_view_is_not_changed_by_later_events() -> None:
     snapshot = ObservedUpdate()
     snapshot(event(FlowStatus.RUNNING))
     before = update_view(snapshot)
-    for one in batch(0, 100, seconds=1):
-        snapshot(one)
+    for progress in batch(0, 100, seconds=1):
+        snapshot(progress)
     assert before.datasets[0].rows == 0
     assert update_view(snapshot).datasets[0].rows == 99
 
 
-def test_no_row_is_lost_when_threads_emit_while_others_look() -> None:
+def test_no_row_is_lost_when_threads_emit_and_read_concurrently() -> None:
     snapshot = ObservedUpdate()
     done = threading.Event()
 
-    def look() -> None:
+    def read_views() -> None:
         while not done.is_set():
             update_view(snapshot)
 
@@ -183,19 +183,19 @@ def test_no_row_is_lost_when_threads_emit_while_others_look() -> None:
             metrics = FlowMetrics(num_output_rows=1)
             snapshot(event(FlowStatus.RUNNING, flow=flow, batch=number, metrics=metrics))
 
-    looker = threading.Thread(target=look)
-    looker.start()
+    reader = threading.Thread(target=read_views)
+    reader.start()
     emitters = [threading.Thread(target=emit, args=(f"f{n}",)) for n in range(4)]
     for thread in emitters:
         thread.start()
     for thread in emitters:
         thread.join()
     done.set()
-    looker.join()
+    reader.join()
     assert update_view(snapshot).datasets[0].rows == 800
 
 
-def test_names_are_as_short_as_can_be_when_they_are_shown() -> None:
+def test_display_names_are_as_short_as_possible() -> None:
     names = ["c.s.orders", "c.t.orders", "c.s.customers", "plain"]
     assert short_names(names) == {
         "c.s.orders": "s.orders",
@@ -206,7 +206,7 @@ def test_names_are_as_short_as_can_be_when_they_are_shown() -> None:
     assert short_names(["a.orders", "orders"])["a.orders"] == "a.orders"
 
 
-def test_figures_are_those_of_the_last_refresh_when_a_view_is_replaced() -> None:
+def test_metrics_of_a_view_are_those_of_its_last_refresh() -> None:
     origin = EventOrigin(update_id="u", dataset_name="c.s.silver")
     kind = {"dataset_type": "MATERIALIZED_VIEW"}
     declared = replace(definition("dataset_definition", origin, "", kind), timestamp=START)

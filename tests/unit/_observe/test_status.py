@@ -1,4 +1,4 @@
-"""What other processes see of an update: folded from events, and through the file."""
+"""The status of an update in other processes: from events, and from the status file."""
 
 import json
 import os
@@ -71,7 +71,7 @@ def progress(number: int, **more: Any) -> dict[str, Any]:
 
 
 def events(batches: int = 3) -> list[Event]:
-    found = [
+    history = [
         definition("create_update", UPDATE, "", {"continuous": True}),
         update_progress(UPDATE, UpdateState.RUNNING, "running"),
         flow_progress(FLOW, FlowStatus.RUNNING, "started"),
@@ -88,7 +88,7 @@ def events(batches: int = 3) -> list[Event]:
         rule = ExpectationCounts(
             name="positive", dataset="c.s.silver", passed_records=97, failed_records=3
         )
-        found += [
+        history += [
             flow_progress(origin, FlowStatus.RUNNING, "", metrics=metrics, expectations=[rule]),
             stream_progress(origin, progress(number)),
             flow_progress(
@@ -98,12 +98,12 @@ def events(batches: int = 3) -> list[Event]:
                 metrics=FlowMetrics(num_input_rows=100, batch_duration_ms=4000, backlog_records=35),
             ),
         ]
-    return found
+    return history
 
 
-def fold(found: list[Event]) -> dict[str, Any]:
+def fold(history: list[Event]) -> dict[str, Any]:
     status = ObservedUpdate()
-    for event in found:
+    for event in history:
         status(event)
     return status_json(status)
 
@@ -112,10 +112,10 @@ def settings(tmp_path: Path) -> PipelineSettings:
     return PipelineSettings(name="shop", storage=tmp_path.as_uri(), root=str(tmp_path))
 
 
-def test_a_flow_shows_what_its_batches_did():
-    found = fold(events())
-    assert (found["state"], found["continuous"], found["has_ended"]) == ("RUNNING", True, False)
-    (flow,) = found["flows"]
+def test_flow_status_has_the_sums_of_its_batches():
+    status = fold(events())
+    assert (status["state"], status["continuous"], status["has_ended"]) == ("RUNNING", True, False)
+    (flow,) = status["flows"]
     counts = {key: flow[key] for key in ("state", "batches", "batch_id", "rows", "quarantined")}
     assert counts == {
         "state": "RUNNING",
@@ -138,7 +138,7 @@ def test_a_flow_shows_what_its_batches_did():
     }
 
 
-def test_lag_is_told_per_partition_and_as_work():
+def test_lag_is_shown_per_partition_and_as_catch_up_time():
     lag = fold(events())["flows"][0]["lag"]
     assert lag["records"] == 35
     # 300 rows took 12 seconds.
@@ -150,9 +150,9 @@ def test_lag_is_told_per_partition_and_as_work():
     assert behind == {"0": 30, "1": 0, "2": 5}
 
 
-def test_what_is_not_known_is_null():
-    found = fold(events(0))
-    (flow,) = found["flows"]
+def test_unknown_values_are_null():
+    status = fold(events(0))
+    (flow,) = status["flows"]
     assert (flow["lag"], flow["watermark"], flow["state_store"]) == (None, None, None)
     strange = progress(
         0,
@@ -169,21 +169,21 @@ def test_what_is_not_known_is_null():
     json.dumps(flow, allow_nan=False)
 
 
-def test_the_status_does_not_grow():
-    found = fold(events(RECENT + 5))
-    assert len(found["flows"][0]["recent_progress"]) == RECENT
+def test_recent_progress_is_limited():
+    status = fold(events(RECENT + 5))
+    assert len(status["flows"][0]["recent_progress"]) == RECENT
 
 
-def test_an_error_is_shown_with_its_way_out():
+def test_error_is_shown_with_its_hint():
     info = ErrorInfo(condition="PATH_NOT_FOUND", class_name="X", message="gone\n  hint: mount it")
     failed = [
         flow_progress(FLOW, FlowStatus.FAILED, "failed", error=info),
         update_progress(UPDATE, UpdateState.FAILED, "failed", error=info),
     ]
-    found = fold([*events(1), *failed])
-    assert found["has_ended"] is True
-    assert found["error"]["condition"] == "PATH_NOT_FOUND"
-    assert "hint: mount it" in found["flows"][0]["exception"]["message"]
+    status = fold([*events(1), *failed])
+    assert status["has_ended"] is True
+    assert status["error"]["condition"] == "PATH_NOT_FOUND"
+    assert "hint: mount it" in status["flows"][0]["exception"]["message"]
 
 
 def _wait(condition: Any) -> None:
@@ -194,48 +194,48 @@ def _wait(condition: Any) -> None:
         pause.wait(0.01)
 
 
-def test_the_file_is_whole_and_current_while_events_come(tmp_path: Path):
-    place = settings(tmp_path)
-    log, state = EventLog(event_directory(place)), ObservedUpdate()
-    file = StatusFile(status_path(place), state, pause_seconds=0.01)
-    seen: list[int] = []
+def test_status_file_is_current_while_events_arrive(tmp_path: Path):
+    pipeline = settings(tmp_path)
+    log, state = EventLog(event_directory(pipeline)), ObservedUpdate()
+    file = StatusFile(status_path(pipeline), state, pause_seconds=0.01)
+    flow_counts: list[int] = []
     try:
         for event in events(30):
             log(event)
             state(event)
             file(event)
-            with_file = read_status(place)
+            with_file = read_status(pipeline)
             assert with_file is not None
-            seen.append(len(with_file["flows"]))
+            flow_counts.append(len(with_file["flows"]))
         # The file may still be that of an event before the first flow.
-        _wait(lambda: [f["batch_id"] for f in (read_status(place) or {})["flows"]] == [29])
-        # Written by a thread, and no draft is left behind.
-        written = json.loads(status_path(place).read_bytes())
+        _wait(lambda: [f["batch_id"] for f in (read_status(pipeline) or {})["flows"]] == [29])
+        # Written by a thread, which leaves no draft.
+        written = json.loads(status_path(pipeline).read_bytes())
         assert written["process_id"] == os.getpid()
     finally:
         file.close()
         log.close()
-    assert os.listdir(status_path(place).parent) == ["status.json"]  # noqa: PTH208
+    assert os.listdir(status_path(pipeline).parent) == ["status.json"]  # noqa: PTH208
 
 
-def test_the_event_log_tells_when_there_is_no_file(tmp_path: Path):
-    place = settings(tmp_path)
-    assert read_status(place) is None
-    log = EventLog(event_directory(place))
+def test_status_is_read_from_the_event_log_without_a_status_file(tmp_path: Path):
+    pipeline = settings(tmp_path)
+    assert read_status(pipeline) is None
+    log = EventLog(event_directory(pipeline))
     for event in events(2):
         log(event)
     log.close()
-    from_log = read_status(place)
+    from_log = read_status(pipeline)
     assert from_log is not None
     assert from_log["flows"][0]["rows"] == 194
-    status_path(place).parent.mkdir()
-    status_path(place).write_text('{"update_id": "another"', encoding="utf-8")
-    again = read_status(place)
+    status_path(pipeline).parent.mkdir()
+    status_path(pipeline).write_text('{"update_id": "another"', encoding="utf-8")
+    again = read_status(pipeline)
     assert again is not None
     assert again["flows"] == from_log["flows"]
 
 
-def test_a_command_is_shown_only_by_its_id(tmp_path: Path):
+def test_status_of_a_command_is_shown_only_by_its_id(tmp_path: Path):
     log = EventLog(event_directory(settings(tmp_path)))
     for event in [*events(), update_progress(UPDATE, UpdateState.FAILED, "over")]:
         log(event)
@@ -248,7 +248,7 @@ def test_a_command_is_shown_only_by_its_id(tmp_path: Path):
     assert read_status(own, update="c0de")["state"] == "COMPLETED"
 
 
-def test_a_disk_that_is_gone_harms_nothing(tmp_path: Path):
+def test_error_of_writing_the_status_file_is_ignored(tmp_path: Path):
     (tmp_path / "state").write_text("in the way", encoding="utf-8")
     file = StatusFile(status_path(settings(tmp_path)), ObservedUpdate(), pause_seconds=0.01)
     for event in events():
@@ -266,15 +266,15 @@ def test_an_update_is_alive_while_its_lease_is_held(
     for event in events(1):
         log(event)
     log.close()
-    place = pipeline_lease_path(tmp_path.as_uri())
-    with Lease.acquire(place, holder={"update": "8c1f"}):
-        found = monitoring.status()
-        assert found is not None
-        assert (found["is_alive"], found["process_id"]) == (True, os.getpid())
-    found = monitoring.status(tmp_path)
-    assert found is not None
-    assert (found["is_alive"], found["process_id"], found["state"]) == (False, None, "RUNNING")
-    with Lease.acquire(place, holder={"update": "a later one"}):
+    lease_path = pipeline_lease_path(tmp_path.as_uri())
+    with Lease.acquire(lease_path, holder={"update": "8c1f"}):
+        status = monitoring.status()
+        assert status is not None
+        assert (status["is_alive"], status["process_id"]) == (True, os.getpid())
+    status = monitoring.status(tmp_path)
+    assert status is not None
+    assert (status["is_alive"], status["process_id"], status["state"]) == (False, None, "RUNNING")
+    with Lease.acquire(lease_path, holder={"update": "a later one"}):
         later = monitoring.status()
         assert later is not None
         assert later["is_alive"] is False

@@ -63,9 +63,9 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def receiver() -> Iterator[OtlpReceiver]:
-    made = OtlpReceiver()
-    yield made
-    made.close()
+    server = OtlpReceiver()
+    yield server
+    server.close()
 
 
 def at(seconds: float, event: Event) -> Event:
@@ -117,34 +117,34 @@ def settings(root: Path, url: str = "", **more: Any) -> PipelineSettings:
 
 
 def sent(chosen: PipelineSettings, events: list[Event], resolve: Any = str) -> list[Event]:
-    """Let events go out; what became of it."""
-    bus, heard = EventBus(), list[Event]()
-    bus.subscribe(heard.append)
+    """Export events, and return the events of the progress."""
+    bus, emitted = EventBus(), list[Event]()
+    bus.subscribe(emitted.append)
     exports = Exports(chosen, bus, UPDATE, observed(bus), resolve)
     for event in events:
         bus.emit(event)
     exports.close()
-    return [event for event in heard if event.event_type == "telemetry_progress"]
+    return [event for event in emitted if event.event_type == "telemetry_progress"]
 
 
 def test_an_update_is_one_trace_with_its_flows_and_their_batches(
     receiver: OtlpReceiver, tmp_path: Path
 ):
-    why = ErrorInfo(condition="BOOM", class_name="FlowError", message="it broke")
-    again = ErrorInfo(condition="DOWN", class_name="E", message="away", fatal=False)
+    error = ErrorInfo(condition="BOOM", class_name="FlowError", message="it broke")
+    retry_error = ErrorInfo(condition="DOWN", class_name="E", message="away", fatal=False)
     view = about("totals")
     events = update(
         at(1, flow_progress(about("bronze"), FlowStatus.QUEUED, "")),
         at(1, flow_progress(about("left_out"), FlowStatus.EXCLUDED, "")),
         at(2, flow_progress(about("bronze"), FlowStatus.STARTING, "")),
         *batch("bronze", 0, 2),
-        at(3, flow_progress(about("bronze"), FlowStatus.STARTING, "", error=again)),
+        at(3, flow_progress(about("bronze"), FlowStatus.STARTING, "", error=retry_error)),
         *batch("bronze", 1, 3),
         at(5, flow_progress(about("bronze"), FlowStatus.COMPLETED, "")),
         at(5, flow_progress(view, FlowStatus.RUNNING, "")),
         at(5, planning_information(view, "COMPLETE_RECOMPUTE", "new rows")),
         at(6, flow_progress(view, FlowStatus.RUNNING, "", metrics=FlowMetrics(num_output_rows=4))),
-        at(7, flow_progress(view, FlowStatus.FAILED, "", error=why)),
+        at(7, flow_progress(view, FlowStatus.FAILED, "", error=error)),
         at(8, flow_progress(about("hanging"), FlowStatus.RUNNING, "")),
         end=UpdateState.FAILED,
     )
@@ -200,14 +200,14 @@ def test_an_update_is_one_trace_with_its_flows_and_their_batches(
     assert totals.events[0]["exception.type"] == "FlowError"
     assert whole.attributes["penstock.state"] == "FAILED"
     assert whole.attributes["penstock.mode"] == "triggered"
-    assert {one["service.name"] for one in receiver.resources} == {"shop"}
-    told = {details(e)["signal"]: e for e in progress}
-    assert details(told["traces"])["sent"] == len(spans)
-    assert details(told["metrics"])["sent"] == 1
+    assert {resource["service.name"] for resource in receiver.resources} == {"shop"}
+    by_signal = {details(e)["signal"]: e for e in progress}
+    assert details(by_signal["traces"])["sent"] == len(spans)
+    assert details(by_signal["metrics"])["sent"] == 1
     assert {event.error for event in progress} == {None}
 
 
-def test_metrics_are_the_documented_ones_one_to_one(receiver: OtlpReceiver, tmp_path: Path):
+def test_exported_metrics_match_the_documented_ones(receiver: OtlpReceiver, tmp_path: Path):
     events = update(
         at(1, definition("flow_definition", about("bronze"), "", {"output_dataset": "c.s.bronze"})),
         at(2, flow_progress(about("bronze"), FlowStatus.RUNNING, "")),
@@ -220,40 +220,40 @@ def test_metrics_are_the_documented_ones_one_to_one(receiver: OtlpReceiver, tmp_
     fold = ObservedUpdate()
     for event in events:
         fold(event)
-    found = receiver.metrics
-    assert list(found) == [otel_name(one.metric) for one in metric_series(fold)]
+    exported = receiver.metrics
+    assert list(exported) == [otel_name(sent_metric.metric) for sent_metric in metric_series(fold)]
     for series in metric_series(fold):
-        metric, one = series.metric, found[otel_name(series.metric)]
-        assert (one.description, one.unit) == (metric.help, otel_unit(metric))
+        metric, sent_metric = series.metric, exported[otel_name(series.metric)]
+        assert (sent_metric.description, sent_metric.unit) == (metric.help, otel_unit(metric))
         kinds = {Kind.COUNTER: "sum", Kind.GAUGE: "gauge", Kind.HISTOGRAM: "histogram"}
-        assert one.WhichOneof("data") == kinds[metric.kind]
+        assert sent_metric.WhichOneof("data") == kinds[metric.kind]
         if metric.kind is Kind.HISTOGRAM:
-            assert one.histogram.aggregation_temporality == AGGREGATION_TEMPORALITY_CUMULATIVE
-            (point,) = points(one).values()
+            assert (
+                sent_metric.histogram.aggregation_temporality == AGGREGATION_TEMPORALITY_CUMULATIVE
+            )
+            (point,) = points(sent_metric).values()
             assert list(point.explicit_bounds) == list(BATCH_BUCKETS)
             assert (point.count, point.sum) == (2, pytest.approx(0.8))
             assert sum(point.bucket_counts) == 2
             assert not point.HasField("min")
             continue
         if metric.kind is Kind.COUNTER:
-            assert one.sum.is_monotonic
-            assert one.sum.aggregation_temporality == AGGREGATION_TEMPORALITY_CUMULATIVE
-        assert {key: point.as_double for key, point in points(one).items()} == series.values
-        assert all(before <= point.time_unix_nano for point in points(one).values())
-    assert found["penstock_flow_phase_seconds"].unit == "s"
-    assert found["penstock_flow_output_rows"].unit == ""
+            assert sent_metric.sum.is_monotonic
+            assert sent_metric.sum.aggregation_temporality == AGGREGATION_TEMPORALITY_CUMULATIVE
+        assert {key: point.as_double for key, point in points(sent_metric).items()} == series.values
+        assert all(before <= point.time_unix_nano for point in points(sent_metric).values())
+    assert exported["penstock_flow_phase_seconds"].unit == "s"
+    assert exported["penstock_flow_output_rows"].unit == ""
     assert otel_unit(METRICS["penstock_flow_backlog_bytes"]) == "By"
     assert otel_unit(METRICS["penstock_flow_last_batch_timestamp_seconds"]) == "s"
 
 
-def test_many_small_batches_become_few_spans_and_are_counted(
-    receiver: OtlpReceiver, tmp_path: Path
-):
+def test_spans_of_small_batches_are_limited_and_counted(receiver: OtlpReceiver, tmp_path: Path):
     many = [batch("bronze", number, 2 + number / 100) for number in range(BATCHES_PER_MINUTE + 9)]
     late = batch("bronze", 900, 70)
     events = update(
         at(2, flow_progress(about("bronze"), FlowStatus.RUNNING, "")),
-        *(event for one in many for event in one),
+        *(event for events_of_batch in many for event in events_of_batch),
         *late,
         seconds=80,
     )
@@ -266,7 +266,7 @@ def test_many_small_batches_become_few_spans_and_are_counted(
     assert flow.attributes["penstock.rows.input"] == 10 * (len(many) + 1)
 
 
-def test_variables_of_opentelemetry_are_heard(
+def test_opentelemetry_variables_are_used(
     receiver: OtlpReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
@@ -299,7 +299,7 @@ def test_variables_of_opentelemetry_are_heard(
         assert resource["db"] == "a://[redacted]@h/d"
 
 
-def test_a_sampler_of_opentelemetry_decides_what_is_sent(
+def test_opentelemetry_sampler_is_used(
     receiver: OtlpReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
@@ -308,7 +308,7 @@ def test_a_sampler_of_opentelemetry_decides_what_is_sent(
 
 
 @pytest.mark.parametrize(
-    ("asked", "environ", "wanted"),
+    ("enabled", "environ", "expected"),
     [
         (None, {}, False),
         (None, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}, True),
@@ -320,11 +320,11 @@ def test_a_sampler_of_opentelemetry_decides_what_is_sent(
         (True, {"OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "none"}, False),
     ],
 )
-def test_it_is_sent_when_the_settings_or_the_variables_say_so(asked, environ, wanted):
-    assert is_wanted(TelemetrySettings(is_wanted=asked), environ) is wanted
+def test_telemetry_is_enabled_by_settings_or_variables(enabled, environ, expected):
+    assert is_wanted(TelemetrySettings(is_wanted=enabled), environ) is expected
 
 
-def test_a_receiver_that_is_down_or_refuses_costs_the_run_nothing_and_is_told(
+def test_unavailable_receiver_is_reported_and_does_not_delay_the_update(
     receiver: OtlpReceiver, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     receiver.status = 400
@@ -334,8 +334,8 @@ def test_a_receiver_that_is_down_or_refuses_costs_the_run_nothing_and_is_told(
         (receiver.url, "400"),
         (closed.url, "retry in|timeout, max retries|refused"),
     ):
-        bus, heard = EventBus(), list[Event]()
-        bus.subscribe(heard.append)
+        bus, emitted = EventBus(), list[Event]()
+        bus.subscribe(emitted.append)
         exports = Exports(settings(tmp_path, url), bus, UPDATE, observed(bus), str)
         began = time.monotonic()
         for event in update(*(e for number in range(100) for e in batch("bronze", number, 2))):
@@ -343,22 +343,24 @@ def test_a_receiver_that_is_down_or_refuses_costs_the_run_nothing_and_is_told(
         assert time.monotonic() - began < 2.0
         exports.close()
         assert time.monotonic() - began < 12.0
-        told = [event for event in heard if event.event_type == "telemetry_progress"]
+        progress = [event for event in emitted if event.event_type == "telemetry_progress"]
         for signal in ("traces", "metrics"):
-            mine = [e for e in told if details(e)["signal"] == signal]
-            assert mine[0].error is not None
-            assert mine[0].error.condition == "TELEMETRY_NOT_DELIVERED"
-            assert any(word in mine[0].message for word in reason.split("|")), mine[0].message
-            last = details(mine[-1])
+            of_signal = [e for e in progress if details(e)["signal"] == signal]
+            assert of_signal[0].error is not None
+            assert of_signal[0].error.condition == "TELEMETRY_NOT_DELIVERED"
+            assert any(word in of_signal[0].message for word in reason.split("|")), of_signal[
+                0
+            ].message
+            last = details(of_signal[-1])
             assert last["sent"] == 0
             assert last["failed"] >= 1
     assert capsys.readouterr().err == ""
     assert logging.getLogger("opentelemetry.exporter").propagate
 
 
-def test_a_receiver_that_hangs_is_given_up_and_spans_are_dropped_and_counted():
-    held, bus, heard = threading.Event(), EventBus(), list[Event]()
-    bus.subscribe(heard.append)
+def test_spans_are_dropped_and_counted_when_the_receiver_hangs():
+    release, bus, emitted = threading.Event(), EventBus(), list[Event]()
+    bus.subscribe(emitted.append)
     signal = Signal(
         name="traces",
         items="spans",
@@ -371,7 +373,7 @@ def test_a_receiver_that_hangs_is_given_up_and_spans_are_dropped_and_counted():
         UPDATE,
         signal,
         fold=lambda event: [event],
-        send=lambda spans: held.wait(20) and None,
+        send=lambda spans: release.wait(20) and None,
         batch_size=4,
         gather_seconds=0.1,
         queue_size=3,
@@ -382,13 +384,13 @@ def test_a_receiver_that_hangs_is_given_up_and_spans_are_dropped_and_counted():
     assert time.monotonic() - began < 0.5
     delivery.close(timeout_seconds=1)
     assert time.monotonic() - began < 5
-    held.set()
-    body = details(heard[-1])
+    release.set()
+    body = details(emitted[-1])
     assert body["sent"] == 0
     assert body["dropped"] == 40
 
 
-def test_the_end_hardly_waits_for_a_receiver_that_hangs_when_one_signal_has_failed(
+def test_close_does_not_wait_for_a_hanging_receiver_when_a_signal_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "0.5")
@@ -408,7 +410,7 @@ def test_the_end_hardly_waits_for_a_receiver_that_hangs_when_one_signal_has_fail
         assert time.monotonic() - began < 4.0
 
 
-def test_no_secret_is_in_what_is_sent(receiver: OtlpReceiver, tmp_path: Path):
+def test_no_secret_is_sent(receiver: OtlpReceiver, tmp_path: Path):
     texts, secrets = planted()
     errors = [
         ErrorInfo(condition="BOOM", class_name="E", message=text, fatal=False) for text in texts
@@ -441,24 +443,26 @@ def test_no_secret_is_in_what_is_sent(receiver: OtlpReceiver, tmp_path: Path):
         assert [secret for secret in (*secrets, "k-77-Zq") if secret in text] == []
 
 
-def test_what_is_wrong_is_told_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def opened(url: str = "", asked: bool | None = True) -> list[Event]:
+def test_invalid_configuration_is_an_error_or_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def opened(url: str = "", enabled: bool | None = True) -> list[Event]:
         chosen = replace(
             settings(tmp_path, url),
-            telemetry=TelemetrySettings(is_wanted=asked, endpoint=url),
+            telemetry=TelemetrySettings(is_wanted=enabled, endpoint=url),
         )
-        bus, heard = EventBus(), list[Event]()
-        bus.subscribe(heard.append)
+        bus, emitted = EventBus(), list[Event]()
+        bus.subscribe(emitted.append)
         exports = Exports(chosen, bus, UPDATE, observed(bus), str)
         exports.warn()
         exports.close()
-        return [event for event in heard if event.event_type == "plan_warning"]
+        return [event for event in emitted if event.event_type == "plan_warning"]
 
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     with pytest.raises(SpecError, match="only http/protobuf"):
         opened()
-    (warning,) = opened(asked=None)
+    (warning,) = opened(enabled=None)
     assert "no telemetry is sent" in warning.message
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "1m")
@@ -468,11 +472,11 @@ def test_what_is_wrong_is_told_before_the_start(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
     with pytest.raises(MissingExtraError, match=r"penstock\[otel\]"):
         opened()
-    (warning,) = opened(asked=None)
+    (warning,) = opened(enabled=None)
     assert "penstock[otel]" in warning.message
 
 
-def test_nothing_stays_open_when_the_start_of_another_export_fails(
+def test_no_thread_remains_when_another_export_fails_to_start(
     receiver: OtlpReceiver, tmp_path: Path
 ):
     before = set(threading.enumerate())
@@ -508,7 +512,7 @@ def test_each_refresh_of_a_view_has_a_span_in_a_continuous_update(
     assert names == ["refresh totals", "refresh totals", "flow totals", "update shop"]
 
 
-def test_settings_are_read(tmp_path: Path):
+def test_telemetry_settings_are_read(tmp_path: Path):
     def read(text: str) -> TelemetrySettings:
         (tmp_path / "pipeline.yaml").write_text(f"name: shop\n{text}", encoding="utf-8")
         return load_settings(tmp_path, environ={}).telemetry
@@ -516,19 +520,19 @@ def test_settings_are_read(tmp_path: Path):
     assert read("") == TelemetrySettings()
     assert read("opentelemetry: true\n") == TelemetrySettings(is_wanted=True)
     assert read("opentelemetry: false\n") == TelemetrySettings(is_wanted=False)
-    found = read(
+    settings = read(
         "opentelemetry:\n  endpoint: https://otel.example.org\n"
         "  headers: {Authorization: '${secret:otel/key}'}\n"
         "  interval_seconds: 15\n  traces: false\n"
     )
-    assert found == TelemetrySettings(
+    assert settings == TelemetrySettings(
         is_wanted=True,
         endpoint="https://otel.example.org",
         headers={"Authorization": "${secret:otel/key}"},
         traces=False,
         interval_seconds=15,
     )
-    assert "secret" not in repr(found)
+    assert "secret" not in repr(settings)
     with pytest.raises(SpecError, match="endpoint"):
         read("opentelemetry: {endpoint: 'otel:4318'}\n")
     with pytest.raises(SpecError, match="did you mean `endpoint`"):

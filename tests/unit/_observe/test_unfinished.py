@@ -35,7 +35,7 @@ def states(directory: Path, update: str) -> list[str]:
     return [event["details"]["update_progress"]["state"] for event in events]
 
 
-def test_updates_since_the_last_one_that_ended_are_ended(tmp_path: Path):
+def test_updates_after_the_last_finished_one_are_marked_as_failed(tmp_path: Path):
     record(tmp_path, "u0", UpdateState.RUNNING)  # before the newest that has ended
     record(tmp_path, "u1", UpdateState.RUNNING, UpdateState.COMPLETED)
     torn = record(tmp_path, "u2", UpdateState.RUNNING)
@@ -51,12 +51,12 @@ def test_updates_since_the_last_one_that_ended_are_ended(tmp_path: Path):
     last = list(read_events(tmp_path, update="u2"))[-1]
     assert last["error"]["exceptions"][0]["condition"] == "PROCESS_GONE"
     assert last["origin"] == {"pipeline_name": "shop", "update_id": "u2"}
-    # When it was last seen, not when somebody looked.
+    # The time of its last event, not of the check.
     assert datetime.fromisoformat(last["timestamp"]) == datetime.fromtimestamp(1_000_000, UTC)
     end_unfinished(tmp_path / "nothing")
 
 
-def test_history_shows_them_as_failed_while_the_lease_is_free(
+def test_history_shows_unfinished_updates_as_failed_without_a_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(tmp_path)
@@ -76,7 +76,7 @@ def test_history_shows_them_as_failed_while_the_lease_is_free(
     assert shown()["u2"] == gone
 
 
-def test_a_full_disk_is_one_line_until_it_is_repaired(caplog: pytest.LogCaptureFixture):
+def test_full_disk_is_logged_once_until_it_is_repaired(caplog: pytest.LogCaptureFixture):
     bus, full, taken = EventBus(), [True], []
 
     def subscriber(event: object) -> None:
@@ -94,19 +94,21 @@ def test_a_full_disk_is_one_line_until_it_is_repaired(caplog: pytest.LogCaptureF
         full[0] = True
         bus.emit(event)
     text = "events are not recorded until this is repaired: No space left on device"
-    assert [each.getMessage() for each in caplog.records] == [f"{text} (/data/events/a.jsonl)"] * 2
-    assert all(each.exc_info is None for each in caplog.records)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{text} (/data/events/a.jsonl)"
+    ] * 2
+    assert all(record.exc_info is None for record in caplog.records)
     assert len(taken) == 1
 
 
-def test_a_command_on_a_full_disk_is_no_bug(capsys: pytest.CaptureFixture[str]):
+def test_full_disk_is_not_an_internal_error(capsys: pytest.CaptureFixture[str]):
     assert report(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/data/x"), debug=False) == 3
     text = capsys.readouterr().err
     assert "[DISK_FULL] No space left on device while running the command: /data/x" in text
     assert "free some space" in text
 
 
-def test_a_command_without_permission_is_no_bug(
+def test_missing_permission_is_not_an_internal_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     def refused(path: Path) -> None:
@@ -122,7 +124,7 @@ def test_a_command_without_permission_is_no_bug(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux: a device that is full")
-def test_the_log_names_its_file_when_the_disk_is_full(tmp_path: Path):
+def test_error_names_the_log_file_when_the_disk_is_full(tmp_path: Path):
     event = update_progress(EventOrigin(update_id="u1"), UpdateState.RUNNING, "")
     file = tmp_path / f"{event.timestamp.astimezone(UTC):%Y%m%dT%H%M%S%fZ}-u1.jsonl"
     file.symlink_to("/dev/full")

@@ -54,11 +54,11 @@ SCHEMAS = {"orders_bronze": BRONZE, "orders": SILVER, "orders_quarantine": QUARA
 class DemoTablesOnDisk:
     """Tables as the pipeline would write them, one version per call of `add`."""
 
-    def __init__(self, places: DemoFolders) -> None:
-        self.places = places
+    def __init__(self, folders: DemoFolders) -> None:
+        self.folders = folders
 
     def folder(self, table: str) -> Path:
-        return self.places.table(table)
+        return self.folders.table(table)
 
     def add(self, table: str, rows: Sequence[Row]) -> None:
         values = pa.Table.from_pylist(list(rows), schema=SCHEMAS[table])
@@ -68,25 +68,25 @@ class DemoTablesOnDisk:
         self.commit("orders", {"reservoirVersion": consumed, "index": -1}, batch=batch)
 
     def commit(self, flow: str, offset: Row, *, batch: int = 0) -> None:
-        state = self.places.storage / "state" / "flows" / f"{flow}.json"
+        state = self.folders.storage / "state" / "flows" / f"{flow}.json"
         state.parent.mkdir(parents=True, exist_ok=True)
         state.write_text(json.dumps({"epoch": "e1"}))
         for log in ("offsets", "commits"):
-            file = self.places.storage / "checkpoints" / flow / "e1" / log / str(batch)
+            file = self.folders.storage / "checkpoints" / flow / "e1" / log / str(batch)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(f"v1\n{{}}\n{json.dumps(offset)}\n")
 
 
 def bronze_row(partition: int, offset: int, value: bytes) -> Row:
-    moment = datetime(2026, 5, 1, tzinfo=UTC)
+    timestamp = datetime(2026, 5, 1, tzinfo=UTC)
     return {
         "key": None,
         "value": value,
         "topic": "orders",
         "partition": partition,
         "offset": offset,
-        "timestamp": moment,
-        "ingest_time": moment,
+        "timestamp": timestamp,
+        "ingest_time": timestamp,
         "date": "2026-05-01",
     }
 

@@ -15,7 +15,7 @@ def row(order: str | None, partition: int, offset: int, **more: Any) -> dict[str
 
 
 @pytest.fixture
-def settled(tables: Any, bronze: Any) -> Any:
+def processed(tables: Any, bronze: Any) -> Any:
     """Six messages in two partitions: two orders, a bad one, a broken one, two duplicates."""
     tables.add(
         "orders_bronze",
@@ -36,8 +36,8 @@ def settled(tables: Any, bronze: Any) -> Any:
 RANGES = {0: (0, 4), 1: (0, 2)}
 
 
-def test_the_account_balances_when_every_message_is_in_one_place(settled: Any) -> None:
-    account = take_account(settled.places, RANGES)
+def test_account_balances_when_every_message_is_in_one_table(processed: Any) -> None:
+    account = take_account(processed.folders, RANGES)
     assert account.balanced
     figures = (account.read, account.silver, account.quarantined, account.duplicates)
     assert figures == (6, 2, 2, 2)
@@ -45,61 +45,61 @@ def test_the_account_balances_when_every_message_is_in_one_place(settled: Any) -
 
 
 def test_nothing_is_read_when_topic_and_tables_are_empty(tables: Any) -> None:
-    account = take_account(tables.places, {0: (0, 0)})
+    account = take_account(tables.folders, {0: (0, 0)})
     assert account.balanced and account.read == 0
 
 
-def test_messages_are_pending_when_bronze_has_not_got_them(settled: Any) -> None:
-    account = take_account(settled.places, {0: (0, 9), 1: (0, 2), 2: (0, 1)})
+def test_messages_are_pending_when_bronze_has_not_read_them(processed: Any) -> None:
+    account = take_account(processed.folders, {0: (0, 9), 1: (0, 2), 2: (0, 1)})
     assert account.balanced
     assert (account.read, account.pending) == (12, 6)
 
 
 def test_messages_are_pending_when_silver_has_not_committed_their_version(
-    settled: Any, bronze: Any
+    processed: Any, bronze: Any
 ) -> None:
-    settled.add("orders_bronze", [bronze(0, 4, message("c")), bronze(0, 5, message("a"))])
-    account = take_account(settled.places, {0: (0, 6), 1: (0, 2)})
+    processed.add("orders_bronze", [bronze(0, 4, message("c")), bronze(0, 5, message("a"))])
+    account = take_account(processed.folders, {0: (0, 6), 1: (0, 2)})
     assert account.balanced and account.pending == 2
 
 
-def test_a_row_is_silver_when_its_batch_is_written_but_not_committed(
-    settled: Any, bronze: Any
+def test_row_counts_as_silver_when_its_batch_is_written_but_not_committed(
+    processed: Any, bronze: Any
 ) -> None:
-    settled.add("orders_bronze", [bronze(0, 4, message("c")), bronze(0, 5, message("d"))])
-    settled.add("orders", [row("c", 0, 4)])
-    account = take_account(settled.places, {0: (0, 6), 1: (0, 2)})
+    processed.add("orders_bronze", [bronze(0, 4, message("c")), bronze(0, 5, message("d"))])
+    processed.add("orders", [row("c", 0, 4)])
+    account = take_account(processed.folders, {0: (0, 6), 1: (0, 2)})
     assert account.balanced
     assert (account.silver, account.pending) == (3, 1)
 
 
-def test_messages_are_ignored_when_they_came_after_the_broker_was_asked(settled: Any) -> None:
-    account = take_account(settled.places, {0: (0, 3), 1: (0, 1)})
+def test_messages_after_the_end_offset_are_ignored(processed: Any) -> None:
+    account = take_account(processed.folders, {0: (0, 3), 1: (0, 1)})
     assert account.balanced
     assert (account.read, account.duplicates) == (4, 0)
 
 
 @pytest.mark.parametrize("value", [message("never seen"), b"{broken too", b"", b"[]"])
-def test_a_message_is_lost_when_silver_is_past_it_and_it_is_nowhere(
-    settled: Any, bronze: Any, value: bytes
+def test_message_is_lost_when_silver_has_passed_it_without_a_row(
+    processed: Any, bronze: Any, value: bytes
 ) -> None:
-    settled.add("orders_bronze", [bronze(0, 4, value)])
-    settled.commit_silver(3, batch=1)
-    account = take_account(settled.places, {0: (0, 5), 1: (0, 2)})
+    processed.add("orders_bronze", [bronze(0, 4, value)])
+    processed.commit_silver(3, batch=1)
+    account = take_account(processed.folders, {0: (0, 5), 1: (0, 2)})
     assert not account.balanced
     assert account.lost == (MessageId(0, 4),)
     assert "1 lost (partition:offset): 0:4" in account.findings()[0]
 
 
-def test_a_row_is_doubled_when_it_is_written_twice(settled: Any) -> None:
-    settled.add("orders", [row("b", 0, 1)])
-    account = take_account(settled.places, RANGES)
+def test_row_is_duplicated_when_it_is_written_twice(processed: Any) -> None:
+    processed.add("orders", [row("b", 0, 1)])
+    account = take_account(processed.folders, RANGES)
     assert not account.balanced and account.duplicated == (MessageId(0, 1),)
 
 
-def test_a_row_without_an_order_id_is_doubled_when_it_is_written_twice(settled: Any) -> None:
-    settled.add("orders_quarantine", [row(None, 0, 2)])
-    account = take_account(settled.places, RANGES)
+def test_row_without_an_order_id_is_duplicated_when_it_is_written_twice(processed: Any) -> None:
+    processed.add("orders_quarantine", [row(None, 0, 2)])
+    account = take_account(processed.folders, RANGES)
     assert not account.balanced and account.duplicated == (MessageId(0, 2),)
 
 
@@ -109,32 +109,32 @@ def test_the_account_does_not_balance_when_the_figures_do_not_add_up() -> None:
     assert not Account(read=5, **figures).balanced
 
 
-def test_a_row_is_doubled_when_it_is_in_silver_and_in_quarantine(settled: Any) -> None:
-    settled.add("orders_quarantine", [row("b", 0, 1)])
-    account = take_account(settled.places, RANGES)
+def test_row_is_duplicated_when_it_is_in_silver_and_in_quarantine(processed: Any) -> None:
+    processed.add("orders_quarantine", [row("b", 0, 1)])
+    account = take_account(processed.folders, RANGES)
     assert not account.balanced and account.duplicated == (MessageId(0, 1),)
 
 
-def test_an_order_is_doubled_when_its_duplicate_is_a_row_too(settled: Any) -> None:
-    settled.add("orders", [row("a", 0, 3)])
-    account = take_account(settled.places, RANGES)
+def test_order_is_duplicated_when_its_duplicate_is_a_row_too(processed: Any) -> None:
+    processed.add("orders", [row("a", 0, 3)])
+    account = take_account(processed.folders, RANGES)
     assert not account.balanced and account.duplicated == (MessageId(0, 3),)
 
 
-def test_a_message_is_doubled_when_bronze_has_it_twice(settled: Any, bronze: Any) -> None:
-    settled.add("orders_bronze", [bronze(0, 1, message("b"))])
-    account = take_account(settled.places, RANGES)
+def test_message_is_duplicated_when_bronze_has_two_rows_of_it(processed: Any, bronze: Any) -> None:
+    processed.add("orders_bronze", [bronze(0, 1, message("b"))])
+    account = take_account(processed.folders, RANGES)
     assert not account.balanced and account.duplicated == (MessageId(0, 1),)
 
 
-def test_a_row_is_foreign_when_the_log_never_had_it(settled: Any) -> None:
-    settled.add("orders", [row("z", 5, 0)])
-    account = take_account(settled.places, RANGES)
+def test_row_is_foreign_when_the_topic_has_no_such_message(processed: Any) -> None:
+    processed.add("orders", [row("z", 5, 0)])
+    account = take_account(processed.folders, RANGES)
     assert not account.balanced and account.foreign == (MessageId(5, 0),)
 
 
 @pytest.mark.parametrize(
-    ("value", "found"),
+    ("value", "expected"),
     [
         (b'{"order_id":"a"}', "a"),
         (b'{"order_id":5}', None),
@@ -144,5 +144,7 @@ def test_a_row_is_foreign_when_the_log_never_had_it(settled: Any) -> None:
         (None, None),
     ],
 )
-def test_the_order_id_is_read_when_there_is_one(value: bytes | None, found: str | None) -> None:
-    assert order_id(value) == found
+def test_order_id_is_read_only_when_it_is_a_string(
+    value: bytes | None, expected: str | None
+) -> None:
+    assert order_id(value) == expected

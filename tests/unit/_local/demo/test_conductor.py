@@ -63,14 +63,14 @@ def finished(tables: Any, bronze: Any) -> Any:
     return tables
 
 
-def make(tables: Any, **options: Any) -> tuple[Conductor, Producer, Update]:
+def make_conductor(tables: Any, **options: Any) -> tuple[Conductor, Producer, Update]:
     producer = Producer()
-    conductor = Conductor(tables.places, lambda: RANGES, producer, **options)  # type: ignore[arg-type]
+    conductor = Conductor(tables.folders, lambda: RANGES, producer, **options)  # type: ignore[arg-type]
     return conductor, producer, Update()
 
 
 def test_orders_are_sent_when_the_update_runs(finished: Any) -> None:
-    conductor, producer, update = make(finished)
+    conductor, producer, update = make_conductor(finished)
     assert not producer.started
     assert conductor.begin(update) is conductor
     assert producer.started
@@ -78,7 +78,7 @@ def test_orders_are_sent_when_the_update_runs(finished: Any) -> None:
 
 
 def test_the_update_ends_when_all_is_sent_and_processed(finished: Any) -> None:
-    conductor, producer, update = make(finished)
+    conductor, producer, update = make_conductor(finished)
     conductor.begin(update)
     assert not update.stopped.wait(1.5)
     producer.finished = True
@@ -87,19 +87,19 @@ def test_the_update_ends_when_all_is_sent_and_processed(finished: Any) -> None:
     assert update.requests == 1 and not conductor.was_cut_short
 
 
-def test_the_update_ends_when_nothing_moves_for_too_long(finished: Any) -> None:
+def test_update_ends_when_processing_stalls(finished: Any) -> None:
     finished.commit("orders", {"reservoirVersion": 0, "index": -1})
-    conductor, producer, update = make(finished, stall_seconds=1.0)
+    conductor, producer, update = make_conductor(finished, stall_seconds=1.0)
     producer.finished = True
     conductor.begin(update)
     assert update.stopped.wait(10)
     conductor.end()
-    assert not finished.places.is_caught_up(RANGES)
+    assert not finished.folders.is_caught_up(RANGES)
 
 
-def test_only_the_generator_stops_when_asked_for_the_first_time(finished: Any) -> None:
+def test_first_stop_request_stops_only_the_producer(finished: Any) -> None:
     finished.commit("orders", {"reservoirVersion": 0, "index": -1})
-    conductor, producer, update = make(finished)
+    conductor, producer, update = make_conductor(finished)
     conductor.begin(update)
     conductor.request_stop()
     assert producer.finished and update.requests == 0 and not conductor.was_cut_short
@@ -110,25 +110,25 @@ def test_only_the_generator_stops_when_asked_for_the_first_time(finished: Any) -
     conductor.end()
 
 
-def test_the_generator_ends_when_the_update_ended_by_itself(finished: Any) -> None:
-    conductor, producer, update = make(finished)
+def test_producer_stops_when_the_update_ends(finished: Any) -> None:
+    conductor, producer, update = make_conductor(finished)
     conductor.begin(update)
     conductor.end()
     assert producer.finished and update.requests == 0
 
 
-def test_nothing_is_waited_for_when_the_update_never_ran(finished: Any) -> None:
-    conductor, producer, _ = make(finished)
+def test_producer_is_not_started_when_the_update_never_ran(finished: Any) -> None:
+    conductor, producer, _ = make_conductor(finished)
     conductor.end()
     assert not producer.started
 
 
-def test_all_orders_are_sent_before_the_only_update_however_long_it_takes(
+def test_all_orders_are_sent_before_the_only_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer = SlowProducer()
     broker = SimpleNamespace(bootstrap_servers="localhost:1")
-    doubles = {
+    stubs = {
         "start_broker": lambda _folder: broker,
         "ensure_topic": lambda *_: 3,
         "stop_broker": lambda _folder: True,
@@ -138,8 +138,8 @@ def test_all_orders_are_sent_before_the_only_update_however_long_it_takes(
         ),
         "_producer": lambda *_: producer,
     }
-    for name, double in doubles.items():
-        monkeypatch.setattr(run, name, double)
+    for name, stub in stubs.items():
+        monkeypatch.setattr(run, name, stub)
 
     def run_pipeline(*_: Any, continuous: bool) -> Any:
         assert producer.finished

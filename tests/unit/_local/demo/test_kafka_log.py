@@ -1,4 +1,4 @@
-"""Offsets of a broker that is starting; the client is made up, for a real one cannot be held."""
+"""Offsets of a broker that is starting; the client is a stub."""
 
 from types import SimpleNamespace
 
@@ -23,11 +23,11 @@ class StartingConsumer:
     def list_topics(self, topic: str, timeout: float):
         return SimpleNamespace(topics={topic: SimpleNamespace(partitions={1: None, 0: None})})
 
-    def get_watermark_offsets(self, place: tuple[str, int], timeout: float, cached: bool):
+    def get_watermark_offsets(self, partition: tuple[str, int], timeout: float, cached: bool):
         if self.errors:
             name = self.errors.pop(0)
             raise KafkaException(SimpleNamespace(name=lambda: name))
-        return place[1], 10
+        return partition[1], 10
 
     def poll(self, seconds: float) -> None:
         assert seconds < 1
@@ -54,9 +54,9 @@ def test_offsets_are_read_again_when_a_partition_has_no_leader_yet(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["NOT_LEADER_FOR_PARTITION", "_TRANSPORT"])
-def test_other_errors_and_too_many_of_them_are_reported(monkeypatch, name):
+def test_errors_are_reported_when_they_are_fatal_or_after_the_timeout(monkeypatch, name):
     consumer = StartingConsumer([name] * 10_000)
-    with pytest.raises(SetupError) as refused:
+    with pytest.raises(SetupError) as raised:
         ranges(monkeypatch, consumer, -1.0)
-    assert refused.value.condition == "BROKER_UNREACHABLE"
+    assert raised.value.condition == "BROKER_UNREACHABLE"
     assert len(consumer.errors) == 9_999

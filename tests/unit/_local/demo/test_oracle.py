@@ -39,16 +39,16 @@ def order(**changes: Any) -> bytes:
 
 
 def bronze_of(record: Record) -> dict[str, Any]:
-    moment = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=record.timestamp_ms)
+    timestamp = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=record.timestamp_ms)
     return {
         "key": record.key,
         "value": record.value,
         "topic": "orders",
         "partition": record.partition,
         "offset": record.offset,
-        "timestamp": moment,
-        "ingest_time": moment,
-        "date": moment.date().isoformat(),
+        "timestamp": timestamp,
+        "ingest_time": timestamp,
+        "date": timestamp.date().isoformat(),
     }
 
 
@@ -70,7 +70,7 @@ BROKEN = record(b"{", offset=3)
 LOG = (GOOD, AGAIN, BAD, BROKEN)
 WINDOW = datetime(2026, 9, 21, 14, 10, tzinfo=UTC)
 RIGHT = DemoTables(
-    bronze=[bronze_of(each) for each in LOG],
+    bronze=[bronze_of(message) for message in LOG],
     silver=[judge(GOOD).row],
     quarantine=[quarantined(BAD), quarantined(BROKEN)],
     revenue=[
@@ -93,16 +93,16 @@ RIGHT = DemoTables(
 )
 
 
-def test_there_is_no_difference_when_the_tables_are_right() -> None:
+def test_no_difference_is_reported_when_the_tables_are_correct() -> None:
     assert differences(LOG, RIGHT) == []
 
 
-def test_there_is_no_difference_when_the_duplicate_became_the_row() -> None:
+def test_no_difference_is_reported_when_the_row_is_that_of_the_duplicate() -> None:
     assert differences(LOG, replace(RIGHT, silver=[judge(AGAIN).row])) == []
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"silver": []}, "order o1 has 0 rows"),
         ({"silver": [judge(GOOD).row, judge(AGAIN).row]}, "order o1 has 2 rows"),
@@ -119,20 +119,20 @@ def test_there_is_no_difference_when_the_duplicate_became_the_row() -> None:
             "broken rules ('amount_positive',) instead of",
         ),
         ({"quarantine": [{**quarantined(BAD), "_source": "{}"}]}, "wrong source"),
-        ({"bronze": [bronze_of(each) for each in LOG[1:]]}, "orders_bronze: 1 time(s) missing"),
-        ({"bronze": [bronze_of(each) for each in (*LOG, GOOD)]}, "orders_bronze: 1 time(s) too"),
-        ({"bronze": [{**bronze_of(each), "key": None} for each in LOG]}, "orders_bronze"),
+        ({"bronze": [bronze_of(entry) for entry in LOG[1:]]}, "orders_bronze: 1 time(s) missing"),
+        ({"bronze": [bronze_of(entry) for entry in (*LOG, GOOD)]}, "orders_bronze: 1 time(s) too"),
+        ({"bronze": [{**bronze_of(entry), "key": None} for entry in LOG]}, "orders_bronze"),
         ({"revenue": []}, "revenue_5m: 1 time(s) missing"),
         ({"revenue": [*RIGHT.revenue, *RIGHT.revenue]}, "revenue_5m: 1 time(s) too much"),
         ({"customers": []}, "customer_totals: 1 time(s) missing"),
     ],
 )
-def test_a_difference_is_told_when_a_table_is_wrong(change: dict[str, Any], said: str) -> None:
-    found = differences(LOG, replace(RIGHT, **change))
-    assert any(said in line for line in found), found
+def test_difference_is_reported_when_a_table_is_wrong(change: dict[str, Any], message: str) -> None:
+    lines = differences(LOG, replace(RIGHT, **change))
+    assert any(message in line for line in lines), lines
 
 
-def test_gold_is_left_out_when_it_is_not_asked_for() -> None:
+def test_gold_tables_are_not_compared_with_gold_false() -> None:
     assert differences(LOG, replace(RIGHT, revenue=[], customers=[]), gold=False) == []
 
 
@@ -152,25 +152,27 @@ def test_gold_is_left_out_when_it_is_not_asked_for() -> None:
         (b"", ("valid_json", "amount_positive", "amount_matches")),
     ],
 )
-def test_the_broken_rules_are_named_when_a_message_is_judged(
-    value: bytes, broken: tuple[str, ...]
-) -> None:
+def test_broken_expectations_of_a_message_are_listed(value: bytes, broken: tuple[str, ...]) -> None:
     assert judge(record(value)).broken == broken
 
 
 @pytest.mark.parametrize(
-    "claimed",
+    "event_time",
     ["ABSENT", None, "", "yesterday", "2026-13-45T25:61:00Z", "2026-09-21T14:14:20.124Z", "2039"],
 )
-def test_the_arrival_is_the_time_when_the_claim_cannot_be(claimed: str | None) -> None:
-    assert judge(record(order(event_time=claimed))).row["event_time"] == ARRIVED
+def test_event_time_is_the_kafka_timestamp_when_it_is_missing_or_invalid(
+    event_time: str | None,
+) -> None:
+    assert judge(record(order(event_time=event_time))).row["event_time"] == ARRIVED
 
 
-def test_the_claim_is_the_time_when_it_is_less_than_a_minute_ahead() -> None:
-    claimed = datetime(2026, 9, 21, 14, 14, 20, 123_000, tzinfo=UTC)
-    assert judge(record(order(event_time="2026-09-21T14:14:20.123Z"))).row["event_time"] == claimed
+def test_event_time_is_kept_when_it_is_at_most_a_minute_ahead() -> None:
+    event_time = datetime(2026, 9, 21, 14, 14, 20, 123_000, tzinfo=UTC)
+    assert (
+        judge(record(order(event_time="2026-09-21T14:14:20.123Z"))).row["event_time"] == event_time
+    )
 
 
-def test_a_message_without_an_order_id_is_nobodys_duplicate() -> None:
+def test_message_without_an_order_id_is_no_duplicate() -> None:
     first, second = record(b"{", offset=1), record(b"{", offset=2)
     assert judge(first).order != judge(second).order

@@ -41,30 +41,30 @@ def test_messages_differ_when_seed_or_run_differ(
     assert sum(other.message(i).value == messages[i].value for i in range(200)) < 10
 
 
-def test_order_ids_do_not_meet_when_two_runs_share_a_topic() -> None:
+def test_order_ids_of_two_runs_differ() -> None:
     second = OrderStream(run_id="r2", rate=500.0)
     first_ids = {order_id(STREAM.message(index).value) for index in range(500)} - {None}
     second_ids = {order_id(second.message(index).value) for index in range(500)} - {None}
     assert first_ids and second_ids and not first_ids & second_ids
 
 
-def test_shares_are_as_announced_when_many_messages_are_made(
+def test_shares_of_invalid_messages_are_as_documented(
     messages: list[Message], kinds: list[Kind]
 ) -> None:
     counts = Counter(kinds)
     assert share_of(counts[Kind.MALFORMED], COUNT) == pytest.approx(0.01, abs=0.003)
     assert share_of(counts[Kind.DUPLICATE], COUNT) == pytest.approx(0.02, abs=0.004)
-    found: Counter[str] = Counter()
+    observed: Counter[str] = Counter()
     for message, kind in zip(messages, kinds, strict=True):
         if kind is not Kind.ORDER:
             continue
         order = json.loads(message.value)
-        found["unknown customer"] += order["customer_id"].startswith("X")
+        observed["unknown customer"] += order["customer_id"].startswith("X")
         amount, right = order["amount"], order["quantity"] * order["unit_price"]
-        found["no amount"] += amount is None
-        found["wrong amount"] += amount is not None and abs(amount - right) > 0.001
-        found["negative amount"] += amount is not None and amount < 0
-        found[time_class(order.get("event_time"), message.timestamp_ms)] += 1
+        observed["no amount"] += amount is None
+        observed["wrong amount"] += amount is not None and abs(amount - right) > 0.001
+        observed["negative amount"] += amount is not None and amount < 0
+        observed[time_class(order.get("event_time"), message.timestamp_ms)] += 1
     total = counts[Kind.ORDER]
     expected = {
         "unknown customer": 0.005,
@@ -78,17 +78,17 @@ def test_shares_are_as_announced_when_many_messages_are_made(
         "stale": 0.002,
     }
     for what, share in expected.items():
-        assert share_of(found[what], total) == pytest.approx(share, rel=0.5), what
+        assert share_of(observed[what], total) == pytest.approx(share, rel=0.5), what
 
 
 def time_class(event_time: str | None, due_ms: int) -> str:
     if event_time is None:
         return "none"
     try:
-        moment = datetime.strptime(event_time, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC)
+        timestamp = datetime.strptime(event_time, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC)
     except ValueError:
         return "corrupt"
-    late = due_ms / 1000 - moment.timestamp()
+    late = due_ms / 1000 - timestamp.timestamp()
     if late < -60:
         return "future"
     if late > 3000:
@@ -97,9 +97,7 @@ def time_class(event_time: str | None, due_ms: int) -> str:
     return "late" if late > 0.5 else "on time"
 
 
-def test_a_duplicate_repeats_a_recent_order_when_there_is_one(
-    messages: list[Message], kinds: list[Kind]
-) -> None:
+def test_duplicate_repeats_a_recent_order(messages: list[Message], kinds: list[Kind]) -> None:
     last_seen: dict[bytes, Message] = {}
     repeated = 0
     for message, kind in zip(messages, kinds, strict=True):
@@ -116,20 +114,18 @@ def test_a_duplicate_repeats_a_recent_order_when_there_is_one(
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.01])
-def test_a_duplicate_stays_near_its_original_when_the_rate_is_low(rate: float) -> None:
+def test_duplicate_is_close_to_its_original_when_the_rate_is_low(rate: float) -> None:
     slow = OrderStream(run_id="slow", rate=rate)
     first: dict[str, int] = {}
     for index in range(1500):
         message = slow.message(index)
-        found = order_id(message.value)
-        if found is not None:
-            lag = message.timestamp_ms - first.setdefault(found, message.timestamp_ms)
+        order = order_id(message.value)
+        if order is not None:
+            lag = message.timestamp_ms - first.setdefault(order, message.timestamp_ms)
             assert lag <= orders.MAX_DUPLICATE_SECONDS * 1000
 
 
-def test_nothing_malformed_has_an_order_id_when_it_is_parsed(
-    messages: list[Message], kinds: list[Kind]
-) -> None:
+def test_malformed_messages_have_no_order_id(messages: list[Message], kinds: list[Kind]) -> None:
     broken = [m.value for m, kind in zip(messages, kinds, strict=True) if kind is Kind.MALFORMED]
     assert all(order_id(value) is None for value in broken)
     assert b"" in broken
@@ -137,7 +133,7 @@ def test_nothing_malformed_has_an_order_id_when_it_is_parsed(
     assert any(value.startswith(b'{"order_id":') for value in broken)
 
 
-def test_the_outcome_is_the_same_when_the_duplicate_becomes_the_row(
+def test_duplicate_breaks_the_same_expectations_as_its_original(
     messages: list[Message],
 ) -> None:
     by_value: dict[bytes, set[tuple[str, ...]]] = {}
@@ -159,7 +155,7 @@ def test_the_outcome_is_the_same_when_the_duplicate_becomes_the_row(
     }
 
 
-def test_due_times_follow_the_rate_when_counted_from_the_start() -> None:
+def test_due_times_follow_the_rate() -> None:
     assert [STREAM.due_ms(index) - STREAM.start_ms for index in (0, 1, 500, 750)] == [
         0,
         2,
