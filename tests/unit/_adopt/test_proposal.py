@@ -1,4 +1,4 @@
-"""The declared equivalent of a job: what is recognised, and that nothing else is claimed."""
+"""The pipeline that `adopt` proposes for a job, and queries that it does not recognise."""
 
 import ast
 import json

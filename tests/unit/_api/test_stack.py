@@ -1,4 +1,4 @@
-"""Rules and datasets on one function, in every shape that source files use."""
+"""Expectations and datasets on one function, in every form of declaration."""
 
 from collections.abc import Callable
 

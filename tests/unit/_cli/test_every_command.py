@@ -19,7 +19,7 @@ from penstock._cli.main import app, main
 LOGS = Path(__file__).parents[1] / "_ui" / "logs"
 ROOT = typer.main.get_command(app)
 SERVERS = {"ui"}
-OTHER_PROGRAMS = {"test"}  # pytest answers
+OTHER_PROGRAMS = {"test"}  # run by pytest
 
 
 def _commands(group: Any = ROOT, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:

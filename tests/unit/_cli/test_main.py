@@ -264,7 +264,7 @@ def test_signals_request_a_stop_of_the_running_update(number: signal.Signals) ->
         signals.bind(update)
         signal.raise_signal(number)
         now[0] += 0.9
-        signal.raise_signal(number)  # the same request, passed on once more
+        signal.raise_signal(number)  # the same request, forwarded again
         assert (signals.received, update.requests) == (1, 1)
         now[0] += 0.2
         signal.raise_signal(number)
@@ -289,7 +289,7 @@ def ignored_hangup() -> "Callable[[], None]":
 
 
 @pytest.mark.usefixtures("ignored_hangup")
-def test_a_hangup_stays_ignored_when_started_with_nohup() -> None:
+def test_hangup_signal_is_ignored_when_started_with_nohup() -> None:
     with StopSignals() as signals:
         signal.raise_signal(signal.SIGHUP)
         assert signals.received == 0

@@ -48,6 +48,6 @@ def test_a_bar_is_drawn_when_stderr_is_a_terminal(
     assert "jars 2/2" in capsys.readouterr().err
 
 
-def test_nothing_is_shown_when_quiet() -> None:
+def test_no_progress_is_shown_when_quiet() -> None:
     with shown_progress(quiet=True) as progress:
         assert progress is None

@@ -42,7 +42,7 @@ def test_pipeline_error_or_stop_does_not_cause_a_complete_refresh(error):
     assert raised.value is error
 
 
-def test_a_strict_view_fails_with_the_reason():
+def test_strict_incremental_view_fails_with_the_reason():
     message = r"REFRESH_NOT_INCREMENTAL.*but no key"
     with pytest.raises(PlanError, match=message), reasons(STRICT):
         raise RuntimeError(REFUSED)

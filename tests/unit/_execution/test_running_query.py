@@ -105,7 +105,7 @@ def refused(*_):
 
 def test_a_failure_is_reported_when_the_jvm_ends_soon_after_it():
     query, _, ends = query_with([])
-    query.attach(SimpleNamespace())  # without any answer
+    query.attach(SimpleNamespace())  # does not respond
     query.terminated("java.lang.OutOfMemoryError: Java heap space", "q")
     assert "Java heap space" in str(ends[0])
     assert ends[0].query_id == "q"

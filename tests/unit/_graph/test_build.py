@@ -36,7 +36,7 @@ def test_a_table_is_streaming_when_its_query_streams(draft):
     assert kinds == {"a": DatasetKind.STREAMING_TABLE, "b": DatasetKind.MATERIALIZED_VIEW}
 
 
-def test_a_view_is_not_stored_when_it_is_temporary(draft):
+def test_temporary_view_is_not_stored(draft):
     draft.view("parsed")
     draft.table("orders", "parsed")
     graph = draft.graph()
@@ -51,7 +51,7 @@ def test_a_materialized_view_is_refused_when_its_query_streams(draft):
     assert str(error.origin) == "pipeline.py:10"
 
 
-def test_a_streaming_tables_flow_is_refused_when_its_query_is_a_batch(draft):
+def test_batch_flow_into_a_streaming_table_is_refused(draft):
     draft.empty_table("orders")
     draft.append_flow("load", "orders", streaming=False)
     (error,) = errors_of(draft)
@@ -72,13 +72,13 @@ def test_a_one_time_flow_is_refused_when_its_query_streams(draft):
     assert conditions_of(draft) == ["ONCE_FLOW_READS_STREAM"]
 
 
-def test_a_sinks_flow_is_refused_when_its_query_is_a_batch(draft):
+def test_batch_flow_into_a_sink_is_refused(draft):
     draft.sink("out")
     draft.append_flow("publish", "out", streaming=False)
     assert conditions_of(draft) == ["SINK_NEEDS_STREAM"]
 
 
-def test_a_sinks_flow_is_refused_when_it_streams_but_runs_once(draft):
+def test_one_time_streaming_flow_into_a_sink_is_refused(draft):
     draft.sink("out")
     draft.append_flow("publish", "out", once=True, streaming=True)
     assert conditions_of(draft) == ["ONCE_FLOW_READS_STREAM"]

@@ -67,7 +67,7 @@ def test_cdc_target_is_refused_when_other_flows_write_it(draft):
     assert conditions(draft.index()) == ["CDC_TARGET_SHARED"] * 2
 
 
-def test_two_snapshot_flows_are_refused_when_they_have_one_target(draft):
+def test_two_snapshot_flows_are_refused_when_they_have_the_same_target(draft):
     draft.empty_table("customers")
     draft.snapshot_flow("first", "customers")
     draft.snapshot_flow("second", "customers")

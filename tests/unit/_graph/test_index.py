@@ -151,7 +151,7 @@ def test_a_flow_is_a_duplicate_when_its_name_is_taken(draft):
     draft.empty_table("b")
     draft.append_flow("load", "a")
     draft.append_flow("Load", "b")
-    # `b` without a flow is the consequence, not a second mistake.
+    # `b` without a flow is a consequence, not a second error.
     assert conditions(draft.index()) == ["DUPLICATE_FLOW"]
 
 
@@ -183,7 +183,7 @@ def test_a_sink_is_refused_when_it_has_the_name_of_a_dataset(draft):
     "tables",
     [("BRONZE", None), (None, "bronze_quarantine"), ("default.bronze", None), ("ops.e", "OPS.E")],
 )
-def test_a_table_of_events_is_refused_when_its_name_is_taken(draft, tables):
+def test_event_table_is_refused_when_its_name_is_taken(draft, tables):
     draft.table("bronze")
     table, quality_table = tables
     draft.events = EventLogSettings(table=table, quality_table=quality_table)
@@ -247,7 +247,7 @@ def test_short_target_name_is_resolved_when_it_is_unambiguous(draft):
     assert "`days` is resolved to main.gold.days" in index.notes[0]
     draft.empty_table("main.silver.days")
     draft.append_flow("rest", "main.silver.days")
-    assert conditions(draft.index()) == ["FLOW_TARGET_NOT_FOUND"]  # of two tables: which?
+    assert conditions(draft.index()) == ["FLOW_TARGET_NOT_FOUND"]  # ambiguous
 
 
 @pytest.mark.parametrize(

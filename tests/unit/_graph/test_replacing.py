@@ -8,9 +8,9 @@ KEY = "spark_catalog.default.t"
 
 
 def conditions(draft):
-    names = [error.condition for error in draft.index().errors]
-    if names:
-        return names
+    index_errors = [error.condition for error in draft.index().errors]
+    if index_errors:
+        return index_errors
     with pytest.raises(DefinitionErrors) as caught:
         draft.graph()
     return [error.condition for error in caught.value.errors]

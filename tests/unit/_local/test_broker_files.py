@@ -49,7 +49,7 @@ def test_ports_change_when_one_is_in_use_or_they_are_not_kept(tmp_path: Path) ->
     assert other.cluster_id == first.cluster_id
 
 
-def test_cluster_id_is_that_of_the_data_when_the_record_is_lost(tmp_path: Path) -> None:
+def test_cluster_id_is_read_from_the_data_when_the_record_is_missing(tmp_path: Path) -> None:
     _formatted(tmp_path, "MkU3OEVBNTcwNTJENDM2Qk")
     assert new_state(tmp_path, None, keep_ports=True).cluster_id == "MkU3OEVBNTcwNTJENDM2Qk"
     assert broker_files.formatted_cluster_id(tmp_path)

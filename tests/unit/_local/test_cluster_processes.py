@@ -67,7 +67,7 @@ def test_next_start_ends_the_processes_of_an_incomplete_start(
     tmp_path: Path, spawned: list[str]
 ) -> None:
     old = start_cluster(tmp_path, workers=1)
-    # Its starter was killed before it knew the master's address.
+    # The starting process was killed before it knew the address of the master.
     cluster._write(replace(old, master=""))
     new = start_cluster(tmp_path, workers=1)
     assert spawned == ["Master", "Worker"] * 2

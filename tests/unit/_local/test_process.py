@@ -41,7 +41,7 @@ def test_process_differs_when_its_pid_is_reused(child: subprocess.Popen[str]) ->
     assert not process.is_same(child.pid, other)
 
 
-def test_process_is_gone_when_it_is_a_zombie(child: subprocess.Popen[str]) -> None:
+def test_zombie_process_counts_as_ended(child: subprocess.Popen[str]) -> None:
     started = process.start_time(child.pid) or ""
     child.kill()
     assert process.wait_gone(child.pid, started, 10)

@@ -16,7 +16,7 @@ from penstock._model.table_properties import effective_properties, is_tuning
         ("pipelines.autoOptimize.other", "id"),
     ],
 )
-def test_property_is_left_out_when_it_only_tunes_databricks(key, value):
+def test_property_that_only_tunes_databricks_is_ignored(key, value):
     assert is_tuning(key, value)
     assert effective_properties({key: value, "quality": "gold"}) == {"quality": "gold"}
 

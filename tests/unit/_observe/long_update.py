@@ -50,7 +50,7 @@ FLOWS = (SILVER, GOLD, OUT)
 
 
 class _Never(threading.Event):
-    """Is never set, and does not wait: work that pauses for others is done without pauses."""
+    """Is never set and does not wait, so that work is done without pauses."""
 
     def wait(self, timeout: float | None = None) -> bool:
         return False
@@ -60,7 +60,7 @@ NEVER = _Never()
 
 
 def committed(flow: EventOrigin, batch: int, message: str = "") -> Event:
-    """From the commit of a batch; every third one of a table has no rows and no version."""
+    """The event of a commit; every third batch of a table has no rows and no version."""
     has_version = flow is not OUT and batch % 3 != 2
     return flow_progress(
         replace(flow, batch_id=batch),
@@ -126,7 +126,7 @@ def _events(batches: int) -> Iterator[tuple[int, Event]]:
     yield 0, definition("sink_definition", replace(UPDATE, sink_name="out"), "", {"format": "x"})
     for flow in FLOWS:
         yield 0, flow_progress(flow, FlowStatus.QUEUED, "waits")
-    # Of the update before, reported late: the flow has not begun here.
+    # A batch of the previous update, reported late: the flow has not started here.
     yield 1, committed(SILVER, 0, "recorded by the table, reported after a restart")
     for flow in FLOWS:
         yield 1, flow_progress(flow, FlowStatus.RUNNING, "runs")
@@ -244,7 +244,7 @@ def facts(folder: Path) -> dict[str, Any]:
         model.fold(event)
     status, metrics = status_json(state, now), metric_series(state)
     for flow in status["flows"]:
-        # Of the newest batches, as many as there are.
+        # A roll-up changes the number of recent batches.
         flow["recent_progress"] = flow["recent_progress"][-1:]
         if flow["lag"] is not None:
             flow["lag"].pop("catch_up_seconds")

@@ -417,7 +417,7 @@ def test_webhooks_get_the_generic_or_the_slack_payload(receiver: Receiver):
 def test_failed_delivery_is_reported_without_secrets(receiver: Receiver):
     receiver.answers = [500, 503, 200]
     (event,) = deliver([AlertTarget(webhook=receiver.url)])
-    # Close hurries the pauses; the update never waits for them.
+    # `close` shortens the pauses between attempts.
     assert 1 <= len(receiver.requests) <= 3
     receiver.answers = [302, 302, 302]
     remember_secret("T0-secret")
@@ -474,8 +474,10 @@ def test_alerts_continue_after_an_invalid_event(caplog: pytest.LogCaptureFixture
     rule = AlertRule(name="lag", kind=AlertKind.BACKLOG, threshold=100)
     alerts = Alerts(bus, UPDATE, AlertSettings(rules=(rule,)))
     alerts(definition("update_progress", UPDATE, "of another version", {"state": "DREAMING"}))
-    odd = {"eventTime": {"watermark": "2026-03-04T09:00:00.000Z"}, "sources": [5]}
-    alerts(definition("stream_progress", backlog(0, 0).origin, "", {"progress_json": odd}))
+    invalid_progress = {"eventTime": {"watermark": "2026-03-04T09:00:00.000Z"}, "sources": [5]}
+    alerts(
+        definition("stream_progress", backlog(0, 0).origin, "", {"progress_json": invalid_progress})
+    )
     alerts(backlog(0, 500))
     alerts.close(timeout_seconds=30)
     assert [event.event_type for event in emitted] == ["alert_progress"]

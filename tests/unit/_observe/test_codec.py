@@ -90,7 +90,7 @@ def test_invalid_and_unknown_bodies_are_unchanged(event_type, body):
     assert update.flows == update.datasets == {}
 
 
-def test_an_event_is_the_same_when_written_and_read_again():
+def test_event_is_unchanged_after_writing_and_reading():
     origin = EventOrigin(
         pipeline_name="p", update_id="u", dataset_name="c.s.t", flow_name="t", batch_id=4
     )

@@ -37,8 +37,8 @@ def test_delivery_is_retried_until_the_receiver_is_available(monkeypatch: pytest
     monkeypatch.setattr(delivery_module, "_LONGEST_PAUSE", 0.0)
     attempts, arrived = [], threading.Event()
 
-    def send(things: list[Any]) -> None:
-        attempts.append(things)
+    def send(items: list[Any]) -> None:
+        attempts.append(items)
         if len(attempts) <= 1200:
             raise ConnectionError("connection refused")
         arrived.set()
@@ -54,10 +54,10 @@ def test_oldest_items_are_dropped_when_the_queue_is_full():
     sent: list[str] = []
     began, release = threading.Event(), threading.Event()
 
-    def send(things: list[Any]) -> None:
+    def send(items: list[Any]) -> None:
         began.set()
         release.wait(30)
-        sent.extend(things)
+        sent.extend(items)
 
     recorded = RecordedDelivery(
         send, queue_size=2, batch_size=2, drop_oldest=True, finish=lambda: ["the last"]
@@ -77,8 +77,8 @@ def test_close_does_not_wait_long_when_the_receiver_failed_before(
     monkeypatch.setattr(delivery_module, "_LONGEST_PAUSE", 0.0)
     hangs, release, ended = threading.Event(), threading.Event(), threading.Event()
 
-    def send(things: list[Any]) -> None:
-        if things == ["first"]:
+    def send(items: list[Any]) -> None:
+        if items == ["first"]:
             raise ConnectionError("connection refused")
         hangs.set()
         release.wait(30)

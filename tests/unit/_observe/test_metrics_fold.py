@@ -163,12 +163,12 @@ def test_all_metrics_of_two_batches_are_reported():
         planning_information(flow(), "NO_OP", "nothing new"),
         definition("lineage_progress", UPDATE, "", {"sent": 5, "failed": 1, "dropped": 2}),
     )
-    found = metric_values(fold)
+    values = metric_values(fold)
     own = ("shop", "silver", "c.s.silver")
     assert {
-        name.removeprefix("penstock_"): values[own]
-        for name, values in found.items()
-        if own in values
+        name.removeprefix("penstock_"): by_labels[own]
+        for name, by_labels in values.items()
+        if own in by_labels
     } == {
         "flow_batches_total": 2,
         "flow_input_rows_total": 200,
@@ -183,33 +183,33 @@ def test_all_metrics_of_two_batches_are_reported():
         "watermark_timestamp_seconds": 1772618350,
         "watermark_delay_seconds": 60,
     }
-    assert found["penstock_update_info"] == {("shop", "8c1f", "continuous"): 1}
-    assert found["penstock_update_state"]["shop", "RUNNING"] == 1
-    assert sum(found["penstock_update_state"].values()) == 1
-    assert found["penstock_flow_state"][*own, "STARTING"] == 1
-    assert sum(found["penstock_flow_state"].values()) == 1
-    assert found["penstock_flow_phase_seconds_total"] == {
+    assert values["penstock_update_info"] == {("shop", "8c1f", "continuous"): 1}
+    assert values["penstock_update_state"]["shop", "RUNNING"] == 1
+    assert sum(values["penstock_update_state"].values()) == 1
+    assert values["penstock_flow_state"][*own, "STARTING"] == 1
+    assert sum(values["penstock_flow_state"].values()) == 1
+    assert values["penstock_flow_phase_seconds_total"] == {
         (*own, "addBatch"): 7.8,
         (*own, "walCommit"): 0.2,
     }
-    assert found["penstock_expectation_passed_rows_total"] == {
+    assert values["penstock_expectation_passed_rows_total"] == {
         ("shop", "c.s.silver", "positive"): 194
     }
-    assert found["penstock_expectation_failed_rows_total"] == {
+    assert values["penstock_expectation_failed_rows_total"] == {
         ("shop", "c.s.silver", "positive"): 6
     }
-    assert found["penstock_kafka_lag_rows"] == {
+    assert values["penstock_kafka_lag_rows"] == {
         (*own, "orders", "0"): 30,
         (*own, "orders", "1"): 0,
     }
-    assert found["penstock_state_rows"] == {(*own, "0 stateStoreSave"): 7}
-    assert found["penstock_state_memory_bytes"] == {(*own, "0 stateStoreSave"): 4096}
-    assert found["penstock_state_dropped_rows_total"] == {(*own, "0 stateStoreSave"): 6}
-    assert found["penstock_flow_errors_total"] == {(*own, "KAFKA_DOWN", "false"): 1}
-    assert found["penstock_alert_firing"] == {("shop", "lag"): 1}
-    assert found["penstock_source_lost_rows_total"] == {(*own, "orders"): 4}
-    assert found["penstock_view_refreshes_total"] == {("shop", "c.s.silver", "NO_OP"): 1}
-    assert found["penstock_lineage_events_total"] == {
+    assert values["penstock_state_rows"] == {(*own, "0 stateStoreSave"): 7}
+    assert values["penstock_state_memory_bytes"] == {(*own, "0 stateStoreSave"): 4096}
+    assert values["penstock_state_dropped_rows_total"] == {(*own, "0 stateStoreSave"): 6}
+    assert values["penstock_flow_errors_total"] == {(*own, "KAFKA_DOWN", "false"): 1}
+    assert values["penstock_alert_firing"] == {("shop", "lag"): 1}
+    assert values["penstock_source_lost_rows_total"] == {(*own, "orders"): 4}
+    assert values["penstock_view_refreshes_total"] == {("shop", "c.s.silver", "NO_OP"): 1}
+    assert values["penstock_lineage_events_total"] == {
         ("shop", "sent"): 5,
         ("shop", "failed"): 1,
         ("shop", "dropped"): 2,

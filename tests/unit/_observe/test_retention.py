@@ -40,7 +40,7 @@ def progress(flow: str, batch: int) -> list[Event]:
 
 
 def write(folder: Path, name: str, days_ago: float, *events: Event, torn: bytes = b"") -> Path:
-    """An update that ended so many days ago."""
+    """Write an update that ended that many days ago, and return its path."""
     ended = NOW - timedelta(days=days_ago)
     log = EventLog(folder)
     for event in (*events, update_progress(EventOrigin(), UpdateState.COMPLETED, "")):

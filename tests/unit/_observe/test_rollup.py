@@ -176,7 +176,7 @@ def test_only_the_newest_refreshes_of_a_view_are_kept():
     events.insert(12, flow_progress(VIEW, FlowStatus.QUEUED, "failed, retry"))
     lines = text_of(events).splitlines(keepends=True)
     assert smaller(b"".join(lines), 26, 3).splitlines(True) == [*lines[:2], lines[12], *lines[-9:]]
-    # The counts of a table with `replace_where` are added up.
+    # Events of a table with `replace_where` are kept: readers add up their counts.
     table = b"".join(lines).replace(b"MATERIALIZED_VIEW", b"STREAMING_TABLE")
     assert smaller(table, 26, 3) == table
 
@@ -225,7 +225,7 @@ def test_incomplete_and_foreign_lines_are_unchanged(tmp_path: Path):
         count.replace(b'"num_input_rows":', b'"num_new_rows":1,"num_input_rows":'),
         count.replace(b'"num_input_rows":', b'"num_input_rows":1.5,"x":'),
         count.replace(b'"status":"RUNNING"', b'"status":"RUNNING","new":1'),
-        count.replace(b'"message":""', b'"message":"message"'),
+        count.replace(b'"message":""', b'"message":"reported"'),
         count.replace(b'"message":""', b'"new":1,"message":""'),
         count.replace(b'"status":"RUNNING"', b'"status":"RUNNING","rolled_up":{"events":"x"}'),
         count.replace(
@@ -242,7 +242,7 @@ def test_incomplete_and_foreign_lines_are_unchanged(tmp_path: Path):
     assert rolled_up(log)
     text = update_of(tmp_path).files[0].path.read_bytes()
     assert all(line in text for line in unknown_lines)
-    # The next segment begins on a line of its own.
+    # The next segment begins on a new line.
     assert b'\n{"torn\n' in text
     assert files[-1].path.read_bytes().endswith(b'{"also torn')
     assert total(tmp_path) == before
@@ -258,7 +258,7 @@ def test_roll_up_work_stays_proportional_to_the_size_of_the_log(
     keep = EventLogSettings(keep_progress_days=days, max_progress_mb=most)
     full = most * 2**20 / SEGMENTS if most is not None else float("inf")
     longest = days * 86400 / SEGMENTS if days is not None else float("inf")
-    segments, began, written, read, looks = [SegmentSize(0, 0, False)], 0, 0, 0, 0
+    segments, began, written, read, roll_ups = [SegmentSize(0, 0, False)], 0, 0, 0, 0
     for second in range(0, 40 * 86400, 200):
         if segments[-1].size >= full or second - began >= longest:
             began = second
@@ -266,18 +266,18 @@ def test_roll_up_work_stays_proportional_to_the_size_of_the_log(
         segments[-1] = SegmentSize(segments[-1].size + 700_000, second, False)
         written += 700_000
         if count := due(segments, keep, now=second, is_over=False):
-            looks, read = looks + 1, read + sum(segment.size for segment in segments)
+            roll_ups, read = roll_ups + 1, read + sum(segment.size for segment in segments)
             sums = sum(
                 segment_before.size if segment_before.is_roll_up else segment_before.size // 50
                 for segment_before in segments[:count]
             )
             segments[:count] = [SegmentSize(sums, segments[count - 1].modified, True)]
         detail_bytes = sum(segment.size for segment in segments if not segment.is_roll_up)
-        # Sums that are large are not read again for less than a quarter of them.
+        # A large roll-up is read again only for details of a quarter of its size.
         more = segments[0].size / 4 if segments[0].is_roll_up else 0
         assert most is None or detail_bytes - more < (most + 1) * 2**20
         assert len(segments) < 3 * SEGMENTS + more / full
-    assert looks > 5
+    assert roll_ups > 5
     assert read < 12 * written
     nothing = EventLogSettings(keep_progress_days=None, max_progress_mb=None)
     assert due(segments, nothing, now=1e12, is_over=True) == 0

@@ -198,15 +198,14 @@ def test_status_file_is_current_while_events_arrive(tmp_path: Path):
     pipeline = settings(tmp_path)
     log, state = EventLog(event_directory(pipeline)), ObservedUpdate()
     file = StatusFile(status_path(pipeline), state, pause_seconds=0.01)
-    flow_counts: list[int] = []
     try:
         for event in events(30):
             log(event)
             state(event)
             file(event)
-            with_file = read_status(pipeline)
-            assert with_file is not None
-            flow_counts.append(len(with_file["flows"]))
+            status = read_status(pipeline)
+            assert status is not None
+            assert "flows" in status
         # The file may still be that of an event before the first flow.
         _wait(lambda: [f["batch_id"] for f in (read_status(pipeline) or {})["flows"]] == [29])
         # Written by a thread, which leaves no draft.

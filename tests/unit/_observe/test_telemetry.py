@@ -221,7 +221,7 @@ def test_exported_metrics_match_the_documented_ones(receiver: OtlpReceiver, tmp_
     for event in events:
         fold(event)
     exported = receiver.metrics
-    assert list(exported) == [otel_name(sent_metric.metric) for sent_metric in metric_series(fold)]
+    assert list(exported) == [otel_name(series.metric) for series in metric_series(fold)]
     for series in metric_series(fold):
         metric, sent_metric = series.metric, exported[otel_name(series.metric)]
         assert (sent_metric.description, sent_metric.unit) == (metric.help, otel_unit(metric))
@@ -346,11 +346,10 @@ def test_unavailable_receiver_is_reported_and_does_not_delay_the_update(
         progress = [event for event in emitted if event.event_type == "telemetry_progress"]
         for signal in ("traces", "metrics"):
             of_signal = [e for e in progress if details(e)["signal"] == signal]
-            assert of_signal[0].error is not None
-            assert of_signal[0].error.condition == "TELEMETRY_NOT_DELIVERED"
-            assert any(word in of_signal[0].message for word in reason.split("|")), of_signal[
-                0
-            ].message
+            first = of_signal[0]
+            assert first.error is not None
+            assert first.error.condition == "TELEMETRY_NOT_DELIVERED"
+            assert any(word in first.message for word in reason.split("|")), first.message
             last = details(of_signal[-1])
             assert last["sent"] == 0
             assert last["failed"] >= 1

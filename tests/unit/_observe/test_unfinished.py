@@ -1,4 +1,4 @@
-"""Updates whose process is gone, and event logs on a full disk."""
+"""Updates whose process has ended, and event logs on a full disk."""
 
 import errno
 import json
@@ -36,7 +36,7 @@ def states(directory: Path, update: str) -> list[str]:
 
 
 def test_updates_after_the_last_finished_one_are_marked_as_failed(tmp_path: Path):
-    record(tmp_path, "u0", UpdateState.RUNNING)  # before the newest that has ended
+    record(tmp_path, "u0", UpdateState.RUNNING)  # before the newest finished update
     record(tmp_path, "u1", UpdateState.RUNNING, UpdateState.COMPLETED)
     torn = record(tmp_path, "u2", UpdateState.RUNNING)
     with torn.open("ab") as file:
@@ -116,7 +116,7 @@ def test_missing_permission_is_not_an_internal_error(
 
     assert updates(tmp_path / "missing") == []
     monkeypatch.setattr(Path, "iterdir", refused)
-    with pytest.raises(PermissionError) as error:  # not: there are no updates
+    with pytest.raises(PermissionError) as error:  # instead of an empty list
         updates(tmp_path)
     assert report(error.value, debug=False) == 3
     text = capsys.readouterr().err

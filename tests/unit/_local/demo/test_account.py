@@ -16,7 +16,7 @@ def row(order: str | None, partition: int, offset: int, **more: Any) -> dict[str
 
 @pytest.fixture
 def processed(tables: Any, bronze: Any) -> Any:
-    """Six messages in two partitions: two orders, a bad one, a broken one, two duplicates."""
+    """Six messages: two orders, an invalid one, a malformed one, and two duplicates."""
     tables.add(
         "orders_bronze",
         [
@@ -44,7 +44,7 @@ def test_account_balances_when_every_message_is_in_one_table(processed: Any) -> 
     assert account.pending == 0 and account.findings() == []
 
 
-def test_nothing_is_read_when_topic_and_tables_are_empty(tables: Any) -> None:
+def test_account_is_empty_when_topic_and_tables_are_empty(tables: Any) -> None:
     account = take_account(tables.folders, {0: (0, 0)})
     assert account.balanced and account.read == 0
 
@@ -91,34 +91,28 @@ def test_message_is_lost_when_silver_has_passed_it_without_a_row(
     assert "1 lost (partition:offset): 0:4" in account.findings()[0]
 
 
-def test_row_is_duplicated_when_it_is_written_twice(processed: Any) -> None:
-    processed.add("orders", [row("b", 0, 1)])
-    account = take_account(processed.folders, RANGES)
-    assert not account.balanced and account.duplicated == (MessageId(0, 1),)
-
-
-def test_row_without_an_order_id_is_duplicated_when_it_is_written_twice(processed: Any) -> None:
-    processed.add("orders_quarantine", [row(None, 0, 2)])
-    account = take_account(processed.folders, RANGES)
-    assert not account.balanced and account.duplicated == (MessageId(0, 2),)
-
-
 def test_the_account_does_not_balance_when_the_figures_do_not_add_up() -> None:
     figures = {"silver": 1, "quarantined": 1, "duplicates": 1, "pending": 1}
     assert Account(read=4, **figures).balanced
     assert not Account(read=5, **figures).balanced
 
 
-def test_row_is_duplicated_when_it_is_in_silver_and_in_quarantine(processed: Any) -> None:
-    processed.add("orders_quarantine", [row("b", 0, 1)])
+@pytest.mark.parametrize(
+    ("table", "second", "duplicated"),
+    [
+        ("orders", row("b", 0, 1), MessageId(0, 1)),
+        ("orders_quarantine", row(None, 0, 2), MessageId(0, 2)),
+        ("orders_quarantine", row("b", 0, 1), MessageId(0, 1)),
+        ("orders", row("a", 0, 3), MessageId(0, 3)),
+    ],
+    ids=["same row", "no order id", "silver and quarantine", "row of a duplicate order"],
+)
+def test_message_is_duplicated_when_it_has_a_second_row(
+    processed: Any, table: str, second: dict[str, Any], duplicated: MessageId
+) -> None:
+    processed.add(table, [second])
     account = take_account(processed.folders, RANGES)
-    assert not account.balanced and account.duplicated == (MessageId(0, 1),)
-
-
-def test_order_is_duplicated_when_its_duplicate_is_a_row_too(processed: Any) -> None:
-    processed.add("orders", [row("a", 0, 3)])
-    account = take_account(processed.folders, RANGES)
-    assert not account.balanced and account.duplicated == (MessageId(0, 3),)
+    assert not account.balanced and account.duplicated == (duplicated,)
 
 
 def test_message_is_duplicated_when_bronze_has_two_rows_of_it(processed: Any, bronze: Any) -> None:

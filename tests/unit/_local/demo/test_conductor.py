@@ -77,7 +77,7 @@ def test_orders_are_sent_when_the_update_runs(finished: Any) -> None:
     conductor.end()
 
 
-def test_the_update_ends_when_all_is_sent_and_processed(finished: Any) -> None:
+def test_update_ends_when_all_orders_are_sent_and_processed(finished: Any) -> None:
     conductor, producer, update = make_conductor(finished)
     conductor.begin(update)
     assert not update.stopped.wait(1.5)

@@ -14,7 +14,7 @@ class KafkaException(Exception):
 
 
 class StartingConsumer:
-    """Answers with errors first."""
+    """Raises errors first."""
 
     def __init__(self, errors: list[str]) -> None:
         self.errors = errors

@@ -70,7 +70,7 @@ BROKEN = record(b"{", offset=3)
 LOG = (GOOD, AGAIN, BAD, BROKEN)
 WINDOW = datetime(2026, 9, 21, 14, 10, tzinfo=UTC)
 RIGHT = DemoTables(
-    bronze=[bronze_of(message) for message in LOG],
+    bronze=[bronze_of(entry) for entry in LOG],
     silver=[judge(GOOD).row],
     quarantine=[quarantined(BAD), quarantined(BROKEN)],
     revenue=[

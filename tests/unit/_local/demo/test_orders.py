@@ -77,8 +77,8 @@ def test_shares_of_invalid_messages_are_as_documented(
         "future": 0.002,
         "stale": 0.002,
     }
-    for what, share in expected.items():
-        assert share_of(observed[what], total) == pytest.approx(share, rel=0.5), what
+    for name, share in expected.items():
+        assert share_of(observed[name], total) == pytest.approx(share, rel=0.5), name
 
 
 def time_class(event_time: str | None, due_ms: int) -> str:
