@@ -1,8 +1,8 @@
-"""A stream of files started by hand, again and again as the runtime would.
+"""A stream of files that is started by tests, with restarts as in the runtime.
 
 `run` starts the stream. `parse` does to the new files what a micro-batch does to them, with the
-same schema, options and state, but reads them as a batch: for tests of what becomes of lines, which
-need no checkpoint.
+same schema, options and state, but reads them as a batch: for tests of parsing, which need no
+checkpoint.
 """
 
 import json
@@ -30,7 +30,7 @@ FLOW = Flow(name="f", target="t", function=lambda: None, origin=SourceLocation("
 
 
 class FileStream:
-    """Reads a folder with options; `run` processes what is new and gives its rows."""
+    """Reads a folder with options; `run` processes new files and returns their rows."""
 
     def __init__(
         self, spark: Any, root: Path, options: Mapping[str, str], schema: str | None = None
@@ -54,10 +54,10 @@ class FileStream:
         return path
 
     def run(self, *select: str) -> list[Row]:
-        """Process what is new, starting again as often as the schema grows or a file is bad.
+        """Process new files, with a restart each time the schema grows or a file is bad.
 
         Raises:
-            FlowError: The stream failed for good.
+            FlowError: The stream failed and cannot be restarted.
         """
         self.restarts = []
         while True:
@@ -68,10 +68,10 @@ class FileStream:
             self.columns, self.types = df.columns, dict(df.dtypes)
             df = df.selectExpr(*select) if select else df
 
-            def take(batch: Any, number: int, kept=rows, source=source) -> None:
+            def take(batch: Any, number: int, collected=rows, source=source) -> None:
                 paths = batch_files(StorageFiles(self.spark), self._checkpoint, number)
                 check_files(source, paths)
-                kept[number] = batch.collect()
+                collected[number] = batch.collect()
 
             writer = df.writeStream.foreachBatch(take).trigger(availableNow=True)
             query = writer.option("checkpointLocation", self._checkpoint).start()
@@ -111,7 +111,7 @@ class FileStream:
         return self
 
     def remember(self, other: "FileStream") -> "FileStream":
-        """Know what another source has learnt, as if it were this one."""
+        """Take over the state of another source."""
         shutil.copytree(other._memory, self._memory)
         return self
 
@@ -136,7 +136,7 @@ class FileStream:
         return sorted(path for path in self.folder.rglob("*") if path.is_file())
 
     def _restart(self, error: Exception, source: OpenedFiles) -> None:
-        """Note why the next attempt differs; fail where it would not."""
+        """Record the reason for a restart; fail if a restart does not help."""
         known = recover(full_text(error), source, FLOW)
         if known is None:
             raise error
@@ -145,7 +145,7 @@ class FileStream:
         self.restarts.append(known.condition)
 
     def _put_away(self, files: Sequence[Path]) -> None:
-        """A stream would know that it has read them."""
+        """Move files that were read; a stream would record them."""
         for path in files:
             target = self._parsed / path.relative_to(self.folder)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -159,7 +159,7 @@ class FileStream:
 
     @property
     def quarantined(self) -> dict[str, str]:
-        """Files that were set aside, and why."""
+        """Quarantined files and their reasons."""
         entries = self.state.note("quarantined_files") or []
         return {Path(entry["file"]).name: entry["reason"] for entry in entries}
 
@@ -168,6 +168,6 @@ def rescued(row: Row, column: str = "_rescued_data") -> dict[str, Any] | None:
     """The rescued data of a row without the file's path, which every one must have."""
     if row[column] is None:
         return None
-    found = json.loads(row[column])
-    assert found.pop("_file_path").startswith("file:///")
-    return dict(found)
+    data = json.loads(row[column])
+    assert data.pop("_file_path").startswith("file:///")
+    return dict(data)

@@ -51,10 +51,10 @@ class _Answer(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         query = parse_qs(urlsplit(self.path).query)
-        wanted = {name: int(value) for name, (value,) in query.items()}
-        rows = [row for row in self.server.rows if row["id"] > wanted["after"]]
+        parameters = {name: int(value) for name, (value,) in query.items()}
+        rows = [row for row in self.server.rows if row["id"] > parameters["after"]]
         newest = self.server.rows[-1]["id"] if self.server.rows else 0
-        body = json.dumps({"rows": rows[: wanted["limit"]], "newest": newest}).encode()
+        body = json.dumps({"rows": rows[: parameters["limit"]], "newest": newest}).encode()
         self.send_response(503 if self.server.is_down else 200)
         self.end_headers()
         self.wfile.write(body)
@@ -101,14 +101,14 @@ def installed(
     sys.modules.pop("penstock_rest", None)
 
 
-def test_the_page_shows_the_source_as_it_is():
+def test_docs_page_shows_the_code_of_the_example():
     page = (ROOT / "docs" / "adding-a-source.md").read_text(encoding="utf-8")
     code = (EXAMPLE / "penstock_rest.py").read_text(encoding="utf-8")
     assert f"```python\n{code}```" in page
     assert len(code.splitlines()) < 120
 
 
-def test_rows_of_an_added_source_arrive_once_and_again_from_a_position(
+def test_added_source_is_read_once_and_again_after_a_reset(
     installed: None, orders: Orders, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)

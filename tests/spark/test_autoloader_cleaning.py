@@ -1,4 +1,4 @@
-"""`cleanSource`: which files are removed, when, and what is left alone."""
+"""`cleanSource`: which files are removed or moved, when, and which stay."""
 
 import os
 import threading
@@ -23,10 +23,10 @@ class CleanedStream(FileStream):
     def clean(self, day: float, stop: threading.Event | None = None) -> set[str]:
         cleaner = Cleaner(self._open(), self._checkpoint, lambda: day * DAY)
         cleaner.clean(stop or threading.Event())
-        return self.left
+        return self.remaining_files
 
     @property
-    def left(self) -> set[str]:
+    def remaining_files(self) -> set[str]:
         return {str(path.relative_to(self.folder)) for path in self._files()}
 
 
@@ -43,10 +43,10 @@ def test_only_committed_versions_are_removed_after_the_retention(spark, tmp_path
     files.put("failed.txt", "x")
     with pytest.raises(Exception, match="assert"):
         files.run("assert_true(value = 'y', 'assert')")
-    every = names | others | {"failed.txt"}
+    all_files = names | others | {"failed.txt"}
     # The retention begins when the commit is seen.
-    assert files.clean(10) == every
-    assert files.clean(39) == every
+    assert files.clean(10) == all_files
+    assert files.clean(39) == all_files
     os.utime(files.put("changed.txt", "y"), (4_000_000_000, 4_000_000_000))
     assert files.clean(40.1) == others | {"changed.txt", "failed.txt"}
     assert [row["value"] for row in files.run()] == ["x"]
@@ -58,7 +58,7 @@ def test_only_committed_versions_are_removed_after_the_retention(spark, tmp_path
     assert files.clean(200) == others | {"changed.txt", "failed.txt"}
 
 
-def test_files_that_were_skipped_stay_and_an_interrupted_pass_is_completed(spark, tmp_path: Path):
+def test_skipped_files_stay_and_an_interrupted_cleanup_is_completed(spark, tmp_path: Path):
     options = {
         "cloudFiles.format": "json",
         "cloudFiles.includeExistingFiles": "false",
@@ -81,14 +81,14 @@ def test_files_that_were_skipped_stay_and_an_interrupted_pass_is_completed(spark
     assert list(files.quarantined) == ["damaged.json.gz"]
 
     class Interrupted(threading.Event):
-        """Set as soon as a file is gone."""
+        """Set as soon as a file is removed."""
 
         def is_set(self) -> bool:
-            return len(files.left) < 6
+            return len(files.remaining_files) < 6
 
-    kept = {"existing.json", "damaged.json.gz", "later.json"}
-    assert files.clean(1, Interrupted()) > kept
-    assert files.clean(2) == kept
+    remaining = {"existing.json", "damaged.json.gz", "later.json"}
+    assert files.clean(1, Interrupted()) > remaining
+    assert files.clean(2) == remaining
     moved = sorted(path.name for path in archived.iterdir() if not path.name.startswith("."))
     assert [name.split(".json")[0] for name in moved] == ["0", "1", "1", "2"]
     assert (archived / "1.json").read_text() == "an earlier version"

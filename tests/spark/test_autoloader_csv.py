@@ -1,4 +1,4 @@
-"""CSV files as Auto Loader reads them: by the names in each file's header, nothing lost."""
+"""CSV files as Auto Loader reads them: by the names in each file's header, without loss."""
 
 import bz2
 import gzip
@@ -36,11 +36,11 @@ def first(spark, tmp_path_factory: pytest.TempPathFactory) -> FileStream:
     return FileStream(spark, tmp_path_factory.mktemp("first"), TYPED).learn("a.csv", FIRST)
 
 
-def found(rows) -> list[tuple]:
+def row_values(rows) -> list[tuple]:
     return [(*(row[name] for name in ("id", "name", "amount")), rescued(row)) for row in rows]
 
 
-def test_a_csv_source_counts_as_deterministic_and_a_function_of_its_rows_may_not(first):
+def test_csv_source_is_deterministic_unless_its_query_is_not(first):
     df = read_source(first._open())
     assert is_deterministic(df.where("id > 1"))
     assert not is_deterministic(df.selectExpr("id", "uuid() AS name"))
@@ -65,7 +65,7 @@ def test_a_number_with_a_huge_exponent_is_rescued(stream):
     )
     files.put("b.csv", "amount,id\n1e-300000000,6\n1e300000000,4\n2.25,5e12345\n")
     huge = {"amount": "1e300000000"}
-    assert sorted(found(files.parse()), key=str) == [
+    assert sorted(row_values(files.parse()), key=str) == [
         ("1", "a", None, huge),
         ("2", "a", Decimal("1.50"), None),
         ("3", "b", None, {"amount": " -1.0E+4000"}),
@@ -76,7 +76,7 @@ def test_a_number_with_a_huge_exponent_is_rescued(stream):
     ]
 
 
-def test_every_line_is_accounted_for_when_lines_do_not_fit(stream, first):
+def test_every_value_is_in_a_column_or_rescued_when_lines_do_not_fit(stream, first):
     files = stream({**TYPED, "cloudFiles.schemaEvolutionMode": "rescue"}).remember(first)
     cases = {
         "1,a,1.5": (1, "a", 1.5, None),
@@ -94,24 +94,24 @@ def test_every_line_is_accounted_for_when_lines_do_not_fit(stream, first):
         "1.5,ü,1e3": (None, "ü", 1000.0, {"id": "1.5"}),
     }
     files.put("b.csv", "id,name,amount\n" + "\n".join(cases) + "\n\n   \n")
-    assert found(files.parse()) == list(cases.values())
+    assert row_values(files.parse()) == list(cases.values())
     many = ",".join(["13"] * 80)
     files.put("c.csv", f"id,name,amount\n{many}\n")
-    (wide,) = found(files.parse())
+    (wide,) = row_values(files.parse())
     assert wide[:3] == (13, "13", 13.0)
     assert len(wide[3] or {}) == 77
 
 
-def test_columns_go_by_their_names_when_headers_differ(stream, first):
+def test_columns_are_matched_by_name_when_headers_differ(stream, first):
     files = stream({**TYPED, "cloudFiles.schemaEvolutionMode": "rescue"}).remember(first)
     files.put("b.csv", '\ufeffamount,id,name\r\n7.25,10,z\r\nbad,11,"q, r"\r\n,12\r\n')
-    assert found(files.parse()) == [
+    assert row_values(files.parse()) == [
         (10, "z", 7.25, None),
         (11, "q, r", None, {"amount": "bad"}),
         (12, None, None, None),
     ]
     files.put("c.csv", "id,Name,amount,city,\n20,x,1,Bonn\n21,y,,,extra\n22\n")
-    assert found(files.parse()) == [
+    assert row_values(files.parse()) == [
         (20, None, 1.0, {"Name": "x", "city": "Bonn"}),
         (21, None, None, {"Name": "y", "_c4": "extra"}),
         (22, None, None, None),
@@ -119,12 +119,12 @@ def test_columns_go_by_their_names_when_headers_differ(stream, first):
     files.put("d.csv", "name\nonly\n")
     files.put("e.csv", "")
     files.put("f.csv", "id,name,amount\n")
-    assert found(files.parse()) == [(None, "only", None, None)]
+    assert row_values(files.parse()) == [(None, "only", None, None)]
     files.put("g.csv", "id,id,name\n1,2,x\n")
-    assert found(files.parse()) == [(None, "x", None, {"id0": "1", "id1": "2"})]
+    assert row_values(files.parse()) == [(None, "x", None, {"id0": "1", "id1": "2"})]
 
 
-def test_columns_are_added_when_a_header_has_new_ones(stream):
+def test_columns_are_added_when_a_header_has_new_names(stream):
     files = stream(CSV)
     files.put("a.csv", FIRST)
     assert [row["amount"] for row in files.run()] == ["1.5", "2.5"]
@@ -146,7 +146,7 @@ def test_columns_are_added_when_a_header_has_new_ones(stream):
     assert caught.value.condition == "UNKNOWN_FIELD"
 
 
-def test_the_path_has_the_value_when_a_header_has_a_column_of_it_too(stream):
+def test_partition_value_is_that_of_the_path_when_a_header_has_the_column_too(stream):
     files = stream(TYPED)
     files.put("year=2024/a.csv", "year,id,Year\n1999,1,x\n")
     files.put("year=2025/b.csv", "id,Year\n2,x\n")
@@ -159,7 +159,7 @@ def test_the_path_has_the_value_when_a_header_has_a_column_of_it_too(stream):
 
 
 @pytest.mark.parametrize("reordered", [False, True])
-def test_the_same_values_come_out_as_from_spark_when_options_are_given(stream, spark, reordered):
+def test_values_equal_those_of_spark_when_reader_options_are_set(stream, spark, reordered):
     options = {
         "header": "true",
         "sep": ";",
@@ -198,7 +198,7 @@ def test_a_header_is_read_when_the_format_is_detected(stream):
     assert (row["id"], row["name"]) == (1, "a")
 
 
-def test_lines_are_enough_when_there_is_no_header(stream):
+def test_columns_are_matched_by_position_when_there_is_no_header(stream):
     schema = "a INT, d DATE, s STRING"
     text = "1,2024-01-05,x\n2,bad,y,z\n3\n\n"
     expected = [
@@ -228,7 +228,7 @@ def test_lines_are_enough_when_there_is_no_header(stream):
     assert tuple(row)[:2] == ("1", "x")
 
 
-def test_the_header_is_the_first_record_when_blank_lines_and_comments_come_first(stream):
+def test_header_is_read_after_blank_lines_and_comments(stream):
     files = stream({**CSV, "comment": "#", "rescuedDataColumn": "_r"}, "id INT, name STRING")
     files.put("a.csv", "\n \t\n# about\n  # it\nname,id\n#no\nid,1\n\nname,id\n")
     files.put("b.csv", "\r#\r\n\nid,name\r2,b\r\n\n3,#c")
@@ -242,7 +242,7 @@ def test_the_header_is_the_first_record_when_blank_lines_and_comments_come_first
     ]
 
 
-def test_parts_of_a_large_file_have_its_header(stream, spark):
+def test_splits_of_a_large_file_use_its_header(stream, spark):
     files = stream(
         # Spark's reader of CSV ignores `wholetext`.
         {**CSV, "comment": "#", "rescuedDataColumn": "_r", "wholetext": "true"},
@@ -266,7 +266,7 @@ def test_parts_of_a_large_file_have_its_header(stream, spark):
     assert len(rows) == 3 * len(numbers)
 
 
-def test_lines_are_the_same_when_a_session_has_no_java_classes(stream, monkeypatch):
+def test_rows_are_the_same_when_a_session_has_no_java_classes(stream, monkeypatch):
     """Without them, files are read as a whole, and split and parsed in SQL."""
     source = random.Random(5)
     values = ["1", "-2.5", "", " ", "x", '"q"', '"a,b"', '"a ""b"""', '"open', 'mid"dle', "1e400"]
@@ -294,16 +294,16 @@ def test_lines_are_the_same_when_a_session_has_no_java_classes(stream, monkeypat
     assert 100 < sum(row[3] is None for row in results[0]) < len(results[0]) - 100
 
 
-def test_malformed_lines_go_where_the_mode_says_when_it_is_given(stream):
+def test_malformed_lines_are_handled_by_the_parse_mode(stream):
     text = 'id,name\n1,a\n2,"open\n3,c\n'
     dropping = stream({**CSV, "mode": "DROPMALFORMED"}, "id INT, name STRING")
     dropping.put("a.csv", text)
     assert [tuple(row) for row in dropping.parse()] == [(1, "a"), (3, "c")]
-    kept = stream(
-        {**CSV, "columnNameOfCorruptRecord": "_c"}, "id INT, name STRING, _c STRING", "kept"
+    permissive = stream(
+        {**CSV, "columnNameOfCorruptRecord": "_c"}, "id INT, name STRING, _c STRING", "permissive"
     )
-    kept.put("a.csv", text)
-    assert [tuple(row) for row in kept.parse()] == [
+    permissive.put("a.csv", text)
+    assert [tuple(row) for row in permissive.parse()] == [
         (1, "a", None),
         (None, None, '2,"open'),
         (3, "c", None),
@@ -315,7 +315,7 @@ def test_malformed_lines_go_where_the_mode_says_when_it_is_given(stream):
     assert caught.value.condition == "MALFORMED_RECORD"
 
 
-def test_types_hold_what_all_files_have_when_they_are_inferred(stream):
+def test_inferred_types_fit_the_values_of_all_files(stream):
     files = stream()
     files.put("a.csv", "id,n,d\n1,1,2024-01-01\n")
     files.put("b.csv", "n,id,s\n1.5,99999999999,x\n")

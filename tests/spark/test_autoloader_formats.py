@@ -23,18 +23,18 @@ def stream(spark, tmp_path: Path):
 @pytest.mark.parametrize("file_format", COLUMNAR)
 def test_new_columns_are_added_or_rescued_when_files_have_more(stream, spark, file_format):
     files = stream({"cloudFiles.format": file_format})
-    kept = stream({"format": file_format, "schemaEvolutionMode": "rescue"}, name="kept")
-    given = stream(
+    rescuing = stream({"format": file_format, "schemaEvolutionMode": "rescue"}, name="rescuing")
+    typed = stream(
         {"format": file_format, "rescuedDataColumn": "_r"}, "id INT, o STRUCT<p: INT>", "g"
     )
 
     def write(query: str, name: str) -> None:
-        for each in (files, kept, given):
-            spark.sql(query).coalesce(1).write.format(file_format).save(str(each.folder / name))
+        for target in (files, rescuing, typed):
+            spark.sql(query).coalesce(1).write.format(file_format).save(str(target.folder / name))
 
     write("SELECT 1 AS id, 'x' AS n, named_struct('p', 1) AS o", "one")
     assert [tuple(row) for row in files.parse()] == [(1, "x", (1,), None)]
-    assert [tuple(row) for row in kept.parse()] == [(1, "x", (1,), None)]
+    assert [tuple(row) for row in rescuing.parse()] == [(1, "x", (1,), None)]
     write("SELECT 2 AS id, named_struct('p', 2, 'q', 'y') AS o, array(9) AS extra", "two")
     (row,) = files.parse()
     assert files.restarts == ["SCHEMA_EVOLVED"]
@@ -45,13 +45,13 @@ def test_new_columns_are_added_or_rescued_when_files_have_more(stream, spark, fi
         "extra": [9],
         "_rescued_data": None,
     }
-    (row,) = kept.parse()
-    assert kept.columns == ["id", "n", "o", "_rescued_data"]
+    (row,) = rescuing.parse()
+    assert rescuing.columns == ["id", "n", "o", "_rescued_data"]
     assert tuple(row)[:3] == (2, None, (2,))
     assert rescued(row) == {"o": {"q": "y"}, "extra": [9]}
-    in_batch = given.batch()
-    rows = given.parse()
-    assert given.columns == ["id", "o", "_r"]
+    in_batch = typed.batch()
+    rows = typed.parse()
+    assert typed.columns == ["id", "o", "_r"]
     assert sorted((row["id"], str(rescued(row, "_r"))) for row in rows) == [
         (1, str({"n": "x"})),
         (2, str({"o": {"q": "y"}, "extra": [9]})),
@@ -62,9 +62,7 @@ def test_new_columns_are_added_or_rescued_when_files_have_more(stream, spark, fi
 
 
 @pytest.mark.parametrize("file_format", COLUMNAR)
-def test_files_with_other_types_and_broken_ones_are_set_aside_when_found(
-    stream, spark, file_format
-):
+def test_corrupt_files_and_files_with_other_types_are_quarantined(stream, spark, file_format):
     files = stream({"cloudFiles.format": file_format})
     spark.sql("SELECT 1 AS id").coalesce(1).write.format(file_format).save(
         str(files.folder / "one")
@@ -86,17 +84,17 @@ def test_files_with_other_types_and_broken_ones_are_set_aside_when_found(
     assert [row["id"] for row in rows] == [2]
     assert set(files.quarantined) == {f"{name}.{file_format}" for name in ("long", "text", "cut")}
     assert all(files.quarantined.values())
-    # The same with a schema of the user's own, where new columns do not matter.
-    given = stream({"format": file_format}, "id INT", "given")
+    # The same with a schema declared by the user, where new columns do not matter.
+    typed = stream({"format": file_format}, "id INT", "typed")
     strict = stream({"format": file_format, "ignoreCorruptFiles": "false"}, "id INT", "strict")
     (text,) = (files.folder.parent / "text").glob("part-*")
-    given.put(f"end.{file_format}", good[:-10])
-    assert given.parse() == []
-    for each in (given, strict):
-        each.put(f"two.{file_format}", good)
-        each.put(f"text.{file_format}", text.read_bytes())
-    assert [row["id"] for row in given.parse()] == [2]
-    assert set(given.quarantined) == {f"end.{file_format}", f"text.{file_format}"}
+    typed.put(f"end.{file_format}", good[:-10])
+    assert typed.parse() == []
+    for target in (typed, strict):
+        target.put(f"two.{file_format}", good)
+        target.put(f"text.{file_format}", text.read_bytes())
+    assert [row["id"] for row in typed.parse()] == [2]
+    assert set(typed.quarantined) == {f"end.{file_format}", f"text.{file_format}"}
     refused = "FILE_TYPES_UNFIT" if file_format == "orc" else "FAILED_READ_FILE"
     for read in (strict.parse, strict.batch):
         with pytest.raises(Exception, match=refused):
@@ -104,19 +102,19 @@ def test_files_with_other_types_and_broken_ones_are_set_aside_when_found(
     assert strict.quarantined == {}
 
 
-def test_orc_files_are_read_where_each_value_fits_into_the_columns(stream, spark):
+def test_orc_values_are_cast_when_they_fit_the_columns(stream, spark):
     schema = "s STRING, day STRING, i INT, n DECIMAL(12,2), f FLOAT, at TIMESTAMP"
     files = stream({"format": "orc"}, schema)
-    made = """7 AS s, DATE'2026-01-02' AS day, true AS i, 41 AS n, 3S AS f,
+    columns = """7 AS s, DATE'2026-01-02' AS day, true AS i, 41 AS n, 3S AS f,
         DATE'2026-01-02' AS at"""
-    spark.sql(f"SELECT {made}").coalesce(1).write.orc(str(files.folder / "one"))
+    spark.sql(f"SELECT {columns}").coalesce(1).write.orc(str(files.folder / "one"))
     (row,) = files.parse()
     assert files.quarantined == {}
     values = ["7", "2026-01-02", "1", "41.00", "3.0", "2026-01-02 00:00:00"]
     assert list(map(str, row)) == values
 
 
-def test_columns_that_are_not_wanted_stop_the_stream_when_parquet_has_them(stream, spark):
+def test_new_parquet_columns_fail_the_stream_when_mode_is_fail_on_new_columns(stream, spark):
     options = {"cloudFiles.format": "parquet", "cloudFiles.schemaEvolutionMode": "failOnNewColumns"}
     files = stream(options, "id BIGINT")
     spark.range(1).selectExpr("id", "'x' AS n").write.parquet(str(files.folder / "one"))
@@ -127,7 +125,7 @@ def test_columns_that_are_not_wanted_stop_the_stream_when_parquet_has_them(strea
 
 
 @pytest.mark.timeout(60)
-def test_an_element_with_a_huge_exponent_is_a_broken_record(stream):
+def test_an_element_with_a_huge_exponent_is_a_corrupt_record(stream):
     options = {"format": "xml", "rowTag": "r", "rescuedDataColumn": "_rescued_data"}
     schema = (
         "_d DECIMAL(9, 2), a DECIMAL(9, 2), n STRING, c STRUCT<_VALUE: DECIMAL(9, 2), _u: STRING>"
@@ -151,7 +149,7 @@ def test_an_element_with_a_huge_exponent_is_a_broken_record(stream):
     assert [float(rows[-1][name]) for name in ("_d", "a")] == [1.5, 200.0]
 
 
-def test_elements_are_rows_and_what_does_not_fit_is_rescued_when_files_are_xml(stream):
+def test_xml_elements_are_rows_and_values_that_do_not_fit_are_rescued(stream):
     options = {"format": "xml", "rowTag": "r", "inferColumnTypes": "true"}
     files = stream(options)
     files.put("a.xml", '<rs>\n<r id="1"><a>1</a><b>x</b></r>\n<r id="2"><a>2</a></r><r/></rs>')
@@ -192,7 +190,7 @@ def test_elements_are_rows_and_what_does_not_fit_is_rescued_when_files_are_xml(s
         stream({"format": "xml"}, "a INT", "tagless").parse()
 
 
-def test_lines_and_contents_are_read_when_files_are_text_or_binary(stream):
+def test_text_lines_and_binary_contents_are_read(stream):
     text = stream({"cloudFiles.format": "text"})
     assert text.parse() == []
     text.put("k=1/a.txt", "one\r\ntwo\n\nthree")
@@ -206,7 +204,7 @@ def test_lines_and_contents_are_read_when_files_are_text_or_binary(stream):
     assert (row["length"], bytes(row["content"])) == (2, b"\x00\x01")
 
 
-def test_the_format_is_that_of_the_names_when_none_is_given(stream):
+def test_format_is_detected_from_file_names_when_not_set(stream):
     files = stream({"inferColumnTypes": "true"})
     files.put("a.jsonl.gz", __import__("gzip").compress(b'{"id":1}\n'))
     assert [row["id"] for row in files.parse()] == [1]

@@ -32,7 +32,7 @@ def first(spark, tmp_path_factory: pytest.TempPathFactory) -> FileStream:
     return FileStream(spark, tmp_path_factory.mktemp("first"), TYPED).learn("a.json", FIRST)
 
 
-def test_every_line_is_accounted_for_when_lines_do_not_fit(stream, first):
+def test_every_value_is_in_a_column_or_rescued_when_lines_do_not_fit(stream, first):
     files = stream({**TYPED, "cloudFiles.schemaEvolutionMode": "rescue"}).remember(first)
     cases = {
         '{"id":3,"name":"c"}': ((3, "c"), None),
@@ -60,13 +60,13 @@ def test_every_line_is_accounted_for_when_lines_do_not_fit(stream, first):
     }
     files.put("b.json", "\n".join(cases) + "\n\n  \n")
     rows = files.parse()
-    found = [((row["id"], row["name"]), rescued(row)) for row in rows]
-    assert found == list(cases.values())
+    actual = [((row["id"], row["name"]), rescued(row)) for row in rows]
+    assert actual == list(cases.values())
     assert files.restarts == []
 
 
 @pytest.mark.timeout(60)
-def test_a_number_with_a_huge_exponent_is_a_broken_record(stream):
+def test_a_number_with_a_huge_exponent_is_a_corrupt_record(stream):
     hints = {**TYPED, "cloudFiles.schemaHints": "price DECIMAL(10, 2)"}
     files = stream({**hints, "cloudFiles.schemaEvolutionMode": "rescue"})
     files.learn("a.json", '{"id":"1","price":12.5}\n')
@@ -107,7 +107,7 @@ def test_numbers_keep_their_digits_when_columns_are_strings(stream):
     assert [row["_rescued_data"] for row in rows] == [None] * 5
 
 
-def test_a_record_is_one_variant_when_the_option_names_its_column(stream):
+def test_a_record_is_one_variant_when_single_variant_column_is_set(stream):
     files = stream({"cloudFiles.format": "json", "singleVariantColumn": "whole"})
     files.put("a.json", '{"n":1}\n{"n":"x"}\n')
     assert [row["whole"].toPython() for row in files.parse()] == [{"n": 1}, {"n": "x"}]
@@ -117,7 +117,7 @@ def test_a_record_is_one_variant_when_the_option_names_its_column(stream):
         headers.parse()
 
 
-def test_a_string_column_among_types_holds_all_digits(stream):
+def test_a_column_with_a_string_hint_keeps_all_digits(stream):
     files = stream({**TYPED, "cloudFiles.schemaHints": "n STRING"})
     numbers = ["1.50", "0.12345678901234567890123", "1234567890123456789012345.678", "1e3"]
     files.put("a.json", "".join(f'{{"id":1,"n":{number},"new":1}}\n' for number in numbers))
@@ -140,7 +140,7 @@ def test_long_fractions_are_rescued_when_a_session_has_no_java_classes(stream, m
     assert '"n":1234567890123456789012345.678' in rows[2]["_rescued_data"]
 
 
-def test_a_field_is_text_when_files_disagree_about_what_is_inside(stream, first):
+def test_a_new_nested_field_is_a_string_when_types_of_its_parent_conflict(stream, first):
     files = stream().remember(first)
     files.put("b.json", '{"id":3,"o":{"extra":[1]}}\n{"id":4,"o":"text"}\n')
     rows = files.parse()
@@ -151,7 +151,7 @@ def test_a_field_is_text_when_files_disagree_about_what_is_inside(stream, first)
     ]
 
 
-def test_new_fields_stop_the_stream_when_the_query_does_not_use_them(stream, first):
+def test_new_fields_restart_the_stream_even_if_the_query_does_not_select_them(stream, first):
     files = stream().remember(first)
     files.put("b.json", '{"id":3,"new":1}\n')
     assert [row["id"] for row in files.parse("id")] == [3]
@@ -166,15 +166,17 @@ def test_a_field_without_a_name_is_rescued(stream, first):
     assert rescued(row) == {"": 1, "o": {"": 2}, "s": [{"": 5, "p": 4}]}
 
 
-def test_the_other_modes_do_what_they_say_when_a_field_is_new(stream):
+def test_new_fields_are_ignored_rescued_or_refused_by_evolution_mode(stream):
     text = '{"id":1,"new":5}\n{"id":"x"}\n'
     none = stream({"cloudFiles.format": "json"}, "id INT", "none")
     none.put("a.json", text)
     assert [tuple(row) for row in none.parse()] == [(1,), (None,)]
-    kept = stream({"cloudFiles.format": "json", "rescuedDataColumn": "_r"}, "id INT", "kept")
-    kept.put("a.json", text)
-    rows = kept.parse()
-    assert kept.columns == ["id", "_r"]
+    rescuing = stream(
+        {"cloudFiles.format": "json", "rescuedDataColumn": "_r"}, "id INT", "rescuing"
+    )
+    rescuing.put("a.json", text)
+    rows = rescuing.parse()
+    assert rescuing.columns == ["id", "_r"]
     assert [(row["id"], rescued(row, "_r")) for row in rows] == [
         (1, {"new": 5}),
         (None, {"id": "x"}),
@@ -193,7 +195,7 @@ def test_the_other_modes_do_what_they_say_when_a_field_is_new(stream):
     assert [tuple(row) for row in refusing.parse()] == [(1, 5), (None, None)]
 
 
-def test_hints_fix_types_and_add_columns_when_given(stream):
+def test_schema_hints_set_types_and_add_columns(stream):
     files = stream(
         {**TYPED, "cloudFiles.schemaHints": "id STRING, o.p DOUBLE, extra MAP<STRING,INT>"}
     )
@@ -212,7 +214,7 @@ def test_hints_fix_types_and_add_columns_when_given(stream):
         wrong.parse()
 
 
-def test_fields_are_added_inside_of_hinted_types_when_files_have_more(stream):
+def test_fields_are_added_inside_hinted_types_when_files_have_more(stream):
     hints = "o STRUCT<p: INT>, m MAP<STRING, STRUCT<a: INT>>"
     files = stream({**TYPED, "cloudFiles.schemaHints": hints})
     files.put("a.json", '{"o":{"p":1},"m":{"k":{"a":1}}}\n')
@@ -226,7 +228,7 @@ def test_fields_are_added_inside_of_hinted_types_when_files_have_more(stream):
     assert rescued(row) is None
 
 
-def test_malformed_lines_go_where_the_mode_says_when_it_is_given(stream):
+def test_malformed_lines_are_handled_by_the_parse_mode(stream):
     text = '{"id":1}\n{"id":\n{"id":"x"}\n'
     for mode, expected in {
         "PERMISSIVE": [(1, None), (None, '{"id":'), (None, None)],
@@ -260,7 +262,7 @@ def test_records_may_span_lines_when_multi_line_is_on(stream):
     assert [row["x"] for row in rows if row["id"] == 1] == ["1\n2"]
 
 
-def test_lines_are_the_same_when_files_are_compressed_or_encoded(stream):
+def test_rows_are_the_same_when_files_are_compressed_or_encoded(stream):
     zstandard = pytest.importorskip("zstandard")
     line = '{"id":1,"name":"für"}\r\n'
     files = stream()
@@ -275,7 +277,7 @@ def test_lines_are_the_same_when_files_are_compressed_or_encoded(stream):
         assert [row["name"] for row in other.parse()] == ["für", "für"]
 
 
-def test_columns_come_from_the_path_when_folders_are_named_so(stream):
+def test_partition_columns_are_read_from_folder_names(stream):
     name = "region=eu west/day=2024-01-02/c=10%3A00/h=__HIVE_DEFAULT_PARTITION__/a.json"
     files = stream()
     files.put(name, '{"id":1,"day":"other"}\n')
@@ -292,14 +294,14 @@ def test_columns_come_from_the_path_when_folders_are_named_so(stream):
     off.put(name, '{"id":1}\n')
     off.parse()
     assert off.columns == ["id", "_rescued_data"]
-    given = stream({"cloudFiles.format": "json"}, "Day DATE, id INT, region STRING", "given")
-    given.put(name, '{"id":1}\n')
-    (row,) = given.parse()
-    assert given.columns == ["Day", "id", "region"]
+    typed = stream({"cloudFiles.format": "json"}, "Day DATE, id INT, region STRING", "typed")
+    typed.put(name, '{"id":1}\n')
+    (row,) = typed.parse()
+    assert typed.columns == ["Day", "id", "region"]
     assert (str(row["Day"]), row["id"], row["region"]) == ("2024-01-02", 1, "eu west")
 
 
-def test_every_folder_is_accounted_for_when_names_are_unusual(stream):
+def test_partition_values_are_parsed_or_rescued_when_folder_names_are_unusual(stream):
     files = stream({**TYPED, "cloudFiles.schemaHints": "Rate STRING"})
     files.learn("rate=1/n=1/order no=1/a.json", '{"id":0}\n')
     for number, folder in enumerate(["rate=5%/n=1", "rate=a%zz/n=x", "rate=a+b/order no=7"]):
@@ -313,7 +315,7 @@ def test_every_folder_is_accounted_for_when_names_are_unusual(stream):
     }
 
 
-def test_one_spelling_is_the_column_when_files_have_several(stream):
+def test_one_name_is_the_column_when_names_differ_only_in_case(stream):
     files = stream()
     files.put("a.json", '{"ID":1}\n{"id":2}\n{"id":3}\n')
     rows = files.parse()
@@ -326,8 +328,8 @@ def test_one_spelling_is_the_column_when_files_have_several(stream):
     assert rescued(rows[3]) == {"Id": 5}
 
 
-def test_nothing_is_lost_when_records_are_random(stream, first):
-    """Whatever a record has is found again in its columns and its rescued data together."""
+def test_no_value_is_lost_when_records_are_random(stream, first):
+    """Each value of a record is in its columns or in its rescued data."""
     random.seed(7)
     values = [
         1,
@@ -356,10 +358,10 @@ def test_nothing_is_lost_when_records_are_random(stream, first):
     rows = files.parse()
     assert len(rows) == len(records)
     for record, row in zip(records, rows, strict=True):
-        left = rescued(row) or {}
+        rescued_data = rescued(row) or {}
         typed = {k: v for k, v in row.asDict(recursive=True).items() if k != "_rescued_data"}
         for key, value in record.items():
-            if value is None or (key in left and left[key] == value):
+            if value is None or (key in rescued_data and rescued_data[key] == value):
                 continue
             cell = typed.get(key)
             assert cell is not None, (record, row)
@@ -367,12 +369,12 @@ def test_nothing_is_lost_when_records_are_random(stream, first):
                 assert json.loads(cell) == value, (record, row)
             elif isinstance(value, dict):
                 whole = {k: _value(v, value.get(k)) for k, v in cell.items() if v is not None}
-                assert whole | left.get(key, {}) == value, (record, row)
+                assert whole | rescued_data.get(key, {}) == value, (record, row)
             else:
                 assert cell == value, (record, row)
 
 
-def test_lines_are_the_same_when_a_session_has_no_java_classes(stream, first, monkeypatch):
+def test_rows_are_the_same_when_a_session_has_no_java_classes(stream, first, monkeypatch):
     """Without them, Spark's `from_json` parses, and each line is compared."""
     values = ["1", "-3", "1.5", "99999999999999999999"]
     values += ['"t"', '""', '"1"', '"a\\"b"', '"x\\":1,\\"y"', '": {},"', '"}]"', '"it\'s"', "'q'"]
@@ -417,5 +419,5 @@ def test_lines_are_the_same_when_a_session_has_no_java_classes(stream, first, mo
 
 
 def _value(cell, value):
-    """What a string column holds of something that is no string."""
+    """The parsed value of a string column if the original value was not a string."""
     return json.loads(cell) if isinstance(cell, str) and not isinstance(value, str) else cell

@@ -1,6 +1,6 @@
 """Files that a queue announces: the log of Spark's source, and a process that ends at each step.
 
-The queue is a list here, because an end between two of its requests cannot be had from a server;
+The queue is a list here, because an end between two of its requests cannot be forced with a server;
 tests/s3 has the real client and a server.
 """
 
@@ -39,7 +39,7 @@ class AnnouncedStream(FileStream):
         return replace(super()._open(streaming=streaming), discovery=discovery)
 
     def _announce(self, source: OpenedFiles) -> None:
-        """The test does it."""
+        """Files are announced by the test."""
 
     @property
     def announced(self) -> str:
@@ -52,9 +52,7 @@ class AnnouncedStream(FileStream):
         return {uri.replace("file://///", "file:///"): (status.st_size, int(status.st_mtime * 1e3))}
 
 
-def test_announced_files_are_read_once_and_a_switch_to_listing_and_back_reads_none_again(
-    spark, tmp_path: Path
-):
+def test_announced_files_are_read_once_when_switching_to_listing_and_back(spark, tmp_path: Path):
     files = AnnouncedStream(spark, tmp_path, TEXT, "value STRING")
     log = AnnouncedFiles(spark, files.announced)
     log.create()
@@ -98,7 +96,7 @@ def _number(path: Path) -> int:
     return int(path.stem)
 
 
-def test_two_writers_of_the_log_lose_nothing(spark, tmp_path: Path):
+def test_concurrent_writers_of_the_log_lose_no_entry(spark, tmp_path: Path):
     folder = str(tmp_path / "announced")
     AnnouncedFiles(spark, folder).create()
 
@@ -113,8 +111,8 @@ def test_two_writers_of_the_log_lose_nothing(spark, tmp_path: Path):
     for writer in writers:
         writer.join()
     assert AnnouncedFiles(spark, folder).update({}) == 30
-    kept = list((tmp_path / "announced" / "_spark_metadata").glob("*.compact"))
-    assert len(kept) <= 3
+    compacted = list((tmp_path / "announced" / "_spark_metadata").glob("*.compact"))
+    assert len(compacted) <= 3
 
 
 class ListQueue(FileQueue):
@@ -123,14 +121,14 @@ class ListQueue(FileQueue):
     def __init__(self, bodies: list[str]) -> None:
         self.messages = [Message(body=b, receipt=str(n), sent_ms=0) for n, b in enumerate(bodies)]
         self.fails = ""
-        self.seen: set[str] = set()
+        self.received: set[str] = set()
 
     def receive(self, wait_seconds: int) -> list[Message]:
         if self.fails == "receive":
             raise QueueUnreachable("closed")
-        some = [message for message in self.messages if message.receipt not in self.seen][:3]
-        self.seen |= {message.receipt for message in some}  # hidden until the next start
-        return some
+        batch = [message for message in self.messages if message.receipt not in self.received][:3]
+        self.received |= {message.receipt for message in batch}  # hidden until the next start
+        return batch
 
     def delete(self, messages) -> None:
         if self.fails == "delete":
@@ -162,7 +160,7 @@ def test_messages_are_deleted_only_after_their_files_are_in_the_log(
     queue, clock = ListQueue(bodies), [1000.0]
 
     def inbox() -> QueueInbox:
-        queue.seen.clear()
+        queue.received.clear()
         monkeypatch.setattr("penstock.sources.files.queue_inbox.FileQueue", lambda _: queue)
         return QueueInbox(source, stream._checkpoint, [roots], "f", lambda: clock[0])
 
@@ -187,7 +185,7 @@ def test_messages_are_deleted_only_after_their_files_are_in_the_log(
         assert log.update({}) == 5
     inbox().prepare()
     inbox().prepare()
-    # Only what is no event of S3 is left.
+    # Only the message that is no event of S3 remains.
     assert [message.body for message in queue.messages] == ["{"]
     assert "no event of S3" in caplog.text
     assert log.update({}) == 5
@@ -211,7 +209,7 @@ def test_messages_are_deleted_only_after_their_files_are_in_the_log(
     assert not thread.is_alive()
 
 
-def test_a_missing_queue_is_an_error_before_the_first_start(spark):
+def test_missing_queue_url_fails_before_the_first_start(spark):
     with pytest.raises(ConnectorError, match="queueUrl is not set"):
         open_source(
             Read(

@@ -52,7 +52,7 @@ def test_columns_are_added_at_the_end_and_nested_when_files_have_new_fields(stre
     assert files.restarts == []
 
 
-def test_a_cut_file_is_set_aside_whole_and_the_others_are_read_when_it_is_gzip(stream):
+def test_a_truncated_gzip_file_is_quarantined_and_others_are_read(stream):
     files = stream({**TYPED, "cloudFiles.maxFilesPerTrigger": "1"})
     files.put("a.json", FIRST)
     files.run()
@@ -74,12 +74,12 @@ def test_a_cut_file_is_set_aside_whole_and_the_others_are_read_when_it_is_gzip(s
         strict.run()
 
 
-def test_files_before_the_first_start_are_left_out_for_ever_when_asked(stream):
+def test_files_before_the_first_start_are_skipped_when_existing_files_are_excluded(stream):
     files = stream(TYPED)
     files.put("old.json", '{"id":1}\n')
     files._open()  # a start that ends before its first batch decides nothing
     files.options = {**TYPED, "cloudFiles.includeExistingFiles": "false"}
-    files._open()  # one with this option decides it: what comes later has no effect
+    files._open()  # a start with this option decides; later values have no effect
     files.options = TYPED
     assert files.run() == []
     late = files.put("copied with its old time.json", '{"id":2}\n')
@@ -89,7 +89,7 @@ def test_files_before_the_first_start_are_left_out_for_ever_when_asked(stream):
     assert [row["id"] for row in files.run()] == [3]
 
 
-def test_metadata_of_the_file_is_there_when_asked_for(stream):
+def test_file_metadata_columns_can_be_selected(stream):
     files = stream()
     files.put("sub folder/a.json", FIRST)
     row, _ = files.run(
@@ -108,7 +108,7 @@ def test_metadata_of_the_file_is_there_when_asked_for(stream):
     assert "_metadata" not in files.columns
 
 
-def test_the_folder_may_come_later_when_the_schema_is_given(stream):
+def test_folder_may_be_created_later_when_the_schema_is_set(stream):
     files = stream({"cloudFiles.format": "json"}, "id INT")
     files.folder.rmdir()
     assert files.run() == []
@@ -123,7 +123,7 @@ def test_the_folder_may_come_later_when_the_schema_is_given(stream):
         without.run()
 
 
-def test_a_batch_has_the_same_rows_when_it_reads_the_same_files(stream):
+def test_batch_and_streaming_reads_return_the_same_rows(stream):
     files = stream()
     files.put("a.json", FIRST)
     files.put("b.json", '{"id":"x","late":1}\n{"id":\n')

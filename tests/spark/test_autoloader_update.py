@@ -52,37 +52,39 @@ def lines(*rows: dict) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def some(project: Project, table: str, *columns: str) -> list[tuple]:
-    """Rows that may have NULLs, sorted by their text."""
+def rows_with_nulls(project: Project, table: str, *columns: str) -> list[tuple]:
+    """Rows that may have NULLs, sorted as strings."""
     return project.rows(table, *columns, key=str)
 
 
 def notes(project: Project, flow: str, name: str) -> list:
-    (found,) = (project.root / ".penstock" / "state" / "files" / flow).glob(f"*/*/{name}.json")
-    return json.loads(found.read_text())
+    (file,) = (project.root / ".penstock" / "state" / "files" / flow).glob(f"*/*/{name}.json")
+    return json.loads(file.read_text())
 
 
-def test_a_new_field_is_a_column_in_the_same_update_and_downstream_when_files_have_it(project):
+def test_a_new_field_becomes_a_column_in_the_same_update_and_downstream(project):
     project.source(PIPELINE)
     put(project, "a.json", lines({"id": 1, "name": "a"}))
     assert project.run().state is UpdateState.COMPLETED
     put(project, "b.json", lines({"id": 2, "name": "b", "city": "Bonn"}, {"id": "x"}))
     result = project.run()
     assert result.state is UpdateState.COMPLETED
-    assert some(project, "bronze", "id", "name", "city") == [
+    assert rows_with_nulls(project, "bronze", "id", "name", "city") == [
         (1, "a", None),
         (2, "b", "Bonn"),
         (None, None, None),
     ]
     assert "city" in project.table("silver").columns
-    rescued = [json.loads(row[0]) for row in some(project, "silver", "_rescued_data") if row[0]]
+    rescued = [
+        json.loads(row[0]) for row in rows_with_nulls(project, "silver", "_rescued_data") if row[0]
+    ]
     assert [row["id"] for row in rescued] == ["x"]
     started_again = [event for event in project.events if "starts again" in event.message]
     assert len(started_again) == 1
     assert "'city'" in started_again[0].message
 
 
-def test_nothing_is_read_twice_or_skipped_when_a_file_is_years_old(project):
+def test_no_file_is_skipped_or_read_again_when_it_is_years_old(project):
     project.source(PIPELINE)
     old = put(project, "a.json", lines({"id": 1, "name": "a"}))
     os.utime(old, (1_300_000_000, 1_300_000_000))
@@ -96,7 +98,7 @@ def test_nothing_is_read_twice_or_skipped_when_a_file_is_years_old(project):
     assert project.rows("silver", "id") == [(1,), (2,), (3,)]
 
 
-def test_waiting_files_are_read_when_existing_ones_are_excluded_after_the_first_batch(project):
+def test_pending_files_are_read_when_existing_files_are_excluded_after_the_first_batch(project):
     project.source(PIPELINE)
     put(project, "a.json", lines({"id": 1}))
     assert project.run().state is UpdateState.COMPLETED
@@ -104,11 +106,11 @@ def test_waiting_files_are_read_when_existing_ones_are_excluded_after_the_first_
     excluding = '.option("cloudFiles.includeExistingFiles", False)\n        .load("landing")'
     project.source(PIPELINE.replace('.load("landing")', excluding))
     assert project.run().state is UpdateState.COMPLETED
-    assert some(project, "bronze", "id") == [(1,), (2,)]
+    assert rows_with_nulls(project, "bronze", "id") == [(1,), (2,)]
     assert notes(project, "bronze", "existing_files") == []
 
 
-def test_unreadable_files_are_listed_with_reasons_and_the_rest_is_read_when_gzip_is_cut(project):
+def test_truncated_gzip_files_are_quarantined_with_reasons_and_others_are_read(project):
     project.source(PIPELINE)
     put(project, "a.json", lines({"id": 1, "name": "a"}))
     whole = gzip.compress(lines(*({"id": i, "name": "z"} for i in range(3000))).encode())
@@ -123,7 +125,7 @@ def test_unreadable_files_are_listed_with_reasons_and_the_rest_is_read_when_gzip
     assert len([event for event in project.events if "was set aside" in event.message]) == 1
 
 
-def test_the_update_fails_with_the_way_out_when_new_columns_are_not_wanted(project):
+def test_update_fails_with_a_hint_when_mode_is_fail_on_new_columns(project):
     project.source(
         PIPELINE.replace(
             '.load("landing")',
@@ -140,7 +142,7 @@ def test_the_update_fails_with_the_way_out_when_new_columns_are_not_wanted(proje
     assert project.rows("bronze", "id") == [(1,)]
 
 
-def test_a_dry_run_writes_nothing_and_shows_persisted_columns_when_there_are_some(project):
+def test_dry_run_writes_nothing_and_shows_the_persisted_columns(project):
     project.source(PIPELINE)
     put(project, "a.json", lines({"id": 1, "name": "a"}))
     settings = load_settings(project.root)
@@ -157,7 +159,7 @@ def test_a_dry_run_writes_nothing_and_shows_persisted_columns_when_there_are_som
     assert sorted(str(path) for path in (project.root / ".penstock").rglob("*")) == before
 
 
-def test_a_full_refresh_infers_anew_when_types_changed(project):
+def test_full_refresh_infers_the_types_again(project):
     project.source(PIPELINE)
     put(project, "a.json", lines({"id": 1, "name": "a"}))
     project.run()
@@ -167,7 +169,7 @@ def test_a_full_refresh_infers_anew_when_types_changed(project):
     assert project.rows("bronze", "id", "name") == [(2.5, "b")]
 
 
-def test_the_error_says_what_to_do_when_there_is_nothing_to_infer_from(project):
+def test_error_has_a_hint_when_there_are_no_files_to_infer_a_schema_from(project):
     project.source(PIPELINE)
     with pytest.raises(Exception, match="SCHEMA_NOT_INFERRED") as caught:
         project.run()
@@ -175,7 +177,7 @@ def test_the_error_says_what_to_do_when_there_is_nothing_to_infer_from(project):
     assert "schemaHints" in str(caught.value)
 
 
-def test_a_warning_names_the_folder_when_it_is_not_there(project):
+def test_warning_names_the_folder_when_it_does_not_exist(project):
     project.source(PIPELINE.replace('.load("landing")', '.schema("id INT").load("land")'))
     result = project.run()
     assert result.state is UpdateState.COMPLETED, result.failures
@@ -197,12 +199,12 @@ def test_parquet_columns_are_added_before_the_batch_is_written_when_a_file_has_m
     result = project.run()
     assert result.state is UpdateState.COMPLETED
     expected = [(0, None), (1, None), (2, None), (3, "x"), (4, "x")]
-    assert some(project, "silver", "id", "city") == expected
+    assert rows_with_nulls(project, "silver", "id", "city") == expected
     reasons = [entry["reason"] for entry in notes(project, "bronze", "quarantined_files")]
     assert len(reasons) == 2
 
 
-def test_a_running_update_takes_up_new_fields_and_so_do_its_readers_when_continuous(project):
+def test_continuous_update_adds_new_fields_to_the_table_and_its_readers(project):
     project.source(PIPELINE)
     put(project, "a.json", lines({"id": 1, "name": "a"}))
     run = ContinuousRun(project)
@@ -211,7 +213,7 @@ def test_a_running_update_takes_up_new_fields_and_so_do_its_readers_when_continu
     run.wait_until(lambda: "city" in project.table("silver").columns)
     run.wait_until(lambda: len(project.rows("silver", "id")) == 2)
     run.stop()
-    assert some(project, "silver", "id", "city") == [(1, None), (2, "Bonn")]
+    assert rows_with_nulls(project, "silver", "id", "city") == [(1, None), (2, "Bonn")]
     # Not the folder of the log that Spark reads.
     events = [e for e in project.log("stream_progress") if e["origin"]["flow_name"] == "bronze"]
     (source,) = events[-1]["details"]["stream_progress"]["progress_json"]["sources"]
@@ -222,7 +224,7 @@ def test_a_running_update_takes_up_new_fields_and_so_do_its_readers_when_continu
     assert (lag["sources"][0]["source"], lag["sources"][0]["files"]) == (source["description"], 0)
 
 
-def test_a_view_reads_files_and_leaves_broken_ones_out_when_it_is_a_batch(project):
+def test_materialized_view_reads_files_and_skips_corrupt_files(project):
     project.source(
         """
 @dp.materialized_view
@@ -239,7 +241,7 @@ def totals():
     assert project.rows("totals") == [("a", 3), ("b", 3)]
 
 
-def changed_files_are_read_again(project: Project) -> list[tuple]:
+def check_that_changed_files_are_read_again(project: Project) -> list[tuple]:
     source = PIPELINE.replace(
         '.load("landing")', '.option("cloudFiles.allowOverwrites", True).load("landing")'
     )
@@ -266,18 +268,18 @@ def changed_files_are_read_again(project: Project) -> list[tuple]:
     expected = [(1, "first"), (1, "second"), (2, "kept"), (3, "late"), (3, "later"), (4, "whole")]
     assert project.rows("bronze", "id", "name") == expected
     assert notes(project, "bronze", "quarantined_files") == []
-    (told,) = [event.message for event in project.events if "read again" in event.message]
-    assert "3 file(s) changed" in told
+    (message,) = [event.message for event in project.events if "read again" in event.message]
+    assert "3 file(s) changed" in message
     return expected
 
 
-def test_a_file_is_read_again_when_overwriting_is_allowed_and_it_changed(project):
-    changed_files_are_read_again(project)
+def test_a_changed_file_is_read_again_when_overwrites_are_allowed(project):
+    check_that_changed_files_are_read_again(project)
 
 
 @pytest.mark.long
-def test_a_changed_file_is_read_again_when_the_log_of_files_was_compacted(project):
-    expected = changed_files_are_read_again(project)
+def test_a_changed_file_is_read_again_when_the_file_log_was_compacted(project):
+    expected = check_that_changed_files_are_read_again(project)
     for number in range(2):
         assert project.run().state is UpdateState.COMPLETED
         assert len(project.rows("bronze", "id")) == len(expected) + number

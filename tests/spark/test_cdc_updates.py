@@ -84,8 +84,10 @@ def cities():
         (4, ["sequence_by is not null"]),
         (None, ["keys are not null"]),
     ]
-    found = [e["details"]["flow_progress"] for e in project.log("flow_progress")]
-    metrics = [body["metrics"] for body in found if "num_upserted_rows" in body.get("metrics", {})]
+    progress = [e["details"]["flow_progress"] for e in project.log("flow_progress")]
+    metrics = [
+        body["metrics"] for body in progress if "num_upserted_rows" in body.get("metrics", {})
+    ]
     assert sum(m["num_upserted_rows"] for m in metrics) == 4
     assert sum(m["num_deleted_rows"] for m in metrics) == 1
     assert len(state_files_after_vacuum(project, "customers")) == 1
@@ -97,7 +99,7 @@ def cities():
     assert len(rows(project, "customers_quarantine")) == 3
 
 
-def test_versions_are_kept_and_their_changes_can_be_streamed_when_the_type_is_2(project):
+def test_history_is_kept_and_its_changes_can_be_streamed_when_scd_type_is_2(project):
     project.source(
         customers(
             scd="2",
@@ -126,7 +128,7 @@ def audit():
     assert "update_postimage" in kinds and "insert" in kinds
 
 
-def test_every_wrong_declaration_is_reported_at_its_line(project):
+def test_every_invalid_declaration_is_reported_with_its_origin(project):
     project.source(
         """
 EVENTS = "id INT, op STRING, seq INT, name STRING, tags MAP<STRING, STRING>"
@@ -141,8 +143,8 @@ def reserved():
 
 def flow(target, source="changes", **parameters):
     dp.create_streaming_table(target, schema=parameters.pop("schema", None))
-    given = {"keys": ["id"], "sequence_by": "seq", **parameters}
-    dp.create_auto_cdc_flow(target=target, source=source, **given)
+    options = {"keys": ["id"], "sequence_by": "seq", **parameters}
+    dp.create_auto_cdc_flow(target=target, source=source, **options)
 
 flow("a", keys=["idd"])
 flow("b", keys=["id"], except_column_list=["ID"])
@@ -180,7 +182,7 @@ flow("k", schema="id INT, op STRING, seq STRING, name STRING, tags MAP<STRING, S
     assert "columns of the source: " in hints["CDC_EXPRESSION_INVALID"]
 
 
-def test_a_table_is_filled_once_and_then_follows_a_stream_when_two_flows_share_it(project):
+def test_a_table_is_loaded_once_and_then_updated_from_a_stream(project):
     source = """
 EVENTS = "id INT, op STRING, seq INT, name STRING, city STRING"
 
@@ -213,15 +215,15 @@ dp.create_auto_cdc_flow(
     )
     project.add("b.json", [event(2, "D", 3), event(1, "U", 2, "Isabel", "Lima")])
     assert project.run().state is UpdateState.COMPLETED
-    wanted = [(1, "Isabel", "Lima"), (101, "Isabel", "Oaxaca")]
-    assert rows(project, "customers") == wanted
+    expected = [(1, "Isabel", "Lima"), (101, "Isabel", "Oaxaca")]
+    assert rows(project, "customers") == expected
     project.add("c.json", [event(9, "I", 0, "Late", "x")], folder="before")
     assert project.run().state is UpdateState.COMPLETED
-    assert rows(project, "customers") == wanted
+    assert rows(project, "customers") == expected
 
 
 @pytest.mark.long
-def test_a_named_source_is_compared_in_every_update(project):
+def test_snapshot_source_is_compared_in_every_update(project):
     project.source(
         """
 @dp.materialized_view
@@ -249,8 +251,8 @@ dp.apply_changes_from_snapshot("newest", "people", ["id"])
     )
     assert project.run().state is UpdateState.COMPLETED
     assert rows(project, "newest") == [(1, "a", "y"), (2, "c", None), (3, "d", None)]
-    found = rows(project, "followed", "id", "name", "city", "__END_AT IS NULL")
-    assert found == [
+    actual = rows(project, "followed", "id", "name", "city", "__END_AT IS NULL")
+    assert actual == [
         (1, "a", "y", True),
         (2, "b", None, False),
         (2, "c", None, True),
@@ -276,9 +278,9 @@ dp.create_auto_cdc_from_snapshot_flow(target="followed", source="selected", keys
 """
 
 
-def test_a_view_is_compared_again_when_its_query_changed(project, monkeypatch):
+def test_snapshot_view_is_compared_again_when_its_query_changed(project, monkeypatch):
     locks: list[Any] = []
-    held: list[bool] = []
+    locked: list[bool] = []
 
     def new_lock() -> Any:
         locks.append(threading.Lock())
@@ -286,7 +288,7 @@ def test_a_view_is_compared_again_when_its_query_changed(project, monkeypatch):
 
     monkeypatch.setattr(tables, "Lock", new_lock)
     monkeypatch.setattr(
-        cdc_snapshot, "kill_point", lambda *_: held.append(any(each.locked() for each in locks))
+        cdc_snapshot, "kill_point", lambda *_: locked.append(any(lock.locked() for lock in locks))
     )
     project.source(SELECTED.format(least=1))
     project.add("a.json", [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}])
@@ -295,7 +297,7 @@ def test_a_view_is_compared_again_when_its_query_changed(project, monkeypatch):
     assert project.run().state is UpdateState.COMPLETED
     assert rows(project, "followed") == [(1, "a"), (2, "b")]
     # A compaction of the table waits until a snapshot is applied.
-    assert held == [True] * 4
+    assert locked == [True] * 4
 
 
 FOLLOWING = """
@@ -316,24 +318,24 @@ dp.create_auto_cdc_from_snapshot_flow(
 """
 
 
-def test_a_function_is_called_until_it_has_no_newer_snapshot(project):
+def test_snapshot_function_is_called_until_it_has_no_newer_snapshot(project):
     project.source(FOLLOWING)
     project.add("10.json", [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}])
     project.add("20.json", [{"id": 1, "name": "a"}, {"id": 2, "name": "c"}])
     assert project.run().state is UpdateState.COMPLETED
-    wanted = [(1, "a", 10, None), (2, "b", 10, 20), (2, "c", 20, None)]
-    assert rows(project, "history") == wanted
+    expected = [(1, "a", 10, None), (2, "b", 10, 20), (2, "c", 20, None)]
+    assert rows(project, "history") == expected
     project.add("30.json", [{"id": 2, "name": "c"}, {"id": 3, "name": None}])
     assert project.run().state is UpdateState.COMPLETED
-    wanted = [(1, "a", 10, 30), (2, "b", 10, 20), (2, "c", 20, None), (3, None, 30, None)]
-    assert rows(project, "history") == wanted
+    expected = [(1, "a", 10, 30), (2, "b", 10, 20), (2, "c", 20, None), (3, None, 30, None)]
+    assert rows(project, "history") == expected
     assert project.run().state is UpdateState.COMPLETED
-    assert rows(project, "history") == wanted
+    assert rows(project, "history") == expected
     # The versions are in the table, and are not applied again where those of the flow are lost.
     (state,) = (project.root / ".penstock" / "state" / "flows").glob("*.json")
     state.unlink()
     assert project.run().state is UpdateState.COMPLETED
-    assert rows(project, "history") == wanted
+    assert rows(project, "history") == expected
     assert json.loads(state.read_text("utf-8"))["snapshots"] == {"-1": '["int", 30]'}
     # Versions of a new numbering would end versions of the history before they start.
     state.unlink()
@@ -341,13 +343,13 @@ def test_a_function_is_called_until_it_has_no_newer_snapshot(project):
     for number in (1, 2):
         project.add(f"{number}.json", [{"id": number, "name": "new"}])
         assert project.run().state is UpdateState.COMPLETED
-        assert rows(project, "history") == wanted
+        assert rows(project, "history") == expected
         warnings = [event.message for event in project.events if event.level == "WARN"]
         assert f"skipped snapshots up to version {number}: the history" in "".join(warnings)
     shutil.rmtree(project.root / "data")
     (project.root / "earlier").rename(project.root / "data")
     assert project.run(full_refresh_all=True).state is UpdateState.COMPLETED
-    assert rows(project, "history") == wanted
+    assert rows(project, "history") == expected
     project.add("40.json", [{"id": 2, "name": "c"}, {"id": 2, "name": "d"}])
     result = project.run()
     assert [failure.condition for failure in result.failures] == ["SNAPSHOT_KEYS_NOT_UNIQUE"]
@@ -356,7 +358,7 @@ def test_a_function_is_called_until_it_has_no_newer_snapshot(project):
     assert state["snapshots"]["2"] == '["int", 30]'
 
 
-def test_each_snapshot_is_applied_once_when_the_process_dies_around_its_commit(
+def test_each_snapshot_is_applied_once_when_the_process_crashes_around_its_commit(
     project, monkeypatch
 ):
     project.source(FOLLOWING)
@@ -364,31 +366,31 @@ def test_each_snapshot_is_applied_once_when_the_process_dies_around_its_commit(
     project.add("20.json", [{"id": 1, "name": "b"}])
     project.add("30.json", [{"id": 2, "name": "c"}])
     first, second = (1, "a", 10, None), [(1, "a", 10, 20), (1, "b", 20, None)]
-    for place, left in [
+    for kill_point, remaining in [
         (("before_write", 1), [first]),
         (("after_target_commit", 1), second),
         (("before_write", 2), second),
     ]:
         with monkeypatch.context() as patch:
-            patch.setattr(cdc_snapshot, "kill_point", _dies_at(*place))
+            patch.setattr(cdc_snapshot, "kill_point", _crash_at(*kill_point))
             assert project.run().state is UpdateState.FAILED
-        assert rows(project, "history") == left
+        assert rows(project, "history") == remaining
     assert project.run().state is UpdateState.COMPLETED
-    wanted = [(1, "a", 10, 20), (1, "b", 20, 30), (2, "c", 30, None)]
-    assert rows(project, "history") == wanted
+    expected = [(1, "a", 10, 20), (1, "b", 20, 30), (2, "c", 30, None)]
+    assert rows(project, "history") == expected
     commits = [file.read_text() for file in (project.path("history") / "_delta_log").glob("*.json")]
     assert [text.count('"txn"') for text in commits].count(1) == 3
 
 
-def _dies_at(point: str, number: int) -> Any:
-    def die(here: str, flow: str, batch_id: int | None) -> None:
-        if (here, batch_id) == (point, number):
-            raise RuntimeError("as if the process had died here")
+def _crash_at(point: str, number: int) -> Any:
+    def crash(step: str, flow: str, batch_id: int | None) -> None:
+        if (step, batch_id) == (point, number):
+            raise RuntimeError("simulated crash")
 
-    return die
+    return crash
 
 
-def test_events_are_applied_as_they_come_when_the_update_is_continuous(project):
+def test_events_are_applied_by_a_continuous_update(project):
     project.source(customers(scd=2))
     project.add("a.json", [event(1, "I", 1, "Raul", "Oaxaca"), event(2, "I", 1, "Ana", "Lima")])
     columns = ("id", "name", "__START_AT", "__END_AT")
@@ -406,7 +408,7 @@ def test_events_are_applied_as_they_come_when_the_update_is_continuous(project):
 
 
 @pytest.mark.long
-def test_a_plain_stream_reads_the_target_until_its_rows_change(project):
+def test_a_stream_of_the_target_fails_when_its_rows_change(project):
     project.source(
         """
 @dp.temporary_view

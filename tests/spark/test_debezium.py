@@ -1,4 +1,4 @@
-"""Debezium's envelopes of both connectors, in every way that converters write them."""
+"""Debezium's envelopes of both connectors, in every encoding of the converters."""
 
 import base64
 import json
@@ -46,7 +46,7 @@ def with_schema(envelope: object) -> dict:
 
 
 def changes(spark, *messages: object, **options) -> list:
-    """The rows for messages, which are bytes, text, or what becomes JSON."""
+    """The rows of messages, which are bytes, None, or values to encode as JSON."""
     values = [m if m is None or isinstance(m, bytes) else json.dumps(m).encode() for m in messages]
     rows = [(number, bytearray(v) if v is not None else None) for number, v in enumerate(values)]
     df = spark.createDataFrame(rows, "number INT, value BINARY")
@@ -108,7 +108,7 @@ def test_events_of_mysql_are_ordered_by_file_position_and_row(spark):
     assert micros["at"].isoformat() == "2026-01-01T00:00:00.123456"
 
 
-def test_messages_about_no_row_are_left_out(spark):
+def test_messages_without_a_row_change_are_skipped(spark):
     message = {**postgres("m", 50), "message": {"prefix": "foo", "content": "Ymfy"}}
     begin = {"status": "BEGIN", "id": "555", "event_count": None, "data_collections": None}
     ddl = {"source": MYSQL, "databaseName": "shop", "ddl": "ALTER TABLE ...", "tableChanges": []}
@@ -116,7 +116,7 @@ def test_messages_about_no_row_are_left_out(spark):
     assert changes(spark, None, message, begin, end, ddl, with_schema(ddl)) == []
 
 
-def test_large_values_that_postgresql_left_out_are_not_columns_to_update(spark):
+def test_unavailable_postgresql_values_are_not_columns_to_update(spark):
     raw, event = base64.b64encode(ABSENT.encode()).decode(), {**ROW, "name": ABSENT}
     rows = changes(
         spark,
@@ -125,17 +125,17 @@ def test_large_values_that_postgresql_left_out_are_not_columns_to_update(spark):
         postgres("u", 3, after=ROW),
         postgres("c", 4, after=event),
     )
-    kept = ["id", "price", "born", "at", "seen", "raw", "tags", "n"]
-    assert rows[0]._columns_to_update == kept
-    assert rows[1]._columns_to_update == [name for name in kept if name not in ("raw", "tags")]
+    updated = ["id", "price", "born", "at", "seen", "raw", "tags", "n"]
+    assert rows[0]._columns_to_update == updated
+    assert rows[1]._columns_to_update == [name for name in updated if name not in ("raw", "tags")]
     assert rows[2]._columns_to_update is None
     # After a change of the key there is no value to keep.
     assert (rows[3]._columns_to_update, rows[3].name) == (None, ABSENT)
 
 
-def test_large_arrays_and_hstores_that_postgresql_left_out_are_not_columns_to_update(spark):
+def test_unavailable_postgresql_arrays_and_hstores_are_not_columns_to_update(spark):
     encoded = base64.b64encode(ABSENT.encode()).decode()
-    left_out = {
+    unavailable = {
         "numbers": list(ABSENT.encode()),
         "raws": [encoded],
         "ids": ["b68a35a7-17ad-35b3-af2a-ae46edb4545a"],
@@ -144,7 +144,7 @@ def test_large_arrays_and_hstores_that_postgresql_left_out_are_not_columns_to_up
     }
     schema = "id INT, numbers ARRAY<BIGINT>, raws ARRAY<BINARY>, ids ARRAY<STRING>, "
     schema += "pairs MAP<STRING, STRING>, hstore STRING"
-    (row,) = changes(spark, postgres("u", 1, after={"id": 1, **left_out}), schema=schema)
+    (row,) = changes(spark, postgres("u", 1, after={"id": 1, **unavailable}), schema=schema)
     assert row._columns_to_update == ["id"]
 
 
@@ -178,9 +178,9 @@ def test_decimals_are_read_in_every_mode_of_the_connector(spark):
     exact = exact.replace(b'"?"', b"1234567890123456789012345678901234.5678")
     row = changes(spark, exact, **schema, decimal_handling_mode="string")[0]
     assert row.price == Decimal("1234567890123456789012345678901234.5678")
-    # Neither overflows, nor is written out.
-    wrong = [{"scale": 10**9, "value": "BOI="}, {"scale": "2", "value": "BOI="}, {"scale": 2}]
-    too_large = prices(unscaled(2**127), unscaled(2**20_000), "12.50", "", *wrong)
+    # Too large or invalid values are NULL.
+    invalid = [{"scale": 10**9, "value": "BOI="}, {"scale": "2", "value": "BOI="}, {"scale": 2}]
+    too_large = prices(unscaled(2**127), unscaled(2**20_000), "12.50", "", *invalid)
     assert too_large == [None] * 7
     assert prices("1e-300000000", "NaN", decimal_handling_mode="string") == [None] * 2
 
@@ -211,7 +211,7 @@ CORRUPT = [
 ]
 
 
-def test_corrupt_events_keep_the_reason_and_themselves_and_have_no_sequence(spark):
+def test_corrupt_events_have_a_reason_their_raw_payload_and_no_sequence(spark):
     rows = changes(spark, *[message for message, _ in CORRUPT])
     for row, (message, reason) in zip(rows, CORRUPT, strict=True):
         assert row._parse_error.startswith(reason), row
@@ -220,9 +220,9 @@ def test_corrupt_events_keep_the_reason_and_themselves_and_have_no_sequence(spar
         assert bytes(row._raw_payload) == raw
 
 
-def test_wrong_parameters_are_refused(spark):
+def test_invalid_parameters_are_refused(spark):
     df = spark.createDataFrame([("{}",)], "value STRING")
-    for wrong, condition in (
+    for invalid, condition in (
         ({"decimal_handling_mode": "exact"}, "INVALID_PARAMETER"),
         ({"timestamp_units": "seconds"}, "INVALID_PARAMETER"),
         ({"timestamp_units": {"x": "millis"}}, "INVALID_PARAMETER"),
@@ -230,5 +230,5 @@ def test_wrong_parameters_are_refused(spark):
         ({"schema": "id INT, _op STRING"}, "PARSED_COLUMN_EXISTS"),
     ):
         with pytest.raises(DefinitionError) as raised:
-            parsing.debezium(df, **{"schema": SCHEMA, **wrong})
+            parsing.debezium(df, **{"schema": SCHEMA, **invalid})
         assert raised.value.condition == condition

@@ -1,4 +1,4 @@
-"""New files that are found by name, without a listing of those that were read."""
+"""New files are detected by name, without a listing of those that were read."""
 
 import json
 import os
@@ -27,13 +27,13 @@ NAMES = ("a.json", "b", "c d+%41é#.json", "_x", "_k=1", ".x", "x._COPYING_", "k
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_names_show_the_files_that_a_listing_has(spark, tmp_path: Path, seed: int):
+def test_new_names_are_the_files_of_a_full_listing(spark, tmp_path: Path, seed: int):
     choose = random.Random(seed)
     paths = [f"{tmp_path}/in", f"{tmp_path}//in/{{a.json,k=1}}/", f"{tmp_path}/in/k=1/../*[!d]"]
     paths += [f"file://{tmp_path}/in/b", f"{tmp_path}/in/*/_k=1", f"{tmp_path}/none"]
     options = {"format": "text"} | ({"pathGlobFilter": "{a,c d}*.json"} if seed % 2 else {})
-    chosen = file_options(options, has_schema=True, streaming=True)
-    roots = FileRoots(spark, choose.sample(paths, 3), chosen)
+    parsed = file_options(options, has_schema=True, streaming=True)
+    roots = FileRoots(spark, choose.sample(paths, 3), parsed)
     names, known = LocalNames(spark, roots), set[Path]()
     (tmp_path / "in").mkdir()
     for _ in range(5):
@@ -70,7 +70,7 @@ def _change(folder: Path, choose: random.Random) -> None:
         path.write_text("x" * choose.randrange(3), encoding="utf-8")
 
 
-def test_a_switch_of_the_listing_reads_nothing_again_and_misses_nothing(spark, tmp_path: Path):
+def test_no_file_is_skipped_or_read_again_when_the_listing_mode_changes(spark, tmp_path: Path):
     files = FileStream(spark, tmp_path, TEXT, "value STRING")
     for number in range(6):
         incremental = ("auto", "false", "true")[number % 3]
@@ -82,7 +82,7 @@ def test_a_switch_of_the_listing_reads_nothing_again_and_misses_nothing(spark, t
         assert files.run() == []
 
 
-def test_files_before_the_first_start_cost_no_batch_and_stay_left_out(spark, tmp_path: Path):
+def test_excluded_existing_files_need_no_batch_and_stay_excluded(spark, tmp_path: Path):
     options = {**TEXT, "cloudFiles.includeExistingFiles": "false", "pathGlobFilter": "*.txt"}
     files = FileStream(spark, tmp_path, options, "value STRING")
     files.put("another.name", "old")
@@ -98,7 +98,7 @@ def test_files_before_the_first_start_cost_no_batch_and_stay_left_out(spark, tmp
     assert [row["value"] for row in files.run()] == ["later"]
 
 
-def test_a_process_that_ends_after_the_log_was_written_loses_and_repeats_nothing(
+def test_no_file_is_lost_or_read_again_when_a_process_ends_after_announcement(
     spark, tmp_path: Path
 ):
     files = FileStream(spark, tmp_path, TEXT, "value STRING")
@@ -115,7 +115,9 @@ def test_a_process_that_ends_after_the_log_was_written_loses_and_repeats_nothing
     assert files.run() == []
 
 
-def test_what_could_not_be_announced_is_found_by_the_next_look(spark, tmp_path: Path, monkeypatch):
+def test_files_are_announced_by_the_next_scan_when_writing_the_log_fails(
+    spark, tmp_path: Path, monkeypatch
+):
     files = FileStream(spark, tmp_path, TEXT, "value STRING")
     source = files._open()
     inbox = NameInbox(source, files._checkpoint, [source.roots], "f")
@@ -138,20 +140,22 @@ def test_what_could_not_be_announced_is_found_by_the_next_look(spark, tmp_path: 
     assert log.update({}) == 2
 
 
-def test_files_that_another_stream_of_the_query_leaves_out_are_forgotten(spark, tmp_path: Path):
+def test_read_files_are_pruned_when_another_stream_of_the_query_excludes_them(
+    spark, tmp_path: Path
+):
     files = FileStream(spark, tmp_path, {**TEXT, "pathGlobFilter": "a*"}, "value STRING")
     files.put("a1.txt", "1")
     assert len(files.run()) == 1
     source = files._open()
     options = {**TEXT, "pathGlobFilter": "b*"}
-    chosen = file_options(options, has_schema=True, streaming=True)
-    roots = [source.roots, FileRoots(spark, source.roots.paths, chosen)]
+    parsed = file_options(options, has_schema=True, streaming=True)
+    roots = [source.roots, FileRoots(spark, source.roots.paths, parsed)]
     inbox = NameInbox(source, files._checkpoint, roots, "f")
     inbox.prepare()
     assert inbox._log.update({}) == 0
 
 
-def test_a_name_that_java_cannot_have_does_not_stop_the_others(spark, tmp_path: Path, caplog):
+def test_a_file_name_that_java_cannot_decode_is_skipped_and_logged(spark, tmp_path: Path, caplog):
     files = FileStream(spark, tmp_path, {"cloudFiles.format": "json"})
     files.put("1.json", '{"id": 1}')
     Path(os.fsdecode(os.fsencode(files.folder) + b"/caf\xe9.json")).write_text('{"id": 2}')
@@ -160,7 +164,7 @@ def test_a_name_that_java_cannot_have_does_not_stop_the_others(spark, tmp_path: 
     assert [record.message for record in caplog.records if "caf\\udce9" in record.message]
 
 
-def test_a_folder_that_cannot_be_read_is_an_error_and_then_a_problem(
+def test_unreadable_folder_fails_the_start_and_is_a_problem_while_running(
     spark, tmp_path: Path, monkeypatch
 ):
     files = FileStream(spark, tmp_path, TEXT, "value STRING")
@@ -203,15 +207,15 @@ def test_a_listing_by_key_starts_after_objects_that_are_ten_minutes_old(
     objects, starts, listings, clock = dict[str, float](), list[str](), list[float](), [10_000.0]
 
     def stored(last: str) -> list[FoundFile]:
-        some = sorted((path, at) for path, at in objects.items() if path > last)
-        return [FoundFile(path, 1, int(at * 1000)) for path, at in some]
+        newer = sorted((path, at) for path, at in objects.items() if path > last)
+        return [FoundFile(path, 1, int(at * 1000)) for path, at in newer]
 
     def after(_spark, _roots, folder: str, last: str) -> list[FoundFile]:
         assert folder == "s3a://b/in"
         starts.append(last.rpartition("/")[2])
         return stored(last)
 
-    def everything() -> list[FoundFile]:
+    def list_all() -> list[FoundFile]:
         listings.append(clock[0])
         return stored("")
 
@@ -228,7 +232,7 @@ def test_a_listing_by_key_starts_after_objects_that_are_ten_minutes_old(
         return sorted(json.loads(line)["path"].rpartition("/")[2] for line in lines)
 
     monkeypatch.setattr("penstock.sources.files.key_inbox.files_after", after)
-    monkeypatch.setattr(roots, "list", everything)
+    monkeypatch.setattr(roots, "list", list_all)
     stop = threading.Event()
     put("2", 700)
     put("3", 500)
@@ -248,9 +252,9 @@ def test_a_listing_by_key_starts_after_objects_that_are_ten_minutes_old(
     assert names() == ["4"]
     first._look(stop)
     assert starts == ["2"] * 3 + ["3"]
-    # The next process starts where the first one did, and a complete listing finds the rest.
-    again = inbox()
-    again.prepare()
+    # The next process starts at the same key, and a complete listing has the other objects.
+    second = inbox()
+    second.prepare()
     assert (starts[-1], listings) == ("2", [10_000.0])
     inbox().prepare()
     assert starts[-1] == "3"
@@ -260,7 +264,9 @@ def test_a_listing_by_key_starts_after_objects_that_are_ten_minutes_old(
     assert "1" in names()
 
 
-def test_files_that_were_read_leave_the_log_without_new_ones(spark, tmp_path: Path, monkeypatch):
+def test_read_files_are_pruned_from_the_log_when_there_are_no_new_ones(
+    spark, tmp_path: Path, monkeypatch
+):
     files = FileStream(spark, tmp_path, TEXT, "value STRING")
     source, stop = files._open(), threading.Event()
     inbox = NameInbox(source, files._checkpoint, [source.roots], "f")

@@ -1,4 +1,4 @@
-"""Incremental refreshes: the changes of a result by random changes of its tables, and updates."""
+"""Incremental refreshes of views after random changes of their tables."""
 
 import random
 import re
@@ -93,7 +93,7 @@ def _techniques(name: str) -> set[str]:
 
 
 @pytest.mark.usefixtures("small_queries")
-def test_changes_of_a_result_equal_its_query_after_random_changes(spark, tmp_path):
+def test_refreshed_views_equal_their_queries_after_random_changes(spark, tmp_path):
     techniques = check_rounds(spark, tmp_path, 1, 2, SHAPES.keys() - LONG)
     assert techniques["ROW_BASED"] >= 500
 
@@ -112,7 +112,9 @@ MAPPED = "TBLPROPERTIES (delta.columnMapping.mode = '{}')"
     ],
 )
 @pytest.mark.usefixtures("small_queries")
-def test_changes_are_the_same_however_the_files_are_read(spark, tmp_path, clause, length):
+def test_refreshed_views_equal_their_queries_for_every_layout_of_files(
+    spark, tmp_path, clause, length
+):
     table = f"delta.`{tmp_path}/t`"
     persistent = "spark.databricks.delta.update.deletionVectors.persistent"
     kind = "CHAR(3)" if clause.startswith("PARTITIONED") else "STRING"
@@ -211,14 +213,14 @@ def test_too_many_changed_rows_are_refused_even_if_they_are_equal(spark, tmp_pat
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.usefixtures("small_queries")
-def test_changes_of_a_result_equal_its_query_in_20_000_cases(spark, tmp_path):
+def test_refreshed_views_equal_their_queries_in_20_000_cases(spark, tmp_path):
     techniques = Counter()
     for seed in range(2, 14):
         techniques += check_rounds(spark, tmp_path, seed, 4)
     assert techniques.total() >= 20_000
 
 
-def test_the_number_of_changed_rows_is_known_from_the_log(spark, tmp_path):
+def test_number_of_changed_rows_is_estimated_from_the_log(spark, tmp_path):
     name = f"delta.`{tmp_path / 'rows'}`"
     spark.range(1000).coalesce(1).write.format("delta").save(str(tmp_path / "rows"))
     spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'false')")

@@ -1,4 +1,4 @@
-"""Spark's JSON parser, which also says whether the columns hold all of a record."""
+"""Spark's JSON parser, which also reports whether the columns have all values of a record."""
 
 import pytest
 from pyspark.sql import Column, Row, SparkSession
@@ -21,7 +21,7 @@ def parsed(
     return df.select(Column(java).alias("r")).select("r.*").collect()
 
 
-def test_a_record_is_complete_when_the_columns_hold_all_of_it(spark):
+def test_a_record_is_complete_when_the_columns_have_all_its_values(spark):
     long_list = '{"l":[' + ",".join(["123"] * 50_000) + "]}"
     texts = [
         "{}",
@@ -41,7 +41,7 @@ def test_a_record_is_complete_when_the_columns_hold_all_of_it(spark):
     assert len(rows[8].typed["l"]) == 50_000
 
 
-def test_a_record_is_not_complete_when_something_has_no_column(spark):
+def test_a_record_is_incomplete_when_values_are_unknown_repeated_or_trailing(spark):
     unknown = [
         '{"ID":1}',
         '{"id":1,"new":2}',
@@ -59,7 +59,7 @@ def test_a_record_is_not_complete_when_something_has_no_column(spark):
     assert [text for text, row in zip(texts, rows, strict=True) if row.is_flawed] == []
 
 
-def test_a_record_is_flawed_when_a_value_has_another_type_or_it_is_no_object(spark):
+def test_a_record_is_flawed_when_it_is_no_object_or_a_value_has_another_type(spark):
     texts = ['{"id":1,}', '{"id":1', "[]", '{"id":{"a":1}}', '{"l":[{"a":1}]}', '{"l":[[1]]}']
     texts += ['{"id":"x","n.a-me":"y"}', '{"v":{"a":1,"a":2}}', "7", "null", "", "no json", "{]"]
     rows = parsed(spark, texts)
@@ -68,7 +68,7 @@ def test_a_record_is_flawed_when_a_value_has_another_type_or_it_is_no_object(spa
     assert rows[6].typed["n.a-me"] == "y"
 
 
-def test_repeated_keys_of_wide_records_are_noticed(spark):
+def test_repeated_keys_of_wide_records_are_detected(spark):
     names = [f"c{number}" for number in range(50)]
     columns = ", ".join(f"{name}: BIGINT" for name in names)
     whole = ",".join(f'"{name}":1' for name in names)
@@ -77,7 +77,7 @@ def test_repeated_keys_of_wide_records_are_noticed(spark):
     assert [row.is_complete for row in rows] == [True, False, False, True]
 
 
-def test_bytes_that_are_not_utf_8_are_replaced_as_in_other_text(spark):
+def test_invalid_utf_8_bytes_are_replaced(spark):
     raw = spark.sql("SELECT CAST(X'7B226964223A312C226E223A22C328227D' AS STRING) AS text")
     records = spark._jvm.penstock.formats.JsonRecords
     session = spark._jsparkSession

@@ -1,4 +1,4 @@
-"""Payloads of every kind of wrongness, and the example that shows them in a pipeline."""
+"""Valid and invalid payloads of every kind, and the example pipeline that parses them."""
 
 import base64
 import io
@@ -21,7 +21,7 @@ SCHEMA = (
     "deep STRUCT<in: STRUCT<k: INT NOT NULL>>"
 )
 NOT_ONE = "the payload is not one JSON value"
-# Payload, reason, what could be read of it.
+# Payload, reason, parsed id.
 JSON_CASES = [
     (b'{"id": 1, "name": "a", "n": {"x": 1}, "list": [1, 2]}', None, 1),
     (b'  {"id": 2, "at": "2026-01-01T00:00:00+01:00"}\n', None, 2),
@@ -65,18 +65,18 @@ def avro(**row: object) -> bytes:
     return out.getvalue()
 
 
-def test_json_payload_gives_columns_or_the_reason_and_itself(spark):
+def test_json_payload_gives_columns_or_a_reason_and_the_raw_payload(spark):
     rows = [(number, case[0]) for number, case in enumerate(JSON_CASES)]
     df = spark.createDataFrame(rows, "number INT, value BINARY").repartition(2)
-    found = {row.number: row for row in parsing.parse_json(df, schema=SCHEMA).collect()}
+    by_number = {row.number: row for row in parsing.parse_json(df, schema=SCHEMA).collect()}
     for number, (payload, reason, key) in enumerate(JSON_CASES):
-        row = found[number]
+        row = by_number[number]
         assert (row._parse_error, row.id) == (reason, key), payload[:40]
         assert row._raw_payload == (None if reason is None else payload)
-    assert found[0].asDict(recursive=True)["n"] == {"x": 1}
-    assert found[1]["at"].timestamp() == datetime(2025, 12, 31, 23, tzinfo=UTC).timestamp()
-    assert found[2].name == "5"
-    assert len(found[3].name) == 2_000_000
+    assert by_number[0].asDict(recursive=True)["n"] == {"x": 1}
+    assert by_number[1]["at"].timestamp() == datetime(2025, 12, 31, 23, tzinfo=UTC).timestamp()
+    assert by_number[2].name == "5"
+    assert len(by_number[3].name) == 2_000_000
 
 
 DECIMALS = (
@@ -114,7 +114,7 @@ def test_number_with_a_huge_exponent_is_an_error_of_its_row(spark, payload):
     assert (good.id, good.amount, good._parse_error) == ("5e12345", Decimal("12.50"), None)
 
 
-def test_strings_that_look_like_huge_numbers_stay(spark):
+def test_strings_that_resemble_huge_numbers_are_unchanged(spark):
     strings = [
         *("5e12345", "3f5e9999", "1e300000000", 'a, 5e12345 ] "amount": "1e99999"', "it's 5e12345"),
         *("\\ 5e12345", "x" * 300_000 + "5e12345", "'5e12345"),
@@ -129,10 +129,10 @@ def test_strings_that_look_like_huge_numbers_stay(spark):
     assert [row.amount for row in rows] == [*[Decimal("1.00")] * 8, Decimal(100), Decimal(1000)]
 
 
-def test_json_fields_beyond_the_schema_are_kept_or_refused(spark):
+def test_json_fields_that_are_not_in_the_schema_are_kept_or_refused(spark):
     df = spark.createDataFrame([(1, '{"id": 1, "b": {"c": 2}}')], "key INT, payload STRING")
-    kept = parsing.parse_json(df, "payload", schema="id INT", extra_fields="keep").head()
-    assert kept._extra_fields == {"b": '{"c":2}'}
+    lenient = parsing.parse_json(df, "payload", schema="id INT", extra_fields="keep").head()
+    assert lenient._extra_fields == {"b": '{"c":2}'}
     strict = parsing.parse_json(df, "payload", schema="id INT", extra_fields="error", into="order")
     assert strict.columns == ["key", "order", "_parse_error", "_raw_payload"]
     assert strict.head()._parse_error == "unknown fields: b"
@@ -149,7 +149,7 @@ def test_json_fields_beyond_the_schema_are_kept_or_refused(spark):
         assert raised.value.origin is not None
 
 
-def test_avro_and_protobuf_payloads_give_columns_or_the_reason_and_themselves(spark):
+def test_avro_and_protobuf_payloads_give_columns_or_a_reason_and_the_raw_payload(spark):
     from penstock.parsing.protobuf import compile_files
 
     at = datetime(2026, 1, 1, tzinfo=UTC)
@@ -190,7 +190,7 @@ def test_avro_and_protobuf_payloads_give_columns_or_the_reason_and_themselves(sp
             parsing.parse_protobuf(df, descriptor=files, **more)
 
 
-def test_event_time_is_that_of_the_first_candidate_which_holds_one(spark):
+def test_event_time_is_the_first_candidate_with_a_valid_value(spark):
     cases = [
         ("2026-01-01T10:00:00+02:00", 0, "2026-01-01 08:00:00", "p.at"),
         ("1767225600", None, "2026-01-01 00:00:00", "p.at"),
@@ -216,15 +216,15 @@ def test_event_time_is_that_of_the_first_candidate_which_holds_one(spark):
         max_future_seconds=60,
     )
     dated = parsing.with_date_columns(timed).orderBy("number")
-    found = dated.select(F.col("event_time").cast("string"), "event_time_source").collect()
-    assert [tuple(row) for row in found] == [case[2:] for case in cases]
+    times = dated.select(F.col("event_time").cast("string"), "event_time_source").collect()
+    assert [tuple(row) for row in times] == [case[2:] for case in cases]
     assert tuple(dated.select("date", "hour").head()) == (date(2026, 1, 1), 8)
     for wrong in ({"candidates": []}, {"candidates": ["p"]}, {"candidates": ["p.x"]}):
         with pytest.raises(DefinitionError, match="no event time"):
             parsing.event_time(df, **wrong)
 
 
-def test_schema_comes_from_a_sample_or_a_file(spark, tmp_path: Path):
+def test_schema_is_read_from_a_sample_or_a_file(spark, tmp_path: Path):
     sample = tmp_path / "sample.jsonl"
     sample.write_text('{"a": 1, "b": {"c": 1.5}}\n{"a": 2, "z": "x"}\n')
     inferred = parsing.schema_from_sample(sample)
@@ -237,7 +237,9 @@ def test_schema_comes_from_a_sample_or_a_file(spark, tmp_path: Path):
             parsing.schema_from_sample(wrong)
 
 
-def test_example_keeps_what_cannot_be_parsed_with_its_reason(spark, tmp_path: Path, monkeypatch):
+def test_example_quarantines_payloads_that_cannot_be_parsed_with_a_reason(
+    spark, tmp_path: Path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     example = Example("payloads", tmp_path, spark)
     assert example.run().state is UpdateState.COMPLETED

@@ -1,4 +1,4 @@
-"""Options of Spark's and Delta's sources: what the documentation promises, tried out."""
+"""Options of Spark's and Delta's sources: their documented behaviour."""
 
 import os
 import socket
@@ -25,11 +25,11 @@ def stream(
 
 
 def batches(df: Any, checkpoint: Path, *, column: str = "id") -> list[list[Any]]:
-    """The values of a column, micro-batch by micro-batch, of all that is there now."""
-    found: list[list[Any]] = []
+    """The values of a column per micro-batch, for all rows that are available now."""
+    values: list[list[Any]] = []
 
     def take(rows: Any, _: int) -> None:
-        found.append(sorted(row[column] for row in rows.select(column).collect()))
+        values.append(sorted(row[column] for row in rows.select(column).collect()))
 
     writer = df.writeStream.foreachBatch(take).option("checkpointLocation", str(checkpoint))
     query = writer.trigger(availableNow=True).start()
@@ -37,10 +37,10 @@ def batches(df: Any, checkpoint: Path, *, column: str = "id") -> list[list[Any]]
         query.awaitTermination()
     finally:
         query.stop()
-    return found
+    return values
 
 
-def test_delta_source_begins_where_it_is_told_and_passes_over_changes(spark, tmp_path: Path):
+def test_delta_source_starts_at_a_version_and_skips_changes(spark, tmp_path: Path):
     path = str(tmp_path / "table")
     spark.sql(
         f"CREATE TABLE delta.`{path}` (id INT, at TIMESTAMP) USING delta "
@@ -64,10 +64,10 @@ def test_delta_source_begins_where_it_is_told_and_passes_over_changes(spark, tmp
         ({"startingVersion": "4", "ignoreDeletes": "true"}, [4]),
     ]
     for number, (options, expected) in enumerate(cases):
-        found = batches(stream(spark, "delta", path, **options), tmp_path / f"c{number}")
-        assert sorted(x for batch in found for x in batch) == expected, options
+        result = batches(stream(spark, "delta", path, **options), tmp_path / f"c{number}")
+        assert sorted(x for batch in result for x in batch) == expected, options
 
-    # Rows that lie in a file with a changed one come again.
+    # Rows in the same file as a changed row are read again.
     rewritten = stream(spark, "delta", path, startingVersion="2", ignoreChanges="true")
     again = [x for batch in batches(rewritten, tmp_path / "again") for x in batch]
     assert set(again) - {1} == {3, 4, 20}
@@ -80,14 +80,14 @@ def test_delta_source_begins_where_it_is_told_and_passes_over_changes(spark, tmp
         batches(stream(spark, "delta", path, startingVersion="1"), tmp_path / "refused")
 
 
-def test_file_source_takes_files_in_order_and_puts_them_away(spark, tmp_path: Path):
+def test_file_source_reads_files_in_order_and_archives_or_deletes_them(spark, tmp_path: Path):
     folder, archive = tmp_path / "in", tmp_path / "archive"
     folder.mkdir()
     for number in range(3):
         (folder / f"{number}.json").write_text(f'{{"id": {number}}}\n')
-        # Long ago: Spark's own default would pass over the oldest without a word.
-        moment = 1_000_000_000 + number * 30 * 86_400
-        os.utime(folder / f"{number}.json", (moment, moment))
+        # Long ago: Spark's own default would skip the oldest silently.
+        time = 1_000_000_000 + number * 30 * 86_400
+        os.utime(folder / f"{number}.json", (time, time))
 
     def files(**options: str) -> Any:
         return stream(spark, "json", str(folder), "id INT", maxFilesPerTrigger="1", **options)
@@ -123,11 +123,11 @@ def test_file_source_takes_files_in_order_and_puts_them_away(spark, tmp_path: Pa
         (folder / f"{number}.json").write_text(f'{{"id": {number}}}\n')
     deleted = batches(files(cleanSource="delete"), tmp_path / "e")
     assert {x for batch in deleted for x in batch} >= {3, 7, 8}
-    # Those of the last micro-batch go with the next one.
+    # Files of the last micro-batch are deleted with the next one.
     assert len([file for file in folder.iterdir() if file.suffix == ".json"]) == 1
 
 
-def test_the_last_header_of_a_name_counts_in_events(spark):
+def test_last_header_of_a_name_is_the_property_of_an_event(spark):
     listed = "struct('a', binary('1')), struct('b', binary('2')), struct('a', null)"
     headers = f"CAST(array({listed}) AS ARRAY<STRUCT<key: STRING, value: BINARY>>)"
     columns = "binary('x') key, binary('y') value, 0 partition, 1L offset, now() timestamp"
@@ -157,13 +157,13 @@ def _send(server: socket.socket, content: bytes) -> None:
 
 
 def _until(df: Any, enough: Callable[[list[Any]], bool]) -> list[Any]:
-    """The first column of what a continuing stream gives."""
-    found: list[Any] = []
+    """The first column of the rows of a running stream."""
+    values: list[Any] = []
     done = threading.Event()
 
     def take(rows: Any, _: int) -> None:
-        found.extend(row[0] for row in rows.collect())
-        if enough(found):
+        values.extend(row[0] for row in rows.collect())
+        if enough(values):
             done.set()
 
     query = df.writeStream.foreachBatch(take).start()
@@ -171,10 +171,10 @@ def _until(df: Any, enough: Callable[[list[Any]], bool]) -> list[Any]:
         assert done.wait(60), query.exception() or query.lastProgress
     finally:
         query.stop()
-    return sorted(found)
+    return sorted(values)
 
 
-def test_database_is_read_in_partitions_and_pushes_down(spark, tmp_path: Path):
+def test_jdbc_tables_are_read_in_partitions_with_pushdown_and_as_streams(spark, tmp_path: Path):
     url = f"jdbc:derby:memory:{tmp_path.name};create=true"
     options = {"url": url, "driver": "org.apache.derby.jdbc.EmbeddedDriver"}
     rows = spark.range(10).selectExpr("id", "id * 2 AS amount")
@@ -203,7 +203,7 @@ def test_database_is_read_in_partitions_and_pushes_down(spark, tmp_path: Path):
         )
         return source_of("jdbc").open(read)
 
-    given = {
+    stream_options = {
         **options,
         "dbtable": "orders",
         "partitionColumn": "ID",
@@ -211,15 +211,15 @@ def test_database_is_read_in_partitions_and_pushes_down(spark, tmp_path: Path):
         "maxRowsPerTrigger": "4",
         "numPartitions": "2",
     }
-    found = batches(opened(given).df, tmp_path / "stream")
-    assert found == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    result = batches(opened(stream_options).df, tmp_path / "stream")
+    assert result == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     added = spark.range(10, 12).selectExpr("id", "id AS amount")
     added.write.format("jdbc").options(**options, dbtable="orders").mode("append").save()
-    again = opened(given).df.where("amount > 10").select("id")
+    again = opened(stream_options).df.where("amount > 10").select("id")
     assert batches(again, tmp_path / "stream") == [[11]]
-    first = opened({**given, "startingKey": "9"}).df
+    first = opened({**stream_options, "startingKey": "9"}).df
     assert batches(first, tmp_path / "first") == [[9, 10, 11]]
-    position, report = opened(given).start(parse_start("key=10"), [], 0)
+    position, report = opened(stream_options).start(parse_start("key=10"), [], 0)
     assert (report.unit, report.again, report.skipped) == ("rows", 0, 10)
-    moved = opened({**given, "startingKey": "2"}, position).df
+    moved = opened({**stream_options, "startingKey": "2"}, position).df
     assert batches(moved, tmp_path / "moved") == [[10, 11]]

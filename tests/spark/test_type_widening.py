@@ -55,7 +55,9 @@ def totals():
 
 
 @pytest.mark.long
-def test_tables_follow_the_files_when_an_update_was_stopped_half_way(tmp_path, spark, monkeypatch):
+def test_tables_are_widened_like_the_files_after_an_interrupted_update(
+    tmp_path, spark, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     project = Project(tmp_path, spark).source(PIPELINE)
     bronze = project.path("bronze")
@@ -64,7 +66,7 @@ def test_tables_follow_the_files_when_an_update_was_stopped_half_way(tmp_path, s
     properties = spark.sql(f"SHOW TBLPROPERTIES delta.`{bronze}`").collect()
     assert "delta.enableTypeWidening" not in {row["key"] for row in properties}
 
-    # The schema of the files is wider, the table cannot follow: as if killed in between.
+    # The schema of the files is wider, the table cannot be widened: as if killed in between.
     spark.sql(f"ALTER TABLE delta.`{bronze}` ADD CONSTRAINT small CHECK (n < 1000000000000)")
     rows = [{"id": 2, "n": 5_000_000_000, "price": 1234.5}, {"id": -1, "n": 6_000_000_000}]
     project.add("b.json", [*rows, {"id": 3, "n": "none"}], "landing")
@@ -73,7 +75,7 @@ def test_tables_follow_the_files_when_an_update_was_stopped_half_way(tmp_path, s
     assert "check constraint" in str(result.failures[0])
     assert types(project, "bronze")["n"] == "int"
 
-    # The table is wider, its quarantine and what reads it are not, nor is the batch written.
+    # The table is wider, but its quarantine and its readers are not; the batch is not written.
     spark.sql(f"ALTER TABLE delta.`{bronze}` DROP CONSTRAINT small")
     spark.sql(f"ALTER TABLE delta.`{bronze}` SET TBLPROPERTIES('delta.enableTypeWidening'='true')")
     spark.sql(f"ALTER TABLE delta.`{bronze}` ALTER COLUMN n TYPE BIGINT")
@@ -87,16 +89,16 @@ def test_tables_follow_the_files_when_an_update_was_stopped_half_way(tmp_path, s
     assert project.rows("bronze_quarantine", "id", "n") == [(-1, 6_000_000_000), (0, 2)]
     assert project.rows("totals") == [(5_000_000_001, Decimal("1234.50"))]
 
-    # What no type of Delta's follows is rescued; what the next one does, goes on.
+    # Values of incompatible types are rescued; other values widen the column.
     project.add("c.json", [{"id": 4, "n": True}, {"id": 5, "n": BIG}, {"id": 0}], "landing")
     assert project.run().state is UpdateState.COMPLETED
-    (told,) = [event.message for event in project.events if "starts again" in event.message]
-    assert "'n' DECIMAL(20,0)" in told
+    (message,) = [event.message for event in project.events if "starts again" in event.message]
+    assert "'n' DECIMAL(20,0)" in message
     assert types(project, "silver")["n"] == "decimal(20,0)"
     assert project.rows("silver", "id", "n")[3:] == [(4, None), (5, Decimal(BIG))]
     texts = project.table("bronze").where("_rescued_data IS NOT NULL").select("_rescued_data")
-    left = [json.loads(row[0]) for row in texts.collect()]
-    assert sorted(str(row["n"]) for row in left) == ["True", "none"]
+    rescued_values = [json.loads(row[0]) for row in texts.collect()]
+    assert sorted(str(row["n"]) for row in rescued_values) == ["True", "none"]
     assert project.rows("totals", "n") == [(Decimal(BIG + 5_000_000_001),)]
     assert project.table("bronze_quarantine").count() == 3
 
@@ -119,7 +121,7 @@ def view():
 """
 
 
-def test_a_table_follows_its_query_when_its_properties_or_the_settings_say_so(
+def test_table_is_widened_when_its_property_or_a_setting_allows_it(
     tmp_path: Path, spark, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -154,7 +156,7 @@ def wide_types(stream: FileStream) -> dict[str, str]:
     return {name: kind for name, kind in stream.types.items() if name != "_rescued_data"}
 
 
-def test_json_columns_get_room_for_the_values_of_new_files_at_any_depth(spark, tmp_path):
+def test_json_columns_are_widened_for_new_values_at_any_depth(spark, tmp_path):
     hints = (
         "i INT, kept INT, small SMALLINT, price DECIMAL(4,1), s.n TINYINT, l.element INT, day DATE"
     )
@@ -192,7 +194,7 @@ def test_json_columns_get_room_for_the_values_of_new_files_at_any_depth(spark, t
     assert [item["q"] for item in rows[BIG]["o"]] == [1, BIG]
     assert (rows[3]["price"], rows[BIG]["price"]) == (Decimal("98765.50"), Decimal("12.25"))
 
-    # Types that nothing widens to, and values for which there is no digit left.
+    # Types that cannot be widened, and fractions.
     stream.put(
         "c.json",
         lines(
@@ -214,7 +216,7 @@ def test_json_columns_get_room_for_the_values_of_new_files_at_any_depth(spark, t
 
 
 @pytest.mark.parametrize("kind", ["csv", "xml"])
-def test_columns_of_text_formats_become_wider_when_a_file_needs_it(spark, tmp_path, kind):
+def test_csv_and_xml_columns_are_widened_for_new_values(spark, tmp_path, kind):
     hints = "n INT, m INT, id BIGINT"
     options = {**WIDENING, "cloudFiles.format": kind, "cloudFiles.schemaHints": hints}
     stream = FileStream(spark, tmp_path, {**options, "rowTag": "r"})
@@ -223,28 +225,26 @@ def test_columns_of_text_formats_become_wider_when_a_file_needs_it(spark, tmp_pa
         if kind == "csv":
             text = "n,m,id\n" + "".join(f"{n},{m},{id}\n" for n, m, id in rows)
         else:
-            each = [f"<r><n>{n}</n><m>{m}</m><id>{id}</id></r>" for n, m, id in rows]
-            text = f"<x>{''.join(each)}</x>"
+            records = [f"<r><n>{n}</n><m>{m}</m><id>{id}</id></r>" for n, m, id in rows]
+            text = f"<x>{''.join(records)}</x>"
         stream.put(f"{name}.{kind}", text)
 
     put("a", (1, 1, 1))
     stream.parse()
     put("b", (2.5, 5_000_000_000, BIG), (2, 2, 2))
-    found = {(row["n"], row["m"], row["id"]) for row in stream.parse()}
-    assert found == {(2.5, 5_000_000_000, BIG), (2.0, 2, 2)}
+    values = {(row["n"], row["m"], row["id"]) for row in stream.parse()}
+    assert values == {(2.5, 5_000_000_000, BIG), (2.0, 2, 2)}
     assert stream.restarts == ["SCHEMA_EVOLVED"]
     put("c", ("x", 2.5, 8), (5, 5, 12.5))
     rows = stream.parse()
     assert stream.restarts == ["SCHEMA_EVOLVED"]
     assert wide_types(stream) == {"n": "double", "m": "bigint", "id": "decimal(21,1)"}
     assert [row["id"] for row in rows if row["n"] == 5] == [Decimal("12.5")]
-    (left,) = [json.loads(row["_rescued_data"]) for row in rows if row["n"] is None]
-    assert left.items() >= {("n", "x"), ("m", 2.5 if kind == "xml" else "2.5")}
+    (rescued_data,) = [json.loads(row["_rescued_data"]) for row in rows if row["n"] is None]
+    assert rescued_data.items() >= {("n", "x"), ("m", 2.5 if kind == "xml" else "2.5")}
 
 
-def test_parquet_columns_become_wider_before_a_batch_is_written_and_narrow_files_are_read_on(
-    spark, tmp_path
-):
+def test_parquet_columns_are_widened_and_narrow_files_are_still_read(spark, tmp_path):
     stream = FileStream(spark, tmp_path, {**WIDENING, "cloudFiles.format": "parquet"})
 
     def put(name: str, query: str) -> None:
