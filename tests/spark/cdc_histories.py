@@ -1,6 +1,6 @@
 """Random histories, and targets that apply them; shared by the CDC tests.
 
-Every key is a history of its own, so one run of a few batches plays thousands of them.
+Every key is an independent history, so one run of a few batches tests thousands of them.
 """
 
 import random
@@ -105,20 +105,20 @@ def random_event(random_: random.Random, case: Case, key: Any) -> Event:
 def make(case: Case, keys: int, batches: int, seed: int) -> Histories:
     """Random events of many keys, shuffled over batches, some of them sent twice."""
     random_ = random.Random(seed)
-    made = Histories(batches=[[] for _ in range(batches)])
+    histories = Histories(batches=[[] for _ in range(batches)])
     for number in range(keys):
         key = (number, random_.choice("pq"))
         for _ in range(random_.randint(1, 8)):
-            made.events.append(random_event(random_, case, key))
+            histories.events.append(random_event(random_, case, key))
     for _ in range(case.truncates):
         event = random_event(random_, case, None)
-        made.events.append(Event(None, event.seq, TRUNCATE))
-    for index in range(len(made.events)):
+        histories.events.append(Event(None, event.seq, TRUNCATE))
+    for index in range(len(histories.events)):
         for _ in range(1 + (random_.random() < 0.12)):
-            made.batches[random_.randrange(batches)].append(index)
-    for batch in made.batches:
+            histories.batches[random_.randrange(batches)].append(index)
+    for batch in histories.batches:
         random_.shuffle(batch)
-    return made
+    return histories
 
 
 def rows_of(case: Case, events: Iterable[Event]) -> list[tuple[Any, ...]]:
@@ -141,22 +141,22 @@ def with_digests(spark: SparkSession, case: Case, events: Sequence[Event]) -> li
     present = F.array_compact(F.array(*[F.when(F.col(c).isNotNull(), F.lit(c)) for c in COLUMNS]))
     partial = ["skip"] if case.by_list or case.keeps_null else []
     digest = F.xxhash64(present, *COLUMNS, *partial)
-    found = [row[0] for row in df.select(digest).collect()]
-    return [replace(e, digest=d) for e, d in zip(events, found, strict=True)]
+    digests = [row[0] for row in df.select(digest).collect()]
+    return [replace(e, digest=d) for e, d in zip(events, digests, strict=True)]
 
 
 def expected(case: Case, events: Iterable[Event]) -> dict[Any, list[Row]]:
     rows = table(events, case.rules(), case.scd_type)
-    return {key: sorted(found, key=repr) for key, found in rows.items()}
+    return {key: sorted(versions, key=repr) for key, versions in rows.items()}
 
 
 def by_key(rows: Iterable[Any]) -> dict[Any, list[Row]]:
     """Rows of a target as the oracle gives them."""
-    found: dict[Any, list[Row]] = {}
+    result: dict[Any, list[Row]] = {}
     for row in rows:
         key, values = (row[0], row[1]), tuple(row)[2:]
-        found.setdefault(key, []).append(tuple(map(_plain, values)))
-    return {key: sorted(versions, key=repr) for key, versions in found.items()}
+        result.setdefault(key, []).append(tuple(map(_plain, values)))
+    return {key: sorted(versions, key=repr) for key, versions in result.items()}
 
 
 def _plain(value: Any) -> Any:
@@ -206,17 +206,17 @@ class DeltaTarget:
     def apply_with_crash(
         self, events: Sequence[Event], batch_id: int, monkeypatch: pytest.MonkeyPatch, point: str
     ) -> None:
-        """Die at a kill point; the batch comes again to a new writer."""
+        """Crash at a kill point; a new writer repeats the batch."""
 
-        def dies(here: str, *_: Any) -> None:
-            if here == point:
+        def crash(step: str, *_: Any) -> None:
+            if step == point:
                 raise KeyboardInterrupt
 
         from penstock._tables.write import writer
 
         with monkeypatch.context() as patch:
-            patch.setattr(cdc_writer, "kill_point", dies)
-            patch.setattr(writer, "kill_point", dies)
+            patch.setattr(cdc_writer, "kill_point", crash)
+            patch.setattr(writer, "kill_point", crash)
             with pytest.raises(KeyboardInterrupt):
                 self.apply(events, batch_id)
         self.writer = self.new_writer()
@@ -259,10 +259,10 @@ class MemoryTarget:
         if self._case.scd_type == 1:
             columns = self._state_columns()
             merged = cdc_history.merged(state, columns)
-            found = cdc_history.current_rows(merged, columns, truncates=True)
+            rows = cdc_history.current_rows(merged, columns, truncates=True)
         else:
-            found = cdc_history.history_rows(state, self._schema, self._shape)
-        return by_key(found.select(*self._columns).collect())
+            rows = cdc_history.history_rows(state, self._schema, self._shape)
+        return by_key(rows.select(*self._columns).collect())
 
 
 def play(
@@ -278,12 +278,14 @@ def play(
         How many keys were wrong, summed over the batches.
     """
     events = with_digests(spark, case, histories.events)
-    seen: set[int] = set()
+    applied: set[int] = set()
     wrong = 0
     for batch_id, batch in enumerate(histories.batches):
         apply([events[index] for index in batch], batch_id)
-        seen.update(batch)
-        wanted = expected(case, [events[index] for index in sorted(seen)])
-        found = target.rows()
-        wrong += sum(wanted.get(key) != found.get(key) for key in {*wanted, *found})
+        applied.update(batch)
+        expected_rows = expected(case, [events[index] for index in sorted(applied)])
+        actual_rows = target.rows()
+        wrong += sum(
+            expected_rows.get(key) != actual_rows.get(key) for key in {*expected_rows, *actual_rows}
+        )
     return wrong

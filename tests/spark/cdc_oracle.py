@@ -1,9 +1,9 @@
-"""What a CDC target must hold, by the book: plain Python, one event after the other.
+"""The expected rows of a CDC target, in plain Python, one event after the other.
 
 Written from the documented meaning: events of a key are applied in the order of their sequence,
 whenever they arrive. At one sequence a delete wins over upserts; upserts of one sequence are taken
 in the order of a digest, which the test takes from Spark: any fixed order would do. A truncate
-removes what is before it and leaves what has its own sequence.
+removes rows before its sequence, and keeps those of its own sequence.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -55,9 +55,9 @@ def in_order(events: Iterable[Event]) -> list[tuple[Any, list[Event]]]:
         by_sequence.setdefault(event.seq, []).append(event)
     result = []
     for seq in sorted(by_sequence):
-        here = by_sequence[seq]
-        deletes = [event for event in here if event.op == DELETE]
-        result.append((seq, deletes[:1] or sorted(here, key=lambda event: event.digest)))
+        group = by_sequence[seq]
+        deletes = [event for event in group if event.op == DELETE]
+        result.append((seq, deletes[:1] or sorted(group, key=lambda event: event.digest)))
     return result
 
 
@@ -73,10 +73,10 @@ def change(row: dict[str, Any] | None, event: Event, rules: Rules) -> dict[str, 
 def current(events: Iterable[Event], rules: Rules, truncated: Any = None) -> Row | None:
     """SCD type 1: the row of one key, if it has one."""
     row: dict[str, Any] | None = None
-    for seq, here in in_order(events):
+    for seq, group in in_order(events):
         if truncated is not None and seq < truncated:
             continue
-        for event in here:
+        for event in group:
             row = None if event.op == DELETE else change(row, event, rules)
     return None if row is None else tuple(row[column] for column in rules.columns)
 
@@ -85,15 +85,15 @@ def history(events: Iterable[Event], rules: Rules) -> list[Row]:
     """SCD type 2: the versions of one key, each with start and end."""
     versions: list[tuple[dict[str, Any], Any, Any]] = []
     row: dict[str, Any] | None = None
-    for seq, here in in_order(events):
-        if here[0].op == DELETE:
+    for seq, group in in_order(events):
+        if group[0].op == DELETE:
             if row is not None:
                 values, start, _ = versions[-1]
                 versions[-1] = (values, start, seq)
             row = None
             continue
         before = row
-        for event in here:
+        for event in group:
             row = change(row, event, rules)
         assert row is not None
         same = before is not None and all(row[c] == before[c] for c in rules.tracked)
@@ -120,14 +120,14 @@ def table(events: Iterable[Event], rules: Rules, scd_type: int) -> dict[Any, lis
     of_key: Callable[[list[Event]], list[Row]]
     if scd_type == 1:
 
-        def of_key(found: list[Event]) -> list[Row]:
-            row = current(found, rules, truncated)
+        def of_key(of_key_events: list[Event]) -> list[Row]:
+            row = current(of_key_events, rules, truncated)
             return [] if row is None else [row]
 
     else:
 
-        def of_key(found: list[Event]) -> list[Row]:
-            return history(found, rules)
+        def of_key(of_key_events: list[Event]) -> list[Row]:
+            return history(of_key_events, rules)
 
-    rows = {key: of_key(found) for key, found in by_key.items()}
-    return {key: found for key, found in rows.items() if found}
+    rows = {key: of_key(of_key_events) for key, of_key_events in by_key.items()}
+    return {key: versions for key, versions in rows.items() if versions}

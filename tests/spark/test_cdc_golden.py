@@ -122,7 +122,7 @@ def test_samples_vary_the_order_inside_of_batches_and_use_all_batches() -> None:
     "count", [SAMPLE, pytest.param(ORDERS, marks=pytest.mark.long)], ids=["sample", "all"]
 )
 @pytest.mark.parametrize(
-    ("parameters", "wanted"),
+    ("parameters", "expected"),
     [
         ({}, SCD1),
         ({"scd_type": ScdType.TWO}, SCD2),
@@ -133,11 +133,11 @@ def test_samples_vary_the_order_inside_of_batches_and_use_all_batches() -> None:
     ],
     ids=["scd1", "scd2", "scd2 without city"],
 )
-def test_documented_rows_come_out_in_all_orders_of_arrival(
+def test_documented_rows_are_the_result_of_every_order_of_arrival(
     spark: SparkSession,
     tmp_path: Path,
     parameters: dict[str, Any],
-    wanted: Sequence[Any],
+    expected: Sequence[Any],
     count: int,
 ) -> None:
     runs = spark.createDataFrame(
@@ -160,14 +160,14 @@ def test_documented_rows_come_out_in_all_orders_of_arrival(
         .groupBy("run")
         .agg(F.sort_array(F.collect_list(F.struct(*columns))).alias("rows"))
     )
-    found = tables.groupBy("rows").count().collect()
+    groups = tables.groupBy("rows").count().collect()
     rows.unpersist()
-    assert [row["count"] for row in found] == [count]
-    assert [tuple(row) for row in found[0]["rows"]] == list(wanted)
+    assert [row["count"] for row in groups] == [count]
+    assert [tuple(row) for row in groups[0]["rows"]] == list(expected)
 
 
 @pytest.mark.parametrize("at", [pytest.param(0, marks=pytest.mark.long), 4, 8])
-def test_a_truncate_removes_what_is_before_it_whenever_it_arrives(
+def test_a_truncate_removes_earlier_rows_whenever_it_arrives(
     spark: SparkSession, tmp_path: Path, at: int
 ) -> None:
     events = [*EVENTS[:at], TRUNCATE, *EVENTS[at:]]

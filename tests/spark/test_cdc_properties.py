@@ -40,7 +40,7 @@ CASES = {
 }
 
 
-# Of each type those in which most can go wrong.
+# The cases of each type with the most that can fail.
 QUICK_CASES = (
     "scd1 some nulls truncates",
     "scd1 vectors",
@@ -54,7 +54,7 @@ QUICK_CASES = (
     "name",
     [name if name in QUICK_CASES else pytest.param(name, marks=pytest.mark.long) for name in CASES],
 )
-def test_table_is_what_the_oracle_says_after_every_batch(
+def test_table_equals_the_oracle_after_every_batch(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     case = CASES[name]
@@ -90,7 +90,7 @@ def test_table_is_what_the_oracle_says_after_every_batch(
     assert any(compacted)
 
 
-# -- ten deliberate bugs ------------------------------------------------------------------------
+# -- deliberate bugs ----------------------------------------------------------------------------
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 _history_rows = cdc_history.history_rows
@@ -179,7 +179,7 @@ MUTANTS: dict[str, tuple[Case, Patch]] = {
 }
 
 
-# Of each kind of bug one; the others say no more about today's code.
+# One bug of each kind; the others test nothing more of today's code.
 QUICK = ("upsert wins a tie with a delete", "late event is ignored", "NULL overwrites in history")
 
 
@@ -187,7 +187,7 @@ QUICK = ("upsert wins a tie with a delete", "late event is ignored", "NULL overw
     "name",
     [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in MUTANTS],
 )
-def test_oracle_objects_when_there_is_a_bug(
+def test_oracle_reports_a_difference_when_there_is_a_bug(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     case, patch = MUTANTS[name]
@@ -199,7 +199,9 @@ def test_oracle_objects_when_there_is_a_bug(
 
 
 @pytest.mark.parametrize("scd_type", [1, 2])
-def test_oracle_agrees_when_there_is_no_bug(spark: SparkSession, scd_type: int) -> None:
+def test_oracle_reports_no_difference_when_there_is_no_bug(
+    spark: SparkSession, scd_type: int
+) -> None:
     case = Case(scd_type=scd_type, keeps_null=("a",), truncates=2 if scd_type == 1 else 0)
     histories = make(case, 60, 2, SEED)
     target = MemoryTarget(spark, case)

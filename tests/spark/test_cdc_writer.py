@@ -49,7 +49,7 @@ class Target:
         options: dict[str, Any] | None = None,
         **parameters: Any,
     ) -> CommitResult:
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "source": "s",
             "keys": ("id",),
             "sequence_by": "seq",
@@ -57,7 +57,7 @@ class Target:
             "except_columns": ("seq", "op"),
             **parameters,
         }
-        spec = CdcSpec(**given)
+        spec = CdcSpec(**arguments)
         shape = TargetShape.of([spec])
         events = resolve(df, spec, shape, flow=flow, origin=ORIGIN)
         prepare_table(self.spark, self.target, TableSpec(schema=events.target_schema()))
@@ -104,23 +104,21 @@ def test_values_of_every_type_are_stored_and_compared(
         FROM VALUES (1, 1, 1, '{"a":1}', double('NaN')), (2, 1, NULL, 'null', -0.0D) t(id,seq,n,j,d)
         """
     )
-    kept = {"scd_type": ScdType(str(scd_type)), "options": {"way": way}}
-    target.write(df, 0, **kept)
-    target.write(df.withColumn("seq", F.lit(2)), 1, **kept)
+    options = {"scd_type": ScdType(str(scd_type)), "options": {"way": way}}
+    target.write(df, 0, **options)
+    target.write(df.withColumn("seq", F.lit(2)), 1, **options)
     same = "m['x'], m['y'], to_json(v), s.p, s.q[0]['k'], l, CAST(dec AS INT), bin, d, year(day)"
-    found = target.rows("id", *same.split(", "), *(["__END_AT"] if scd_type == 2 else []))
-    assert len(found) == 2
-    assert found[0][1:4] == (1, 2, '{"a":1}')
-    assert str(found[0][5]) == "nan"
-    assert (found[1][1], found[1][6], found[1][9]) == (None, [None, None], 0.0)
+    rows = target.rows("id", *same.split(", "), *(["__END_AT"] if scd_type == 2 else []))
+    assert len(rows) == 2
+    assert rows[0][1:4] == (1, 2, '{"a":1}')
+    assert str(rows[0][5]) == "nan"
+    assert (rows[1][1], rows[1][6], rows[1][9]) == (None, [None, None], 0.0)
     other = df.where("id = 1").withColumn("seq", F.lit(3)).withColumn("m", F.expr("map('x', 5)"))
-    target.write(other, 2, **kept)
+    target.write(other, 2, **options)
     assert len(target.rows("id")) == (2 if scd_type == 1 else 3)
 
 
-def test_maps_are_equal_whatever_the_order_of_their_entries(
-    spark: SparkSession, target: Target
-) -> None:
+def test_maps_are_equal_in_any_order_of_their_entries(spark: SparkSession, target: Target) -> None:
     for batch, text in enumerate(("map('a', 1, 'b', 2)", "map('b', 2, 'a', 1)")):
         df = spark.sql(f"SELECT 1 AS id, {batch} AS seq, 'U' AS op, {text} AS m")
         target.write(df, batch, scd_type=ScdType.TWO)
@@ -130,13 +128,13 @@ def test_maps_are_equal_whatever_the_order_of_their_entries(
 @pytest.mark.parametrize(
     ("scd_type", "way"), [pytest.param(1, Way.TABLE, marks=pytest.mark.long), (2, Way.MERGE)]
 )
-def test_columns_may_have_the_names_that_the_writer_uses_itself(
+def test_columns_may_have_the_internal_names_of_the_writer(
     spark: SparkSession, target: Target, scd_type: int, way: Way
 ) -> None:
     names = "v,kind,hash,at,del,row,cols,alive,truncated,version,shown,life,start,next,last,skip"
     values = ", ".join(f"{n} AS `{name}`" for n, name in enumerate(names.split(",")))
     df = spark.sql(f"SELECT 1 AS k, 1 AS seq, 'U' AS op, {values}")
-    kept = {
+    options = {
         "keys": ("k",),
         "except_columns": None,
         "ignore_null_updates": True,
@@ -144,16 +142,16 @@ def test_columns_may_have_the_names_that_the_writer_uses_itself(
         "scd_type": ScdType(str(scd_type)),
         "options": {"way": way},
     }
-    target.write(df, 0, **kept)
+    target.write(df, 0, **options)
     target.write(
-        df.withColumn("seq", F.lit(2)).withColumn("del", F.expr("CAST(NULL AS INT)")), 1, **kept
+        df.withColumn("seq", F.lit(2)).withColumn("del", F.expr("CAST(NULL AS INT)")), 1, **options
     )
     assert target.rows("k", "seq", "op", "del", "skip")[-1] == (1, 2, "U", 4, 15)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("swapped", [False, True])
-def test_ties_with_swapped_nulls_end_the_same_in_both_orders(
+def test_ties_with_swapped_nulls_have_the_same_result_in_both_orders(
     spark: SparkSession, target: Target, swapped: bool
 ) -> None:
     events = [(1, 1, "U", None, 7, [None, 1]), (1, 1, "U", 7, None, [1, None])]
@@ -175,7 +173,7 @@ def test_ties_with_swapped_nulls_end_the_same_in_both_orders(
         pytest.param(2, "after_quarantine_commit", marks=pytest.mark.long),
     ],
 )
-def test_batch_is_completed_when_the_process_died_between_two_commits(
+def test_batch_is_completed_when_the_process_crashed_between_two_commits(
     spark: SparkSession,
     target: Target,
     monkeypatch: pytest.MonkeyPatch,
@@ -184,32 +182,32 @@ def test_batch_is_completed_when_the_process_died_between_two_commits(
 ) -> None:
     df = plain(spark, (1, 1, "U", "x"), (2, None, "U", "bad"), (3, 1, "U", ""))
     rules = (rule("filled", "a <> ''", "drop"), rule("short", "length(a) < 1", "warn"))
-    kept = {"rules": rules, "scd_type": ScdType(str(scd_type))}
+    options = {"rules": rules, "scd_type": ScdType(str(scd_type))}
 
-    def dies(here: str, *_: Any) -> None:
-        if here == point:
+    def crash(step: str, *_: Any) -> None:
+        if step == point:
             raise KeyboardInterrupt
 
     from penstock._tables.write import writer
 
     with monkeypatch.context() as patch:
-        patch.setattr(cdc_writer, "kill_point", dies)
-        patch.setattr(writer, "kill_point", dies)
+        patch.setattr(cdc_writer, "kill_point", crash)
+        patch.setattr(writer, "kill_point", crash)
         with pytest.raises(KeyboardInterrupt):
-            target.write(df, 0, **kept)
+            target.write(df, 0, **options)
     assert target.rows() == []
-    result = target.write(df, 0, **kept)
+    result = target.write(df, 0, **options)
     assert (result.rows_written, result.rows_quarantined, result.replayed) == (1, 2, False)
     assert result.rules["filled"].failed == 1
     assert result.rules["short"].failed == 2
-    again = target.write(df, 0, **kept)
+    again = target.write(df, 0, **options)
     assert (again.replayed, again.rules) == (True, result.rules)
     assert target.rows("id", "a") == [(1, "x")]
     assert spark.read.format("delta").load(target.quarantine.path).count() == 2
     assert spark.read.format("delta").load(target.state.path).count() == 1
 
 
-def test_rules_bind_upserts_only(spark: SparkSession, target: Target) -> None:
+def test_rules_apply_to_upserts_only(spark: SparkSession, target: Target) -> None:
     strict = (rule("filled", "a IS NOT NULL", "fail"),)
     target.write(plain(spark, (1, 1, "U", "x")), 0, rules=strict)
     result = target.write(plain(spark, (1, 2, "D", None)), 1, rules=strict)
@@ -238,12 +236,12 @@ def test_new_columns_are_added_when_the_source_has_more(
     spark: SparkSession, target: Target, scd_type: int
 ) -> None:
     wide = "id INT, seq INT, op STRING, b STRUCT<x: INT, y: INT>, a STRING"
-    kept = {"scd_type": ScdType(str(scd_type)), "track_history": TrackHistory(columns=("id",))}
-    kept = kept if scd_type == 2 else {}
-    target.write(plain(spark, (1, 1, "U", "x"), (2, 1, "U", "y")), 0, **kept)
-    target.write(spark.createDataFrame([(2, 3, "U", (7, 8), "z")], wide), 1, **kept)
+    options = {"scd_type": ScdType(str(scd_type)), "track_history": TrackHistory(columns=("id",))}
+    options = options if scd_type == 2 else {}
+    target.write(plain(spark, (1, 1, "U", "x"), (2, 1, "U", "y")), 0, **options)
+    target.write(spark.createDataFrame([(2, 3, "U", (7, 8), "z")], wide), 1, **options)
     late = spark.createDataFrame([(2, 2, "U", (0, 0), "late"), (1, 0, "U", None, "l")], wide)
-    target.write(late, 2, **kept)
+    target.write(late, 2, **options)
     assert target.rows("id", "a", "b.y") == [(1, "x", None), (2, "z", 8)]
 
 
@@ -260,12 +258,12 @@ def test_fields_of_structs_are_matched_by_name(spark: SparkSession, target: Targ
         )
         target.write(df, batch, options={"allow_missing": True})
     for column in ("s", "l[0]", "m['k']"):
-        found = target.rows(*(f"{column}.{name}" for name in ("a", "b", "new")))
-        assert found == [(1, 2, 3), (1, 2, None), (None, 2, None)]
+        rows = target.rows(*(f"{column}.{name}" for name in ("a", "b", "new")))
+        assert rows == [(1, 2, 3), (1, 2, None), (None, 2, None)]
 
 
 @pytest.mark.parametrize("way", [None, Way.MERGE])
-def test_fields_may_have_another_order_in_the_table(
+def test_struct_fields_may_have_another_order_in_the_table(
     spark: SparkSession, target: Target, way: Way | None
 ) -> None:
     declared = "id INT, s STRUCT<b: INT, a: INT, t: STRING>"
@@ -313,9 +311,9 @@ def test_fields_of_snapshots_are_compared_by_name(
     assert same is not None and same.rows_written == 0
     snapshots.apply("SELECT 1 AS id, named_struct('b', 1, 'a', 2) AS s")
     snapshots.apply("SELECT 1 AS id, named_struct('new', 3, 'b', 1, 'a', 2) AS s")
-    found = snapshots.target.rows("s.a", "s.b", "s.new")
+    rows = snapshots.target.rows("s.a", "s.b", "s.new")
     before = [(1, 2, None), (2, 1, None)] if scd_type == "2" else []
-    assert found == sorted([(2, 1, 3), *before], key=repr)
+    assert rows == sorted([(2, 1, 3), *before], key=repr)
 
 
 def test_fields_of_snapshots_may_be_declared_not_null(spark: SparkSession, tmp_path: Path) -> None:
@@ -330,19 +328,17 @@ def test_fields_of_snapshots_may_be_declared_not_null(spark: SparkSession, tmp_p
 
 
 @pytest.mark.parametrize("scd_type", [pytest.param(1, marks=pytest.mark.long), 2])
-def test_a_table_of_keys_alone_is_possible(
+def test_table_may_have_only_key_columns(
     spark: SparkSession, target: Target, scd_type: int
 ) -> None:
-    kept = {"columns": ("id",), "except_columns": None, "scd_type": ScdType(str(scd_type))}
-    target.write(plain(spark, (1, 1, "U", "x"), (2, 1, "U", "y")), 0, **kept)
-    target.write(plain(spark, (1, 2, "D", None), (2, 3, "U", "z")), 1, **kept)
-    wanted = [(2,)] if scd_type == 1 else [(1, 1, 2), (2, 1, None)]
-    assert target.rows() == wanted
+    options = {"columns": ("id",), "except_columns": None, "scd_type": ScdType(str(scd_type))}
+    target.write(plain(spark, (1, 1, "U", "x"), (2, 1, "U", "y")), 0, **options)
+    target.write(plain(spark, (1, 2, "D", None), (2, 3, "U", "z")), 1, **options)
+    expected = [(2,)] if scd_type == 1 else [(1, 1, 2), (2, 1, None)]
+    assert target.rows() == expected
 
 
-def test_flows_share_one_state_when_they_have_different_columns(
-    spark: SparkSession, target: Target
-) -> None:
+def test_flows_with_different_columns_share_one_state(spark: SparkSession, target: Target) -> None:
     more = "id INT, seq INT, op STRING, b STRING"
     options = {"allow_missing": True}
     target.write(plain(spark, (1, 5, "U", "x")), 0, flow="one", options=options)
@@ -367,7 +363,7 @@ def test_state_is_refused_when_the_declaration_changed(spark: SparkSession, targ
         assert caught.value.condition == "CDC_STATE_INCOMPATIBLE"
 
 
-def test_rows_without_state_are_refused(spark: SparkSession, target: Target) -> None:
+def test_table_with_rows_but_without_state_is_refused(spark: SparkSession, target: Target) -> None:
     df = plain(spark, (1, 1, "U", "x"))
     df.select("id", "a").write.format("delta").save(target.target.path)
     with pytest.raises(CheckpointError) as caught:
@@ -375,7 +371,7 @@ def test_rows_without_state_are_refused(spark: SparkSession, target: Target) -> 
     assert caught.value.condition == "CDC_STATE_MISSING"
 
 
-def test_deleted_keys_are_forgotten_after_their_time_only(
+def test_tombstones_are_removed_only_after_their_retention(
     spark: SparkSession, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target.write(plain(spark, (1, 5, "D", None), (2, 5, "D", None), (3, 1, "U", "x")), 0)
@@ -400,19 +396,19 @@ def test_deleted_keys_are_forgotten_after_their_time_only(
 def test_result_is_the_same_when_the_state_was_compacted(
     spark: SparkSession, target: Target, scd_type: int
 ) -> None:
-    kept = {"scd_type": ScdType(str(scd_type))}
+    options = {"scd_type": ScdType(str(scd_type))}
     for batch, seq in enumerate((3, 5, 3)):
-        target.write(plain(spark, (1, seq, "U", f"v{seq}")), batch, **kept)
+        target.write(plain(spark, (1, seq, "U", f"v{seq}")), batch, **options)
     target.writer._compaction.compact(spark)
     assert len(list(Path(target.state.path).glob("*.parquet"))) >= 4
     rows = target.writer._state.rows(spark.range(1))
     assert rows.count() == (1 if scd_type == 1 else 2)
-    target.write(plain(spark, (1, 4, "D", None)), 3, **kept)
-    wanted = [(1, "v5")] if scd_type == 1 else [(1, "v3", 3, 4), (1, "v5", 5, None)]
-    assert target.rows() == wanted
+    target.write(plain(spark, (1, 4, "D", None)), 3, **options)
+    expected = [(1, "v5")] if scd_type == 1 else [(1, "v3", 3, 4), (1, "v5", 5, None)]
+    assert target.rows() == expected
 
 
-def test_keys_stay_removed_when_the_declaration_has_no_truncates_any_more(
+def test_keys_stay_truncated_when_the_declaration_has_no_truncates_any_more(
     spark: SparkSession, target: Target
 ) -> None:
     truncates = {"apply_as_truncates": "op = 'T'"}
@@ -422,50 +418,50 @@ def test_keys_stay_removed_when_the_declaration_has_no_truncates_any_more(
         assert target.rows("id") == []
 
 
-def test_no_row_stays_when_a_truncate_is_repeated_after_a_compaction(
+def test_truncated_rows_stay_removed_when_a_batch_is_repeated_after_a_compaction(
     spark: SparkSession, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = {"apply_as_truncates": "op = 'T'"}
-    target.write(plain(spark, (1, 1, "U", "x"), (2, 2, "U", "y")), 0, **kept)
+    options = {"apply_as_truncates": "op = 'T'"}
+    target.write(plain(spark, (1, 1, "U", "x"), (2, 2, "U", "y")), 0, **options)
 
-    def dies(here: str, *_: Any) -> None:
-        if here == "after_state_commit":
+    def crash(step: str, *_: Any) -> None:
+        if step == "after_state_commit":
             raise KeyboardInterrupt
 
     batch = plain(spark, (1, 3, "T", None), (3, 4, "U", "z"))
     with monkeypatch.context() as patch:
-        patch.setattr(cdc_writer, "kill_point", dies)
+        patch.setattr(cdc_writer, "kill_point", crash)
         with pytest.raises(KeyboardInterrupt):
-            target.write(batch, 1, **kept)
+            target.write(batch, 1, **options)
     target.writer._compaction.compact(spark)
-    target.write(batch, 1, **kept)
+    target.write(batch, 1, **options)
     assert target.rows("id", "a") == [(3, "z")]
 
 
 def test_a_batch_does_not_wait_for_the_compaction_of_the_state(
     spark: SparkSession, target: Target, monkeypatch: pytest.MonkeyPatch, caplog
 ) -> None:
-    begun, may_end = threading.Event(), threading.Event()
+    started, may_finish = threading.Event(), threading.Event()
     merged, threads = cdc_compaction.merged, set[str]()
 
-    def slowly(*arguments: Any) -> DataFrame:
+    def merge_slowly(*arguments: Any) -> DataFrame:
         threads.add(threading.current_thread().name)
-        begun.set()
-        assert may_end.wait(60)
+        started.set()
+        assert may_finish.wait(60)
         return merged(*arguments)
 
     monkeypatch.setattr(cdc_compaction, "_EVERY", 2)
-    monkeypatch.setattr(cdc_compaction, "merged", slowly)
+    monkeypatch.setattr(cdc_compaction, "merged", merge_slowly)
     target.write(plain(spark, (1, 1, "U", "x")), 0)
     target.write(plain(spark, (2, 2, "U", "y")), 1)
-    assert begun.wait(60)
+    assert started.wait(60)
     target.write(plain(spark, (3, 3, "U", "z")), 2)
     assert threads == {f"compact {target.state.name}"}
-    may_end.set()
+    may_finish.set()
     _wait_for_compactions()
     state, like = target.writer._state, spark.range(1)
     assert state.rows(like).count() == 3
-    assert len(state.rows(like).inputFiles()) == 2  # the first two are one
+    assert len(state.rows(like).inputFiles()) == 2  # the first two are merged
     target.write(plain(spark, (1, 6, "D", None)), 3)
     _wait_for_compactions()
     assert target.rows("id") == [(2,), (3,)]
@@ -482,7 +478,7 @@ def test_a_batch_does_not_wait_for_the_compaction_of_the_state(
 
 
 def _wait_for_compactions() -> None:
-    """Each write has a writer of its own here."""
+    """Wait for all compactions; each write has its own writer."""
     for thread in threading.enumerate():
         if thread.name.startswith("compact "):
             thread.join(60)
