@@ -48,12 +48,12 @@ class Line:
         await_that(lambda: len(self.entered) >= count)
 
 
-def test_turns_are_taken_in_order_and_no_more_than_permitted_at_a_time(spark: SparkSession) -> None:
+def test_turns_are_in_order_and_limited_by_permits(spark: SparkSession) -> None:
     line, go, both = Line(spark, permits=2), threading.Event(), threading.Barrier(2)
     for name in ("first", "second"):
         line.join(name, lambda: go.wait(SECONDS))
     for name in "abcdef":
-        line.join(name, lambda: both.wait(SECONDS))  # leaves when another one is beside it
+        line.join(name, lambda: both.wait(SECONDS))  # leaves when another thread has a turn, too
     assert line.entered == ["first", "second"]
     assert line.admission.waiting() == 6
     go.set()
@@ -63,7 +63,7 @@ def test_turns_are_taken_in_order_and_no_more_than_permitted_at_a_time(spark: Sp
     assert line.admission.waiting() == 0
 
 
-def test_turns_beyond_their_limit_keep_nobody_waiting_unless_there_are_many(
+def test_turns_over_the_limit_do_not_block_others_unless_there_are_many(
     spark: SparkSession,
 ) -> None:
     limit_ms = 300
@@ -77,7 +77,7 @@ def test_turns_beyond_their_limit_keep_nobody_waiting_unless_there_are_many(
     assert line.admission.waiting() == 1
     first.set()
     line.await_entered(3)
-    # Much longer than the limit, not even many do.
+    # Much longer than the limit, not even many turns block others.
     line.join("stuck", lambda: first.clear() or first.wait(SECONDS))
     line.await_entered(4)
     line.join("last")
@@ -88,7 +88,7 @@ def test_turns_beyond_their_limit_keep_nobody_waiting_unless_there_are_many(
     assert line.entered == ["long", "as long", "third", "stuck", "last"]
 
 
-def test_who_is_patient_lets_others_go_ahead_until_the_patience_is_over(
+def test_patient_queries_wait_for_others_until_their_patience_expires(
     spark: SparkSession,
 ) -> None:
     line, go = Line(spark, permits=1), threading.Event()
@@ -152,19 +152,19 @@ class Queries:
 
 @pytest.fixture
 def queries(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[[int], Queries]]:
-    made: list[Queries] = []
+    created: list[Queries] = []
 
     def make(permits: int) -> Queries:
-        made.append(Queries(spark, tmp_path, permits))
-        return made[-1]
+        created.append(Queries(spark, tmp_path, permits))
+        return created[-1]
 
     yield make
-    for query in made[0].running:
+    for query in created[0].running:
         query.stop()
 
 
 @pytest.mark.parametrize("interval", ["20 milliseconds", "0 seconds"])
-def test_queries_with_data_work_in_turn(queries: Callable[[int], Queries], interval: str) -> None:
+def test_queries_with_data_take_turns(queries: Callable[[int], Queries], interval: str) -> None:
     flows, inside, measured = queries(1), threading.Lock(), threading.Event()
     overlaps: list[str] = []
 
@@ -204,7 +204,7 @@ def test_an_eager_query_waits_for_its_interval_only_without_rows(
     assert done.count("eager") > 2 * done.count("patient")
 
 
-def test_a_clock_that_is_set_back_does_not_prolong_the_pause(
+def test_pause_is_not_prolonged_when_the_clock_is_set_back(
     spark: SparkSession, queries: Callable[[int], Queries]
 ) -> None:
     query = queries(2).start("flow", interval="100 milliseconds")
@@ -218,7 +218,7 @@ def test_a_clock_that_is_set_back_does_not_prolong_the_pause(
     assert 0.1 <= time.monotonic() - began < SECONDS
 
 
-def test_an_eager_query_without_rows_looks_less_and_less_often(
+def test_eager_query_without_rows_polls_less_and_less_often(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     jvm: Any = spark._jvm
@@ -241,7 +241,7 @@ def test_an_eager_query_without_rows_looks_less_and_less_often(
         query.stop()
 
 
-def test_a_query_that_fails_or_is_stopped_gives_its_turn_away(
+def test_a_failed_or_stopped_query_releases_its_turn(
     queries: Callable[[int], Queries],
 ) -> None:
     flows, busy, go = queries(1), threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""A batch is judged once: whatever its rules see when it comes again, each row is in one table."""
+"""A batch is decided once: whatever its rules see in a retry, each row is in one table."""
 
 import json
 import os
@@ -42,8 +42,8 @@ POINTS = ("after_decision", "after_quarantine_commit", "after_target_commit")
 Write = Callable[["Tables", DataFrame, list[Any], int], None]
 
 
-class DiedError(BaseException):
-    """Stands for the end of the process."""
+class CrashError(BaseException):
+    """Simulates a crash of the process."""
 
 
 @dataclass
@@ -174,17 +174,17 @@ def play(
         points = [*POINTS, "after_state_commit"] if has_state else POINTS
         for point in [*chance.sample(points, 1 + (chance.random() < 0.3)), None]:
 
-            def dies(here: str, *_: Any, wanted: str | None = point) -> None:
-                if here == wanted:
-                    raise DiedError
+            def crash(step: str, *_: Any, crash_point: str | None = point) -> None:
+                if step == crash_point:
+                    raise CrashError
 
             df, rules = random_batch(tables.spark, chance, batch_id)
             with monkeypatch.context() as patch:
-                patch.setattr(writer, "kill_point", dies)
-                patch.setattr(cdc_writer, "kill_point", dies)
+                patch.setattr(writer, "kill_point", crash)
+                patch.setattr(cdc_writer, "kill_point", crash)
                 try:
                     write(tables, df, rules, batch_id)
-                except DiedError:
+                except CrashError:
                     continue
     everywhere = tables.ids(tables.target) + tables.ids(tables.quarantine)
     return [number for number in range(cases * ROWS) if everywhere.count(number) != 1]
@@ -192,7 +192,7 @@ def play(
 
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", WRITERS)
-def test_each_row_is_in_one_table_when_batches_die_and_the_rules_see_other_data(
+def test_each_row_is_in_one_table_when_batches_crash_and_rules_see_other_data(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     write, share = WRITERS[name]
@@ -214,21 +214,21 @@ def test_rows_are_lost_and_duplicated_when_the_decision_is_not_durable(
     tables, (write, _) = Tables(spark, tmp_path), WRITERS[name]
     df = spark.range(10).selectExpr("id", "1L AS seq")
 
-    def dies(here: str, *_: Any) -> None:
-        if here == point:
-            raise DiedError
+    def crash(step: str, *_: Any) -> None:
+        if step == point:
+            raise CrashError
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "kill_point", dies)
-        patch.setattr(cdc_writer, "kill_point", dies)
-        with pytest.raises(DiedError):
+        patch.setattr(writer, "kill_point", crash)
+        patch.setattr(cdc_writer, "kill_point", crash)
+        with pytest.raises(CrashError):
             write(tables, df, [rule("low", "id < 6")], 0)
     write(tables, df, [rule("high", "id >= 4")], 0)
     assert tables.ids(tables.quarantine) == [6, 7, 8, 9]
     assert tables.ids(tables.target) != [0, 1, 2, 3, 4, 5]
 
 
-# -- what else can have changed -----------------------------------------------------------------
+# -- other changes between attempts ---------------------------------------------------------------
 
 RULES = (rule("positive", "id % 10 <> 0"),)
 
@@ -241,18 +241,18 @@ def interrupted(
     make: Callable[..., FlowWriter] | None = None,
     **options: Any,
 ) -> None:
-    def dies(here: str, *_: Any) -> None:
-        if here == point:
-            raise DiedError
+    def crash(step: str, *_: Any) -> None:
+        if step == point:
+            raise CrashError
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "kill_point", dies)
-        with pytest.raises(DiedError):
+        patch.setattr(writer, "kill_point", crash)
+        with pytest.raises(CrashError):
             (make or harness.writer)(**options).write(df, 0)
 
 
 @pytest.mark.parametrize("point", ["after_decision", "after_quarantine_commit"])
-def test_rows_go_where_they_were_decided_to_go_when_the_rules_were_removed(
+def test_decided_rows_keep_their_table_when_the_rules_are_removed(
     spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     interrupted(harness, harness.prepare(spark.range(100), RULES), monkeypatch, point)
@@ -264,7 +264,7 @@ def test_rows_go_where_they_were_decided_to_go_when_the_rules_were_removed(
 
 
 @pytest.mark.parametrize("point", ["after_decision", "after_quarantine_commit"])
-def test_decided_rows_stay_out_of_a_dataset_that_has_the_name_of_the_quarantine_now(
+def test_decided_rows_are_not_written_to_a_dataset_named_like_the_quarantine(
     spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     interrupted(harness, harness.prepare(spark.range(100), RULES), monkeypatch, point)
@@ -280,7 +280,7 @@ def test_decided_rows_stay_out_of_a_dataset_that_has_the_name_of_the_quarantine_
     assert (result.rows_written, result.rows_quarantined) == (100, 0)
 
 
-def test_rows_are_judged_anew_when_the_files_of_a_decision_were_deleted_before_any_commit(
+def test_rows_are_decided_again_when_decision_files_are_deleted_before_any_commit(
     spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     df = harness.prepare(spark.range(100), RULES)
@@ -291,7 +291,7 @@ def test_rows_are_judged_anew_when_the_files_of_a_decision_were_deleted_before_a
     assert (harness.rows().count(), harness.bad().count()) == (90, 10)
 
 
-def test_batch_is_refused_when_the_files_of_a_decision_were_deleted_between_its_commits(
+def test_batch_fails_when_decision_files_are_deleted_between_its_commits(
     spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     df = harness.prepare(spark.range(100), RULES)
@@ -307,7 +307,7 @@ def test_batch_is_refused_when_the_files_of_a_decision_were_deleted_between_its_
 @pytest.mark.parametrize(
     ("point", "rows"), [("after_decision", (90, 10)), ("after_quarantine_commit", None)]
 )
-def test_a_batch_of_an_earlier_version_is_judged_anew_only_before_its_commits(
+def test_a_batch_of_an_earlier_version_is_decided_again_only_before_its_commits(
     spark: SparkSession,
     harness: Harness,
     monkeypatch: pytest.MonkeyPatch,
@@ -331,7 +331,7 @@ def test_a_batch_of_an_earlier_version_is_judged_anew_only_before_its_commits(
     assert (harness.rows().count(), harness.bad().count()) == rows
 
 
-def test_decision_is_dropped_when_its_file_was_not_written_to_the_end(
+def test_decision_is_dropped_when_its_file_is_truncated(
     spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     df = harness.prepare(spark.range(100), RULES)
@@ -342,7 +342,7 @@ def test_decision_is_dropped_when_its_file_was_not_written_to_the_end(
     assert (harness.rows().count(), harness.bad().count()) == (90, 10)
 
 
-def test_new_columns_are_kept_when_the_batch_that_brings_them_was_interrupted(
+def test_new_columns_are_kept_when_their_batch_was_interrupted(
     spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness.prepare(spark.range(1), RULES)
@@ -359,7 +359,7 @@ def test_new_columns_are_kept_when_the_batch_that_brings_them_was_interrupted(
 
 
 @pytest.mark.parametrize("mode", ["append", "update"])
-def test_a_batch_is_completed_when_its_table_has_more_and_wider_columns_by_then(
+def test_a_batch_is_completed_when_its_table_has_new_and_wider_columns(
     spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     make = harness.writer if mode == "append" else partial(harness.upserter, ["id"])
@@ -372,7 +372,7 @@ def test_a_batch_is_completed_when_its_table_has_more_and_wider_columns_by_then(
     assert harness.bad().where("n = id AND more IS NULL").count() == 10
 
 
-def test_a_batch_is_decided_again_when_its_table_has_other_types_before_any_commit(
+def test_a_batch_is_decided_again_when_types_change_before_any_commit(
     spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     df = harness.prepare(spark.range(100).selectExpr("id", "int(id) AS n"), RULES)
@@ -382,7 +382,7 @@ def test_a_batch_is_decided_again_when_its_table_has_other_types_before_any_comm
     assert harness.rows().where("n = string(id)").count() == 90
 
 
-def test_numbers_of_the_query_are_kept_in_an_identity_column_when_a_batch_was_interrupted(
+def test_explicit_identity_values_are_kept_when_a_batch_was_interrupted(
     spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_default = {IDENTITY_START: 1, IDENTITY_STEP: 1, IDENTITY_EXPLICIT: True}
@@ -394,7 +394,7 @@ def test_numbers_of_the_query_are_kept_in_an_identity_column_when_a_batch_was_in
     assert harness.rows().where("n = id + 1000").count() == 90
 
 
-def test_keys_stay_unique_when_another_flow_brought_them_before_the_batch_was_completed(
+def test_keys_stay_unique_when_another_flow_writes_them_before_the_retry(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = Tables(spark, tmp_path)
@@ -402,13 +402,13 @@ def test_keys_stay_unique_when_another_flow_brought_them_before_the_batch_was_co
     split = split_of(tables, df, [rule("low", "id < 15")])
     interrupted_by = {"after_quarantine_commit"}
 
-    def dies(here: str, *_: Any) -> None:
-        if here in interrupted_by:
-            raise DiedError
+    def crash(step: str, *_: Any) -> None:
+        if step in interrupted_by:
+            raise CrashError
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "kill_point", dies)
-        with pytest.raises(DiedError):
+        patch.setattr(writer, "kill_point", crash)
+        with pytest.raises(CrashError):
             UniqueWriter(spark, keys=["id"], **tables.common(split)).write(split.df, 0)
     other = {**tables.common(split), "app_id": "p/other/writer/1"}
     other["decisions"] = decision_file(spark, tmp_path, "p/other/writer/1")
@@ -421,7 +421,7 @@ def test_keys_stay_unique_when_another_flow_brought_them_before_the_batch_was_co
 
 
 class LateRows:
-    """Says which rows of a batch were late; the next attempt would say otherwise."""
+    """Returns which rows of a batch were late; the next attempt would return others."""
 
     keeps = True
 
@@ -436,7 +436,7 @@ class LateRows:
         return Refused(-1, late.select("id", reason, *nothing))
 
 
-def test_late_rows_are_kept_once_when_the_batch_that_refused_them_was_interrupted(
+def test_late_rows_are_quarantined_once_when_their_batch_was_interrupted(
     spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     df, late = harness.prepare(spark.range(100), RULES), LateRows()
@@ -451,7 +451,7 @@ def test_late_rows_are_kept_once_when_the_batch_that_refused_them_was_interrupte
 # -- fail rules ---------------------------------------------------------------------------------
 
 
-def test_batch_that_failed_is_judged_anew_and_one_that_was_committed_is_not(
+def test_a_failed_batch_is_decided_again_and_a_committed_batch_is_not(
     spark: SparkSession, harness: Harness
 ) -> None:
     strict = [rule("known", "id < 50", "fail")]
@@ -465,20 +465,20 @@ def test_batch_that_failed_is_judged_anew_and_one_that_was_committed_is_not(
     assert harness.rows().count() == 100
 
 
-def test_stateful_batch_is_evaluated_but_not_judged_when_it_is_in_the_table(
+def test_a_committed_stateful_batch_is_evaluated_without_its_rules(
     spark: SparkSession, harness: Harness
 ) -> None:
     strict = [rule("known", "id < 50", "fail")]
     harness.prepare(spark.range(100), strict)
     evaluated = spark.sparkContext.accumulator(0)
 
-    def judged(batch: DataFrame, rules: list[Any]) -> DataFrame:
+    def with_rules(batch: DataFrame, rules: list[Any]) -> DataFrame:
         split = split_rows(batch, rules)
         assert split is not None
         return split.df
 
     def stateful(rules: list[Any]) -> FlowWriter:
-        return harness.writer(stateful=True, apply_rules=lambda batch: judged(batch, rules))
+        return harness.writer(stateful=True, apply_rules=lambda batch: with_rules(batch, rules))
 
     count = F.udf(lambda n: evaluated.add(1) or n, "bigint")
     batch = spark.range(100).select(count("id").alias("id"))

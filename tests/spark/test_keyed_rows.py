@@ -1,4 +1,4 @@
-"""Rows of some keys are replaced as a dictionary would, in every way and shape of table."""
+"""Rows are replaced by key as in a dictionary, for every way and shape of a table."""
 
 import random
 from collections.abc import Callable
@@ -141,9 +141,7 @@ def test_table_equals_a_dictionary_after_random_batches(
     assert keyed.content() == expected
 
 
-def test_small_files_are_merged_when_many_batches_have_written_them(
-    spark: SparkSession, harness: Harness
-) -> None:
+def test_small_files_are_merged_after_many_batches(spark: SparkSession, harness: Harness) -> None:
     keyed = Keyed(spark, harness, SHAPES["bigint"], Way.VECTORS)
 
     def add_files(numbers: range) -> None:
@@ -219,7 +217,7 @@ def test_only_a_few_files_are_read_when_statistics_exclude_the_others(
     assert '"minValues":{"id":100' in file.stats()
 
 
-def test_files_without_statistics_are_rewritten_instead_of_marked(
+def test_files_without_statistics_are_rewritten_without_deletion_vectors(
     spark: SparkSession, harness: Harness
 ) -> None:
     keyed = Keyed(spark, harness, SHAPES["bigint"], Way.VECTORS)
@@ -236,7 +234,7 @@ def test_files_without_statistics_are_rewritten_instead_of_marked(
     assert any(file.get("deletionVector") for file in keyed.files())
 
 
-def test_keys_may_be_spelled_in_another_case(spark: SparkSession, harness: Harness) -> None:
+def test_names_of_key_columns_may_have_another_case(spark: SparkSession, harness: Harness) -> None:
     df = harness.prepare(
         spark.sql("SELECT -1 AS id, 'a' AS part, 1 AS n"), partition_cols=("part",)
     )
@@ -246,7 +244,7 @@ def test_keys_may_be_spelled_in_another_case(spark: SparkSession, harness: Harne
     assert [tuple(row) for row in harness.rows().collect()] == [(-1, "a", 2)]
 
 
-def test_nothing_is_rewritten_when_all_keys_are_new(spark: SparkSession, harness: Harness) -> None:
+def test_no_file_is_rewritten_when_all_keys_are_new(spark: SparkSession, harness: Harness) -> None:
     keyed = Keyed(spark, harness, SHAPES["partitioned"], Way.FILES)
     keyed.replace(dict.fromkeys(range(10), 0), set())
     before = {file["path"] for file in keyed.files()}
@@ -255,7 +253,9 @@ def test_nothing_is_rewritten_when_all_keys_are_new(spark: SparkSession, harness
     assert len(keyed.content()) == 20
 
 
-def test_way_follows_the_table(spark: SparkSession, harness: Harness) -> None:
+def test_way_depends_on_the_table_the_keys_and_the_number_of_rows(
+    spark: SparkSession, harness: Harness
+) -> None:
     keyed = Keyed(spark, harness, SHAPES["bigint"], Way.VECTORS)
     keyed.replace({1: 1}, set())
     txn = keyed.table.table.begin(50)

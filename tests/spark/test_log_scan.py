@@ -1,4 +1,4 @@
-"""What the log is asked directly must be what Delta itself would say."""
+"""Direct scans of the log give the same results as Delta."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ APP = "p/orders/writer/1"
 
 
 class Log:
-    """The log of one table, by both ways."""
+    """The log of one table, read directly and by Delta."""
 
     def __init__(self, spark: SparkSession, harness: Harness) -> None:
         self.spark = spark
@@ -35,23 +35,23 @@ class Log:
     def last_batch(self) -> int | None:
         return last_batch(self.delta, self.path, self.version, APP)
 
-    def deltas_last_batch(self) -> int:
+    def last_batch_of_delta(self) -> int:
         return int(self.delta.begin(self.path).txnVersion(APP))
 
     def live(self) -> set[str]:
-        """Kept from call to call; a new object must see the same."""
+        """Cached between calls; a new object must return the same files."""
         self.files = self.files or LiveFiles(self.delta, self.path)
-        kept, new = (
+        cached, new = (
             {
                 file["path"]
                 for file in self.delta.file_contents(files.all(self.delta.snapshot(self.path)))
             }
             for files in (self.files, LiveFiles(self.delta, self.path))
         )
-        assert kept == new
-        return kept
+        assert cached == new
+        return cached
 
-    def deltas_live(self) -> set[str]:
+    def live_of_delta(self) -> set[str]:
         files = self.delta.file_contents(self.delta.begin(self.path).filterFiles())
         return {file["path"] for file in files}
 
@@ -71,29 +71,33 @@ def rows(spark: SparkSession, n: int = 4) -> DataFrame:
     return spark.range(n).selectExpr("id", "id * 2 AS twice").coalesce(1)
 
 
-def test_batches_and_files_are_deltas_when_a_flow_appends(spark: SparkSession, log: Log) -> None:
+def test_last_batch_and_live_files_equal_those_of_delta_when_a_flow_appends(
+    spark: SparkSession, log: Log
+) -> None:
     df = log.harness.prepare(rows(spark))
-    assert (log.last_batch(), log.deltas_last_batch()) == (-1, -1)
-    assert log.live() == log.deltas_live() == set()
+    assert (log.last_batch(), log.last_batch_of_delta()) == (-1, -1)
+    assert log.live() == log.live_of_delta() == set()
     writer = log.harness.writer()
     for batch in range(3):
         writer.write(df, batch)
-        assert log.last_batch() == log.deltas_last_batch() == batch
-    assert log.live() == log.deltas_live()
+        assert log.last_batch() == log.last_batch_of_delta() == batch
+    assert log.live() == log.live_of_delta()
     assert len(log.live()) == 3
     assert log.start() == 0
     assert _streamed(spark, log, 0) == 12
 
 
-def test_nothing_is_said_when_the_log_is_too_long_or_gone(spark: SparkSession, log: Log) -> None:
+def test_scans_fail_or_return_none_when_the_log_is_too_long_or_damaged(
+    spark: SparkSession, log: Log
+) -> None:
     df = log.harness.prepare(rows(spark))
     log.harness.writer().write(df, 0)
     other = log.harness.writer(app_id="p/other/writer/1")
     for batch in range(20):
         other.write(df, batch)
     assert log.last_batch() is None
-    assert log.deltas_last_batch() == 0
-    assert log.live() == log.deltas_live()
+    assert log.last_batch_of_delta() == 0
+    assert log.live() == log.live_of_delta()
     assert log.start() == 0
     version = log.version
     folder = log.harness.root / "orders" / "_delta_log"
@@ -106,7 +110,7 @@ def test_nothing_is_said_when_the_log_is_too_long_or_gone(spark: SparkSession, l
     assert append_only_start(log.delta, log.path, version) is None
 
 
-def test_a_stream_starts_with_a_snapshot_when_the_partitions_changed(
+def test_append_only_start_is_none_when_the_partitions_changed(
     spark: SparkSession, log: Log
 ) -> None:
     log.harness.prepare(rows(spark))
@@ -114,10 +118,12 @@ def test_a_stream_starts_with_a_snapshot_when_the_partitions_changed(
     df = log.harness.prepare(rows(spark), partition_cols=("twice",))
     log.harness.writer().write(df, 0)
     assert log.start() is None
-    assert log.live() == log.deltas_live()
+    assert log.live() == log.live_of_delta()
 
 
-def test_files_are_deltas_when_old_commits_were_cleaned_up(spark: SparkSession, log: Log) -> None:
+def test_live_files_equal_those_of_delta_when_old_commits_are_cleaned_up(
+    spark: SparkSession, log: Log
+) -> None:
     df = log.harness.prepare(rows(spark))
     writer = log.harness.writer()
     for batch in range(3):
@@ -126,10 +132,10 @@ def test_files_are_deltas_when_old_commits_were_cleaned_up(spark: SparkSession, 
     (log.harness.root / "orders" / "_delta_log" / f"{0:020d}.json").unlink()
     log.delta.jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
     assert len(log.live()) == 3
-    assert log.live() == log.deltas_live()
+    assert log.live() == log.live_of_delta()
 
 
-def test_files_of_a_checkpoint_are_those_of_delta(spark: SparkSession, log: Log) -> None:
+def test_live_files_of_a_checkpoint_equal_those_of_delta(spark: SparkSession, log: Log) -> None:
     properties = {"delta.enableDeletionVectors": "true"}
     values = "id", "IF(id = 0, NULL, concat('a b%/', id % 2)) AS part", "id * 2 AS twice"
     df = log.harness.prepare(
@@ -158,7 +164,9 @@ def test_files_of_a_checkpoint_are_those_of_delta(spark: SparkSession, log: Log)
         writer.write(df, batch)
 
 
-def test_delta_reads_checkpoints_that_are_damaged(spark: SparkSession, log: Log) -> None:
+def test_damaged_checkpoint_is_an_error_only_when_commits_are_missing(
+    spark: SparkSession, log: Log
+) -> None:
     df = log.harness.prepare(rows(spark))
     log.harness.writer().write(df, 0)
     log.delta.log(log.path).checkpoint()
@@ -183,7 +191,7 @@ def test_delta_reads_checkpoints_that_are_damaged(spark: SparkSession, log: Log)
         "ALTER TABLE {t} ADD COLUMNS (more INT)",
     ],
 )
-def test_appends_alone_do_not_give_the_rows_when_the_table_was_changed(
+def test_append_only_start_is_none_when_the_table_was_changed(
     spark: SparkSession, log: Log, change: str
 ) -> None:
     writer = log.harness.writer
@@ -191,10 +199,10 @@ def test_appends_alone_do_not_give_the_rows_when_the_table_was_changed(
     writer().write(df, 0)
     log.sql(change)
     assert log.start() is None
-    assert log.live() == log.deltas_live()
+    assert log.live() == log.live_of_delta()
 
 
-def test_deletion_vectors_are_told_apart_when_rows_are_deleted(
+def test_live_files_equal_those_of_delta_when_files_have_deletion_vectors(
     spark: SparkSession, log: Log
 ) -> None:
     properties = {"delta.enableDeletionVectors": "true"}
@@ -203,32 +211,28 @@ def test_deletion_vectors_are_told_apart_when_rows_are_deleted(
     log.sql("DELETE FROM {t} WHERE id = 1")
     log.sql("DELETE FROM {t} WHERE id = 2")
     assert log.start() is None
-    assert log.live() == log.deltas_live()
+    assert log.live() == log.live_of_delta()
     assert len(log.live()) == 1
 
 
-def test_older_commits_are_not_read_when_a_compaction_replaced_their_files(
-    spark: SparkSession, log: Log
-) -> None:
+def test_live_files_equal_those_of_delta_after_a_compaction(spark: SparkSession, log: Log) -> None:
     df = log.harness.prepare(rows(spark))
     writer = log.harness.writer()
     for batch in range(3):
         writer.write(df, batch)
     log.sql("OPTIMIZE {t}")
-    assert log.live() == log.deltas_live()
+    assert log.live() == log.live_of_delta()
     assert len(log.live()) == 1
     assert log.start() is None
 
 
-def test_a_stream_starts_after_the_reset_when_a_table_was_reset(
-    spark: SparkSession, log: Log
-) -> None:
+def test_append_only_start_is_after_the_reset_of_a_table(spark: SparkSession, log: Log) -> None:
     df = log.harness.prepare(rows(spark))
     writer = log.harness.writer()
     writer.write(df, 0)
     reset_table(spark, log.harness.target)
-    assert log.live() == log.deltas_live() == set()
-    assert log.start() is None  # Nothing is there yet that a stream could start from.
+    assert log.live() == log.live_of_delta() == set()
+    assert log.start() is None  # A stream cannot start from an empty table.
     prepare_table(spark, log.harness.target, TableSpec(schema=df.schema, comment="again"))
     assert log.start() == 3
     writer.write(df, 1)
@@ -236,7 +240,7 @@ def test_a_stream_starts_after_the_reset_when_a_table_was_reset(
     assert _streamed(spark, log, 3) == 4
 
 
-def test_files_are_those_of_the_last_refresh_when_a_view_was_replaced(
+def test_live_files_equal_those_of_delta_when_a_view_was_replaced(
     spark: SparkSession, log: Log
 ) -> None:
     df = log.harness.prepare(rows(spark))
@@ -244,18 +248,18 @@ def test_files_are_those_of_the_last_refresh_when_a_view_was_replaced(
     for turn in range(25):
         writer.write_batch(df, fingerprint=f"{turn}")
     assert log.version > 20
-    assert log.live() == log.deltas_live()
+    assert log.live() == log.live_of_delta()
     assert log.start() is None
     assert log.harness.rows().count() == 4
 
 
 def _streamed(spark: SparkSession, log: Log, start: int) -> int:
     stream = spark.readStream.format("delta").option("startingVersion", start).load(log.path)
-    found: list[int] = []
+    counts: list[int] = []
     query = (
-        stream.writeStream.foreachBatch(lambda df, _: found.append(df.count()))
+        stream.writeStream.foreachBatch(lambda df, _: counts.append(df.count()))
         .trigger(availableNow=True)
         .start()
     )
     assert query.awaitTermination(60)
-    return sum(found)
+    return sum(counts)

@@ -1,4 +1,4 @@
-"""Small files are merged without Delta's OPTIMIZE, and by it where files need more."""
+"""Small files are merged without Delta's OPTIMIZE, except where it is needed."""
 
 import json
 from collections.abc import Iterator
@@ -66,7 +66,9 @@ def no_optimize(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ", 'delta.enableDeletionVectors' = 'true', 'delta.autoOptimize.optimizeWrite' = 'true'",
     ],
 )
-def test_files_of_each_partition_become_one(spark: Any, tmp_path: Path, properties: str) -> None:
+def test_files_of_each_partition_are_merged_into_one(
+    spark: Any, tmp_path: Path, properties: str
+) -> None:
     table = Table(spark, tmp_path / "rows", properties)
     for number in range(4):
         table.add(number * 10)
@@ -96,7 +98,7 @@ def test_files_of_each_partition_become_one(spark: Any, tmp_path: Path, properti
 
 
 @pytest.mark.usefixtures("no_optimize")
-def test_groups_are_not_larger_than_a_file_should_be(
+def test_merged_files_are_not_larger_than_the_target_size(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(5):
@@ -109,7 +111,7 @@ def test_groups_are_not_larger_than_a_file_should_be(
     assert len(table.rows()) == 50
 
 
-def test_deltas_optimize_merges_what_needs_more_or_is_large(
+def test_optimize_of_delta_is_used_for_large_groups_and_row_tracking(
     table: Table, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     statements: list[str] = []
@@ -135,7 +137,9 @@ def test_deltas_optimize_merges_what_needs_more_or_is_large(
     assert len(table.rows()) == 30
 
 
-def test_other_writers_are_not_overwritten(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_of_other_writers_are_not_overwritten(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table.add(0)
     table.add(10)
     commit = DeltaJvm.commit

@@ -1,4 +1,4 @@
-"""Writers that keep to Delta's protocol beside ours: no commit of anyone is overwritten."""
+"""Concurrent writers that follow Delta's protocol: no commit is overwritten."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def publish(
     log.write(jvm.org.apache.hadoop.fs.Path(str(path)), lines.iterator(), overwrite, conf)
 
 
-def test_version_is_refused_when_it_exists(spark: SparkSession, tmp_path: Path) -> None:
+def test_commit_of_an_existing_version_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     version = tmp_path / "00000000000000000001.json"
     publish(spark, version, "a\nb")
     assert version.read_text() == "a\nb\n"
@@ -50,7 +50,7 @@ def test_version_is_refused_when_it_exists(spark: SparkSession, tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")] == []
 
 
-def test_listing_of_a_log_is_that_of_delta(spark: SparkSession, tmp_path: Path) -> None:
+def test_log_listing_equals_that_of_delta(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "a b%20ü" / "_delta_log"
     (folder / "_sidecars").mkdir(parents=True)
     names = [f"{version:020d}.{kind}" for version in range(4) for kind in ("json", "crc")]
@@ -64,10 +64,10 @@ def test_listing_of_a_log_is_that_of_delta(spark: SparkSession, tmp_path: Path) 
     def listed(store: Any, name: str) -> list[str]:
         start = jvm.org.apache.hadoop.fs.Path(folder.as_posix(), name)
         files = store.listFrom(start, conf)
-        found = []
+        files_listed = []
         while files.hasNext():
-            found.append(str(files.next()))  # path, length and times
-        return found
+            files_listed.append(str(files.next()))  # path, length and times
+        return files_listed
 
     for name in (f"{0:020d}.json", f"{2:020d}.", f"{9:020d}.json", "_"):
         assert listed(ours, name) == listed(deltas, name), name
@@ -86,7 +86,7 @@ def test_listing_of_a_log_is_that_of_delta(spark: SparkSession, tmp_path: Path) 
         ({"size": 3}, True),
     ],
 )
-def test_listing_needs_no_names_when_it_begins_at_the_last_checkpoint(
+def test_log_listing_omits_the_folder_when_it_starts_at_the_last_checkpoint(
     spark: SparkSession, tmp_path: Path, checkpoint: dict[str, Any], whole: bool
 ) -> None:
     folder = tmp_path / "_delta_log"
@@ -102,10 +102,10 @@ def test_listing_needs_no_names_when_it_begins_at_the_last_checkpoint(
 
     def listed(name: str) -> list[str]:
         files = ours.listFrom(jvm.org.apache.hadoop.fs.Path(folder.as_posix(), name), conf)
-        found = []
+        files_listed = []
         while files.hasNext():
-            found.append(str(files.next().getPath().getName()))
-        return [name for name in found if not name.startswith("_")]
+            files_listed.append(str(files.next().getPath().getName()))
+        return [name for name in files_listed if not name.startswith("_")]
 
     def present(first: int) -> list[str]:
         return sorted(path.name for path in folder.glob("0*") if int(path.name[:20]) >= first)
@@ -120,18 +120,18 @@ def test_listing_needs_no_names_when_it_begins_at_the_last_checkpoint(
 
 
 def race(spark: SparkSession, folder: Path, store: str) -> tuple[list[int], list[int]]:
-    """Versions that two writers took for theirs: one with a log store of Delta, and delta-rs.
+    """Versions that each of two writers committed: one with a log store, one as delta-rs does.
 
-    The other writer links its files as delta-rs does: at the same moment, or, which is worse, as
-    soon as there is a draft of the version.
+    The other writer links its files at the same time, or, which is worse, as soon as there is a
+    draft of the version.
     """
-    won: list[int] = []
+    theirs: list[int] = []
     ours: list[int] = []
-    draft = folder / "outside"
-    draft.write_text("outside\n")
+    draft = folder / "other_writer"
+    draft.write_text("other_writer\n")
     begin = threading.Barrier(2)
 
-    def outside() -> None:
+    def other_writer() -> None:
         for number in range(ROUNDS):
             version = folder / f"{number:020d}.json"
             begin.wait()
@@ -141,11 +141,11 @@ def race(spark: SparkSession, folder: Path, store: str) -> tuple[list[int], list
                     break
             try:
                 os.link(draft, version)
-                won.append(number)
+                theirs.append(number)
             except FileExistsError:
                 pass
 
-    thread = threading.Thread(target=outside)
+    thread = threading.Thread(target=other_writer)
     thread.start()
     for number in range(ROUNDS):
         begin.wait()
@@ -155,28 +155,28 @@ def race(spark: SparkSession, folder: Path, store: str) -> tuple[list[int], list
         except Exception as error:
             assert "FileAlreadyExistsException" in str(error)
     thread.join()
-    return ours, won
+    return ours, theirs
 
 
-def test_one_of_two_writers_wins_each_version_when_they_publish_at_the_same_moment(
+def test_exactly_one_of_two_concurrent_writers_commits_each_version(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    ours, won = race(spark, tmp_path, LINK)
-    assert sorted(won + ours) == list(range(ROUNDS))
+    ours, theirs = race(spark, tmp_path, LINK)
+    assert sorted(theirs + ours) == list(range(ROUNDS))
     for number in range(ROUNDS):
         text = (tmp_path / f"{number:020d}.json").read_text()
-        assert text == ("outside\n" if number in won else "ours\n")
+        assert text == ("other_writer\n" if number in theirs else "ours\n")
 
 
 def test_commits_are_overwritten_with_the_log_store_of_delta(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """What the race finds without our log store."""
-    ours, won = race(spark, tmp_path, "io.delta.storage.LocalLogStore")
-    assert set(ours) & set(won)
+    """The negative control: the race detects overwritten commits."""
+    ours, theirs = race(spark, tmp_path, "io.delta.storage.LocalLogStore")
+    assert set(ours) & set(theirs)
 
 
-def test_version_is_readable_when_the_checksum_of_a_deleted_file_is_left(
+def test_version_is_readable_when_a_checksum_of_a_deleted_file_remains(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     (tmp_path / ".00000000000000000001.json.crc").write_bytes(b"crc\0\0\0\x02\0\1\2\3\4")
@@ -188,7 +188,7 @@ def test_version_is_readable_when_the_checksum_of_a_deleted_file_is_left(
 
 
 @pytest.mark.parametrize("action", ["append", "delete", "optimize"])
-def test_both_commits_are_in_when_another_engine_commits_while_a_batch_is_written(
+def test_both_commits_are_kept_when_another_engine_commits_during_a_batch(
     spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch, action: str
 ) -> None:
     df = harness.prepare(spark.range(20).coalesce(1), (rule("positive", "id % 10 <> 0"),))
@@ -212,11 +212,11 @@ def test_both_commits_are_in_when_another_engine_commits_while_a_batch_is_writte
         assert writer.write(df, 2).version == 4
     numbers = sorted(row[0] for row in harness.rows().collect())
     once = [number for number in range(20) if number % 10]
-    wanted = {
+    expected = {
         "append": [*once * 3, 100],
         "delete": [*[n for n in once if n != 1] * 3, 1],
         "optimize": once * 3,
     }
-    assert numbers == sorted(wanted[action])
+    assert numbers == sorted(expected[action])
     assert writer.write(df, 2).replayed
     assert not writer.write(df, 3).replayed

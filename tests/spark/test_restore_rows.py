@@ -55,7 +55,7 @@ def table(spark: Any, tmp_path: Path) -> Table:
     return Table(spark, tmp_path / "rows")
 
 
-def test_any_version_is_restored(table: Table, spark: Any) -> None:
+def test_every_version_can_be_restored(table: Table, spark: Any) -> None:
     delta = DeltaJvm(spark)
     spark.sql(f"DELETE FROM {table.name} WHERE id = 4")
     table.add(9)
@@ -99,7 +99,9 @@ def test_columns_and_properties_are_restored(table: Table, spark: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["enableRowTracking", "appendOnly"])
-def test_delta_restores_what_only_its_command_can(spark: Any, tmp_path: Path, name: str) -> None:
+def test_restore_command_of_delta_is_used_when_table_features_need_it(
+    spark: Any, tmp_path: Path, name: str
+) -> None:
     table = Table(spark, tmp_path / "rows", f"TBLPROPERTIES ('delta.{name}' = 'true')")
     table.add(9)
     assert not DeltaJvm(spark).restore(str(table.path), 1)
@@ -108,7 +110,7 @@ def test_delta_restores_what_only_its_command_can(spark: Any, tmp_path: Path, na
     assert table.rows() == rows
 
 
-def test_a_version_whose_files_are_gone_is_refused(table: Table, spark: Any) -> None:
+def test_version_with_deleted_files_is_refused(table: Table, spark: Any) -> None:
     version = table.version
     spark.sql(f"DELETE FROM {table.name}")
     next(table.path.rglob("*.parquet")).unlink()
@@ -118,7 +120,7 @@ def test_a_version_whose_files_are_gone_is_refused(table: Table, spark: Any) -> 
     assert table.version == newest
 
 
-def test_a_commit_of_another_writer_fails_the_restore(
+def test_restore_fails_when_another_writer_commits(
     table: Table, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = table.version

@@ -1,4 +1,4 @@
-"""The rows that a selection means are found by Spark where readers without Spark see them."""
+"""Spark selects the same rows as readers without Spark."""
 
 import json
 from pathlib import Path
@@ -24,9 +24,9 @@ class Quarantine:
         self.spark = spark
         self.struct = struct
         self.browser = TableBrowser(root.as_uri())
-        self.place = str(root / "tables" / "c" / "s" / "t_quarantine")
+        self.path = str(root / "tables" / "c" / "s" / "t_quarantine")
         spark.sql(
-            f"CREATE TABLE delta.`{self.place}` (id BIGINT, part STRING, "
+            f"CREATE TABLE delta.`{self.path}` (id BIGINT, part STRING, "
             f"{struct} STRUCT<file_path: STRING>, _failed_rules ARRAY<STRING>, _row STRING, "
             "_source STRING) USING delta PARTITIONED BY (part) TBLPROPERTIES "
             f"('delta.columnMapping.mode' = '{mapping}', 'delta.enableDeletionVectors' = 'false')"
@@ -41,27 +41,27 @@ class Quarantine:
             F.expr("to_json(named_struct('id', id))").alias("_row"),
             F.lit(None).cast("string").alias("_source"),
         )
-        rows.coalesce(1).write.format("delta").mode("append").save(self.place)
+        rows.coalesce(1).write.format("delta").mode("append").save(self.path)
 
     def ids(self) -> dict[int, str]:
         page = self.browser.quarantine("c.s.t", None, limit=100)
-        return {json.loads(one["row"])["id"]: one["id"] for one in page["rows"]}
+        return {json.loads(row["row"])["id"]: row["id"] for row in page["rows"]}
 
     def select(self, **chosen: Any) -> tuple[set[int], set[int], int]:
-        """Ids of the rows that are meant, of the others in their files, and how many files."""
-        quarantine = TableRef(self.place, "t_quarantine")
+        """Ids of the selected rows, of the others in their files, and the number of files."""
+        quarantine = TableRef(self.path, "t_quarantine")
         search = RowSearch(DeltaJvm(self.spark), quarantine, RowSelection(**chosen))
-        found = search.find(["gone"])
-        if found.rows is None:
-            return set(), set(), len(found.files)
-        assert found.rows.columns[:3] == ["id", "part", self.struct]
-        rows = found.rows.select("id", SELECTED).collect()
+        result = search.find(["gone"])
+        if result.rows is None:
+            return set(), set(), len(result.files)
+        assert result.rows.columns[:3] == ["id", "part", self.struct]
+        rows = result.rows.select("id", SELECTED).collect()
         assert len({row[0] for row in rows}) == len(rows)
-        meant = {row[0] for row in rows if row[1]}
-        return meant, {row[0] for row in rows} - meant, len(found.files)
+        selected = {row[0] for row in rows if row[1]}
+        return selected, {row[0] for row in rows} - selected, len(result.files)
 
 
-def test_rows_are_those_of_the_ids_when_files_have_partitions_and_vectors(
+def test_rows_are_selected_by_id_when_files_have_partitions_and_vectors(
     spark: Any, tmp_path: Path
 ) -> None:
     quarantine = Quarantine(spark, tmp_path / "storage", "struct", "name")
@@ -75,26 +75,26 @@ def test_rows_are_those_of_the_ids_when_files_have_partitions_and_vectors(
     assert quarantine.select(rules=("odd, or", "gone"))[0] == {0, 3, 12, 15}
     assert quarantine.select(where="id = NULL") == (set(), set(), 0)
 
-    place = f"delta.`{quarantine.place}`"
-    spark.sql(f"ALTER TABLE {place} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
-    spark.sql(f"DELETE FROM {place} WHERE id IN (0, 2, 13)")
-    left = quarantine.ids()
-    # A vector leaves the other rows of a file where they are.
-    assert left == {number: ids[number] for number in ids.keys() - {0, 2, 13}}
-    assert quarantine.select(rows=tuple(left.values())) == (set(left), set(), 4)
-    some = tuple(left[number] for number in (3, 4, 12))
-    fits = quarantine.select(rows=some, rules=("odd, or",), where="part = 'a b/%0'")
+    path = f"delta.`{quarantine.path}`"
+    spark.sql(f"ALTER TABLE {path} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+    spark.sql(f"DELETE FROM {path} WHERE id IN (0, 2, 13)")
+    remaining = quarantine.ids()
+    # A deletion vector does not move the other rows of a file.
+    assert remaining == {number: ids[number] for number in ids.keys() - {0, 2, 13}}
+    assert quarantine.select(rows=tuple(remaining.values())) == (set(remaining), set(), 4)
+    ids_of_rows = tuple(remaining[number] for number in (3, 4, 12))
+    fits = quarantine.select(rows=ids_of_rows, rules=("odd, or",), where="part = 'a b/%0'")
     assert fits == ({12}, {10, 14}, 1)
     with pytest.raises(PlanError, match=r"QUARANTINE_ROWS_GONE\] 1 of the 3 selected rows"):
         quarantine.select(rows=three)
 
 
-def test_a_selection_is_refused_in_words_when_it_cannot_be_used(spark: Any, tmp_path: Path) -> None:
+def test_invalid_selection_is_refused_with_a_message(spark: Any, tmp_path: Path) -> None:
     quarantine = Quarantine(spark, tmp_path / "storage", "_metadata", "none")
     quarantine.add(0)
     assert quarantine.select(where="_metadata.file_path = 'mine' AND id = 3")[0] == {3}
     assert quarantine.select(rows=(quarantine.ids()[3],))[0] == {3}
-    for chosen, said, hint in (
+    for chosen, message, hint in (
         ({"where": "id ="}, "Syntax error", "columns: id, part, _metadata, _failed_rules, _row"),
         ({"where": "idd = 1"}, "idd", "did you mean 'id'?"),
         ({"where": "id"}, "it is BIGINT, not a BOOLEAN", ""),
@@ -107,5 +107,5 @@ def test_a_selection_is_refused_in_words_when_it_cannot_be_used(spark: Any, tmp_
     ):
         with pytest.raises((SpecError, PlanError)) as caught:
             quarantine.select(**chosen)
-        assert said in caught.value.message, chosen
+        assert message in caught.value.message, chosen
         assert hint in (caught.value.hint or ""), chosen

@@ -1,4 +1,4 @@
-"""What makes small batches fast changes neither their rows nor the statistics of their files."""
+"""Optimizations of small batches change neither their rows nor the statistics of their files."""
 
 import json
 import shutil
@@ -35,13 +35,13 @@ def test_files_of_a_batch_are_listed_without_a_query(
     for start in (0, 10):
         rows = spark.range(start, start + 10).withColumn("part", F.col("id") % 3)
         rows.write.format("delta").mode("append").partitionBy("part").save(source)
-    seen: list[int] = []
+    ids: list[int] = []
     stream = spark.readStream.format("delta").load(source).where(condition).writeStream
-    stream = stream.foreachBatch(lambda df, _: seen.extend(row.id for row in df.collect()))
+    stream = stream.foreachBatch(lambda df, _: ids.extend(row.id for row in df.collect()))
     stream = stream.option("checkpointLocation", str(tmp_path / "checkpoint"))
     query: Any = stream.trigger(availableNow=True).start()
     query.awaitTermination()
-    assert sorted(seen) == sorted(expected)
+    assert sorted(ids) == sorted(expected)
     plan = query._jsq.streamingQuery().lastExecution().optimizedPlan()
     files = plan.collectLeaves().head().relation().location()
     assert files.getClass().getName() == "penstock.delta.BatchFiles$Index"
@@ -113,15 +113,15 @@ def _indexes(df: DataFrame) -> set[str]:
 
 def _read(spark: SparkSession, source: str, folder: Path, *columns: str) -> tuple[list[Any], Any]:
     """The rows of a stream with its columns, and Spark's query after its last batch."""
-    seen: list[Any] = []
+    rows: list[Any] = []
     stream = spark.readStream.format("delta").load(source)
     if columns:
         stream = stream.selectExpr(*columns)
-    writer = stream.writeStream.foreachBatch(lambda df, _: seen.extend(map(tuple, df.collect())))
+    writer = stream.writeStream.foreachBatch(lambda df, _: rows.extend(map(tuple, df.collect())))
     writer = writer.option("checkpointLocation", str(folder))
     query: Any = writer.trigger(availableNow=True).start()
     query.awaitTermination()
-    return seen, query
+    return rows, query
 
 
 def _leaf(query: Any) -> str:
@@ -132,8 +132,8 @@ def _leaf(query: Any) -> str:
 def test_streams_share_the_rows_of_small_files(spark: SparkSession, tmp_path: Path) -> None:
     source = str(tmp_path / "source")
     table = f"delta.`{source}`"
-    moment = "TIMESTAMP'1899-12-31 23:59:59' AS at"
-    values = "id", "named_struct('a', id, 'b', array('x', NULL)) AS s", moment, "1.50BD AS d"
+    timestamp = "TIMESTAMP'1899-12-31 23:59:59' AS at"
+    values = "id", "named_struct('a', id, 'b', array('x', NULL)) AS s", timestamp, "1.50BD AS d"
     spark.range(3).selectExpr(*values, "CAST(NULL AS STRING) AS text").coalesce(1).write.format(
         "delta"
     ).save(source)
@@ -166,9 +166,7 @@ def test_shared_rows_have_the_columns_and_types_of_the_table(
     assert _leaf(query) == "LogicalRDD"
 
 
-def test_rows_that_need_little_space_in_their_file_are_scanned(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_rows_of_strongly_compressed_files_are_scanned(spark: SparkSession, tmp_path: Path) -> None:
     source = str(tmp_path / "source")
     alike = spark.range(200).selectExpr("0 AS id", "repeat('x', 10000) AS text")
     alike.coalesce(1).write.format("delta").save(source)
@@ -182,7 +180,9 @@ def test_rows_that_need_little_space_in_their_file_are_scanned(
         assert file.resolve() not in {entry.resolve() for entry in descriptors.iterdir()}
 
 
-def test_queries_that_need_the_file_of_a_row_scan_it(spark: SparkSession, tmp_path: Path) -> None:
+def test_files_are_scanned_when_a_query_needs_the_name_of_the_file(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     source = str(tmp_path / "source")
     spark.range(2).coalesce(1).write.format("delta").save(source)
     (file,) = (path.name for path in Path(source).glob("*.parquet"))
@@ -191,7 +191,7 @@ def test_queries_that_need_the_file_of_a_row_scan_it(spark: SparkSession, tmp_pa
     assert _leaf(query) == "LogicalRelation"
 
 
-def test_a_missing_small_file_fails_as_any_other(spark: SparkSession, tmp_path: Path) -> None:
+def test_missing_small_file_fails_the_query(spark: SparkSession, tmp_path: Path) -> None:
     source = str(tmp_path / "source")
     spark.range(2).coalesce(1).write.format("delta").save(source)
     (file,) = Path(source).glob("*.parquet")
@@ -205,8 +205,8 @@ def test_statistics_are_those_of_the_batch_that_was_written(
     spark: SparkSession, harness: Harness, rules: bool
 ) -> None:
     def batch(number: int) -> DataFrame:
-        moment = F.lit("2026-11-01T00:00:00Z").cast("timestamp")
-        return spark.range(number, number + 3).select("id", moment.alias("at")).coalesce(1)
+        timestamp = F.lit("2026-11-01T00:00:00Z").cast("timestamp")
+        return spark.range(number, number + 3).select("id", timestamp.alias("at")).coalesce(1)
 
     applied = [rule("small", "id < 100")] if rules else []
     writer_of = harness.prepare(batch(0), applied)
@@ -302,7 +302,7 @@ def test_few_rows_are_computed_once_and_kept_on_the_driver(spark: SparkSession, 
     assert [tuple(row)[:2] + tuple(row)[3:] for row in first] == [tuple(row) for row in expected]
 
 
-def test_many_rows_stay_with_the_tasks(
+def test_many_rows_are_persisted_by_the_tasks(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept, "_DRIVER_BYTES", 4_000)
@@ -349,7 +349,7 @@ def test_rows_are_counted_by_rule_and_destination(
         frame.unpersist()
 
 
-def test_a_batch_that_fails_is_not_kept(spark: SparkSession) -> None:
+def test_failed_batch_is_not_persisted(spark: SparkSession) -> None:
     before = spark.sparkContext._jsc.getPersistentRDDs().size()
     batch = spark.range(3).selectExpr("raise_error('broken') AS x")
     with pytest.raises(Exception, match="broken"):
@@ -357,7 +357,7 @@ def test_a_batch_that_fails_is_not_kept(spark: SparkSession) -> None:
     assert spark.sparkContext._jsc.getPersistentRDDs().size() == before
 
 
-def test_an_update_without_rows_leaves_the_table_as_it_is(
+def test_update_batch_without_rows_does_not_change_the_table(
     spark: SparkSession, harness: Harness
 ) -> None:
     rows = spark.createDataFrame([(1, "a"), (2, "b")], "id BIGINT, name STRING")
@@ -369,7 +369,9 @@ def test_an_update_without_rows_leaves_the_table_as_it_is(
     assert sorted(tuple(row) for row in harness.rows().collect()) == [(1, "a"), (2, "c")]
 
 
-def test_the_newest_version_is_known_whoever_wrote_it(spark: SparkSession, tmp_path: Path) -> None:
+def test_newest_version_is_known_after_commits_of_other_writers(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     path, delta = str(tmp_path / "t"), DeltaJvm(spark)
 
     def create(name: str) -> None:
@@ -408,9 +410,7 @@ def test_the_newest_version_is_known_whoever_wrote_it(spark: SparkSession, tmp_p
     assert snapshot.logSegment().deltas().size() == 13
 
 
-def test_a_table_that_was_replaced_meanwhile_is_noticed(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_replaced_table_is_detected(spark: SparkSession, tmp_path: Path) -> None:
     path, delta = tmp_path / "t", DeltaJvm(spark)
     for name in ("t", "u"):
         for number in range(3):

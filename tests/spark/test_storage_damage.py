@@ -80,7 +80,9 @@ class Damaged:
     warnings: list[str]
 
     def failure(self, flow: str) -> PenstockError:
-        (error,) = (each for each in self.second.failures if getattr(each, "flow", "torn") == flow)
+        (error,) = (
+            failure for failure in self.second.failures if getattr(failure, "flow", "torn") == flow
+        )
         return error
 
 
@@ -94,8 +96,8 @@ def damaged(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Damaged:
         shutil.copytree(storage, saved, symlinks=True)
         # From here on the pipeline has another name: its flows keep the identity of their writers.
         (project.root / "penstock.yaml").write_text("name: renamed\n", encoding="utf-8")
-        for flow, break_it in _damages(project, storage).items():
-            break_it(flow)
+        for flow, damage in _damages(project, storage).items():
+            damage(flow)
         _forget_snapshots(project)
         kinds = {trouble.flow: trouble.kind for trouble in _troubles(project)}
         before = _log(project, "torn")
@@ -107,7 +109,7 @@ def damaged(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Damaged:
 
 
 def _forget_snapshots(project: Project) -> None:
-    """As a new process would have it."""
+    """As in a new process."""
     project.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
 
 
@@ -117,7 +119,11 @@ def _log(project: Project, table: str) -> list[bytes]:
 
 
 def _troubles(project: Project) -> list[Any]:
-    return [one for one in examine(load_settings(project.root)) if one.severity.value == "error"]
+    return [
+        finding
+        for finding in examine(load_settings(project.root))
+        if finding.severity.value == "error"
+    ]
 
 
 def _damages(project: Project, storage: Path) -> dict[str, Callable[[str], Any]]:
@@ -127,17 +133,17 @@ def _damages(project: Project, storage: Path) -> dict[str, Callable[[str], Any]]
         file.with_suffix(".crc").unlink(missing_ok=True)
 
     def checkpoint(flow: str) -> Path:
-        (place,) = (storage / "checkpoints" / flow).iterdir()
-        return place
+        (folder,) = (storage / "checkpoints" / flow).iterdir()
+        return folder
 
     def plan_torn(flow: str) -> None:
         # As after a loss of power that took the newest files of the table, of Spark and the note:
         # the batch runs again.
-        place = checkpoint(flow)
-        (place / "committed.json").unlink()
-        (place / "commits" / "1").unlink()
+        folder = checkpoint(flow)
+        (folder / "committed.json").unlink()
+        (folder / "commits" / "1").unlink()
         forget_newest(project.path(flow))
-        os.truncate(place / "offsets" / "1", 5)
+        os.truncate(folder / "offsets" / "1", 5)
 
     def remove(flow: str, *names: str) -> None:
         for name in names:
@@ -162,7 +168,7 @@ def _damages(project: Project, storage: Path) -> dict[str, Callable[[str], Any]]
     }
 
 
-def test_every_flow_with_a_damage_fails_by_itself(damaged: Damaged):
+def test_each_damaged_flow_fails_with_its_own_error(damaged: Damaged):
     assert damaged.first.state is UpdateState.COMPLETED, damaged.first.failures
     assert damaged.second.state is UpdateState.FAILED
     assert {
@@ -183,7 +189,7 @@ def test_every_flow_with_a_damage_fails_by_itself(damaged: Damaged):
     assert damaged.second.skipped == ("below",)
 
 
-def test_batches_without_rows_and_a_restore_are_no_damage(damaged: Damaged):
+def test_batches_without_rows_and_a_restore_are_not_errors(damaged: Damaged):
     assert set(damaged.second.completed) == {"restored", "filtered", "uncommitted"}
     assert damaged.project.rows("uncommitted", "id") == [(number,) for number in range(5)]
     assert damaged.project.rows("filtered", "id") == [(0,), (1,)]
@@ -192,7 +198,7 @@ def test_batches_without_rows_and_a_restore_are_no_damage(damaged: Damaged):
     assert "penstock backfill restored" in warning
 
 
-def test_each_failure_names_batches_and_commands(damaged: Damaged):
+def test_each_error_names_batches_and_commands(damaged: Damaged):
     behind = damaged.failure("behind")
     assert (
         'The rows of batch 1 are missing: from {"logOffset":0} to {"logOffset":1}' in behind.message
@@ -210,7 +216,7 @@ def test_each_failure_names_batches_and_commands(damaged: Damaged):
     assert "--full-refresh" in (damaged.failure("unstated").hint or "")
 
 
-def test_the_doctor_finds_the_same(damaged: Damaged):
+def test_checkpoint_doctor_reports_the_same_damage(damaged: Damaged):
     assert damaged.kinds == {
         "": "table-log-damaged",
         "older": "behind-table",
@@ -225,13 +231,13 @@ def test_the_doctor_finds_the_same(damaged: Damaged):
 
 
 @pytest.mark.long
-def test_what_the_hints_say_repairs_the_tables(damaged: Damaged):
+def test_hints_of_the_errors_repair_the_tables(damaged: Damaged):
     project, storage = damaged.project, damaged.project.root / ".penstock"
     torn = newest(project.path("torn") / "_delta_log")
     torn.unlink()
     torn.with_suffix(".crc").unlink(missing_ok=True)
-    place = project.path("behind")
-    shutil.copytree(damaged.saved / place.relative_to(storage), place, dirs_exist_ok=True)
+    path = project.path("behind")
+    shutil.copytree(damaged.saved / path.relative_to(storage), path, dirs_exist_ok=True)
     (cut,) = (storage / "checkpoints" / "planned").glob("*/offsets/1")
     cut.unlink()
     _forget_snapshots(project)
@@ -248,7 +254,7 @@ def test_what_the_hints_say_repairs_the_tables(damaged: Damaged):
         assert project.rows(table, "id") == everything, table
     assert project.rows("kept", "id") == [(0,), (1,), (4,)]
     assert project.rows("kept_quarantine", "id") == [(2,), (3,)]
-    # The torn commit was removed: now it is known what it held.
+    # The torn commit was removed: the table is behind its checkpoint.
     (error,) = result.failures
     assert error.condition == "TABLE_BEHIND_CHECKPOINT"
     assert "torn is behind" in error.message

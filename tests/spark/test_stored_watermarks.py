@@ -1,4 +1,4 @@
-"""A watermark belongs to a query: a stored table does not carry it to whoever reads the table."""
+"""A watermark belongs to a query: queries that read its table do not have it."""
 
 from pathlib import Path
 from typing import Any
@@ -42,26 +42,26 @@ def row(number: int, hour: int, amount: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def project(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """Two updates; in the second, a row comes five hours late."""
-    made = Project(tmp_path_factory.mktemp("watermarks"), spark).source(SOURCE)
-    made.add("a.json", [row(1, 8, 10), row(2, 13, 20)])
-    assert made.run().state is UpdateState.COMPLETED
-    made.add("b.json", [row(3, 8, 5), row(4, 17, 40)])
-    assert made.run().state is UpdateState.COMPLETED
-    return made
+    """Two updates; in the second, a row is five hours late."""
+    project = Project(tmp_path_factory.mktemp("watermarks"), spark).source(SOURCE)
+    project.add("a.json", [row(1, 8, 10), row(2, 13, 20)])
+    assert project.run().state is UpdateState.COMPLETED
+    project.add("b.json", [row(3, 8, 5), row(4, 17, 40)])
+    assert project.run().state is UpdateState.COMPLETED
+    return project
 
 
 def amounts(project: Project, table: str) -> dict[int, int]:
     return {hour.hour: amount for hour, amount in project.rows(table)}
 
 
-def test_aggregate_takes_late_rows_when_only_an_upstream_table_has_a_watermark(
+def test_aggregate_includes_late_rows_when_only_an_upstream_table_has_a_watermark(
     project: Project,
 ) -> None:
     assert amounts(project, "hourly") == {8: 15, 13: 20, 17: 40}
 
 
-def test_aggregate_is_planned_in_complete_mode_when_it_has_no_watermark_itself(
+def test_aggregate_runs_in_complete_mode_when_its_query_has_no_watermark(
     project: Project,
 ) -> None:
     history = project.table("hourly").sparkSession.sql(
@@ -72,5 +72,5 @@ def test_aggregate_is_planned_in_complete_mode_when_it_has_no_watermark_itself(
     assert "Append" not in modes
 
 
-def test_aggregate_leaves_late_rows_out_when_it_has_a_watermark_itself(project: Project) -> None:
+def test_aggregate_drops_late_rows_when_its_query_has_a_watermark(project: Project) -> None:
     assert amounts(project, "closed_hours") == {8: 10, 13: 20}

@@ -1,4 +1,4 @@
-"""OPTIMIZE and VACUUM beside flows, at the end of an update, and by command."""
+"""OPTIMIZE and VACUUM while flows run, at the end of an update, and by command."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def age_files(path: Path) -> None:
 
 
 def keep_files_for_a_second(project: Project, path: Path) -> None:
-    """Delta refuses time travel beyond that; VACUUM leaves a younger table alone."""
+    """Delta refuses time travel beyond that; VACUUM skips a younger table."""
     threading.Event().wait(1.0)
     project.spark.sql(
         f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES "
@@ -73,7 +73,7 @@ def keep_files_for_a_second(project: Project, path: Path) -> None:
 
 
 def state_files_after_vacuum(project: Project, table: str) -> list[Path]:
-    """Compact the CDC state of a table, and delete the old files; those that stay."""
+    """Compact the CDC state of a table and delete old files; returns the remaining files."""
     state = project.root / ".penstock/state/cdc/spark_catalog/default" / table
     delta, ref, lock = DeltaJvm(project.spark), TableRef(state.as_uri(), table), threading.RLock()
     StateCompaction(delta, ref, "a", lock, tombstone_seconds=None).compact(project.spark)
@@ -84,8 +84,8 @@ def state_files_after_vacuum(project: Project, table: str) -> list[Path]:
 
 
 def techniques(project: Project) -> list[str]:
-    found = [e["details"]["planning_information"] for e in project.log("planning_information")]
-    return [info["technique_information"][0]["maintenance_type"] for info in found]
+    plans = [e["details"]["planning_information"] for e in project.log("planning_information")]
+    return [info["technique_information"][0]["maintenance_type"] for info in plans]
 
 
 def test_readers_see_the_same_rows_when_files_are_compacted_and_deleted(project: Project) -> None:
@@ -114,12 +114,12 @@ def test_readers_see_the_same_rows_when_files_are_compacted_and_deleted(project:
     # Silver has not read the small files.
     assert maintained(project, "bronze") == [("bronze", "VACUUM", "SKIPPED")]
     skipped = project.log("maintenance_progress")[-1]["details"]["maintenance_progress"]
-    about = "flow silver has not read all versions older than the retention period"
-    assert skipped["reason"] == about  # the same one while it lags by another number of versions
+    reason = "flow silver has not read all versions older than the retention period"
+    assert skipped["reason"] == reason  # the same one while it lags by another number of versions
     assert project.run().state is UpdateState.COMPLETED
     assert project.rows("silver", "amount") == [(1,), (2,), (3,)]
     assert project.rows("gold") == [(5,)]
-    # A reader that is done needs them no more. The version of OPTIMIZE is no reason for a refresh.
+    # A reader without backlog does not need them. The version of OPTIMIZE causes no refresh.
     assert ("bronze", "VACUUM", "COMPLETED") in maintained(project)
     assert stored_files(project, "bronze") == 1
     assert project.run().state is UpdateState.COMPLETED
@@ -152,7 +152,7 @@ def test_staged_files_stay_when_a_batch_is_unfinished(project: Project) -> None:
     assert project.rows("silver_quarantine", "amount") == [(-1,)]
 
 
-def test_update_compacts_at_its_end_when_the_table_asks_for_it(project: Project) -> None:
+def test_update_compacts_at_its_end_when_auto_compact_is_set(project: Project) -> None:
     (project.root / "penstock.yaml").write_text("maintenance: {min_small_files: 2}\n")
     project.source(
         """
@@ -189,7 +189,7 @@ def unmanaged():
     assert not [e for e in project.events if "only tune Databricks" in e.message]
 
 
-def test_tables_are_compacted_beside_flows_that_append_and_that_look_up_keys(
+def test_tables_are_compacted_while_flows_append_and_deduplicate(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock._execution.maintenance._LOOK_SECONDS", 1.0)
@@ -228,7 +228,7 @@ def unique():
     assert project.spark.conf.get("spark.databricks.delta.autoCompact.enabled", None) is None
 
 
-def test_nothing_is_maintained_when_it_is_off(project: Project) -> None:
+def test_no_table_is_maintained_when_maintenance_is_off(project: Project) -> None:
     (project.root / "penstock.yaml").write_text("maintenance: false\n")
     project.source(
         """

@@ -75,7 +75,7 @@ def test_rows_are_in_exactly_one_table_when_rules_drop_them(
     assert {r.part for r in harness.rows().collect()} == {"a b:c/%0é", "a b:c/%1é"}
 
 
-def test_small_files_are_compacted_when_the_table_asks_for_it(
+def test_small_files_are_compacted_when_auto_compact_is_set(
     spark: SparkSession, harness: Harness
 ) -> None:
     minimum = "spark.databricks.delta.autoCompact.minNumFiles"
@@ -98,7 +98,7 @@ def test_small_files_are_compacted_when_the_table_asks_for_it(
     assert harness.writer().write(df, 4).replayed
 
 
-def test_bad_row_carries_names_json_and_source_when_the_query_keeps_coordinates(
+def test_quarantined_row_has_its_rules_json_and_source_position(
     spark: SparkSession, harness: Harness
 ) -> None:
     df = orders(spark).selectExpr(
@@ -130,9 +130,7 @@ def test_null_and_error_break_a_rule_when_they_share_a_subexpression(
     }
 
 
-def test_more_than_63_rules_count_exactly_when_each_breaks_on_its_own_row(
-    spark: SparkSession, harness: Harness
-) -> None:
+def test_more_than_63_rules_are_counted_exactly(spark: SparkSession, harness: Harness) -> None:
     rules = [rule(f"not {i}", f"id <> {i}", "warn" if i % 2 else "drop") for i in range(130)]
     df = harness.prepare(spark.range(200).coalesce(2), rules)
     result = harness.writer().write(df, 0)
@@ -166,9 +164,7 @@ def test_nothing_is_written_when_a_fail_rule_breaks(spark: SparkSession, harness
     assert harness.rows().count() == harness.bad().count() == 0
 
 
-def test_counts_can_be_read_back_when_the_process_is_another(
-    spark: SparkSession, harness: Harness
-) -> None:
+def test_counts_can_be_read_from_the_commits(spark: SparkSession, harness: Harness) -> None:
     df = harness.prepare(orders(spark), RULES)
     writer = harness.writer()
     written = [writer.write(df, batch) for batch in range(3)]
@@ -192,9 +188,7 @@ def test_statistics_of_the_target_have_no_helper_columns_when_rows_are_split(
     assert all(s["minValues"]["text"] == '"penstock_dq_0":5,}' for s in stats)
 
 
-def test_batch_without_rows_makes_no_commit_when_it_is_empty(
-    spark: SparkSession, harness: Harness
-) -> None:
+def test_empty_batch_makes_no_commit(spark: SparkSession, harness: Harness) -> None:
     df = harness.prepare(orders(spark), RULES)
     result = harness.writer().write(df.where("false"), 0)
     assert (result.version, result.rows_written) == (None, 0)
@@ -204,7 +198,7 @@ def test_batch_without_rows_makes_no_commit_when_it_is_empty(
 # -- schema --------------------------------------------------------------------------------------
 
 
-def test_other_type_is_refused_when_a_column_changes(spark: SparkSession, harness: Harness) -> None:
+def test_type_change_of_a_column_is_refused(spark: SparkSession, harness: Harness) -> None:
     df = harness.prepare(orders(spark), RULES)
     harness.writer().write(df, 0)
     changed = df.withColumn("amount", F.col("amount").cast("string"))
@@ -246,16 +240,17 @@ def test_new_columns_appear_in_both_tables_when_the_query_has_more(
 
 def test_narrow_types_are_widened_when_no_value_can_change(spark: SparkSession) -> None:
     df = spark.range(1).selectExpr("CAST(1 AS INT) a", "CAST(1 AS DECIMAL(5,2)) b", "1.5D c")
-    wanted = spark.range(0).selectExpr("1L a", "CAST(1 AS DECIMAL(10,3)) b", "'x' c").schema
-    assert conform(df, wanted).schema.simpleString() == "struct<a:bigint,b:decimal(10,3),c:double>"
+    target_schema = spark.range(0).selectExpr("1L a", "CAST(1 AS DECIMAL(10,3)) b", "'x' c").schema
+    assert (
+        conform(df, target_schema).schema.simpleString()
+        == "struct<a:bigint,b:decimal(10,3),c:double>"
+    )
 
 
 # -- constraints of the table --------------------------------------------------------------------
 
 
-def test_constraints_bind_clean_rows_only_when_rows_are_split(
-    spark: SparkSession, harness: Harness
-) -> None:
+def test_constraints_apply_only_to_clean_rows(spark: SparkSession, harness: Harness) -> None:
     schema = "id BIGINT NOT NULL, amount DOUBLE, s STRUCT<a: BIGINT NOT NULL>"
     df = spark.range(100).selectExpr(
         "IF(id = 7, NULL, id) AS id",
@@ -277,7 +272,7 @@ def test_constraints_bind_clean_rows_only_when_rows_are_split(
         "id, 1D AS amount, named_struct('a', CAST(NULL AS BIGINT)) AS s",
     ],
 )
-def test_constraints_refuse_the_batch_when_a_clean_row_breaks_them(
+def test_batch_fails_when_a_clean_row_breaks_a_constraint(
     spark: SparkSession, harness: Harness, broken: str
 ) -> None:
     df = spark.sql(f"SELECT {broken} FROM range(10)")
@@ -291,9 +286,7 @@ def test_constraints_refuse_the_batch_when_a_clean_row_breaks_them(
 
 
 @pytest.mark.long
-def test_maintenance_keeps_every_row_when_it_runs_afterwards(
-    spark: SparkSession, harness: Harness
-) -> None:
+def test_optimize_and_vacuum_keep_every_row(spark: SparkSession, harness: Harness) -> None:
     df = harness.prepare(orders(spark), RULES, partition_cols=("part",))
     writer = harness.writer()
     for batch in range(3):

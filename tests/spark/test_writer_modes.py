@@ -33,12 +33,12 @@ def test_reader_sees_old_or_new_rows_when_a_view_is_replaced(
     writer = harness.writer(replaces=True)
     writer.write_batch(df, fingerprint="one")
     done = threading.Event()
-    seen: list[tuple[int, int]] = []
+    snapshots: list[tuple[int, int]] = []
 
     def poll() -> None:
         while not done.is_set():
             row = harness.rows().agg(F.count("*"), F.sum("n")).first()
-            seen.append((row[0], row[1]))
+            snapshots.append((row[0], row[1]))
 
     reader = threading.Thread(target=poll)
     reader.start()
@@ -46,9 +46,9 @@ def test_reader_sees_old_or_new_rows_when_a_view_is_replaced(
         result = writer.write_batch(df.withColumn("n", F.lit(n).cast("long")), fingerprint=f"{n}")
     done.set()
     reader.join()
-    assert seen
-    assert {count for count, _ in seen} == {1000}
-    assert {total % 1000 for _, total in seen} == {0}
+    assert snapshots
+    assert {count for count, _ in snapshots} == {1000}
+    assert {total % 1000 for _, total in snapshots} == {0}
     assert (result.fingerprint, result.rows_written) == ("6", 1000)
 
 
@@ -131,7 +131,7 @@ def test_fields_in_maps_are_matched_by_name_in_update_mode(
 @pytest.mark.parametrize(
     "way", [Way.TABLE, Way.VECTORS, pytest.param(Way.MERGE, marks=pytest.mark.long)]
 )
-def test_an_empty_string_in_a_partition_column_is_the_same_key_again(
+def test_empty_string_in_a_partition_column_matches_its_key(
     spark: SparkSession, harness: Harness, way: Way
 ) -> None:
     rows = spark.range(3).selectExpr("id", "IF(id = 1, 'x', '') AS p", "1 AS n")

@@ -54,7 +54,7 @@ def forget_last_commit(checkpoint: Path) -> int:
 
 
 @pytest.mark.parametrize("stateful", [False, True], ids=["stateless", "stateful"])
-def test_replayed_batch_changes_nothing_when_the_newest_commit_file_is_gone(
+def test_replayed_batch_changes_nothing_when_the_newest_commit_file_is_deleted(
     spark: SparkSession, harness: Harness, tmp_path: Path, stateful: bool
 ) -> None:
     write_numbers(tmp_path / "in", 3, 50)
@@ -91,19 +91,19 @@ def test_replayed_batch_changes_nothing_when_the_newest_commit_file_is_gone(
     assert version == 3
 
 
-def test_batch_is_completed_when_the_process_died_between_the_two_commits(
+def test_batch_is_completed_when_the_process_crashed_between_the_two_commits(
     spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     df = harness.prepare(spark.range(100).coalesce(2), RULES)
     commit = FencedTable.commit
 
-    def dies_at_the_target(self: FencedTable, *args: object, **kwargs: object) -> int:
+    def crash_at_the_target(self: FencedTable, *args: object, **kwargs: object) -> int:
         if self.ref == harness.target:
             raise KeyboardInterrupt
         return commit(self, *args, **kwargs)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(FencedTable, "commit", dies_at_the_target)
+        patch.setattr(FencedTable, "commit", crash_at_the_target)
         with pytest.raises(KeyboardInterrupt):
             harness.writer().write(df, 0)
     assert (harness.rows().count(), harness.bad().count()) == (0, 10)
@@ -113,32 +113,32 @@ def test_batch_is_completed_when_the_process_died_between_the_two_commits(
     assert result.rules["positive"].failed == 10
 
 
-def test_second_flow_does_not_disturb_the_fence_when_it_writes_the_same_table(
+def test_batches_of_two_flows_of_one_table_are_fenced_independently(
     spark: SparkSession, harness: Harness
 ) -> None:
     df = harness.prepare(spark.range(10).coalesce(1))
-    one, two = harness.writer(app_id="p/a/w/1"), harness.writer(app_id="p/b/w/1")
+    first, second = harness.writer(app_id="p/a/w/1"), harness.writer(app_id="p/b/w/1")
     for batch in range(3):
-        assert not one.write(df, batch).replayed
-        assert not two.write(df, batch).replayed
+        assert not first.write(df, batch).replayed
+        assert not second.write(df, batch).replayed
     df.write.format("delta").mode("append").save(harness.target.path)
-    assert one.write(df, 2).replayed
-    assert two.write(df, 2).replayed
-    assert not one.write(df, 3).replayed
+    assert first.write(df, 2).replayed
+    assert second.write(df, 2).replayed
+    assert not first.write(df, 3).replayed
     assert harness.rows().count() == 80
 
 
-def test_commit_fails_when_another_driver_wrote_the_batch_meanwhile(
+def test_commit_fails_when_another_driver_wrote_the_same_batch(
     spark: SparkSession, harness: Harness
 ) -> None:
     df = harness.prepare(spark.range(10).coalesce(1))
     writer, other = harness.writer(), harness.writer()
     writer.write(df, 0)
-    begun = writer._target.begin(1)
+    transaction = writer._target.begin(1)
     other.write(df, 1)
     result = CommitResult(flow="orders", app_id="p/orders/writer/1", batch_id=1, version=None)
     with pytest.raises(Exception, match=r"(?i)concurrent"):
-        writer._target.commit(begun, [], 1, result, complete=False)
+        writer._target.commit(transaction, [], 1, result, complete=False)
     assert harness.rows().count() == 20
 
 
@@ -146,7 +146,7 @@ def test_commit_fails_when_another_driver_wrote_the_batch_meanwhile(
     ("point", "target", "quarantine"),
     [("before_write", 0, 0), ("after_quarantine_commit", 0, 10), ("after_target_commit", 90, 10)],
 )
-def test_process_dies_exactly_there_when_a_kill_point_is_set(
+def test_process_is_killed_exactly_at_the_kill_point(
     tmp_path: Path, point: str, target: int, quarantine: int
 ) -> None:
     # Without Spark: the writer's own order of steps, around a hook that must be free when unset.
@@ -161,7 +161,7 @@ def test_process_dies_exactly_there_when_a_kill_point_is_set(
     assert done.stdout == b""
 
 
-def test_counts_survive_when_the_batch_is_replayed_after_other_commits(
+def test_counts_are_unchanged_when_a_batch_is_replayed_after_other_commits(
     spark: SparkSession, harness: Harness
 ) -> None:
     df = harness.prepare(spark.range(100).coalesce(1), RULES)
