@@ -1,8 +1,8 @@
-"""A second pipeline in plain Python: what the demo's tables must hold, computed from the Kafka log.
+"""A second pipeline in plain Python: the expected rows of the demo's tables from the Kafka log.
 
-It knows nothing of Spark, of micro-batches or of watermarks: it looks at all messages at once. Of
-several messages with one order it leaves open which one became the row, because that depends on how
-the messages met in a micro-batch; all else must be equal to the last bit.
+It does not depend on Spark, micro-batches or watermarks: it processes all messages together. Of
+several messages with one order, any may be the row, because that depends on the micro-batches;
+everything else must be equal.
 """
 
 import json
@@ -19,7 +19,7 @@ from penstock._local.demo.kafka_log import Ranges, import_client, open_consumer,
 from penstock._local.demo.tables import opened, read_rows
 
 Row = dict[str, Any]
-Place = tuple[int, int]
+Position = tuple[int, int]
 
 _ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 _TEXTS = ("order_id", "customer_id", "product", "currency")
@@ -48,12 +48,12 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What becomes of a message if it is not a duplicate.
+    """The expected result of a message that is not a duplicate.
 
     Attributes:
         row: Its row in silver or in quarantine.
         broken: Names of the drop rules that it breaks, in the order of their declaration.
-        order: What makes it a duplicate of another one.
+        order: Messages with the same order are duplicates.
     """
 
     row: Row
@@ -81,17 +81,19 @@ class _Report:
             self.lines.append(line)
 
 
-def read_tables(places: DemoFolders) -> DemoTables:
+def read_tables(folders: DemoFolders) -> DemoTables:
     """All rows of the demo's tables, without Spark."""
     return DemoTables(
-        bronze=_read(places.table("orders_bronze"), _BRONZE),
-        silver=_read(places.table("orders"), _SILVER),
+        bronze=_read(folders.table("orders_bronze"), _BRONZE),
+        silver=_read(folders.table("orders"), _SILVER),
         quarantine=_read(
-            places.quarantine("orders"), (*_SILVER, "_failed_rules", "_row", "_source")
+            folders.quarantine("orders"), (*_SILVER, "_failed_rules", "_row", "_source")
         ),
-        revenue=_read(places.table("revenue_5m"), ("start", "end", "product", "orders", "revenue")),
+        revenue=_read(
+            folders.table("revenue_5m"), ("start", "end", "product", "orders", "revenue")
+        ),
         customers=_read(
-            places.table("customer_totals"), ("customer_id", "orders", "revenue", "last_order")
+            folders.table("customer_totals"), ("customer_id", "orders", "revenue", "last_order")
         ),
     )
 
@@ -105,25 +107,25 @@ def differences(records: Iterable[Record], tables: DemoTables, *, gold: bool = T
         gold: Compare the gold tables, too.
 
     Returns:
-        One line per difference, at most some of each kind; empty when all is as it must be.
+        One line per difference, at most some of each kind; empty when there is no difference.
     """
     log = {(record.partition, record.offset): record for record in records}
     report = _Report()
     _compare_bronze(log, tables.bronze, report)
-    judged = {place: judge(record) for place, record in log.items()}
+    judged = {position: judge(record) for position, record in log.items()}
     _compare_outcomes(judged, tables, report)
     if gold:
-        expected = [judged[_place(row)].row for row in tables.silver if _place(row) in judged]
+        expected = [judged[_position(row)].row for row in tables.silver if _position(row) in judged]
         _compare_rows("revenue_5m", revenue_of(expected), tables.revenue, report)
         _compare_rows("customer_totals", customers_of(expected), tables.customers, report)
     return report.lines
 
 
 def judge(record: Record) -> Judged:
-    """What the pipeline has to make of a message."""
+    """The expected result of the pipeline for a message."""
     text = (record.value or b"").decode("utf-8", errors="replace")
     content, corrupt = _parse(text)
-    arrived = _moment(record.timestamp_ms)
+    arrived = _time(record.timestamp_ms)
     price, amount = _money(content.get("unit_price")), _money(content.get("amount"))
     quantity = content.get("quantity")
     row: Row = {
@@ -174,24 +176,24 @@ def _money(value: Any) -> Decimal | None:
 def _event_time(claimed: Any, arrived: datetime) -> datetime:
     if isinstance(claimed, str) and _ISO.fullmatch(claimed):
         try:
-            moment = datetime.fromisoformat(claimed)
+            time = datetime.fromisoformat(claimed)
         except ValueError:
             return arrived
-        if moment <= arrived + timedelta(minutes=1):
-            return moment
+        if time <= arrived + timedelta(minutes=1):
+            return time
     return arrived
 
 
-def _compare_bronze(log: Mapping[Place, Record], rows: Sequence[Row], report: _Report) -> None:
+def _compare_bronze(log: Mapping[Position, Record], rows: Sequence[Row], report: _Report) -> None:
     counts: Counter[tuple[Any, ...]] = Counter()
     for row in rows:
         counts[_bronze_row(row)] += 1
-        report.expect(row["ingest_time"] is not None, f"bronze {_place(row)}: no ingest time")
+        report.expect(row["ingest_time"] is not None, f"bronze {_position(row)}: no ingest time")
     expected = Counter(
         (
             *(record.key, record.value or b"", TOPIC, record.partition, record.offset),
-            _moment(record.timestamp_ms),
-            _moment(record.timestamp_ms).date().isoformat(),
+            _time(record.timestamp_ms),
+            _time(record.timestamp_ms).date().isoformat(),
         )
         for record in log.values()
     )
@@ -204,41 +206,43 @@ def _bronze_row(row: Row) -> tuple[Any, ...]:
     return (row["key"], value, *(row[name] for name in names), str(row["date"]))
 
 
-def _compare_outcomes(judged: Mapping[Place, Judged], tables: DemoTables, report: _Report) -> None:
-    outcomes: dict[str, list[Place]] = defaultdict(list)
+def _compare_outcomes(
+    judged: Mapping[Position, Judged], tables: DemoTables, report: _Report
+) -> None:
+    outcomes: dict[str, list[Position]] = defaultdict(list)
     for table, rows in (("orders", tables.silver), ("orders_quarantine", tables.quarantine)):
         for row in rows:
-            place = _place(row)
-            if place not in judged:
-                report.expect(False, f"{table} {place}: comes from no message")
+            position = _position(row)
+            if position not in judged:
+                report.expect(False, f"{table} {position}: comes from no message")
                 continue
-            verdict = judged[place]
-            outcomes[verdict.order].append(place)
+            verdict = judged[position]
+            outcomes[verdict.order].append(position)
             plain = {name: row[name] for name in _SILVER}
             report.expect(
-                plain == verdict.row, f"{table} {place}: {plain} instead of {verdict.row}"
+                plain == verdict.row, f"{table} {position}: {plain} instead of {verdict.row}"
             )
             broken = tuple(row.get("_failed_rules") or ())
             report.expect(
                 broken == verdict.broken,
-                f"{table} {place}: broken rules {broken} instead of {verdict.broken}",
+                f"{table} {position}: broken rules {broken} instead of {verdict.broken}",
             )
             if table == "orders_quarantine":
-                source = {"topic": TOPIC, "partition": place[0], "offset": place[1]}
+                source = {"topic": TOPIC, "partition": position[0], "offset": position[1]}
                 report.expect(
-                    json.loads(row["_source"]) == source, f"{table} {place}: wrong source"
+                    json.loads(row["_source"]) == source, f"{table} {position}: wrong source"
                 )
     for order in {verdict.order for verdict in judged.values()}:
-        places = outcomes.get(order, [])
-        report.expect(len(places) == 1, f"order {order} has {len(places)} rows: {places}")
+        positions = outcomes.get(order, [])
+        report.expect(len(positions) == 1, f"order {order} has {len(positions)} rows: {positions}")
 
 
 def revenue_of(rows: Sequence[Row]) -> list[Row]:
     """`revenue_5m` for these rows of silver."""
     groups: dict[tuple[Any, ...], list[Decimal | None]] = defaultdict(list)
     for row in rows:
-        moment = row["event_time"]
-        start = moment.replace(minute=moment.minute // 5 * 5, second=0, microsecond=0)
+        time = row["event_time"]
+        start = time.replace(minute=time.minute // 5 * 5, second=0, microsecond=0)
         groups[start, row["product"]].append(row["amount"])
     return [
         {
@@ -269,7 +273,7 @@ def customers_of(rows: Sequence[Row]) -> list[Row]:
 
 
 def _sum(amounts: Sequence[Decimal | None]) -> Decimal | None:
-    """As SQL adds up: without the missing ones, and missing when there is none."""
+    """As in SQL: the sum without NULLs, and NULL if all are NULL."""
     present = [amount for amount in amounts if amount is not None]
     return sum(present, Decimal(0)) if present else None
 
@@ -292,17 +296,17 @@ def _compare_counts(
     report: _Report,
 ) -> None:
     """Both ways, with multiplicity."""
-    for what, rows in (("missing", expected - actual), ("too much", actual - expected)):
+    for kind, rows in (("missing", expected - actual), ("too much", actual - expected)):
         for row, count in list(rows.items())[:_SHOWN]:
-            report.expect(False, f"{table}: {count} time(s) {what}: {row}")
-        report.expect(len(rows) <= _SHOWN, f"{table}: {len(rows)} different rows {what} in all")
+            report.expect(False, f"{table}: {count} time(s) {kind}: {row}")
+        report.expect(len(rows) <= _SHOWN, f"{table}: {len(rows)} different rows {kind} in all")
 
 
-def _place(row: Row) -> Place:
+def _position(row: Row) -> Position:
     return row["partition"], row["offset"]
 
 
-def _moment(milliseconds: int) -> datetime:
+def _time(milliseconds: int) -> datetime:
     return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=milliseconds)
 
 
@@ -320,10 +324,12 @@ def read_records(bootstrap_servers: str, topic: str, ranges: Ranges) -> Iterator
     """
     kafka = import_client()
     consumer = open_consumer(kafka, bootstrap_servers)
-    left = {partition: end for partition, (begin, end) in ranges.items() if end > begin}
+    remaining = {partition: end for partition, (begin, end) in ranges.items() if end > begin}
     try:
-        consumer.assign([kafka.TopicPartition(topic, number, ranges[number][0]) for number in left])
-        while left:
+        consumer.assign(
+            [kafka.TopicPartition(topic, number, ranges[number][0]) for number in remaining]
+        )
+        while remaining:
             messages = consumer.consume(_BATCH, timeout=_TIMEOUT_SECONDS)
             if not messages:
                 raise unreachable(bootstrap_servers, f"no messages in {_TIMEOUT_SECONDS:g} s")
@@ -340,7 +346,7 @@ def read_records(bootstrap_servers: str, topic: str, ranges: Ranges) -> Iterator
                         value=message.value(),
                     )
                 if offset + 1 >= ranges[partition][1]:
-                    left.pop(partition, None)
+                    remaining.pop(partition, None)
     except kafka.KafkaException as error:
         raise unreachable(bootstrap_servers, str(error)) from error
     finally:

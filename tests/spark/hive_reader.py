@@ -1,4 +1,4 @@
-"""Another engine: plain Spark with a Hive metastore, nothing of Penstock; prints JSON.
+"""Another engine: plain Spark with a Hive metastore, without Penstock; prints JSON.
 
 python hive_reader.py JARS KEY=VALUE... -- TABLE...   rows of tables, and all about the first
 """
@@ -50,8 +50,8 @@ def main() -> None:
     spark = builder.enableHiveSupport().getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     first, *others = rest[at + 1 :]
-    found = {first: described(spark, first), **{name: rows(spark, name) for name in others}}
-    print(json.dumps(found), flush=True)
+    result = {first: described(spark, first), **{name: rows(spark, name) for name in others}}
+    print(json.dumps(result), flush=True)
     spark.stop()
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""Updates on a session with an embedded Hive metastore, in a process of its own; prints JSON.
+"""Updates on a session with an embedded Hive metastore, in a separate process; prints JSON.
 
 python hive_updates.py PROJECT
 """
@@ -58,23 +58,23 @@ def taken():
 
 
 def entries(spark: Any) -> dict[str, Any]:
-    """What the metastore itself says about each table."""
+    """The entry of each table in the metastore."""
     catalog = spark._jsparkSession.sharedState().externalCatalog()
-    found = {}
+    result = {}
     for row in spark.sql("SHOW TABLES IN spark_catalog.default").collect():
         table = catalog.getTable("default", row.tableName)
         comment, properties = table.comment(), table.properties()
         rules, pipeline = (
             properties.get(f"penstock.{key}") for key in ("expectations", "pipeline")
         )
-        found[row.tableName] = {
+        result[row.tableName] = {
             "comment": comment.get() if comment.isDefined() else None,
             "schema": json.loads(table.schema().json())["fields"],
             "rules": json.loads(rules.get()) if rules.isDefined() else None,
             "pipeline": pipeline.get() if pipeline.isDefined() else None,
             "type": table.tableType().name(),
         }
-    return found
+    return result
 
 
 def main() -> None:
@@ -93,8 +93,8 @@ def main() -> None:
     calls: list[bool] = []
     register = HiveMetastore.register
 
-    def recorded(metastore: HiveMetastore, wanted: Any) -> bool:
-        calls.append(register(metastore, wanted))
+    def recorded(metastore: HiveMetastore, table: Any) -> bool:
+        calls.append(register(metastore, table))
         return calls[-1]
 
     HiveMetastore.register = recorded  # type: ignore[method-assign]
@@ -111,7 +111,7 @@ def main() -> None:
         calls.clear()
         project.source(first).run()
         result["again"], result["looked_up"] = sum(calls), len(calls)
-        # Another pipeline's table, which only the metastore knows.
+        # A table of another pipeline, which is only in the metastore.
         spark.range(3).write.format("delta").save(f"{root}/elsewhere")
         for name in ("elsewhere", "taken"):
             spark.sql(f"CREATE TABLE default.{name} USING delta LOCATION '{root}/elsewhere'")

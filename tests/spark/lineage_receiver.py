@@ -1,4 +1,4 @@
-"""A receiver of OpenLineage events on this machine, and what every event must be."""
+"""A receiver of OpenLineage events on this machine, and checks of every event."""
 
 import json
 import threading
@@ -35,7 +35,7 @@ FACETS = {
 
 
 class Receiver:
-    """Keeps what was posted. `status` is its answer; while `is_held`, it does not answer."""
+    """Stores posted events. `status` is its response; it responds when `released` is set."""
 
     def __init__(self) -> None:
         self.status = 201
@@ -87,14 +87,14 @@ def check(event: dict[str, Any]) -> None:
     if "job" in event:
         assert event["job"]["namespace"] and event["job"]["name"]
         facets.update(event["job"].get("facets", {}))
-    places = [*event.get("inputs", ()), *event.get("outputs", ())]
+    datasets = [*event.get("inputs", ()), *event.get("outputs", ())]
     if "dataset" in event:
-        places.append(event["dataset"])
+        datasets.append(event["dataset"])
     check_facets(facets)
-    for place in places:
-        assert place["namespace"] and place["name"]
+    for dataset in datasets:
+        assert dataset["namespace"] and dataset["name"]
         for key in ("facets", "inputFacets", "outputFacets"):
-            check_facets(place.get(key, {}))
+            check_facets(dataset.get(key, {}))
 
 
 def check_facets(facets: dict[str, Any]) -> None:
@@ -111,13 +111,13 @@ def check_facets(facets: dict[str, Any]) -> None:
 
 
 def shapes(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """What kind of event is about what."""
-    found = []
+    """Kind and subject of each event."""
+    result = []
     for event in events:
         if "run" in event:
-            found.append((event["eventType"], event["job"]["name"]))
+            result.append((event["eventType"], event["job"]["name"]))
         elif "dataset" in event:
-            found.append(("DATASET", event["dataset"]["name"]))
+            result.append(("DATASET", event["dataset"]["name"]))
         else:
-            found.append(("JOB", event["job"]["name"]))
-    return found
+            result.append(("JOB", event["job"]["name"]))
+    return result

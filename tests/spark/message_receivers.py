@@ -1,4 +1,4 @@
-"""A web server and a mail server on this machine that remember what they were sent."""
+"""A web server and a mail server on this machine that store received messages."""
 
 import contextlib
 import http.server
@@ -42,7 +42,7 @@ class Receiver:
 
 
 class MailServer:
-    """Takes mails without encryption; `lines` is all that clients said."""
+    """Receives mails without encryption; `lines` has all lines that clients sent."""
 
     def __init__(self, port: int) -> None:
         self.port = str(port)
@@ -51,24 +51,24 @@ class MailServer:
 
 @contextlib.contextmanager
 def mail_server(*, refuses: str = "") -> Iterator[MailServer]:
-    """A server that refuses one command, such as `RCPT`, for good."""
+    """A server that always refuses one command, such as `RCPT`."""
 
     class Session(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             self.wfile.write(b"220 here\r\n")
             while line := self.rfile.readline().decode().rstrip("\r\n"):
-                made.lines.append(line)
+                mails.lines.append(line)
                 if refuses and line.upper().startswith(refuses):
                     self.wfile.write(b"550 no\r\n")
                     continue
                 if line.upper() == "DATA":
                     self.wfile.write(b"354 send it\r\n")
                     while (line := self.rfile.readline().decode().rstrip("\r\n")) != ".":
-                        made.lines.append(line)
+                        mails.lines.append(line)
                 self.wfile.write(b"250 ok\r\n" if line.upper() != "QUIT" else b"221 bye\r\n")
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Session) as server:
-        made = MailServer(server.server_address[1])
+        mails = MailServer(server.server_address[1])
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield made
+        yield mails
         server.shutdown()

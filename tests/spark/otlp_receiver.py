@@ -1,4 +1,4 @@
-"""A receiver of OTLP over HTTP on this machine that decodes what it gets."""
+"""A receiver of OTLP over HTTP on this machine that decodes requests."""
 
 import gzip
 import threading
@@ -31,7 +31,7 @@ class Span:
 
 
 class OtlpReceiver:
-    """Keeps what was posted. `status` is its answer; while not `released`, it does not answer."""
+    """Stores posted bodies. `status` is its response; it responds when `released` is set."""
 
     def __init__(self) -> None:
         self.status = 200
@@ -49,7 +49,7 @@ class OtlpReceiver:
                 if self.headers.get("Content-Encoding") == "gzip":
                     body = gzip.decompress(body)
                 receiver.released.wait(30)
-                receiver.headers.append({key.lower(): one for key, one in self.headers.items()})
+                receiver.headers.append({key.lower(): value for key, value in self.headers.items()})
                 if receiver.status < 300:
                     receiver.bodies.append((self.path, body))
                 self.send_response(receiver.status)
@@ -76,21 +76,21 @@ class OtlpReceiver:
     def spans(self) -> list[Span]:
         return [
             Span(
-                name=one.name,
-                trace=one.trace_id,
-                span=one.span_id,
-                parent=one.parent_span_id,
-                began=one.start_time_unix_nano,
-                ended=one.end_time_unix_nano,
-                attributes=attributes(one.attributes),
-                status=one.status.code,
-                message=one.status.message,
-                events=[{"name": e.name, **attributes(e.attributes)} for e in one.events],
+                name=span.name,
+                trace=span.trace_id,
+                span=span.span_id,
+                parent=span.parent_span_id,
+                began=span.start_time_unix_nano,
+                ended=span.end_time_unix_nano,
+                attributes=attributes(span.attributes),
+                status=span.status.code,
+                message=span.status.message,
+                events=[{"name": e.name, **attributes(e.attributes)} for e in span.events],
             )
             for message in self.messages("/v1/traces")
             for resource in message.resource_spans
             for scope in resource.scope_spans
-            for one in scope.spans
+            for span in scope.spans
         ]
 
     @property
@@ -102,16 +102,16 @@ class OtlpReceiver:
 
     @property
     def resources(self) -> list[dict[str, Any]]:
-        found = [r for m in self.messages("/v1/traces") for r in m.resource_spans]
-        found += [r for m in self.messages("/v1/metrics") for r in m.resource_metrics]
-        return [attributes(one.resource.attributes) for one in found]
+        received = [r for m in self.messages("/v1/traces") for r in m.resource_spans]
+        received += [r for m in self.messages("/v1/metrics") for r in m.resource_metrics]
+        return [attributes(resource.resource.attributes) for resource in received]
 
 
 def attributes(pairs: Any) -> dict[str, Any]:
-    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in pairs}
+    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in pairs}
 
 
 def points(metric: Any) -> dict[tuple[str, ...], Any]:
     """Data points of a metric by the values of their labels, in the order of the labels."""
     data = getattr(metric, metric.WhichOneof("data"))
-    return {tuple(attributes(one.attributes).values()): one for one in data.data_points}
+    return {tuple(attributes(point.attributes).values()): point for point in data.data_points}

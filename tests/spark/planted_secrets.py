@@ -34,7 +34,7 @@ PLANTED = {
 
 
 def planted(numbers: tuple[int, ...] = (1, 2)) -> tuple[list[str], list[str]]:
-    """Fifty texts and more, and the secrets in them."""
+    """More than fifty strings, and the secrets in them."""
     secrets, texts = [], []
     for n in numbers:
         for text, secret in PLANTED.items():

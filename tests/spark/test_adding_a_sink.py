@@ -1,4 +1,4 @@
-"""The sink of docs/adding-a-sink.md, from a package of its own: its suite, and an update."""
+"""The sink of docs/adding-a-sink.md, in a separate package: its suite, and an update."""
 
 import importlib
 import re
@@ -23,7 +23,7 @@ CODE, USE, SUITE = (text for language, text in BLOCKS if language == "python")
 
 
 def _suite() -> type:
-    """The class of the last block, beside the module that it tests."""
+    """The test class of the last block, with the module that it tests."""
     package = types.ModuleType("penstock_sqlite")
     exec(compile(CODE, str(PAGE), "exec"), vars(package))
     suite = types.ModuleType("test_penstock_sqlite")
@@ -46,7 +46,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     metadata.mkdir(parents=True)
     (site / "penstock_sqlite.py").write_text(CODE, encoding="utf-8")
     (metadata / "METADATA").write_text("Name: penstock-sqlite\nVersion: 1.0\n")
-    # The table of pyproject.toml has another head in the metadata, and quotes.
+    # The table of pyproject.toml has another header in the metadata, and quotes.
     lines = ENTRY_POINT.replace('[project.entry-points."penstock.sinks"]', "[penstock.sinks]")
     (metadata / "entry_points.txt").write_text(lines.replace('"', ""))
     monkeypatch.syspath_prepend(site)
@@ -62,8 +62,8 @@ def test_a_pipeline_writes_to_the_sink_of_another_package(
 ):
     monkeypatch.chdir(tmp_path)
     project = Project(tmp_path, spark)
-    text = USE.replace("/tmp/orders.db", "orders.db")  # below the project
-    project.source(text).add("a.json", [{"id": 1, "name": "a"}, {"id": 2}], folder="data/orders")
+    code = USE.replace("/tmp/orders.db", "orders.db")  # below the project
+    project.source(code).add("a.json", [{"id": 1, "name": "a"}, {"id": 2}], folder="data/orders")
     assert project.run().state is UpdateState.COMPLETED
     progress = [details(e) for e in project.events if e.event_type == "flow_progress"]
     metrics = [body["metrics"] for body in progress if body.get("metrics")]
@@ -81,7 +81,7 @@ def test_a_pipeline_writes_to_the_sink_of_another_package(
         ("penstock.sinks.kafka:KafkaSink", "which KafkaSink has already"),
     ],
 )
-def test_an_entry_point_that_adds_no_sink_is_refused(installed: Path, names: str, problem: str):
+def test_an_invalid_sink_entry_point_is_refused(installed: Path, names: str, problem: str):
     (installed / "entry_points.txt").write_text(f"[penstock.sinks]\nsqlite = {names}\n")
     with pytest.raises(SetupError, match="SINK_CLASS_INVALID") as caught:
         registry.sink_of("sqlite")

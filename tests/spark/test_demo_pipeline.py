@@ -1,4 +1,4 @@
-"""The demo's own pipeline over a Kafka log on paper, cut into micro-batches as a test likes."""
+"""The demo's pipeline with a Kafka log in files, which tests split into micro-batches."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,12 +34,12 @@ HOUR_MS = 3_600_000
 START_MS = 1_790_000_000_000
 
 
-class PaperKafka:
-    """The demo's project, with files in place of Kafka: each `cut` is what a micro-batch finds."""
+class FileKafka:
+    """The demo's project, with files instead of Kafka: each `cut` is a micro-batch."""
 
     def __init__(self, folder: Path) -> None:
-        self.places = DemoFolders(folder)
-        self.settings = self.places.write_project("unused:1")
+        self.folders = DemoFolders(folder)
+        self.settings = self.folders.write_project("unused:1")
         source = folder / "pipeline.py"
         text = source.read_text()
         begin = text.index('spark.readStream.format("kafka")')
@@ -52,7 +52,7 @@ class PaperKafka:
         self.records: list[Record] = []
 
     def update(self, cut: Sequence[Record]) -> None:
-        """One micro-batch of bronze, and everything that follows from it."""
+        """One micro-batch of bronze, and the batches of all tables that depend on it."""
         rows = [
             {
                 "key": record.key,
@@ -74,7 +74,7 @@ class PaperKafka:
         assert result.state is UpdateState.COMPLETED, result.failures
 
     def differences(self) -> list[str]:
-        return differences(self.records, read_tables(self.places))
+        return differences(self.records, read_tables(self.folders))
 
 
 def log_of(*streams: tuple[OrderStream, int]) -> list[Record]:
@@ -98,26 +98,24 @@ def log_of(*streams: tuple[OrderStream, int]) -> list[Record]:
     return records
 
 
-def cut_at(
-    records: Sequence[Record], *moments_ms: int, lag_ms: Sequence[int]
-) -> list[list[Record]]:
+def cut_at(records: Sequence[Record], *times_ms: int, lag_ms: Sequence[int]) -> list[list[Record]]:
     """Cut the log at these times; each partition's cut is earlier by its lag."""
-    cuts: list[list[Record]] = [[] for _ in (*moments_ms, None)]
+    cuts: list[list[Record]] = [[] for _ in (*times_ms, None)]
     for record in records:
         shown_at = record.timestamp_ms + lag_ms[record.partition]
-        cuts[sum(shown_at >= moment for moment in moments_ms)].append(record)
+        cuts[sum(shown_at >= time_ms for time_ms in times_ms)].append(record)
     return cuts
 
 
 @pytest.fixture
-def kafka(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> PaperKafka:
+def kafka(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> FileKafka:
     monkeypatch.chdir(tmp_path)
-    return PaperKafka(tmp_path)
+    return FileKafka(tmp_path)
 
 
 @pytest.mark.long
 def test_no_row_is_too_late_when_the_pipeline_catches_up_after_pauses(
-    kafka: PaperKafka, monkeypatch: pytest.MonkeyPatch
+    kafka: FileKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Half of all orders are late, by up to the most that the generator allows.
     monkeypatch.setattr(orders, "LATE_SHARE", 0.5)
@@ -141,18 +139,18 @@ def test_no_row_is_too_late_when_the_pipeline_catches_up_after_pauses(
 
 
 @pytest.mark.long
-def test_the_oracle_tells_it_when_partitions_drift_further_apart_than_the_watermark(
-    kafka: PaperKafka,
+def test_oracle_reports_missing_rows_when_partitions_drift_beyond_the_watermark(
+    kafka: FileKafka,
 ) -> None:
     # The negative control: partition 1 is shown 25 minutes late, against a watermark of 10.
     log = log_of((OrderStream(run_id="a", rate=0.2, start_ms=START_MS), 500))
     for cut in cut_at(log, START_MS + 1_600_000, lag_ms=(0, 1_500_000, 0)):
         kafka.update(cut)
-    found = kafka.differences()
-    assert any(line.startswith("order ") and "has 0 rows" in line for line in found), found[:5]
+    report = kafka.differences()
+    assert any(line.startswith("order ") and "has 0 rows" in line for line in report), report[:5]
 
 
-def test_odd_values_become_what_the_oracle_says_when_they_are_read(kafka: PaperKafka) -> None:
+def test_unusual_values_give_the_rows_of_the_oracle(kafka: FileKafka) -> None:
     whole = OrderStream(run_id="odd", rate=10.0, start_ms=START_MS)
     good = next(m for m in map(whole.message, range(50)) if m.value.startswith(b'{"order_id"'))
     values = [
@@ -186,7 +184,7 @@ def test_odd_values_become_what_the_oracle_says_when_they_are_read(kafka: PaperK
         ),
     ]
     base = Record(partition=0, offset=0, timestamp_ms=START_MS, key=None, value=b"")
-    # Each with an order id of its own: none is a duplicate of another.
+    # Each has its own order id: none is a duplicate of another.
     kafka.update(
         [
             replace(base, offset=at, value=value.replace(b'"odd-', b'"odd-%d-' % at))

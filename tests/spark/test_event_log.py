@@ -1,4 +1,4 @@
-"""The event log over crashes and clean-ups, and as a table in SQL."""
+"""The event log after crashes and clean-ups, and as a table in SQL."""
 
 import threading
 import time
@@ -48,18 +48,18 @@ REPORTED = "reported after a restart"
 
 def commits(folder: Path) -> list[tuple[str, int, int, list[tuple[str, int, int]]]]:
     """Flow, batch, rows and counts of the rules of each recorded commit."""
-    found = []
+    recorded = []
     for event in read_events(folder, event_type="flow_progress"):
         body: dict[str, Any] = event["details"]["flow_progress"]
         if "table_version" in body and "batch_id" in event["origin"]:
             rules = body.get("data_quality", {}).get("expectations", ())
             counts = [(r["name"], r["passed_records"], r["failed_records"]) for r in rules]
             origin, rows = event["origin"], body["metrics"]["num_output_rows"]
-            found.append((origin["flow_name"], origin["batch_id"], rows, counts))
-    return sorted(found)
+            recorded.append((origin["flow_name"], origin["batch_id"], rows, counts))
+    return sorted(recorded)
 
 
-def test_no_event_of_a_commit_is_lost_when_the_log_is_and_none_comes_twice(
+def test_commit_events_are_restored_without_duplicates_when_the_log_is_truncated(
     tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -78,8 +78,8 @@ def test_no_event_of_a_commit_is_lost_when_the_log_is_and_none_comes_twice(
     assert sum(passed for ((_, passed, _),) in rules) == 11
     assert sum(failed for ((_, _, failed),) in rules) == 1
 
-    # The machine lost its power: of the log there is what came before the second batch, and half
-    # a line; the tables have everything.
+    # After a power failure, the log ends in the middle of a line before the second batch; the
+    # tables are complete.
     (update,) = updates(folder)
     (segment,) = update.files
     text = segment.path.read_bytes()
@@ -91,19 +91,19 @@ def test_no_event_of_a_commit_is_lost_when_the_log_is_and_none_comes_twice(
     assert commits(folder) == whole
     rebuilt = [event for event in project.events if REPORTED in event.message]
     assert len(rebuilt) == len(whole) - 1
-    # The view was refreshed beside that: it has what was in the log at that moment.
+    # The view was refreshed at the same time: it has the events that were in the log then.
     table = sorted(tuple(row) for row in project.table("audit").collect())
     assert {(flow, batch, rows) for flow, batch, rows, _ in whole} >= set(table)
     assert ("bronze", 0, 5) in table
 
-    # Kept for no time at all: what was recorded once, be it late, is not taken for lost.
+    # Events that the retention removed are not restored again.
     clean(folder, EventLogSettings(keep_days=1), own="", now=4e9)
     assert updates(folder) == []
     assert project.run().state is UpdateState.COMPLETED
     assert [event.message for event in project.events if REPORTED in event.message] == []
 
 
-def test_a_query_reads_what_it_was_planned_for_when_the_log_is_rolled_up_meanwhile(
+def test_a_planned_query_reads_the_same_events_when_the_log_is_rolled_up(
     tmp_path: Path, spark: Any
 ):
     log = EventLog(tmp_path, EventLogSettings(keep_progress_days=None, max_progress_mb=40))
@@ -111,9 +111,13 @@ def test_a_query_reads_what_it_was_planned_for_when_the_log_is_rolled_up_meanwhi
     log(flow_progress(origin, FlowStatus.RUNNING, "runs"))
     # Larger than what Spark reads in one part.
     for batch in range(2500):
-        one = replace(origin, batch_id=batch)
-        log(stream_progress(one, {"batchId": batch, "name": "x" * 4000}))
-        log(flow_progress(one, FlowStatus.RUNNING, "", metrics=FlowMetrics(num_input_rows=batch)))
+        batch_origin = replace(origin, batch_id=batch)
+        log(stream_progress(batch_origin, {"batchId": batch, "name": "x" * 4000}))
+        log(
+            flow_progress(
+                batch_origin, FlowStatus.RUNNING, "", metrics=FlowMetrics(num_input_rows=batch)
+            )
+        )
 
     def unused(*_: Any) -> Any:
         raise AssertionError("the log is read by another reader")
@@ -138,9 +142,9 @@ def test_a_query_reads_what_it_was_planned_for_when_the_log_is_rolled_up_meanwhi
     # The files that it reads stay for an hour; a new query leaves them out.
     assert len(update.listed().files) == 4
     assert tuple(planned.collect()[0]) == (5001, 5001, total)
-    (count, places, rows) = query().collect()[0]
-    assert (count == places < 2500, rows) == (True, total)
+    (count, numbers, rows) = query().collect()[0]
+    assert (count == numbers < 2500, rows) == (True, total)
     roll_up(update.listed(), settings, now=now + 3600, is_over=False, stop=threading.Event())
     assert len(update.listed().files) == 2
-    assert tuple(query().collect()[0]) == (count, places, total)
+    assert tuple(query().collect()[0]) == (count, numbers, total)
     log.close()

@@ -1,4 +1,4 @@
-"""Each folder of `examples/` runs as it is, and its bad rows are where its page says."""
+"""Each folder of `examples/` runs unchanged, and its bad rows are in the documented tables."""
 
 import contextlib
 import json
@@ -41,12 +41,12 @@ class Example:
         result = run_update(load_settings(self.root), UpdateOptions(**options), bus=bus)
         assert result.state is UpdateState.COMPLETED, result.failures
 
-    def more(self) -> None:
-        """What the example's page says to do before the second run."""
+    def add_later_files(self) -> None:
+        """Copy the files as the example's page describes it for the second run."""
         later = self.root / "later"
         flat = (self.root / "data").exists()
         target = self.root / "data" if flat else self.root
-        # As `cp -r` does: changed files have a new time, by which a change of their source is told.
+        # As `cp -r` does: sources detect changed files by their new time.
         shutil.copytree(later, target, dirs_exist_ok=True, copy_function=shutil.copy)
 
     def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
@@ -80,7 +80,7 @@ second_update = pytest.mark.parametrize("updates", [1, pytest.param(2, marks=pyt
 
 
 @second_update
-def test_windows(example, updates: int):
+def test_windows_example_writes_the_documented_rows(example, updates: int):
     windows = example("windows")
     windows.run()
     assert windows.counted("readings", "duplicate_records") == 1
@@ -92,9 +92,9 @@ def test_windows(example, updates: int):
     ]
     if updates == 1:
         return
-    windows.more()
+    windows.add_later_files()
     windows.run()
-    # Known keys are left out, NULL is no key.
+    # Known keys are skipped, NULL is no key.
     assert windows.counted("readings", "duplicate_records") == 1
     ids = [row[0] for row in windows.rows("readings", "reading_id")]
     assert sorted(filter(None, ids)) == ["a1", "a2", "a3", "a7", "b1", "b2", "b3", "b4"]
@@ -105,8 +105,11 @@ def test_windows(example, updates: int):
         late = windows.rows(f"{flow}_quarantine", "sensor", "celsius", "_failed_rules")
         # The sensor is a column of both; the average of a row is none.
         assert [row[2] for row in late] == [["late"], ["late"]]
-        kept = windows.rows(f"{flow}_quarantine", "_row")
-        assert [("b1" in row[0], "b2" in row[0]) for row in kept] == [(True, False), (False, True)]
+        quarantined = windows.rows(f"{flow}_quarantine", "_row")
+        assert [("b1" in row[0], "b2" in row[0]) for row in quarantined] == [
+            (True, False),
+            (False, True),
+        ]
     assert windows.counted("sessions", "late_records") == 2
     starts = windows.rows("averages", "window_start", "sensor", "celsius", "readings")
     assert [(f"{row[0]:%H:%M}", *row[1:]) for row in starts] == [
@@ -125,7 +128,7 @@ def test_windows(example, updates: int):
 
 
 @second_update
-def test_state(example, updates: int):
+def test_state_example_writes_the_documented_rows(example, updates: int):
     state = example("state")
     state.run()
     assert state.rows("signals_quarantine", "signal") == [("s3",), ("s4",)]
@@ -134,27 +137,27 @@ def test_state(example, updates: int):
     assert state.rows("alarms") == []
     if updates == 1:
         return
-    state.more()
+    state.add_later_files()
     state.run()
-    # The initial state counts for the pump; the fan spoke again, after it had been silent.
+    # The initial state counts for the pump; the fan sent a signal again after a pause.
     alarms = state.rows("alarms", "device", "signals")
     assert ("pump", 101) in alarms
     assert state.rows("totals") == [("fan", 6), ("pump", 5)]
-    shown = read_flow_state(load_settings(state.root), "alarms", operator=None, limit=5)
-    assert {section.name for section in shown} >= {"seen", "timers"}
+    sections = read_flow_state(load_settings(state.root), "alarms", operator=None, limit=5)
+    assert {section.name for section in sections} >= {"seen", "timers"}
     (total,) = read_flow_state(load_settings(state.root), "totals", operator=0, limit=5)
     assert total.total == 2
 
 
 @second_update
-def test_joins(example, updates: int):
+def test_joins_example_writes_the_documented_rows(example, updates: int):
     joins = example("joins")
     joins.run()
     assert joins.rows("impressions_quarantine", "impression") == [("i4",), ("i5",)]
     assert joins.rows("clicks_quarantine", "click") == [("c4",)]
     assert joins.counted("clicks", "duplicate_records") == 1
     assert joins.rows("clicked", "click", "impression") == [("c1", "i1"), ("c5", "i6")]
-    # i2 was clicked too late, i3 never: they come when no click of theirs can come any more.
+    # i2 was clicked too late, i3 never: they are written when no click can match any more.
     assert joins.rows("impressions_with_clicks", "impression", "click") == [
         ("i1", "c1"),
         ("i2", None),
@@ -164,17 +167,17 @@ def test_joins(example, updates: int):
     assert joins.rows("clicks_by_campaign") == [("c1", "winter"), ("c5", None)]
     if updates == 1:
         return
-    joins.more()
+    joins.add_later_files()
     joins.run()
     assert joins.counted("clicks", "duplicate_records") == 1
     assert joins.counted("impressions_with_clicks", "late_records") == 1
     (late,) = joins.rows("impressions_with_clicks_quarantine", "impression", "ad", "_failed_rules")
     assert late == ("i7", "shoes", ["late"])
-    # The row of before keeps the campaign that was there then.
+    # The earlier row keeps the campaign of its time.
     assert joins.rows("clicks_by_campaign") == [("c1", "winter"), ("c5", None), ("c6", "summer")]
 
 
-def test_files(example):
+def test_files_example_writes_the_documented_rows(example):
     files = example("files")
     # Years before the files that were read already.
     old = files.root / "later" / "orders" / "3.json"
@@ -197,7 +200,7 @@ def test_files(example):
     assert [file.name for file in (files.root / "orders").glob("*.json")] == ["3.json"]
 
 
-def test_delta(example):
+def test_delta_example_writes_the_documented_rows(example):
     delta = example("delta")
     delta.run()
     assert delta.rows("customer_events_quarantine", "city") == [("Rome",)]
@@ -205,7 +208,7 @@ def test_delta(example):
     assert delta.rows("amounts_now") == [("ada", 5), ("eve", 7)]
     orders = delta.root / "storage" / "tables" / "spark_catalog" / "default" / "orders"
     delta.spark.sql(f"DELETE FROM delta.`{orders}` WHERE customer = 'eve'")
-    delta.more()
+    delta.add_later_files()
     delta.run()
     assert delta.rows("amounts") == [("ada", 5), ("ada", 6), ("eve", 7)]
     assert delta.rows("amounts_now") == [("ada", 11)]
@@ -220,7 +223,7 @@ def test_delta(example):
     ]
 
 
-def test_console(example):
+def test_console_example_writes_the_documented_rows(example):
     console = example("console")
     console.run()
     assert console.rows("readings_quarantine", "sensor", "as_read") == [("roof", "warm")]
@@ -228,7 +231,7 @@ def test_console(example):
     assert sorted(tuple(row) for row in rows) == [("attic", 1), ("cellar", 1), ("roof", 1)]
 
 
-def test_batches(example):
+def test_batches_example_writes_the_documented_rows(example):
     batches = example("batches")
     batches.run()
     assert batches.rows("orders_quarantine", "amount") == [(3,)]
@@ -237,11 +240,11 @@ def test_batches(example):
         commits = next((batches.root / ".penstock" / "checkpoints" / flow).iterdir()) / "commits"
         for name in ("0", ".0.crc"):
             (commits / name).unlink(missing_ok=True)
-    batches.more()
+    batches.add_later_files()
     batches.run()
     with contextlib.closing(sqlite3.connect(batches.root / "shop.db")) as database:
-        found = database.execute("SELECT * FROM orders ORDER BY 1, 2").fetchall()
-    assert found == [(1, 10), (1, 11), (2, 5000), (3, 7)]
+        rows = database.execute("SELECT * FROM orders ORDER BY 1, 2").fetchall()
+    assert rows == [(1, 10), (1, 11), (2, 5000), (3, 7)]
     audited = {
         name: sorted(
             tuple(row)
@@ -251,12 +254,12 @@ def test_batches(example):
         )
         for name in ("all", "large")
     }
-    assert audited == {"all": found, "large": [(2, 5000)]}
+    assert audited == {"all": rows, "large": [(2, 5000)]}
     keyed = {file.name: file.read_text().strip() for file in (batches.root / "keyed").iterdir()}
     assert keyed == {"1": "11", "2": "5000", "3": "7"}
 
 
-def test_data_quality(example):
+def test_data_quality_example_writes_the_documented_rows(example):
     quality = example("data_quality")
     quality.run()
     assert quality.rows("orders", "id") == [(1,), (2,)]
@@ -280,7 +283,7 @@ def test_data_quality(example):
     assert quality.rows("orders", "id") == [(1,), (2,), (5,)]
     assert quality.rows("totals") == [("ada", 5010), ("bob", 20)]
 
-    # One row that can be none of ours: nothing of its batch is written.
+    # One row breaks a fail rule: no row of its batch is written.
     (quality.root / "data" / "2.json").write_text(
         '{"id": 6, "customer": "ada", "amount": 1}\n{"id": 7, "amount": 1000000}\n'
     )
@@ -291,16 +294,16 @@ def test_data_quality(example):
 
 def _rules(event: Event) -> list[dict[str, Any]]:
     body = details(event).get("data_quality", {})
-    found: list[dict[str, Any]] = body.get("expectations", [])
-    return found
+    expectations: list[dict[str, Any]] = body.get("expectations", [])
+    return expectations
 
 
-def test_deduplication(example):
+def test_deduplication_example_writes_the_documented_rows(example):
     events = example("deduplication")
     events.run()
     assert events.counted("by_table", "duplicate_records") == 1
     assert events.rows("events_quarantine", "event") == [("e3",)]
-    events.more()
+    events.add_later_files()
     events.run()
 
     def names(table: str) -> list[str | None]:
@@ -314,7 +317,7 @@ def test_deduplication(example):
     assert events.counted("by_id_and_time", "late_records") == 1
 
 
-def test_triggers(example):
+def test_triggers_example_writes_the_documented_rows(example):
     triggers = example("triggers")
     triggers.run()
     for table in ("like_the_pipeline", "old_style"):

@@ -62,7 +62,7 @@ def totals():
 
 @dataclass
 class Shop:
-    """A project after one update, and what left it for other systems."""
+    """A project after one update, and the data that it sent to other systems."""
 
     project: Project
     scraped: str
@@ -95,10 +95,10 @@ def shop(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Shop:
         scraped = []
 
         def scrape(_: Any) -> None:
-            (begun,) = [event for event in project.events if event.event_type == "create_update"]
-            url = details(begun)["metrics_url"]
-            with urllib.request.urlopen(url, timeout=10) as answer:
-                scraped.append(answer.read().decode())
+            (created,) = [event for event in project.events if event.event_type == "create_update"]
+            url = details(created)["metrics_url"]
+            with urllib.request.urlopen(url, timeout=10) as response:
+                scraped.append(response.read().decode())
 
         try:
             assert project.run(on_running=scrape).state is UpdateState.COMPLETED
@@ -110,28 +110,28 @@ def shop(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Shop:
 
 
 @pytest.fixture
-def at_home(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Shop:
+def in_project(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Shop:
     monkeypatch.chdir(shop.project.root)
     return shop
 
 
-def test_metrics_are_served_when_the_update_has_begun(shop: Shop):
-    found = {family.name: family for family in families(shop.scraped)}
-    states = {s.labels["state"]: s.value for s in found["penstock_update_state"].samples}
+def test_metrics_are_served_while_the_update_initializes(shop: Shop):
+    by_name = {family.name: family for family in families(shop.scraped)}
+    states = {s.labels["state"]: s.value for s in by_name["penstock_update_state"].samples}
     assert states["INITIALIZING"] == 1
-    flows = {s.labels["flow"] for s in found["penstock_flow_output_rows"].samples}
+    flows = {s.labels["flow"] for s in by_name["penstock_flow_output_rows"].samples}
     assert flows == {"bronze", "silver", "totals"}
 
 
 SILVER = ("shop", "silver", "spark_catalog.default.silver")
 
 
-def test_metrics_add_up_when_the_event_log_is_folded(shop: Shop):
+def test_metrics_are_correct_when_computed_from_the_event_log(shop: Shop):
     fold = ObservedUpdate()
     for event in read_events(shop.project.root / ".penstock" / "events"):
         if event["origin"]["update_id"] == shop.project.events[0].origin.update_id:
             fold(event_of_json(event))
-    figures = {one.metric.name: one.values for one in metric_series(fold)}
+    figures = {series.metric.name: series.values for series in metric_series(fold)}
     assert figures["penstock_flow_output_rows_total"][SILVER] == 9
     assert figures["penstock_flow_quarantined_rows_total"][SILVER] == 1
     rule = ("shop", "spark_catalog.default.silver", "positive")
@@ -150,15 +150,15 @@ def test_spans_are_nested_when_opentelemetry_is_on(shop: Shop):
         *("update shop", "flow bronze", "batch bronze", "flow silver", "batch silver"),
         *("flow totals", "refresh totals"),
     }
-    whole = spans["update shop"]
-    assert {span.trace for span in spans.values()} == {whole.trace}
+    update = spans["update shop"]
+    assert {span.trace for span in spans.values()} == {update.trace}
     for name in ("bronze", "silver", "totals"):
-        assert spans[f"flow {name}"].parent == whole.span
-        assert whole.began <= spans[f"flow {name}"].began
-        assert spans[f"flow {name}"].ended <= whole.ended
+        assert spans[f"flow {name}"].parent == update.span
+        assert update.began <= spans[f"flow {name}"].began
+        assert spans[f"flow {name}"].ended <= update.ended
 
 
-def test_a_span_says_what_a_batch_did_when_it_is_over(shop: Shop):
+def test_batch_span_has_row_counts_and_phase_durations(shop: Shop):
     batch = shop.spans["batch silver"]
     assert batch.parent == shop.spans["flow silver"].span
     assert batch.attributes["penstock.rows.output"] == 9
@@ -166,7 +166,7 @@ def test_a_span_says_what_a_batch_did_when_it_is_over(shop: Shop):
     assert batch.attributes["penstock.phase.addBatch_seconds"] > 0
 
 
-def test_lineage_tells_of_every_flow_when_the_update_is_over(shop: Shop):
+def test_lineage_has_a_complete_event_for_every_flow(shop: Shop):
     for event in shop.receiver.events:
         check(event)
     kinds = shapes(shop.receiver.events)
@@ -177,33 +177,35 @@ def test_lineage_tells_of_every_flow_when_the_update_is_over(shop: Shop):
     }
 
 
-def test_lineage_names_inputs_and_outputs_when_a_flow_is_over(shop: Shop):
+def test_lineage_names_inputs_and_outputs_of_a_flow(shop: Shop):
     bronze, silver = shop.runs["COMPLETE", "shop.bronze"], shop.runs["COMPLETE", "shop.silver"]
-    assert [one["name"] for one in bronze["inputs"]] == [str(shop.project.root / "data")]
-    assert [one["name"] for one in silver["inputs"]] == [f"{shop.tables}/bronze"]
-    written, kept = silver["outputs"]
+    assert [dataset["name"] for dataset in bronze["inputs"]] == [str(shop.project.root / "data")]
+    assert [dataset["name"] for dataset in silver["inputs"]] == [f"{shop.tables}/bronze"]
+    written, quarantine = silver["outputs"]
     assert written["name"] == f"{shop.tables}/silver"
     assert written["outputFacets"]["outputStatistics"]["rowCount"] == 9
-    assert kept["outputFacets"]["outputStatistics"]["rowCount"] == 1
+    assert quarantine["outputFacets"]["outputStatistics"]["rowCount"] == 1
     (assertion,) = written["facets"]["dataQualityAssertions"]["assertions"]
     assert (assertion["name"], assertion["success"]) == ("positive", False)
 
 
-def test_lineage_follows_columns_when_a_view_aggregates(shop: Shop):
+def test_lineage_has_source_columns_when_a_view_aggregates(shop: Shop):
     totals = shop.runs["COMPLETE", "shop.totals"]
     (view,) = totals["outputs"]
     lineage = view["facets"]["columnLineage"]
     (total,) = lineage["fields"]["total"]["inputFields"]
     assert (total["name"], total["field"]) == (f"{shop.tables}/silver", "amount")
     assert total["transformations"][0]["subtype"] == "AGGREGATION"
-    assert {(one["field"], one["transformations"][0]["subtype"]) for one in lineage["dataset"]} == {
+    assert {
+        (field["field"], field["transformations"][0]["subtype"]) for field in lineage["dataset"]
+    } == {
         ("id", "FILTER"),
         ("id", "GROUP_BY"),
     }
-    assert [one["name"] for one in totals["inputs"]] == [f"{shop.tables}/silver"]
+    assert [field["name"] for field in totals["inputs"]] == [f"{shop.tables}/silver"]
 
 
-def test_run_reports_in_json_and_markdown_when_nothing_is_new(at_home: Shop, capsys: Any):
+def test_run_reports_in_json_and_markdown_when_nothing_is_new(in_project: Shop, capsys: Any):
     assert main(["run", "--output", "json", "--summary", "out.md"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert (body["pipeline"], body["state"]) == ("shop", "COMPLETED")
@@ -220,34 +222,32 @@ def test_run_reports_in_json_and_markdown_when_nothing_is_new(at_home: Shop, cap
     assert flow["plan"][0].startswith("Aggregate [id]")
 
 
-def test_explain_shows_query_rules_and_checkpoint_when_a_name_is_written_freely(
-    at_home: Shop, capsys: Any
-):
+def test_explain_shows_query_rules_and_checkpoint_for_a_live_name(in_project: Shop, capsys: Any):
     assert main(["explain", "LIVE.Silver"]) == 0
     text = capsys.readouterr().out
     assert "silver [streaming table] declared at pipeline.py:" in text
     assert "  query, as analysed\n    ~Project [id, (amount * 2) AS amount]" in text
     assert "FileSource" not in text or "spark_catalog.default.bronze" in text
-    quarantine = f"the rows go to file:{at_home.tables}/silver_quarantine"
+    quarantine = f"the rows go to file:{in_project.tables}/silver_quarantine"
     assert f"positive: amount > 0 [drop] {quarantine}" in text.replace("file://", "file:")
     assert ", batch 0 is finished" in text
     assert main(["explain", "nothing"]) == 2
 
 
-def test_graph_is_drawn_when_mermaid_is_wanted(at_home: Shop, capsys: Any):
+def test_graph_is_printed_in_mermaid_format(in_project: Shop, capsys: Any):
     assert main(["graph", "--format", "mermaid"]) == 0
     assert '[/"' in capsys.readouterr().out
 
 
-def test_dry_run_annotates_github_and_junit_when_right_or_wrong(at_home: Shop, capsys: Any):
+def test_dry_run_writes_github_annotations_and_junit_results(in_project: Shop, capsys: Any):
     assert main(["dry-run", "--output", "github", "--junit", "out.xml"]) == 0
     assert "flows are planned" in capsys.readouterr().out
     assert 'name="silver"' in Path("out.xml").read_text()
-    at_home.project.source(PIPELINE.replace('"bronze").select', '"bronce").select'))
+    in_project.project.source(PIPELINE.replace('"bronze").select', '"bronce").select'))
     try:
         assert main(["dry-run", "--output", "github", "--junit", "out.xml"]) == 2
     finally:
-        at_home.project.source(PIPELINE)
+        in_project.project.source(PIPELINE)
     assert "::error file=pipeline.py,line=" in capsys.readouterr().out
     assert "<failure" in Path("out.xml").read_text()
 
@@ -259,12 +259,12 @@ def bronze():
 
 @dp.table
 def broken():
-    told = open("planted.txt").read() + " option-secret-Zq3 env-secret-Zq1 conf-secret-Zq2"
-    return dp.read_stream("bronze").select(F.raise_error(F.lit(told)).alias("x"))
+    message = open("planted.txt").read() + " option-secret-Zq3 env-secret-Zq1 conf-secret-Zq2"
+    return dp.read_stream("bronze").select(F.raise_error(F.lit(message)).alias("x"))
 """
 
 
-def test_no_planted_secret_is_in_what_a_failed_update_leaves(tmp_path: Path, spark, monkeypatch):
+def test_no_secret_is_in_the_outputs_of_a_failed_update(tmp_path: Path, spark, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SHOP_DB_PASSWORD", "env-secret-Zq1")
     texts, secrets = planted()
@@ -284,15 +284,17 @@ def test_no_planted_secret_is_in_what_a_failed_update_leaves(tmp_path: Path, spa
         forget_secrets()
     storage = tmp_path / ".penstock"
     files = [*storage.glob("events/*"), *storage.glob("state/status.json")]
-    told = [file.read_text() for file in files]
-    told += [body.decode() for body in receiver.bodies]
-    told += [body.decode("utf-8", "replace") for _, body in otlp.bodies]
+    outputs = [file.read_text() for file in files]
+    outputs += [body.decode() for body in receiver.bodies]
+    outputs += [body.decode("utf-8", "replace") for _, body in otlp.bodies]
     snapshot, metrics = ObservedUpdate(), ObservedUpdate()
     for event in project.events:
         snapshot(event)
         metrics(event)
-    told += ["\n".join(summary(update_view(snapshot))), exposition(metrics)[0].decode()]
-    assert [secret for secret in secrets for one in told if secret in one.replace("\\", "")] == []
-    assert any("[redacted]" in one for one in told)
+    outputs += ["\n".join(summary(update_view(snapshot))), exposition(metrics)[0].decode()]
+    assert [
+        secret for secret in secrets for output in outputs if secret in output.replace("\\", "")
+    ] == []
+    assert any("[redacted]" in output for output in outputs)
     assert ("FAIL", "shop.broken") in shapes(receiver.events)
     assert {span.status for span in otlp.spans if span.name == "flow broken"} == {2}

@@ -22,8 +22,8 @@ def run(script: str, *arguments: str, cwd: Path) -> dict[str, Any]:
         capture_output=True, text=True, check=False, cwd=cwd, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-5000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_an_update_registers_its_tables_with_columns_comments_and_rules(
     assert [field["name"] for field in first["totals"]["schema"]] == ["id", "total"]
 
 
-def test_only_what_changed_is_registered_again(updates: tuple[Path, dict[str, Any]]) -> None:
+def test_only_changed_tables_are_registered_again(updates: tuple[Path, dict[str, Any]]) -> None:
     _, result = updates
     assert (result["created"], result["again"], result["looked_up"]) == (5, 0, 5)
     orders = result["changed"]["orders"]
@@ -60,7 +60,7 @@ def test_only_what_changed_is_registered_again(updates: tuple[Path, dict[str, An
     assert orders["rules"]["valid_id"]["condition"] == "id > -9"
 
 
-def test_a_name_that_another_table_has_is_refused_and_that_table_stays(
+def test_name_of_another_table_is_refused_and_that_table_is_unchanged(
     updates: tuple[Path, dict[str, Any]],
 ) -> None:
     root, result = updates
@@ -71,7 +71,7 @@ def test_a_name_that_another_table_has_is_refused_and_that_table_stays(
     assert result["changed"]["taken"]["pipeline"] is None
 
 
-def test_a_table_that_only_the_metastore_knows_is_read_by_name(
+def test_a_table_that_is_only_in_the_metastore_is_read_by_name(
     updates: tuple[Path, dict[str, Any]],
 ) -> None:
     assert updates[1]["read_by_name"] == 3
@@ -82,14 +82,14 @@ def test_another_engine_reads_the_tables_by_name(updates: tuple[Path, dict[str, 
     jars = os.pathsep.join(str(jar) for jar in class_path(["delta"]))
     derby = f"jdbc:derby:;databaseName={root}/.penstock/metastore"
     names = ["default.orders", "default.orders_quarantine", "default.states"]
-    found = run("hive_reader.py", jars, f"{URL}={derby}", "--", *names, cwd=root)
-    orders = found["default.orders"]
+    tables = run("hive_reader.py", jars, f"{URL}={derby}", "--", *names, cwd=root)
+    orders = tables["default.orders"]
     assert orders["rows"] == [[1, 2, None], [2, 5, None]]
     assert (orders["comment"], orders["columns"]["id"]) == ("all orders", "number")
     assert orders["properties"]["team"] == "sales"
     assert "valid_id" in orders["properties"]["penstock.expectations"]
-    assert [row[0] for row in found["default.orders_quarantine"]] == [-1]
-    assert [row[0] for row in found["default.states"]] == [1, 2]
-    # What has no client for the metastore reads the location that it has.
+    assert [row[0] for row in tables["default.orders_quarantine"]] == [-1]
+    assert [row[0] for row in tables["default.states"]] == [1, 2]
+    # Engines without a metastore client read the location.
     location = orders["location"].removeprefix("file:")
     assert len(DeltaTable(location).to_pyarrow_table()) == 2

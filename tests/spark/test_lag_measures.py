@@ -1,4 +1,4 @@
-"""What waits in folders and Delta tables of running flows, and how it gets to `penstock status`."""
+"""The backlog of folders and Delta tables of running flows, and its report by `penstock status`."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from penstock.sources.files.lag import PendingFiles
 
 
 def run_one_batch(df: Any, checkpoint: Path) -> Any:
-    """A query that has done its first batch and then waits for an hour."""
+    """A query that has finished its first batch and then waits for an hour."""
     stream = df.writeStream.foreachBatch(lambda *_: None)
     stream = stream.option("checkpointLocation", str(checkpoint))
     query = stream.trigger(processingTime="1 hour").start()
@@ -38,7 +38,9 @@ def commit_times(table: Path) -> list[int]:
     return [json.loads(first)["commitInfo"]["timestamp"] for first, *_ in lines]
 
 
-def test_what_waits_is_counted_as_spark_would_read_it(spark: Any, tmp_path: Path, monkeypatch: Any):
+def test_backlog_of_files_and_of_delta_versions_is_measured(
+    spark: Any, tmp_path: Path, monkeypatch: Any
+):
     folder = tmp_path / "in put"
     folder.mkdir()
     for number in range(4):
@@ -53,13 +55,13 @@ def test_what_waits_is_counted_as_spark_would_read_it(spark: Any, tmp_path: Path
         for number in range(4):
             os.utime(folder / f"part é {number}.json", (1_000_000 + number, 1_000_000 + number))
         files = PendingFiles(spark, now_ms=lambda: 1_000_600_000)
-        found = files.measure(source)
-        age = found.pop("seconds_behind")
-        assert found == {"kind": "files", "files": 3, "bytes": 3 * 10}
-        assert age in (599.0, 600.0)  # whichever of them the batch took
+        lag = files.measure(source)
+        age = lag.pop("seconds_behind")
+        assert lag == {"kind": "files", "files": 3, "bytes": 3 * 10}
+        assert age in (599.0, 600.0)  # depends on the file that the batch read
         (folder / "late.json").write_text('{"id": 10}\n')
-        found = files.measure(source)
-        assert (found["files"], found["bytes"], found["seconds_behind"]) == (4, 3 * 10 + 11, age)
+        lag = files.measure(source)
+        assert (lag["files"], lag["bytes"], lag["seconds_behind"]) == (4, 3 * 10 + 11, age)
     finally:
         query.stop()
 
@@ -72,15 +74,15 @@ def test_what_waits_is_counted_as_spark_would_read_it(spark: Any, tmp_path: Path
         end = json.loads(query.recentProgress[-1].json)["sources"][0]["endOffset"]
         first_unread = commit_times(Path(table))[1]
         versions = PendingVersions(spark, now_ms=lambda: first_unread + 90_000)
-        found = versions.measure(table, end)
-        assert (found["versions"], found["rows"], found["latest_version"]) == (2, 5, 2)
-        assert found["bytes"] > 0
-        assert found["seconds_behind"] == 90.0  # of the first commit that was not read
+        lag = versions.measure(table, end)
+        assert (lag["versions"], lag["rows"], lag["latest_version"]) == (2, 5, 2)
+        assert lag["bytes"] > 0
+        assert lag["seconds_behind"] == 90.0  # of the first commit that was not read
         # A rewrite of the same rows is no work for a stream.
         spark.sql(f"OPTIMIZE delta.`{table}`").collect()
         again = versions.measure(table, end)
-        assert (again["versions"], again["rows"], again["bytes"]) == (2, 5, found["bytes"])
-        # Within a first snapshot nobody knows how many bytes are left.
+        assert (again["versions"], again["rows"], again["bytes"]) == (2, 5, lag["bytes"])
+        # Within an initial snapshot, the number of remaining bytes is unknown.
         snapshot = versions.measure(table, {**end, "isStartingVersion": True})
         assert {snapshot[key] for key in ("bytes", "rows", "seconds_behind")} == {None}
         monkeypatch.setattr(delta_lag, "_MOST_COMMITS", 2)
@@ -95,7 +97,7 @@ def test_what_waits_is_counted_as_spark_would_read_it(spark: Any, tmp_path: Path
         query.stop()
 
 
-def test_an_update_tells_what_waits_at_its_end(spark: Any, tmp_path: Path, monkeypatch: Any):
+def test_backlog_is_reported_at_the_end_of_an_update(spark: Any, tmp_path: Path, monkeypatch: Any):
     monkeypatch.chdir(tmp_path)
     project = Project(tmp_path, spark).source(
         """
@@ -112,14 +114,14 @@ def silver():
     project.add("a.json", [{"id": 1, "amount": 1, "ts": "2026-01-01 00:00:00"}])
     result: UpdateResult = project.run()
     assert result.state == "COMPLETED"
-    found = monitoring.status(tmp_path)
-    assert found is not None
-    lags = {flow["flow"]: flow["lag"] for flow in found["flows"]}
+    status = monitoring.status(tmp_path)
+    assert status is not None
+    lags = {flow["flow"]: flow["lag"] for flow in status["flows"]}
     (files,), (table,) = lags["bronze"]["sources"], lags["silver"]["sources"]
     assert (files["files"], files["bytes"]) == (0, 0)
     assert (table["versions"], table["bytes"], table["rows"]) == (0, 0, 0)
     assert lags["silver"]["measured_at"] is not None
-    # No partitions: nothing is said about them, not even that all is well.
+    # Without partitions, the loss of offsets is unknown.
     assert (lags["silver"]["loss"], lags["silver"]["seconds_behind"]) == (None, 0.0)
     assert (files["seconds_behind"], lags["bronze"]["seconds_behind"]) == (0.0, 0.0)
     assert {event["origin"]["flow_name"] for event in project.log("lag_progress")} == {

@@ -1,4 +1,4 @@
-"""Rows reach a web server and a mail server, masked, counted, and not too often."""
+"""Rows are sent to a web server and a mail server: masked, counted, and limited in rate."""
 
 import email
 import email.policy
@@ -27,9 +27,9 @@ PATH = "/T0/B0/hidden-path"
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    yield made
-    made.close()
+    server = Receiver()
+    yield server
+    server.close()
 
 
 class TestWebhookSink(SinkSuite):
@@ -67,7 +67,7 @@ def opened(
     checked = sink.check_options(options)
     names = {field.name: field.dataType.simpleString() for field in df.schema}
     sink.check_query(checked, names, sink.modes[0])
-    made = sink.open(
+    batch_sink = sink.open(
         Write(
             spark=df.sparkSession,
             pipeline=pipeline,
@@ -80,8 +80,8 @@ def opened(
             notes=str(folder / "notes"),
         )
     )
-    assert isinstance(made, BatchSink)
-    return made
+    assert isinstance(batch_sink, BatchSink)
+    return batch_sink
 
 
 def test_values_are_masked_and_shortened_and_all_rows_are_counted(
@@ -89,13 +89,13 @@ def test_values_are_masked_and_shortened_and_all_rows_are_counted(
 ):
     computed = spark.sparkContext.accumulator(0)
 
-    def seen(number):
+    def counted(number):
         computed.add(1)
         return number
 
     card = F.lit("4111-1111").alias("Card")
     df = spark.range(0, 100, 1, 4).select(
-        F.udf(seen, "bigint")("id").alias("id"),
+        F.udf(counted, "bigint")("id").alias("id"),
         card,
         F.struct(card, F.lit("Ann").alias("name")).alias("customer"),
         F.array(F.struct(card, F.lit(7).alias("n"))).alias("items"),
@@ -138,7 +138,7 @@ def test_values_are_masked_and_shortened_and_all_rows_are_counted(
             opened(WebhookSink(), {**options, **wrong}, df, tmp_path)
 
 
-def test_rows_over_the_rate_are_summed_up_also_over_a_restart(
+def test_rows_over_the_rate_limit_are_summed_up_also_after_a_restart(
     spark: Any, receiver: Receiver, tmp_path: Path
 ):
     df = spark.range(100)
@@ -176,8 +176,8 @@ def test_rows_over_the_rate_are_summed_up_also_over_a_restart(
     rest = receiver.requests[3][2]
     assert (rest["row_count"], rest["rows"], rest["earlier_rows"]) == (0, [], 4)
     assert len({body["idempotency_key"] for _, _, body in receiver.requests}) == 3
-    for made in (first, second):
-        made.close()
+    for batch_sink in (first, second):
+        batch_sink.close()
 
 
 def test_a_message_is_sent_again_with_the_same_key(spark: Any, receiver: Receiver, tmp_path: Path):
@@ -238,7 +238,7 @@ def test_mails_are_sent_and_headers_cannot_be_injected(spark: Any, tmp_path: Pat
     assert MailSink().endpoints(options) == ["127.0.0.1"]
 
 
-def test_a_pipeline_sends_its_rows_when_the_receiver_is_back(
+def test_rows_are_sent_when_the_receiver_has_recovered(
     spark: Any, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -272,7 +272,7 @@ def to_people():
 
 
 @pytest.mark.long
-def test_a_killed_pipeline_sends_no_batch_that_is_recorded(
+def test_recorded_batches_are_not_sent_again_after_a_kill(
     receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     project = Project(tmp_path, None).source(
@@ -304,17 +304,17 @@ def to_people():
 
 
 @pytest.mark.long
-def test_a_receiver_that_is_down_fails_the_flow_and_a_sum_is_sent_after_a_minute(
+def test_flow_fails_when_the_receiver_is_down_and_a_sum_is_sent_after_a_minute(
     spark: Any, receiver: Receiver, tmp_path: Path
 ):
     df = spark.range(4)
     down = Receiver()
     down.close()
-    begun = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(PenstockError) as error:
         opened(WebhookSink(), {"url": down.url + PATH}, df, tmp_path / "down").write(df, 0)
     assert error.value.retryable  # type: ignore[attr-defined]
-    assert 5 < time.monotonic() - begun < 30
+    assert 5 < time.monotonic() - started < 30
     assert "hidden-path" not in str(error.value)
 
     writer = opened(WebhookSink(), {"url": receiver.url, "max_per_minute": "1"}, df, tmp_path)

@@ -1,4 +1,4 @@
-"""Sinks of Spark in a pipeline: what their readers see after crashes before and after a commit."""
+"""Sinks of Spark in a pipeline: rows for their readers after crashes around a commit."""
 
 import json
 from pathlib import Path
@@ -119,7 +119,7 @@ def ids(project: Project, kind: str) -> list[int]:
     return sorted(int(row[0]) for row in df.select("value" if kind == "text" else "id").collect())
 
 
-def test_every_sink_takes_rows_and_no_file_reader_sees_one_twice(project: Project):
+def test_every_sink_writes_rows_and_file_readers_see_no_duplicates(project: Project):
     project.source(SINKS).add("a.json", [{"id": 1}, {"id": 2, "amount": 5}, {"id": 3}])
     result = project.run()
     assert result.state is UpdateState.COMPLETED, result.failures
@@ -132,9 +132,9 @@ def test_every_sink_takes_rows_and_no_file_reader_sees_one_twice(project: Projec
     assert {written[kind] for kind in (*FILES, "screen", "view")} == {3}
     for kind in FILES:
         assert ids(project, kind) == [1, 2, 3], kind
-        # Died after the sink's commit, before Spark noted that the batch was done.
+        # A crash after the sink's commit, before Spark's commit entry of the batch.
         forget(project.commits_folder(f"to_{kind}"))
-    # Died between the files of a batch and the commit that makes them count.
+    # A crash between the files of a batch and the sink's commit.
     forget(project.root / "out" / "json" / "_spark_metadata")
     for flow in ("to_python", "to_notes"):
         forget(project.commits_folder(flow))
@@ -158,7 +158,7 @@ def test_every_sink_takes_rows_and_no_file_reader_sees_one_twice(project: Projec
     assert noted == ["0 1", "0 1", "0 2", "0 2", "0 3", "0 3", "1 4"]
 
 
-def test_what_no_sink_can_do_is_refused_with_the_way_out(project: Project):
+def test_foreach_sinks_and_invalid_row_writers_are_refused(project: Project):
     project.source(
         """
 from penstock.batches import foreach_row

@@ -1,4 +1,4 @@
-"""Sinks that the user's functions write: what is there after a batch ran twice."""
+"""Sinks written by functions of users: their rows after a batch ran twice."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def counted():
 """
 
 
-def test_helpers_make_the_writes_of_a_function_repeatable_and_state_goes_on(project: Project):
+def test_helpers_make_writes_of_a_function_idempotent_and_state_continues(project: Project):
     project.source(FUNCTION).add("a.json", [{"id": 1}, {"id": 2}, {"id": 3}])
     assert project.run().state is UpdateState.COMPLETED
     forget_last_commits(project, "counted")
@@ -62,7 +62,7 @@ def test_helpers_make_the_writes_of_a_function_repeatable_and_state_goes_on(proj
         return sorted((row.k, row.n) for row in df.collect())
 
     assert rows("all") == [(0, 1), (1, 2), (1, 2), (1, 3), (1, 3)]
-    # Without the helper, the batch that ran twice is there twice.
+    # Without the helper, the rows of the repeated batch are duplicated.
     assert rows("plain") == [(0, 1), (0, 1), (1, 2), (1, 2), (1, 3)]
     assert (project.root / "notes").read_text().splitlines() == [
         "counted 0 True",
@@ -73,7 +73,7 @@ def test_helpers_make_the_writes_of_a_function_repeatable_and_state_goes_on(proj
     ]
 
 
-def test_a_function_that_raises_or_misuses_the_helpers_is_told_so(project: Project):
+def test_function_that_raises_or_misuses_the_helpers_is_an_error(project: Project):
     project.source(
         """
 from penstock.batches import idempotent_delta_write
