@@ -1,4 +1,4 @@
-"""Crashes at kill points without a process: what comes after a point does not happen."""
+"""Crashes at kill points in this process: the steps after a point do not run."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -9,29 +9,29 @@ from penstock.errors import FlowError
 
 @contextlib.contextmanager
 def crashing(point: str, *flows: str) -> Iterator[set[str]]:
-    """Let these flows (all, if none is named) fail each time they come to a point.
+    """Let these flows (all, if none is named) fail each time at a kill point.
 
     Yields:
-        The flows that came there so far.
+        The flows that have failed there.
     """
     crashed: set[str] = set()
 
-    def crash(here: str, flow: str, batch_id: int | None) -> None:
-        if here == point and (not flows or flow in flows):
+    def crash(step: str, flow: str, batch_id: int | None) -> None:
+        if step == point and (not flows or flow in flows):
             crashed.add(flow)
-            raise FlowError("CRASHED", f"at {here}", flow=flow, batch_id=batch_id)
+            raise FlowError("CRASHED", f"at {step}", flow=flow, batch_id=batch_id)
 
     with step_callback(crash):
         yield crashed
 
 
 @contextlib.contextmanager
-def after_steps(of: str, do: Callable[[str, str], None]) -> Iterator[None]:
-    """Call with each step of a command, without its prefix, and with what the step is about."""
+def after_steps(prefix: str, do: Callable[[str, str], None]) -> Iterator[None]:
+    """Call a function after each step of a command: step without its prefix, and its subject."""
 
-    def call(here: str, name: str, _: int | None) -> None:
-        if here.startswith(of):
-            do(here.removeprefix(of), name)
+    def call(step: str, name: str, _: int | None) -> None:
+        if step.startswith(prefix):
+            do(step.removeprefix(prefix), name)
 
     with step_callback(call):
         yield

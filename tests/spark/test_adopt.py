@@ -54,7 +54,7 @@ def add(number: int) -> None:
     Path(f"data/{number}.json").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
 
 
-def test_each_row_is_there_once_after_a_job_was_adopted(
+def test_each_row_is_written_once_after_a_job_is_adopted(
     tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -88,14 +88,14 @@ def test_each_row_is_there_once_after_a_job_was_adopted(
     with Path("job_pipeline.py").open("a") as file:
         file.write(STATEFUL)
     assert main([word.replace("bronze", "counts") for word in resets[0]]) == 2
-    refused = capsys.readouterr().err
+    errors = capsys.readouterr().err
     for condition in ("[RESET_WOULD_DOUBLE]", "[CHECKPOINT_NOT_FOUND]"):
-        assert condition in refused
+        assert condition in errors
     assert main(["counts" if word == "bronze" else word for word in resets[0]]) == 2
     assert "[RESET_NOT_POSSIBLE]" in capsys.readouterr().err
 
 
-def test_the_proposal_of_the_job_of_tutorials_is_planned(
+def test_dry_run_plans_the_adopted_tutorial_job(
     tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)

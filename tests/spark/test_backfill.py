@@ -1,4 +1,4 @@
-"""A range of a source goes into its table once more, and no row of it twice."""
+"""A range of a source is processed again, and no row is duplicated."""
 
 import json
 import os
@@ -72,32 +72,32 @@ def _row(number: int | None, amount: int) -> dict[str, Any]:
 @pytest.fixture
 def project(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Project:
     monkeypatch.chdir(tmp_path)
-    made = Project(tmp_path, spark).source(SOURCE).add("x.json", [_row(9, 9)])
-    made.add("a.json", [_row(1, 1), _row(2, 500)])
-    made.add("b.json", [_row(3, 3), _row(4, 600)])
-    return made.add("c.json", [_row(5, 5), _row(None, 6)])
+    project = Project(tmp_path, spark).source(SOURCE).add("x.json", [_row(9, 9)])
+    project.add("a.json", [_row(1, 1), _row(2, 500)])
+    project.add("b.json", [_row(3, 3), _row(4, 600)])
+    return project.add("c.json", [_row(5, 5), _row(None, 6)])
 
 
-def _backfill(project: Project, flow: str, **asked: Any) -> BackfillReport:
-    options = BackfillOptions(**{"execute": True, **asked})
+def _backfill(project: Project, flow: str, **arguments: Any) -> BackfillReport:
+    options = BackfillOptions(**{"execute": True, **arguments})
     return backfill_flow(load_settings(project.root), flow, options)
 
 
-def _ends(step: str, _: str) -> None:
+def _interrupt(step: str, _: str) -> None:
     raise KeyboardInterrupt(step)
 
 
-def _ends_at(step: str) -> Callable[[str, str], None]:
-    def end(now: str, _: str) -> None:
-        if now == step:
+def _interrupt_at(step: str) -> Callable[[str, str], None]:
+    def interrupt(current: str, _: str) -> None:
+        if current == step:
             raise KeyboardInterrupt
 
-    return end
+    return interrupt
 
 
-def _refused(project: Project, flow: str, **asked: Any) -> str:
+def _refused(project: Project, flow: str, **arguments: Any) -> str:
     with pytest.raises(PenstockError) as error:
-        _backfill(project, flow, **asked)
+        _backfill(project, flow, **arguments)
     assert error.value.hint
     return error.value.condition
 
@@ -112,7 +112,7 @@ def _delete(project: Project, table: str, where: str) -> None:
 
 def _check_refusals(project: Project) -> None:
     newest = project.version("bronze")
-    for flow, asked, condition in (
+    for flow, arguments, condition in (
         ("daily", {}, "BACKFILL_WOULD_DOUBLE"),
         ("daily", {"by": ("nothing",)}, "BACKFILL_NOT_POSSIBLE"),
         ("counted", {"by": ("id",)}, "BACKFILL_NOT_POSSIBLE"),
@@ -125,24 +125,24 @@ def _check_refusals(project: Project) -> None:
             "BACKFILL_NOT_READ_YET",
         ),
     ):
-        assert _refused(project, flow, **asked) == condition, (flow, asked)
+        assert _refused(project, flow, **arguments) == condition, (flow, arguments)
 
 
-def test_missing_files_come_back_once_when_a_backfill_ended_half_way(
+def test_missing_rows_are_added_once_when_a_backfill_is_interrupted(
     project: Project, capsys: pytest.CaptureFixture[str]
 ):
-    """The short form of the two journeys below, in one process."""
+    """A short form of the two long tests below, in one process."""
     project.run(refresh=("bronze", "keyed", "daily"))
     _check_refusals(project)
     _delete(project, "keyed", "id = 3")
-    found = _backfill(project, "into_keyed", begin=parse_start("earliest"))
-    assert (found.way, found.counts["added"]) == ("keys", 1)
+    report = _backfill(project, "into_keyed", begin=parse_start("earliest"))
+    assert (report.way, report.counts["added"]) == ("keys", 1)
     assert _ids(project, "keyed") == [1, 3, 5, None]
 
     # A row that comes after the rows of the range were staged is not removed with the old ones.
     project.source(SOURCE.split("@dp.materialized_view")[0])
     part = {"where": "id >= 3"}
-    with pytest.raises(KeyboardInterrupt), after_steps("", _ends_at(STAGED)):
+    with pytest.raises(KeyboardInterrupt), after_steps("", _interrupt_at(STAGED)):
         _backfill(project, "daily", **part)
     project.add("late.json", [_row(4, 4)]).run(refresh=("bronze", "daily"))
     assert _refused(project, "daily", resume=True) == "BACKFILL_NOT_POSSIBLE"
@@ -163,20 +163,20 @@ def test_missing_files_come_back_once_when_a_backfill_ended_half_way(
 
     _delete(project, "bronze", "id IN (1, 3)")
 
-    with pytest.raises(KeyboardInterrupt, match=PLANNED), after_steps("", _ends):
+    with pytest.raises(KeyboardInterrupt, match=PLANNED), after_steps("", _interrupt):
         _backfill(project, "bronze", files="[bcx].json", by=("id",))
     assert _refused(project, "bronze", files="*", by=("id",)) == "BACKFILL_UNFINISHED"
     done = _backfill(project, "bronze", resume=True)
     assert (done.state, done.resumed) == ("done", True)
-    assert _ids(project, "bronze") == [3, 4, 5, None]  # 1 is not of the range
+    assert _ids(project, "bronze") == [3, 4, 5, None]  # 1 is outside the range
 
     # Without its rule, the table would get a row that stays in its quarantine.
     project.source("@dp.table\n" + SOURCE[SOURCE.index("def bronze") : SOURCE.index("dp.create_")])
     project.spark.sql(f"ALTER TABLE delta.`{project.path('bronze')}` ADD COLUMN later INT")
     with pytest.raises(PenstockError, match="its quarantine has rows with id >= 3"):
         _backfill(project, "bronze", where="id >= 3 AND later IS NULL")
-    # Without its files, an interrupted backfill has nothing to put in place of the rows.
-    with pytest.raises(KeyboardInterrupt, match=PLANNED), after_steps("", _ends):
+    # Without its files, an interrupted backfill has no rows that replace the old ones.
+    with pytest.raises(KeyboardInterrupt, match=PLANNED), after_steps("", _interrupt):
         _backfill(project, "bronze", where="id = 3")
     for file in (project.root / "data").glob("*.json"):
         file.unlink()
@@ -185,7 +185,7 @@ def test_missing_files_come_back_once_when_a_backfill_ended_half_way(
 
 
 @pytest.mark.long
-def test_what_is_missing_comes_back_and_what_is_there_does_not_come_twice(
+def test_missing_rows_are_added_and_existing_rows_are_not_duplicated(
     project: Project, spark: Any, capsys: Any
 ):
     project.run(refresh=("bronze",))
@@ -221,15 +221,14 @@ def test_what_is_missing_comes_back_and_what_is_there_does_not_come_twice(
     assert main(["backfill", "bronze", "--resume", "--output", "json"]) == 0
     done = json.loads(capsys.readouterr().out)
     assert (done["state"], done["resumed"]) == ("done", True)
-    assert _ids(project, "bronze") == [3, 5, 7, None]  # 1 is not of the range
+    assert _ids(project, "bronze") == [3, 5, 7, None]  # 1 is outside the range
     quarantine = project.spark.read.format("delta").load(str(project.path("bronze_quarantine")))
     assert sorted(row.id for row in quarantine.collect()) == [2, 4]
     assert _refused(project, "bronze", resume=True) == "BACKFILL_NOT_BEGUN"
     assert flow_records(load_settings(project.root))["bronze"].epoch == epoch
     assert not (project.root / ".penstock" / "state" / "backfill" / "bronze").exists()
 
-    # It is recorded with its own events, but it is not the newest update; and the flow goes on as
-    # if nothing had been.
+    # The backfill is recorded with its own events, but it is not the newest update.
     recorded = project.log("backfill_progress")
     own = recorded[-1]["origin"]["update_id"]
     shown, newest = monitoring.status(project.root, update=own), monitoring.status(project.root)
@@ -242,8 +241,8 @@ def test_what_is_missing_comes_back_and_what_is_there_does_not_come_twice(
     assert steps[-1] == "done"
     assert _refused(project, "bronze", by=("id",), files="x*") == "BACKFILL_RANGE_INVALID"
 
-    # Begun, and overtaken by a reset: rows of the range may come by themselves now.
-    with pytest.raises(KeyboardInterrupt, match=PLANNED), after_steps("", _ends):
+    # Reset after the backfill was started: the flow may read rows of the range itself.
+    with pytest.raises(KeyboardInterrupt, match=PLANNED), after_steps("", _interrupt):
         _backfill(project, "bronze", files="[bc].json", by=("id",))
     store = StateStore(StorageFiles(spark), str(project.root / ".penstock" / "state"), "p")
     known = store.flow("bronze")
@@ -254,7 +253,7 @@ def test_what_is_missing_comes_back_and_what_is_there_does_not_come_twice(
     store.save_flow("bronze", known)
     capsys.readouterr()
 
-    # A file that the flow would still read by itself: behind the end of a range without `--to`.
+    # A file that the flow has not read yet: behind the end of a range without `--to`.
     project.add("new.json", [_row(8, 8)])
     assert _backfill(project, "bronze", by=("id",)).counts["added"] == 1  # the row 1
     later = parse_start("2100-01-01")
@@ -266,24 +265,24 @@ def test_what_is_missing_comes_back_and_what_is_there_does_not_come_twice(
 
 
 @pytest.mark.long
-def test_versions_of_a_table_go_in_by_key_or_in_place_of_a_condition(project: Project):
+def test_table_versions_are_added_by_key_or_replace_rows_of_a_condition(project: Project):
     project.run(refresh=("bronze", "keyed", "daily", "newest"))
     _check_refusals(project)
     newest = project.version("bronze")
     _delete(project, "keyed", "id = 3")
-    found = _backfill(project, "into_keyed", begin=parse_start("earliest"))
-    assert (found.way, found.counts["added"], found.counts["unidentified"]) == ("keys", 1, 1)
+    report = _backfill(project, "into_keyed", begin=parse_start("earliest"))
+    assert (report.way, report.counts["added"], report.counts["unidentified"]) == ("keys", 1, 1)
     assert _ids(project, "keyed") == [1, 3, 5, None]
 
-    # Change events: those that are in change nothing, not even the quarantine of the bad ones.
+    # Change events that were applied change nothing, not even the quarantine.
     before = project.rows("newest", "id", "amount")
     bad = project.table("newest_quarantine").count()
-    found = _backfill(project, "newest")
-    assert (found.way, found.state) == ("events", "done")
+    report = _backfill(project, "newest")
+    assert (report.way, report.state) == ("events", "done")
     assert project.rows("newest", "id", "amount") == before == [(1, 1), (3, 3), (5, 5)]
     assert project.table("newest_quarantine").count() == bad == 1
 
-    # The query was corrected: rows of a part are computed anew and replaced in one commit.
+    # The query was corrected: rows of a part are recomputed and replaced in one commit.
     project.source(SOURCE.replace("amount * 1", "amount * 10"))
     whole = [(1, 1), (3, 3), (5, 5), (None, 6)]
     rows = lambda: project.rows("daily", key=str)  # noqa: E731
@@ -294,15 +293,15 @@ def test_versions_of_a_table_go_in_by_key_or_in_place_of_a_condition(project: Pr
     assert _refused(project, "daily", **part) == "BACKFILL_WOULD_LOSE_ROWS"
     assert rows() == whole
 
-    def dies_at(step: str) -> None:
-        asked: dict[str, Any] = {"where": "id >= 3"} if step == STAGED else {"resume": True}
-        with pytest.raises(KeyboardInterrupt), after_steps("", _ends_at(step)):
-            _backfill(project, "daily", **asked)
+    def interrupt_at(step: str) -> None:
+        arguments: dict[str, Any] = {"where": "id >= 3"} if step == STAGED else {"resume": True}
+        with pytest.raises(KeyboardInterrupt), after_steps("", _interrupt_at(step)):
+            _backfill(project, "daily", **arguments)
 
-    dies_at(STAGED)
+    interrupt_at(STAGED)
     assert rows() == whole
-    dies_at(COMMITTED)
+    interrupt_at(COMMITTED)
     assert rows() == [(1, 1), (3, 30), (5, 50), (None, 6)]
-    found = _backfill(project, "daily", resume=True)
-    assert (found.counts["outside"], found.counts["removed"]) == (2, 2)
+    report = _backfill(project, "daily", resume=True)
+    assert (report.counts["outside"], report.counts["removed"]) == (2, 2)
     assert rows() == [(1, 1), (3, 30), (5, 50), (None, 6)]

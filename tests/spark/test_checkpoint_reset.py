@@ -1,4 +1,4 @@
-"""A flow begins anew where it is told to, and no row is doubled unless somebody wants that."""
+"""A reset flow starts at its position, and rows are duplicated only if that is accepted."""
 
 import json
 from pathlib import Path
@@ -49,7 +49,7 @@ def view():
 
 
 class _Killed(BaseException):
-    """As if the process had died."""
+    """Simulates a killed process."""
 
 
 def _row(number: int) -> dict[str, Any]:
@@ -59,31 +59,31 @@ def _row(number: int) -> dict[str, Any]:
 @pytest.fixture
 def project(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Project:
     monkeypatch.chdir(tmp_path)
-    made = Project(tmp_path, spark).source(SOURCE)
-    made.add("a.json", [_row(1), _row(2)]).run(refresh=("bronze",))
-    made.add("b.json", [_row(3)]).run(refresh=("bronze", "silver", "keyed", "totals"))
-    return made
+    project = Project(tmp_path, spark).source(SOURCE)
+    project.add("a.json", [_row(1), _row(2)]).run(refresh=("bronze",))
+    project.add("b.json", [_row(3)]).run(refresh=("bronze", "silver", "keyed", "totals"))
+    return project
 
 
-def _reset(project: Project, flow: str, start: str, **more: Any) -> ResetPlan:
-    return reset_flow(load_settings(project.root), flow, parse_start(start), **more)
+def _reset(project: Project, flow: str, start: str, **arguments: Any) -> ResetPlan:
+    return reset_flow(load_settings(project.root), flow, parse_start(start), **arguments)
 
 
 def _ids(project: Project, table: str) -> list[int]:
     return [row[0] for row in project.rows(table, "id")]
 
 
-def _refused(project: Project, flow: str, start: str, **more: Any) -> str:
+def _refused(project: Project, flow: str, start: str, **arguments: Any) -> str:
     with pytest.raises(PenstockError) as error:
-        _reset(project, flow, start, execute=True, **more)
+        _reset(project, flow, start, execute=True, **arguments)
     assert error.value.hint
     return error.value.condition
 
 
-def _fill_once_whenever_it_dies(project: Project) -> None:
-    def dies_at(step: str) -> None:
-        def kill(now: str, _: str) -> None:
-            if now == step:
+def _check_that_a_killed_reset_is_completed(project: Project) -> None:
+    def kill_at(step: str) -> None:
+        def kill(current: str, _: str) -> None:
+            if current == step:
                 raise _Killed
 
         with pytest.raises(_Killed), after_steps("", kill):
@@ -96,8 +96,8 @@ def _fill_once_whenever_it_dies(project: Project) -> None:
             )
 
     for step in (MARKED, EMPTIED):
-        dies_at(step)
-        # What was begun is finished by the next update: emptied, and filled from that version on.
+        kill_at(step)
+        # The next update completes the reset: empties the table, and fills it from that version.
         project.run(refresh=("silver",))
         assert _ids(project, "silver") == [4], step
     _reset(project, "silver", "earliest", truncate=True, execute=True)
@@ -147,12 +147,12 @@ def test_a_reset_reads_files_from_before_the_first_start(
     assert before.app_id == last.app_id
 
 
-def test_a_flow_begins_where_it_is_told_to(project: Project, capsys: Any):
+def test_flow_starts_at_the_position_of_a_reset(project: Project, capsys: Any):
     settings = load_settings(project.root)
     newest = project.version("bronze")
     epoch = flow_records(settings)["silver"].epoch
 
-    # What would double rows is told, and not done.
+    # A reset that would duplicate rows is refused.
     assert main(["checkpoint", "reset", "SILVER", "--from", "earliest", "--output", "json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert (plan["done"], plan["effect"], plan["new_epoch"]) == (False, "added", None)
@@ -161,7 +161,7 @@ def test_a_flow_begins_where_it_is_told_to(project: Project, capsys: Any):
     assert "would be duplicated" in plan["refused"]
     assert main(["checkpoint", "reset", "silver", "--from", "earliest", "--yes"]) == 2
     assert "RESET_WOULD_DOUBLE" in capsys.readouterr().err
-    for flow, start, more, condition in (
+    for flow, start, arguments, condition in (
         ("totals", f"version={newest}", {}, "RESET_WOULD_DOUBLE"),
         ("bronze", "2026-01-01", {}, "RESET_WOULD_DOUBLE"),
         ("bronze", "version=1", {}, "START_NOT_AVAILABLE"),
@@ -169,15 +169,15 @@ def test_a_flow_begins_where_it_is_told_to(project: Project, capsys: Any):
         ("view", "earliest", {}, "RESET_NOT_POSSIBLE"),
         ("nothing", "earliest", {}, "UNKNOWN_FLOW"),
     ):
-        assert _refused(project, flow, start, **more) == condition, (flow, start)
+        assert _refused(project, flow, start, **arguments) == condition, (flow, start)
     with Lease.acquire(pipeline_lease_path(settings.storage), holder={}):
         assert main(["checkpoint", "reset", "silver", "--from", "latest", "--yes"]) == 3
     assert flow_records(settings)["silver"].epoch == epoch
 
-    # From a version: its rows come again, because somebody said so.
+    # From a version: its rows are duplicated, because duplicates are accepted.
     done = _reset(project, "silver", f"version={newest}", accept_duplicates=True, execute=True)
     assert done.new_epoch == flow_records(settings)["silver"].epoch != epoch
-    # By key, and computed anew: from the beginning, without a word.
+    # A table with keys and an aggregation start from the beginning without an option.
     _reset(project, "into_keyed", "earliest", execute=True)
     _reset(project, "totals", "earliest", execute=True)
     assert project.run(refresh=("silver", "keyed", "totals")).state == "COMPLETED"
@@ -185,16 +185,16 @@ def test_a_flow_begins_where_it_is_told_to(project: Project, capsys: Any):
     assert _ids(project, "keyed") == [1, 2, 3]
     assert project.rows("totals", "id", "count") == [(1, 1), (2, 1), (3, 1)]
 
-    # From what comes next, in a folder and in a table that has nothing new yet.
+    # From the latest position, in a folder and in a table without new rows.
     assert _reset(project, "bronze", "latest", execute=True).refused is None
     _reset(project, "silver", "latest", execute=True)
     assert project.run(refresh=("bronze", "silver")).state == "COMPLETED"
     assert (_ids(project, "bronze"), _ids(project, "silver")) == ([1, 2, 3], [1, 2, 3, 3])
     project.add("c.json", [_row(4)]).run(refresh=("bronze", "silver"))
     assert (_ids(project, "bronze"), _ids(project, "silver")) == ([1, 2, 3, 4], [1, 2, 3, 3, 4])
-    _fill_once_whenever_it_dies(project)
+    _check_that_a_killed_reset_is_completed(project)
 
-    # The totals without the row that is gone would replace those with it.
+    # Totals without the deleted row would replace those with it.
     delta = project.path("bronze")
     project.spark.sql(f"DELETE FROM delta.`{delta}` WHERE id = 1")
     assert "(DELETE)" in (_reset(project, "totals", "earliest").refused or "")

@@ -1,4 +1,4 @@
-"""A development target reads what is unchanged from the production target, and builds the rest."""
+"""A development target reads unchanged datasets from production, and builds the others."""
 
 import json
 import shutil
@@ -149,7 +149,7 @@ def shop(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Shop:
     return Shop(tmp_path, spark)
 
 
-def test_target_builds_what_differs_from_production(shop: Shop):
+def test_development_target_builds_only_datasets_that_differ_from_production(shop: Shop):
     shop.add("0", -1, 1, 2, 3)
     placed = f'@dp.materialized_view(path="{shop.root}/placed")\ndef names'
     shop.text = BASE.replace("@dp.materialized_view\ndef names", placed)
@@ -214,7 +214,7 @@ def test_target_builds_what_differs_from_production(shop: Shop):
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_table_that_moves_between_targets_is_not_mixed(shop: Shop):
+def test_rows_of_two_targets_are_not_mixed_when_a_source_moves_between_them(shop: Shop):
     shop.add("0", -1, 1, 2, 3)
     shop.text = BASE
     shop.build("prod")
@@ -257,7 +257,7 @@ def test_table_that_moves_between_targets_is_not_mixed(shop: Shop):
     assert "SOURCE_ROWS_CHANGED" in {error.condition for error in shop.run().failures}
     shop.build(full_refresh=("silver",))
     assert len(shop.rows("silver")) == 4
-    # What is deployed is read from there.
+    # Deployed datasets are read from production.
     shop.run("prod", full_refresh=("silver",))
     assert set(shop.plan().values()) == {"read from prod (unchanged)"}
     # A table that was removed in production, and one that production does not have.

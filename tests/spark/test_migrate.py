@@ -1,4 +1,4 @@
-"""A changed query gets a table and a checkpoint that fit it, killed wherever it may be."""
+"""Migration gives a changed query a new table and checkpoint, also after kills."""
 
 import contextlib
 import json
@@ -92,7 +92,7 @@ def _rows(seed: int) -> list[dict[str, Any]]:
 
 
 def _expected(batches: int, minutes: int) -> Counter[Any]:
-    """What a batch query makes of all rows, with Python's own arithmetic."""
+    """The result of a batch query over all rows, computed in Python."""
     count: Counter[Any] = Counter()
     total: Counter[Any] = Counter()
     for row in (row for seed in range(batches) for row in _rows(seed) if row["id"] is not None):
@@ -103,27 +103,27 @@ def _expected(batches: int, minutes: int) -> Counter[Any]:
     return Counter((*key, n, total[key] if minutes == 5 else None) for key, n in count.items())
 
 
-def _found(project: Project, minutes: int) -> Counter[Any]:
+def _actual(project: Project, minutes: int) -> Counter[Any]:
     df = project.table("windows")
-    found: Counter[Any] = Counter()
+    counts: Counter[Any] = Counter()
     for row in df.collect():
         at = row["window_start"].replace(tzinfo=UTC) - START
         total = row["total"] if "total" in df.columns else None
-        found[int(at.total_seconds()) // (60 * minutes), row["id"], row["n"], total] += 1
-    return found
+        counts[int(at.total_seconds()) // (60 * minutes), row["id"], row["n"], total] += 1
+    return counts
 
 
 @pytest.fixture
 def project(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Project:
     monkeypatch.chdir(tmp_path)
-    made = Project(tmp_path, spark).source(SOURCE)
+    project = Project(tmp_path, spark).source(SOURCE)
     for number in range(2):
-        made.add(f"{number}.json", _rows(number))
-    return made
+        project.add(f"{number}.json", _rows(number))
+    return project
 
 
-def _dies(project: Project, at: str, *command: str) -> None:
-    """Run the command in a process of its own, which kills itself for good."""
+def _kill(project: Project, at: str, *command: str) -> None:
+    """Run the command in a new process, which kills itself."""
     environment = {
         **os.environ,
         "PENSTOCK_KILL_AT": at,
@@ -150,18 +150,18 @@ def _raising_at(*steps: str) -> contextlib.AbstractContextManager[None]:
     return after_steps("migration_", end)
 
 
-def _says(capsys: pytest.CaptureFixture[str], *command: str, code: int = 0) -> Any:
+def _run_migrate(capsys: pytest.CaptureFixture[str], *command: str, code: int = 0) -> Any:
     capsys.readouterr()
     assert main(["migrate", *command, "--output", "json"]) == code
-    shown = capsys.readouterr()
-    return json.loads(shown.out) if code == 0 else shown.err
+    captured = capsys.readouterr()
+    return json.loads(captured.out) if code == 0 else captured.err
 
 
 @contextlib.contextmanager
-def _taken_away(project: Project, name: str) -> Iterator[None]:
+def _without_old_files(project: Project, name: str) -> Iterator[None]:
     """Without the files of a table that its newest version does not have, as after VACUUM."""
     folder = Path(project.path(name))
-    newest = {Path(urlsplit(one).path) for one in project.table(name).inputFiles()}
+    newest = {Path(urlsplit(path).path) for path in project.table(name).inputFiles()}
     old = [file for file in folder.rglob("*.parquet") if "_delta_log" not in file.parts]
     old = [file for file in old if file not in newest]
     assert old
@@ -176,10 +176,10 @@ def _update(project: Project) -> UpdateState:
     return project.run(refresh=("bronze", "windows", "view")).state
 
 
-def test_table_of_a_changed_window_is_replaced_and_comes_back(
+def test_migration_of_a_changed_window_is_resumed_and_undone(
     project: Project, capsys: pytest.CaptureFixture[str]
 ):
-    """The short form of the journey below: ended between table and state, resumed, undone."""
+    """A short form of the test below: interrupted between table and state, resumed, undone."""
     flows = ("bronze", "windows")
     (project.root / "data" / "1.json").unlink()
     assert project.run(refresh=flows).state is UpdateState.COMPLETED
@@ -191,61 +191,61 @@ def test_table_of_a_changed_window_is_replaced_and_comes_back(
             "windows",
             MigrationOptions(execute=True),
         )
-    assert _found(project, 5) == _expected(1, 5)
-    done = _says(capsys, "windows", "--resume")
+    assert _actual(project, 5) == _expected(1, 5)
+    done = _run_migrate(capsys, "windows", "--resume")
     assert (done["state"], done["resumed"]) == ("done", True)
     project.add("1.json", _rows(1))
     assert project.run(refresh=flows).state is UpdateState.COMPLETED
-    assert _found(project, 5) == _expected(2, 5)
+    assert _actual(project, 5) == _expected(2, 5)
     project.source(SOURCE)
-    assert _says(capsys, "windows", "--undo", "--yes")["state"] == "undone"
-    assert _found(project, 10) == _expected(1, 10)
+    assert _run_migrate(capsys, "windows", "--undo", "--yes")["state"] == "undone"
+    assert _actual(project, 10) == _expected(1, 10)
     assert project.table("windows_quarantine").count() == quarantined
 
 
 @pytest.mark.long
-def test_a_changed_window_replaces_the_table_once_and_goes_on(
+def test_migration_of_a_changed_window_survives_kills_and_flows_continue(
     project: Project, capsys: pytest.CaptureFixture[str]
 ):
     assert _update(project) is UpdateState.COMPLETED
-    assert _found(project, 10) == _expected(2, 10)
+    assert _actual(project, 10) == _expected(2, 10)
     quarantined = project.table("windows_quarantine").count()
 
     project.source(CHANGED)
-    plan = _says(capsys, "windows")
+    plan = _run_migrate(capsys, "windows")
     assert (plan["state"], plan["refused"], plan["new_epoch"]) == ("planned", None, None)
     (source,) = plan["sources"]
     assert (source["unit"], source["missing"], source["bytes"] > 0) == ("versions", None, True)
     assert plan["rows"] == len(_expected(2, 10))
     assert "total bigint is new" in plan["columns"]
     assert [line.split(":")[0] for line in plan["operators"]] == ["gone", "new"]
-    effects = {one["flow"]: one["effect"] for one in plan["readers"]}
+    effects = {reader["flow"]: reader["effect"] for reader in plan["readers"]}
     assert effects == {"view": "recomputes", "strict": "stops", "lenient": "skips"}
     old = project.version("windows")
 
     # Killed while the new table is built: readers have the old one.
-    _dies(project, "after_target_commit:windows:1", "--yes")
-    assert (project.version("windows"), _found(project, 10)) == (old, _expected(2, 10))
-    assert "MIGRATION_UNFINISHED" in _says(capsys, "windows", "--yes", code=2)
-    # Ended between the table and the state of the flow: readers have the new one, no update runs.
+    _kill(project, "after_target_commit:windows:1", "--yes")
+    assert (project.version("windows"), _actual(project, 10)) == (old, _expected(2, 10))
+    assert "MIGRATION_UNFINISHED" in _run_migrate(capsys, "windows", "--yes", code=2)
+    # Interrupted between table and state of the flow: readers have the new one, no update runs.
     with pytest.raises(KeyboardInterrupt, match=REPLACED), _raising_at(REPLACED):
         migrate_flow(
             load_settings(project.root),
             "windows",
             MigrationOptions(resume=True),
         )
-    assert (project.version("windows"), _found(project, 5)) == (old + 1, _expected(2, 5))
+    assert (project.version("windows"), _actual(project, 5)) == (old + 1, _expected(2, 5))
     result = project.run(refresh=("windows",))
     assert {error.condition for error in result.failures} == {"MIGRATION_UNFINISHED"}
-    done = _says(capsys, "windows", "--resume")
+    done = _run_migrate(capsys, "windows", "--resume")
     assert (done["state"], done["resumed"], done["new_version"]) == ("done", True, old + 1)
     assert flow_records(load_settings(project.root))["windows"].epoch == done["new_epoch"]
     assert not list((project.root / ".penstock" / "state" / "migrate" / "windows").glob("*/table"))
 
-    # The next update goes on where the new checkpoint is, in all that it writes.
+    # The next update continues from the new checkpoint.
     project.add("2.json", _rows(2))
     assert _update(project) is UpdateState.COMPLETED
-    assert _found(project, 5) == _expected(3, 5)
+    assert _actual(project, 5) == _expected(3, 5)
     assert project.table("windows").schema["total"].dataType.simpleString() == "bigint"
     sums = Counter(row["id"] for n in range(3) for row in _rows(n) if row["id"] is not None)
     assert dict(project.rows("view")) == sums
@@ -253,50 +253,51 @@ def test_a_changed_window_replaces_the_table_once_and_goes_on(
     assert steps[0] == "planned"
     assert {"batch", "resumed", "built", "done"} <= set(steps)
 
-    # Where VACUUM has taken what going back needs, all stays as it is, the quarantine as well.
+    # Undo changes nothing when VACUUM has deleted the files that it needs.
     project.source(SOURCE)
     state = project.root / ".penstock" / "state" / "flows" / "windows.json"
     migrated = state.read_text(), project.table("windows_quarantine").count()
     for name in ("windows_quarantine", "windows"):
-        with _taken_away(project, name):
-            assert f"{name} cannot be restored to version" in _says(
+        with _without_old_files(project, name):
+            assert f"{name} cannot be restored to version" in _run_migrate(
                 capsys, "windows", "--undo", "--yes", code=2
             )
         assert (state.read_text(), project.table("windows_quarantine").count()) == migrated
-        assert _found(project, 5) == _expected(3, 5)
+        assert _actual(project, 5) == _expected(3, 5)
 
-    # And back, to the table and the checkpoint before; what came since is read once more.
-    assert _says(capsys, "windows", "--undo", "--yes")["state"] == "undone"
-    assert _found(project, 10) == _expected(2, 10)
+    # Undo restores the table and the checkpoint; newer rows are read again.
+    assert _run_migrate(capsys, "windows", "--undo", "--yes")["state"] == "undone"
+    assert _actual(project, 10) == _expected(2, 10)
     assert project.table("windows_quarantine").count() == quarantined
     assert _update(project) is UpdateState.COMPLETED
-    assert _found(project, 10) == _expected(3, 10)
+    assert _actual(project, 10) == _expected(3, 10)
 
-    # What the source has lost since would be missing.
+    # Rows that the source has lost since would be missing.
     project.spark.sql(f"DELETE FROM delta.`{project.path('bronze')}` WHERE id = 1")
     project.source(CHANGED)
-    refused = _says(capsys, "windows", "--yes", code=2)
+    refused = _run_migrate(capsys, "windows", "--yes", code=2)
     assert "MIGRATION_WOULD_LOSE_HISTORY" in refused
     assert "(DELETE)" in refused
-    # Not wanted any more right before the table would be replaced: all is as it was.
+    # Abandoned right before the table would be replaced: everything is unchanged.
     before = state.read_text()
     quarantined = project.table("windows_quarantine").count()
 
-    for asked in (MigrationOptions(accept_less=True, execute=True), MigrationOptions(abandon=True)):
+    for options in (
+        MigrationOptions(accept_less=True, execute=True),
+        MigrationOptions(abandon=True),
+    ):
         with pytest.raises(KeyboardInterrupt), _raising_at(QUARANTINED, LEFT):
-            migrate_flow(load_settings(project.root), "windows", asked)
+            migrate_flow(load_settings(project.root), "windows", options)
         assert state.read_text() != before
-    # The quarantine is the old one again, so the new table must not come any more.
-    assert "--abandon ends it" in _says(capsys, "windows", "--resume", code=2)
-    assert _says(capsys, "windows", "--abandon")["state"] == "abandoned"
+    # The quarantine is the old one again, so the migration cannot be resumed.
+    assert "--abandon ends it" in _run_migrate(capsys, "windows", "--resume", code=2)
+    assert _run_migrate(capsys, "windows", "--abandon")["state"] == "abandoned"
     assert state.read_text() == before
     assert project.table("windows_quarantine").count() == quarantined
-    assert _found(project, 10) == _expected(3, 10)
+    assert _actual(project, 10) == _expected(3, 10)
 
 
-def test_rows_of_another_shape_take_the_place_of_a_table_and_leave_it_again(
-    tmp_path: Path, spark: Any
-):
+def test_rows_and_schema_of_a_table_are_swapped_and_restored(tmp_path: Path, spark: Any):
     old, new = (TableRef(str(tmp_path / name), name) for name in ("old", "new"))
     spark.sql(
         f"CREATE TABLE delta.`{old.path}` (id BIGINT NOT NULL, at DATE, gone STRING) USING delta "
@@ -312,13 +313,13 @@ def test_rows_of_another_shape_take_the_place_of_a_table_and_leave_it_again(
     spark.sql(f"INSERT INTO delta.`{new.path}` VALUES ('a', DATE'2026-01-02', 7), ('b', NULL, 8)")
 
     def rows() -> list[tuple[Any, ...]]:
-        found = spark.read.format("delta").load(old.path).collect()
-        return sorted((tuple(row) for row in found), key=str)
+        stored = spark.read.format("delta").load(old.path).collect()
+        return sorted((tuple(row) for row in stored), key=str)
 
     swapped = [
         swap_rows(spark, old, new, flow="f", app_id="p/f/writer/e", last=4) for _ in range(2)
     ]
-    assert [one.replayed for one in swapped] == [False, True]
+    assert [result.replayed for result in swapped] == [False, True]
     assert swapped[0].version == swapped[1].version
     assert rows() == [("a", datetime(2026, 1, 2, tzinfo=UTC).date(), 7), ("b", None, 8)]
     after = table_state(spark, old.path)

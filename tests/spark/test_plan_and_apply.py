@@ -1,4 +1,4 @@
-"""`penstock plan` says what `penstock apply` then does, and an interrupted `apply` continues."""
+"""`penstock apply` does what `penstock plan` shows, and an interrupted `apply` continues."""
 
 import contextlib
 import json
@@ -142,7 +142,7 @@ def _after() -> str:
 
 
 class _Killed(BaseException):
-    """As if the process had died."""
+    """Simulates a killed process."""
 
 
 def _rows(first: int) -> list[dict[str, Any]]:
@@ -202,11 +202,11 @@ def _content(project: Project) -> dict[str, Any]:
     return {**content, "out": sorted(line for file in lines for line in file)}
 
 
-def _kept(first: int, least: int = 1) -> list[dict[str, Any]]:
+def _passing_rows(first: int, least: int = 1) -> list[dict[str, Any]]:
     return [row for row in _rows(first) if row["amount"] >= least]
 
 
-def test_plan_says_what_apply_does(
+def test_apply_makes_the_changes_of_the_plan(
     tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
     monkeypatch.chdir(tmp_path)
@@ -236,10 +236,10 @@ def test_plan_says_what_apply_does(
     assert restarted == {"totals", "parts", "people", "second", "away"}
     assert project.version("gone") == gone
     content = _content(project)
-    late = _kept(20, 2)  # by the new rule
-    bronze = _kept(0) + late
+    late = _passing_rows(20, 2)  # by the new rule
+    bronze = _passing_rows(0) + late
     assert len(content["bronze"]) == len(bronze)
-    twice = [2 * row["amount"] for row in _kept(0)] + [3 * row["amount"] for row in late]
+    twice = [2 * row["amount"] for row in _passing_rows(0)] + [3 * row["amount"] for row in late]
     assert sorted(row[1] for row in content["silver"]) == sorted(twice)
     assert sorted(row[1] for row in content["totals"]) == sorted(
         sum(row["amount"] for row in bronze if row["id"] == key) for key in range(3)
@@ -283,7 +283,7 @@ def _check_reasons(changes: dict[str, Change]) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_apply_that_is_killed_at_each_step_ends_in_the_same_state(
+def test_apply_has_the_same_result_when_it_is_killed_at_each_step(
     tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
     whole = _applied(tmp_path / "whole", spark, monkeypatch, lambda _, __: None)
@@ -291,16 +291,16 @@ def test_apply_that_is_killed_at_each_step_ends_in_the_same_state(
     assert "refused: its sink refuses rows of a new checkpoint" in refused.out
     assert "refused: its target is append-only" in refused.out
     assert "[DEPLOYMENT_NOT_POSSIBLE]" in refused.err
-    seen: list[tuple[str, str]] = []
+    killed_at: list[tuple[str, str]] = []
 
     def kill(step: str, name: str) -> None:
-        if step.startswith(("apply_", "migration_")) and (step, name) not in seen:
-            seen.append((step, name))
+        if step.startswith(("apply_", "migration_")) and (step, name) not in killed_at:
+            killed_at.append((step, name))
             raise _Killed
 
     killed = _applied(tmp_path / "killed", spark, monkeypatch, kill)
     migrated = ("planned", "built", "marked", "quarantined", "replaced", "switched")
-    assert seen == [
+    assert killed_at == [
         ("apply_new_checkpoint", "second"),
         ("apply_new_checkpoint", "away"),
         ("apply_marked", "people"),
@@ -342,7 +342,7 @@ def counts():
 """
 
 
-def test_storages_that_apply_cannot_change_or_know(
+def test_apply_handles_new_unknown_and_impossible_changes(
     tmp_path: Path, spark: Any, monkeypatch: Any, capsys: Any
 ):
     monkeypatch.chdir(tmp_path)
@@ -353,7 +353,7 @@ def test_storages_that_apply_cannot_change_or_know(
     assert main(["apply", "--yes"]) == 0
     assert "nothing differs" in capsys.readouterr().out
 
-    # As an earlier version has left it.
+    # State of an earlier version.
     for file in (tmp_path / ".penstock" / "state").rglob("*.json"):
         body = json.loads(file.read_text())
         if body.pop("deployed", None) is not None:
@@ -367,7 +367,7 @@ def test_storages_that_apply_cannot_change_or_know(
     assert _apply(project).succeeded
     assert _plan(project).changes == ()
 
-    # A kind that is another, in a table that must not be reset; then a broken project.
+    # Another kind of dataset with a table that must not be reset; then a broken project.
     fixed = '@dp.table(table_properties={"pipelines.reset.allowed": "false"})\ndef counts'
     streams = SMALL.replace("@dp.materialized_view\ndef counts", fixed)
     project.source(streams.replace("spark.read.", "spark.readStream."))
@@ -392,7 +392,7 @@ dp.create_auto_cdc_flow(target="people", source="bronze", keys=["id"], sequence_
 """
 
 
-def test_what_an_update_failed_with_is_not_taken_for_deployed(
+def test_declarations_of_a_failed_update_are_not_deployed(
     tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)

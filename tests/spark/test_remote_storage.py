@@ -1,4 +1,4 @@
-"""Commands that look at a storage which is not local: a mount of `viewfs://` on a folder."""
+"""Commands for a storage that is not local: a mount of `viewfs://` on a folder."""
 
 import json
 import uuid
@@ -37,7 +37,7 @@ def total():
 
 @pytest.fixture
 def storage(spark, tmp_path: Path) -> str:
-    """A URI that is no local path, on a folder below the test's own."""
+    """A URI that is no local path, mounted on a folder of the test."""
     name = f"t{uuid.uuid4().hex}"
     (tmp_path / "mounted").mkdir()
     conf = spark._jsc.hadoopConfiguration()
@@ -55,7 +55,7 @@ def command(storage: str, capsys: pytest.CaptureFixture[str]) -> Callable[..., t
     return call
 
 
-def test_commands_give_right_answers_when_the_storage_is_not_local(
+def test_commands_work_when_the_storage_is_not_local(
     storage: str, command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -111,7 +111,7 @@ def test_commands_give_right_answers_when_the_storage_is_not_local(
     result = run_update(load_settings(tmp_path, storage=storage), UpdateOptions(), bus=EventBus())
     assert [error.condition for error in result.failures] == ["FLOW_STATE_MISSING"]
     (tmp_path / "lost").rename(state)
-    # A backfill reads everything again, and finds every row.
+    # A backfill reads everything again, and adds no row.
     code, text = command("backfill", "silver", "--by", "id", "--yes", "--output", "json")
     assert (code, json.loads(text)["counts"]["added"]) == (0, 0)
     code, text = command(
@@ -131,7 +131,7 @@ def test_commands_give_right_answers_when_the_storage_is_not_local(
     assert (code, json.loads(text)) == (0, [])
 
 
-def test_a_storage_that_spark_cannot_open_is_an_error_of_its_own(
+def test_storage_that_spark_cannot_open_is_an_error_with_a_hint(
     spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(tmp_path)
@@ -144,7 +144,7 @@ def test_a_storage_that_spark_cannot_open_is_an_error_of_its_own(
         assert "spark.jars" in text
 
 
-def test_a_flow_named_state_has_files_that_are_read_when_the_storage_is_shared(
+def test_checkpoint_files_of_a_flow_named_state_are_copied(
     spark: SparkSession, storage: str, tmp_path: Path
 ):
     checkpoint = "pipelines/shop/checkpoints/state/e1"
@@ -159,11 +159,11 @@ def test_a_flow_named_state_has_files_that_are_read_when_the_storage_is_shared(
     assert (copied / "state/0/0/1.delta").read_bytes() == bytes(7)
 
 
-def test_a_table_is_shown_when_a_column_has_a_backtick(
+def test_table_is_read_when_a_column_has_a_backtick(
     spark: SparkSession, storage: str, tmp_path: Path
 ):
     settings = PipelineSettings(name="shop", storage=storage, root=str(tmp_path))
     path = layout_of(settings).table_path(DatasetName("spark_catalog", "default", "t"))
     spark.range(1).toDF("a`b").write.format("delta").save(path)
-    shown = RemoteTables(spark, settings).read_table("t", 5)
-    assert (shown.columns, shown.rows) == (("a`b",), (("0",),))
+    preview = RemoteTables(spark, settings).read_table("t", 5)
+    assert (preview.columns, preview.rows) == (("a`b",), (("0",),))

@@ -100,7 +100,7 @@ with step_callback(on_step):
 
 
 class _Killed(BaseException):
-    """As if the process had died."""
+    """Simulates a killed process."""
 
 
 def _rows(first: int, count: int) -> list[dict[str, Any]]:
@@ -115,7 +115,7 @@ def _rows(first: int, count: int) -> list[dict[str, Any]]:
 
 
 def _many(first: int, count: int) -> list[dict[str, Any]]:
-    """Of 1,009 keys, out of order, with repetitions of rows from before; some break a rule."""
+    """Rows of 1,009 keys, out of order, with duplicates of earlier rows; some break a rule."""
     rows = []
     for number in range(first, first + count):
         at = number - 50 if number % 40 == 0 else number
@@ -143,8 +143,8 @@ def _digest(project: Project, table: Path) -> tuple[int, str]:
     return len(rows), hashlib.sha256(repr(rows).encode()).hexdigest()
 
 
-def _restore(project: Project, name: str, **more: Any) -> RestoreReport:
-    options = RestoreOptions(execute=True, **more)
+def _restore(project: Project, name: str, **arguments: Any) -> RestoreReport:
+    options = RestoreOptions(execute=True, **arguments)
     return restore_savepoint(load_settings(project.root), name, options)
 
 
@@ -196,12 +196,12 @@ def test_all_tables_are_restored_and_computed_again(
     assert "recompute view with the next update" in plan["steps"]
     assert _content(project) == later
 
-    seen: list[tuple[str, str]] = []
+    steps: list[tuple[str, str]] = []
 
     def kill(step: str, name: str) -> None:
-        if (step, name) not in seen:
-            seen.append((step, name))
-            second = len([other for other, _ in seen if other == step]) == 2
+        if (step, name) not in steps:
+            steps.append((step, name))
+            second = len([other for other, _ in steps if other == step]) == 2
             if every_step or (second and step in ("restored", "switched")):
                 raise _Killed
 
@@ -215,9 +215,9 @@ def test_all_tables_are_restored_and_computed_again(
             refused = _refused(_refused_run, project).condition
     assert refused == "RESTORE_UNFINISHED"
     if not every_step:
-        assert seen[:2] == [("undo", ""), ("begun", "")]
-        assert len([step for step, _ in seen if step == "restored"]) == len(at_first)
-    assert {("switched", "bronze"), ("switched", "people"), ("done", "")} <= set(seen)
+        assert steps[:2] == [("undo", ""), ("begun", "")]
+        assert len([step for step, _ in steps if step == "restored"]) == len(at_first)
+    assert {("switched", "bronze"), ("switched", "people"), ("done", "")} <= set(steps)
     assert report.resumed
     assert report.undo is not None
     assert _content(project) == at_first
@@ -231,7 +231,7 @@ def test_all_tables_are_restored_and_computed_again(
     assert _content(project) == later
 
     if every_step:
-        # The way back: the state before the restore, in which nothing is left to read.
+        # Undo: the state before the restore, in which all rows have been read.
         project.add("c.json", _rows(1100, 10)).run()
         assert _content(project) != later
         _restore(project, report.undo)
@@ -248,7 +248,7 @@ def test_all_tables_are_restored_and_computed_again(
 
 
 def _killed_process(folder: Path, kind: str) -> None:
-    """A restore in a process of its own, which SIGKILL ends at the first step of a kind."""
+    """A restore in a new process, which SIGKILL ends at the first step of a kind."""
     source = str(Path(sys.modules["penstock"].__file__ or "").parents[1])
     process = subprocess.Popen(
         [sys.executable, "-c", RESTORE, kind],
@@ -270,7 +270,7 @@ def _refused_run(project: Project) -> None:
         raise failure
 
 
-def test_what_cannot_be_saved_or_restored_is_refused(small: Project, capsys: Any):
+def test_impossible_savepoints_and_restores_are_refused(small: Project, capsys: Any):
     project = small
     project.run()
     _create(project, "first")
@@ -292,7 +292,7 @@ def test_what_cannot_be_saved_or_restored_is_refused(small: Project, capsys: Any
     project.run()
     assert len(project.rows("bronze")) == len([row for row in _rows(0, 110) if row["amount"]])
 
-    # The old files are gone, as after a VACUUM by another program.
+    # The old files are deleted, as after a VACUUM by another program.
     project.run(full_refresh=("totals",))
     saved = (
         project.spark.read.option("versionAsOf", 1)
@@ -357,7 +357,7 @@ def into_out():
     assert project.rows("newer", key=repr) == newer
 
 
-def test_a_flow_begins_again_when_its_code_was_removed_before_the_restore(small: Project):
+def test_flow_restarts_when_its_code_was_removed_before_the_restore(small: Project):
     bronze = """
 dp.create_streaming_table("bronze")
 
@@ -379,7 +379,7 @@ def less():
     assert _content(project) == later
 
 
-def test_a_stream_does_not_add_its_rows_to_those_of_a_restored_view(small: Project):
+def test_rows_of_a_stream_are_not_added_to_a_restored_view(small: Project):
     bronze = "@dp.table\ndef bronze():\n    return rows()\n\n\n"
     view = "@dp.materialized_view\ndef mid():\n    return spark.read.table('bronze')\n"
     stream = "@dp.table\ndef mid():\n    return spark.readStream.table('bronze')\n"
@@ -412,7 +412,7 @@ def test_a_stream_does_not_add_its_rows_to_those_of_a_restored_view(small: Proje
     assert project.rows("mid") == project.rows("bronze")
 
 
-def test_removed_rows_are_unread_when_a_flow_reads_the_change_feed(small: Project):
+def test_deleted_rows_are_unread_when_a_flow_reads_the_change_feed(small: Project):
     changes = 'spark.readStream.option("readChangeFeed", "true").table("bronze")'
     project = small.source(
         f"""
@@ -456,7 +456,7 @@ def into_out():
     assert "'into_out' has not written all rows of bronze to the sink out" in behind.message
 
 
-def test_vacuum_keeps_what_a_savepoint_needs(small: Project, capsys: Any):
+def test_vacuum_is_skipped_when_a_savepoint_needs_old_files(small: Project, capsys: Any):
     project = small
     project.run()
     project.run(full_refresh=("totals",))
@@ -498,7 +498,7 @@ def test_offsets_of_other_sources_do_not_change():
     }
 
 
-def test_a_savepoint_without_its_last_file_does_not_exist(small: Project):
+def test_savepoint_is_not_listed_before_its_last_file_is_written(small: Project):
     project = small
     settings = load_settings(project.root)
     savepoints = Savepoints(StorageFiles(project.spark), layout_of(settings))
