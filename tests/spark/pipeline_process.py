@@ -1,4 +1,4 @@
-"""`penstock run` as a user starts it, in a session of its own, and killed with its JVM."""
+"""`penstock run` as a user starts it, in a separate session, and killed with its JVM."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Checks of projects whose files read, while they are loaded, what is not on this machine."""
+"""Checks of projects whose files read missing sources while they are loaded."""
 
 from pathlib import Path
 
@@ -57,7 +57,7 @@ AS SELECT date_trunc('day', at) AS day, sum(net + tax) AS paid FROM clean_orders
 """
 
 
-def test_what_files_read_while_they_are_loaded_is_learnt(
+def test_check_infers_columns_of_sources_that_are_read_while_files_are_loaded(
     spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -65,26 +65,26 @@ def test_what_files_read_while_they_are_loaded_is_learnt(
     shop.mkdir()
     for name, text in (("rules.py", RULES), ("orders.py", ORDERS), ("silver.sql", SILVER)):
         (shop / name).write_text(text, encoding="utf-8")
-    found = check_project(load_settings(tmp_path, source=shop))
-    assert found.refused == ()
-    assert found.unsure == {}
-    assert sorted(found.datasets) == ["clean_orders", "customers", "events", "totals"]
-    assert "id" in dict(next(s for s in found.missing if "crm" in s.name).columns)
-    assert found.notes == ()
-    assert found.assumed_settings["landing_path"] == "/penstock/assumed"
-    missing = {source.name: dict(source.columns) for source in found.missing}
+    check = check_project(load_settings(tmp_path, source=shop))
+    assert check.refused == ()
+    assert check.unsure == {}
+    assert sorted(check.datasets) == ["clean_orders", "customers", "events", "totals"]
+    assert "id" in dict(next(s for s in check.missing if "crm" in s.name).columns)
+    assert check.notes == ()
+    assert check.assumed_settings["landing_path"] == "/penstock/assumed"
+    missing = {source.name: dict(source.columns) for source in check.missing}
     assert sorted(missing["table main.quality.rules"]) == ["is_active", "tag"]
     landed = missing["csv /Volumes/x"]
     assert missing["files /penstock/assumed/events"] == {"id": "int"}  # would be read as empty
     assert {"price", "amount", "at", "net", "tax"} <= set(landed)
     assert landed["net"] == "double"
-    # Places are those of the project's folder, also before it was entered.
-    assert {need.origin.file for need in found.needs.imports} <= {"rules.py", "orders.py"}
-    # What depends on rows that are not here may be right; what no rows can mend is not.
+    # Locations are relative to the project's folder.
+    assert {need.origin.file for need in check.needs.imports} <= {"rules.py", "orders.py"}
+    # Errors that depend on missing rows are unsure; other errors are refused.
     (shop / "late.py").write_text(
         "import dlt\nfrom rules import rules\nCATALOG = rules('late')['catalog']\n", "utf-8"
     )
     (shop / "wrong.py").write_text("import dlt\nprint(undefined)\n", "utf-8")
-    found = check_project(load_settings(tmp_path, source=shop))
-    assert [error.origin.file for error in found.refused] == ["wrong.py"]
-    assert [error.origin.file for error in found.unsure.values()] == ["late.py"]
+    check = check_project(load_settings(tmp_path, source=shop))
+    assert [error.origin.file for error in check.refused] == ["wrong.py"]
+    assert [error.origin.file for error in check.unsure.values()] == ["late.py"]

@@ -1,4 +1,4 @@
-"""Column lineage off real plans of Spark."""
+"""Column lineage of real Spark plans."""
 
 from pathlib import Path
 
@@ -22,31 +22,33 @@ ROWS = (
 )
 
 
-def shown(lineage: FlowLineage | None) -> dict[str, set[str]]:
+def summary(lineage: FlowLineage | None) -> dict[str, set[str]]:
     """`column: {source.column kind}`."""
     assert lineage is not None
 
-    def text(one):
-        source = lineage.sources[one.source]
-        place = source.dataset or source.name.rpartition("/")[2]
-        return f"{place}.{one.column} {one.transformation}"
+    def described(column):
+        source = lineage.sources[column.source]
+        source_name = source.dataset or source.name.rpartition("/")[2]
+        return f"{source_name}.{column.column} {column.transformation}"
 
-    found = {name: {text(one) for one in inputs} for name, inputs in lineage.columns.items()}
-    found["*"] = {text(one) for one in lineage.influences}
-    return found
+    columns = {
+        name: {described(column) for column in inputs} for name, inputs in lineage.columns.items()
+    }
+    columns["*"] = {described(column) for column in lineage.influences}
+    return columns
 
 
-def test_columns_are_followed_to_the_datasets_and_files_that_they_come_from(spark, tmp_path: Path):
+def test_columns_are_traced_to_their_source_datasets_and_files(spark, tmp_path: Path):
     source = SchemaSource()
     source.schemas.update({"a": ROWS, "b": ROWS, "c.s.odd näme": ROWS})
     a, b = source.batch("a", spark.read), source.batch("b", spark.read)
     stream = source.stream("a", spark.readStream, NOWHERE).df
     odd = source.batch("c.s.odd näme", spark.read)
     (tmp_path / "in").mkdir()
-    outside = spark.read.schema(ROWS).json(str(tmp_path / "in"))
+    files = spark.read.schema(ROWS).json(str(tmp_path / "in"))
 
     def of(df):
-        return shown(column_lineage(df, source.dataset_at))
+        return summary(column_lineage(df, source.dataset_at))
 
     assert of(a.select("id", F.col("name").alias("n"), (F.col("amount") + 1).alias("more"))) == {
         "id": {"a.id IDENTITY"},
@@ -60,12 +62,12 @@ def test_columns_are_followed_to_the_datasets_and_files_that_they_come_from(spar
         .groupBy(F.window("ts", "5 minutes"), "id")
         .agg(F.sum(F.col("amount") * 2).alias("total"), F.count("*").alias("n"))
     )
-    found = of(grouped)
-    assert found["total"] == {"a.amount AGGREGATION"}
-    assert found["n"] == set()
-    assert found["id"] == {"a.id IDENTITY"}
-    assert found["window"] == {"a.ts TRANSFORMATION"}
-    assert found["*"] == {"a.amount FILTER", "a.id GROUP_BY", "a.ts GROUP_BY", "a.ts FILTER"}
+    lineage = of(grouped)
+    assert lineage["total"] == {"a.amount AGGREGATION"}
+    assert lineage["n"] == set()
+    assert lineage["id"] == {"a.id IDENTITY"}
+    assert lineage["window"] == {"a.ts TRANSFORMATION"}
+    assert lineage["*"] == {"a.amount FILTER", "a.id GROUP_BY", "a.ts GROUP_BY", "a.ts FILTER"}
 
     joined = a.alias("l").join(b.alias("r"), F.col("l.id") == F.col("r.id"))
     assert of(joined.select("l.id", "r.name", F.concat("l.name", "r.name").alias("both"))) == {
@@ -86,9 +88,9 @@ def test_columns_are_followed_to_the_datasets_and_files_that_they_come_from(spar
     assert of(exploded)["e"] == {"a.amount TRANSFORMATION", "a.id TRANSFORMATION"}
     opaque = a.select("id", "name").mapInPandas(lambda rows: rows, "x STRING")
     assert of(opaque)["x"] == {"a.id TRANSFORMATION", "a.name TRANSFORMATION"}
-    assert of(outside.select("id"))["id"] == {"in.id IDENTITY"}
-    (place,) = column_lineage(outside, source.dataset_at).sources
-    assert place == LineageSource(namespace="file", name=str(tmp_path / "in"))
+    assert of(files.select("id"))["id"] == {"in.id IDENTITY"}
+    (location,) = column_lineage(files, source.dataset_at).sources
+    assert location == LineageSource(namespace="file", name=str(tmp_path / "in"))
 
     a.createOrReplaceTempView("lineage_a")
     b.createOrReplaceTempView("lineage_b")
@@ -102,13 +104,13 @@ def test_columns_are_followed_to_the_datasets_and_files_that_they_come_from(spar
         WHERE EXISTS (SELECT 1 FROM lineage_b WHERE lineage_b.id = c.id)
         """
     )
-    found = of(query)
-    assert found["id"] == {"a.id IDENTITY"}
-    assert found["twice"] == {"a.amount TRANSFORMATION"}
-    assert found["most"] == {"b.amount AGGREGATION"}
-    assert found["n"] == set()
-    assert found["running"] == {"a.amount AGGREGATION"}
-    assert {"a.id WINDOW", "a.amount WINDOW", "a.id JOIN"} <= found["*"]
+    lineage = of(query)
+    assert lineage["id"] == {"a.id IDENTITY"}
+    assert lineage["twice"] == {"a.amount TRANSFORMATION"}
+    assert lineage["most"] == {"b.amount AGGREGATION"}
+    assert lineage["n"] == set()
+    assert lineage["running"] == {"a.amount AGGREGATION"}
+    assert {"a.id WINDOW", "a.amount WINDOW", "a.id JOIN"} <= lineage["*"]
     cube = a.cube("id", "name").agg(F.max("amount").alias("m"))
     assert of(cube)["m"] == {"a.amount AGGREGATION"}
     assert "a.id TRANSFORMATION" in of(cube)["id"]

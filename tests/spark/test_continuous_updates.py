@@ -1,4 +1,4 @@
-"""Continuous updates: rows flow until it is stopped, and flows fail alone."""
+"""Continuous updates: they run until they are stopped, and flows fail independently."""
 
 import itertools
 from pathlib import Path
@@ -41,7 +41,7 @@ def orders(*amounts: "int | None", start: int = 0) -> list[dict]:
     ]
 
 
-def test_rows_keep_flowing_and_it_stops_cleanly_when_continuous(project):
+def test_continuous_update_processes_new_rows_and_stops_cleanly(project):
     project.source(
         CHAIN.replace(
             "@dp.materialized_view",
@@ -64,7 +64,7 @@ def test_rows_keep_flowing_and_it_stops_cleanly_when_continuous(project):
     assert len(project.rows("bronze")) == 3
 
 
-def test_the_other_branch_goes_on_when_a_flow_fails_in_a_continuous_update(project):
+def test_other_flows_continue_when_a_flow_fails_in_a_continuous_update(project):
     project.source(
         """
 @dp.table

@@ -12,7 +12,7 @@ from penstock.quality.split import filter_view, split_rows
 
 
 @pytest.mark.parametrize(
-    ("condition", "says"),
+    ("condition", "message"),
     [
         ("amount >", "end of input"),
         ("amount > 0) OR (true", "syntax"),
@@ -30,26 +30,26 @@ from penstock.quality.split import filter_view, split_rows
         (lambda: F.col("nope") > 1, "nope"),
     ],
 )
-def test_expectation_is_refused_with_its_place_when_it_is_not_about_one_row(
-    spark: SparkSession, condition: object, says: str
+def test_expectation_is_refused_with_its_line_when_it_is_no_row_condition(
+    spark: SparkSession, condition: object, message: str
 ) -> None:
     df = spark.range(1).selectExpr("id", "1D AS amount")
-    given = condition() if callable(condition) else condition
+    expression = condition() if callable(condition) else condition
     with pytest.raises(DefinitionError) as caught:
-        check_expectations(df, [rule("sound", "id >= 0"), rule("bad", given)])
+        check_expectations(df, [rule("sound", "id >= 0"), rule("bad", expression)])
     assert caught.value.condition == "EXPECTATION_INVALID"
-    assert says.lower() in caught.value.message.lower()
+    assert message.lower() in caught.value.message.lower()
     assert str(caught.value.origin) == "pipeline.py:7"
 
 
-def test_nearest_column_is_named_when_one_is_unknown(spark: SparkSession) -> None:
+def test_hint_names_the_nearest_column_when_a_column_is_unknown(spark: SparkSession) -> None:
     df = spark.range(1).selectExpr("id", "1D AS amount")
     with pytest.raises(DefinitionError) as caught:
         check_expectations(df, [rule("r", "amuont > 0")])
     assert caught.value.hint == "did you mean 'amount'?"
 
 
-def test_all_wrong_expectations_are_reported_when_there_are_several(spark: SparkSession) -> None:
+def test_all_invalid_expectations_are_reported(spark: SparkSession) -> None:
     df = spark.range(1)
     with pytest.raises(DefinitionErrors) as caught:
         check_expectations(df, [rule("a", "x > 0"), rule("b", "id > 0"), rule("c", "id")])
@@ -60,7 +60,7 @@ def test_all_wrong_expectations_are_reported_when_there_are_several(spark: Spark
     "condition",
     ["array_contains(array('from', 'select'), 'x') IS NOT NULL", "id BETWEEN 0 AND 3", "NULL"],
 )
-def test_expectation_is_accepted_when_it_only_looks_suspicious(
+def test_expectation_is_accepted_when_it_only_resembles_an_invalid_one(
     spark: SparkSession, condition: str
 ) -> None:
     check_expectations(spark.range(1), [rule("r", condition)])
@@ -75,7 +75,7 @@ def test_view_keeps_only_passing_rows_when_it_has_drop_rules(spark: SparkSession
         filter_view(df, [rule("positive", "n > 0", "fail")]).collect()
 
 
-def test_column_name_is_refused_when_the_split_needs_it(spark: SparkSession) -> None:
+def test_column_name_is_refused_when_the_quarantine_needs_it(spark: SparkSession) -> None:
     df = spark.range(1).withColumn("_row", F.lit(1))
     with pytest.raises(DefinitionError) as caught:
         split_rows(df, [rule("r", "id > 0")])
@@ -83,7 +83,9 @@ def test_column_name_is_refused_when_the_split_needs_it(spark: SparkSession) -> 
     assert split_rows(df, [rule("r", "id > 0")], quarantine=False) is not None
 
 
-def test_errors_stay_with_their_row_when_no_column_can_be_hashed(spark: SparkSession) -> None:
+def test_an_error_quarantines_only_its_row_when_no_column_can_be_hashed(
+    spark: SparkSession,
+) -> None:
     df = spark.sql("SELECT map('a', v) AS m FROM VALUES ('1'), ('x') t(v)")
     split = split_rows(df, [rule(f"r{i}", f"CAST(m['a'] AS INT) > {i}") for i in (-1, 0)])
     assert split is not None
@@ -91,7 +93,7 @@ def test_errors_stay_with_their_row_when_no_column_can_be_hashed(spark: SparkSes
     assert {(r.v, r.penstock_dest) for r in rows} == {("1", "table"), ("x", "quarantine")}
 
 
-def test_stream_without_a_column_that_can_be_hashed_has_rules(
+def test_rules_apply_to_a_stream_without_hashable_columns(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     (tmp_path / "rows").mkdir()
@@ -102,7 +104,7 @@ def test_stream_without_a_column_that_can_be_hashed_has_rules(
     query.option("checkpointLocation", f"{tmp_path}/checkpoint").start().awaitTermination(60)
 
 
-def test_rules_use_columns_that_the_query_does_not_return(spark: SparkSession) -> None:
+def test_rules_can_use_columns_that_the_query_does_not_return(spark: SparkSession) -> None:
     orders = spark.sql("SELECT * FROM VALUES (1, 'a'), (2, 'b'), (3, 'x'), (NULL, 'a') t(n, key)")
     known = spark.sql("SELECT * FROM VALUES ('a'), ('b') u(key)").alias("known")
     df = orders.alias("o").join(known, "key", "left").withColumnRenamed("n", "number")
@@ -133,7 +135,7 @@ def test_rules_use_columns_that_the_query_does_not_return(spark: SparkSession) -
 
 
 @pytest.mark.parametrize("condition", ["n > 1", "sum(n) > 1", "count(*) > 1"])
-def test_rules_use_no_columns_that_a_group_does_not_return(
+def test_rules_cannot_use_columns_that_an_aggregation_does_not_return(
     spark: SparkSession, condition: str
 ) -> None:
     orders = spark.sql("SELECT * FROM VALUES (1, 'a'), (2, 'a') t(n, key)")

@@ -1,4 +1,4 @@
-"""What fails in an update fails alone: a flow that cannot be started, a definition not selected."""
+"""Failures do not spread: a flow that cannot be started, a definition that is not selected."""
 
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def below_typo():
 """
 
 
-def test_what_cannot_run_fails_alone(
+def test_a_flow_that_cannot_run_does_not_fail_other_flows(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -102,7 +102,7 @@ def test_what_cannot_run_fails_alone(
     assert ["amuont" in error.message for error in wrong.value.errors] == [True]
 
 
-def test_strings_that_spark_takes_for_numbers_are_known(spark: Any) -> None:
+def test_strings_that_spark_casts_to_numbers_are_detected(spark: Any) -> None:
     frame = spark.createDataFrame([("1", 2, 3.5)], "q STRING, n INT, d DOUBLE")
 
     def texts(*columns: str) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from pathlib import Path
 
 @dp.on_event_hook(max_allowable_consecutive_failures=2)
 def remember(event):
-    with Path("seen.jsonl").open("a") as out:
+    with Path("events.jsonl").open("a") as out:
         out.write(json.dumps([event["event_type"], event["message"]]) + "\\n")
 
 @dp.on_event_hook
@@ -63,8 +63,8 @@ def to_archive():
 
 @dp.foreach_batch_sink(name="totals")
 def keep_totals(df, batch_id):
-    found = [[row.k, row.n] for row in df.collect()]
-    Path("totals.json").write_text(json.dumps(sorted(found)))
+    counts = [[row.k, row.n] for row in df.collect()]
+    Path("totals.json").write_text(json.dumps(sorted(counts)))
 
 @dp.update_flow(target="totals")
 def counted():
@@ -78,21 +78,21 @@ def counted():
     archived = project.spark.read.json(str(project.root / "archive" / "*"))
     assert sorted(row.id for row in archived.collect()) == [0, 1, 2]
     assert json.loads((project.root / "totals.json").read_text()) == [[0, 2], [1, 1]]
-    seen = [json.loads(line) for line in (project.root / "seen.jsonl").open()]
-    types = [kind for kind, _ in seen]
+    received = [json.loads(line) for line in (project.root / "events.jsonl").open()]
+    types = [kind for kind, _ in received]
     assert types[0] == "create_update"
-    assert seen[-1] == ["update_progress", seen[-1][1]]
+    assert received[-1] == ["update_progress", received[-1][1]]
     assert "hook_progress" not in types
     first, last = project.log("hook_progress")
     assert "the hook is broken" in first["message"]
-    assert last["message"].endswith(f"raised for {len(seen)} events")
+    assert last["message"].endswith(f"raised for {len(received)} events")
 
     project.add("b.json", amounts(4, start=10))
     project.run()
     assert json.loads((project.root / "totals.json").read_text()) == [[0, 3]]
 
 
-def test_rules_about_a_whole_table_hold_when_a_view_is_refreshed(project: Project):
+def test_table_rules_are_checked_when_a_view_is_refreshed(project: Project):
     project.source(
         """
 @dp.materialized_view
@@ -110,8 +110,8 @@ def counted():
     ).add("a.json", amounts(1, 2, 2) + amounts(5))
     assert project.run().state is UpdateState.COMPLETED
     assert project.rows("people", "id") == [(1,), (2,)]
-    twice = project.rows("people_quarantine", "id", "_failed_rules")
-    assert twice == [(0, ["one row per id"])] * 2
+    duplicates = project.rows("people_quarantine", "id", "_failed_rules")
+    assert duplicates == [(0, ["one row per id"])] * 2
     assert project.table("counted").count() == 4
     rules = {
         rule["name"]: (rule["passed_records"], rule["failed_records"])
@@ -136,7 +136,7 @@ def counted():
     assert project.rows("people", "id") == [(1,), (2,)]
 
 
-def test_rule_about_a_whole_table_is_refused_when_the_dataset_lacks_rows(project: Project):
+def test_table_rules_are_refused_when_a_dataset_never_has_all_rows(project: Project):
     project.source(
         """
 @dp.table
@@ -169,7 +169,7 @@ def window():
     assert "'allowed'" not in text
 
 
-def test_types_fit_when_flows_differ_in_width_or_have_none(project: Project):
+def test_column_types_are_merged_when_flows_have_narrower_or_void_types(project: Project):
     project.source(
         """
 dp.create_streaming_table("ids")
@@ -193,8 +193,8 @@ def shown():
     assert project.rows("shown") == [(0, None, None), (1, None, None), (99, None, None)]
 
 
-def fills(project: Project, *, once: bool) -> None:
-    """A table of ids up to 100, filled by a one-time flow or by a stream of the same name."""
+def declare_fill(project: Project, *, once: bool) -> None:
+    """Declare a table of ids up to 100, filled by a one-time flow or a stream of the same name."""
     project.source(
         f"""
 dp.create_streaming_table("ids", expect_all_or_drop={{"low": "id <= 100"}})
@@ -211,18 +211,18 @@ def test_no_row_is_missing_when_a_flow_changes_between_one_time_and_stream(proje
     project.add("a.json", amounts(1, 2))
     ids: list[int] = []
     for once in (True, False, True):
-        fills(project, once=once)
+        declare_fill(project, once=once)
         ids += [100] if once else [0, 1]
         for _ in range(2):
             assert project.run().state is UpdateState.COMPLETED
-            assert project.rows("ids", "id") == [(each,) for each in sorted(ids)]
+            assert project.rows("ids", "id") == [(number,) for number in sorted(ids)]
 
 
 def test_a_stream_does_not_complete_the_batch_of_a_one_time_flow(project: Project):
-    fills(project, once=True)
+    declare_fill(project, once=True)
     with crashing("after_quarantine_commit"):
         assert project.run().state is UpdateState.FAILED
-    fills(project.add("a.json", amounts(1, 2)), once=False)
+    declare_fill(project.add("a.json", amounts(1, 2)), once=False)
     assert project.run().state is UpdateState.COMPLETED
     assert project.rows("ids", "id") == [(0,), (1,)]
 
@@ -256,7 +256,7 @@ def fill():
     assert project.rows("ids", "id") == [(0,), (1,), (2,)]
 
 
-def test_batches_of_an_append_flow_wait_for_those_of_an_upsert_into_the_same_table(
+def test_append_batches_lock_a_table_that_another_flow_upserts(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ):
     project.source(
@@ -273,19 +273,19 @@ def added():
 """
     ).add("a.json", amounts(1))
     (project.root / "none").mkdir()
-    turns: list[Any] = []
-    monkeypatch.setattr(tables, "Lock", lambda: turns.append(Lock()) or turns[-1])
+    locks: list[Any] = []
+    monkeypatch.setattr(tables, "Lock", lambda: locks.append(Lock()) or locks[-1])
     steps = []
 
     def on_step(point: str, flow: str, _: int | None) -> None:
-        steps.append((flow, turns[-1].locked()))
+        steps.append((flow, locks[-1].locked()))
 
     with step_callback(on_step):
         assert project.run().state is UpdateState.COMPLETED
     assert set(steps) == {("added", True)}
 
 
-def test_groups_of_null_and_of_an_empty_string_stay_when_a_view_is_partitioned_by_them(
+def test_null_and_empty_string_are_different_groups_when_they_are_partitions(
     project: Project,
 ):
     project.source(
@@ -303,10 +303,10 @@ def sums():
     for number, sums in enumerate(([1, 2, 3], [2, 4, 6])):
         project.add(f"{number}.json", amounts(1, 2, 3))
         assert project.run().state is UpdateState.COMPLETED
-        assert project.rows("sums", "n") == [(each,) for each in sums]
+        assert project.rows("sums", "n") == [(total,) for total in sums]
 
 
-def test_declared_columns_stay_when_the_query_of_a_view_or_an_upsert_lacks_them(project: Project):
+def test_declared_columns_stay_when_the_query_does_not_return_them(project: Project):
     project.source(
         """
 SCHEMA = "id BIGINT, amount BIGINT, note STRING, twice BIGINT GENERATED ALWAYS AS (amount * 2)"

@@ -35,7 +35,7 @@ def counts():
 def both():
     return spark.readStream.table("bronze").union(spark.readStream.table("bronze"))
 """
-# Their sources are files; they keep state, and read two streams.
+# Flows that read files, keep state, or read two streams.
 ALWAYS = ["bronze", "both", "counts"]
 
 
@@ -57,7 +57,7 @@ def row(number: int, amount: int = 1) -> dict[str, Any]:
     return {"id": number, "amount": amount, "ts": f"2026-01-01T00:00:{number:02}Z"}
 
 
-def test_a_query_is_started_only_when_there_is_something_to_do(
+def test_a_query_is_started_only_when_there_are_new_rows_or_changes(
     spark, tmp_path, monkeypatch, started
 ):
     monkeypatch.chdir(tmp_path)
@@ -110,7 +110,7 @@ def statuses_of(project: Project, flow: str) -> list[FlowStatus]:
     return [event.body.status for event in events if isinstance(event.body, FlowProgress)]
 
 
-def test_commits_are_reported_and_tables_are_checked_without_new_rows_as_well(
+def test_commits_are_reported_and_tables_are_checked_when_there_are_no_new_rows(
     spark, tmp_path: Path, monkeypatch, started
 ):
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""`check` of a project that has a little of everything that other people's projects have."""
+"""`check` of a project with many features of projects for Databricks."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,7 +88,9 @@ FROM STREAM read_files("s3://raw/sql", format => "json")
 
 
 @pytest.fixture(scope="module")
-def found(spark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ProjectCheck, Path]]:
+def checked_project(
+    spark, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[ProjectCheck, Path]]:
     root = tmp_path_factory.mktemp("foreign")
     for name, text in (
         ("etl/cloud.py", CLOUD), ("etl/secrets.py", SECRETS), ("etl/scored.sql", SQL),
@@ -102,8 +104,8 @@ def found(spark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pro
         yield check_project(load_settings(root, source=root / "etl")), root
 
 
-def test_reasons_name_the_mapping_below_paths_and_the_format(found):
-    check, _ = found
+def test_reasons_name_the_paths_setting_and_the_file_system(checked_project):
+    check, _ = checked_project
     reasons = {source.name: source.reason for source in check.missing}
     for store, scheme in (
         ("s3://raw/a", "s3"),
@@ -121,8 +123,8 @@ def test_reasons_name_the_mapping_below_paths_and_the_format(found):
         assert "Py4J" not in text
 
 
-def test_hints_are_a_part_of_the_schema(found):
-    check, _ = found
+def test_schema_hints_are_part_of_the_inferred_columns(checked_project):
+    check, _ = checked_project
     columns = {source.name: dict(source.columns) for source in check.missing}
     assert columns["json /Volumes/main/landed"] == {
         "id": "int",
@@ -133,8 +135,8 @@ def test_hints_are_a_part_of_the_schema(found):
     assert set(columns["json s3://raw/sql"]) == {"id", "a", "b", "c", "e", "g"}
 
 
-def test_only_what_is_wrong_is_refused_and_as_a_run_reports_it(found):
-    check, _ = found
+def test_only_certain_errors_are_refused_and_with_the_messages_of_a_run(checked_project):
+    check, _ = checked_project
     errors = {error.message: error for error in check.refused}
     assert [error.condition for error in errors.values()].count("EXPECTATION_INVALID") == 2
     (name,) = [text for text in errors if "'bad_name'" in text]
@@ -147,15 +149,15 @@ def test_only_what_is_wrong_is_refused_and_as_a_run_reports_it(found):
     assert list(check.unsure) == ["secrets.py:3"]
 
 
-def test_datasets_of_the_pipeline_are_no_tables_to_map(found):
-    check, _ = found
+def test_datasets_of_the_pipeline_are_not_missing_tables(checked_project):
+    check, _ = checked_project
     assert [s.name for s in check.missing if s.name.startswith("table")] == ["table main.raw.texts"]
     assert any("dataset 'own' of this pipeline" in note for note in check.notes)
     assert check.needs.imports == ()
 
 
-def test_the_report_adds_up(found):
-    check, _ = found
+def test_report_counts_flows_and_lists_each_need_once(checked_project):
+    check, _ = checked_project
     assert (len(check.flows), len(check.planned)) == (14, 12)
     needs = [(kind, name) for kind, name, _ in _needs(check)]
     assert len(set(needs)) == len(needs)
@@ -164,8 +166,8 @@ def test_the_report_adds_up(found):
     assert all("own" not in name for kind, name in needs if kind == "source")
 
 
-def test_a_relative_path_is_also_looked_for_where_the_command_was_started(found):
-    check, root = found
+def test_relative_paths_are_also_resolved_in_the_working_directory(checked_project):
+    check, root = checked_project
     (note,) = [note for note in check.notes if "'landing'" in note]
     assert f"is read from the working directory {root}" in note
     assert not any("landing" in s.name and "Volumes" not in s.name for s in check.missing)

@@ -1,6 +1,6 @@
 """Habits of code for Databricks.
 
-Names that settings complete, texts as numbers, numbered rows, the active session, rules about one
+Names that settings complete, strings as numbers, numbered rows, the active session, rules about one
 side of a join.
 """
 
@@ -53,7 +53,7 @@ def summary():
 """
 
 
-def test_rows_are_right_when_names_are_short_texts_are_divided_and_rows_are_numbered(
+def test_short_names_strings_as_numbers_and_identity_columns_are_supported(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -74,13 +74,13 @@ def test_rows_are_right_when_names_are_short_texts_are_divided_and_rows_are_numb
     assert project.rows("checked", "id", "cost") == [(1, 2.5), (4, 1.5)]
     assert project.rows("checked_quarantine", "id", "cost") == [(2, None), (3, None)]
     assert spark.conf.get("spark.sql.ansi.enabled") == "true"
-    told = "\n".join(event.message for event in project.events)
+    messages = "\n".join(event.message for event in project.events)
     for warning in (
         "`gold.numbered` is resolved to main.gold.numbered",
         "`prod.sales.keys` is resolved to spark_catalog.default.keys",
         "the query of fill computes with strings",
     ):
-        assert warning in told
+        assert warning in messages
     numbered = SOURCE[: SOURCE.index("@dp.append_flow")]
     project.source(
         numbered
@@ -98,14 +98,14 @@ def events():
 
 
 @pytest.mark.timeout(180)
-def test_a_python_function_reads_stored_rows(spark: SparkSession, tmp_path: Path):
+def test_python_function_reads_delta_rows_with_generated_code(spark: SparkSession, tmp_path: Path):
     folder = str(tmp_path / "stored")
     spark.range(3).write.format("delta").save(folder)
     shout = F.udf(lambda number: f"{number}!", "string")
     # With generated code, as pipelines have it, the scan is columnar: SPARK-58241.
-    own = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
-    before = {key: spark.conf.get(key) for key in own}
-    for key, value in own.items():
+    confs = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+    before = {key: spark.conf.get(key) for key in confs}
+    for key, value in confs.items():
         spark.conf.set(key, value)
     try:
         rows = spark.read.format("delta").load(folder).groupBy(shout("id").alias("k")).count()

@@ -5,15 +5,15 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 
-def test_values_of_yarn_and_the_names_of_files_are_left_out(spark: SparkSession) -> None:
+def test_yarn_values_and_property_sources_are_left_out(spark: SparkSession) -> None:
     session: Any = spark._jsparkSession
     configuration = session.sessionState().newHadoopConf()
     assert configuration.getValByRegex(r"^yarn\.").isEmpty()
     assert 300 < configuration.size() < 700
     assert configuration.getPropertySources("fs.s3a.impl") is None
-    kept = {
+    expected = {
         "fs.s3a.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
         "fs.AbstractFileSystem.hdfs.impl": "org.apache.hadoop.fs.Hdfs",
         "mapreduce.fileoutputcommitter.task.cleanup.enabled": "false",
     }
-    assert {key: configuration.get(key) for key in kept} == kept
+    assert {key: configuration.get(key) for key in expected} == expected

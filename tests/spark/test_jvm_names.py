@@ -1,4 +1,4 @@
-"""Names of the JVM are kept once they are known, and looked up again while they are not."""
+"""Names of the JVM are cached when they exist, and looked up again when they do not."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ def test_a_class_is_looked_up_once_when_it_exists(spark: Any):
     jvm = spark._jvm
     assert jvm.org.apache.spark.sql.Encoders is jvm.org.apache.spark.sql.Encoders
     assert jvm.java.util.HashMap().size() == 0
-    # Each call of a class makes an object of its own.
+    # Each call of a class creates a new object.
     assert jvm.java.util.HashMap() is not jvm.java.util.HashMap()
     assert jvm.functions is jvm.functions
 
 
-def test_a_missing_class_is_looked_up_again_when_a_jar_may_bring_it(spark: Any):
+def test_a_missing_class_is_looked_up_on_each_access(spark: Any):
     package = spark._jvm.org.example
     assert isinstance(package.Missing, JavaPackage)
     assert package.Missing is not package.Missing

@@ -1,4 +1,4 @@
-"""Each rule has an example that it finds, and one that it does not: those of its page."""
+"""Each rule reports the bad example of its page, and not the good one."""
 
 import contextlib
 import re
@@ -116,34 +116,34 @@ def strictly_parsed():
 
 def of_file(report: LintReport, name: str) -> list[tuple[str, int, str]]:
     return [
-        (one.rule.id, one.origin.line, one.message)
-        for one in report.findings
-        if one.origin.file == name
+        (finding.rule.id, finding.origin.line, finding.message)
+        for finding in report.findings
+        if finding.origin.file == name
     ]
 
 
-def test_every_rule_has_both_examples():
-    found = {(rule, kind) for rule, kind, _ in EXAMPLE.findall(PAGE.read_text(encoding="utf-8"))}
-    assert found == {(rule, kind) for rule in RULES for kind in ("it", "nothing")}
+def test_every_rule_has_a_bad_and_a_good_example():
+    examples = {(rule, kind) for rule, kind, _ in EXAMPLE.findall(PAGE.read_text(encoding="utf-8"))}
+    assert examples == {(rule, kind) for rule in RULES for kind in ("it", "nothing")}
 
 
-def test_the_examples_are_pipelines(report: LintReport):
+def test_examples_are_valid_pipelines(report: LintReport):
     # Exact distinct counts are refused by Spark as well: that is what their rule says.
     assert report.refused == ()
     assert set(report.unsure) == {"customers_per_hour"}
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if not rule.startswith("PSL7")])
-def test_a_rule_finds_its_example_only(report: LintReport, rule: str):
-    bad = [found for found, _, _ in of_file(report, f"{rule}_it.py")]
-    good = [found for found, _, _ in of_file(report, f"{rule}_nothing.py")]
+def test_a_rule_reports_its_bad_example_and_not_its_good_one(report: LintReport, rule: str):
+    bad = [rule_id for rule_id, _, _ in of_file(report, f"{rule}_it.py")]
+    good = [rule_id for rule_id, _, _ in of_file(report, f"{rule}_nothing.py")]
     assert rule in bad
     assert rule not in good
 
 
-def test_findings_of_plans_are_found_through_views_and_sql(report: LintReport):
+def test_plan_rules_apply_to_views_and_sql(report: LintReport):
     assert of_file(report, "more.sql")[0][:2] == ("PSL101", 1)
-    accepted = {(one.rule.id, one.origin.file) for one in report.accepted}
+    accepted = {(finding.rule.id, finding.origin.file) for finding in report.accepted}
     assert accepted >= {
         ("PSL101", "more.sql"),
         ("PSL103", "more.py"),
@@ -157,7 +157,7 @@ def test_findings_of_plans_are_found_through_views_and_sql(report: LintReport):
     assert not more & {"PSL101", "PSL108", "PSL506"}
 
 
-def test_a_null_is_followed_through_conditions(report: LintReport):
+def test_null_values_are_traced_through_conditions(report: LintReport):
     rules = {rule: message for rule, _, message in of_file(report, "more.py") if rule > "PSL5"}
     assert rules["PSL503"] == "'always' is true for every row"
     assert rules["PSL502"] == "a row passes 'not_bad' when status is NULL"

@@ -1,4 +1,4 @@
-"""What users test their pipelines with: an unchanged DLT project, rows in, tables out."""
+"""`PipelineTest` with an unchanged DLT project: rows in, tables out."""
 
 import re
 from datetime import UTC, date, datetime
@@ -75,7 +75,7 @@ def pipeline(tmp_path: Path, spark: Any) -> PipelineTest:
 @pytest.mark.parametrize(
     "code", SHOWN_TESTS, ids=re.findall(r"def (test_\w+)", "".join(SHOWN_TESTS))
 )
-def test_the_tests_on_the_page_pass(code: str, tmp_path: Path, spark: Any) -> None:
+def test_tests_in_the_docs_pass(code: str, tmp_path: Path, spark: Any) -> None:
     project = tmp_path / "project"
     project.mkdir()
     (project / "orders.py").write_text(SHOWN_PIPELINE, encoding="utf-8")
@@ -114,7 +114,7 @@ def test_rows_flow_through_all_tables_in_two_updates(pipeline: PipelineTest) -> 
         assert_rows(pipeline.table("orders"), [])
 
 
-def test_queries_and_expectations_see_the_time_of_the_test(pipeline: PipelineTest) -> None:
+def test_queries_and_expectations_use_the_frozen_time(pipeline: PipelineTest) -> None:
     pipeline.add_rows("raw", [{"id": 1, "amount": 5}], RAW)
     pipeline.freeze_time("2026-02-01T00:59:59+01:00").run("raw", "seen")
     row = {"id": 1, "time": datetime(2026, 1, 31, 23, 59, 59, tzinfo=UTC), "day": date(2026, 1, 31)}
@@ -125,7 +125,7 @@ def test_queries_and_expectations_see_the_time_of_the_test(pipeline: PipelineTes
     assert_rows(pipeline.quarantine("seen"), [{"id": 2, "day": date(2026, 2, 1)}])
 
 
-def test_the_date_of_a_test_is_that_of_the_time_zone_of_the_session(spark: Any) -> None:
+def test_frozen_date_is_in_the_time_zone_of_the_session(spark: Any) -> None:
     time = FrozenTime(datetime(2026, 1, 31, 23, tzinfo=UTC), spark)
     query = time.query(lambda: spark.sql("SELECT current_date() AS day"))
     spark.conf.set("spark.sql.session.timeZone", "+02:00")  # as Spark writes a zone without a name
@@ -135,7 +135,7 @@ def test_the_date_of_a_test_is_that_of_the_time_zone_of_the_session(spark: Any) 
         spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
-def test_what_cannot_be_tested_like_that_is_an_error(pipeline: PipelineTest) -> None:
+def test_unknown_crash_step_and_rows_of_a_cdc_target_are_errors(pipeline: PipelineTest) -> None:
     with pytest.raises(AssertionError, match="no flow reached the step"):
         pipeline.add_rows("raw", [], RAW).run_and_crash("befor_write")
     with pytest.raises(SpecError, match="add the change events"):

@@ -18,7 +18,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory, spark) -> Path:
     return folder / "shop"
 
 
-def test_an_update_runs_with_its_progress_shown(shop: Path, capsys: pytest.CaptureFixture[str]):
+def test_run_updates_tables_and_prints_progress(shop: Path, capsys: pytest.CaptureFixture[str]):
     before = Path.cwd()
     storage = str(shop.parent / "storage")
     result = penstock.run(shop, refresh=["bronze", "silver"], storage=storage)
@@ -30,12 +30,12 @@ def test_an_update_runs_with_its_progress_shown(shop: Path, capsys: pytest.Captu
     assert {path.parent.name for path in Path(storage).rglob("_delta_log")} >= {"bronze", "silver"}
 
 
-def test_a_plan_is_the_text_and_json_of_a_dry_run(shop: Path):
+def test_dry_run_returns_a_plan_as_text_and_json(shop: Path):
     planned = penstock.dry_run(str(shop), full_refresh_all=True)
     assert "silver" in str(planned)
-    shown: list[str] = []
-    planned._repr_pretty_(SimpleNamespace(text=shown.append), False)
-    assert shown == [str(planned)]
+    printed: list[str] = []
+    planned._repr_pretty_(SimpleNamespace(text=printed.append), False)
+    assert printed == [str(planned)]
     assert len(planned.plan.resets) == len(planned.plan.tables) > 0
     steps = planned.to_dict()["steps"]
     assert len(steps) == len(planned.plan.runs)
@@ -43,14 +43,14 @@ def test_a_plan_is_the_text_and_json_of_a_dry_run(shop: Path):
         penstock.dry_run(shop, refresh=["sliver"])
 
 
-def test_a_pipeline_is_open_for_its_queries(shop: Path, spark):
+def test_open_pipeline_returns_queries_of_flows(shop: Path, spark):
     with penstock.open_pipeline(shop) as pipeline:
         df, _ = pipeline.query(pipeline.flow("bronze"))
         assert pipeline.spark is spark
         assert df.isStreaming
 
 
-def test_a_project_is_checked(shop: Path, tmp_path: Path):
+def test_check_returns_planned_flows(shop: Path, tmp_path: Path):
     report = penstock.check(shop)
     assert report.refused == ()
     assert len(report.planned) == len(report.flows)

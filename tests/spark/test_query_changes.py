@@ -50,7 +50,7 @@ def changed(
         return project, results
 
 
-def test_the_checkpoint_is_refused_when_a_stateful_operator_changed(changed: Any):
+def test_checkpoint_is_refused_when_a_stateful_operator_changed(changed: Any):
     _, (first, second, third) = changed
     assert first.state is UpdateState.COMPLETED, first.failures
     (failure,) = second.failures
@@ -61,7 +61,7 @@ def test_the_checkpoint_is_refused_when_a_stateful_operator_changed(changed: Any
     assert all("unique" not in str(error) for error in third.failures)
 
 
-def test_rows_are_computed_anew_when_a_refused_flow_is_fully_refreshed(changed: Any):
+def test_rows_are_recomputed_when_a_refused_flow_is_fully_refreshed(changed: Any):
     project, _ = changed
     assert project.rows("unique", "id", "amount") == [(0, 3), (1, 9)]
 
@@ -86,7 +86,7 @@ def test_a_view_is_recomputed_when_its_query_changed(changed: Any):
     assert before.load(str(project.path("extreme"))).collect() == [(9,)]
 
 
-def test_the_rows_of_a_view_are_not_those_of_a_stream(changed: Any):
+def test_full_refresh_is_needed_when_a_view_becomes_a_stream(changed: Any):
     project, _ = changed
     (view,) = project.rows("extreme")
     project.source(
@@ -152,7 +152,7 @@ def _forget_newest(commits: Path) -> None:
 
 
 @pytest.mark.parametrize("table", ["stateless", "stateful"])
-def test_no_row_is_doubled_when_the_newest_commit_entry_is_lost(repeated: Any, table: str):
+def test_no_row_is_duplicated_when_the_newest_commit_entry_is_lost(repeated: Any, table: str):
     project, versions, result = repeated
     assert result.state is UpdateState.COMPLETED
     assert project.version(table) == versions[table]

@@ -1,4 +1,4 @@
-"""What reads of user code become: mapped paths and tables, table functions, statements."""
+"""Reads of user code: mapped paths and tables, table functions, statements."""
 
 import json
 import threading
@@ -40,7 +40,7 @@ HERE = SourceLocation("pipeline.py", 3)
 
 
 class World:
-    """A folder with data, reachable under paths and names of somewhere else."""
+    """A folder with data that other paths and names are mapped to."""
 
     def __init__(self, spark: SparkSession, root: Path) -> None:
         self.spark = spark
@@ -83,7 +83,7 @@ class World:
         df = reader.schema("id BIGINT, name STRING").json(read.paths[0])
         return OpenedSource(df, name="files")
 
-    def outside(self) -> Any:
+    def hooks(self) -> Any:
         return redirected(ExternalReads(self.spark, self.context()))
 
     def evaluate(
@@ -96,9 +96,9 @@ class World:
                 for name in datasets
             )
             + tuple(
-                Dataset(name=each.name, kind=DatasetKind.TEMPORARY_VIEW, origin=HERE)
-                for each in (view,)
-                if each is not None
+                Dataset(name=dataset.name, kind=DatasetKind.TEMPORARY_VIEW, origin=HERE)
+                for dataset in (view,)
+                if dataset is not None
             ),
             flows=() if view is None else (view,),
         )
@@ -120,39 +120,39 @@ class World:
 @pytest.fixture
 def world(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.chdir(tmp_path)
-    made = World(spark, tmp_path)
-    monkeypatch.setattr(AutoLoaderSource, "open", lambda _, read: made.open_files(read))
-    return made
+    world = World(spark, tmp_path)
+    monkeypatch.setattr(AutoLoaderSource, "open", lambda _, read: world.open_files(read))
+    return world
 
 
-def test_paths_are_mapped_when_readers_take_them_in_any_way(world: World, spark: SparkSession):
-    where = "/Volumes/main/raw"
-    with world.outside():
-        assert spark.read.json(where).count() == 3
-        assert spark.read.json([f"{where}/a.json"]).count() == 3
-        assert spark.read.json(path=where).count() == 3
-        assert spark.read.format("json").load(where).count() == 3
-        assert spark.read.format("json").load([where]).count() == 3
-        assert spark.read.format("json").option("path", where).load().count() == 3
-        assert spark.read.text(where).count() == 3
-        assert spark.read.text(paths=where).count() == 3
+def test_paths_are_mapped_for_every_reader_method(world: World, spark: SparkSession):
+    folder = "/Volumes/main/raw"
+    with world.hooks():
+        assert spark.read.json(folder).count() == 3
+        assert spark.read.json([f"{folder}/a.json"]).count() == 3
+        assert spark.read.json(path=folder).count() == 3
+        assert spark.read.format("json").load(folder).count() == 3
+        assert spark.read.format("json").load([folder]).count() == 3
+        assert spark.read.format("json").option("path", folder).load().count() == 3
+        assert spark.read.text(folder).count() == 3
+        assert spark.read.text(paths=folder).count() == 3
         assert spark.read.json("raw").count() == 3
         assert spark.read.csv("trips.csv", header=True).columns == ["id", "fare"]
-        assert spark.sql(f"SELECT * FROM json.`{where}/*.json`").count() == 3
-        stream = spark.readStream.schema("id BIGINT").json(where)
+        assert spark.sql(f"SELECT * FROM json.`{folder}/*.json`").count() == 3
+        stream = spark.readStream.schema("id BIGINT").json(folder)
         assert stream.isStreaming
-        assert spark.sql(f"SELECT * FROM STREAM json.`{where}`").isStreaming
+        assert spark.sql(f"SELECT * FROM STREAM json.`{folder}`").isStreaming
         rows = spark.createDataFrame([(json.dumps({"id": 7}),)], "v STRING")
         assert spark.read.json(rows.rdd.map(lambda row: row.v)).collect()[0].id == 7
 
 
-def test_delta_tables_are_where_their_paths_are_mapped(world: World, spark: SparkSession):
+def test_delta_tables_are_written_to_mapped_paths(world: World, spark: SparkSession):
     from delta.tables import DeltaTable
 
     row = spark.createDataFrame([(1,)], "id INT")
-    with world.outside():
+    with world.hooks():
         for path in ("/Volumes/main/raw/orders", "orders"):
-            # What programs ask before they overwrite or merge.
+            # Programs check this before they overwrite or merge.
             assert not DeltaTable.isDeltaTable(spark, path)
             DeltaTable.create(spark).location(path).addColumn("id", "INT").execute()
             assert DeltaTable.isDeltaTable(spark, path)
@@ -164,12 +164,12 @@ def test_delta_tables_are_where_their_paths_are_mapped(world: World, spark: Spar
         assert spark.read.format("delta").load(str(world.root / folder)).count() == 3
 
 
-def test_tables_are_found_when_they_are_mapped_or_lie_in_the_storage(
+def test_tables_are_resolved_when_they_are_mapped_or_in_the_storage(
     world: World, spark: SparkSession
 ):
     spark.range(5).write.format("delta").save(f"{world.layout.root}/tables/main/shop/sibling")
     world.tables["main.ref.parts"] = ExternalTable(path=str(world.root / "r*" / "{a,b}.json"))
-    with world.outside():
+    with world.hooks():
         assert spark.table("main.ref.parts").count() == 3
         for name in ("main.ref.countries", "MAIN.Ref.`Countries`", "ref.countries"):
             assert spark.table(name).count() == 2
@@ -187,13 +187,13 @@ def test_tables_are_found_when_they_are_mapped_or_lie_in_the_storage(
         spark.range(7, 8).toDF("other").write.mode("overwrite").insertInto("main.shop.sibling")
         assert spark.table("sibling").collect() == [(7,)]
         world.tables["main.ref.gone"] = ExternalTable(path=str(world.root / "gone"))
-    with world.outside(), pytest.raises(DefinitionError) as error:
+    with world.hooks(), pytest.raises(DefinitionError) as error:
         assert not spark.catalog.tableExists("main.ref.gone")
         spark.table("main.ref.gone")
     assert error.value.condition == "EXTERNAL_TABLE_NOT_FOUND"
 
 
-def test_a_version_of_a_table_is_read_when_sql_names_it(world: World, spark: SparkSession):
+def test_version_of_a_mapped_table_is_read_by_sql(world: World, spark: SparkSession):
     path = world.root / "raw" / "numbers"
     for _ in range(2):
         spark.range(2).write.format("delta").mode("append").save(str(path))
@@ -205,13 +205,13 @@ def test_a_version_of_a_table_is_read_when_sql_names_it(world: World, spark: Spa
         assert len(evaluation.external) == 1
 
 
-def test_rows_of_a_table_are_changed_when_sql_names_it(world: World, spark: SparkSession):
+def test_rows_of_a_mapped_table_are_changed_by_sql(world: World, spark: SparkSession):
     path = world.root / "raw" / "stock"
     spark.range(4).selectExpr("id", "0 AS n").write.format("delta").save(str(path))
     world.tables["main.ref.stock"] = ExternalTable(path=str(path))
     other = spark.newSession()  # as a micro-batch has one
     other.range(9, 11).createOrReplaceTempView("news")
-    with world.outside():
+    with world.hooks():
         other.sql("INSERT INTO main.ref.stock SELECT id, 0 FROM news WHERE id = 9")
         other.sql("UPDATE main.ref.stock SET n = 1 WHERE stock.id = 0")
         other.sql("DELETE FROM main.ref.stock AS s WHERE s.id = 1")
@@ -236,10 +236,8 @@ def test_rows_of_a_table_are_changed_when_sql_names_it(world: World, spark: Spar
     assert sorted(map(tuple, rows)) == [(0, 1), (3, 0), (9, 2), (10, 3)]
 
 
-def test_statements_of_a_workspace_have_no_effect_when_source_files_run_them(
-    world: World, spark: SparkSession
-):
-    with world.outside():
+def test_workspace_statements_have_no_effect(world: World, spark: SparkSession):
+    with world.hooks():
         for text in (
             "USE CATALOG main",
             "use schema shop",
@@ -251,7 +249,7 @@ def test_statements_of_a_workspace_have_no_effect_when_source_files_run_them(
         assert spark.sql("SELECT current_catalog() AS c").first().c == "spark_catalog"
 
 
-def test_files_are_read_by_auto_loader_when_sql_asks_for_them(world: World, spark: SparkSession):
+def test_file_functions_of_sql_are_read_by_auto_loader(world: World, spark: SparkSession):
     def query() -> DataFrame:
         text = """
             WITH raw AS (
@@ -295,7 +293,7 @@ def test_files_are_read_by_auto_loader_when_sql_asks_for_them(world: World, spar
     assert world.files_read[-1].options == {"cloudFiles.format": "json"}
 
 
-def test_metadata_of_files_is_there_when_sql_asks_for_it(world: World, spark: SparkSession):
+def test_file_metadata_can_be_selected_in_sql(world: World, spark: SparkSession):
     files = "read_files('/Volumes/main/raw', format => 'json')"
     df, _ = world.evaluate(
         lambda: spark.sql(f"SELECT *, _metadata.file_name AS f, '_metadata' AS t FROM {files}")
@@ -320,7 +318,7 @@ def test_metadata_of_files_is_there_when_sql_asks_for_it(world: World, spark: Sp
     assert df.collect() == [("b.json",)]
 
 
-def test_table_functions_become_readers_when_sql_calls_them(world: World, spark: SparkSession):
+def test_table_functions_of_sql_become_readers(world: World, spark: SparkSession):
     kafka = "read_kafka(bootstrapServers => 'localhost:1', subscribe => 'orders')"
     df, evaluation = world.evaluate(lambda: spark.sql(f"SELECT value FROM STREAM {kafka}"))
     assert df.isStreaming
@@ -353,9 +351,7 @@ def test_table_functions_become_readers_when_sql_calls_them(world: World, spark:
             world.evaluate(lambda: spark.readStream.changes("orders"), orders="id BIGINT")
 
 
-def test_a_database_is_read_as_a_source_when_readers_take_it_in_any_way(
-    world: World, spark: SparkSession
-):
+def test_jdbc_tables_are_read_as_sources_for_every_reader_method(world: World, spark: SparkSession):
     url, table = "jdbc:derby:memory:crm;create=true", "SYSIBM.SYSDUMMY1"
     login = {"user": "crm", "password": "${secret:crm/key}"}
     for read in (
@@ -369,7 +365,7 @@ def test_a_database_is_read_as_a_source_when_readers_take_it_in_any_way(
         assert world.resolved.pop() == "${secret:crm/key}"
 
 
-def test_kinesis_is_read_when_sql_calls_its_function(world: World, spark: SparkSession):
+def test_read_kinesis_is_a_stream_or_refused_on_older_spark(world: World, spark: SparkSession):
     kinesis = (
         "read_kinesis(streamName => 'a,b', awsAccessKey => 'x', awsSecretKey => secret('a','k'))"
     )
@@ -383,7 +379,9 @@ def test_kinesis_is_read_when_sql_calls_its_function(world: World, spark: SparkS
     assert "${secret:a/k}" in world.resolved
 
 
-def test_own_datasets_are_found_when_sql_names_them_in_any_style(world: World, spark: SparkSession):
+def test_datasets_of_the_pipeline_are_resolved_in_every_sql_style(
+    world: World, spark: SparkSession
+):
     frame = spark.range(3)
     for text in (
         "SELECT * FROM orders",
@@ -399,11 +397,11 @@ def test_own_datasets_are_found_when_sql_names_them_in_any_style(world: World, s
     ):
         if not is_known(text):
             continue
-        given: dict[str, object] = {"frame": frame} if "{frame}" in text else {}
+        arguments: dict[str, object] = {"frame": frame} if "{frame}" in text else {}
         if ":place" in text:
-            given = {"args": {"place": "shop.orders", "least": 1}}
+            arguments = {"args": {"place": "shop.orders", "least": 1}}
         df, evaluation = world.evaluate(
-            lambda text=text, given=given: spark.sql(text, **given),
+            lambda text=text, arguments=arguments: spark.sql(text, **arguments),
             orders="id BIGINT, ts TIMESTAMP",
         )
         assert evaluation.inputs == {"main.shop.orders"}, text
@@ -411,9 +409,7 @@ def test_own_datasets_are_found_when_sql_names_them_in_any_style(world: World, s
         df.schema  # noqa: B018 (Spark analyses here)
 
 
-def test_columns_are_found_when_the_name_of_their_table_qualifies_them(
-    world: World, spark: SparkSession
-):
+def test_columns_can_be_qualified_with_names_of_tables(world: World, spark: SparkSession):
     join = "JOIN main.ref.countries ON countries.id = orders.id"
     for text in (
         f"SELECT orders.*, countries.id AS c FROM live.orders {join}",
@@ -472,7 +468,9 @@ def test_a_view_is_called_again_on_each_thread_that_needs_qualifiers(
     assert (df.columns, len(calls)) == (["id"], 4)
 
 
-def test_a_view_is_read_as_it_is_when_the_check_is_disabled(world: World, spark: SparkSession):
+def test_batch_view_can_be_read_as_a_stream_when_the_check_is_disabled(
+    world: World, spark: SparkSession
+):
     def view(rows: Any) -> Flow:
         return Flow(name="v", target="v", function=rows, origin=HERE)
 
@@ -491,7 +489,7 @@ def test_a_view_is_read_as_it_is_when_the_check_is_disabled(world: World, spark:
         spark.conf.unset(name)
 
 
-def test_an_async_function_is_refused_with_a_way_out(world: World):
+def test_async_function_is_refused_with_a_hint(world: World):
     async def rows() -> None: ...
 
     with pytest.raises(DefinitionError, match="returned coroutine") as caught:
@@ -499,7 +497,7 @@ def test_an_async_function_is_refused_with_a_way_out(world: World):
     assert caught.value.hint == "remove `async`"
 
 
-def test_texts_are_calculated_with_when_ansi_mode_alone_would_refuse(
+def test_arithmetic_with_strings_works_when_only_ansi_mode_would_refuse_it(
     world: World, spark: SparkSession
 ):
     columns = {"orders": "total STRING, quantity STRING"}
@@ -513,10 +511,10 @@ def test_texts_are_calculated_with_when_ansi_mode_alone_would_refuse(
         ),
         lambda: spark.sql("SELECT total / quantity AS price FROM {original}", original=frame),
     ]
-    found = [world.evaluate(function, **columns) for function in divided]
-    assert [df.schema.simpleString() for df, _ in found] == ["struct<price:double>"] * 4
-    assert all(evaluation.needs_ansi_off for _, evaluation in found)
-    for df, _ in found[2:]:
+    results = [world.evaluate(function, **columns) for function in divided]
+    assert [df.schema.simpleString() for df, _ in results] == ["struct<price:double>"] * 4
+    assert all(evaluation.needs_ansi_off for _, evaluation in results)
+    for df, _ in results[2:]:
         assert [row["price"] for row in df.collect()] == [2.5, None, None]
         assert df._jdf.sparkSession().equals(spark._jsparkSession)
     strict, evaluation = world.evaluate(lambda: spark.sql("SELECT 1 / int('0') AS x"), **columns)
@@ -526,13 +524,13 @@ def test_texts_are_calculated_with_when_ansi_mode_alone_would_refuse(
     with pytest.raises(PenstockError) as error:
         world.evaluate(lambda: spark.sql("SELECT array(1) / 2"), **columns)
     assert error.value.condition == "QUERY_INVALID"
-    world.configuration["spark.sql.ansi.enabled"] = "true"  # somebody has chosen
+    world.configuration["spark.sql.ansi.enabled"] = "true"  # set explicitly
     with pytest.raises(PenstockError, match="BINARY_OP_WRONG_TYPE"):
         world.evaluate(divided[0], **columns)
 
 
-def test_ansi_mode_is_left_by_the_query_alone_that_needs_it(world: World, spark: SparkSession):
-    # Each of the two calculates with texts, or casts one that is no number.
+def test_ansi_mode_is_off_only_for_the_query_that_needs_it(world: World, spark: SparkSession):
+    # One expression computes with strings, the other casts a string that is no number.
     text, cast = "total / quantity AS price", "CAST(quantity AS INT) AS number"
     rows = "(SELECT '10' AS total, concat('x', id) AS quantity FROM range(1))"
 
@@ -557,14 +555,12 @@ def test_ansi_mode_is_left_by_the_query_alone_that_needs_it(world: World, spark:
     assert df._jdf.sparkSession().equals(spark._jsparkSession)
 
 
-def test_missing_setting_is_named_with_a_way_out_when_code_reads_it(
-    world: World, spark: SparkSession
-):
+def test_missing_setting_is_an_error_with_a_hint(world: World, spark: SparkSession):
     world.configuration["shop.source_path"] = "/data"
-    with world.outside():
+    with world.hooks():
         assert spark.conf.get("spark.sql.sources.partitionOverwriteMode") == "STATIC"
-        assert spark.conf.get("nobody.knows", "mine") == "mine"
-        assert spark.conf.get("nobody.knows", None) is None
+        assert spark.conf.get("unknown.setting", "mine") == "mine"
+        assert spark.conf.get("unknown.setting", None) is None
         with pytest.raises(DefinitionError) as caught:
             spark.conf.get("shop.source_pth")
     assert caught.value.condition == "CONFIGURATION_MISSING"
@@ -573,9 +569,7 @@ def test_missing_setting_is_named_with_a_way_out_when_code_reads_it(
     assert "did you mean 'shop.source_path'?" in str(caught.value.hint)
 
 
-def test_json_paths_work_on_text_when_sql_writes_them_with_a_colon(
-    world: World, spark: SparkSession
-):
+def test_json_paths_with_a_colon_work_on_strings_in_sql(world: World, spark: SparkSession):
     def query() -> DataFrame:
         return spark.sql("""
             WITH raw AS (SELECT '{"a": {"b c": [5, 6]}, "id": 7, "type": "x"}' AS v)
@@ -591,7 +585,7 @@ def test_json_paths_work_on_text_when_sql_writes_them_with_a_colon(
     assert df.columns[1:] == ["id", "t", "missing", "top"]
 
 
-def test_names_and_json_paths_are_where_they_were_before_variables(world: World, spark):
+def test_names_and_json_paths_are_correct_after_variables_are_replaced(world: World, spark):
     values = {
         "a.long.value": "a value longer than its key",
         "a.table": "countries",
@@ -616,7 +610,7 @@ def test_names_and_json_paths_are_where_they_were_before_variables(world: World,
         assert df.first()["k"] == "its own"
 
 
-def test_json_paths_work_on_text_in_select_expr(world: World, spark: SparkSession):
+def test_json_paths_work_on_strings_in_select_expr(world: World, spark: SparkSession):
     def query() -> DataFrame:
         raw = spark.sql("""SELECT 1 AS n, '{"a": {"b": [5, 6]}, "id": 7}' AS v""")
         return raw.selectExpr("n", "v:a.b[1]", "v:id::int AS id", "upper(v:x) AS x", "*")
@@ -628,12 +622,12 @@ def test_json_paths_work_on_text_in_select_expr(world: World, spark: SparkSessio
     assert df.columns == ["n", "b", "id", "x", "n", "v"]
 
 
-def test_a_frame_of_pandas_is_refused_by_its_full_name(world: World):
+def test_pandas_frame_is_refused_with_its_full_type_name(world: World):
     with pytest.raises(PenstockError, match=r"returned pandas\.\S+, not a Spark DataFrame"):
         world.evaluate(pandas.DataFrame)
 
 
-def test_all_functions_can_be_imported_like_with_spark_3() -> None:
+def test_all_functions_can_be_imported_as_with_spark_3() -> None:
     export_old_functions()
     names: dict[str, Any] = {}
     exec("from pyspark.sql.functions import *", names)

@@ -51,16 +51,16 @@ def penstock(root: Path, *arguments: str, **environment: str) -> str:
     return done.stdout
 
 
-def three_times(root: Path, more: Callable[[int], None], **environment: str) -> None:
+def three_times(root: Path, prepare: Callable[[int], None], **environment: str) -> None:
     for number in (1, 2, 3):
-        more(number)
+        prepare(number)
         penstock(root, "run", PYTHONHASHSEED=str(number), **environment)
 
 
 def rows(root: Path, table: str) -> list[tuple[object, ...]]:
     folder = root / ".penstock" / "tables" / "spark_catalog" / "default" / table
-    found = DeltaTable(folder).to_pyarrow_table()
-    return sorted(tuple(row.values()) for row in found.to_pylist())
+    data = DeltaTable(folder).to_pyarrow_table()
+    return sorted(tuple(row.values()) for row in data.to_pylist())
 
 
 def write_rows(root: Path, number: int) -> None:
@@ -71,41 +71,41 @@ def write_rows(root: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(ORDERS))
-def test_aggregates_in_any_order_with_flows_added_before(tmp_path: Path, seed: int):
+def test_aggregates_run_again_in_any_order_with_added_flows(tmp_path: Path, seed: int):
     order, sql = random.Random(seed), statements_of(R12, R13)
     (tmp_path / "penstock.yaml").write_text(SPEC)
     (tmp_path / "shapes.py").write_text("")
 
-    def more(number: int) -> None:
+    def prepare(number: int) -> None:
         write_rows(tmp_path, number)
         order.shuffle(sql)
         added = [ADDED.replace("added", f"a{n}_added") for n in range(1, number)]
         (tmp_path / "shapes.sql").write_text("".join(added) + ";\n".join(sql) + ";\n")
 
-    three_times(tmp_path, more)
+    three_times(tmp_path, prepare)
     assert rows(tmp_path, "agg3") == [(1, 30), (2, 6)]
     assert rows(tmp_path, "agg5") == [("1", 30.0), ("2", 6.0)]
     assert rows(tmp_path, "agg") == [("1", 30.0, None), ("2", 6.0, None)]
 
 
-def test_every_shape_of_query(tmp_path: Path):
+def test_every_shape_of_query_runs_again(tmp_path: Path):
     order, sql = random.Random(0), statements_of(R12, R13, SHAPES)
     (tmp_path / "penstock.yaml").write_text(SPEC)
     (tmp_path / "shapes.py").write_text(HEADER + TYPED + SHAPES_OF_PYTHON)
 
-    def more(number: int) -> None:
+    def prepare(number: int) -> None:
         write_rows(tmp_path, number)
         order.shuffle(sql)
         before = ADDED if number > 1 else ""
         (tmp_path / "shapes.sql").write_text(before + ";\n".join(sql) + ";\n")
 
-    three_times(tmp_path, more)
+    three_times(tmp_path, prepare)
     assert rows(tmp_path, "formatted") == [(1, 30), (2, 6)]
     assert rows(tmp_path, "updated") == [(1, 30.0), (2, 6.0)]
 
 
 def add_copies(root: Path, number: int) -> None:
-    """What the page of an example says to add, then all its files once more under other names."""
+    """Add the files as on the page of the example, then all its files again under other names."""
     later = root / "later"
     if number == 2 and later.exists():
         flat = (root / "data").exists()
@@ -118,44 +118,44 @@ def add_copies(root: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_FILES)
-def test_example(tmp_path: Path, name: str):
+def test_example_runs_again_with_new_files(tmp_path: Path, name: str):
     root = tmp_path / name
     shutil.copytree(EXAMPLES / name, root)
 
-    def more(number: int) -> None:
+    def prepare(number: int) -> None:
         if number > 1:
             add_copies(root, number)
 
-    three_times(root, more)
+    three_times(root, prepare)
 
 
-def test_template(tmp_path: Path):
+def test_template_runs_again_with_new_files(tmp_path: Path):
     penstock(tmp_path, "init", "shop")
 
-    def more(number: int) -> None:
+    def prepare(number: int) -> None:
         if number > 1:
             add_copies(tmp_path / "shop", number)
 
-    three_times(tmp_path / "shop", more)
+    three_times(tmp_path / "shop", prepare)
 
 
-def test_foreign_bundle(tmp_path: Path, monkeypatch):
+def test_foreign_bundle_runs_again_with_new_files(tmp_path: Path, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "e2e"))
     from test_foreign import BUNDLE, OVERLAY, lines, write
 
     write(tmp_path, {**BUNDLE, "penstock.yaml": OVERLAY})
 
-    def more(number: int) -> None:
+    def prepare(number: int) -> None:
         orders = [{"order_id": number, "customer_id": 1, "amount": "5.5"}]
         lines(tmp_path, f"data/landing/orders/{number}.json", orders)
         change = {"id": 1, "name": f"ann{number}", "op": "I", "ts": number}
         lines(tmp_path, f"data/feed/{number}.json", [change])
         write(tmp_path, {f"data/events/{number}.csv": f"a,b\n{number},x\n"})
 
-    three_times(tmp_path, more, PENSTOCK_SECRET_CRM_TOKEN="t")
+    three_times(tmp_path, prepare, PENSTOCK_SECRET_CRM_TOKEN="t")
 
 
-def test_foreign_project_of_spark(tmp_path: Path, monkeypatch):
+def test_foreign_project_of_spark_runs_again_with_new_files(tmp_path: Path, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "e2e"))
     from test_foreign import SDP, lines, write
 

@@ -65,18 +65,18 @@ def day(number: int, key: int, amount: int | None) -> dict:
 
 
 def listed(project: Project, table: str) -> list[tuple]:
-    found = project.rows(table, "day", "id", "amount", key=str)
-    return sorted(((day and int(str(day)[-2:]), *rest) for day, *rest in found), key=str)
+    rows = project.rows(table, "day", "id", "amount", key=str)
+    return sorted(((day and int(str(day)[-2:]), *rest) for day, *rest in rows), key=str)
 
 
-def _dies_between_the_commits(point: str, flow: str, batch_id: int | None) -> None:
+def _crash_between_the_commits(point: str, flow: str, batch_id: int | None) -> None:
     if (point, flow) == ("after_quarantine_commit", "recent"):
-        raise RuntimeError("as if the process had died here")
+        raise RuntimeError("simulated crash")
 
 
 @dataclass
 class Step:
-    """What the tables had after an update."""
+    """The content of the tables after an update."""
 
     result: UpdateResult
     events: list[Event]
@@ -87,7 +87,7 @@ class Step:
 
 
 class Window:
-    """One project, and what each of its updates left."""
+    """One project, and the result of each of its updates."""
 
     def __init__(self, project: Project) -> None:
         self.project = project
@@ -108,22 +108,22 @@ class Window:
 @pytest.fixture(scope="module")
 def window(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Window:
     with shared_project(tmp_path_factory.mktemp("window"), spark) as project:
-        made = Window(project.source(WINDOW))
+        window = Window(project.source(WINDOW))
         first = [day(9, 1, 1), day(10, 2, 2), day(11, 3, 3), day(11, 4, None)]
         project.add("a", [*first, {"id": 9, "amount": 9}], "days")
-        made.update("first")
-        # The window moves; days before it stay, though the source has other rows for them by now.
+        window.update("first")
+        # The window moves; days before it stay, although the source has other rows for them.
         project.source(WINDOW.replace("2026-01-10", "2026-01-11"))
         project.add("a", [day(10, 2, 20), day(11, 3, 300), day(12, 5, None)], "days")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(writer, "kill_point", _dies_between_the_commits)
-            made.update("cut off")
-        made.update("moved")
-        made.update("nothing new")
+            patch.setattr(writer, "kill_point", _crash_between_the_commits)
+            window.update("cut off")
+        window.update("moved")
+        window.update("nothing new")
         project.add("a", [day(10, 2, 20)], "days")
-        made.update("empty")
-        made.update("anew", full_refresh=("recent",))
-        return made
+        window.update("empty")
+        window.update("refreshed", full_refresh=("recent",))
+        return window
 
 
 def test_only_rows_of_the_window_are_written_when_the_table_is_new(window: Window):
@@ -134,7 +134,7 @@ def test_only_rows_of_the_window_are_written_when_the_table_is_new(window: Windo
     assert step.totals == [(2,), (3,)]
 
 
-def test_the_table_keeps_its_rows_when_the_update_is_cut_off_between_the_commits(window: Window):
+def test_table_keeps_its_rows_when_the_update_crashes_between_the_commits(window: Window):
     step = window.steps["cut off"]
     assert step.result.state is UpdateState.FAILED
     assert step.recent == [(10, 2, 2), (11, 3, 3)]
@@ -163,7 +163,7 @@ def test_rows_and_rules_are_counted_when_a_window_is_replaced(window: Window):
     assert rules == {"small": 2, "known": 1}
 
 
-def test_the_change_feed_and_the_history_have_the_window_when_it_is_replaced(window: Window):
+def test_change_feed_and_history_have_the_replaced_window(window: Window):
     path, version = str(window.project.path("recent")), window.steps["moved"].version
     changes = window.project.spark.read.format("delta").option("readChangeFeed", "true")
     changes = changes.options(startingVersion=version, endingVersion=version).load(path)
@@ -187,11 +187,11 @@ def test_the_window_is_emptied_when_the_source_has_no_rows_for_it(window: Window
     assert window.steps["empty"].recent == [(10, 2, 2)]
 
 
-def test_days_before_the_window_are_gone_when_fully_refreshed(window: Window):
-    assert window.steps["anew"].recent == []
+def test_days_before_the_window_are_removed_by_a_full_refresh(window: Window):
+    assert window.steps["refreshed"].recent == []
 
 
-def test_sql_flows_replace_rows_when_written_in_either_order(project: Project):
+def test_sql_flows_replace_rows_with_clauses_in_either_order(project: Project):
     (project.root / "flows.sql").write_text(SQL, encoding="utf-8")
     project.source("")
     days = [day(1, 1, 1), day(1, 2, 2), day(2, 3, 3), day(2, 4, 60)]
@@ -204,7 +204,7 @@ def test_sql_flows_replace_rows_when_written_in_either_order(project: Project):
     assert project.rows("by_id") == [(3, 30)]
 
 
-def test_each_reason_is_told_when_a_window_cannot_work(project: Project):
+def test_invalid_windows_are_refused_with_a_reason(project: Project):
     project.source(
         SOURCE
         + """
@@ -239,9 +239,9 @@ def adds():
     )
     with pytest.raises(DefinitionErrors) as caught:
         project.run()
-    found = [(error.condition, str(error)) for error in caught.value.errors]
-    invalid = [text for condition, text in found if condition == "REPLACE_WHERE_INVALID"]
-    assert len(invalid) == 6, found
+    errors = [(error.condition, str(error)) for error in caught.value.errors]
+    invalid = [text for condition, text in errors if condition == "REPLACE_WHERE_INVALID"]
+    assert len(invalid) == 6, errors
     for name, reason in [
         ("unknown", "`dat`"),
         ("number", "BOOLEAN"),
@@ -251,7 +251,7 @@ def adds():
         ("aggregate", "aggregate"),
     ]:
         assert any(f"flow '{name}'" in text and reason in text for text in invalid), name
-    assert {condition for condition, _ in found} == {
+    assert {condition for condition, _ in errors} == {
         "REPLACE_WHERE_INVALID",
         "REPLACE_WHERE_READS_STREAM",
         "REPLACE_WHERE_TARGET_SHARED",

@@ -36,7 +36,7 @@ def project(root: Path, name: str, source: str, spark: Any, *, shared: bool = Tr
     return Project(folder, spark).source(source)
 
 
-def test_pipelines_of_one_storage_run_beside_each_other_and_read_tables_by_name(
+def test_pipelines_run_concurrently_in_one_storage_and_read_tables_by_name(
     tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = project(tmp_path, "ingest", BRONZE, spark)
@@ -68,7 +68,7 @@ def test_pipelines_of_one_storage_run_beside_each_other_and_read_tables_by_name(
     assert (waited.exit_code, "COMPLETED" in waited.stdout) == (0, True)
 
 
-def test_a_table_has_one_pipeline(
+def test_table_of_another_pipeline_is_refused(
     tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner = project(tmp_path, "owner", BRONZE, spark)
@@ -94,7 +94,7 @@ def test_a_table_has_one_pipeline(
     assert r"'owner\'s')" in str(failure)
 
 
-def test_a_storage_that_becomes_shared_keeps_its_tables(
+def test_tables_without_a_pipeline_are_refused_when_a_storage_becomes_shared(
     tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner = project(tmp_path, "owner", BRONZE, spark, shared=False)

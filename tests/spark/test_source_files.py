@@ -55,7 +55,7 @@ def t():
 """
 
 
-def test_session_is_shared_when_a_notebook_builds_and_stops_one(spark, tmp_path):
+def test_session_is_shared_when_a_notebook_builds_and_stops_sessions(spark, tmp_path):
     (tmp_path / "setup.py").write_text(SETUP)
     cells = [{"cell_type": "code", "source": CELL}]
     (tmp_path / "t.ipynb").write_text(json.dumps({"cells": cells}))
@@ -85,15 +85,17 @@ spark.catalog.dropGlobalTempView("everywhere")
 def doubled():
     assert spark.conf.get("spark.test.changed") == "42"
     assert spark.conf.get("spark.test.by_sql") == "yes"
-    found = spark.sql("SELECT twice(id) AS n FROM seen_while_loading")
-    assert found.columns == ["n"] and found.count() == 3
+    rows = spark.sql("SELECT twice(id) AS n FROM seen_while_loading")
+    assert rows.columns == ["n"] and rows.count() == 3
     spark.catalog.dropTempView("seen_while_loading")
     spark.range(3).createOrReplaceTempView("seen_while_loading")
-    return found
+    return rows
 """
 
 
-def test_the_session_may_be_changed_when_spark_itself_would_block_it(spark, tmp_path, monkeypatch):
+def test_source_file_may_change_the_session_even_if_spark_would_block_it(
+    spark, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     project = Project(tmp_path, spark)
     (tmp_path / "pipeline.py").write_text(MUTATING)
@@ -102,7 +104,7 @@ def test_the_session_may_be_changed_when_spark_itself_would_block_it(spark, tmp_
     assert project.rows("doubled") == [(0,), (2,), (4,)]
 
 
-def test_a_name_filter_that_no_file_matches_is_warned_of(tmp_path, spark, monkeypatch):
+def test_warning_names_a_path_glob_filter_that_matches_no_file(tmp_path, spark, monkeypatch):
     monkeypatch.chdir(tmp_path)
     project = Project(tmp_path, spark)
     project.add("a.json", [{"id": 1}])

@@ -1,4 +1,4 @@
-"""SQL source text through analysis: kinds, schemas, inputs, and errors that Spark finds."""
+"""Analysis of SQL source files: kinds, schemas, inputs, and errors of Spark."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ AS SELECT value AS id, timestamp AS ts, '{"a": 1}' AS body FROM STREAM numbers;
 
 @pytest.fixture
 def analysed(spark, tmp_path: Path, monkeypatch):
-    """Declares files of SQL, beside a Python view over a rate source, and analyses them."""
+    """Declares files of SQL, and a Python view of a rate source, and analyses them."""
     monkeypatch.chdir(tmp_path)
 
     def run(*files: str, **context) -> DataflowGraph:
@@ -92,7 +92,7 @@ def test_a_chain_of_tables_and_views_is_analysed_when_declared_in_any_order(anal
     assert graph.flows["few"].analysis.inputs == {"main.shop.recent"}
 
 
-def test_names_follow_use_and_views_of_the_pipeline_stay_visible_when_a_file_has_defaults(analysed):
+def test_names_follow_use_statements_and_views_stay_visible(analysed):
     graph = analysed(
         RAW,
         "CREATE TEMPORARY VIEW odd AS SELECT * FROM shop.raw WHERE id % 2 = 1;",
@@ -116,7 +116,7 @@ def test_names_follow_use_and_views_of_the_pipeline_stay_visible_when_a_file_has
     assert graph.flows["last"].analysis.inputs == {"main.gold.totals", "other.shop.far"}
 
 
-def test_flows_of_several_kinds_are_analysed_when_their_target_stands_elsewhere(analysed):
+def test_flows_of_several_kinds_are_analysed_when_declared_apart_from_the_target(analysed):
     graph = analysed(
         RAW,
         """
@@ -132,7 +132,7 @@ def test_flows_of_several_kinds_are_analysed_when_their_target_stands_elsewhere(
     assert kinds(graph)["everything"] is DatasetKind.STREAMING_TABLE
 
 
-def test_names_and_comments_of_a_column_list_reach_the_query_when_it_has_no_types(analysed):
+def test_column_list_without_types_sets_names_and_comments(analysed):
     graph = analysed(
         "CREATE MATERIALIZED VIEW v (`the id` COMMENT 'first', b, `c.d` COMMENT 'third') "
         "TBLPROPERTIES ('delta.columnMapping.mode' = 'name') AS SELECT 1 AS x, 2 AS y, 3 AS z;"
@@ -143,7 +143,7 @@ def test_names_and_comments_of_a_column_list_reach_the_query_when_it_has_no_type
         assert f'"comment":"{comment}"' in node.schema_json.replace(" ", "")
 
 
-def test_too_few_names_are_refused_when_the_query_has_more_columns(analysed):
+def test_column_list_is_refused_when_the_query_has_more_columns(analysed):
     with pytest.raises(DefinitionErrors) as caught:
         analysed("\nCREATE MATERIALIZED VIEW v (a) AS SELECT 1 AS x, 2 AS y;")
     (error,) = caught.value.errors
@@ -151,7 +151,7 @@ def test_too_few_names_are_refused_when_the_query_has_more_columns(analysed):
     assert error.origin.line == 2
 
 
-def test_spark_names_the_line_of_the_file_when_a_query_is_wrong(analysed):
+def test_error_names_the_line_of_the_file_when_a_query_is_invalid(analysed):
     with pytest.raises(DefinitionErrors) as caught:
         analysed(
             """
@@ -171,7 +171,7 @@ def test_spark_names_the_line_of_the_file_when_a_query_is_wrong(analysed):
     assert "line 8" in unparsed.message
 
 
-def test_the_way_to_read_a_field_is_named_when_a_json_path_goes_into_a_struct(analysed):
+def test_hint_names_the_field_syntax_when_a_json_path_reads_a_struct(analysed):
     with pytest.raises(DefinitionErrors) as caught:
         analysed(
             RAW,
@@ -217,7 +217,7 @@ declare_sql({statements!r}, file="orders.sql", context=SqlContext())
     assert project.table("total").schema["n"].metadata == {"comment": "rows"}
 
 
-def test_parameters_and_variables_are_values_when_the_query_runs(analysed):
+def test_parameters_and_variables_are_replaced_by_their_values(analysed):
     graph = analysed(
         """
         SET tier = gold;
@@ -268,7 +268,7 @@ DIALECT = {name: text for name, text in DIALECT.items() if is_known(text)}
 BATCH = {name: text for name, text in BATCH.items() if is_known(text)}
 
 
-def test_the_dialect_of_other_platforms_is_analysed_when_spark_can_parse_it(analysed):
+def test_dialect_of_other_platforms_is_analysed_when_spark_can_parse_it(analysed):
     statements = [RAW, "CREATE TEMPORARY VIEW lookup AS SELECT 1L AS id;"]
     statements += [f"CREATE STREAMING TABLE {name} AS {text};" for name, text in DIALECT.items()]
     statements += [f"CREATE MATERIALIZED VIEW b_{name} AS {text};" for name, text in BATCH.items()]
@@ -278,7 +278,7 @@ def test_the_dialect_of_other_platforms_is_analysed_when_spark_can_parse_it(anal
     assert graph.flows["b_with_shadow"].analysis.inputs == frozenset()
 
 
-def test_the_names_of_change_events_are_read_as_a_stream_when_a_flow_applies_them(analysed):
+def test_source_of_apply_changes_is_read_as_a_stream(analysed):
     graph = analysed(
         RAW,
         """
@@ -293,7 +293,7 @@ def test_the_names_of_change_events_are_read_as_a_stream_when_a_flow_applies_the
     assert flow.analysis.is_streaming
 
 
-def test_a_generated_column_and_a_comment_come_out_when_the_columns_have_types(analysed, spark):
+def test_column_list_with_types_keeps_generated_columns_and_comments(analysed, spark):
     from penstock._tables.write.table_spec import parse_schema
 
     graph = analysed(

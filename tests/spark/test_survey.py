@@ -21,7 +21,9 @@ from penstock._tables.layout import StorageLayout
 
 
 @pytest.fixture
-def look(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[[Callable[[], None]], Survey]]:
+def run_survey(
+    spark: SparkSession, tmp_path: Path
+) -> Iterator[Callable[[Callable[[], None]], Survey]]:
     """Surveys what a function declares."""
     assumptions = Assumptions(spark)
 
@@ -47,11 +49,11 @@ def look(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[[Callable[[],
     assumptions.close()
 
 
-def columns(found: Survey) -> dict[str, list[str]]:
-    return {source.name: sorted(source.columns) for source in found.missing}
+def columns(result: Survey) -> dict[str, list[str]]:
+    return {source.name: sorted(source.columns) for source in result.missing}
 
 
-def test_columns_are_assumed_when_their_sources_are_missing(look, spark: SparkSession):
+def test_columns_are_assumed_when_their_sources_are_missing(run_survey, spark: SparkSession):
     def declare() -> None:
         @dp.table
         def bronze():
@@ -83,26 +85,26 @@ def test_columns_are_assumed_when_their_sources_are_missing(look, spark: SparkSe
         def typed():
             return spark.readStream.schema("id INT").json("/nowhere")
 
-    found = look(declare)
-    assert found.errors == ()
-    assert found.unsure == {}
-    assert found.graph is not None
-    assert sorted(found.graph.datasets) == [
+    result = run_survey(declare)
+    assert result.errors == ()
+    assert result.unsure == {}
+    assert result.graph is not None
+    assert sorted(result.graph.datasets) == [
         f"spark_catalog.default.{name}" for name in ("bronze", "gold", "plain", "silver")
     ]
-    known = columns(found)
+    known = columns(result)
     assert known["json /nowhere"] == ["id"]
     assert known["table samples.ref.countries"] == ["code", "name"]
     assert "customer_id" in known["table main.crm.customers"]
     files = known["json /Volumes/main/raw"]
     assert {"ordered_at", "customer_id"} <= set(files)
     assert "order_id" in {*files, *known["table main.crm.customers"]}
-    (address,) = [s.column_types["address"] for s in found.missing if "address" in s.columns]
+    (address,) = [s.column_types["address"] for s in result.missing if "address" in s.columns]
     assert address == "map<string,void>"  # it is read with a field
-    assert found.analyses["gold"].inputs == {"spark_catalog.default.silver"}
+    assert result.analyses["gold"].inputs == {"spark_catalog.default.silver"}
 
 
-def test_update_flow_into_a_sink_needs_no_merge_keys(look, spark: SparkSession):
+def test_update_flow_into_a_sink_needs_no_merge_keys(run_survey, spark: SparkSession):
     def declare() -> None:
         dp.create_sink("alerts", "console", {})
 
@@ -117,13 +119,15 @@ def test_update_flow_into_a_sink_needs_no_merge_keys(look, spark: SparkSession):
         def plain():
             return spark.readStream.format("rate").load()
 
-    found = look(declare)
-    assert found.errors == ()
-    modes = {name: str(flow.output_mode) for name, flow in found.analyses.items()}
+    result = run_survey(declare)
+    assert result.errors == ()
+    modes = {name: str(flow.output_mode) for name, flow in result.analyses.items()}
     assert modes == {"counted": "update", "plain": "append"}
 
 
-def test_columns_of_joined_sources_and_of_exploded_arrays_are_learnt(look, spark: SparkSession):
+def test_columns_of_joined_sources_and_exploded_arrays_are_inferred(
+    run_survey, spark: SparkSession
+):
     def declare() -> None:
         @dp.materialized_view
         def joined():
@@ -136,15 +140,15 @@ def test_columns_of_joined_sources_and_of_exploded_arrays_are_learnt(look, spark
             lines = order.select("order_id", F.explode("basket.lines").alias("line"))
             return lines.select("order_id", "line.price", F.upper("line.product.name"))
 
-    found = look(declare)
-    assert found.errors == ()
-    assert found.unsure == {}
-    assert "id" in columns(found)["table a.b.left"]
-    assert "id" in columns(found)["table a.b.right"]
-    assert columns(found)["table a.b.orders"] == ["basket", "order_id"]
+    result = run_survey(declare)
+    assert result.errors == ()
+    assert result.unsure == {}
+    assert "id" in columns(result)["table a.b.left"]
+    assert "id" in columns(result)["table a.b.right"]
+    assert columns(result)["table a.b.orders"] == ["basket", "order_id"]
 
 
-def test_sources_of_a_union_share_their_columns(look, spark: SparkSession):
+def test_sources_of_a_union_share_their_columns(run_survey, spark: SparkSession):
     def define() -> None:
         @dp.materialized_view
         def by_name():
@@ -157,13 +161,13 @@ def test_sources_of_a_union_share_their_columns(look, spark: SparkSession):
                 "SELECT a, max(b) AS b FROM (TABLE raw.u3 UNION ALL TABLE raw.u4) GROUP BY a"
             )
 
-    found = look(define)
-    assert found.unsure == {}
+    result = run_survey(define)
+    assert result.unsure == {}
     for number in range(1, 5):
-        assert columns(found)[f"table raw.u{number}"] == ["a", "b"]
+        assert columns(result)[f"table raw.u{number}"] == ["a", "b"]
 
 
-def test_columns_of_a_step_are_learnt_at_once(look, spark: SparkSession):
+def test_all_columns_of_a_step_are_inferred_together(run_survey, spark: SparkSession):
     calls = []
 
     def declare() -> None:
@@ -174,13 +178,15 @@ def test_columns_of_a_step_are_learnt_at_once(look, spark: SparkSession):
             names = [F.col(f"c{n}") for n in range(12)]
             return df.select(*names, (F.col("x") + 1).alias("y"), F.upper("z"))
 
-    found = look(declare)
-    assert found.unsure == {}
-    assert columns(found)["table a.b.wide"] == sorted([*[f"c{n}" for n in range(12)], "x", "z"])
+    result = run_survey(declare)
+    assert result.unsure == {}
+    assert columns(result)["table a.b.wide"] == sorted([*[f"c{n}" for n in range(12)], "x", "z"])
     assert len(calls) <= 3
 
 
-def test_error_stays_when_no_missing_source_can_be_the_reason(look, spark: SparkSession):
+def test_error_is_reported_when_it_does_not_depend_on_a_missing_source(
+    run_survey, spark: SparkSession
+):
     def declare() -> None:
         @dp.materialized_view
         def wrong():
@@ -194,13 +200,13 @@ def test_error_stays_when_no_missing_source_can_be_the_reason(look, spark: Spark
         def good():
             return spark.range(3)
 
-    found = look(declare)
-    assert [error.condition for error in found.errors] == ["QUERY_INVALID"]
-    assert found.graph is None
-    assert sorted(found.analyses) == ["good"]
+    result = run_survey(declare)
+    assert [error.condition for error in result.errors] == ["QUERY_INVALID"]
+    assert result.graph is None
+    assert sorted(result.analyses) == ["good"]
 
 
-def test_settings_are_assumed_when_nobody_gave_them(look, spark: SparkSession):
+def test_missing_settings_are_assumed(run_survey, spark: SparkSession):
     read: dict[str, Any] = {}
 
     def declare() -> None:
@@ -210,7 +216,7 @@ def test_settings_are_assumed_when_nobody_gave_them(look, spark: SparkSession):
                 read[key] = spark.conf.get(key)
             return spark.range(int(read["shop.batch_days"]))
 
-    assert look(declare).errors == ()
+    assert run_survey(declare).errors == ()
     assert read == {
         "shop.catalog": "catalog",
         "shop.batch_days": "1",
@@ -219,9 +225,7 @@ def test_settings_are_assumed_when_nobody_gave_them(look, spark: SparkSession):
     }
 
 
-def test_rules_about_whole_tables_are_no_obstacle_when_the_source_is_missing(
-    look, spark: SparkSession
-):
+def test_table_rules_are_accepted_when_the_source_is_missing(run_survey, spark: SparkSession):
     def declare() -> None:
         @dp.materialized_view
         @dp.expect_unique("one", "id")
@@ -229,13 +233,13 @@ def test_rules_about_whole_tables_are_no_obstacle_when_the_source_is_missing(
         def people():
             return spark.read.table("a.b.people").select("id")
 
-    found = look(declare)
-    assert found.errors == ()
-    assert found.unsure == {}
-    assert found.graph is not None
+    result = run_survey(declare)
+    assert result.errors == ()
+    assert result.unsure == {}
+    assert result.graph is not None
 
 
-def test_flow_is_unsure_when_only_the_data_can_tell(look, spark: SparkSession):
+def test_flow_is_unsure_when_its_result_depends_on_data(run_survey, spark: SparkSession):
     def declare() -> None:
         @dp.materialized_view
         def pivoted():
@@ -246,7 +250,7 @@ def test_flow_is_unsure_when_only_the_data_can_tell(look, spark: SparkSession):
         def crashes():
             return spark.read.table("a.b.measures").limit(1).collect()[0]
 
-    found = look(declare)
-    assert found.errors == ()
-    assert sorted(found.unsure) == ["crashes", "pivoted"]
-    assert found.graph is None
+    result = run_survey(declare)
+    assert result.errors == ()
+    assert sorted(result.unsure) == ["crashes", "pivoted"]
+    assert result.graph is None

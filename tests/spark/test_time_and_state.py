@@ -1,4 +1,4 @@
-"""Watermarks, windows, joins and state in whole updates; those killed are in test_time_kills."""
+"""Watermarks, windows, joins and state in whole updates; kills are in test_time_kills."""
 
 import json
 import os
@@ -106,7 +106,7 @@ WRONG = {
 }
 
 
-def test_each_impossible_query_is_refused_with_a_way_out_before_the_start(project):
+def test_impossible_queries_are_refused_with_hints_before_the_start(project):
     source = "from pyspark.sql import Window\n"
     for name, (query, arguments, _) in WRONG.items():
         source += f"\n@dp.table({arguments})\ndef {name}():\n    return {query}\n"
@@ -166,7 +166,7 @@ def bounded_too():
 """
 
 
-def test_state_that_grows_for_ever_is_told_or_refused(project):
+def test_unbounded_state_is_a_warning_or_an_error(project):
     project.source(GROWING).add("a.json", [{"id": 1, "amount": 1, "ts": at(0)}])
     assert project.run().state is UpdateState.COMPLETED
     warned = [event.message for event in project.events if event.event_type == "plan_warning"]
@@ -182,10 +182,10 @@ def test_state_that_grows_for_ever_is_told_or_refused(project):
 
 
 def test_update_mode_equals_the_batch_result_for_200_arrival_orders(project):
-    """200 groups, each with an arrival order of its own, in one stream.
+    """200 groups, each with a different arrival order, in one stream.
 
     Rows of different groups meet in no operator: an aggregation and a merge work by key. So each
-    group is a history of its own, and one stream is 200 of them. The watermark is common to all;
+    group is an independent history, and one stream is 200 of them. The watermark is common to all;
     it is wide enough here, so that nothing is late.
     """
     choose = random.Random(20260101)
@@ -229,16 +229,16 @@ def ticks():
         """,
         params={"rows": rows},
     ).fetchall()
-    found = [
+    actual = [
         (int(row["window_start"].replace(tzinfo=UTC).timestamp()), *row[2:])
         for row in project.table("windows").collect()
     ]
-    assert sorted(found) == sorted(expected)
+    assert sorted(actual) == sorted(expected)
     assert len(project.log("flow_progress")) > 6
     assert project.table("windows_quarantine").count() == 0
 
 
-def test_late_rows_are_kept_whatever_the_names_of_their_columns(project):
+def test_late_rows_are_quarantined_for_any_names_of_columns(project):
     project.source(
         """
 def events():
@@ -267,7 +267,7 @@ def repeated():
     assert project.rows("repeated_quarantine", *values) == [("3", "4", "5")]
 
 
-def test_the_next_batch_sees_the_new_version_of_a_static_table(project):
+def test_next_batch_reads_the_new_version_of_a_static_table(project):
     prices = project.root / "prices"
 
     def set_price(amount):
@@ -302,7 +302,7 @@ def measured():
     assert run.stop().failures == ()
 
 
-def test_state_is_shown_when_the_pipeline_is_stopped(project):
+def test_state_can_be_read_when_the_pipeline_is_stopped(project):
     project.source(
         """
 @dp.table

@@ -1,4 +1,4 @@
-"""Views over the tables of TPC-H: which are refreshed incrementally, and whether they are right."""
+"""Views over the tables of TPC-H: which of them are refreshed incrementally, and their rows."""
 
 import re
 

@@ -110,7 +110,7 @@ def order(number: int, amount: int | None, at: str = "00:00:00") -> dict[str, An
 
 @pytest.fixture(scope="module")
 def flows(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """All flows once; those that do something else the second time, twice."""
+    """One update of all flows, and a second one of the flows in `TWICE`."""
     with shared_project(tmp_path_factory.mktemp("flows"), spark) as project:
         project.source(FLOWS.replace('"sink"', f'"{project.root}/sink"'))
         project.add("a.json", [order(1, 5)])
@@ -134,34 +134,34 @@ def test_windows_are_written_once_when_the_watermark_has_passed(flows: Project):
     assert flows.rows("windows", "n") == [(2,)]
 
 
-def test_one_time_and_several_flows_fill_one_table_when_updated_again(flows: Project):
+def test_one_time_and_streaming_flows_write_to_one_table(flows: Project):
     assert flows.rows("all_rows", "id") == [(0,), (50,), (100,)]
 
 
-def test_confs_of_a_table_hold_while_it_is_computed_and_for_it_alone(flows: Project):
-    here = flows.spark.conf.get("spark.sql.session.timeZone")
+def test_confs_of_a_table_apply_only_to_its_own_query(flows: Project):
+    session_zone = flows.spark.conf.get("spark.sql.session.timeZone")
     assert flows.rows("streamed", "zone") == [("Asia/Tokyo",)]
     assert flows.rows("computed") == [("Asia/Tokyo", "Asia/Tokyo")]
-    assert flows.rows("plain") == [("Asia/Tokyo", here)]
-    assert here != "Asia/Tokyo"
+    assert flows.rows("plain") == [("Asia/Tokyo", session_zone)]
+    assert session_zone != "Asia/Tokyo"
 
 
 @pytest.mark.parametrize("table", ["texts", "same_texts"])
-def test_separators_of_lines_may_be_in_values(flows: Project, table: str):
+def test_values_may_have_unicode_line_separators(flows: Project, table: str):
     assert flows.rows(table) == [(n, f"\u2028\x85{n}") for n in (1, 1, 2)]
 
 
-def test_any_column_name_may_be_in_a_table_and_its_quarantine(flows: Project):
+def test_column_names_may_have_spaces_in_a_table_and_its_quarantine(flows: Project):
     assert flows.rows("mapped", "id", "`the amount`") == [(0, 1)]
     assert flows.rows("mapped_quarantine", "id", "`the amount`") == [(1, -1), (2, None)]
 
 
 @pytest.mark.parametrize("table", ["positive", "from_sql"])
-def test_temporary_views_filter_by_their_rules_when_read(flows: Project, table: str):
+def test_temporary_views_drop_rows_by_their_rules(flows: Project, table: str):
     assert flows.rows(table) == [(0,)]
 
 
-def test_a_sink_gets_the_rows_of_its_flow_when_updated(flows: Project):
+def test_sink_has_the_rows_of_its_flow(flows: Project):
     sink = flows.spark.read.format("delta").load(f"{flows.root}/sink")
     assert [row["id"] for row in sink.collect()] == [0]
 
@@ -219,7 +219,7 @@ def test_the_batch_is_not_written_when_a_fail_rule_breaks(failed: Any):
     assert project.rows("strict") == []
 
 
-def test_other_branches_finish_when_a_fail_rule_breaks(failed: Any):
+def test_other_flows_complete_when_a_fail_rule_breaks(failed: Any):
     project, result, _ = failed
     assert result.skipped == ("below",)
     assert len(project.rows("other")) == 2
@@ -232,7 +232,7 @@ def test_the_view_keeps_its_rows_when_its_upstream_fails(failed: Any):
     assert project.rows("gold") == [(4,)]
 
 
-def test_every_error_is_reported_at_once_when_the_pipeline_is_wrong(
+def test_all_definition_errors_are_reported_together(
     spark: Any, tmp_path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)

@@ -50,7 +50,7 @@ def orders(*amounts: "int | None", start: int = 0) -> list[dict[str, Any]]:
 
 @dataclass
 class Step:
-    """What was there after an update."""
+    """The tables after an update."""
 
     result: UpdateResult
     events: list[Event]
@@ -93,25 +93,25 @@ def chain(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Chain:
     with shared_project(tmp_path_factory.mktemp("chain"), spark) as project:
         project.source(CHAIN).add("a.json", orders(10, 20, -1, None, 500))
         project.add("a.json", orders(7, start=70), folder="more")
-        made = Chain(project)
-        made.update("first")
-        made.update("nothing new")
+        chain = Chain(project)
+        chain.update("first")
+        chain.update("nothing new")
         project.add("b.json", orders(2, start=10))
-        made.update("bronze only", refresh=("bronze",))
-        made.update("the rest")
-        text = made.silver_state.read_text()
+        chain.update("bronze only", refresh=("bronze",))
+        chain.update("the rest")
+        text = chain.silver_state.read_text()
         assert '"reset_pending": false' in text
-        made.silver_state.write_text(
+        chain.silver_state.write_text(
             text.replace('"reset_pending": false', '"reset_pending": true')
         )
-        made.update("reset cut off", refresh=("silver",))
+        chain.update("reset cut off", refresh=("silver",))
         (project.root / "more" / "a.json").unlink()
-        made.update("everything anew", full_refresh_all=True)
-        return made
+        chain.update("full refresh", full_refresh_all=True)
+        return chain
 
 
 @pytest.fixture
-def at_home(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> Project:
+def in_project(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> Project:
     monkeypatch.chdir(chain.project.root)
     return chain.project
 
@@ -124,13 +124,13 @@ def test_rows_flow_to_gold_when_triggered(chain: Chain):
     assert step.rows["gold"] == [(0, 510), (1, 20)]
 
 
-def test_null_is_a_violation_with_its_rule_when_quarantined(chain: Chain):
+def test_null_breaks_a_rule_and_is_quarantined_with_its_name(chain: Chain):
     assert chain.steps["first"].quarantined == [(2, ("positive",)), (3, ("positive",))]
     amounts = chain.project.rows("silver", "id", "amount")
     assert amounts == [(0, 10), (1, 20), (4, 500), (10, 2)]
 
 
-def test_counts_equal_rows_when_logged(chain: Chain):
+def test_logged_counts_equal_the_rows(chain: Chain):
     logged = {"positive": [0, 0], "small": [0, 0]}
     dropped = quarantined = 0
     for event in chain.steps["first"].events:
@@ -146,7 +146,7 @@ def test_counts_equal_rows_when_logged(chain: Chain):
     assert dropped == quarantined == 2
 
 
-def test_the_event_log_has_what_was_notified_when_the_updates_are_over(chain: Chain):
+def test_event_log_has_the_counts_of_all_updates(chain: Chain):
     logged = [
         event["details"]["flow_progress"]["data_quality"]
         for event in chain.project.log("flow_progress")
@@ -157,7 +157,7 @@ def test_the_event_log_has_what_was_notified_when_the_updates_are_over(chain: Ch
     assert [quality["dropped_records"] for quality in logged] == [2, 0, 2, 2]
 
 
-def test_nothing_is_written_when_nothing_is_new(chain: Chain):
+def test_no_table_is_written_when_there_are_no_new_rows(chain: Chain):
     before, step = chain.steps["first"], chain.steps["nothing new"]
     assert step.result.state is UpdateState.COMPLETED
     assert step.versions == before.versions
@@ -170,7 +170,7 @@ def test_nothing_is_written_when_nothing_is_new(chain: Chain):
     assert technique["maintenance_type"] == "MAINTENANCE_TYPE_NO_OP"
 
 
-def test_only_the_selection_is_updated_when_refreshing(chain: Chain):
+def test_only_selected_tables_are_refreshed(chain: Chain):
     before, step = chain.steps["nothing new"], chain.steps["bronze only"]
     assert step.ids["bronze"] == [0, 1, 2, 3, 4, 10]
     assert step.ids["silver"] == [0, 1, 4]
@@ -178,7 +178,7 @@ def test_only_the_selection_is_updated_when_refreshing(chain: Chain):
     assert changed == {"bronze"}
 
 
-def test_only_new_rows_are_added_when_files_come(chain: Chain):
+def test_only_rows_of_new_files_are_added(chain: Chain):
     before, step = chain.steps["bronze only"], chain.steps["the rest"]
     assert step.ids["silver"] == [0, 1, 4, 10]
     assert step.rows["gold"] == [(0, 512), (1, 20)]
@@ -186,7 +186,7 @@ def test_only_new_rows_are_added_when_files_come(chain: Chain):
     assert step.quarantined == before.quarantined
 
 
-def test_a_reset_is_done_again_when_it_was_cut_off(chain: Chain):
+def test_interrupted_reset_is_repeated(chain: Chain):
     before, step = chain.steps["the rest"], chain.steps["reset cut off"]
     assert step.ids["silver"] == [0, 1, 4, 10]
     assert step.quarantined == before.quarantined
@@ -194,8 +194,8 @@ def test_a_reset_is_done_again_when_it_was_cut_off(chain: Chain):
     assert step.silver_state["epoch"] != before.silver_state["epoch"]
 
 
-def test_rows_and_quarantine_are_rebuilt_when_fully_refreshed(chain: Chain):
-    before, step = chain.steps["reset cut off"], chain.steps["everything anew"]
+def test_rows_and_quarantine_are_rebuilt_by_a_full_refresh(chain: Chain):
+    before, step = chain.steps["reset cut off"], chain.steps["full refresh"]
     assert step.result.state is UpdateState.COMPLETED
     assert step.ids["bronze"] == [0, 1, 2, 3, 4, 10]
     assert step.ids["silver"] == [0, 1, 4, 10]
@@ -204,17 +204,17 @@ def test_rows_and_quarantine_are_rebuilt_when_fully_refreshed(chain: Chain):
     assert step.silver_state["epoch"] != before.silver_state["epoch"]
 
 
-def test_a_protected_table_is_kept_when_everything_is_reset(chain: Chain):
+def test_protected_table_is_kept_by_a_full_refresh_of_all_tables(chain: Chain):
     assert chain.steps["first"].ids["kept"] == [70]
     # Its file is gone by then.
-    assert chain.steps["everything anew"].ids["kept"] == [70]
+    assert chain.steps["full refresh"].ids["kept"] == [70]
 
 
-def test_a_protected_table_is_refused_when_named(at_home: Project):
+def test_full_refresh_of_a_protected_table_is_refused(in_project: Project):
     with pytest.raises(PlanError, match="TABLE_NOT_RESETTABLE"):
-        at_home.run(full_refresh=("kept",))
+        in_project.run(full_refresh=("kept",))
 
 
-def test_an_unknown_name_is_refused_when_selected(at_home: Project):
+def test_refresh_of_an_unknown_table_is_refused_with_a_hint(in_project: Project):
     with pytest.raises(SpecError, match="did you mean 'silver'"):
-        at_home.run(refresh=("slver",))
+        in_project.run(refresh=("slver",))

@@ -152,9 +152,7 @@ def test_views_are_updated_by_the_changes_of_their_sources(pipeline, monkeypatch
         pipeline.check()
 
 
-def test_a_view_is_computed_completely_where_its_changes_are_not_known(
-    spark, pipeline, monkeypatch
-):
+def test_a_view_is_recomputed_when_its_changes_are_not_known(spark, pipeline, monkeypatch):
     policy = "REFRESH POLICY INCREMENTAL"
     tables = [f"SELECT k FROM delta.`{path}`" for path in pipeline.paths.values()]
     differing = f"""; CREATE OR REFRESH MATERIALIZED VIEW texts PARTITIONED BY (x) {policy} AS
@@ -187,7 +185,7 @@ def test_a_view_is_computed_completely_where_its_changes_are_not_known(
     assert pipeline.reasons["totals"] == "the table was changed since the last refresh"
     pipeline.check()
 
-    # The rows of a file that is gone are not known.
+    # The rows of a deleted file are not known.
     spark.sql(f"UPDATE delta.`{pipeline.paths['src']}` SET v = v + 1 WHERE k = 4")
     spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
     try:
@@ -217,7 +215,7 @@ def test_rows_are_added_once_when_a_refresh_is_interrupted(pipeline):
         pipeline.check()
 
 
-def test_the_refresh_policy_decides(pipeline, monkeypatch):
+def test_refresh_policy_decides_between_techniques_and_errors(pipeline, monkeypatch):
     monkeypatch.setattr("penstock._execution.incremental._SHORT_GROUPS", 1000.0)
     strict = "REFRESH POLICY INCREMENTAL STRICT"
     dated = f"""; CREATE OR REFRESH MATERIALIZED VIEW dated {strict} AS
@@ -289,7 +287,7 @@ def test_rows_are_checked_again_if_a_function_of_a_rule_changed(spark, tmp_path)
         assert sorted(project.rows("valid")) == [(n,) for n in range(least, 3)]
 
 
-def test_a_view_follows_a_table_with_partitions_in_the_catalog_of_spark(spark, tmp_path):
+def test_a_view_reads_new_partitions_of_a_table_in_the_spark_catalog(spark, tmp_path):
     project = Project(tmp_path, spark)
     (tmp_path / "penstock.yaml").write_text(SETTINGS, encoding="utf-8")
     query = "SELECT day, sum(k) AS k FROM days GROUP BY day"

@@ -31,7 +31,7 @@ def rows(folder="data"):
 
 
 class Project:
-    """A project folder; `run` carries out an update of what `source` was last given."""
+    """A project folder; `run` runs an update of the last `source`."""
 
     def __init__(self, root: Path, spark: Any) -> None:
         self.root = root
@@ -95,7 +95,7 @@ def shared_project(root: Path, spark: Any) -> Iterator[Project]:
 
 
 class ContinuousRun:
-    """A continuous update on a thread of its own."""
+    """A continuous update on a separate thread."""
 
     def __init__(self, project: Project, **options: Any) -> None:
         self.project = project

@@ -103,7 +103,7 @@ class Tables:
     def copy(self, database: duckdb.DuckDBPyConnection) -> dict[str, str]:
         """Views of the rows that the tables have now, by the names that queries use.
 
-        They are views of Spark and of the database: an oracle of its own.
+        They are views of Spark and of the database: an independent oracle.
         """
         for name in "td":
             rows = arrow_rows(getattr(self, name))
@@ -140,13 +140,13 @@ class Tables:
             for _ in range(pick.randrange(most // 2 + 1))
         ]
 
-    def some(self) -> list[int]:
+    def some_cases(self) -> list[int]:
         return [case for case in range(self.cases) if self.random.random() < 2 / 3]
 
     def add_rows(self) -> None:
-        self.append(self.t, T, self.t_rows(self.some(), 4))
+        self.append(self.t, T, self.t_rows(self.some_cases(), 4))
         if self.random.random() < 0.7:
-            self.append(self.d, D, self.d_rows(self.some(), 4))
+            self.append(self.d, D, self.d_rows(self.some_cases(), 4))
 
     def change(self) -> None:
         """Several statements about rows of some cases."""
@@ -163,7 +163,7 @@ class Tables:
             )()
 
     def _where(self, column: str) -> str:
-        cases = ", ".join(map(str, self.some() or [-1]))
+        cases = ", ".join(map(str, self.some_cases() or [-1]))
         return f"c IN ({cases}) AND {column} % 2 = {self.random.randrange(2)}"
 
     def _delete(self) -> None:
@@ -177,7 +177,7 @@ class Tables:
         self.spark.sql(f"UPDATE delta.`{self.d}` SET {change} WHERE {self._where('w')}")
 
     def _merge(self) -> None:
-        rows = [(case, 1, "m", self.random.randrange(5)) for case in self.some()]
+        rows = [(case, 1, "m", self.random.randrange(5)) for case in self.some_cases()]
         self.spark.createDataFrame(rows, D).createOrReplaceTempView("merged")
         self.spark.sql(
             f"MERGE INTO delta.`{self.d}` d USING merged s ON d.c = s.c AND d.w = s.w "

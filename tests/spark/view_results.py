@@ -1,4 +1,4 @@
-"""A materialized view in memory, brought up to date by what `QueryChanges` computes."""
+"""A materialized view in memory, refreshed with the changes that `QueryChanges` computes."""
 
 from collections import Counter
 from typing import Any
@@ -14,7 +14,7 @@ MERGES = {"sum": sum, "min": min, "max": max}
 
 
 class View:
-    """A result in memory, changed by what `QueryChanges` computes.
+    """A result in memory, refreshed with the changes that `QueryChanges` computes.
 
     `over_copies` is the same query over copies of its tables, which `database` has as well.
     """
@@ -58,8 +58,8 @@ class View:
         elif technique == "GROUP_AGGREGATE":
             self._merge(list(map(str, changes.merges())), self._rows(changes.rows()))
             if changes.rowCount() is not None:
-                place = df.columns.index(changes.rowCount())
-                self.rows = Counter({row: n for row, n in self.rows.items() if row[place] != 0})
+                index = df.columns.index(changes.rowCount())
+                self.rows = Counter({row: n for row, n in self.rows.items() if row[index] != 0})
         elif changes.isLinear():
             for *row, copies in DataFrame(changes.changedRows(1000).rows(), self.spark).collect():
                 self.rows[tuple(row)] += copies
@@ -92,10 +92,12 @@ class View:
         touched = DataFrame(changes.changedKeys(1000), self.spark)
         collected = self.delta.own.BatchKeys(touched._jdf, names)
         keys = DataFrame(collected.frame(self.spark._jsparkSession), self.spark)
-        places = [columns.index(name) for name in names]
-        gone = {tuple(row) for row in keys.collect()}
-        kept = {row: n for row, n in self.rows.items() if tuple(row[i] for i in places) not in gone}
-        self.rows = Counter(kept) + self._rows(changes.rowsOf(keys._jdf))
+        indexes = [columns.index(name) for name in names]
+        changed = {tuple(row) for row in keys.collect()}
+        unchanged = {
+            row: n for row, n in self.rows.items() if tuple(row[i] for i in indexes) not in changed
+        }
+        self.rows = Counter(unchanged) + self._rows(changes.rowsOf(keys._jdf))
 
 
 def _merged(merge: str, pair: list[Any]) -> Any:
