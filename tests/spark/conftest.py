@@ -6,6 +6,7 @@ import pytest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from update_project import Project
     from writer_harness import Harness
 
 
@@ -21,6 +22,15 @@ def harness(spark: "SparkSession", tmp_path: Path) -> "Harness":
     from writer_harness import Harness
 
     return Harness(spark, tmp_path)
+
+
+@pytest.fixture
+def project(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Project":
+    """An empty project, whose folder is the working directory."""
+    from update_project import Project
+
+    monkeypatch.chdir(tmp_path)
+    return Project(tmp_path, spark)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import json
 import shutil
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,12 +34,6 @@ dp.create_auto_cdc_flow(
     name=None,
 )
 """
-
-
-@pytest.fixture
-def project(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Project:
-    monkeypatch.chdir(tmp_path)
-    return Project(tmp_path, spark)
 
 
 def rows(project: Project, table: str, *columns: str) -> list[tuple[Any, ...]]:

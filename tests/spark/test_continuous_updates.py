@@ -1,11 +1,8 @@
 """Continuous updates: they run until they are stopped, and flows fail independently."""
 
 import itertools
-from pathlib import Path
-from typing import Any
 
-import pytest
-from update_project import ContinuousRun, Project
+from update_project import ContinuousRun
 
 from penstock._observe.events import UpdateState
 
@@ -26,12 +23,6 @@ def silver():
 def gold():
     return dp.read("silver").groupBy((F.col("id") % 2).alias("k")).agg(F.sum("amount").alias("s"))
 """
-
-
-@pytest.fixture
-def project(tmp_path: Path, spark: Any, monkeypatch) -> Project:
-    monkeypatch.chdir(tmp_path)
-    return Project(tmp_path, spark)
 
 
 def orders(*amounts: "int | None", start: int = 0) -> list[dict]:

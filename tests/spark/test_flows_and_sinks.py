@@ -1,7 +1,6 @@
 """Whole updates: sinks by function, event hooks, dependencies, rules about whole tables."""
 
 import json
-from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any
 
@@ -16,12 +15,6 @@ from penstock._tables.kill_points import step_callback
 from penstock.errors import DefinitionErrors, ExpectationFailedError
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture
-def project(tmp_path: Path, spark, monkeypatch) -> Project:
-    monkeypatch.chdir(tmp_path)
-    return Project(tmp_path, spark)
 
 
 def amounts(*values: int, start: int = 0) -> list[dict]:

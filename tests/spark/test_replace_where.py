@@ -1,7 +1,6 @@
 """Flows that replace the rows of a window of their table, in whole updates."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,12 +51,6 @@ CREATE STREAMING TABLE by_id TBLPROPERTIES ('delta.enableDeletionVectors' = 'tru
 CREATE FLOW f AS INSERT INTO by_id BY NAME REPLACE WHERE `the-id` > 1 AND amount < 50
 SELECT id AS `the-id`, amount FROM json.`days`;
 """
-
-
-@pytest.fixture
-def project(tmp_path: Path, spark, monkeypatch) -> Project:
-    monkeypatch.chdir(tmp_path)
-    return Project(tmp_path, spark)
 
 
 def day(number: int, key: int, amount: int | None) -> dict:

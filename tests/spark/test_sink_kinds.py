@@ -100,12 +100,6 @@ def to_notes():
 """
 
 
-@pytest.fixture
-def project(tmp_path: Path, spark, monkeypatch) -> Project:
-    monkeypatch.chdir(tmp_path)
-    return Project(tmp_path, spark)
-
-
 def forget(folder: Path) -> None:
     """Remove the newest entry of a log of Spark's."""
     newest = max((f for f in folder.iterdir() if f.name.isdigit()), key=lambda f: int(f.name))
@@ -143,7 +137,7 @@ def test_every_sink_writes_rows_and_file_readers_see_no_duplicates(project: Proj
     assert result.state is UpdateState.COMPLETED, result.failures
     for kind in FILES:
         assert ids(project, kind) == [1, 2, 3, 4], kind
-    # The rows of the killed attempt are there for readers that do not know Spark's log.
+    # Readers that do not use Spark's log also read the rows of the killed attempt.
     lines = [
         json.loads(line)["id"]
         for file in (project.root / "out" / "json").glob("*.json")

@@ -1,7 +1,5 @@
 """Sinks written by functions of users: their rows after a batch ran twice."""
 
-from pathlib import Path
-
 import pytest
 from update_project import Project
 
@@ -10,12 +8,6 @@ from penstock.batches import current_batch
 from penstock.errors import DefinitionError
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture
-def project(tmp_path: Path, spark, monkeypatch) -> Project:
-    monkeypatch.chdir(tmp_path)
-    return Project(tmp_path, spark)
 
 
 def forget_last_commits(project: Project, *flows: str) -> None:

@@ -39,12 +39,6 @@ def gold():
 """
 
 
-@pytest.fixture
-def project(tmp_path: Path, spark: Any, monkeypatch) -> Project:
-    monkeypatch.chdir(tmp_path)
-    return Project(tmp_path, spark)
-
-
 def maintained(project: Project, *tables: str, vacuum: bool = True) -> list[tuple[str, str, str]]:
     events = maintain_tables(load_settings(project.root), tables, vacuum=vacuum)
     return [(e.body.table, e.body.operation, e.body.status) for e in events]

@@ -4,7 +4,6 @@ import json
 import os
 import random
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import duckdb
 import pytest
@@ -18,12 +17,6 @@ from penstock.errors import DefinitionErrors, PlanError
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("two_partitions")]
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture
-def project(tmp_path: Path, spark, monkeypatch) -> Project:
-    monkeypatch.chdir(tmp_path)
-    return Project(tmp_path, spark)
 
 
 def at(seconds: float) -> str:
@@ -288,7 +281,7 @@ dp.create_sink("nowhere", "noop", {{}})
 @dp.append_flow(target="nowhere", spark_conf={{"pipelines.trigger": "continuous=1 second"}})
 def measured():
     return spark.readStream.format("rate").option("rowsPerSecond", 5).option(
-        "numPartitions", 1  # each takes a core for good
+        "numPartitions", 1  # each occupies a core permanently
     ).load()
 """
     )
@@ -298,7 +291,7 @@ def measured():
     set_price(20)
     project.add("b.json", [{"id": 1, "amount": 2, "ts": at(0)}])
     run.wait_until(lambda: project.rows("priced") == [(1, 10), (2, 20)])
-    # A query without micro-batches stops at once as well.
+    # A query without micro-batches stops immediately as well.
     assert run.stop().failures == ()
 
 
