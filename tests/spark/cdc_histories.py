@@ -35,7 +35,7 @@ ORIGIN = SourceLocation("pipeline.py", 7)
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One combination of parameters and what random events look like.
+    """One combination of parameters, and the properties of its random events.
 
     Attributes:
         keeps_null: As in `Rules`; `by_list`, `tracked` likewise.

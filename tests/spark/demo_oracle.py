@@ -162,7 +162,7 @@ def _parse(text: str) -> tuple[Mapping[str, Any], str | None]:
     if not text.strip():
         return {}, None
     try:
-        # As Spark's parser does, without a look at what comes after the value.
+        # As in Spark's parser, the rest after the value is ignored.
         content, _ = _JSON.raw_decode(text.lstrip())
     except ValueError:
         return {}, text

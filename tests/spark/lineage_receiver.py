@@ -75,7 +75,7 @@ class Receiver:
 
 
 def check(event: dict[str, Any]) -> None:
-    """An event is what OpenLineage's schema asks for, and its facets are the client's own."""
+    """Check that an event matches OpenLineage's schema, and its facets those of the client."""
     assert event["eventTime"].endswith("Z")
     assert urlsplit(event["producer"]).scheme
     assert event["schemaURL"].startswith("https://openlineage.io/spec/2-")

@@ -4,7 +4,7 @@ from penstock.sources.memory import PassingMemory, SourceMemory
 
 
 class MemoryStates:
-    """Keeps what sources remember in this process only."""
+    """Keeps the state of sources in this process only."""
 
     def __init__(self) -> None:
         self._stores: dict[tuple[str, str], PassingMemory] = {}

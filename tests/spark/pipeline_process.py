@@ -13,7 +13,7 @@ _POLL_SECONDS = 0.1
 
 
 class PipelineProcess:
-    """A pipeline in the background; what it prints is in a file of its folder.
+    """A pipeline in the background, with its output in a file of its folder.
 
     Args:
         root: The project.
@@ -48,7 +48,7 @@ class PipelineProcess:
         return False
 
     def wait(self, seconds: float) -> int:
-        """The exit code of a process that ends by itself."""
+        """Wait for the process to end; returns its exit code."""
         return self._process.wait(seconds)
 
     def kill_group(self) -> None:

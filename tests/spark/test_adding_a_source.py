@@ -1,4 +1,4 @@
-"""The source of `examples/rest_source`, in a package that no file of Penstock knows."""
+"""The source of `examples/rest_source`, in a package that is not part of Penstock."""
 
 import importlib
 import json
@@ -92,7 +92,7 @@ def installed(
     )
     (info / "entry_points.txt").write_text(points)
     monkeypatch.syspath_prepend(site)
-    # Python processes of Spark find installed packages by themselves, and this one by its folder.
+    # Python workers of Spark import installed packages without this, but not from this folder.
     monkeypatch.setitem(spark.sparkContext.environment, "PYTHONPATH", str(site))
     importlib.invalidate_caches()
     registry._sources.cache_clear()
@@ -130,7 +130,7 @@ def orders():
     (lag,) = project.log("lag_progress")[-1]["details"]["lag_progress"]["sources"]
     assert (lag["kind"], lag["ids"]) == ("rest", 0)
 
-    # A batch that was planned has the same rows when it is read again, whatever came since.
+    # A planned batch has the same rows in a retry, without rows that were added since.
     orders.add(8)
     with crashing("before_write", "orders") as crashed:
         assert project.run().state is UpdateState.FAILED

@@ -1,4 +1,4 @@
-"""JSON files as a stream: starts, restarts, the order of files, and what a source remembers."""
+"""JSON files as a stream: starts, restarts, the order of files, and the state of a source."""
 
 import gzip
 import os

@@ -198,7 +198,7 @@ def test_missing_rows_are_added_and_existing_rows_are_not_duplicated(
     assert (plan["state"], plan["way"], plan["sources"][0]["count"]) == ("planned", "keys", 2)
     assert _ids(project, "bronze") == [5, None]
 
-    # Killed for good, right after the first of two batches was committed.
+    # Killed with SIGKILL right after the first of two batches was committed.
     environment = {
         **os.environ,
         "PENSTOCK_KILL_AT": "after_target_commit:bronze:0",

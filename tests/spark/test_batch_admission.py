@@ -174,7 +174,7 @@ def test_queries_with_data_take_turns(queries: Callable[[int], Queries], interva
             return
         if measured.is_set():
             # Turns are given in the order of joining. A query that is slow between two of its
-            # batches would join later than others and lose its place in the round.
+            # batches would join later than others and miss its turn in the round.
             await_that(lambda: flows.admission.waiting() == 3 or not measured.is_set())
         inside.release()
 

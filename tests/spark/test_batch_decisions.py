@@ -1,4 +1,4 @@
-"""A batch is decided once: whatever its rules see in a retry, each row is in one table."""
+"""A batch is decided once: each row is in one table, even if rules see other data in a retry."""
 
 import json
 import os

@@ -60,7 +60,7 @@ def test_table_equals_the_oracle_after_every_batch(
     case = CASES[name]
     if case.way in (Way.VECTORS, Way.FILES):  # as in a large table: its state is searched, too
         monkeypatch.setattr(cdc_writer, "REWRITE_BYTES", -1)
-    monkeypatch.setattr(cdc_compaction, "_EVERY", 1)  # beside most batches
+    monkeypatch.setattr(cdc_compaction, "_EVERY", 1)  # during most batches
     compacted, merge = [], StateCompaction._merge
 
     def counted(self: StateCompaction, session: SparkSession, *, drops: bool) -> bool:

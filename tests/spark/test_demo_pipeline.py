@@ -126,7 +126,7 @@ def test_no_row_is_too_late_when_the_pipeline_catches_up_after_pauses(
     cuts = cut_at(
         log,
         START_MS + 300_000,
-        # Two hours of backlog at once, after a pause of three hours without any order.
+        # Two hours of backlog in one batch, after a pause of three hours without any order.
         START_MS + 5 * HOUR_MS + 100_000,
         START_MS + 5 * HOUR_MS + 101_000,
         # Partitions differ by as much as the producer lets them.

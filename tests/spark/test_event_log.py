@@ -109,7 +109,7 @@ def test_a_planned_query_reads_the_same_events_when_the_log_is_rolled_up(
     log = EventLog(tmp_path, EventLogSettings(keep_progress_days=None, max_progress_mb=40))
     origin = EventOrigin(update_id="long", flow_name="silver", dataset_name="silver")
     log(flow_progress(origin, FlowStatus.RUNNING, "runs"))
-    # Larger than what Spark reads in one part.
+    # Larger than one partition of Spark's reader.
     for batch in range(2500):
         batch_origin = replace(origin, batch_id=batch)
         log(stream_progress(batch_origin, {"batchId": batch, "name": "x" * 4000}))

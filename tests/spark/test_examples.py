@@ -99,7 +99,7 @@ def test_windows_example_writes_the_documented_rows(example, updates: int):
     ids = [row[0] for row in windows.rows("readings", "reading_id")]
     assert sorted(filter(None, ids)) == ["a1", "a2", "a3", "a7", "b1", "b2", "b3", "b4"]
     assert ids.count(None) == 2
-    # Two late rows of one group: Spark's own metric says 1.
+    # Two late rows of one group: Spark's own metric is 1.
     for flow in ("averages", "averages_now"):
         assert windows.counted(flow, "late_records") == 2, flow
         late = windows.rows(f"{flow}_quarantine", "sensor", "celsius", "_failed_rules")

@@ -1,4 +1,4 @@
-"""Jobs copy and send a small Hadoop configuration that still has what file systems need."""
+"""Jobs copy and send a small Hadoop configuration with all settings that file systems need."""
 
 from typing import Any
 

@@ -128,7 +128,7 @@ def test_every_rule_has_a_bad_and_a_good_example():
 
 
 def test_examples_are_valid_pipelines(report: LintReport):
-    # Exact distinct counts are refused by Spark as well: that is what their rule says.
+    # Spark refuses exact distinct counts as well, as their rule reports.
     assert report.refused == ()
     assert set(report.unsure) == {"customers_per_hour"}
 

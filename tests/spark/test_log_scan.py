@@ -176,7 +176,7 @@ def test_damaged_checkpoint_is_an_error_only_when_commits_are_missing(
     checkpoint.write_bytes(b"x" * len(content))
     (folder / f".{checkpoint.name}.crc").unlink(missing_ok=True)
     log.delta.jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
-    # The commits are there.
+    # The commits still exist.
     assert len(log.live()) == 1
     (folder / f"{0:020d}.json").unlink()
     with pytest.raises(Py4JJavaError, match="checkpoint"):

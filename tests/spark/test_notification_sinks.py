@@ -33,7 +33,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 class TestWebhookSink(SinkSuite):
-    """A batch that is recorded beside the checkpoint is not sent again."""
+    """A batch that is recorded with the checkpoint is not sent again."""
 
     sink = WebhookSink
     secrets = ("url", "header.Authorization")

@@ -77,7 +77,7 @@ class World:
         return text.replace("${secret:crm/key}", "sesame")
 
     def open_files(self, read: Read) -> OpenedSource:
-        """In place of Auto Loader, which would infer a schema for each of the reads."""
+        """Replaces Auto Loader, which would infer a schema for each read."""
         self.files_read.append(read)
         reader: Any = self.spark.readStream if read.is_stream else self.spark.read
         df = reader.schema("id BIGINT, name STRING").json(read.paths[0])

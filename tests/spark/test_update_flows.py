@@ -1,4 +1,4 @@
-"""Flows of many kinds in one project: what each writes in the first update and in the second."""
+"""Flows of many kinds in one project: their rows after the first and the second update."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Whole updates of one pipeline in this process: what each does to tables, events and checkpoints.
+"""Whole updates of one pipeline in this process: their effects on tables, events and checkpoints.
 
 The updates follow each other in one project, and each test is about one of them.
 """

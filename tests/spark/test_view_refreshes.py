@@ -1,4 +1,4 @@
-"""Refreshes of materialized views in updates: what is computed, written and reported."""
+"""Refreshes of materialized views in updates: techniques, rows and reports."""
 
 import shutil
 from collections import Counter

@@ -192,7 +192,7 @@ class Tables:
             self.spark.sql(f"OPTIMIZE delta.`{self.t}`")
 
     def _restore(self) -> None:
-        """Go back by one version or more; files that were removed are there again."""
+        """Go back by one version or more; removed files are live again."""
         newest = DeltaTable(self.t).version()
         version = max(1, newest - self.random.randint(1, 3))
         if self.random.random() < 0.5:
