@@ -139,13 +139,13 @@ def start_continuous(packed: Path, work: Path) -> subprocess.Popen:
     options = ("--conf", f"input={work / 'in'}", "--continuous", "--log-format", "json")
     process = submit(work, packed, after=options)
     log = work / "storage/tables/spark_catalog/default/gold/_delta_log/00000000000000000001.json"
-    reached(lambda: log.exists() or process.poll() is not None, 400)
+    becomes_true(lambda: log.exists() or process.poll() is not None, 400)
     assert process.poll() is None, process.communicate()[0]
     assert log.exists()
     return process
 
 
-def reached(condition: Callable[[], bool], seconds: float) -> bool:
+def becomes_true(condition: Callable[[], bool], seconds: float) -> bool:
     pause, deadline = threading.Event(), time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         pause.wait(0.2)
@@ -167,7 +167,7 @@ def test_the_update_stops_when_spark_submit_is_killed(packed: Path, work: Path) 
     process.kill()
     process.communicate(timeout=20)
     assert processes
-    assert reached(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), 120)
+    assert becomes_true(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), 120)
     status = json.loads((work / "storage/state/status.json").read_text(encoding="utf-8"))
     assert (status["state"], status["has_ended"]) == ("CANCELED", True)
 

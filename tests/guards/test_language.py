@@ -5,11 +5,17 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src" / "penstock"
+TESTS = ROOT / "tests"
 PRONOUNS = {"found", "one", "told", "asked", "given", "reached"}
 PHRASES = re.compile(
     r"\b(nobody|somebody|goes on|go on|anew|lost or doubled|at any moment)\b", re.IGNORECASE
+)
+NAMES_OF_TESTS = re.compile(
+    r"_(told|tells|asked|goes_on|go_on|anew|doubled|nobody|somebody|way_out|stands|lies)(_|$)"
 )
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
 # These lists only get shorter.
@@ -38,13 +44,24 @@ def strings(tree: ast.AST) -> list[str]:
     ]
 
 
-def test_no_variable_is_named_by_a_pronoun_or_participle():
+@pytest.mark.parametrize(("folder", "today"), [(SRC, NAMES_TODAY), (TESTS, {})])
+def test_no_variable_is_named_by_a_pronoun_or_participle(folder: Path, today: dict[str, int]):
     uses = {}
-    for file in SRC.rglob("*.py"):
+    for file in folder.rglob("*.py"):
         names = bound_names(ast.parse(file.read_text(encoding="utf-8")))
         if count := sum(names[name] for name in PRONOUNS):
-            uses[str(file.relative_to(SRC))] = count
-    assert uses == NAMES_TODAY
+            uses[str(file.relative_to(folder))] = count
+    assert uses == today
+
+
+def test_no_test_has_a_literary_name():
+    tests = {
+        name
+        for file in TESTS.rglob("test_*.py")
+        for name in bound_names(ast.parse(file.read_text(encoding="utf-8")))
+        if name.startswith("test_") and NAMES_OF_TESTS.search(name)
+    }
+    assert tests == set()
 
 
 def test_no_banned_phrase_is_in_messages_or_docs():

@@ -208,22 +208,22 @@ class _Frame:
 
 
 class _Reader:
-    """Answers every query with the same columns, and remembers what was asked."""
+    """Answers every query with the same columns, and remembers the reads."""
 
     def __init__(self, *columns: str) -> None:
         self.frame = _Frame(*columns)
-        self.asked: list[tuple[object, ...]] = []
+        self.reads: list[tuple[object, ...]] = []
 
     def query(self, text, *, catalog, schema):
-        self.asked.append((text, catalog, schema))
+        self.reads.append((text, catalog, schema))
         return self.frame
 
     def read_stream(self, name):
-        self.asked.append(("stream", name))
+        self.reads.append(("stream", name))
         return self.frame
 
     def read(self, name):
-        self.asked.append(("batch", name))
+        self.reads.append(("batch", name))
         return self.frame
 
 
@@ -232,7 +232,7 @@ def call(function, *columns):
 
     reader = _Reader(*columns)
     with reading(reader):
-        return function(), reader.asked
+        return function(), reader.reads
 
 
 def test_names_are_laid_over_the_query_when_columns_have_no_types(sql):

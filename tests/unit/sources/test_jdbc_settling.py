@@ -18,10 +18,10 @@ class Server:
         self.visible: list[int] = []
         self.writers: set[str] = set()
         self.now = 0.0
-        self.asked: list[str] = []
+        self.queries: list[str] = []
 
     def query(self, sql, *values):
-        self.asked.append(sql)
+        self.queries.append(sql)
         return [(name,) for name in sorted(self.writers)]
 
     def newest(self, database):
@@ -78,7 +78,7 @@ def test_delay_queries_no_transactions():
     server.visible = [1, 2, 5]
     server.now += 10
     assert settled(marks) == 2
-    assert server.asked == []
+    assert server.queries == []
 
 
 def test_transaction_that_does_not_end_is_an_error():
@@ -96,10 +96,10 @@ def test_views_are_held_back_by_transactions_of_all_tables():
     marks = server.marks(dbtable="(SELECT * FROM a JOIN b USING (id)) x")
     server.visible = [1]
     assert settled(marks) == 1
-    assert "parts" not in server.asked[0]
+    assert "parts" not in server.queries[0]
     server.visible = [2]
     assert settled(server.marks()) == 2
-    assert "to_regclass" in server.asked[1]
+    assert "to_regclass" in server.queries[1]
 
 
 class Relation:
