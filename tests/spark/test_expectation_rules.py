@@ -97,11 +97,15 @@ def test_rules_apply_to_a_stream_without_hashable_columns(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     (tmp_path / "rows").mkdir()
+    lines = '{"m": {"a": "x"}}\n{"m": {}}\n'
+    (tmp_path / "rows" / "1.json").write_text(lines, encoding="utf-8")
     stream = spark.readStream.schema("m MAP<STRING, STRING>").json(f"{tmp_path}/rows")
     split = split_rows(stream, [rule("r", "m['a'] IS NOT NULL")])
     assert split is not None
     query = split.df.writeStream.format("noop").trigger(availableNow=True)
-    query.option("checkpointLocation", f"{tmp_path}/checkpoint").start().awaitTermination(60)
+    started = query.option("checkpointLocation", f"{tmp_path}/checkpoint").start()
+    assert started.awaitTermination(60)
+    assert [progress.numInputRows for progress in started.recentProgress] == [2]
 
 
 def test_rules_can_use_columns_that_the_query_does_not_return(spark: SparkSession) -> None:

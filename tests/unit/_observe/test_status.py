@@ -247,12 +247,14 @@ def test_status_of_a_command_is_shown_only_by_its_id(tmp_path: Path):
     assert read_status(own, update="c0de")["state"] == "COMPLETED"
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_error_of_writing_the_status_file_is_ignored(tmp_path: Path):
     (tmp_path / "state").write_text("in the way", encoding="utf-8")
     file = StatusFile(status_path(settings(tmp_path)), ObservedUpdate(), pause_seconds=0.01)
     for event in events():
         file(event)
     file.close()
+    assert (tmp_path / "state").read_text(encoding="utf-8") == "in the way"
 
 
 def test_an_update_is_alive_while_its_lease_is_held(

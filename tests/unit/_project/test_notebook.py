@@ -243,7 +243,7 @@ def test_language_of_a_cell_is_read_from_vscode_metadata(project, written, kind)
         ("a.ipynb", b'{"worksheets": []}', 1, "old format"),
         ("a.ipynb", b'{"cells": {}}', 1, "is not a notebook"),
         ("a.ipynb", b"\xff\xfe\x00", 1, "UTF-8"),
-        ("a.ipynb", b"[" * 200_000, 1, ""),
+        ("a.ipynb", b"[" * 200_000, 1, "nested too deeply"),
         ("a.sql", b"-- x\nSELECT '\xff'", 2, "UTF-8"),
     ],
 )

@@ -74,7 +74,11 @@ def test_error_names_an_unknown_field(project):
 
 @pytest.mark.parametrize(
     ("configuration", "expected"),
-    [("not_a_mapping", "mapping"), ("{key: {}}", "`configuration.key`"), ("{[1]: x}", "")],
+    [
+        ("not_a_mapping", "mapping"),
+        ("{key: {}}", "`configuration.key`"),
+        ("{[1]: x}", "a key that is not a string"),
+    ],
 )
 def test_the_configuration_must_be_a_mapping_of_strings(project, configuration, expected):
     with pytest.raises(SpecError) as caught:

@@ -103,7 +103,8 @@ def test_all_columns_that_kafka_cannot_send_are_reported_together():
         assert problem in error.message
     assert "no column `value`" in error.message
     assert "topic" in error.message
-    assert refused("kafka", {**KAFKA, "rowIds": "yes"}, OutputMode.APPEND, value="string")
+    error = refused("kafka", {**KAFKA, "rowIds": "yes"}, OutputMode.APPEND, value="string")
+    assert error.condition == "KAFKA_OPTION_INVALID"
 
 
 def test_foreach_as_a_format_is_refused_with_a_hint():
