@@ -18,6 +18,7 @@ import urllib.request
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import sync_playwright
 from results import cpu_seconds
@@ -221,7 +222,7 @@ def measure(
     stop.set()
 
 
-def look(options: argparse.Namespace, page, address: str) -> None:
+def look(options: argparse.Namespace, page: Any, address: str) -> None:
     """What a browser waits for."""
     for name in ("cold", "warm"):
         page.goto("about:blank")

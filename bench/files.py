@@ -61,19 +61,21 @@ def write_files(folder: Path, rows: int) -> None:
 def auto_loader(spark: Any, kind: str, folder: Path, memory: Path) -> Any:
     """The rows as a flow reads them."""
     from penstock._tables.files import StorageFiles
+    from penstock.sources.base import Read
     from penstock.sources.files.opening import open_source, read_source
     from penstock.sources.memory import FolderMemory
 
-    source = open_source(
-        spark,
-        paths=[str(folder / kind)],
+    read = Read(
+        spark=spark,
+        format="cloudfiles",
         options={"format": kind, "header": "true", "rescuedDataColumn": "_rescued_data"},
+        load=lambda options: spark.read.options(**options).load(),
         schema=SCHEMA,
-        streaming=False,
-        state=FolderMemory(StorageFiles(spark), str(memory / kind)),
-        analysis=False,
+        paths=(str(folder / kind),),
+        is_stream=False,
+        memory=lambda key: FolderMemory(StorageFiles(spark), str(memory / kind)),
     )
-    return read_source(source, streaming=False)
+    return read_source(open_source(read))
 
 
 def measure(rows: Any) -> tuple[float, float]:

@@ -43,6 +43,7 @@ from penstock._observe.events import CreateUpdate, Event, FlowProgress, StreamPr
 from penstock._observe.log import event_directory
 from penstock._project.spec import load_settings
 from penstock._ui import serving
+from penstock._ui.recording import WatchedLog
 from penstock._update import UpdateOptions, run_update
 
 SCRAPE_SECONDS = 5.0
@@ -155,7 +156,7 @@ class SwitchedBus(EventBus):
         if isinstance(body, CreateUpdate):
             self.seen.update(body.properties)
         if isinstance(body, StreamProgress) and event.origin.flow_name == "bronze":
-            progress = body.progress_json
+            progress: Any = body.progress_json
             began = datetime.fromisoformat(progress["timestamp"]).timestamp()
             took = progress["durationMs"]["triggerExecution"] / 1000
             if progress["numInputRows"]:
@@ -372,7 +373,7 @@ def run(root: Path, options: Any, started: list["subprocess.Popen[str]"]) -> Non
     assert others.stdout is not None
     make_project(root, options, others.stdout.readline().strip())
     settings = load_settings(root)
-    log = serving.WatchedLog(label=settings.name, directory=event_directory(settings))
+    log = WatchedLog(label=settings.name, directory=event_directory(settings))
     with serving.listen(serving.DEFAULT_HOST, 0) as found:
         address = serving.address_of(found, serving.DEFAULT_HOST, None)
         command = serving.companion_command(log, found.fileno(), settings.storage, settings.root)

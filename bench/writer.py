@@ -66,7 +66,8 @@ def make_session(side: str, root: Path, place: str, port: int, *, master: str | 
     """Penstock's session, or the one of a user who follows Delta's quickstart."""
     from penstock._local.jars import SPARK_JAR_SETS, class_path
 
-    conf, sets = {}, SPARK_JAR_SETS
+    conf: dict[str, Any] = {}
+    sets: tuple[str, ...] = SPARK_JAR_SETS
     if port:
         from s3_double import settings_of
 
