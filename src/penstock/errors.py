@@ -160,9 +160,8 @@ class UpdateFailedError(PenstockError):
 
     def __init__(self, failures: Sequence[PenstockError]) -> None:
         self.failures = tuple(failures)
-        super().__init__(
-            "UPDATE_FAILED", f"{len(self.failures)} flow(s) failed; the others finished"
-        )
+        flows = "1 flow" if len(self.failures) == 1 else f"{len(self.failures)} flows"
+        super().__init__("UPDATE_FAILED", f"{flows} failed; the others finished")
 
 
 class SetupError(PenstockError):

@@ -269,7 +269,7 @@ def check_that_changed_files_are_read_again(project: Project) -> list[tuple]:
     assert project.rows("bronze", "id", "name") == expected
     assert notes(project, "bronze", "quarantined_files") == []
     (message,) = [event.message for event in project.events if "read again" in event.message]
-    assert "3 file(s) changed" in message
+    assert "3 files changed" in message
     return expected
 
 

@@ -125,8 +125,8 @@ def test_views_are_updated_by_the_changes_of_their_sources(pipeline, monkeypatch
         "whole": "COMPLETE_RECOMPUTE",
     }
     pipeline.check()
-    assert pipeline.reasons["totals"] == "new rows in 3 group(s)"
-    assert pipeline.reasons["latest"] == "rows of 3 key(s) may have changed: k"
+    assert pipeline.reasons["totals"] == "new rows in 3 groups"
+    assert pipeline.reasons["latest"] == "rows of 3 keys may have changed: k"
     assert "over all rows" in pipeline.reasons["whole"]
     assert "the row of its table cannot be replaced" in pipeline.reasons["overall"]
 
@@ -138,9 +138,9 @@ def test_views_are_updated_by_the_changes_of_their_sources(pipeline, monkeypatch
     # Rows of a join: some have copies, and share their values with rows that stay.
     src, other = (f"delta.`{pipeline.paths[name]}`" for name in ("src", "other"))
     for change, rows, groups in (
-        (f"UPDATE {src} SET v = 501 WHERE v = 500", "1 row(s) removed and 1 added", 1),
-        (f"DELETE FROM {src} WHERE ts = 11 OR k = 77", "2 row(s) removed and 0 added", 2),
-        (f"UPDATE {other} SET ts = 1 WHERE k = 1", "5 row(s) removed and 5 added", None),
+        (f"UPDATE {src} SET v = 501 WHERE v = 500", "1 row removed and 1 added", 1),
+        (f"DELETE FROM {src} WHERE ts = 11 OR k = 77", "2 rows removed and 0 added", 2),
+        (f"UPDATE {other} SET ts = 1 WHERE k = 1", "5 rows removed and 5 added", None),
     ):
         pipeline.spark.sql(change)
         techniques = pipeline.refresh()
@@ -148,7 +148,7 @@ def test_views_are_updated_by_the_changes_of_their_sources(pipeline, monkeypatch
         assert pipeline.reasons["pairs"] == rows
         assert techniques["totals"] == ("GROUP_AGGREGATE" if groups else "NO_OP")
         if groups:
-            assert pipeline.reasons["totals"] == f"changed rows in {groups} group(s)"
+            assert pipeline.reasons["totals"].startswith(f"changed rows in {groups} group")
         pipeline.check()
 
 
@@ -165,7 +165,7 @@ def test_a_view_is_recomputed_when_its_changes_are_not_known(spark, pipeline, mo
     pipeline.add("src", [(1, 5, 5), (99, 7, 5)])
     techniques = pipeline.refresh()
     assert techniques["totals"] == techniques["overall"] == "GROUP_AGGREGATE"
-    assert pipeline.reasons["overall"] == "new rows in 1 group(s)"
+    assert pipeline.reasons["overall"] == "new rows in 1 group"
     pipeline.check()
     pipeline.add("src", [(1, 5, 5)])
     assert pipeline.refresh()["texts"] == "COMPLETE_RECOMPUTE"

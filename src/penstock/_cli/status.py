@@ -14,7 +14,8 @@ from penstock._cli import exit_codes, options
 from penstock._cli.masked_output import print_as_is
 from penstock._cli.tables import print_table
 from penstock._display.terminal import detect
-from penstock._display.text import plural, printable, seconds, size
+from penstock._display.text import printable, seconds, size
+from penstock._model.size import plural
 
 _WATCH_SECONDS = 1.0
 _SHOWN_LOSS_SECONDS = 86_400.0

@@ -55,10 +55,6 @@ def size(number: int) -> str:
     return f"{number / 1e6:.1f} MB"
 
 
-def plural(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def error_line(error: "ErrorInfo") -> str:
     first = printable(error.message.strip().partition("\n")[0])
     return f"[{error.condition}] {first}"

@@ -16,6 +16,7 @@ from penstock._execution.flow_state import ViewState
 from penstock._execution.writers import Commit
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._model.exception_text import first_line
+from penstock._model.size import plural
 from penstock._model.sql_text import quoted
 from penstock._spark import plans
 from penstock._spark.failures import full_text
@@ -153,7 +154,7 @@ def _groups(writer: ViewWriter, df: DataFrame, changes: Any) -> tuple[DataFrame,
     keys = rows.select(*[quoted(name) for name in iterate(changes.keyColumns())])
     row_count = changes.rowCount()
     count, _ = writer.collect(keys, merges, row_count, int(changes.collected()))
-    return rows, f"{'new' if row_count is None else 'changed'} rows in {count} group(s)"
+    return rows, f"{'new' if row_count is None else 'changed'} rows in {plural(count, 'group')}"
 
 
 def _rows(
@@ -175,7 +176,7 @@ def _rows(
             raise NotIncrementalError("no column of the result can be searched")
         writer.collect_removed(changed, key)
     rows = DataFrame(changed.addedRows(), df.sparkSession)
-    return rows, f"{removed} row(s) removed and {added} added"
+    return rows, f"{plural(removed, 'row')} removed and {added:,} added"
 
 
 def _keys(
@@ -187,7 +188,7 @@ def _keys(
         raise NotIncrementalError(f"{count} keys changed, of {view_rows} rows")
     names = ", ".join(iterate(changes.keyColumns()))
     rows = DataFrame(changes.rowsOf(keys._jdf), df.sparkSession)
-    return rows, f"rows of {count} key(s) may have changed: {names}"
+    return rows, f"rows of {plural(count, 'key')} may have changed: {names}"
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from penstock._execution.snapshots import SnapshotProgress
 from penstock._execution.writers import Commit
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._graph.replacing import replaces_rows
+from penstock._model.size import plural
 from penstock._observe.events import Event, EventOrigin, PlanningInformation
 from penstock._plan.steps import RefreshView
 from penstock._runtime.ports import RunOutcome
@@ -191,7 +192,7 @@ class ViewRefresh:
         self._queries.record(node)
         if not applied:
             return RunOutcome(changed=False, reason="no changes since the last snapshot")
-        return RunOutcome(changed=True, reason=f"{applied} snapshot(s)")
+        return RunOutcome(changed=True, reason=plural(applied, "snapshot"))
 
     def _is_known(
         self, before: ViewState | None, sources: plans.BatchSources, fingerprint: str

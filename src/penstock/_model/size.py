@@ -1,4 +1,4 @@
-"""Sizes as people write them: `"10mb"`, `"1.5 g"`; a kilobyte has 1024 bytes."""
+"""Sizes and counts as people write them: `"10mb"`, `"1.5 g"`; a kilobyte has 1024 bytes."""
 
 import re
 from decimal import Decimal
@@ -13,3 +13,7 @@ def parse_bytes(text: str) -> int:
     if match is None:
         raise ValueError(f"{text!r} is not a size")
     return int(Decimal(match[1]) * _UNIT_BYTES[match[2].lower()])
+
+
+def plural(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -8,6 +8,7 @@ from penstock._graph.cdc import cdc_text, is_cdc
 from penstock._graph.dataflow import DataflowGraph, DatasetNode
 from penstock._graph.replacing import replaces_rows, window_text
 from penstock._model.flow import Flow
+from penstock._model.size import plural
 from penstock._plan.steps import Plan, RefreshView, RunOnceFlow, RunStep, StartFlow
 
 
@@ -15,7 +16,8 @@ def explain_text(graph: DataflowGraph, plan: Plan) -> list[str]:
     """The plan as a tree: each table below what it reads, with its flows, rules and columns."""
     mode = "continuous" if plan.continuous else "triggered"
     stored = graph.stored()
-    lines = [f"Plan: {mode} update of {len(stored) - len(plan.excluded)} table(s)"]
+    tables = plural(len(stored) - len(plan.excluded), "table")
+    lines = [f"Plan: {mode} update of {tables}"]
     if plan.resets:
         names = ", ".join(graph.datasets[step.dataset].display for step in plan.resets)
         lines.append(f"Reset first (rows, quarantine, checkpoints): {names}")

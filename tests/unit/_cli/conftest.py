@@ -142,9 +142,9 @@ def recording(recorder: Recorder) -> list[Event]:
     r.status(view, FlowStatus.IDLE, "no source changed")
     r.update(
         UpdateState.FAILED,
-        "1 flow(s) failed; the others finished",
+        "1 flow failed; the others finished",
         error=ErrorInfo(
-            condition="UPDATE_FAILED", class_name="UpdateFailedError", message="1 flow(s) failed"
+            condition="UPDATE_FAILED", class_name="UpdateFailedError", message="1 flow failed"
         ),
     )
     return r.events

@@ -73,8 +73,8 @@ def test_follow_ends_when_the_update_has_ended(
     ] == [
         "starting Spark",
         "running",
-        "1 flow(s) failed; the others finished",
-        "UpdateFailedError: 1 flow(s) failed",
+        "1 flow failed; the others finished",
+        "UpdateFailedError: 1 flow failed",
     ]
 
 

@@ -78,7 +78,7 @@ def test_lines_show_the_start_and_end_of_each_flow(recording: list[Event]) -> No
         "2 of 5 OK streaming table silver 1,234 rows in 3.4s, 12 quarantined",
         "3 of 5 START materialized view revenue_per_product_and_day",
         "3 of 5 OK materialized view revenue_per_product_and_day unchanged (no source changed)",
-        "ERROR 1 flow(s) failed; the others finished",
+        "ERROR 1 flow failed; the others finished",
     ]
 
 

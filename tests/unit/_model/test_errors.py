@@ -83,4 +83,4 @@ def test_missing_extra_error_is_an_import_error():
 
 def test_update_failed_error_counts_the_failed_flows():
     failures = [FlowError("X", "", flow="a"), FlowError("Y", "", flow="b")]
-    assert UpdateFailedError(failures).message.startswith("2 flow(s) failed")
+    assert UpdateFailedError(failures).message.startswith("2 flows failed")

@@ -47,7 +47,7 @@ def json_of(draft, **options):
 
 def test_the_plan_is_shown_as_a_tree(shop):
     assert text_of(shop) == [
-        "Plan: triggered update of 4 table(s)",
+        "Plan: triggered update of 4 tables",
         "bronze [streaming table]",
         "  | flow bronze: append, everything available from kafka: orders",
         "  | columns: value binary, day date",
@@ -72,7 +72,7 @@ def test_the_plan_is_shown_as_a_tree(shop):
 def test_the_tree_shows_tables_that_are_not_selected(shop):
     lines = text_of(shop, full_refresh=("totals",))
     assert lines[:2] == [
-        "Plan: triggered update of 1 table(s)",
+        "Plan: triggered update of 1 table",
         "Reset first (rows, quarantine, checkpoints): totals",
     ]
     assert "bronze [streaming table] (not selected)" in lines
@@ -83,7 +83,7 @@ def test_the_tree_shows_tables_that_are_not_selected(shop):
 
 def test_the_tree_shows_intervals_of_a_continuous_update(shop):
     lines = text_of(shop, continuous=True)
-    assert lines[0] == "Plan: continuous update of 4 table(s)"
+    assert lines[0] == "Plan: continuous update of 4 tables"
     assert "  | flow bronze: append, as rows arrive from kafka: orders" in lines
     assert (
         "        | refresh: if a source changed, checked every 10 s, refresh policy auto" in lines

@@ -33,7 +33,7 @@ READ = Offset({"a": {"s0": Position(after="9", first="5", rows=4), "s1": Positio
 def test_rows_are_lost_when_a_planned_batch_returns_fewer():
     (lost,) = losses(None, READ, 3)
     assert lost.body == {"stream": "a", "shard": "s0", "after": None, "rows": 1}
-    assert lost.text == "1 row(s) of a/s0"
+    assert lost.text == "1 row of a/s0"
     assert losses(None, READ, 4) == []
     assert losses(None, READ, 3, tolerant=False) == []
     assert losses(READ, READ, 0) == []

@@ -54,10 +54,10 @@ def test_deleted_and_too_old_files_are_counted(tmp_path: Path):
     position, history = PaperFolder().history(EARLIEST, done, 90_000)
     assert position == {"from_the_start": True}
     assert history.again == 3
-    assert history.missing.startswith("1 file(s)")
+    assert history.missing.startswith("1 file that")
     assert "b.json" in history.missing
     later = parse_start("2026-01-01")
-    assert PaperFolder().history(later, done, 90_000)[1].missing.startswith("3 file(s)")
+    assert PaperFolder().history(later, done, 90_000)[1].missing.startswith("3 files that")
 
 
 def test_checkpoint_has_the_initial_offsets_of_kafka(tmp_path: Path):

@@ -17,6 +17,7 @@ from pyspark.sql.types import StructField, StructType
 from penstock._model.cdc import ScdType
 from penstock._model.expectation import Expectation, OnViolation
 from penstock._model.origin import SourceLocation
+from penstock._model.size import plural
 from penstock._tables.commit_note import CDC_STATE
 from penstock._tables.commits import CommitResult, RuleCounts
 from penstock._tables.delta_log import file_count
@@ -188,8 +189,8 @@ class CdcWriter(FlowWriter):
                 shown = "sequence_by" if name == HAS_SEQUENCE else ", ".join(spec.keys)
                 raise FlowError(
                     "CDC_EVENT_INVALID",
-                    f"flow {self._flow!r}: {failed} event(s) of one batch cannot be applied: they "
-                    f"have {problem} ({shown})",
+                    f"flow {self._flow!r}: {plural(failed, 'event')} of one batch cannot be "
+                    f"applied: {problem} ({shown})",
                     flow=self._flow,
                     retryable=False,
                     hint="filter them out in a view, or switch quarantine on",

@@ -25,6 +25,7 @@ from penstock._formats.options import COLUMNAR, Evolution, FileOptions, file_opt
 from penstock._formats.rows import finished
 from penstock._formats.widening import keep_wider
 from penstock._formats.xml_rows import xml_rows
+from penstock._model.size import plural
 from penstock._model.sql_text import quoted
 from penstock.errors import ConnectorError, DefinitionError
 from penstock.sources.base import Read
@@ -277,7 +278,7 @@ def _nothing_found(files: _Files) -> DefinitionError:
         if unmatched := files.roots.unmatched():
             what = f"no file in {where} matches the pathGlobFilter {unmatched[0]!r}"
     else:
-        what = f"the {len(files.all)} file(s) in {where} have no rows to infer it from"
+        what = f"there are no rows to infer it from in {plural(len(files.all), 'file')} of {where}"
     return DefinitionError(
         "SCHEMA_NOT_INFERRED",
         f"no schema can be inferred: {what}",

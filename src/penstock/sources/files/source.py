@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock._formats.options import ANY_AGE
 from penstock._model.flow import Flow
 from penstock._model.paths import real_path
+from penstock._model.size import plural
 from penstock._tables.files import StorageFiles
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock.errors import PenstockError
@@ -208,8 +209,8 @@ class FileStream(OpenedSource):
         missing = ""
         if gone:
             missing = (
-                f"{len(gone):,} file(s) that the flow has read no longer exist, or are before the "
-                f"start, such as {gone[0]}"
+                f"{plural(len(gone), 'file')} that the flow has read cannot be read again, such as "
+                f"{gone[0]}: deleted, or before the start"
             )
         return position, replace(report, missing=missing)
 
@@ -244,7 +245,7 @@ class AutoLoaderStream(FileStream):
         if not again:
             return None
         shown = ", ".join(again[:3]) + (" ..." if len(again) > 3 else "")
-        return f"{len(again)} file(s) changed since they were read, and are read again: {shown}"
+        return f"{plural(len(again), 'file')} changed, and will be read again: {shown}"
 
     def started(self, checkpoint: str, siblings: Sequence[OpenedSource]) -> None:
         if self.opened.options.cleaning is not None:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
+from penstock._model.size import plural
 from penstock.errors import ConnectorError
 from penstock.sources.jdbc.database import Database
 from penstock.sources.jdbc.options import JdbcSourceOptions, Key
@@ -108,7 +109,7 @@ class Marks:
         if is_late and held >= self._options.settle_timeout_seconds and not self._stopped.is_set():
             self._mark = None
             raise NotSettledError(
-                f"{len(mark.writers)} transaction(s) have been writing for {held:.0f} seconds: "
+                f"waited {held:.0f} seconds for {plural(len(mark.writers), 'transaction')} to end: "
                 "rows that they commit may have smaller keys than existing rows"
             )
         return self.settled

@@ -16,6 +16,7 @@ from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
+from penstock._model.size import plural
 from penstock._model.sql_text import quoted
 from penstock._tables.jvm import dataframe
 from penstock.errors import ConnectorError
@@ -239,8 +240,8 @@ class JdbcStream:
         if int(rows or 0):
             raise SourceFailure(
                 "JDBC_KEY_NULL",
-                f"{rows} row(s) of {self._options.place} have NULL in {self._options.key}: the "
-                "stream would never read them",
+                f"{self._options.key} is NULL in {plural(int(rows), 'row')} of "
+                f"{self._options.place}: the stream would never read them",
                 "give them a key and make the column NOT NULL; to leave them out, read "
                 f'.option("query", "SELECT * FROM ... WHERE {self._options.key} IS NOT NULL")',
                 is_running=True,
@@ -276,8 +277,8 @@ class JdbcStream:
         if rows > last.rows:
             first = "the beginning" if last.low is None else last.low.text
             raise self._went_back(
-                f"{rows - last.rows} row(s) with keys after {first} up to "
-                f"{last.high.text} were added after these keys were read"
+                f"{plural(rows - last.rows, 'row')} with keys after {first} up to "
+                f"{last.high.text} appeared after these keys were read"
             )
 
     def _went_back(self, what: str) -> SourceFailure:

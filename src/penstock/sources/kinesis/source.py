@@ -8,6 +8,7 @@ from typing import Any
 from pyspark.sql import functions as F
 
 from penstock._model.flow import Flow
+from penstock._model.size import plural
 from penstock._model.spark_version import require_spark
 from penstock._observe.lag import source_view
 from penstock._observe.masking import shown
@@ -194,7 +195,7 @@ def lost_records(progress: Mapping[str, Any]) -> list[Loss]:
 def _loss(stream: str, shard: str, *, after: str | None = None, rows: int | None = None) -> Loss:
     text = f"{stream}/{shard}"
     if rows is not None:
-        text = f"{rows} row(s) of {text}"
+        text = f"{plural(rows, 'row')} of {text}"
     elif after:
         text = f"{text} after {after}"
     return Loss(text=text, body={"stream": stream, "shard": shard, "after": after, "rows": rows})
