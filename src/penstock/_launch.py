@@ -29,6 +29,7 @@ from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode, defer
 from penstock._graph.index import DefinitionIndex
 from penstock._graph.indexing import build_index
 from penstock._graph.replacing import with_windows
+from penstock._model.name import find_name
 from penstock._model.pipeline import EventHook, PipelineDefinition, PipelineSettings
 from penstock._observe.log import event_directory
 from penstock._project.databricks.notebook_globals import notebook_globals
@@ -87,9 +88,9 @@ class OpenPipeline:
 
     def flow(self, name: str) -> "FlowNode":
         """A flow by its name, in any case."""
-        for known, node in self.graph.flows.items():
-            if known.lower() == name.lower():
-                return node
+        known = find_name(name, self.graph.flows)
+        if known is not None:
+            return self.graph.flows[known]
         target = self.graph.datasets.get(self.index.flow_targets.get(name, ""))
         if target is not None and target.read_from is not None:
             raise deferred_error(self.graph, target)

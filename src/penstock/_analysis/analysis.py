@@ -293,7 +293,7 @@ class Analysis:
                     df,
                     flow,
                     dataset=None if dataset is None else dataset.declared,
-                    sink=None if dataset is not None else self.index.sinks.get(flow.target),
+                    sink=self.index.sinks.get(self.index.flow_targets.get(flow.name, "")),
                 )
             except DefinitionError as error:
                 if not self.keeps_refused:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from penstock._cli import options
+from penstock._model.name import find_name
 
 if TYPE_CHECKING:
     from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
@@ -113,16 +114,16 @@ def _explanation(settings: "PipelineSettings", dataset: str) -> dict[str, Any]:
     with options.stdout_to_stderr():
         graph, _ = plan_update(settings, UpdateOptions(), plan_texts=plans)
     node = graph.find(dataset)
-    if node is None and dataset not in graph.sinks:
+    key = find_name(dataset, graph.sinks) if node is None else node.key
+    if key is None:
         known = [*(each.display for each in graph.datasets.values()), *graph.sinks]
         raise typer.BadParameter(
             f"there is no dataset {dataset!r}; the datasets are {', '.join(known)}",
             param_hint="DATASET",
         )
-    key = dataset if node is None else node.key
     checkpoints = _checkpoints(settings)
     layout = layout_of(settings)
-    body: dict[str, Any] = {"version": 1, "name": dataset, "kind": "sink", "declared_at": None}
+    body: dict[str, Any] = {"version": 1, "name": key, "kind": "sink", "declared_at": None}
     if node is not None:
         stored = node.is_stored
         override = node.declared.path if stored else node.read_from

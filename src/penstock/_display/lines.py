@@ -17,7 +17,7 @@ from penstock._observe.events import (
     SourceProgress,
     UpdateProgress,
 )
-from penstock._observe.snapshot import rows_discarded, short_names
+from penstock._observe.snapshot import last_part, rows_discarded, short_names
 from penstock._observe.state import ObservedFlow, ObservedUpdate
 
 _PROGRESS_SECONDS = 10.0
@@ -146,10 +146,10 @@ class LinePrinter:
                 ]
             )
         kind = "sink" if origin.sink_name else datasets[target].kind if target in datasets else ""
-        label = f"{kind} {self._short.get(target, target.rpartition('.')[2])}".strip()
+        label = f"{kind} {self._short.get(target, last_part(target))}".strip()
         flow = origin.flow_name
         is_its_own = f".{target}".lower().endswith(f".{flow}".lower())
-        return label if is_its_own else f"{label} (flow {flow.rpartition('.')[2]})"
+        return label if is_its_own else f"{label} (flow {last_part(flow)})"
 
     def _print(self, event: Event, text: str, *, is_error: bool = False) -> None:
         if self._quiet and not is_error:

@@ -11,6 +11,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from penstock._execution.flow_state import StateStore
+from penstock._model.name import find_name
 from penstock._tables.layout import StorageLayout
 from penstock.errors import PlanError
 
@@ -46,6 +47,7 @@ def read_flow(
     limit: int,
 ) -> tuple[StateSection, ...]:
     """All sections of a flow's checkpoint; `FLOW_NEVER_RAN` or `FLOW_WITHOUT_STATE` if none."""
+    flow = find_name(flow, store.names("flows")) or flow
     known = store.flow(flow)
     if known is None or known.stateful_operators is None:
         raise PlanError(

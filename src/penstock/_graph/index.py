@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from penstock._model.dataset import Dataset, Sink
 from penstock._model.flow import Flow
-from penstock._model.name import DatasetName, comparable_parts, resolve_name
+from penstock._model.name import DatasetName, comparable_parts, find_name, resolve_name
 from penstock._model.pipeline import DEFAULT_CATALOG, DEFAULT_SCHEMA
 from penstock._model.similar import nearest
 from penstock.errors import DefinitionError, PenstockError
@@ -84,9 +84,10 @@ class DefinitionIndex:
         for name in names:
             shown = (item for key, item in self.datasets.items() if self.display(key) == name)
             dataset = self.find(name) or next(shown, None)
-            if dataset is None and name not in self.sinks:
+            key = find_name(name, self.sinks) if dataset is None else dataset.name.key
+            if key is None:
                 return None
-            keys.add(name if dataset is None else dataset.name.key)
+            keys.add(key)
         return frozenset(keys) or None
 
     def depends_on(self, flow: Flow) -> frozenset[str]:

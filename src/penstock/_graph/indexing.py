@@ -16,7 +16,7 @@ from penstock._graph.replacing import check_alone, replaces_rows
 from penstock._model.dataset import Dataset, DatasetKind, LateRows, Sink
 from penstock._model.expectation import OnViolation
 from penstock._model.flow import Flow
-from penstock._model.name import DatasetName, comparable_parts, resolve_name
+from penstock._model.name import DatasetName, comparable_parts, find_name, resolve_name
 from penstock._model.paths import PathMap, canonical_path, real_path
 from penstock._model.pipeline import PipelineDefinition, PipelineSettings
 from penstock.errors import DefinitionError, PenstockError
@@ -200,8 +200,8 @@ class _Indexing:
         key = self._key_of(flow.target)
         if key in self._names:
             return key
-        if flow.target in self._sinks:
-            return flow.target
+        if (sink := find_name(flow.target, self._sinks)) is not None:
+            return sink
         wanted = comparable_parts(flow.target)
         longer = [
             (known, name)

@@ -1,6 +1,7 @@
 """Names of datasets: as the user writes them, and resolved against the pipeline's defaults."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
@@ -36,6 +37,17 @@ def comparable_parts(text: str) -> tuple[str, ...] | None:
     except ValueError:
         return None
     return parts[1:] if len(parts) > 1 and parts[0] == "live" else parts
+
+
+def find_name(text: str, names: Iterable[str]) -> str | None:
+    """The declared name of a flow or sink, also if written in another case or without backticks."""
+    known, wanted = tuple(names), plain_name(text)
+    return text if text in known else next((n for n in known if plain_name(n) == wanted), None)
+
+
+def plain_name(text: str) -> str:
+    """A name for comparing; the shell would need quotes around backticks."""
+    return text.replace("`", "").lower()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from penstock._model.name import path_segment
+from penstock._model.name import path_segment, plain_name
 from penstock._model.paths import local_path, storage_key
 from penstock._model.pipeline import PIPELINES, EventLogSettings, PipelineSettings
 from penstock._observe.codec import (
@@ -203,9 +203,9 @@ def _accepts(
     if event_type is not None and event.get("event_type") != event_type:
         return False
     if dataset is not None:
-        wanted = dataset.lower()
+        wanted = plain_name(dataset)
         origin = event.get("origin", {})
-        names = [origin.get(key, "").lower() for key in ("dataset_name", "sink_name")]
+        names = [plain_name(origin.get(key, "")) for key in ("dataset_name", "sink_name")]
         if not any(name == wanted or name.endswith(f".{wanted}") for name in names):
             return False
     if level is not None:

@@ -1,5 +1,6 @@
 """An immutable view of an update for the terminal and the dashboard."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -180,6 +181,10 @@ def short_names(names: list[str]) -> dict[str, str]:
     }
 
 
+def last_part(name: str) -> str:
+    return _endings(name)[0]
+
+
 def _endings(name: str) -> list[str]:
-    parts = name.split(".")
+    parts = re.split(r"\.(?=(?:[^`]*`[^`]*`)*[^`]*$)", name)  # not within backticks
     return [".".join(parts[start:]) for start in range(len(parts) - 1, -1, -1)]

@@ -8,6 +8,7 @@ from penstock._graph.index import nearest_name
 from penstock._graph.replacing import replaces_rows
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow, OutputMode
+from penstock._model.name import find_name
 from penstock._model.trigger import Trigger, TriggerKind
 from penstock._plan.registration import registered_names
 from penstock._plan.remarks import left_behind, notes_on, warnings_on
@@ -115,8 +116,7 @@ def make_plan(
     runs = [
         _run_step(graph, flow, selected, reset, options.continuous, conf)
         for flow in graph.flows.values()
-        if (flow.target in selected)
-        or (flow.target in graph.sinks and (sinks_too or flow.target in options.refresh))
+        if flow.target in selected or (flow.target in graph.sinks and sinks_too)
     ]
     return Plan(
         resets=resets,
@@ -138,14 +138,16 @@ def _select(graph: DataflowGraph, names: Iterable[str], *, is_reset: bool = Fals
         if node is not None and node.is_stored:
             keys.add(node.key)
             continue
-        if name in graph.sinks and is_reset and node is None:
+        sink = find_name(name, graph.sinks) if node is None else None
+        if sink is not None and is_reset:
             raise PlanError(
                 "SINK_NOT_RESETTABLE",
-                f"{name!r} is a sink: its data is outside of the pipeline and cannot be reset",
-                origin=graph.sinks[name].origin,
+                f"{sink!r} is a sink: its data is outside of the pipeline and cannot be reset",
+                origin=graph.sinks[sink].origin,
                 hint="to write everything again, rename its flow, which starts a new checkpoint",
             )
-        if name in graph.sinks:
+        if sink is not None:
+            keys.add(sink)
             continue
         if node is not None and node.read_from is not None:
             raise deferred_error(graph, node)

@@ -204,12 +204,15 @@ def test_flow_target_may_be_a_table_or_a_sink(draft):
     draft.sink("out")
     draft.append_flow("to_table", "live.all_orders")
     draft.append_flow("to_sink", "out")
+    draft.append_flow("to_same_sink", "`OUT`")
     index = draft.index()
     assert conditions(index) == []
     assert dict(index.flow_targets) == {
         "to_table": "spark_catalog.default.all_orders",
         "to_sink": "out",
+        "to_same_sink": "out",
     }
+    assert index.select(["`Out`"]) == {"out"}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 import pytest
 
-from penstock._model.name import DatasetName, resolve_name, split_name
+from penstock._model.name import DatasetName, find_name, resolve_name, split_name
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,15 @@ def test_missing_name_parts_are_filled_with_the_defaults(name, full):
 def test_name_with_too_many_parts_or_none_is_refused(name):
     with pytest.raises(ValueError, match="dataset name"):
         resolve_name(name, catalog="main", schema="bronze")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("ids.of orders", "`ids.of orders`"), ("OUT", "out"), ("`out`", "out"), ("Out", "Out")],
+)
+def test_name_of_a_flow_is_found_without_backticks_and_in_any_case(text, name):
+    assert find_name(text, ["out", "Out", "`ids.of orders`"]) == name
+    assert find_name("others", ["out"]) is None
 
 
 def test_names_that_differ_only_in_case_have_the_same_key():

@@ -13,7 +13,7 @@ from penstock._observe.events import (
     FlowStatus,
     UpdateState,
 )
-from penstock._observe.snapshot import DatasetView, short_names, update_view
+from penstock._observe.snapshot import DatasetView, last_part, short_names, update_view
 from penstock._observe.state import ObservedUpdate
 
 START = datetime(2026, 3, 4, 12, 0, tzinfo=UTC)
@@ -204,6 +204,7 @@ def test_display_names_are_as_short_as_possible() -> None:
         "plain": "plain",
     }
     assert short_names(["a.orders", "orders"])["a.orders"] == "a.orders"
+    assert last_part("s.`order lines.csv`") == "`order lines.csv`"
 
 
 def test_metrics_of_a_view_are_those_of_its_last_refresh() -> None:

@@ -109,8 +109,9 @@ def test_only_selected_tables_run(shop):
     assert plan.runs[1].upstream == (key("silver"),)
 
 
-def test_only_the_sink_runs_when_a_sink_is_selected(shop):
-    plan = plan_of(shop, refresh=("out",))
+@pytest.mark.parametrize("name", ["out", "`Out`"])
+def test_only_the_sink_runs_when_a_sink_is_selected(shop, name):
+    plan = plan_of(shop, refresh=(name,))
     assert [step.flow for step in plan.runs] == ["publish"]
     assert plan.tables == ()
     assert len(plan.excluded) == 4

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from penstock._model.name import path_segment, segment_name
+from penstock._model.name import find_name, path_segment, segment_name
 from penstock._model.pipeline import PipelineSettings
 from penstock._tables.commits import lines_of
 from penstock._tables.files import StorageFiles, local_path
@@ -125,7 +125,8 @@ def checkpoints(settings: PipelineSettings, flow: str | None = None) -> list[Che
     ]
     if flow is not None:
         known = sorted({checkpoint.flow for checkpoint in result})
-        result = [checkpoint for checkpoint in result if checkpoint.flow.lower() == flow.lower()]
+        name = find_name(flow, known)
+        result = [checkpoint for checkpoint in result if checkpoint.flow == name]
         if not result:
             raise SpecError(
                 "CHECKPOINT_NOT_FOUND",
