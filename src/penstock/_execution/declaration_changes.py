@@ -45,7 +45,7 @@ def flow_differences(
     """
     is_view = now.kind == "materialized view"
     if before.target != now.target:
-        yield Difference(Need.REBUILD, f"flow {flow} wrote to {before.display} before", flow)
+        yield Difference(Need.FULL_REFRESH, f"flow {flow} wrote to {before.display} before", flow)
         return
     if before.kind != now.kind:
         need = Need.UPDATE if is_view else Need.FULL_REFRESH
