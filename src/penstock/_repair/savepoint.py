@@ -155,6 +155,10 @@ def _flow(
         raise _not_possible(node, "has an unfinished replay of its quarantine", hint)
     checkpoint = layout.checkpoint_path(name, state.epoch)
     planned, finished = (batches(files, checkpoint, kind)[-1:] for kind in ("offsets", "commits"))
+    if finished > planned:
+        hint = f"penstock checkpoint doctor {name}"
+        reason = f"has a checkpoint without the offsets of finished micro-batch {finished[0]}"
+        raise _not_possible(node, reason, hint)
     if planned != finished:
         hint = "a triggered update, `penstock run`, finishes it"
         raise _not_possible(node, f"has not finished micro-batch {planned[0]}", hint)
