@@ -161,6 +161,8 @@ class ProcessControl:
             self._note("stop now" if now else "stop")
             try:
                 os.kill(int(holder["pid"]), signal.SIGTERM)
+            except ProcessLookupError:
+                pass  # it has ended; its JVM may hold the lease a little longer
             except OSError as error:
                 raise _refused(f"the signal was refused: {error.strerror}") from error
             self._stop_requested = _identity(holder)

@@ -204,18 +204,24 @@ def stop(
     control = ProcessControl(settings, requester="by penstock stop")
     pause, deadline = threading.Event(), time.monotonic() + timeout
     was_running = is_running = control.state()["runs"] is not None
+    line = "no update is running"
     if is_running:
         status = status_of(settings)
         is_stopping = status is not None and status["state"] == "STOPPING"
-        if now or not is_stopping:
-            control.stop()
-        if now and not is_stopping:
-            with suppress(SetupError):  # it has ended
-                control.stop(now=True)
+        line = "stopped"
+        try:
+            if now or not is_stopping:
+                control.stop()
+            if now and not is_stopping:
+                with suppress(SetupError):  # it has ended
+                    control.stop(now=True)
+        except SetupError:
+            if control.state()["runs"] is not None:
+                raise
+            line = "the update had already ended"
     while is_running and time.monotonic() < deadline:
         pause.wait(_POLL_SECONDS)
         is_running = control.state()["runs"] is not None
-    line = "stopped" if was_running else "no update is running"
     if is_running:
         line = f"still running after {timeout:g} s; --now interrupts its micro-batches"
     options.show(output, {"was_running": was_running, "is_running": is_running}, [line])

@@ -173,6 +173,13 @@ def test_stop_ends_the_running_update_and_waits_for_it(settings, holder, capsys)
     assert json.loads(capsys.readouterr().out) == {"was_running": False, "is_running": False}
 
 
+def test_stop_succeeds_when_the_update_ends_at_that_moment(settings, monkeypatch, capsys):
+    holders = iter([{"pid": 1, "host": "here"}, None, None, None])
+    monkeypatch.setattr(ProcessControl, "_holder", lambda _: next(holders))
+    assert main(["stop", str(settings.root), "--storage", settings.storage]) == 0
+    assert capsys.readouterr().out == "the update had already ended\n"
+
+
 @pytest.mark.parametrize(
     "holder", [{"command": "penstock migrate", **NOT_STOPPABLE}], indirect=True
 )
