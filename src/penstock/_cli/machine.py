@@ -34,17 +34,22 @@ app.add_typer(_broker, name="broker", no_args_is_help=True)
 @app.command("doctor", epilog="Examples: penstock doctor | penstock doctor --output json")
 def doctor(
     storage: Annotated[
-        Path | None,
-        typer.Option("--storage", help="Storage folder to check; default: the current folder."),
+        str | None,
+        typer.Option("--storage", help="Storage to check; default: that of the project."),
     ] = None,
     output: options.Output = "text",
 ) -> int:
     """Check whether this machine can run pipelines; exit code 3 and fixes if it cannot."""
     from penstock._local.doctor import CheckState, check_metastore, run_checks
 
-    checks = run_checks(storage if storage is not None else Path.cwd())
-    address = _metastore_address()
-    if address is not None:
+    settings = _project_settings()
+    if storage is None:
+        storage = str(Path.cwd()) if settings is None else settings.storage
+    checks = run_checks(storage)
+    if settings is not None and settings.metastore is not None:
+        from penstock._spark.hive import metastore_address
+
+        address = metastore_address(settings.metastore.options, settings.storage)
         checks.append(check_metastore(address))
     if output == "json":
         options.print_json([asdict(check) for check in checks])
@@ -57,16 +62,11 @@ def doctor(
     return exit_codes.ENVIRONMENT if has_failed else exit_codes.OK
 
 
-def _metastore_address() -> str | None:
-    """Where the project of the current folder registers its tables."""
+def _project_settings() -> "PipelineSettings | None":
     from penstock._project.spec import load_settings
-    from penstock._spark.hive import metastore_address
 
     try:
-        settings = load_settings(Path.cwd())
-        if settings.metastore is None:
-            return None
-        return metastore_address(settings.metastore.options, settings.storage)
+        return load_settings(Path.cwd())
     except SpecError:  # reported by the commands that need the settings
         return None
 

@@ -18,6 +18,8 @@ from penstock._local.broker_files import free_ports
 from penstock._local.jars import JarState, verify
 from penstock._local.java import require_java
 from penstock._local.lock import cache_directory, load_lock
+from penstock._model.paths import local_path
+from penstock._model.size import plural
 from penstock._model.spark_version import (
     fix_of,
     installed_version,
@@ -50,7 +52,7 @@ class Check:
     fix: str = ""
 
 
-def run_checks(storage: Path) -> list[Check]:
+def run_checks(storage: str | Path) -> list[Check]:
     """Check all requirements of a pipeline, without a JVM or network."""
     python = _ok("Python", platform.python_version())  # an older one cannot import this module
     checks = [python, check_java(), check_spark(), check_package("pandas")]
@@ -103,7 +105,7 @@ def check_jars(name: str) -> Check:
             return _warn(label, detail + ", optional", fix)
         return _fail(label, detail, fix)
     megabytes = sum(status.jar.size for status in statuses) / 1e6
-    return _ok(label, f"{len(statuses)} jars, {megabytes:.1f} MB")
+    return _ok(label, f"{plural(len(statuses), 'jar')}, {megabytes:.1f} MB")
 
 
 def check_metastore(address: str) -> Check:
@@ -125,8 +127,11 @@ def check_ports() -> Check:
     return _ok("loopback ports", "free ports on 127.0.0.1")
 
 
-def check_storage(storage: Path) -> Check:
-    existing = storage.absolute()
+def check_storage(storage: str | Path) -> Check:
+    path = local_path(str(storage))
+    if path is None:
+        return _ok("storage", f"{storage} is not on this machine, and not checked")
+    existing = path.absolute()
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     try:
@@ -136,10 +141,10 @@ def check_storage(storage: Path) -> Check:
     except OSError as error:
         return _fail(
             "storage",
-            f"{storage} cannot be written: {error.strerror or error}",
+            f"{path} cannot be written: {error.strerror or error}",
             "make the folder writable, or name another one with --storage",
         )
-    detail = f"{storage}, {free / 1e9:.1f} GB free"
+    detail = f"{path}, {free / 1e9:.1f} GB free"
     if free < _LOW_DISK_BYTES:
         return _warn("storage", detail, "free some disk space")
     return _ok("storage", detail)

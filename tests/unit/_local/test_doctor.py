@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock._local import broker_files, doctor
-from penstock._local.doctor import CheckState, check_metastore, run_checks
+from penstock._local.doctor import CheckState, check_metastore, check_storage, run_checks
 from penstock._local.jars import sync
 from penstock._local.lock import JarLock
 
@@ -26,6 +26,12 @@ def test_failed_checks_have_a_fix(
     assert checks["jars: first"].fix == "penstock jars sync --set first"
     assert [c.name for c in checks.values() if c.state is not CheckState.OK and not c.fix] == []
     assert not cache.exists()
+
+
+def test_disk_of_this_machine_is_not_checked_when_the_storage_is_remote() -> None:
+    check = check_storage("s3a://lake/shop")
+    assert check.state is CheckState.OK
+    assert check.detail == "s3a://lake/shop is not on this machine, and not checked"
 
 
 def test_checks_are_ok_after_jars_sync(
