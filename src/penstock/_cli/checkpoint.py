@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock._cli import exit_codes, options
-from penstock._cli.tables import print_table
+from penstock._cli.tables import print_table, shown_id
 from penstock._display.text import size
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def list_all(*, project: options.ReadOptions, output: options.Output = "text") -
         [
             (
                 checkpoint.flow,
-                checkpoint.epoch,
+                shown_id(checkpoint.epoch),
                 "yes" if checkpoint.is_current else "no",
                 _number(checkpoint.last_planned),
                 _number(checkpoint.last_finished),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock._cli import exit_codes, options
-from penstock._cli.status import has_failed, no_update
-from penstock._cli.tables import print_table
+from penstock._cli.status import failed_flows, has_failed, no_update, shown_state
+from penstock._cli.tables import is_narrow, print_table
 from penstock._display.text import seconds
 
 if TYPE_CHECKING:
@@ -35,18 +35,19 @@ def list_pipelines(*, project: options.StatusOptions, output: options.Output = "
         print(f"no pipeline has written to {settings.storage}", file=sys.stderr)
         return
     heads = ("pipeline", "state", "since", "time", "rows", "runs on", "folder")
+    shown = len(heads) - is_narrow()
     print_table(
-        heads,
+        heads[:shown],
         [
             (
                 row["pipeline"],
-                row["state"] or "-",
+                shown_state(row["state"] or "-", row["failed_flows"]),
                 row["since"] or "-",
                 seconds(row["seconds"]),
                 f"{row['rows']:,}",
                 row["host"] or "-",
                 row["folder"],
-            )
+            )[:shown]
             for row in rows
         ],
         right=("time", "rows"),
@@ -65,6 +66,7 @@ def _row(settings: "PipelineSettings") -> dict[str, Any] | None:
         "update_id": status["update_id"],
         # An update whose process was killed has written no other state.
         "state": status["state"] if status["is_alive"] or status["has_ended"] else "FAILED",
+        "failed_flows": failed_flows(status),
         "since": status["since"],
         "seconds": status["seconds"],
         "rows": sum(flow["rows"] for flow in status["flows"]),

@@ -12,14 +12,14 @@ import typer
 
 from penstock._cli import exit_codes, options
 from penstock._cli.masked_output import print_as_is
-from penstock._cli.tables import print_table
+from penstock._cli.tables import WIDE, print_table, shown_id
 from penstock._display.terminal import detect
 from penstock._display.text import printable, seconds, size
+from penstock._model.name import find_name
 from penstock._model.size import plural
 
 _WATCH_SECONDS = 1.0
 _SHOWN_LOSS_SECONDS = 86_400.0
-_WIDE = 110
 _WIDE_ONLY = ("batch", "in/s", "state rows")
 """Columns of the table of flows that narrower terminals do not show."""
 
@@ -74,7 +74,7 @@ def history(
         [
             (
                 str(row["started"]),
-                str(row["update_id"]),
+                shown_id(row["update_id"]),
                 str(row["state"] or "-"),
                 seconds(row["seconds"]),
                 str(row["error"] or "-"),
@@ -209,7 +209,17 @@ def no_update(name: str, update: str) -> Exception:
 def has_failed(body: Mapping[str, Any]) -> bool:
     if body["state"] == "FAILED" or not (body["is_alive"] or body["has_ended"]):
         return True
-    return any(flow["state"] == "FAILED" for flow in body["flows"])
+    return failed_flows(body) > 0
+
+
+def failed_flows(body: Mapping[str, Any]) -> int:
+    return sum(flow["state"] == "FAILED" for flow in body["flows"])
+
+
+def shown_state(state: str, failed: int) -> str:
+    """The other flows of a continuous update run on when one has failed."""
+    is_final = state in ("FAILED", "COMPLETED", "CANCELED")
+    return state if is_final or not failed else f"{state}, {plural(failed, 'flow')} failed"
 
 
 def _rendered(
@@ -217,7 +227,8 @@ def _rendered(
 ) -> str:
     shown = dict(body)
     if flow is not None:
-        shown["flows"] = [each for each in body["flows"] if each["flow"] == flow]
+        name = find_name(flow, [each["flow"] for each in body["flows"]])
+        shown["flows"] = [each for each in body["flows"] if each["flow"] == name]
         if not shown["flows"]:
             names = ", ".join(each["flow"] for each in body["flows"]) or "(none yet)"
             raise typer.BadParameter(
@@ -242,7 +253,7 @@ def _rendered(
 
 
 def _head(body: Mapping[str, Any]) -> Iterator[str]:
-    state = body["state"] or "STARTING"
+    state = shown_state(body["state"] or "STARTING", failed_flows(body))
     if not (body["is_alive"] or body["has_ended"]):
         state = f"{state}, but its process no longer exists"
     mode = "continuous" if body["continuous"] else "triggered"
@@ -273,7 +284,7 @@ def _print_flows(flows: list[dict[str, Any]], width: int | None) -> None:
                 f"{flow['quarantined']:,}",
             )
         )
-    is_narrow = width is not None and width < _WIDE
+    is_narrow = width is not None and width < WIDE
     shown = [at for at, head in enumerate(heads) if not (is_narrow and head in _WIDE_ONLY)]
     print_table(
         [heads[at] for at in shown],
@@ -348,7 +359,7 @@ def _details(flow: Mapping[str, Any]) -> Iterator[str]:
     yield f"flow {flow['flow']} into {flow['target']}: {flow['state']} since {flow['since'] or '?'}"
     discarded = rows_discarded(flow["dropped"], flow["quarantined"])
     yield (
-        f"{flow['batches']:,} batches, {plural(flow['rows'], 'row')}, "
+        f"{plural(flow['batches'], 'batch')}, {plural(flow['rows'], 'row')}, "
         f"{flow['quarantined']:,} quarantined, {discarded:,} dropped, "
         f"{flow['late_rows']:,} late"
     )

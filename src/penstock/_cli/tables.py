@@ -3,7 +3,21 @@
 import sys
 from collections.abc import Iterable, Sequence
 
+WIDE = 110
+"""From this width on, a terminal shows all columns, and ids in full."""
 _UNBOUNDED = 1_000_000
+_SHORT_ID = 8
+
+
+def is_narrow() -> bool:
+    from penstock._display.terminal import detect
+
+    return sys.stdout.isatty() and detect(sys.stdout).width < WIDE
+
+
+def shown_id(text: str) -> str:
+    """An id; in a narrow terminal only its first characters, which commands accept."""
+    return text[:_SHORT_ID] if is_narrow() else text
 
 
 def print_table(

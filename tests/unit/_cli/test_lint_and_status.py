@@ -10,6 +10,7 @@ import pytest
 from made_events import flow_progress, stream_progress, update_progress
 
 from penstock._cli.main import main
+from penstock._cli.tables import shown_id
 from penstock._observe.events import (
     ErrorInfo,
     EventOrigin,
@@ -195,6 +196,32 @@ def test_history_has_the_state_of_each_update(project: Path, capsys: pytest.Capt
     text = capsys.readouterr().out
     assert "9f" in text
     assert "8c1f" not in text
+
+
+def test_a_running_update_with_a_failed_flow_is_not_listed_as_healthy(
+    project: Path, capsys: pytest.CaptureFixture[str]
+):
+    origin = EventOrigin(pipeline_name="shop", update_id="9f", flow_name="a")
+    info = ErrorInfo(condition="FLOW_FAILED", class_name="FlowError", message="no")
+    log = EventLog(project / "events")
+    log(update_progress(replace(origin, flow_name=""), UpdateState.RUNNING, ""))
+    log(flow_progress(replace(origin, dataset_name="c.s.a"), FlowStatus.FAILED, "", error=info))
+    log.close()
+    with Lease.acquire(pipeline_lease_path(str(project)), holder={"update": "9f"}):
+        assert main(["list", "--output", "json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)
+        assert (row["state"], row["failed_flows"]) == ("RUNNING", 1)
+        assert main(["list"]) == 0
+        assert "RUNNING, 1 flow failed" in capsys.readouterr().out
+        assert main(["status"]) == 1
+        assert "pipeline shop: RUNNING, 1 flow failed since" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("columns", "shown"), [("80", "4bf287ac"), ("110", "4bf287ac8a1b4b94")])
+def test_ids_are_shortened_in_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, columns, shown):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
+    assert shown_id("4bf287ac8a1b4b94") == shown
 
 
 def test_status_fails_when_the_update_failed(project: Path, capsys: pytest.CaptureFixture[str]):

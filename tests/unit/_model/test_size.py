@@ -1,6 +1,6 @@
 import pytest
 
-from penstock._model.size import parse_bytes
+from penstock._model.size import parse_bytes, plural
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,11 @@ from penstock._model.size import parse_bytes
 )
 def test_size_is_parsed_with_or_without_a_unit(value: str, size: int):
     assert parse_bytes(value) == size
+
+
+def test_noun_has_the_plural_of_its_number():
+    assert [plural(number, "row") for number in (0, 1, 1234)] == ["0 rows", "1 row", "1,234 rows"]
+    assert plural(2, "micro-batch") == "2 micro-batches"
 
 
 @pytest.mark.parametrize("value", ["", "mb", "-1", "10 miles", "1 k b"])

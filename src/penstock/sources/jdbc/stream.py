@@ -240,7 +240,7 @@ class JdbcStream:
         if int(rows or 0):
             raise SourceFailure(
                 "JDBC_KEY_NULL",
-                f"{self._options.key} is NULL in {plural(int(rows), 'row')} of "
+                f"{self._options.key} is NULL in {plural(int(rows or 0), 'row')} of "
                 f"{self._options.place}: the stream would never read them",
                 "give them a key and make the column NOT NULL; to leave them out, read "
                 f'.option("query", "SELECT * FROM ... WHERE {self._options.key} IS NOT NULL")',
