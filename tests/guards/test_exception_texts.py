@@ -97,3 +97,11 @@ def test_no_py4j_text_remains_in_a_message(text: str, line: str):
 
 def test_exception_without_a_message_is_named():
     assert first_line(ValueError()) == "ValueError"
+
+
+def test_exception_whose_text_the_jvm_cannot_send_has_a_message():
+    class GoneError(Exception):
+        def __str__(self) -> str:
+            raise ConnectionRefusedError
+
+    assert first_line(GoneError()) == "the JVM of Spark did not answer"

@@ -18,7 +18,10 @@ def first_line(error: BaseException | str) -> str:
 
     Every message that quotes an exception of the JVM is made here.
     """
-    text = str(error).strip()
+    try:
+        text = str(error).strip()
+    except Exception:  # Py4J gets the text from the JVM, which may have ended
+        return _NO_ANSWER
     if not text:
         return "unknown" if isinstance(error, str) else type(error).__name__
     if call := _CALL.match(text):
