@@ -92,6 +92,9 @@ def test_commands_work_when_the_storage_is_not_local(
     assert checkpoint["damaged"] == {}
     code, text = command("checkpoint", "inspect", "silver", "--output", "json")
     assert (code, json.loads(text)["path"]) == (0, checkpoint["path"])
+    code, text = command("explain", "silver", "--output", "json")
+    shown = json.loads(text[text.index("{") :])["flows"][0]["checkpoint"]
+    assert (code, shown["path"], shown["last_batch"]) == (0, checkpoint["path"], 0)
     code, text = command("checkpoint", "inspect", "sliver")
     assert code == 2
     assert f"no checkpoint below {storage}/checkpoints" in text

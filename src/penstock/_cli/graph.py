@@ -100,7 +100,7 @@ def explain(
     """Describe a dataset: its queries, expectations, state and columns; nothing runs.
 
     Also prints its checkpoints and, for a materialized view, the technique of its last refresh and
-    the reason, if the storage is on this machine.
+    the reason.
     """
     body = _explanation(project.settings(), dataset)
     options.show(output, body, _lines(body))
@@ -121,7 +121,6 @@ def _explanation(settings: "PipelineSettings", dataset: str) -> dict[str, Any]:
             f"there is no dataset {dataset!r}; the datasets are {', '.join(known)}",
             param_hint="DATASET",
         )
-    checkpoints = _checkpoints(settings)
     layout = layout_of(settings)
     body: dict[str, Any] = {"version": 1, "name": key, "kind": "sink", "declared_at": None}
     if node is not None:
@@ -139,7 +138,13 @@ def _explanation(settings: "PipelineSettings", dataset: str) -> dict[str, Any]:
             "last_refresh": _last_refresh(settings, node.key),
         }
     body["flows"] = [
-        _flow(name, flow, graph, plans.get(name, ""), checkpoints.get(name))
+        _flow(
+            name,
+            flow,
+            graph,
+            plans.get(name, ""),
+            _checkpoint(settings, name) if flow.analysis.is_streaming else None,
+        )
         for name, flow in graph.flows.items()
         if flow.target == key
     ]
@@ -211,22 +216,22 @@ def _flow(
     }
 
 
-def _checkpoints(settings: "PipelineSettings") -> dict[str, dict[str, Any]]:
+def _checkpoint(settings: "PipelineSettings", flow: str) -> dict[str, Any] | None:
+    from penstock._repair.reading import readable_storage
     from penstock._tables.read.checkpoint_files import checkpoints
     from penstock.errors import PenstockError
 
     try:
-        listed = checkpoints(settings)
-    except PenstockError:  # the storage is on another machine or does not exist yet
-        return {}
+        with readable_storage(settings, flow=flow) as readable:
+            newest = checkpoints(readable.settings, flow)[0]
+    except PenstockError:  # it has none yet, or the storage cannot be read
+        return None
+    if not (newest.is_current and newest.exists):
+        return None
     return {
-        checkpoint.flow: {
-            "path": str(checkpoint.path),
-            "last_batch": checkpoint.last_finished,
-            "state_bytes": sum(part.size for part in checkpoint.state),
-        }
-        for checkpoint in listed
-        if checkpoint.is_current and checkpoint.exists
+        "path": readable.shown(str(newest.path)),
+        "last_batch": newest.last_finished,
+        "state_bytes": sum(part.size for part in newest.state),
     }
 
 
