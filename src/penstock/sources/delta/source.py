@@ -133,8 +133,9 @@ class DeltaStream(OpenedSource):
                 "SOURCE_TABLE_REPLACED",
                 flow,
                 f"its checkpoint has read another table than {self.path}",
-                hint="the table was created again, or a target with `defer_to` reads it from "
-                f"another storage now: --full-refresh {flow.target} reads it from its start; "
+                hint="the table was created again, a target with `defer_to` reads it from another "
+                "storage now, or the query names its sources in another order than before: restore "
+                f"the order, or --full-refresh {flow.target} reads it from its start; "
                 f"{flow.sink_reset}",
             )
         return None
