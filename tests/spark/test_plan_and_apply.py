@@ -381,6 +381,37 @@ def test_apply_handles_new_unknown_and_impossible_changes(
     assert "bronz" in capsys.readouterr().err
 
 
+TARGETS = """
+dp.create_streaming_table("old")
+dp.create_streaming_table("new")
+
+
+@dp.append_flow(target="old")
+def stays():
+    return rows()
+
+
+@dp.append_flow(target="new")
+def joins():
+    return rows()
+
+
+@dp.append_flow(target="old")
+def moves():
+    return rows("second")
+"""
+
+
+def test_table_is_refreshed_when_a_flow_of_another_table_moves_to_it(tmp_path: Path, spark: Any):
+    project = Project(tmp_path, spark).source(TARGETS)
+    project.add("a.json", _rows(0)).add("b.json", _rows(30), "second").run()
+    project.source(TARGETS.replace('"old")\ndef moves', '"new")\ndef moves'))
+    (change,) = _plan(project).changes
+    assert (change.name, change.need.text) == ("new", "full refresh")
+    assert change.reasons == ("flow moves wrote to old before",)
+    assert change.flows == ("joins", "moves")
+
+
 PEOPLE = """
 @dp.table
 def bronze():

@@ -285,6 +285,11 @@ def test_impossible_savepoints_and_restores_are_refused(small: Project, capsys: 
     no_undo = _refused(_restore, project, "first")
     assert "--no-undo" in (no_undo.hint or "")
     project.run()
+    offsets = project.commits_folder("totals").with_name("offsets")
+    offsets.rename(offsets.with_name("lost"))
+    damaged = _refused(_create, project, "second")
+    assert "without the offsets of finished micro-batch 1" in damaged.message
+    offsets.with_name("lost").rename(offsets)
     (project.commits_folder("totals") / "1").unlink()
     unfinished = _refused(_create, project, "second")
     assert "has not finished micro-batch 1" in unfinished.message
