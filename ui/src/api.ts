@@ -19,6 +19,7 @@ export interface Summary {
   state: string;
   is_over: boolean;
   is_gone: boolean;
+  failed_flows: number;
   continuous: boolean;
   full_refresh: boolean;
   error: Failure | null;

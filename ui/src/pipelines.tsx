@@ -36,6 +36,9 @@ export function Pipelines({ pipelines, problem }: { pipelines: Pipeline[] | null
                     {newest.is_over && newest.ended !== null && `, took ${seconds((newest.ended - newest.started) / 1000)}`}
                     {newest.continuous && ", continuous"}
                   </p>
+                  {newest.failed_flows > 0 && (
+                    <p class="bad-text">{newest.failed_flows === 1 ? "1 flow has failed" : `${newest.failed_flows} flows have failed`}</p>
+                  )}
                   {newest.error && newest.state === "FAILED" && <p class="bad-text">{newest.message}</p>}
                   <Dots pipeline={pipeline} />
                   <p class="muted small-text">

@@ -271,6 +271,15 @@ def read_status(settings: PipelineSettings, *, update: str = LATEST) -> dict[str
     return {**status_json(state), "process_id": None, "host": None}
 
 
+def failed_flows(directory: Path, update_id: str) -> int:
+    """How many flows of an update have failed; 0 if the status file is of another update."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        body = json.loads((directory.parent / "state" / _NAME).read_bytes())
+        if body["update_id"] == update_id:
+            return sum(flow["state"] == "FAILED" for flow in body["flows"])
+    return 0
+
+
 def writer_of(directory: Path) -> tuple[str, int] | None:
     """Update and process id that last wrote the status file of this event log.
 

@@ -14,7 +14,7 @@ from penstock._observe.events import Event
 from penstock._observe.masking import masked
 from penstock._observe.segments import LATEST, Segment, UpdateLog, is_command, updates
 from penstock._observe.state import ObservedUpdate
-from penstock._observe.status_file import writer_of
+from penstock._observe.status_file import failed_flows, writer_of
 from penstock._ui.model import UpdateModel
 from penstock._ui.ports import CodeOf, Control, Tables
 from penstock._ui.views import error_view
@@ -123,7 +123,8 @@ class UpdateSummary:
     """One update in the history; times are in milliseconds since the epoch.
 
     `ended` of an interrupted update is the time of its last event. `is_over`: a final state was
-    recorded; `is_gone`: its process is gone, or a later update has begun.
+    recorded; `is_gone`: its process is gone, or a later update has begun. `failed_flows` are
+    those of a running update.
     """
 
     update_id: str
@@ -133,6 +134,7 @@ class UpdateSummary:
     state: str
     is_over: bool
     is_gone: bool = False
+    failed_flows: int = 0
     continuous: bool
     full_refresh: bool
     error: dict[str, Any] | None
@@ -227,10 +229,12 @@ class Recording(WatchedLog):
             end = len(self._logs) if before is None else max(0, min(before, len(self._logs)))
             logs = self._logs[max(0, end - limit) : end]
             summaries = [self._summary(log) for log in reversed(logs)]
-            return [
-                each if each.is_over else replace(each, is_gone=self._is_gone(each.update_id))
-                for each in summaries
-            ]
+            return [each if each.is_over else self._unfinished(each) for each in summaries]
+
+    def _unfinished(self, summary: UpdateSummary) -> UpdateSummary:
+        if self._is_gone(summary.update_id):
+            return replace(summary, is_gone=True)
+        return replace(summary, failed_flows=failed_flows(self.directory, summary.update_id))
 
     def _is_gone(self, update: str) -> bool:
         """Whether a later update has begun, or the process, if of this machine, is gone."""

@@ -306,6 +306,9 @@ def test_update_is_interrupted_when_its_process_ended(tmp_path):
     assert not is_gone()
     status.write_text(json.dumps({"update_id": "u1", "process_id": os.getpid()}))
     assert not is_gone()
+    flows = [{"state": "FAILED"}, {"state": "RUNNING"}]
+    status.write_text(json.dumps({"update_id": "u1", "process_id": os.getpid(), "flows": flows}))
+    assert recording.history()[0].failed_flows == 1
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     status.write_text(json.dumps({"update_id": "u1", "process_id": ended.pid}))
