@@ -102,6 +102,8 @@ def test_every_shape_of_query_runs_again(tmp_path: Path):
     three_times(tmp_path, prepare)
     assert rows(tmp_path, "formatted") == [(1, 30), (2, 6)]
     assert rows(tmp_path, "updated") == [(1, 30.0), (2, 6.0)]
+    # A process that has started no query has no coordinator of state stores yet.
+    assert "2 of 2 entries" in penstock(tmp_path, "state", "show", "agg3")
 
 
 def add_copies(root: Path, number: int) -> None:

@@ -12,7 +12,7 @@ from update_project import ContinuousRun, Project
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
 from penstock._repair.reading import read_flow_state
-from penstock.errors import DefinitionErrors, PlanError
+from penstock.errors import CheckpointError, DefinitionErrors, PlanError
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("two_partitions")]
 
@@ -319,3 +319,7 @@ def sums():
         read_flow_state(settings, "plain", operator=None, limit=3)
     with pytest.raises(PlanError, match="no operator 7"):
         read_flow_state(settings, "sums", operator=7, limit=3)
+    for file in (project.root / ".penstock" / "checkpoints" / "sums").rglob("*.changelog"):
+        file.unlink()
+    with pytest.raises(CheckpointError, match="the state of flow 'sums' cannot be read"):
+        read_flow_state(settings, "Sums", operator=None, limit=3)

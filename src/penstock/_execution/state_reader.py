@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from penstock._execution.flow_state import StateStore
+from penstock._model.exception_text import first_line
 from penstock._model.name import find_name
 from penstock._tables.layout import StorageLayout
-from penstock.errors import PlanError
+from penstock.errors import CheckpointError, PlanError
 
 _JOIN = "symmetricHashJoin"
 _TIMERS = "timers"
@@ -58,7 +60,17 @@ def read_flow(
         )
     stateful = [line for line in known.stateful_operators if not line.startswith("source")]
     checkpoint = layout.checkpoint_path(flow, known.epoch)
-    states = tuple(_sections(spark, checkpoint, operator, limit)) if stateful else ()
+    # Creates the coordinator of state stores: without it, a store cannot be loaded (Spark 4.2).
+    _ = spark.streams
+    try:
+        states = tuple(_sections(spark, checkpoint, operator, limit)) if stateful else ()
+    except Exception as error:
+        raise CheckpointError(
+            "CHECKPOINT_UNUSABLE",
+            f"the state of flow {flow!r} cannot be read: {first_line(error)}",
+            flow=flow,
+            hint=f"`penstock checkpoint doctor {flow}` checks its files",
+        ) from error
     if not states:
         what = "keeps no state" if operator is None else f"has no operator {operator} with state"
         raise PlanError(
@@ -83,14 +95,15 @@ def _sections(
             # Options of one part must not reach the next.
             reader = spark.read.format("statestore").option("operatorId", number)
             df = reader.options(**options).load(checkpoint)
-            shown = df.drop("partition_id").limit(limit).toJSON().collect()
+            values = F.to_json(F.struct(*df.drop("partition_id").columns))
+            shown = df.select(values).limit(limit).collect()
             yield StateSection(
                 operator=number,
                 operator_name=name,
                 name=section,
                 batch_id=int(entry["maxBatchId"]),
                 total=df.count(),
-                rows=tuple(json.loads(str(text)) for text in shown),
+                rows=tuple(json.loads(row[0]) for row in shown),
             )
 
 
