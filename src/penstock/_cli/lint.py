@@ -11,7 +11,7 @@ from penstock._cli import exit_codes, options, reports
 from penstock._model.size import plural
 
 if TYPE_CHECKING:
-    from penstock._lint.finding import Finding
+    from penstock._lint.finding import Finding, Rule
     from penstock._lint.project import LintReport
 
 _VERSION = 1
@@ -53,7 +53,9 @@ def lint(
     Exit code 0 without findings, 1 with findings, 2 if the pipeline is invalid.
     """
     if explain is not None:
-        print("\n".join(_explanation(explain)))
+        rule = _rule(explain)
+        body = options.attributes(rule, "id", "name", "severity", "summary", "why", "fix", "page")
+        options.show("json" if output == "json" else "text", body, _explanation(rule))
         return exit_codes.OK
     from penstock._lint.project import lint_project
 
@@ -84,7 +86,7 @@ def _counts(finding: "Finding", fail_on: FailOn) -> bool:
     return fail_on != "never" and finding.rule.severity.rank >= Severity(fail_on).rank
 
 
-def _explanation(rule_id: str) -> Iterator[str]:
+def _rule(rule_id: str) -> "Rule":
     from penstock._lint.catalogue import RULES
 
     rule = RULES.get(rule_id.strip().upper())
@@ -93,6 +95,10 @@ def _explanation(rule_id: str) -> Iterator[str]:
             f"there is no rule {rule_id!r}: {next(iter(RULES))} to {list(RULES)[-1]}",
             param_hint="--explain",
         )
+    return rule
+
+
+def _explanation(rule: "Rule") -> Iterator[str]:
     yield f"{rule.id} {rule.name} ({rule.severity}): {rule.summary}"
     yield f"why: {rule.why}"
     yield f"fix: {rule.fix}"

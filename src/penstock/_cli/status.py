@@ -70,7 +70,7 @@ def history(
         print(f"pipeline {settings.name!r} has no recorded update", file=sys.stderr)
         return
     print_table(
-        ("started", "update", "state", "until then", "error"),
+        ("started", "update", "state", "duration", "error"),
         [
             (
                 str(row["started"]),
@@ -81,7 +81,7 @@ def history(
             )
             for row in rows
         ],
-        right=("until then",),
+        right=("duration",),
     )
 
 

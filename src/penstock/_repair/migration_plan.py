@@ -200,7 +200,8 @@ def steps_back(
 ) -> Iterator[str]:
     version, epoch = migration.old_version, migration.old["epoch"]
     yield f"{display} and its quarantine are restored: {display} to version {version}"
-    yield f"the flow continues with the checkpoint of epoch {epoch}, and reads later rows again"
+    yield f"the flow continues with the checkpoint of epoch {epoch}"
+    yield "it reads later rows again, as far as its sources still have them: this is not checked"
     yield "rows that a replay of quarantine, a backfill or other writers added since are lost"
     if not is_old_query:
         yield "its query is still the new one: revert the change before the next update"

@@ -105,6 +105,8 @@ def test_lint_fails_at_the_severity_of_fail_on(
 def test_lint_explains_a_rule(capsys: pytest.CaptureFixture[str]):
     assert main(["lint", "--explain", "psl501"]) == 0
     assert "three truth values" in capsys.readouterr().out
+    assert main(["lint", "--explain", "PSL501", "--output", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["id"] == "PSL501"
     assert main(["lint", "--explain", "PSL000"]) == 2
 
 
