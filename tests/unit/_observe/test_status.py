@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -265,7 +266,7 @@ def test_an_update_is_alive_while_its_lease_is_held(
     assert monitoring.status() is None
     log = EventLog(event_directory(settings(tmp_path)))
     for event in events(1):
-        log(event)
+        log(replace(event, timestamp=datetime(2026, 1, 1, tzinfo=UTC)))
     log.close()
     lease_path = pipeline_lease_path(tmp_path.as_uri())
     with Lease.acquire(lease_path, holder={"update": "8c1f"}):
@@ -275,6 +276,7 @@ def test_an_update_is_alive_while_its_lease_is_held(
     status = monitoring.status(tmp_path)
     assert status is not None
     assert (status["is_alive"], status["process_id"], status["state"]) == (False, None, "RUNNING")
+    assert status["seconds"] == 0  # until the last event
     with Lease.acquire(lease_path, holder={"update": "a later one"}):
         later = monitoring.status()
         assert later is not None
