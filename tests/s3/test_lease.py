@@ -113,7 +113,7 @@ def test_driver_that_was_suspended_longer_than_its_lease_commits_nothing(
     assert "LEASE_LOST" in events
     # The files of the commits are listed from the log, and merged.
     out = session.penstock(tmp_path / "third", "maintain")
-    assert "bronze: 3 files were compacted into 1" in out
+    assert "bronze: compacted 3 files into 1" in out
     tables = session("read", STORAGE)
     assert sorted(row["id"] for row in tables["bronze"]) == [n for n in range(300) if n % 10]
     assert sorted(row["id"] for row in tables["bronze_quarantine"]) == list(range(0, 300, 10))

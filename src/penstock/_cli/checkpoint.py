@@ -12,6 +12,7 @@ import typer
 from penstock._cli import exit_codes, options
 from penstock._cli.tables import print_table, shown_id
 from penstock._display.text import size
+from penstock._model.size import plural
 
 if TYPE_CHECKING:
     from penstock._tables.read.checkpoint_files import Checkpoint
@@ -97,7 +98,8 @@ def inspect(
         print(f"source {number}: {json.dumps(offset, ensure_ascii=False)}")
     for operator in body["state"]:
         print(
-            f"stateful operator {operator['operator']}: {operator['partitions']} partitions, "
+            f"stateful operator {operator['operator']}: "
+            f"{plural(operator['partitions'], 'partition')}, "
             f"newest version {_number(operator['version'])}, {size(operator['bytes'])}"
         )
     for key, value in body["conf"].items():

@@ -15,6 +15,7 @@ from penstock._cli import exit_codes, options, reports
 from penstock._cli.dashboard import WithDashboard, dashboard_beside
 from penstock._display.display import LogFormat
 from penstock._display.terminal import Output
+from penstock._model.size import plural
 from penstock.errors import PenstockError, SetupError
 
 if TYPE_CHECKING:
@@ -174,7 +175,9 @@ def dry_run(
         case "json":
             options.print_json(planned.to_dict())
         case "github":
-            print("\n".join([*reports.annotations(warned), f"{len(cases)} flows are planned"]))
+            print(
+                "\n".join([*reports.annotations(warned), f"{plural(len(cases), 'flow')} planned"])
+            )
         case "text":
             print(planned)
 

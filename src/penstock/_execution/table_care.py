@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock._model.pipeline import MaintenanceSettings
+from penstock._model.size import plural
 from penstock._observe.events import Event, EventOrigin, MaintenanceProgress
 from penstock._plan.maintenance import TableMaintenance
 from penstock._tables.delta_log import file_count
@@ -150,7 +151,7 @@ class TableCare:
         sums, self._sums = self._sums, _Sums()
         if not sums.runs:
             return []
-        text = f"{self.name}: {sums.metrics['files_removed']:,} files were compacted into "
+        text = f"{self.name}: compacted {plural(sums.metrics['files_removed'], 'file')} into "
         text += f"{sums.metrics['files_added']:,}"
         metrics = {**sums.metrics, "runs": sums.runs, "duration_ms": sums.milliseconds}
         return [self._event(OPTIMIZE, "COMPLETED", text, metrics=metrics, version=sums.version)]
@@ -201,7 +202,7 @@ class TableCare:
             return []
         columns = ", ".join(policy.z_order)
         removed, added = done.metrics["files_removed"], done.metrics["files_added"]
-        text = f"{self.name}: {removed:,} files were ordered by {columns} into {added:,}"
+        text = f"{self.name}: ordered {plural(removed, 'file')} by {columns} into {added:,}"
         metrics = {**done.metrics, "duration_ms": _milliseconds(started)}
         return [self._event(OPTIMIZE, "COMPLETED", text, metrics=metrics, version=done.version)]
 

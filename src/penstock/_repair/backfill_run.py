@@ -27,6 +27,7 @@ from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline
 from penstock._model.expectation import ROW
 from penstock._model.flow import OutputMode
+from penstock._model.size import plural
 from penstock._model.sql_text import quoted
 from penstock._observe.events import BackfillProgress, Event
 from penstock._repair.journal import Journal, Record
@@ -158,7 +159,7 @@ class BackfillRun:
                     source.check_range(self.plan.position, self.own, checkpoint, number)
                 write(batch, number)
                 self.counts.batches += 1
-                message = f"{self.counts.batches} batches of the range are committed"
+                message = f"{plural(self.counts.batches, 'batch')} of the range committed"
                 self.emit("batch", message, **asdict(self.counts))
                 kill_point(BATCH, self.plan.flow, number)
             except BaseException as error:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from penstock._execution.declaration_changes import Need
+from penstock._model.size import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,5 +104,5 @@ def plan_lines(plan: DeploymentPlan) -> list[str]:
 
 
 def _size(size: Size) -> str:
-    rows = "an unknown number of rows" if size.rows is None else f"{size.rows:,} rows"
-    return f"{rows}, {size.bytes:,} bytes"
+    rows = "an unknown number of rows" if size.rows is None else plural(size.rows, "row")
+    return f"{rows}, {plural(size.bytes, 'byte')}"

@@ -16,6 +16,7 @@ from penstock._execution.writers import Commit
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.pipeline import PipelineSettings
+from penstock._model.size import plural
 from penstock._observe.events import Event, MigrationProgress
 from penstock._repair.backfill import backfill_journal
 from penstock._repair.journal import Journal, Record, recording
@@ -279,7 +280,7 @@ class _Run:
         if migration.stage == BUILDING:
 
             def on_batch(batches: int, rows: int) -> None:
-                emit("batch", f"{batches} batches are committed", batches=batches, rows=rows)
+                emit("batch", f"{plural(batches, 'batch')} committed", batches=batches, rows=rows)
 
             position = dict(migration.position)
             shadow.build(position, origin=record.flow, emit=record.emit, on_batch=on_batch)

@@ -9,6 +9,7 @@ from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._launch import OpenPipeline
 from penstock._model.pipeline import PipelineSettings
+from penstock._model.size import plural
 from penstock._plan.settings import reset_allowed
 from penstock._spark.generated_names import stable_operators
 from penstock._spark.plans import stateful_operators
@@ -183,7 +184,7 @@ def steps_forth(
             yield f"{source.source}: {source.note}"
     yield f"a new table is built beside {display}, with a new checkpoint; {display} stays readable"
     yield (
-        f"then one commit replaces the {table['rows']:,} rows ({table['size']:,} bytes) of "
+        f"then one commit replaces {plural(table['rows'], 'row')} ({table['size']:,} bytes) of "
         f"{display} by the new ones, after another one has replaced its quarantine"
     )
     yield (

@@ -31,6 +31,7 @@ from penstock._graph.dataflow import DatasetNode, deferred_error
 from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.expectation import FAILED_RULES, OnViolation
 from penstock._model.pipeline import PipelineSettings
+from penstock._model.size import plural
 from penstock._model.sql_text import delta_table, quoted
 from penstock._repair.journal import Journal
 from penstock._repair.selected_rows import SELECTED, RowSearch, SelectedRows
@@ -138,7 +139,9 @@ class QuarantineReplay:
         try:
             done = self._begin(selection)
         except (PlanError, SpecError) as error:
-            moved = f"an interrupted replay was completed first ({finished.moved:,} rows moved)"
+            moved = (
+                f"an interrupted replay was completed first ({plural(finished.moved, 'row')} moved)"
+            )
             raise type(error)(
                 error.condition, f"{moved}; then: {error.message}", hint=error.hint
             ) from error

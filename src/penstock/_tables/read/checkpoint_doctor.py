@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock._model.pipeline import PipelineSettings
+from penstock._model.size import plural
 from penstock._tables.commit_note import CDC_STATE, QUARANTINE, TARGET, NotedCommit, commits_of
 from penstock._tables.files import commit_lines, local_path
 from penstock._tables.layout import NOTE_FILE, QUARANTINE_SUFFIX, app_id, layout_of
@@ -162,7 +163,7 @@ def _logs(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield Finding(
             "offsets-gap",
             Severity.WARNING,
-            f"offsets of {len(gaps)} batches are missing, the first is {gaps[0]}",
+            f"no offsets of {plural(len(gaps), 'batch')}, the first is {gaps[0]}",
             "Spark reads only the newest ones; find out what deletes files here",
         )
     if len({len(batch.offsets) for batch in checkpoint.planned[-2:]}) > 1:
