@@ -408,7 +408,10 @@ def test_table_is_refreshed_when_a_flow_of_another_table_moves_to_it(tmp_path: P
     project.source(TARGETS.replace('"old")\ndef moves', '"new")\ndef moves'))
     (change,) = _plan(project).changes
     assert (change.name, change.need.text) == ("new", "full refresh")
-    assert change.reasons == ("flow moves wrote to old before",)
+    assert change.reasons == (
+        "flow moves wrote to old before",
+        "the checkpoint of flow moves belongs to that table",
+    )
     assert change.flows == ("joins", "moves")
 
 

@@ -217,7 +217,7 @@ def failed_flows(body: Mapping[str, Any]) -> int:
 
 
 def shown_state(state: str, failed: int) -> str:
-    """The other flows of a continuous update run on when one has failed."""
+    """The other flows of a continuous update continue when one has failed."""
     is_final = state in ("FAILED", "COMPLETED", "CANCELED")
     return state if is_final or not failed else f"{state}, {plural(failed, 'flow')} failed"
 

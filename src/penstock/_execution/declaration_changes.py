@@ -45,7 +45,8 @@ def flow_differences(
     """
     is_view = now.kind == "materialized view"
     if before.target != now.target:
-        yield Difference(Need.FULL_REFRESH, f"flow {flow} wrote to {before.display} before", flow)
+        need = Need.FULL_REFRESH if before.kind == "sink" else Need.REBUILD
+        yield Difference(need, f"flow {flow} wrote to {before.display} before", flow)
         return
     if before.kind != now.kind:
         need = Need.UPDATE if is_view else Need.FULL_REFRESH

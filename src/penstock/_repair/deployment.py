@@ -258,10 +258,10 @@ class _Comparison:
                     )
         for flow in flows:
             target_id = None if flow.state is None else flow.state.target_id
-            if flow.before is not None and flow.before.target != node.key:
-                continue  # it wrote to another table, whose id this is
             if target_id not in (None, None if state is None else state.id):
                 text = f"the table of flow {flow.name} was dropped, or created again, since"
+                if flow.before is not None and flow.before.target != node.key:
+                    text = f"the checkpoint of flow {flow.name} belongs to that table"
                 yield Difference(Need.FULL_REFRESH, text, flow.name)
         for name, declared in self._former.items():
             if declared.target == node.key:

@@ -66,7 +66,7 @@ def test_a_storage_of_an_earlier_version_has_no_declaration():
         (TABLE, {"rules": {"positive": "amount > 0 [fail]"}}, Need.UPDATE, "becomes amount > 0"),
         (TABLE, {"options": {}}, Need.UPDATE, "quarantine: on is removed"),
         (TABLE, {"reads": ("other",)}, Need.REBUILD, "bronze is not read any more, other is read"),
-        (TABLE, {"target": "c.s.gold"}, Need.FULL_REFRESH, "wrote to silver before"),
+        (TABLE, {"target": "c.s.gold"}, Need.REBUILD, "wrote to silver before"),
         (TABLE, {"kind": "materialized view"}, Need.UPDATE, "it was a streaming table"),
         (TABLE, {"path": "/moved/tables/silver"}, None, ""),
         (VIEW, {"kind": "streaming table"}, Need.FULL_REFRESH, "it was a materialized view"),
@@ -85,6 +85,7 @@ def test_a_storage_of_an_earlier_version_has_no_declaration():
         (FILES, {"external": (), "has_state": True}, Need.REBUILD, "json /data/a is not read"),
         (FILES, {"external": ("kafka orders",)}, Need.CHECKPOINT, "kafka orders is read"),
         (FILES, {"external": (), "reads": ("bronze",)}, Need.REBUILD, "bronze is read"),
+        (SINK, {"target": "c.s.gold", "kind": "streaming table"}, Need.FULL_REFRESH, "wrote to"),
         (SINK, {"path": "json /elsewhere"}, Need.UPDATE, "it was json /out"),
     ],
 )
