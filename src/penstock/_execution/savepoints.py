@@ -60,8 +60,16 @@ class Savepoints:
 
     def find(self, name: str) -> Savepoint | None:
         """A savepoint; `None` if it does not exist or was not completed."""
-        text = self._files.read(f"{self._layout.savepoint_folder(name)}/{_FILE}")
-        return None if not text else _savepoint_of(json.loads(text))
+        path = f"{self._layout.savepoint_folder(name)}/{_FILE}"
+        text = self._files.read(path)
+        try:
+            return None if not text else _savepoint_of(json.loads(text))
+        except (ValueError, KeyError, TypeError) as error:
+            raise SpecError(
+                "SAVEPOINT_NOT_READABLE",
+                f"the savepoint {name!r} is damaged: {path}",
+                hint="restore the file from a copy, or delete its folder",
+            ) from error
 
     def all(self) -> list[Savepoint]:
         """Oldest first."""

@@ -9,11 +9,13 @@ from unittest.mock import MagicMock
 import pytest
 
 from penstock._execution.savepoints import SavedTable
+from penstock._model.pipeline import PipelineSettings
 from penstock._repair.restore import _Run
+from penstock._repair.savepoint import list_savepoints
 from penstock._tables.files import StorageFiles
 from penstock._tables.layout import StorageLayout
 from penstock._tables.write.table_spec import OWNER
-from penstock.errors import PlanError
+from penstock.errors import PlanError, SpecError
 
 TABLE = SavedTable(name="t", path="s3a://lake/t", table_id="id", version=1)
 
@@ -61,3 +63,12 @@ def test_driver_without_the_lease_deletes_nothing():
         StorageFiles(spark).copy_tree("s3a://lake/savepoints/s", "s3a://lake/checkpoints/f")
     system = spark._jvm.org.apache.hadoop.fs.Path.return_value.getFileSystem.return_value
     system.delete.assert_not_called()
+
+
+def test_damaged_savepoint_is_reported(tmp_path):
+    settings = PipelineSettings(name="shop", root=tmp_path, storage=tmp_path.as_uri())
+    folder = tmp_path / "savepoints" / "first"
+    folder.mkdir(parents=True)
+    (folder / "savepoint.json").write_text('{"format": 1', encoding="utf-8")
+    with pytest.raises(SpecError, match="the savepoint 'first' is damaged"):
+        list_savepoints(settings)
