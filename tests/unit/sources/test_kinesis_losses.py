@@ -12,7 +12,7 @@ from penstock.sources.kinesis.offsets import Offset, Position
 from penstock.sources.kinesis.source import KinesisStream
 
 NO_ROWS: Any = None
-STREAM = KinesisStream(NO_ROWS, name="kinesis a")
+STREAM = KinesisStream(NO_ROWS, ["a"], name="kinesis a")
 
 
 def losses(start: Offset | None, end: Offset, rows: int, tolerant: bool = True) -> list[Loss]:
@@ -45,6 +45,14 @@ def test_rows_are_lost_when_a_batch_cannot_continue_at_the_last_offset():
     assert lost.body == {"stream": "a", "shard": "s0", "after": "9", "rows": None}
     assert lost.text == "a/s0 after 9"
     assert losses(after, after, 0) == []
+
+
+def test_a_loss_is_reported_by_the_source_that_reads_the_stream():
+    other = KinesisStream(NO_ROWS, ["b"], name="kinesis b")
+    after = Offset(READ.streams, tolerant=True).to_json()
+    progress = {"startOffset": None, "endOffset": after, "numInputRows": 3}
+    assert len(STREAM.lost(progress)) == 1
+    assert other.lost(progress) == []
 
 
 def test_time_behind_is_not_a_number_of_records():

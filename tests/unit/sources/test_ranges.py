@@ -103,7 +103,7 @@ def test_files_of_a_range_are_selected_by_time_and_name(tmp_path: Path):
 
 def test_range_of_shards_must_end_before_the_position_of_the_flow(tmp_path: Path):
     read = Offset({"a": {"s0": Position(seen=60_000), "s1": Position(seen=50_000)}})
-    source = KinesisStream(NO_ROWS, name="kinesis a", unit="milliseconds")
+    source = KinesisStream(NO_ROWS, ["a"], name="kinesis a")
     shards = Streams(source, checkpoint(tmp_path / "done", read.to_json()))
     position, (report,) = resolve(shards, "1970-01-01T00:00:20Z", None)
     assert position == {"arrived_from": 20_000, "arrived_before": 50_000}

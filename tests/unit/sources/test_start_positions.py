@@ -153,7 +153,7 @@ def test_rows_read_again_are_unknown_without_checkpoint_files(tmp_path: Path):
         rows=lambda: None, greatest=lambda keys: None, count=lambda bounds: 5, newest=lambda: "9"
     )
     options: Any = SimpleNamespace(place="orders", key="id")
-    table, shards = JdbcRows(stream, options), KinesisStream(stream, name="kinesis a")
+    table, shards = JdbcRows(stream, options), KinesisStream(stream, ["a"], name="kinesis a")
     latest = StartPosition(kind=StartKind.LATEST)
     for source, at in ((table, EARLIEST), (table, latest), (shards, latest)):
         for done, again in ((checkpoint(tmp_path), 0), (lost, None)):

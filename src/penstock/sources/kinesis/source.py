@@ -74,11 +74,15 @@ class KinesisSource(Source):
         reader: Any = read.spark.readStream if read.is_stream else read.spark.read
         name = f"kinesis {', '.join(checked.streams)}"
         rows = _within(reader.format(FORMAT).load(), read.position)
-        return KinesisStream(rows, name=name, unit="milliseconds")
+        return KinesisStream(rows, checked.streams, name=name)
 
 
 class KinesisStream(OpenedSource):
     """Streams of shards. Positions are times of arrival by the clock of Kinesis."""
+
+    def __init__(self, df: Any, streams: Sequence[str], *, name: str) -> None:
+        super().__init__(df, name=name, unit="milliseconds")
+        self._streams = streams
 
     def lag(
         self, progress: Mapping[str, Any], java_source: Callable[[], Any]
@@ -89,6 +93,10 @@ class KinesisStream(OpenedSource):
         return {"kind": "kinesis", "shards": source_view(progress)["shards"]}
 
     def lost(self, progress: Mapping[str, Any]) -> Sequence[Loss]:
+        end = progress.get("endOffset")
+        # Another source of the query may be one of Kinesis too.
+        if not (is_offset(end) and set(self._streams) <= Offset.from_json(end).streams.keys()):
+            return []
         return lost_records(progress)
 
     def explain(self, text: str, flow: Flow) -> PenstockError | None:
@@ -172,8 +180,7 @@ def _seen_ms(done: Sequence[Checkpoint]) -> int:
 def lost_records(progress: Mapping[str, Any]) -> list[Loss]:
     """What the micro-batch of a source's report was to read, and could not."""
     start, end = progress.get("startOffset"), progress.get("endOffset")
-    if not is_offset(end):
-        return []
+    assert is_offset(end)
     before = Offset.from_json(start) if is_offset(start) else Offset()
     after = Offset.from_json(end)
     losses = []
