@@ -63,7 +63,10 @@ class Flow:
     @property
     def sink_reset(self) -> str:
         """For hints: what to run instead of `--full-refresh`, which sinks do not support."""
-        return f"for a sink, `penstock checkpoint reset {self.name} --from POSITION`"
+        return (
+            f"for a sink, `penstock checkpoint reset {self.name} --from POSITION`: `earliest` "
+            "writes all rows again, `latest` only new ones"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

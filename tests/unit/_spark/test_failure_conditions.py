@@ -306,4 +306,4 @@ def test_lost_rows_are_named():
 def test_hint_at_a_full_refresh_mentions_sinks(text):
     hint = flow_error(text, FLOW).hint or ""
     assert "--full-refresh t" in hint
-    assert "penstock checkpoint reset f --from POSITION" in hint
+    assert "penstock checkpoint reset f --from POSITION`: `earliest` writes all rows" in hint
