@@ -30,6 +30,12 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "row_id": _TEXT,
 }
 _NO_TOPIC = re.compile(r"Topic (\S+) not present in metadata after \d+ ms")
+# Kafka's and Spark's words about messages that no retry sends.
+_REFUSED = re.compile(
+    r"(?<=RecordTooLargeException: ).+|(?<=InvalidRecordException: ).+|Invalid topics: \[.*?\]"
+    r"|Partition \d+ of topic \S+ with partition count \d+ is not present|Invalid partition: -\d+"
+    r"|The Kafka message data sent to the producer contains a null topic"
+)
 
 
 class KafkaSink(Sink):
@@ -101,10 +107,25 @@ class KafkaSink(Sink):
         return StreamSink(write.format, options)
 
     def explain(self, text: str, flow: Flow, batch_id: int | None) -> FlowError | None:
+        batch = "" if batch_id is None else f" in batch {batch_id}"
+        if (refused := _REFUSED.search(text)) is not None:
+            hint = "declare an expectation on the table that the flow reads, which drops such rows"
+            if "RecordTooLargeException" in text:
+                hint += ', such as "octet_length(value) < 1000000"; or allow larger messages: '
+                hint += "`kafka.max.request.size` and `kafka.buffer.memory` of the sink (bytes), "
+                hint += "and `max.message.bytes` of the topic"
+            return FlowError(
+                "SINK_ROWS_REFUSED",
+                f"flow {flow.name!r}: Kafka does not accept a message{batch}: {refused[0]}",
+                flow=flow.name,
+                batch_id=batch_id,
+                retryable=False,
+                origin=flow.origin,
+                hint=f"{hint}. Other messages of the batch may have been sent, and are sent again",
+            )
         topic = _NO_TOPIC.search(text)
         if topic is None:
             return None
-        batch = "" if batch_id is None else f" in batch {batch_id}"
         return FlowError(
             "SINK_TOPIC_NOT_FOUND",
             f"flow {flow.name!r}: topic {topic[1]!r} is not known to the brokers{batch}: "

@@ -166,3 +166,41 @@ def test_error_names_the_missing_topic():
     assert "penstock broker topic" in (error.hint or "")
     assert sink_of("kafka").explain("another failure", flow, None) is None
     assert sink_of("json").explain(message, flow, 2) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "hint"),
+    [
+        (
+            "Caused by: org.apache.kafka.common.errors.RecordTooLargeException: The message is "
+            "2000161 bytes when serialized which is larger than 1048576, which is the value of the "
+            "max.request.size configuration.\n\tat x",
+            "larger than 1048576, which is the value of the max.request.size configuration.",
+            "`kafka.max.request.size`",
+        ),
+        (
+            "org.apache.kafka.common.InvalidRecordException: Compacted topic cannot accept message "
+            "without key in topic partition t-0\n\tat x",
+            "without key in topic partition t-0",
+            "declare an expectation",
+        ),
+        (
+            "TimeoutException: Partition 7 of topic t with partition count 2 is not present in "
+            "metadata after 20000 ms.",
+            "Partition 7 of topic t with partition count 2 is not present",
+            "declare an expectation",
+        ),
+        (
+            "The Kafka message data sent to the producer contains a null topic. Use",
+            "contains a null topic",
+            "declare an expectation",
+        ),
+    ],
+)
+def test_message_that_kafka_does_not_accept_is_not_sent_again(text: str, reason: str, hint: str):
+    flow = Flow(name="f", target="t", function=lambda: None, origin=SourceLocation("a.py", 1))
+    error = sink_of("kafka").explain(text, flow, 2)
+    assert error is not None
+    assert (error.condition, error.retryable) == ("SINK_ROWS_REFUSED", False)
+    assert error.message.endswith(reason)
+    assert hint in (error.hint or "")
