@@ -3,6 +3,7 @@
 import json
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from database_tables import Tables
@@ -14,8 +15,10 @@ from penstock._observe.events import UpdateState
 from penstock.errors import ConnectorError, DefinitionErrors
 from penstock.sinks.jdbc.connection import connected
 from penstock.sinks.jdbc.options import jdbc_sink_options
+from penstock.sources.base import Read
 from penstock.sources.jdbc.failures import SourceFailure
 from penstock.sources.jdbc.options import jdbc_source_options
+from penstock.sources.jdbc.source import JdbcSource
 from penstock.sources.jdbc.stream import JdbcStream
 
 STREAM = """
@@ -217,6 +220,20 @@ def test_decimals_that_spark_would_round_need_a_type(
         source(spark, postgres_server, "wide")
     assert "`M m` DECIMAL(38,2)" in (caught.value.hint or "")
     source(spark, postgres_server, "wide", customSchema="`m m` DECIMAL(38,2)")
+
+    options = {"url": postgres_server.url, "dbtable": "wide", "user": USER, "password": PASSWORD}
+    reader = spark.read.format("jdbc").options(**options)
+    batch = Read(
+        spark=spark,
+        format="jdbc",
+        options=options,
+        load=lambda options: reader.options(**options).load(),
+        is_stream=False,
+    )
+    with pytest.raises(ConnectorError, match=r"'M m' of jdbc wide has scale 2"):
+        JdbcSource().open(batch)
+    custom = {**options, "customSchema": "`M m` STRING"}
+    assert JdbcSource().open(replace(batch, options=custom)).df.columns == ["id", "M m", "n", "f"]
 
 
 TIMED = """

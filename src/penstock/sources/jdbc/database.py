@@ -59,12 +59,6 @@ class Database:
                 result.append(tuple(rows.getString(at) for at in range(1, width + 1)))
             return result
 
-    def scales(self, sql: str) -> list[int]:
-        """Digits after the decimal point of each column of a query, as the driver reports them."""
-        with self._prepared(sql, ()) as statement:
-            columns = statement.executeQuery().getMetaData()
-            return [int(columns.getScale(at + 1)) for at in range(int(columns.getColumnCount()))]
-
     @contextlib.contextmanager
     def _prepared(self, sql: str, values: Sequence[str | int]) -> Iterator[Any]:
         with translated(), contextlib.closing(self._connection.prepareStatement(sql)) as statement:

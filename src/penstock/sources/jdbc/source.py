@@ -22,13 +22,13 @@ from penstock.sources.base import (
 )
 from penstock.sources.jdbc.failures import SourceFailure
 from penstock.sources.jdbc.options import JdbcSourceOptions, jdbc_source_options
-from penstock.sources.jdbc.stream import JdbcStream, KeyRange
+from penstock.sources.jdbc.stream import JdbcStream, KeyRange, check_scales
 
 _OFFSET = {"key", "after", "rows"}
 
 
 class JdbcSource(Source):
-    """Tables and queries over JDBC; batches are read by Spark alone."""
+    """Tables and queries over JDBC; Spark reads batches."""
 
     formats = ("jdbc",)
 
@@ -38,7 +38,9 @@ class JdbcSource(Source):
 
     def open(self, read: Read) -> OpenedSource:
         if not read.is_stream:
-            return OpenedSource(read.load(read.options), name=self.describe(read))
+            rows = read.load(read.options)
+            check_scales(rows.schema, read.options, self.describe(read))
+            return OpenedSource(rows, name=self.describe(read))
         if read.schema is not None:
             raise ConnectorError(
                 "JDBC_OPTION_INVALID",

@@ -7,7 +7,7 @@ database to Spark's tasks. Offsets are keys, and Spark keeps them in the checkpo
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +70,31 @@ class _Range:
     rows: int
 
 
+def check_scales(schema: T.StructType, options: Mapping[str, str], place: str) -> None:
+    """Refuse decimals of more than 38 digits: Spark rounds them, to keep all whole digits.
+
+    Raises:
+        ConnectorError: `JDBC_OPTION_INVALID`.
+    """
+    custom = {name.lower(): text for name, text in options.items()}
+    declared: Any = T.StructType.fromDDL(custom.get("customschema", ""))
+    chosen = {name.lower() for name in declared.fieldNames()}
+    for field in schema.fields:
+        kind = field.dataType
+        if field.name.lower() in chosen or not isinstance(kind, T.DecimalType):
+            continue
+        # As the driver reports it.
+        scale = int(field.metadata.get("scale", 0))
+        if scale > kind.scale:
+            column_type = f"DECIMAL(38,{scale})" if scale <= 38 else "STRING"
+            raise invalid(
+                f"column {field.name!r} of {place} has scale {scale}, and Spark would read it as "
+                f"{kind.simpleString()}: digits would be lost",
+                hint=f'.option("customSchema", "{quoted(field.name)} {column_type}") keeps the '
+                "digits; STRING also takes numbers of more than 38 digits",
+            )
+
+
 class JdbcStream:
     """`Source` of Spark for one table. Asked by one query, on its thread; `stop` on any.
 
@@ -115,34 +140,16 @@ class JdbcStream:
         self._java_options: Any = java_reader(self._jvm.PythonUtils.toScalaMap(reader_options))
         with self._connected() as database:
             # The database's own words about a wrong password or name, before Spark's.
-            scales = database.scales(f"SELECT * FROM {options.table} WHERE 1 = 0")
+            database.query(f"SELECT * FROM {options.table} WHERE 1 = 0")
             reader = self._spark.read.format("jdbc").options(**reader_options)
             with translated():
                 self._schema = reader.load().schema
-            self._check_scales(scales)
+            check_scales(self._schema, options.reader, options.place)
             name, self._kind = self._key_column()
             dialect = self._jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(options.url)
             self._key = str(dialect.quoteIdentifier(name))
             if options.is_postgresql:
                 self._options = check_postgresql(database, options, name)
-
-    def _check_scales(self, scales: Sequence[int]) -> None:
-        """Refuse decimals of more than 38 digits: Spark rounds them, to keep all whole digits."""
-        custom = {name.lower(): text for name, text in self._options.reader.items()}
-        declared: Any = T.StructType.fromDDL(custom.get("customschema", ""))
-        chosen = {name.lower() for name in declared.fieldNames()}
-        for field, scale in zip(self._schema.fields, scales, strict=True):
-            kind = field.dataType
-            if field.name.lower() in chosen or not isinstance(kind, T.DecimalType):
-                continue
-            if scale > kind.scale:
-                column_type = f"DECIMAL(38,{scale})" if scale <= 38 else "STRING"
-                raise invalid(
-                    f"column {field.name!r} of {self._options.place} has scale {scale}, and Spark "
-                    f"would read it as {kind.simpleString()}: digits would be lost",
-                    hint=f'.option("customSchema", "{quoted(field.name)} {column_type}") keeps the '
-                    "digits; STRING also takes numbers of more than 38 digits",
-                )
 
     def _key_column(self) -> tuple[str, KeyKind]:
         wanted = self._options.key.strip('"`').lower()
