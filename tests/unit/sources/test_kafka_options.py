@@ -17,11 +17,21 @@ def test_defaults_are_set_for_missing_options() -> None:
         **MINIMAL,
         "failOnDataLoss": "true",
         "kafka.isolation.level": "read_committed",
+        "kafka.default.api.timeout.ms": "30000",
+        "fetchOffset.numRetries": "2",
+        "kafkaConsumer.pollTimeoutMs": "60000",
     }
 
 
 def test_user_options_override_defaults_in_any_case() -> None:
-    own = {**MINIMAL, "FAILONDATALOSS": "false", "kafka.isolation.level": "read_uncommitted"}
+    own = {
+        **MINIMAL,
+        "FAILONDATALOSS": "false",
+        "kafka.isolation.level": "read_uncommitted",
+        "kafka.request.timeout.ms": "40000",
+        "FETCHOFFSET.NUMRETRIES": "5",
+        "kafkaconsumer.polltimeoutms": "120000",
+    }
     assert prepare_source_options(own) == own
 
 

@@ -22,6 +22,16 @@ _SOURCE_OPTIONS = (
     "fetchOffset.retryIntervalMs maxOffsetsPerTrigger minOffsetsPerTrigger maxTriggerDelay "
     "minPartitions maxRecordsPerPartition groupIdPrefix includeHeaders"
 )
+_API_TIMEOUT = "kafka.default.api.timeout.ms"
+_SOURCE_DEFAULTS = {
+    "failOnDataLoss": "true",
+    "kafka.isolation.level": "read_committed",
+    # Brokers that do not respond: 2 x 30 s to look for offsets, by default 3 x 60 s.
+    _API_TIMEOUT: "30000",
+    "fetchOffset.numRetries": "2",
+    # How long a task waits for a record, by default 120 s.
+    "kafkaConsumer.pollTimeoutMs": "60000",
+}
 _SINK_OPTIONS = ("topic", "includeHeaders", "rowIds", "checkpointLocation", "queryName")
 
 # Options of the Kafka client that users forget to prefix; Spark would ignore them.
@@ -103,8 +113,7 @@ _JAAS_TOKEN = re.compile(
 def prepare_source_options(options: Mapping[str, str], *, streaming: bool = True) -> dict[str, str]:
     """Check the options of a Kafka source and fill up Penstock's defaults.
 
-    Defaults are `failOnDataLoss=true` and `kafka.isolation.level=read_committed`; the user's own
-    value wins. Options without a `kafka.` prefix that resemble no known one pass unchanged.
+    The user's own values win. Options without a `kafka.` prefix that resemble no known one pass unchanged.
     """
     by_name = _by_lower_name(options)
     _refuse_unknown(options, (*_SUBSCRIPTIONS, *_SOURCE_OPTIONS.split()))
@@ -134,12 +143,14 @@ def prepare_source_options(options: Mapping[str, str], *, streaming: bool = True
         raise _invalid("option `minOffsetsPerTrigger` is above `maxOffsetsPerTrigger`")
     if not _DURATION.fullmatch(by_name.get("maxtriggerdelay", "0").strip().lower()):
         raise _invalid("option `maxTriggerDelay` must be a duration such as `30s`, `5m` or `1h`")
-    prepared = _made_safe(options)
-    if "failondataloss" not in by_name:
-        prepared["failOnDataLoss"] = "true"
-    if "kafka.isolation.level" not in by_name:
-        prepared["kafka.isolation.level"] = "read_committed"
-    return prepared
+    defaults = _SOURCE_DEFAULTS
+    if "kafka.request.timeout.ms" in by_name:
+        # Kafka refuses an API timeout that is shorter.
+        defaults = {k: v for k, v in defaults.items() if k != _API_TIMEOUT}
+    return {
+        **_made_safe(options),
+        **{name: value for name, value in defaults.items() if name.lower() not in by_name},
+    }
 
 
 def at_mapped_servers(options: Mapping[str, str], map_path: Callable[[str], str]) -> dict[str, str]:
