@@ -15,7 +15,7 @@ from confluent_kafka.admin import (
 from example_project import Example
 from made_events import details
 from secure_broker import SecureListener, start_secure_broker
-from update_project import Project
+from update_project import ContinuousRun, Project
 
 from penstock._local.broker import BrokerHandle, ensure_topic, stop_broker
 from penstock._observe.codec import details_of
@@ -229,6 +229,41 @@ def regions():
         ("region-b 1",),
         ("region-b 2",),
     ]
+
+
+def test_topic_that_appears_in_an_update_must_not_be_created_again(
+    kafka_broker, spark, tmp_path: Path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    servers = kafka_broker.bootstrap_servers
+    ensure_topic(servers, "zone-a")
+    produce(kafka_broker, "zone-a", "a 1")
+    options = {
+        "kafka.bootstrap.servers": servers,
+        "kafka.metadata.max.age.ms": "500",
+        "subscribePattern": "zone-.*",
+        "startingOffsets": "earliest",
+    }
+    project = Project(tmp_path, spark).source(
+        f"""
+@dp.table
+def zones():
+    rows = spark.readStream.format("kafka").options(**{options!r}).load()
+    return rows.selectExpr("CAST(value AS STRING) AS value")
+"""
+    )
+    run = ContinuousRun(project)
+    run.wait_until(lambda: len(project.rows("zones")) == 1)
+    ensure_topic(servers, "zone-b")
+    produce(kafka_broker, "zone-b", "b 1", "b 2")
+    run.wait_until(lambda: len(project.rows("zones")) == 3)
+    run.stop()
+    client = admin(kafka_broker)  # its calls end with it
+    client.delete_topics(["zone-b"])["zone-b"].result(30)
+    ensure_topic(servers, "zone-b")
+    produce(kafka_broker, "zone-b", "new 1", "new 2", "new 3")
+    (error,) = project.run().failures
+    assert (error.condition, "'zone-b'" in error.message) == ("TOPIC_RECREATED", True)
 
 
 @pytest.fixture(scope="module")

@@ -276,6 +276,7 @@ class StreamingFlows:
                 sources,
                 checkpoint,
                 on_success=(lambda: None) if is_transient else partial(self._record, node),
+                remember=partial(self._remember_topics, step.flow),
             )
             running.has_batches = step.trigger is None
             if sink is None:
@@ -323,6 +324,11 @@ class StreamingFlows:
     def _record(self, node: FlowNode) -> None:
         if self._queries.record(node):
             self._queries.state.forget_view(node.target)  # of a table that was a view
+
+    def _remember_topics(self, flow: str, ids: Mapping[str, str]) -> None:
+        if (state := self._queries.state.flow(flow)) is not None:
+            topics = {**state.topics, **ids}
+            self._queries.state.save_flow(flow, replace(state, topics=topics))
 
     def _table_writer(
         self,

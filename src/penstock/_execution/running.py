@@ -56,6 +56,7 @@ class RunningQuery:
         sources: Sequence[OpenedSource] = (),
         checkpoint: str = "",
         on_success: Callable[[], None] = lambda: None,  # once, after a batch or a regular end
+        remember: Callable[[Mapping[str, str]], None] = lambda _: None,  # identities of sources
     ) -> None:
         self._flow = flow
         self._sources = sources
@@ -64,6 +65,7 @@ class RunningQuery:
         self._emit = emit
         self._on_end = on_end
         self._on_success: Callable[[], None] | None = on_success
+        self._remember = remember
         self._write: Callable[[DataFrame, int], Commit | SinkCommit] | None = None
         self._close: Callable[[], None] | None = None
         self._explain: Callable[[str, int | None], PenstockError | None] = lambda *_: None
@@ -156,6 +158,10 @@ class RunningQuery:
         if self._lag is not None:
             self._lag.progressed(progress)
         self._report_losses(origin, progress)
+        for entry in progress.get("sources", ()):
+            for source in self._sources:
+                if identities := source.new_identities(entry):
+                    self._remember(identities)
 
     def _described(self, progress: Mapping[str, Any]) -> dict[str, Any]:
         entries = []

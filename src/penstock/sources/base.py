@@ -231,8 +231,8 @@ class Loss:
 class OpenedSource:
     """One stream of a query, or one read of a batch query.
 
-    `lag` is called on a thread of its own, `lost` on that of Spark's listener, the others on the
-    thread of the command or of the query; never two at the same time for one method.
+    `lag` is called on a thread of its own, `lost` and `new_identities` on that of Spark's listener,
+    the others on the thread of the command or of the query; never two at the same time for one method.
 
     `name` is for people, without secrets; `unit` is what positions count. Two streams of one query
     may have the same name, if they are at the same `place`.
@@ -263,6 +263,11 @@ class OpenedSource:
         Raises:
             CheckpointError: The name means something else now.
         """
+        return {}
+
+    def new_identities(self, progress: Mapping[str, Any]) -> Mapping[str, str]:
+        """What to remember besides, by a source's entry in Spark's report: as of topics that a
+        pattern matches since the start."""
         return {}
 
     def prepare_start(self, checkpoint: str, siblings: Sequence["OpenedSource"]) -> str | None:

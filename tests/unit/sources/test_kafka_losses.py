@@ -11,6 +11,7 @@ from penstock._observe.events import EventOrigin, SourceRowsLost
 from penstock.errors import CheckpointError
 from penstock.sources.base import OpenedSource
 from penstock.sources.kafka import source as kafka_source
+from penstock.sources.kafka.admin import KafkaOptions
 from penstock.sources.kafka.source import lost_ranges
 
 
@@ -48,6 +49,28 @@ def test_topic_is_recreated_when_its_id_changes_but_not_when_it_first_has_one(mo
     assert topics.check_identity({"upgraded": "A" * 22}, flow, "t") == ids
     with pytest.raises(CheckpointError, match="TOPIC_RECREATED"):
         topics.check_identity({"upgraded": "r0"}, flow, "t")
+
+
+def test_id_of_a_topic_that_appears_is_stored_after_its_first_batch(monkeypatch):
+    ids = {"a": "r1"}
+    admin = SimpleNamespace(topic_ids=lambda: dict(ids))
+    monkeypatch.setattr(kafka_source, "admin_of", lambda *_: nullcontext(admin))
+    topics = PaperTopics({}, {})
+    topics._spark, topics._options = None, KafkaOptions({"subscribePattern": ".*"})
+    flow = Flow(name="f", target="t", function=lambda: None, origin=source_location("a.py", 1))
+    topics.check_identity({}, flow, "t")
+    stored = []
+    query = RunningQuery(
+        flow, EventOrigin(), lambda _: None, lambda _: None, [topics], remember=stored.append
+    )
+    for names in ("a", "ab", "ab", "a", "ab"):
+        ids |= {"a": "changed", "b": f"r{len(stored)}"}
+        source = {
+            "description": "KafkaV2[SubscribePattern[.*]]",
+            "endOffset": {name: {"0": 5} for name in names},
+        }
+        query.progressed({"batchId": 0, "sources": [source]})
+    assert stored == [{"b": "r0"}, {"b": "r1"}], "a topic that was missing is another one"
 
 
 class LosingSource(OpenedSource):

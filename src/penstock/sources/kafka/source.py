@@ -118,6 +118,7 @@ class KafkaStream(OpenedSource):
         self._options = KafkaOptions(read.options)
         self._topics = partial(topic_offsets, read.spark, self._options)
         self._lag = KafkaLag(read.spark, self._options)
+        self._identified: set[str] = set()
         options = options_at(read.options, read.position, self._topics)
         if read.is_triggered:
             options = {k: v for k, v in options.items() if k.lower() != _LEAST_PER_BATCH}
@@ -149,7 +150,21 @@ class KafkaStream(OpenedSource):
                     f"{flow.sink_reset}; to keep the rows of the old one, give the flow a new "
                     "name: it starts with a new checkpoint",
                 )
+        self._identified |= ids.keys()
         return ids
+
+    def new_identities(self, progress: Mapping[str, Any]) -> Mapping[str, str]:
+        end = progress.get("endOffset")
+        if not self._is_mine(progress) or not isinstance(end, dict):
+            return {}
+        new = end.keys() - self._identified
+        # Without an answer, a topic is compared from the next start on.
+        self._identified = set(end)
+        ids: dict[str, str] = {}
+        if new:
+            with contextlib.suppress(Py4JError), admin_of(self._spark, self._options) as admin:
+                ids = admin.topic_ids()
+        return {topic: ids[topic] for topic in new & ids.keys()}
 
     def explain(self, text: str, flow: Flow) -> FlowError | None:
         if _NO_TOPIC.search(text):
