@@ -38,7 +38,7 @@ _DETERMINISTIC = re.compile(
     r"|PythonException|NotSerializableException|DeltaUnsupportedOperationException"
     r"|SparkUnsupportedOperationException|DELTA_SOURCE_TABLE_IGNORE_CHANGES"
     r"|DELTA_SOURCE_IGNORE_DELETE|SchemaColumnConvertNotSupported"
-    r"|SaslAuthenticationException|SslAuthenticationException"
+    r"|SaslAuthenticationException|SslAuthenticationException|ConfigException: Invalid value"
     r"|USER_RAISED_EXCEPTION|CAST_INVALID_INPUT|CAST_OVERFLOW|DIVIDE_BY_ZERO|ARITHMETIC_OVERFLOW"
 )
 _DISK = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")

@@ -40,9 +40,15 @@ def test_exception_of_another_function_in_a_worker_is_not_retried():
     assert (error.condition, error.retryable) == ("FLOW_FAILED", False)
 
 
-def test_wrong_password_of_a_broker_is_not_retried():
-    text = "Caused by: org.apache.kafka.common.errors.SaslAuthenticationException: failed"
-    error = flow_error(text, FLOW)
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "errors.SaslAuthenticationException: failed",
+        "config.ConfigException: Invalid value seven for configuration acks",
+    ],
+)
+def test_wrong_password_or_option_of_a_broker_is_not_retried(cause):
+    error = flow_error(f"Caused by: org.apache.kafka.common.{cause}", FLOW)
     assert isinstance(error, FlowError)
     assert not error.retryable
 

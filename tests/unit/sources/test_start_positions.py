@@ -107,6 +107,21 @@ def test_missing_topic_is_named(text: str):
     assert "a topic of kafka" in error.message
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "TimeoutException: Timed out waiting for a node assignment. Call: listNodes\nat x",
+        "TimeoutException: Cannot fetch record for offset 5 in 60000 milliseconds\nat x",
+    ],
+)
+def test_brokers_that_do_not_respond_are_named(text: str):
+    flow = Flow(name="f", target="t", function=lambda: None, origin=source_location("a.py", 1))
+    error = PaperTopics({}, {}).explain(text, flow)
+    assert error is not None
+    assert (error.condition, error.retryable) == ("KAFKA_NOT_ANSWERING", True)
+    assert "the brokers of kafka do not respond" in error.message
+
+
 def test_only_replayable_targets_get_rows_again():
     some = (StartReport(source="t", unit="offsets", again=6, skipped=0),)
     none = (StartReport(source="t", unit="offsets", again=0, skipped=4),)

@@ -56,6 +56,11 @@ _EMPTY: Mapping[str, int] = {}
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 # Kafka's words about a topic of `subscribe`, and Spark's where no topic has a name of the pattern.
 _NO_TOPIC = re.compile(r"This server does not host this topic-partition|Assigned: Set\(\)")
+# Kafka's words about brokers that do not respond, and Spark's in a task.
+_NO_ANSWER = re.compile(
+    r"Timed out waiting for a node assignment|Timeout of \d+ms expired before the position"
+    r"|Cannot fetch record for offset \d+ in \d+ milliseconds"
+)
 # Spark's words about starts that do not fit the topic.
 _NO_RECORD_SINCE = re.compile(r"request of topic-partition (\S+) and timestamp (\d+)")
 _OTHER_PARTITIONS = re.compile(r"Specified: (?:\w+\()?(.*?)\)? Assigned: (?:\w+\()?([^)\n]*)")
@@ -174,6 +179,15 @@ class KafkaStream(OpenedSource):
                 f"a topic of {self.name} is not known to the brokers",
                 retryable=True,
                 hint="create it, or correct the name of the topic or of the brokers",
+            )
+        if (silent := _NO_ANSWER.search(text)) is not None:
+            return flow_error(
+                "KAFKA_NOT_ANSWERING",
+                flow,
+                f"the brokers of {self.name} do not respond: {silent[0]}",
+                retryable=True,
+                hint="check `kafka.bootstrap.servers`, also as seen from the executors, and whether "
+                "the brokers run; nothing is lost: the flow continues at its last offsets",
             )
         if (record := _NO_RECORD_SINCE.search(text)) is not None:
             reason = f"partition {record[1]} has no record since timestamp {record[2]}"
