@@ -232,7 +232,8 @@ class OpenedSource:
     """One stream of a query, or one read of a batch query.
 
     `lag` is called on a thread of its own, `lost` and `new_identities` on that of Spark's listener,
-    the others on the thread of the command or of the query; never two at the same time for one method.
+    the others on the thread of the command or of the query; never two at the same time for one
+    method.
 
     `name` is for people, without secrets; `unit` is what positions count. Two streams of one query
     may have the same name, if they are at the same `place`.
@@ -266,8 +267,7 @@ class OpenedSource:
         return {}
 
     def new_identities(self, progress: Mapping[str, Any]) -> Mapping[str, str]:
-        """What to remember besides, by a source's entry in Spark's report: as of topics that a
-        pattern matches since the start."""
+        """What to remember besides, such as ids of topics that are new; argument as for `lost`."""
         return {}
 
     def prepare_start(self, checkpoint: str, siblings: Sequence["OpenedSource"]) -> str | None:

@@ -113,7 +113,8 @@ _JAAS_TOKEN = re.compile(
 def prepare_source_options(options: Mapping[str, str], *, streaming: bool = True) -> dict[str, str]:
     """Check the options of a Kafka source and fill up Penstock's defaults.
 
-    The user's own values win. Options without a `kafka.` prefix that resemble no known one pass unchanged.
+    The user's own values win. Options without a `kafka.` prefix that resemble no known one pass
+    unchanged.
     """
     by_name = _by_lower_name(options)
     _refuse_unknown(options, (*_SUBSCRIPTIONS, *_SOURCE_OPTIONS.split()))

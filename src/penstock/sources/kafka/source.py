@@ -186,8 +186,8 @@ class KafkaStream(OpenedSource):
                 flow,
                 f"the brokers of {self.name} do not respond: {silent[0]}",
                 retryable=True,
-                hint="check `kafka.bootstrap.servers`, also as seen from the executors, and whether "
-                "the brokers run; nothing is lost: the flow continues at its last offsets",
+                hint="check that they run, and that the driver and executors can connect to them; "
+                "nothing is lost: the flow continues at its last offsets",
             )
         if (record := _NO_RECORD_SINCE.search(text)) is not None:
             reason = f"partition {record[1]} has no record since timestamp {record[2]}"
