@@ -218,11 +218,8 @@ class Evaluator(ExternalReads, DatasetReader):
 
     def _find_by_end(self, name: str) -> DeclaredDataset | None:
         """The dataset that an incomplete name means, if there is no table of that name."""
-        dataset = self.index.find_by_end(name)
+        dataset = self.index.find_by_end(name, {flow for flow, _ in self._stack.get()})
         if dataset is None or self.context.external_tables.find(name) is not None:
-            return None
-        # A flow does not read its own target.
-        if {flow.name for flow in dataset.flows} & {flow for flow, _ in self._stack.get()}:
             return None
         # Spark raises for a missing catalog.
         with contextlib.suppress(PySparkException, Py4JJavaError):

@@ -50,12 +50,12 @@ class DefinitionIndex:
             return None
         return self.datasets.get(name.key)
 
-    def find_by_end(self, text: str) -> DeclaredDataset | None:
+    def find_by_end(self, text: str, readers: Collection[str] = ()) -> DeclaredDataset | None:
         """The only dataset that an incomplete name can refer to, if `find` does not know it.
 
         A declaration may be more qualified than the reference, `main.gold.days` for `days`. If the
         settings set neither catalog nor schema, it may also be less qualified: on Databricks the
-        settings would complete it.
+        settings would complete it. No flow of `readers` refers to its own target.
         """
         wanted = comparable_parts(text)
         if wanted is None:
@@ -66,7 +66,8 @@ class DefinitionIndex:
         matches = [
             dataset
             for dataset in self.datasets.values()
-            if (declared := comparable_parts(dataset.declared.name)) is not None
+            if not any(flow.name in readers for flow in dataset.flows)
+            and (declared := comparable_parts(dataset.declared.name)) is not None
             and len(declared) != len(wanted)
             and (
                 declared[-len(wanted) :] == wanted

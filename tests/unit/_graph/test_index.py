@@ -281,7 +281,10 @@ def test_name_in_another_schema_or_an_ambiguous_name_is_not_found_by_its_end(dra
     assert index.find_by_end("main.silver.days") is None
     assert index.find_by_end("nights") is not None
     draft.table("main.bronze.nights")
-    assert draft.index().find_by_end("nights") is None
+    index = draft.index()
+    assert index.find_by_end("nights") is None
+    silver = index.find_by_end("nights", readers=["main.bronze.nights"])
+    assert str(silver.name) == "main.silver.nights"
 
 
 def test_streaming_table_is_refused_when_no_flow_writes_to_it(draft):
