@@ -165,14 +165,12 @@ def window():
 def test_column_types_are_merged_when_flows_have_narrower_or_void_types(project: Project):
     project.source(
         """
-dp.create_streaming_table("ids")
-
 @dp.append_flow(target="ids", once=True)
 def narrow():
     return spark.range(1).select(F.lit(99).alias("id"), F.lit(None).alias("note"))
 
-@dp.append_flow(target="ids")
-def wide():
+@dp.table
+def ids():
     return rows().select("id")
 
 @dp.materialized_view

@@ -85,7 +85,7 @@ class _Indexing:
             by_target.setdefault(target, []).append(flow)
 
         datasets = {
-            key: DeclaredDataset(name=name, declared=declared, flows=tuple(by_target.get(key, ())))
+            key: _with_flows(name, declared, tuple(by_target.get(key, ())))
             for key, (name, declared) in names.items()
         }
         self._errors += _check_flows(datasets.values(), shown, attempted)
@@ -242,6 +242,13 @@ def _not_streaming(flow: Flow, message: str) -> DefinitionError:
     return DefinitionError("FLOW_TARGET_NOT_STREAMING", message, origin=flow.origin, hint=hint)
 
 
+def _with_flows(name: DatasetName, declared: Dataset, flows: tuple[Flow, ...]) -> DeclaredDataset:
+    """A dataset with its flows: a `@table` that other flows append to is a streaming table."""
+    if declared.kind is None and not all(flow.implicit for flow in flows):
+        declared = replace(declared, kind=DatasetKind.STREAMING_TABLE)
+    return DeclaredDataset(name=name, declared=declared, flows=flows)
+
+
 def _check_flows(
     datasets: Iterable[DeclaredDataset], shown: Mapping[str, str], attempted: set[str]
 ) -> Iterable[PenstockError]:
@@ -254,13 +261,6 @@ def _check_flows(
                 f"no flow writes to streaming table {name!r}",
                 origin=declared.origin,
                 hint=f'add a flow: @append_flow(target="{declared.name}")',
-            )
-        elif explicit and len(explicit) < len(dataset.flows):
-            yield DefinitionError(
-                "TABLE_WITH_QUERY_AND_FLOW",
-                f"{name!r} has its own query and is also the target of flow {explicit[0].name!r}",
-                origin=explicit[0].origin,
-                hint="declare the table with create_streaming_table and each query as a flow",
             )
         elif explicit and declared.kind is not DatasetKind.STREAMING_TABLE:
             text = f"flow {explicit[0].name!r} writes to {name!r}, which is not a streaming table"

@@ -59,6 +59,14 @@ def test_batch_flow_into_a_streaming_table_is_refused(draft):
     assert "'load'" in error.message
 
 
+def test_a_batch_query_is_refused_when_other_flows_append_to_its_table(draft):
+    draft.table("orders", streaming=False)
+    draft.append_flow("history", "orders", once=True)
+    (error,) = errors_of(draft)
+    assert error.condition == "STREAMING_TABLE_READS_BATCH"
+    assert str(error.origin) == "pipeline.py:10"
+
+
 def test_one_time_flow_is_accepted_when_its_query_is_a_batch(draft):
     draft.empty_table("orders")
     draft.append_flow("live", "orders")

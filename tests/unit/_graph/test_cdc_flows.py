@@ -87,9 +87,9 @@ def test_expectations_are_refused_on_the_target_of_a_snapshot_flow(draft):
 def test_cdc_target_is_refused_when_it_is_not_a_declared_streaming_table(draft, kind):
     expected = {
         "missing": "FLOW_TARGET_NOT_FOUND",
-        "table": "TABLE_WITH_QUERY_AND_FLOW",
+        "table": "CDC_TARGET_SHARED",
         "sink": "FLOW_TARGET_NOT_STREAMING",
-        "view": "TABLE_WITH_QUERY_AND_FLOW",
+        "view": "FLOW_TARGET_NOT_STREAMING",
     }
     if kind == "sink":
         draft.sink("customers")

@@ -174,7 +174,7 @@ def test_a_sink_is_refused_when_it_has_the_name_of_a_dataset(draft):
     draft.table("Out")
     draft.sink("out")
     draft.append_flow("publish", "out", "Out")
-    (error,) = [e for e in draft.index().errors if e.condition != "TABLE_WITH_QUERY_AND_FLOW"]
+    (error,) = draft.index().errors
     assert error.condition == "SINK_NAMED_AS_DATASET"
     assert "pipeline.py:10" in error.message
 
@@ -294,12 +294,14 @@ def test_streaming_table_is_refused_when_no_flow_writes_to_it(draft):
     assert '@append_flow(target="orders")' in error.hint
 
 
-def test_a_table_is_refused_when_it_has_a_query_and_a_flow(draft):
+def test_a_table_with_a_query_is_a_streaming_table_when_other_flows_append_to_it(draft):
+    draft.append_flow("before", "orders", once=True)
     draft.table("orders")
-    draft.append_flow("more", "orders")
-    (error,) = draft.index().errors
-    assert error.condition == "TABLE_WITH_QUERY_AND_FLOW"
-    assert str(error.origin) == "pipeline.py:20"
+    index = draft.index()
+    assert index.errors == ()
+    (orders,) = index.datasets.values()
+    assert orders.declared.kind is DatasetKind.STREAMING_TABLE
+    assert [flow.name for flow in orders.flows] == ["before", "orders"]
 
 
 @pytest.mark.parametrize("kind", [DatasetKind.MATERIALIZED_VIEW, DatasetKind.TEMPORARY_VIEW])
