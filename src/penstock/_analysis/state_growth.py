@@ -17,9 +17,10 @@ _SOME_WATERMARK = 1_000_000_000_000
 
 
 def growing_state(df: "DataFrame", mode: OutputMode | None) -> tuple[str, ...]:
-    """One sentence for each stateful operation with unbounded state, with the way out."""
+    """Distinct sentences about stateful operations with unbounded state, with the way out."""
     jvm: Any = df.sparkSession._jvm
-    return tuple(text for node in walk(analyzed(df)) for text in _grows(jvm, node, mode))
+    texts = (text for node in walk(analyzed(df)) for text in _grows(jvm, node, mode))
+    return tuple(dict.fromkeys(texts))
 
 
 def _grows(jvm: Any, node: Any, mode: OutputMode | None) -> Iterator[str]:
