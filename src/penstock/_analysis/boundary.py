@@ -12,6 +12,7 @@ from penstock._analysis.missing_sources import MAP_PATH, NO_TABLE, error_details
 from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation, is_ours, source_location
+from penstock._model.paths import MISSING_PATH_HINT
 from penstock._observe.masking import shown
 from penstock._spark.call_sites import user_columns
 from penstock.errors import DefinitionError, PenstockError, UserCodeError
@@ -97,8 +98,7 @@ def query_error(
             "PATH_NOT_FOUND",
             f"{flow!r} reads a path that does not exist: {parameters.get('path', '')}",
             origin=origin,
-            hint="relative paths start at the pipeline's root folder; for paths of another "
-            f"platform, {MAP_PATH}",
+            hint=MISSING_PATH_HINT,
         )
     if lacks_file_system(error):
         return DefinitionError(
@@ -122,4 +122,5 @@ def query_error(
         "QUERY_FUNCTION_RAISED",
         f"the query function of {flow!r} raised {type(error).__name__}: {shown(first_line(error))}",
         origin=origin,
+        hint=MISSING_PATH_HINT if isinstance(error, FileNotFoundError) else None,
     )

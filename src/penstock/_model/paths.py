@@ -24,6 +24,10 @@ from pathlib import Path
 
 from penstock.errors import SpecError
 
+MISSING_PATH_HINT = (
+    "relative paths start at the pipeline's root folder; for a path of another platform, map its "
+    "prefix under `paths` in the settings"
+)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):(.*)", re.DOTALL)
 _HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _S3 = {"s3", "s3a", "s3n"}

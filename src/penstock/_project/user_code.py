@@ -7,6 +7,7 @@ from types import TracebackType
 
 from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation, is_ours, source_location
+from penstock._model.paths import MISSING_PATH_HINT
 from penstock._observe.masking import shown
 from penstock._project.databricks.notebook import file_of_cell
 from penstock.errors import UserCodeError
@@ -69,6 +70,8 @@ def _hint(error: BaseException, root: str, missing_packages: Collection[str]) ->
             f"modules are imported from {root}, from the folder of the source file, and from "
             "installed packages"
         )
+    if isinstance(error, FileNotFoundError):
+        return MISSING_PATH_HINT
     if _is_unfinished(error):
         return (
             "files import each other in a cycle, and the name is defined below the `import`: move "

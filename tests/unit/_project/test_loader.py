@@ -295,6 +295,7 @@ def test_hint_explains_an_import_cycle(project, code):
         ("exit(3)", "exit code 3"),
         ("import sys; sys.exit('bye')", "exit code 'bye'"),
         ("raise RuntimeError", "RuntimeError"),
+        ("open('/Volumes/none/a.json')", "map its prefix under `paths`"),
         ("import no_such_module", "modules are imported from"),
         ("dbutils.widgets.text('a')", "from databricks.sdk.runtime import dbutils"),
         ("get_ipython().user_ns['dbutils']", "IPython is not available"),
