@@ -74,6 +74,9 @@ __all__ = [
 ]
 
 
+_OF_LOADING_TOOL = ("destination", "pipeline", "resource", "source", "transformer")
+
+
 def __getattr__(name: str) -> object:
     """Give `pyspark.pipelines.api`, the same module; else name the nearest function."""
     if name == "api":
@@ -82,4 +85,6 @@ def __getattr__(name: str) -> object:
         raise AttributeError("`replace_flow` is not available yet", name=name)
     close = nearest(name, __all__)
     suggestion = f"; did you mean {close!r}?" if close else ""
+    if name in _OF_LOADING_TOOL:
+        suggestion = "; code for the loading tool `dlt` of PyPI runs on its own, outside pipelines"
     raise AttributeError(f"the pipeline API has no {name!r}{suggestion}", name=name)

@@ -109,6 +109,8 @@ def test_pipelines_attribute_is_removed_when_pyspark_had_none():
 def test_error_names_the_nearest_function_when_unknown():
     with pytest.raises(AttributeError, match="did you mean 'append_flow'"):
         _ = surface.apend_flow
+    with pytest.raises(AttributeError, match="loading tool `dlt` of PyPI"):
+        _ = surface.resource
     assert not hasattr(surface, "zzz")
     with pytest.raises(AttributeError, match="not available yet"):
         _ = surface.replace_flow
