@@ -22,7 +22,7 @@ from penstock._model.missing import missing_values_assumed
 from penstock._model.pipeline import PipelineSettings
 from penstock._plan.planner import PlanOptions, make_plan
 from penstock._project.databricks.stand_ins import stand_ins
-from penstock._project.loader import LoadedSources, load_sources
+from penstock._project.loader import LoadedSources, empty_pipeline, load_sources
 from penstock._project.needs import ProjectNeeds, needs
 from penstock.errors import DefinitionErrors, PenstockError
 
@@ -102,6 +102,9 @@ def check_project(
     with opened_project(settings, absent, assuming=needed.files_that_assume()) as opened:
         survey = opened.survey
         refused, unsure = opened.problems()
+        # Files may declare a table for each row of a missing source.
+        if not (opened.index.flows or refused or unsure or opened.read_while_loaded):
+            refused = (empty_pipeline(settings.name, opened.loaded.sources),)
         return ProjectCheck(
             settings=settings,
             sources=opened.loaded.sources,

@@ -88,3 +88,12 @@ def test_check_infers_columns_of_sources_that_are_read_while_files_are_loaded(
     check = check_project(load_settings(tmp_path, source=shop))
     assert [error.origin.file for error in check.refused] == ["wrong.py"]
     assert [error.origin.file for error in check.unsure.values()] == ["late.py"]
+
+
+def test_check_refuses_a_project_that_declares_nothing(
+    spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "helpers.py").write_text("import dlt\n\ndef orders(): ...\n", "utf-8")
+    check = check_project(load_settings(tmp_path, source=tmp_path))
+    assert [error.condition for error in check.refused] == ["PIPELINE_EMPTY"]

@@ -27,15 +27,20 @@ def load_definitions(
     """
     registry, sources = _load(settings, namespace)
     if registry.is_empty and not registry.errors:
-        shown = ", ".join(source_location(str(source), 1).file for source in sources[:3])
-        more = f" and {len(sources) - 3} more" if len(sources) > 3 else ""
-        raise DefinitionError(
-            "PIPELINE_EMPTY",
-            f"the source files of pipeline `{settings.name}` declare nothing: {shown}{more}",
-            hint="put `@dp.table` on a function that returns a DataFrame "
-            "or write `CREATE STREAMING TABLE` in SQL",
-        )
+        raise empty_pipeline(settings.name, sources)
     return registry.build()
+
+
+def empty_pipeline(name: str, sources: Sequence[Path]) -> DefinitionError:
+    """Return the error of a pipeline whose source files declare nothing."""
+    shown = ", ".join(source_location(str(source), 1).file for source in sources[:3])
+    more = f" and {len(sources) - 3} more" if len(sources) > 3 else ""
+    return DefinitionError(
+        "PIPELINE_EMPTY",
+        f"the source files of pipeline `{name}` declare nothing: {shown}{more}",
+        hint="put `@dp.table` on a function that returns a DataFrame "
+        "or write `CREATE STREAMING TABLE` in SQL",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
