@@ -101,6 +101,7 @@ final class AffectedKeys {
     if (RowOrder.mattersBelow(node)) {
       throw dependsOnOrder();
     }
+    checkSums(node, keys);
     LogicalPlan child = PlanParts.list(node.children()).get(0);
     LogicalPlan changed = touched(child, groups);
     List<LogicalPlan> results = new ArrayList<>();
@@ -149,6 +150,7 @@ final class AffectedKeys {
     if (changed == null) {
       return null;
     }
+    checkSums(side, Stream.concat(keys.stream(), joined.stream()).toList());
     LogicalPlan rows = query.part(side, true);
     return PlanParts.project(keys, PlanParts.semi(rows, joined, changed, equi.hasNullSafe()));
   }
@@ -159,6 +161,12 @@ final class AffectedKeys {
     Columns right = new Columns(join.right(), keys, equi.right());
     LogicalPlan changedLeft = touched(join.left(), left.all);
     LogicalPlan changedRight = touched(join.right(), right.all);
+    if (changedLeft != null) {
+      checkSums(join.right(), right.all);
+    }
+    if (changedRight != null) {
+      checkSums(join.left(), left.all);
+    }
     LogicalPlan newLeft = PlanParts.project(left.all, query.part(join.left(), true));
     LogicalPlan newRight = PlanParts.project(right.all, query.part(join.right(), true));
     List<LogicalPlan> parts = new ArrayList<>();
@@ -346,6 +354,15 @@ final class AffectedKeys {
         "a part of the query depends on the order of rows with equal values, as row_number does");
   }
 
+  /** Which rows have these values must not depend on sums that are rounded. */
+  private static void checkSums(LogicalPlan node, List<Expression> values) {
+    if (RowOrder.isRounded(node, values)) {
+      throw new QueryChanges.UnsupportedException(
+          "a part of the query selects or groups rows by a sum or an average of floating-point"
+              + " numbers");
+    }
+  }
+
   static void checkGroups(List<Expression> groups) {
     if (groups.isEmpty()) {
       throw new QueryChanges.UnsupportedException(
@@ -372,10 +389,14 @@ final class AffectedKeys {
     return PlanParts.has(expression, part -> part instanceof AggregateExpression);
   }
 
-  private static List<Expression> ofChild(
-      LogicalPlan union, LogicalPlan child, List<Expression> keys) {
+  /** Keys of a child: that of a union has other columns. */
+  static List<Expression> ofChild(
+      LogicalPlan node, LogicalPlan child, List<Expression> keys) {
+    if (!(node instanceof Union)) {
+      return keys;
+    }
     Map<ExprId, Expression> values = new HashMap<>();
-    List<Attribute> output = PlanParts.output(union);
+    List<Attribute> output = PlanParts.output(node);
     for (int position = 0; position < output.size(); position++) {
       values.put(output.get(position).exprId(), PlanParts.output(child).get(position));
     }

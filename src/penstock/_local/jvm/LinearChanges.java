@@ -68,6 +68,10 @@ final class LinearChanges {
         || query.isChanged(join.right()) && RowOrder.mattersBelow(join.left())) {
       throw AffectedKeys.dependsOnOrder();
     }
+    if (isSigned && (isRounded(join.left()) || isRounded(join.right()))) {
+      // A condition above may not select the removed rows that it selected before.
+      throw new QueryChanges.UnsupportedException("rows of the result change");
+    }
     if (!query.isChanged(join.right())) {
       return with(join, left, query.part(join.right(), true), left);
     }
@@ -81,6 +85,10 @@ final class LinearChanges {
     }
     LogicalPlan ofLeft = with(join, left, query.part(join.right(), true), left);
     return union(List.of(ofLeft, ofRight), join);
+  }
+
+  private static boolean isRounded(LogicalPlan side) {
+    return RowOrder.isRounded(side, PlanParts.output(side));
   }
 
   private LogicalPlan union(List<LogicalPlan> parts, LogicalPlan node) {

@@ -1,6 +1,9 @@
 package penstock.delta;
 
+import java.util.ArrayList;
+import java.util.List;
 import java.util.Set;
+import java.util.stream.Stream;
 import org.apache.spark.sql.catalyst.expressions.CumeDist;
 import org.apache.spark.sql.catalyst.expressions.DenseRank;
 import org.apache.spark.sql.catalyst.expressions.Expression;
@@ -10,8 +13,12 @@ import org.apache.spark.sql.catalyst.expressions.RowFrame$;
 import org.apache.spark.sql.catalyst.expressions.SpecifiedWindowFrame;
 import org.apache.spark.sql.catalyst.expressions.WindowExpression;
 import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateExpression;
+import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
 import org.apache.spark.sql.catalyst.plans.logical.Deduplicate;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.logical.Project;
+import org.apache.spark.sql.types.DoubleType;
+import org.apache.spark.sql.types.FloatType;
 
 /**
  * Whether results depend on the order of rows with equal values, as those of {@code row_number}.
@@ -38,6 +45,10 @@ final class RowOrder {
           "VariancePop",
           "VarianceSamp");
 
+  // Sums of these functions are rounded, so that their last bits depend on the order of all rows.
+  private static final Set<String> SUMS =
+      Set.of("Average", "StddevPop", "StddevSamp", "Sum", "VariancePop", "VarianceSamp");
+
   private RowOrder() {}
 
   /** Whether a result of this node depends on it. */
@@ -50,6 +61,33 @@ final class RowOrder {
   static boolean mattersBelow(LogicalPlan node) {
     return matters(node)
         || PlanParts.list(node.children()).stream().anyMatch(RowOrder::mattersBelow);
+  }
+
+  /**
+   * Whether some values, or the rows that a plan has, depend on sums of floating-point numbers. If
+   * {@code sum(x) > 1} is recomputed, it may be false where it was true.
+   */
+  static boolean isRounded(LogicalPlan node, List<? extends Expression> values) {
+    List<Expression> parts = new ArrayList<>(values);
+    if (node instanceof Project project) {
+      parts = PlanParts.replaced(parts, PlanParts.values(project.projectList()));
+    } else if (node instanceof Aggregate groups) {
+      parts = PlanParts.replaced(parts, PlanParts.values(groups.aggregateExpressions()));
+      parts = Stream.concat(parts.stream(), PlanParts.list(groups.groupingExpressions()).stream()).toList();
+    } else {
+      parts.addAll(PlanParts.list(node.expressions()));
+    }
+    List<Expression> all = parts;
+    return all.stream().anyMatch(part -> PlanParts.has(part, RowOrder::isRounded))
+        || PlanParts.list(node.children()).stream()
+            .anyMatch(child -> isRounded(child, AffectedKeys.ofChild(node, child, all)));
+  }
+
+  private static boolean isRounded(Expression expression) {
+    return SUMS.contains(expression.getClass().getSimpleName())
+        && PlanParts.list(expression.children()).stream()
+            .map(Expression::dataType)
+            .anyMatch(type -> type instanceof DoubleType || type instanceof FloatType);
   }
 
   private static boolean matters(Expression expression) {
