@@ -157,6 +157,7 @@ REFUSED = {
     "SELECT c FROM {t} ORDER BY v LIMIT 3": "Limit",
     "SELECT c, sum(v) AS s FROM {t} GROUP BY ROLLUP (c)": "Expand",
     "SELECT c, (SELECT max(w) FROM {d}) AS m FROM {t}": "a scalar subquery",
+    "SELECT c FROM {t} WHERE v > 3 OR k IN (SELECT k FROM {d})": "EXISTS or IN within OR",
     "SELECT n FROM {t} GROUP BY n": "no column of the result",
     "SELECT s.c, d.name FROM (SELECT c, k, row_number() OVER (PARTITION BY c ORDER BY v) AS r"
     " FROM {t}) s JOIN {d} d ON s.k = d.k WHERE s.r = 1": "order of rows with equal values",

@@ -14,6 +14,7 @@ import org.apache.spark.sql.catalyst.optimizer.ReplaceExceptWithAntiJoin;
 import org.apache.spark.sql.catalyst.optimizer.ReplaceIntersectWithSemiJoin;
 import org.apache.spark.sql.catalyst.optimizer.RewriteCorrelatedScalarSubquery;
 import org.apache.spark.sql.catalyst.optimizer.RewritePredicateSubquery;
+import org.apache.spark.sql.catalyst.plans.ExistenceJoin;
 import org.apache.spark.sql.catalyst.plans.JoinType;
 import org.apache.spark.sql.catalyst.plans.LeftAnti$;
 import org.apache.spark.sql.catalyst.plans.LeftOuter$;
@@ -70,6 +71,9 @@ final class NormalPlan {
 
   /** Refuses a query with operators whose changes are not known. */
   static void check(LogicalPlan node) {
+    if (node instanceof Join join && join.joinType() instanceof ExistenceJoin) {
+      throw unsupported("EXISTS or IN within OR or a column");
+    }
     if (!isSupported(node)) {
       String kind = node instanceof Join join ? join.joinType().sql() + " JOIN" : node.nodeName();
       throw unsupported(kind);
