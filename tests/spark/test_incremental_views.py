@@ -198,6 +198,33 @@ def test_sums_of_large_decimals_keep_their_last_decimal(spark, tmp_path):
         assert view.rows == view.computed()
 
 
+@pytest.mark.usefixtures("small_queries")
+def test_groups_by_windows_of_time_are_merged_and_replaced(spark, tmp_path):
+    table = f"delta.`{tmp_path}/t`"
+    spark.sql(f"CREATE TABLE {table} (k INT, ts TIMESTAMP) USING delta")
+    values = "SELECT INT(id % 3), timestamp_seconds(id * 1000) FROM range({}, {})"
+    spark.sql(f"INSERT INTO {table} {values.format(0, 20)}")
+    views = [
+        View(
+            spark,
+            f"SELECT w, count(*) AS n {more} FROM (SELECT *, window(ts, '1 hour') AS w"
+            f" FROM {table}) GROUP BY w",
+        )
+        for more in ("", ", max(k) AS m")
+    ]
+    for change, techniques in (
+        (f"INSERT INTO {table} {values.format(15, 30)}", ["GROUP_AGGREGATE", "GROUP_AGGREGATE"]),
+        (
+            f"DELETE FROM {table} WHERE ts < '1970-01-01 02:00:00Z'",
+            ["GROUP_AGGREGATE", "ROW_BASED"],
+        ),
+    ):
+        spark.sql(change)
+        assert [view.refresh() for view in views] == techniques
+        for view in views:
+            assert view.rows == view.computed()
+
+
 @pytest.mark.parametrize(
     "query",
     [

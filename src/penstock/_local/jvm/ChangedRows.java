@@ -125,6 +125,7 @@ public final class ChangedRows {
       StructField field = schema.fields()[column];
       if (!PlanParts.isExact(field.dataType())
           || field.dataType() instanceof BinaryType
+          || field.dataType() instanceof StructType
           || partitions.contains(field.name())) {
         continue;
       }

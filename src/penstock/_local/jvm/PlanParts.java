@@ -87,7 +87,9 @@ final class PlanParts {
         || type instanceof TimestampNTZType
         || type instanceof DecimalType
         || type instanceof BinaryType
-        || type.equals(DataTypes.StringType);
+        || type.equals(DataTypes.StringType)
+        || type instanceof StructType struct
+            && Arrays.stream(struct.fields()).allMatch(field -> isExact(field.dataType()));
   }
 
   /** Whether rows that are equal by {@code GROUP BY} have the same value of a type. */
