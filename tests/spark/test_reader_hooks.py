@@ -440,6 +440,22 @@ def test_columns_can_be_qualified_with_names_of_tables(world: World, spark: Spar
         )
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT /*+ BROADCAST(live.orders) */ ts FROM live.orders"
+        " JOIN main.ref.countries USING (id)",
+        "SELECT /*+ MERGE(c), broadcast(`Orders`) */ orders.ts FROM main.ref.countries AS c"
+        " JOIN orders ON c.id = orders.id",
+        "SELECT * FROM (SELECT /*+ BROADCAST(o) */ o.ts FROM main.ref.countries AS c, orders AS o"
+        " WHERE c.id = o.id)",
+    ],
+)
+def test_hints_name_datasets(world: World, spark: SparkSession, text: str):
+    df, _ = world.evaluate(lambda: spark.sql(text), orders="id BIGINT, ts TIMESTAMP")
+    assert "strategy=broadcast" in df._jdf.queryExecution().optimizedPlan().toString()
+
+
 def test_a_view_is_called_again_on_each_thread_that_needs_qualifiers(
     world: World, spark: SparkSession
 ):

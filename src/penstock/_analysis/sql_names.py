@@ -49,7 +49,7 @@ class RelationReference:
     """A table name in SQL text, and the options of its `WITH` clause.
 
     `is_streaming`: inside `STREAM`; `is_time_travel`: a version or a timestamp of it is read;
-    `is_changed`: the statement changes its rows;
+    `is_changed`: the statement changes its rows; `is_hint`: it is named by a hint;
     `alias_at`: where an alias can be added; `None` if there is one, or if another clause follows.
     """
 
@@ -60,6 +60,7 @@ class RelationReference:
     is_streaming: bool = False
     is_time_travel: bool = False
     is_changed: bool = False
+    is_hint: bool = False
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -107,7 +108,12 @@ def rewrite_names(
     text = marked
     references = _names(plan, frozenset(), streaming=False)
     replacements: list[tuple[int, int, str]] = []
+    hints: list[RelationReference] = []
+    renamed: dict[str, str] = {}
     for reference in sorted(references, key=lambda reference: reference.start):
+        if isinstance(reference, RelationReference) and reference.is_hint:
+            hints.append(reference)
+            continue
         if replacements and reference.start < replacements[-1][1]:
             continue  # an argument of a call that is replaced as a whole
         replacement = change(reference)
@@ -115,11 +121,14 @@ def rewrite_names(
             require_spark("4.2", f"STREAM of {text[reference.start : reference.end]}")
         if replacement is not None:
             replacements.append((reference.start, reference.end, replacement))
-            if aliased and isinstance(reference, RelationReference):
-                at = reference.alias_at
-                if at is not None:
-                    replacements.append((at, at, f" AS {quoted(reference.parts[-1])}"))
-    for start, end, replacement in reversed(replacements):
+            if isinstance(reference, RelationReference) and reference.alias_at is not None:
+                at, alias = reference.alias_at, quoted(reference.parts[-1])
+                if aliased:
+                    replacements.append((at, at, f" AS {alias}"))
+                renamed[reference.name.lower()] = alias if aliased else replacement
+    for hint in hints:
+        replacements.append((hint.start, hint.end, renamed.get(hint.name.lower(), hint.name)))
+    for start, end, replacement in sorted(replacements, reverse=True):
         text = text[:start] + replacement + text[end:]
     return text
 
@@ -185,6 +194,12 @@ def _names(
             names = names | own
         yield from _names(plan.child(), names, streaming=False)
         return
+    if kind == "UnresolvedHint":
+        for parameter in iterate(plan.parameters()):
+            if kind_of(parameter) == "UnresolvedAttribute":
+                _, start, end = _position(parameter.origin(), streaming=False)
+                parts = tuple(iterate(parameter.nameParts()))
+                yield RelationReference(start=start, end=end, parts=parts, is_hint=True)
     if kind not in _CLAUSES_OF_STREAM or not plan.isStreaming():
         aliased = kind in ("SubqueryAlias", "Sample", *_CLAUSES_OF_STREAM)
     if kind == "InsertIntoStatement":  # its table is not among its children, and has no alias
