@@ -122,6 +122,9 @@ def test_rules_can_use_columns_that_the_query_does_not_return(spark: SparkSessio
         check_expectations(df, rules)
     with pytest.raises(DefinitionError, match="nope"):
         check_expectations(df, [rule("bad", "nope > 0")], finds_hidden=True)
+    with pytest.raises(DefinitionError, match="numbered") as refused:
+        check_expectations(df, [rules[1]], are_stored=True)
+    assert "add this one to the query" in str(refused.value.hint)
     split = split_rows(df, rules)
     assert split is not None
     assert split.data_columns == ("key", "number")

@@ -126,7 +126,7 @@ class BackfillRun:
         df = self.tables.typed(self.node, query)
         if self.plan.way == Way.WINDOW:
             # Staged rows have neither other columns of the query, nor the metadata of its files.
-            check_expectations(df, self.dataset.declared.expectations)
+            check_expectations(df, self.dataset.declared.expectations, are_stored=True)
             if not self.plan.is_staged:
                 self._stream(df, sources, self._stage)
                 if not StorageFiles(self.pipeline.spark).names(self._rows):

@@ -219,7 +219,7 @@ class QuarantineReplay:
             for rule in self._expectations
         ]
         # The quarantine has neither other columns of the query, nor the metadata of its files.
-        check_expectations(data, rules)
+        check_expectations(data, rules, are_stored=True)
         split = split_rows(data, rules)
         if split is None or not split.quarantine:
             kinds = {name: rows.schema[name].dataType for name in QUARANTINE_COLUMNS}

@@ -32,10 +32,12 @@ def check_expectations(
     kind: DatasetKind | None = None,
     *,
     finds_hidden: bool = False,
+    are_stored: bool = False,
 ) -> None:
     """Check every expectation against the columns of its dataset, which is of this kind.
 
-    With `finds_hidden`, it may use columns that `hidden_plan` finds.
+    With `finds_hidden`, it may use columns that `hidden_plan` finds; rows that `are_stored` have
+    none of these.
 
     Raises:
         DefinitionErrors: Several are invalid.
@@ -55,7 +57,7 @@ def check_expectations(
     if not _sound(df, [column for _, column in parsed]):
         for rule, column in parsed:
             try:
-                _check_one(df, rule, column)
+                _check_one(df, rule, column, are_stored=are_stored)
             except DefinitionError as error:
                 if finds_hidden and hidden_plan(df, column) is not None:
                     continue
@@ -159,14 +161,15 @@ def _sound(df: DataFrame, columns: Sequence[Column]) -> bool:
     return row_wise(df, selected) and all(_boolean(field.dataType) for field in selected.schema)
 
 
-def _check_one(df: DataFrame, rule: Expectation, column: Column) -> None:
+def _check_one(df: DataFrame, rule: Expectation, column: Column, *, are_stored: bool) -> None:
     try:
         selected = df.select(column.alias("rule"))
     except AnalysisException as error:
         near = nearest_column(error, df.columns)
-        raise _invalid(
-            rule, first_line(error), hint=f"did you mean {near!r}?" if near else None
-        ) from error
+        hint = f"did you mean {near!r}?" if near else None
+        if are_stored:
+            hint = "stored rows have only the columns of the table: add this one to the query"
+        raise _invalid(rule, first_line(error), hint=hint) from error
     if not row_wise(df, selected):
         raise _invalid(rule, "it aggregates, uses a window or makes rows")
     if _SUSPECT.search(str(column)):
