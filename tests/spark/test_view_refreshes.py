@@ -112,6 +112,8 @@ def test_views_are_updated_by_the_changes_of_their_sources(pipeline, monkeypatch
     # As in a table that is not rewritten.
     monkeypatch.setattr("penstock._tables.write.view_writer.REWRITE_BYTES", -1)
     assert set(pipeline.refresh().values()) == {"NO_OP"}
+    pipeline.spark.sql(f"COMMENT ON TABLE delta.`{pipeline.paths['src']}` IS 'orders'")
+    assert set(pipeline.refresh().values()) == {"NO_OP"}
 
     rows = [(2, 100, 10), (2, 100, 11), (2, 101, 9), (2, 500, 12), (77, 1, 1)]
     pipeline.add("src", [*rows, (None, 1, 1), (5, None, 1)])

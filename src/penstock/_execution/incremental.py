@@ -50,6 +50,10 @@ class NotIncrementalError(Exception):
     """The view must be computed completely; the message is the reason."""
 
 
+class SourcesUnchangedError(Exception):
+    """The sources have new versions, but the same rows, as after a change of a comment."""
+
+
 @dataclass(frozen=True)
 class IncrementalRefresh:
     """The chosen technique, and the commit, not made yet."""
@@ -197,6 +201,7 @@ def reasons(dataset: DatasetNode) -> Iterator[None]:
 
     Raises:
         NotIncrementalError: the view must be computed completely.
+        SourcesUnchangedError: it need not be computed.
         PlanError: `REFRESH_NOT_INCREMENTAL` with the policy `incremental_strict`.
     """
     try:
@@ -209,6 +214,8 @@ def reasons(dataset: DatasetNode) -> Iterator[None]:
         if is_final or "cancelled" in full_text(error).lower():
             raise
         known = _UNSUPPORTED.search(full_text(error))
+        if known and known[1] == "no source changed":
+            raise SourcesUnchangedError from error
         reason = known[1] if known else f"the incremental refresh failed: {first_line(error)}"
     else:
         return

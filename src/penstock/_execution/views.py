@@ -12,6 +12,7 @@ from penstock._execution.incremental import (
     Attempt,
     IncrementalViews,
     NotIncrementalError,
+    SourcesUnchangedError,
     check_policy,
     reasons,
 )
@@ -79,15 +80,6 @@ class ViewRefresh:
             reason = "its window moved, or the query changed"
         origin = self._queries.origin(node)
         declared = self._queries.declaration(node)
-        if reason is None:
-            assert before is not None
-            if declared != before.deployed:
-                self._queries.state.save_view(step.target, replace(before, deployed=declared))
-            if step.flow not in self._unchanged:
-                self._unchanged.add(step.flow)
-                self._queries.context.emit(_refresh(origin, "NO_OP", "no source changed"))
-            return RunOutcome(changed=False, reason="no source changed")
-        self._unchanged.discard(step.flow)
         result: Commit | None = None
         attempt, attempt_seconds = Attempt(), 0.0
         if reason == _SOURCE_CHANGED and where is None:
@@ -98,9 +90,21 @@ class ViewRefresh:
                 self._queries.context.emit(_refresh(origin, update.technique, update.reason))
                 with reasons(dataset):
                     result, reason = update.commit(), update.reason
+            except SourcesUnchangedError:
+                reason = None
             except NotIncrementalError as error:
                 reason = f"{_SOURCE_CHANGED}; {error}"
             attempt_seconds = time.monotonic() - started
+        if reason is None:
+            assert before is not None
+            state = replace(before, sources=sources.versions, deployed=declared)
+            if state != before:
+                self._queries.state.save_view(step.target, state)
+            if step.flow not in self._unchanged:
+                self._unchanged.add(step.flow)
+                self._queries.context.emit(_refresh(origin, "NO_OP", "no source changed"))
+            return RunOutcome(changed=False, reason="no source changed")
+        self._unchanged.discard(step.flow)
         is_incremental = result is not None
         if result is None:
             self._queries.context.emit(_refresh(origin, "COMPLETE_RECOMPUTE", reason))
