@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from penstock._observe.events import FlowStatus, LagProgress, LineageProgress, UpdateState
-from penstock._observe.lag import source_view, waiting_rows
+from penstock._observe.lag import source_view
 from penstock._observe.spark_progress import operators_of, watermark_delay, watermark_of
 from penstock._observe.state import ROW_COUNTS, Histogram, ObservedFlow, ObservedUpdate
 
@@ -300,9 +300,6 @@ class _Figures:
         backlog = flow.backlog
         # The backlog of the last batch is outdated while brokers do not answer.
         newer = flow.lag.sources if flow.lag is not None and flow.lag_is_newer else ()
-        records = waiting_rows(newer)
-        if backlog is not None and records is not None:
-            backlog = records  # a batch that hangs or fails does not report what waits meanwhile
         for source in newer:
             for part in source.get("partitions") or () if source.get("problem") else ():
                 partitions.pop((str(part["topic"]), str(part["partition"])), None)

@@ -37,7 +37,7 @@ from penstock._observe.events import (
     UpdateProgress,
     UpdateState,
 )
-from penstock._observe.lag import ages_of
+from penstock._observe.lag import ages_of, waiting_rows
 from penstock._observe.spark_progress import Progress, dropped_by_watermark, durations_of
 
 ENDED = FINAL_STATUSES | {FlowStatus.IDLE}
@@ -219,6 +219,10 @@ class ObservedFlow:
 
     def measure(self, body: LagProgress) -> None:
         self.lag, self.lag_is_newer = body, True
+        rows = waiting_rows(body.sources)
+        # Batches report no backlog of Delta tables, and batches that hang or fail none at all.
+        if rows is not None or any("versions" in source for source in body.sources):
+            self.backlog = rows
         if any(ages_of(source) for source in body.sources):
             self.aged = body
 

@@ -109,6 +109,24 @@ def test_backlog_is_reported_when_measured_outside_the_batch():
     assert own not in metric_values(unknown).get("penstock_flow_backlog_files", {})
 
 
+def test_unread_rows_of_tables_are_reported_when_measured():
+    def backlog(*measured: tuple[int | None, int | None]) -> float | None:
+        fold = folded(
+            flow_progress(flow(), FlowStatus.RUNNING, "", metrics=FlowMetrics(num_input_rows=5))
+        )
+        for versions, rows in measured:
+            table = {"kind": "delta", "versions": versions, "rows": rows}
+            fold(lag_progress(flow(), {"sources": [table]}))
+        fold(flow_progress(flow(1), FlowStatus.RUNNING, "", metrics=FlowMetrics(num_input_rows=5)))
+        values = metric_values(fold).get("penstock_flow_backlog_rows", {})
+        return values.get(("shop", "silver", "c.s.silver"))
+
+    assert backlog() is None
+    assert backlog((2, 70)) == backlog((1, 5), (2, 70)) == 70
+    assert backlog((2, 70), (0, 0)) == 0
+    assert backlog((2, 70), (3, None)) == backlog((2, 70), (None, None)) is None
+
+
 def test_lag_and_time_to_loss_are_absent_when_unknown():
     def lag(seconds: float | None, left: float | None) -> Event:
         part = {"topic": "orders", "partition": "0", "seconds_behind": seconds}
