@@ -17,7 +17,7 @@ def context_of(spark: SparkSession) -> str:
 
 
 def test_lines_are_recorded_in_user_code_only(spark: SparkSession) -> None:
-    line = f"{Path(__file__).name}:15"
+    line = f"{Path(__file__).name}:{context_of.__code__.co_firstlineno + 2}"
     with own_columns():
         assert line not in context_of(spark)
         with user_columns():

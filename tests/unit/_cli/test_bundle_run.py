@@ -75,7 +75,11 @@ def test_continuous_pipeline_of_a_bundle_is_refused(bundle: Path) -> None:
     ],
 )
 def test_each_pipeline_runs_when_others_fail_unless_interrupted(
-    bundle: Path, outcomes: dict[str, object], code: int, states: list[str | None]
+    bundle: Path,
+    outcomes: dict[str, object],
+    code: int,
+    states: list[str | None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     share(bundle)
 
@@ -88,4 +92,12 @@ def test_each_pipeline_runs_when_others_fail_unless_interrupted(
     exit_code, rows = bundle_run.run_each([*bundle_run.each_pipeline(options.UpdateOptions())], run)
     assert exit_code == code
     assert [row["state"] for row in rows] == states
+    capsys.readouterr()
     bundle_run.print_rows([{**row, "state": row["state"] or "COMPLETED"} for row in rows])
+    printed = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()[-2:]]
+    assert [
+        f"{name} {state or 'COMPLETED'}" in line
+        for name, state, line in zip(("ingest", "report"), states, printed, strict=True)
+    ] == [True, True]
+    error = rows[0].get("error") or "-"
+    assert printed[0].endswith(f"0 0 {error}")

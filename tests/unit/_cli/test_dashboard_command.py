@@ -27,5 +27,6 @@ def test_short_token_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 def test_error_names_the_path_when_it_has_no_events_and_no_project(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["ui", str(tmp_path / "nothing")]) == exit_codes.USAGE
-    assert "nothing" in capsys.readouterr().err
+    path = tmp_path / "shop"
+    assert main(["ui", str(path)]) == exit_codes.USAGE
+    assert str(path) in capsys.readouterr().err
