@@ -26,6 +26,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure() -> None:
     """Processes of tests take signals, also where the run ignores them: after `nohup`, with `&`."""
+    # As Ctrl-C: fixtures stop their servers and processes.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
