@@ -26,9 +26,10 @@ class StopSignals:
 
     Signals that come within a second are one request: `timeout`, `uv run` and the like pass on a
     signal that the terminal has sent to the whole process group already. Before `bind` there is
-    nothing to stop gracefully: a signal raises `KeyboardInterrupt`. A signal that is ignored on
-    entry (SIGHUP below `nohup`) stays ignored. Does nothing on a thread that is not the main one:
-    Python delivers signals only there.
+    nothing to stop gracefully: a signal raises `KeyboardInterrupt`, and the end of Spark's JVM is
+    not interrupted by the same request. A signal that is ignored on entry (SIGHUP below `nohup`)
+    stays ignored. Does nothing on a thread that is not the main one: Python delivers signals only
+    there.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -40,7 +41,7 @@ class StopSignals:
 
     def bind(self, running: Stoppable | None) -> None:
         """Make signals stop this update; `None` if none is running. Any thread."""
-        self._running = running
+        self._running, self._last = running, -math.inf
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -58,7 +59,7 @@ class StopSignals:
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         # No output here: the interrupted thread may be in the middle of writing some.
         now = self._monotonic()
-        if self._running is not None and now - self._last < SAME_REQUEST_SECONDS:
+        if now - self._last < SAME_REQUEST_SECONDS:
             return
         self._last = now
         self.received += 1

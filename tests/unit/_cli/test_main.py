@@ -277,8 +277,15 @@ def test_signals_request_a_stop_of_the_running_update(number: signal.Signals) ->
 
 
 def test_signal_interrupts_before_an_update_runs() -> None:
-    with pytest.raises(KeyboardInterrupt), StopSignals():
-        signal.raise_signal(signal.SIGTERM)
+    now = [100.0]
+    with StopSignals(lambda: now[0]):
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        now[0] += 0.9
+        signal.raise_signal(signal.SIGTERM)  # the same request, forwarded again
+        now[0] += 0.2
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
 
 
 @pytest.fixture
