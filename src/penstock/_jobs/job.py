@@ -271,7 +271,8 @@ class Job:
         self.queries.request_stop()
         reason = "stop was requested a second time"
         try:
-            if self._inbox.get(timeout=self.options.stop_timeout_seconds) is _Message.END:
+            timeout = min(self.options.stop_timeout_seconds, threading.TIMEOUT_MAX)
+            if self._inbox.get(timeout=timeout) is _Message.END:
                 return
         except Empty:
             reason = f"not stopped within {self.options.stop_timeout_seconds:g} s"

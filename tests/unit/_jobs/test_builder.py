@@ -1,6 +1,37 @@
+import math
+from typing import Any
+
 import pytest
 
 from penstock._jobs.builder import has_packages
+from penstock._jobs.job import Job
+from penstock._observe.bus import EventBus
+from penstock._observe.events import EventOrigin
+from penstock._update import UpdateOptions
+
+
+class Queries:
+    """Records how the queries of a job are stopped."""
+
+    def __init__(self) -> None:
+        self.stops: list[str] = []
+
+    def request_stop(self) -> None:
+        self.stops.append("stop")
+
+    def interrupt(self) -> None:
+        self.stops.append("interrupt")
+
+
+def test_second_stop_interrupts_without_a_limit_for_the_first():
+    queries: Any = Queries()
+    settings: Any = None
+    options = UpdateOptions(stop_timeout_seconds=math.inf)
+    job = Job(settings, settings, (), queries, EventBus(), EventOrigin(), options, lambda: None)
+    for _ in range(2):
+        job.request_stop()
+    job._stop_on_request()
+    assert queries.stops == ["stop", "interrupt"]
 
 
 @pytest.mark.parametrize(
