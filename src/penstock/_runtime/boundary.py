@@ -34,7 +34,17 @@ def as_penstock_error(raised: BaseException, doing: str) -> PenstockError:
 
 
 def refused_by_system(raised: BaseException, doing: str) -> SetupError | None:
-    """The error for a file without permission or a full disk; `None` for any other exception."""
+    """The error for a file without permission, a full disk or a working directory that was removed.
+
+    `None` for any other exception.
+    """
+    is_missing = isinstance(raised, FileNotFoundError) and raised.errno == errno.ENOENT
+    if is_missing and getattr(raised, "filename", "") is None:  # `os.getcwd`: others name a file
+        return SetupError(
+            "WORKING_DIRECTORY_GONE",
+            f"the working directory does not exist any more, while {doing}",
+            hint="run the command in an existing folder: cd to it, also if it has the same path",
+        )
     if not isinstance(raised, PermissionError) or raised.filename is None:
         return disk_full(raised, doing)
     error = SetupError(

@@ -123,6 +123,17 @@ def test_missing_permission_is_not_an_internal_error(
     assert f"[PERMISSION_DENIED] Permission denied while running the command: {tmp_path}" in text
 
 
+def test_removed_working_directory_is_not_an_internal_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert main(["status"]) == 3
+    assert "[WORKING_DIRECTORY_GONE]" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux: a device that is full")
 def test_error_names_the_log_file_when_the_disk_is_full(tmp_path: Path):
     event = update_progress(EventOrigin(update_id="u1"), UpdateState.RUNNING, "")
