@@ -1,10 +1,12 @@
 """Standard output and error with secrets masked."""
 
 import io
+import os
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
 _LONGEST_LINE = 1 << 16
@@ -58,10 +60,11 @@ class MaskedStream:
 @contextmanager
 def masked_output() -> Iterator[None]:
     before = sys.stdout, sys.stderr
-    for stream in before:
+    streams = [stream or _discarded() for stream in before]
+    for stream in streams:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # not every encoding has all characters
-    masked = MaskedStream(sys.stdout), MaskedStream(sys.stderr)
+    masked = MaskedStream(streams[0]), MaskedStream(streams[1])
     sys.stdout, sys.stderr = masked
     try:
         yield
@@ -72,6 +75,11 @@ def masked_output() -> Iterator[None]:
                 stream.flush()
             except (OSError, ValueError):  # its reader is gone, or it was closed
                 continue
+
+
+def _discarded() -> TextIO:
+    """In place of an output that was closed before the start, as by `>&-`."""
+    return Path(os.devnull).open("w", encoding="utf-8")
 
 
 def print_as_is(text: str) -> None:

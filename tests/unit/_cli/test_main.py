@@ -348,3 +348,10 @@ def test_characters_missing_in_the_output_encoding_are_replaced(monkeypatch):
     with masked_output():
         print("Größe 日")
     assert ascii_only.buffer.getvalue() == b"Gr??e ?\n"
+
+
+def test_output_is_discarded_when_it_was_closed(monkeypatch):
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    assert main(["--version"]) == exit_codes.OK
+    assert main(["status", "--storage", "/nonexistent"]) == exit_codes.USAGE
