@@ -1,4 +1,4 @@
-"""Ctrl-C during `.ci/test` lets all tests stop the servers that they started."""
+"""Ctrl-C and SIGTERM during `.ci/test` let all tests stop the servers that they started."""
 
 import os
 import shutil
@@ -7,15 +7,20 @@ import subprocess
 import threading
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = """#!/usr/bin/env bash
-trap 'echo stopping >>log; sleep 0.5; echo stopped >>log; exit 2' INT
+trap 'echo stopping >>log; sleep 0.5; echo stopped >>log; exit 2' TERM
 echo started >>log
 for _ in {1..600}; do sleep 0.05; done
 """
 
 
-def test_ctrl_c_ends_both_processes_of_tests_gracefully(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_both_processes_of_tests_gracefully(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     for folder in (".ci", ".venv/bin", "ui/node_modules"):
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(ROOT / ".ci" / "test", tmp_path / ".ci")
@@ -30,8 +35,8 @@ def test_ctrl_c_ends_both_processes_of_tests_gracefully(tmp_path: Path) -> None:
             if log.read_text().count("started") == 2:
                 break
             pause.wait(0.05)
-        os.killpg(run.pid, signal.SIGINT)
-        assert run.wait(30) == 130
+        os.killpg(run.pid, number)
+        assert run.wait(30) == 128 + number
     finally:
         if run.poll() is None:
             os.killpg(run.pid, signal.SIGKILL)
