@@ -171,6 +171,11 @@ def flow_error(
                 'spark_conf={"spark.sql.ansi.enabled": "false"} of its table or flow, for all '
                 "queries the setting `spark.sql.ansi.enabled: false`"
             )
+        elif "OutOfMemoryError" in text:
+            hint = (
+                "Spark's memory is used up: raise `spark.driver.memory`, on a cluster also "
+                "`spark.executor.memory`, or limit what a batch reads, as with maxFilesPerTrigger"
+            )
         elif _REFUSED.search(text):
             hint = (
                 "check the credentials for this location: they may be wrong or expired. They must "

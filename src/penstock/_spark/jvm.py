@@ -146,8 +146,8 @@ def start_jvm(
         raise SetupError(
             "JVM_START_FAILED",
             f"the Java process of Spark did not start: {reason_of(error)}{log.tail()}",
-            hint="check spark.driver.memory, spark.driver.extraJavaOptions, and `java -version` "
-            "(17 or newer)",
+            hint="check spark.driver.memory, spark.driver.extraJavaOptions, `java -version` (17 or "
+            "newer), and the number of open files that `ulimit -n` allows",
         ) from error
     finally:
         log.started()

@@ -93,6 +93,12 @@ def test_cause_is_reported_when_only_py4j_names_the_object():
     assert first_line(Exception("[X] plain\n more;")) == "[X] plain"
 
 
+def test_hint_names_the_settings_of_memory_when_it_is_used_up():
+    text = "Job aborted\n\tat a.b\nCaused by: java.lang.OutOfMemoryError: Java heap space\n\tat c.d"
+    error = flow_error(text, FLOW)
+    assert "spark.driver.memory" in (error.hint or "")
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
