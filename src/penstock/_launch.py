@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import os
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ from penstock._model.pipeline import EventHook, PipelineDefinition, PipelineSett
 from penstock._observe.log import event_directory
 from penstock._project.databricks.notebook_globals import notebook_globals
 from penstock._project.imports import project_imports
-from penstock._project.loader import load_definitions
+from penstock._project.loader import check_syntax, load_definitions
 from penstock._project.path_mapping import path_mapping
 from penstock._project.secrets import resolve_secrets
 from penstock._project.sources import find_sources
@@ -160,6 +161,8 @@ def open_pipeline(
         SpecError: A selected name does not exist.
         SetupError: No Java, no jars, no Spark.
     """
+    os.chdir(settings.root)  # origins are relative to it
+    check_syntax(settings)  # Spark takes seconds to start
     with (
         project_session(settings, leases, update_id=update_id) as spark,
         starting_executors(spark) as executors_ready,

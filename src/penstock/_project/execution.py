@@ -6,6 +6,7 @@ import linecache
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from penstock._api.registry import active_registry, is_collecting
@@ -62,11 +63,7 @@ class SourceExecutor:
         self.executed.add(path)
         cells = read_cells(path)
         if context is None:
-            context = SqlContext(
-                variables=dict(self._settings.configuration),
-                parameters=self._settings.parameters,
-                pipeline_schema=self._settings.schema,
-            )
+            context = _sql_context(self._settings)
         is_repeated = is_again and is_collecting()
         repeating = active_registry(path.name).repeating() if is_repeated else nullcontext()
         with running_notebook(), repeating:
@@ -92,13 +89,7 @@ class SourceExecutor:
                 case CellKind.SQL if not is_collecting():
                     _run_sql(cell, namespace)
                 case CellKind.SQL:
-                    declare_sql(
-                        cell.text,
-                        file=source_location(cell.file, 1).file,
-                        context=context,
-                        first_line=cell.line,
-                        declarations_only=bool(cell.magic),
-                    )
+                    _declare(cell, context)
                 case CellKind.RUN:
                     self._run_notebook(cell, namespace, context, running)
                 case CellKind.PACKAGES:
@@ -143,16 +134,53 @@ class SourceExecutor:
             self.execute(path, namespace, context, running)
 
 
+def parse(path: Path, settings: PipelineSettings) -> None:
+    """Compile the Python of a file and declare its SQL, but execute nothing.
+
+    Raises:
+        SyntaxError: A Python cell is wrong.
+        DefinitionError: The file is no notebook.
+    """
+    flags, context = 0, _sql_context(settings)
+    for cell in read_cells(path):
+        if cell.kind is CellKind.PYTHON:
+            flags |= _compiled(cell, flags).co_flags & _FUTURES
+        elif cell.kind is CellKind.SQL:
+            _declare(cell, context)
+
+
+def _sql_context(settings: PipelineSettings) -> SqlContext:
+    return SqlContext(
+        variables=dict(settings.configuration),
+        parameters=settings.parameters,
+        pipeline_schema=settings.schema,
+    )
+
+
+def _declare(cell: Cell, context: SqlContext) -> None:
+    declare_sql(
+        cell.text,
+        file=source_location(cell.file, 1).file,
+        context=context,
+        first_line=cell.line,
+        declarations_only=bool(cell.magic),
+    )
+
+
 def _run_python(cell: Cell, namespace: dict[str, Any], flags: int) -> int:
     """Run a cell; return the compiler flags of `from __future__` for the cells below it."""
+    code = _compiled(cell, flags)
+    exec(code, namespace)  # noqa: S102 (the user's code)
+    return flags | int(code.co_flags & _FUTURES)
+
+
+def _compiled(cell: Cell, flags: int) -> CodeType:
     text = "\n" * (cell.line - 1) + cell.text
     if file_of_cell(cell.file) != cell.file:
         # There is no such file to take the lines of a traceback from.
         lines = text.splitlines(keepends=True)
         linecache.cache[cell.file] = (len(text), None, lines, cell.file)
-    code = compile(text, cell.file, "exec", flags=flags, dont_inherit=True)
-    exec(code, namespace)  # noqa: S102 (the user's code)
-    return flags | int(code.co_flags & _FUTURES)
+    return compile(text, cell.file, "exec", flags=flags, dont_inherit=True)
 
 
 def _run_sql(cell: Cell, namespace: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Executes the source files of a pipeline and collects what they declare, or those of a job."""
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -11,10 +12,14 @@ from penstock._api.modules import installed_modules
 from penstock._api.registry import Registry, registration
 from penstock._model.origin import source_location
 from penstock._model.pipeline import PipelineDefinition, PipelineSettings
+from penstock._project.execution import parse
 from penstock._project.imports import ProjectImports, project_imports
 from penstock._project.job_files import refuse_job
+from penstock._project.sources import find_sources
 from penstock._project.user_code import user_code_error
-from penstock.errors import DefinitionError, PenstockError, UserCodeError
+from penstock.errors import DefinitionError, DefinitionErrors, PenstockError, UserCodeError
+
+_OF_SYNTAX = ("SOURCE_INVALID", "USER_CODE_SYNTAX", "SQL_SYNTAX", "SQL_STATEMENT_NOT_SUPPORTED")
 
 
 def load_definitions(
@@ -92,6 +97,30 @@ def _run_all(imports: ProjectImports, namespace: Mapping[str, object], registry:
             if key not in reported:
                 reported.add(key)
                 registry.record(error)
+
+
+def check_syntax(settings: PipelineSettings) -> None:
+    """Read every source file of a pipeline, without executing it.
+
+    Raises:
+        DefinitionError: The files are a job.
+        DefinitionErrors: Files that cannot be read, wrong Python syntax, or wrong SQL statements.
+        SpecError: There are no sources.
+    """
+    registry, sources = Registry(), find_sources(settings)
+    refuse_job(sources, Path(settings.root))
+    with registration(registry), warnings.catch_warnings(action="ignore"):
+        for source in sources:
+            try:
+                parse(source, settings)
+            except PenstockError as error:
+                registry.record(error)
+            except Exception as error:
+                registry.record(user_code_error(error, source, settings.root))
+    # Others, such as those of SQL variables, may depend on what other files do.
+    errors = [error for error in registry.errors if error.condition in _OF_SYNTAX]
+    if errors:
+        raise DefinitionErrors(errors)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock._launch import project_session, source_digest
+from penstock._launch import open_pipeline, project_session, source_digest
 from penstock._model.pipeline import PipelineSettings
 from penstock._project.imports import project_imports
 from penstock._project.loader import load_definitions
@@ -237,6 +237,22 @@ def test_spark_is_not_started_for_a_project_without_sources(project, monkeypatch
     settings = PipelineSettings(name="p", storage="file:///x", root=str(project.root))
     with pytest.raises(SpecError, match="has no pipeline"), project_session(settings):
         pass
+
+
+def test_wrong_syntax_is_reported_before_spark_starts(project, monkeypatch):
+    monkeypatch.setattr("penstock._launch.open_session", lambda *_, **__: pytest.fail("started"))
+    monkeypatch.chdir(project.root)
+    project.write("a.py", "import dlt\n1 / 0\n")  # is not executed
+    project.write("b.py", "import dlt\ndef f(:\n")
+    sql = "CREATE STREAMING TABLE ${set_elsewhere};\nCREATE STREAMING TABEL t;\nDROP TABLE t;\n"
+    project.write("c.sql", sql)
+    with pytest.raises(DefinitionErrors) as caught, open_pipeline(_settings(project)):
+        pass
+    assert [(str(e.origin), e.condition) for e in caught.value.errors] == [
+        ("b.py:2", "USER_CODE_SYNTAX"),
+        ("c.sql:2", "SQL_SYNTAX"),
+        ("c.sql:3", "SQL_STATEMENT_NOT_SUPPORTED"),
+    ]
 
 
 def test_all_files_are_executed_when_some_fail(project):
