@@ -6,7 +6,7 @@ Values are never quoted unless they come from a closed set: options may hold sec
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import wraps
 from types import MappingProxyType
@@ -66,8 +66,11 @@ def checked_call(function: Callable[P, R]) -> Callable[P, R]:
             signature.bind(*args, **known_only)
         except TypeError as error:
             if not unknown:  # else the missing parameter is most likely the misspelt one
+                hint = "pass later arguments by name" if "positional" in str(error) else None
                 registry.record(
-                    DefinitionError("INVALID_CALL", f"`{called}`: {error}", origin=capture_origin())
+                    DefinitionError(
+                        "INVALID_CALL", f"`{called}`: {error}", origin=capture_origin(), hint=hint
+                    )
                 )
             return cast(R, stand_in(registry, args))
         return cast("Callable[..., R]", function)(*args, **known_only)
@@ -76,14 +79,21 @@ def checked_call(function: Callable[P, R]) -> Callable[P, R]:
     return guard
 
 
-def aliased(name: str, function: Callable[P, R]) -> Callable[P, R]:
-    """Return a checked function under another name, which its errors use."""
+def aliased(name: str, function: Callable[P, R], by_position: Sequence[str] = ()) -> Callable[P, R]:
+    """Return a checked function under another name, which its errors use.
+
+    `by_position` are its parameters in the order of positional arguments, if more of them may be
+    passed so than of `function`.
+    """
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         token = _alias.set(name)
         try:
-            return function(*args, **kwargs)
+            named = dict(zip(by_position, args, strict=False))
+            if len(named) < len(args) or named.keys() & kwargs.keys():
+                return function(*args, **kwargs)  # its error
+            return cast("Callable[..., R]", function)(**named, **kwargs)
         finally:
             _alias.reset(token)
 
