@@ -117,15 +117,18 @@ def restore_unfinished(savepoint: str) -> PlanError:
 
 
 def _savepoint_of(body: Mapping[str, Any]) -> Savepoint:
-    if body.get("format") != _FORMAT:
-        raise SpecError(
-            "SAVEPOINT_NOT_READABLE",
-            f"the savepoint {body.get('name')!r} was written by another version of Penstock",
-            hint="use the version of Penstock that created it",
-        )
-    return Savepoint(
-        name=body["name"],
-        created_at=body["created_at"],
-        tables=tuple(SavedTable(**table) for table in body["tables"]),
-        flows=tuple(SavedFlow(**flow) for flow in body["flows"]),
+    try:
+        if body["format"] == _FORMAT:
+            return Savepoint(
+                name=body["name"],
+                created_at=body["created_at"],
+                tables=tuple(SavedTable(**table) for table in body["tables"]),
+                flows=tuple(SavedFlow(**flow) for flow in body["flows"]),
+            )
+    except (KeyError, TypeError):
+        pass  # it has other fields
+    raise SpecError(
+        "SAVEPOINT_NOT_READABLE",
+        f"the savepoint {body.get('name')!r} was written by another version of Penstock",
+        hint="use the version of Penstock that created it",
     )

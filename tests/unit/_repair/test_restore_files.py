@@ -3,12 +3,13 @@
 import json
 import threading
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
 
-from penstock._execution.savepoints import SavedTable
+from penstock._execution.savepoints import SavedTable, Savepoint, Savepoints
 from penstock._model.pipeline import PipelineSettings
 from penstock._repair.restore import _Run
 from penstock._repair.savepoint import list_savepoints
@@ -54,6 +55,17 @@ def test_tables_of_others_are_not_restored():
     _run(lambda _: True, **{OWNER: "shop"})._check(TABLE)
     with pytest.raises(PlanError, match="it is a table of pipeline 'other' now"):
         _run(lambda _: True, **{OWNER: "other"})._check(TABLE)
+
+
+@pytest.mark.parametrize("changed", [{"format": 2}, {"tables": [{"name": "t", "later": 1}]}])
+def test_savepoint_of_another_version_is_not_readable(tmp_path, changed):
+    layout = StorageLayout(f"file:{tmp_path}")
+    savepoints = Savepoints(StorageFiles(None), layout)
+    savepoints.save(Savepoint(name="s", created_at="2026-01-01", tables=(TABLE,), flows=()))
+    file = Path(layout.savepoint_folder("s").removeprefix("file:"), "savepoint.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
+    with pytest.raises(SpecError, match="'s' was written by another version of Penstock"):
+        savepoints.find("s")
 
 
 def test_driver_without_the_lease_deletes_nothing():
