@@ -19,7 +19,8 @@ from penstock._project.sources import find_sources
 from penstock._project.user_code import user_code_error
 from penstock.errors import DefinitionError, DefinitionErrors, PenstockError, UserCodeError
 
-_OF_SYNTAX = ("SOURCE_INVALID", "USER_CODE_SYNTAX", "SQL_SYNTAX", "SQL_STATEMENT_NOT_SUPPORTED")
+# Of text that is not executed: another file may set the variable.
+_UNSURE = ("SQL_VARIABLE_UNKNOWN", "USER_CODE_RAISED")
 
 
 def load_definitions(
@@ -117,8 +118,7 @@ def check_syntax(settings: PipelineSettings) -> None:
                 registry.record(error)
             except Exception as error:
                 registry.record(user_code_error(error, source, settings.root))
-    # Others, such as those of SQL variables, may depend on what other files do.
-    errors = [error for error in registry.errors if error.condition in _OF_SYNTAX]
+    errors = [error for error in registry.errors if error.condition not in _UNSURE]
     if errors:
         raise DefinitionErrors(errors)
 
