@@ -30,7 +30,7 @@ def create_auto_cdc_flow(
     keys: Columns,
     sequence_by: Expression,
     *,
-    where: str | None = None,
+    where: Expression | None = None,
     ignore_null_updates: bool | None = None,
     ignore_null_updates_column_list: Columns | None = None,
     ignore_null_updates_except_column_list: Columns | None = None,
@@ -58,7 +58,7 @@ def create_auto_cdc_flow(
         source: Name of the dataset or table whose rows are the events.
         keys: Columns that identify a row of the target.
         sequence_by: Orders the events of a key: a SQL expression or a Column. Never NULL.
-        where: SQL condition of the events to apply.
+        where: Condition of the events to apply: a SQL expression or a Column.
         ignore_null_updates: NULL in an event keeps the stored value.
         ignore_null_updates_column_list: Only for these columns.
         ignore_null_updates_except_column_list: For all but these columns.
@@ -85,7 +85,7 @@ def create_auto_cdc_flow(
     checked_source = arguments.dataset_name("source", source)
     checked_keys = _keys(arguments, keys)
     sequence = arguments.row_condition("sequence_by", sequence_by)
-    condition = arguments.text("where", where)
+    condition = arguments.row_condition("where", where)
     scd_type = _scd_type(arguments, stored_as_scd_type)
     track = _track_history(
         arguments, scd_type, track_history_column_list, track_history_except_column_list
@@ -239,7 +239,7 @@ apply_changes_from_snapshot = aliased(
 # -- query functions ----------------------------------------------------------------------------
 
 
-def _events(source: str, *, once: bool, where: str | None) -> Callable[[], "DataFrame"]:
+def _events(source: str, *, once: bool, where: Expression | None) -> Callable[[], "DataFrame"]:
     def events() -> "DataFrame":
         df = _read_once(source) if once else read_stream(source)
         return df if where is None else df.where(where)

@@ -200,6 +200,9 @@ class Frame:
 
 
 def test_the_source_is_read_as_a_stream_and_filtered():
+    flow = _flow(lambda: dp.create_auto_cdc_flow(**BASE, where=Column("seq > 2")))
+    with reading(Reader()):
+        assert flow.function() == "where Column<'seq > 2'>"
     flow = _flow(lambda: dp.create_auto_cdc_flow(**BASE, where="seq > 3"))
     reader = Reader()
     with reading(reader):
