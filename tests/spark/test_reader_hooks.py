@@ -513,6 +513,15 @@ def test_async_function_is_refused_with_a_hint(world: World):
     assert caught.value.hint == "remove `async`"
 
 
+def test_rows_of_pandas_are_refused_with_a_hint(world: World, spark: SparkSession):
+    with pytest.raises(DefinitionError, match=r"returned pyspark\.pandas") as caught:
+        world.evaluate(lambda: spark.range(1).pandas_api())
+    assert caught.value.hint == "convert it with `to_spark()`"
+    with pytest.raises(DefinitionError, match=r"returned pandas\.") as caught:
+        world.evaluate(lambda: pandas.DataFrame({"id": [1]}))
+    assert caught.value.hint == "convert it with `spark.createDataFrame`"
+
+
 def test_arithmetic_with_strings_works_when_only_ansi_mode_would_refuse_it(
     world: World, spark: SparkSession
 ):

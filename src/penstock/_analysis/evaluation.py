@@ -163,11 +163,15 @@ class Evaluator(ExternalReads, DatasetReader):
         finally:
             self._stack.reset(token)
         if not isinstance(result, DataFrame):
+            kind = type(result)
             hint = "return the DataFrame at its end" if result is None else None
             if inspect.iscoroutine(result):
                 result.close()
                 hint = "remove `async`"
-            kind = type(result)
+            elif hasattr(result, "to_spark"):  # pandas on Spark
+                hint = "convert it with `to_spark()`"
+            elif kind.__module__.startswith("pandas."):
+                hint = "convert it with `spark.createDataFrame`"
             name = f"{kind.__module__}.{kind.__name__}".removeprefix("builtins.")
             raise DefinitionError(
                 "QUERY_RETURNS_NO_DATAFRAME",
