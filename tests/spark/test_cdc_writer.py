@@ -15,7 +15,7 @@ from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
 from penstock._model.origin import SourceLocation
 from penstock._tables.commits import CommitResult
 from penstock._tables.layout import TableRef
-from penstock._tables.write import cdc_compaction, cdc_writer
+from penstock._tables.write import cdc_compaction, cdc_history, cdc_writer
 from penstock._tables.write.cdc_events import RowShape, TargetShape, resolve
 from penstock._tables.write.cdc_snapshot import SnapshotWriter
 from penstock._tables.write.cdc_writer import CdcWriter, split_events
@@ -475,6 +475,30 @@ def test_a_batch_does_not_wait_for_the_compaction_of_the_state(
     _wait_for_compactions()
     assert "was not compacted: disk full" in caplog.text
     assert target.rows("id")[-1] == (9,)
+
+
+def test_a_stop_cancels_a_compaction(
+    spark: SparkSession, target: Target, monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
+    started, may_finish = threading.Event(), threading.Event()
+
+    def merge_slowly(*arguments: Any) -> DataFrame:
+        started.set()
+        assert may_finish.wait(60)
+        return cdc_history.merged(*arguments)
+
+    monkeypatch.setattr(cdc_compaction, "_EVERY", 2)
+    monkeypatch.setattr(cdc_compaction, "merged", merge_slowly)
+    target.write(plain(spark, (1, 1, "U", "x")), 0)
+    target.write(plain(spark, (2, 2, "U", "y")), 1)
+    assert started.wait(60)
+    target.writer.cancel()
+    may_finish.set()
+    _wait_for_compactions()
+    assert len(target.writer._state.rows(spark.range(1)).inputFiles()) == 2
+    assert caplog.text == ""
+    target.write(plain(spark, (1, 3, "D", None)), 2)  # of the next start
+    assert target.rows("id") == [(2,)]
 
 
 def _wait_for_compactions() -> None:

@@ -347,7 +347,7 @@ class StreamingFlows:
         writer = self._queries.writers.stream_writer(
             dataset, node, df, epoch=state.epoch, mode=step.output_mode, late=late
         )
-        running.writes_batches(writer.write, writer.close)
+        running.writes_batches(writer.write, writer.close, writer.cancel)
         # In update mode, `foreachBatch` gets the changed rows, and the writer merges them.
         return writer.df.writeStream.outputMode(step.output_mode.value).foreachBatch(
             running.on_batch

@@ -68,6 +68,7 @@ class RunningQuery:
         self._remember = remember
         self._write: Callable[[DataFrame, int], Commit | SinkCommit] | None = None
         self._close: Callable[[], None] | None = None
+        self._cancel: Callable[[], None] | None = None
         self._explain: Callable[[str, int | None], PenstockError | None] = lambda *_: None
         self._lag: FlowLag | None = None
         self.has_batches = True
@@ -85,9 +86,11 @@ class RunningQuery:
         self,
         write: "Callable[[DataFrame, int], Commit | SinkCommit]",
         close: Callable[[], None] | None = None,  # when the query has ended
+        cancel: Callable[[], None] | None = None,  # before a stop waits for its batch
     ) -> None:
         self._write = write
         self._close = close
+        self._cancel = cancel
 
     def explains_failures(self, explain: Callable[[str, int | None], PenstockError | None]) -> None:
         """Set the function that explains failures, by their text and the current batch."""
@@ -284,6 +287,8 @@ class RunningQuery:
 
     def interrupt(self) -> None:
         self._stopping = True
+        if self._cancel is not None:
+            self._cancel()
         if self._query is not None:
             try:
                 self._query.stop()
@@ -293,6 +298,8 @@ class RunningQuery:
                     raise
 
     def _stop_when_idle(self) -> None:
+        if self._cancel is not None:
+            self._cancel()
         with self._changed:
             while not self._ended and not self._is_idle():
                 self._changed.wait(_STOP_CHECK_SECONDS)

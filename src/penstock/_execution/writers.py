@@ -98,6 +98,7 @@ class BatchWriter:
     df: DataFrame
     write: Callable[[DataFrame, int], Commit]
     close: Callable[[], None] | None = None  # when the query has ended
+    cancel: Callable[[], None] | None = None  # when it is to be stopped
 
 
 class TableWriters:
@@ -188,7 +189,7 @@ class TableWriters:
             with self._tables.turns[dataset.key]:
                 return Commit(writer.write(batch, batch_id), dataset.key, True, True)
 
-        return BatchWriter(split.df if judge is None else df, write, writer.close)
+        return BatchWriter(split.df if judge is None else df, write, writer.close, writer.cancel)
 
     def window(self, dataset: DatasetNode, node: FlowNode, df: DataFrame) -> Window:
         return window_of(self.conformed(dataset, df), node.flow)

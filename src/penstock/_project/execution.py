@@ -180,7 +180,8 @@ def _compiled(cell: Cell, flags: int) -> CodeType:
         # There is no such file to take the lines of a traceback from.
         lines = text.splitlines(keepends=True)
         linecache.cache[cell.file] = (len(text), None, lines, cell.file)
-    return compile(text, cell.file, "exec", flags=flags, dont_inherit=True)
+    code: CodeType = compile(text, cell.file, "exec", flags=flags, dont_inherit=True)
+    return code
 
 
 def _run_sql(cell: Cell, namespace: dict[str, Any]) -> None:

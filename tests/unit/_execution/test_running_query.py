@@ -84,6 +84,15 @@ def test_the_flow_fails_when_only_closing_its_sink_fails():
     assert "mail server is away" in end_of(query, ends, None)
 
 
+def test_a_stop_cancels_what_runs_beside_the_batches_first():
+    query, _, _ = query_with([None])
+    cancelled = threading.Event()
+    query.writes_batches(lambda df, batch_id: None, cancel=cancelled.set)
+    query.request_stop()
+    assert cancelled.wait(10)
+    query.terminated(None)  # ends the thread
+
+
 def test_listener_releases_a_query_that_has_ended():
     listener = ProgressListener()
     for run, ends_early in enumerate([False, True]):

@@ -1,10 +1,13 @@
 """Compaction of the state of a CDC target, on a thread of its own: batches do not wait for it."""
 
+import contextlib
 import logging
 import threading
 import time
+import uuid
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -55,11 +58,13 @@ class StateCompaction:
         self._lock = lock
         self._tombstone_seconds = tombstone_seconds
         self._thread: threading.Thread | None = None
+        self._group = f"compaction-{uuid.uuid4()}"
+        self._is_cancelled = False
 
     def start_if_due(self, version: int | None, session: SparkSession) -> None:
         """Start after every 16th version of the state, unless the last one is still running."""
         is_running = self._thread is not None and self._thread.is_alive()
-        if version is None or version % _EVERY or is_running:
+        if version is None or version % _EVERY or is_running or self._is_cancelled:
             return
         name = f"compact {self._table.ref.name}"
         self._thread = threading.Thread(target=self._run, args=(session,), name=name, daemon=True)
@@ -70,6 +75,15 @@ class StateCompaction:
         if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)
 
+    def cancel(self) -> None:
+        """Cancel a running compaction; none is started any more. A batch may be waiting for it."""
+        self._is_cancelled = True
+        if self._thread is not None and self._thread.is_alive():
+            context: Any = self._delta.spark.sparkContext
+            # The JVM is gone, or the owner of the session has stopped it.
+            with contextlib.suppress(Py4JError, ConnectionError, AttributeError):
+                context._jsc.sc().cancelJobGroupAndFutureJobs(self._group)
+
     def compact(self, session: SparkSession) -> None:
         if not self._merge(session, drops=False):
             with self._lock:
@@ -77,8 +91,11 @@ class StateCompaction:
 
     def _run(self, session: SparkSession) -> None:
         try:
+            session.sparkContext.setJobGroup(self._group, "compaction of an auto CDC state")
             self.compact(session)
         except Exception as error:
+            if self._is_cancelled:
+                return
             # The files stay as they are until the next compaction.
             name = self._table.ref.name
             _logger.warning("the state %s was not compacted: %s", name, first_line(error))

@@ -126,6 +126,10 @@ class CdcWriter(FlowWriter):
         self._events_of_batch: _Events | None = None
         self._counts: Mapping[str, int] = {}
 
+    def cancel(self) -> None:
+        """Cancel what runs beside the batches, before a stop."""
+        self._compaction.cancel()
+
     def close(self) -> None:
         """End what runs beside the batches, after the last one."""
         self._compaction.close()
