@@ -4,6 +4,7 @@ A savepoint has the version of each table of a pipeline, and a copy of the check
 state of each flow; `_repair` takes and restores it.
 """
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -64,7 +65,7 @@ class Savepoints:
         text = self._files.read(path)
         try:
             return None if not text else _savepoint_of(json.loads(text))
-        except (ValueError, KeyError, TypeError) as error:
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise SpecError(
                 "SAVEPOINT_NOT_READABLE",
                 f"the savepoint {name!r} is damaged: {path}",
@@ -117,16 +118,15 @@ def restore_unfinished(savepoint: str) -> PlanError:
 
 
 def _savepoint_of(body: Mapping[str, Any]) -> Savepoint:
-    try:
-        if body["format"] == _FORMAT:
+    is_known = body["format"] == _FORMAT
+    with contextlib.suppress(TypeError):  # another version writes other fields
+        if is_known:
             return Savepoint(
                 name=body["name"],
                 created_at=body["created_at"],
                 tables=tuple(SavedTable(**table) for table in body["tables"]),
                 flows=tuple(SavedFlow(**flow) for flow in body["flows"]),
             )
-    except (KeyError, TypeError):
-        pass  # it has other fields
     raise SpecError(
         "SAVEPOINT_NOT_READABLE",
         f"the savepoint {body.get('name')!r} was written by another version of Penstock",
