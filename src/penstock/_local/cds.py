@@ -4,10 +4,12 @@ Java writes it at the end of a training run (`-XX:ArchiveClassesAtExit`), and ig
 the class path has changed: then Spark starts as usual.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import os
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from penstock.errors import SetupError
 _TRAINING_VARIABLE = "PENSTOCK_CDS_TRAINING"
 _BUILD_SECONDS = 300.0
 _SHOWN_OUTPUT_LINES = 15
+_UNUSED_SECONDS = 30 * 24 * 3600.0
 # Java would warn about an archive that does not fit.
 _QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
 
@@ -59,6 +62,8 @@ def java_options(class_path: Sequence[Path]) -> list[str]:
     # Java reads a colon as the separator of two archives.
     if os.pathsep in str(archive) or not archive.is_file():
         return []
+    with contextlib.suppress(OSError):  # a cache that is read only
+        os.utime(archive)
     return [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", *_QUIET]
 
 
@@ -74,6 +79,7 @@ def build(command: Sequence[str], class_path: Sequence[Path]) -> Path:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.is_file():
                 _train(command, target)
+                _remove_unused(target.parent)
     except OSError as error:
         raise _failure(f"{target.parent} cannot be used: {error}") from error
     return target
@@ -104,6 +110,14 @@ def _train(command: Sequence[str], target: Path) -> None:
         raise _failure(f"the training run took longer than {_BUILD_SECONDS:g} s") from error
     finally:
         fresh.unlink(missing_ok=True)
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove archives, of other environments or other jars, that were not used for a month."""
+    for file in folder.glob("spark-java*"):
+        with contextlib.suppress(OSError):
+            if file.suffix != ".lock" and time.time() - file.stat().st_mtime > _UNUSED_SECONDS:
+                file.unlink()
 
 
 def _failure(reason: str) -> SetupError:

@@ -1,3 +1,4 @@
+import os
 import sys
 from pathlib import Path
 
@@ -67,6 +68,16 @@ def test_training_is_skipped_when_the_archive_exists(jars: list[Path]) -> None:
     first = cds.build([sys.executable, "-c", _TRAIN], jars)
     again = cds.build([sys.executable, "-c", "raise SystemExit(1)"], jars)
     assert again == first
+
+
+def test_new_archive_replaces_those_that_were_not_used_for_a_month(jars: list[Path]) -> None:
+    train = [sys.executable, "-c", _TRAIN]
+    used, unused = cds.build(train, jars), cds.build(train, jars[:1])
+    for archive in (used, unused):
+        os.utime(archive, (0, 0))
+    cds.java_options(jars)
+    newest = cds.build(train, jars[::-1])
+    assert set(newest.parent.glob("*.jsa")) == {used, newest}
 
 
 @pytest.mark.parametrize(
