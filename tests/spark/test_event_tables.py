@@ -14,6 +14,11 @@ from penstock._observe.log import read_events
 from penstock._project.spec import load_settings
 from penstock._repair.maintain import maintain_tables
 from penstock._tables.kill_points import step_callback
+from penstock._tables.layout import TableRef
+from penstock._tables.read.log_scan import NEWEST
+from penstock._tables.write.log_table import LogTable
+from penstock._tables.write.table_spec import TableSpec, parse_schema
+from penstock.errors import SetupError
 
 SOURCE = """
 @dp.table
@@ -128,6 +133,23 @@ def test_tables_have_each_event_once_when_the_writer_is_killed_or_starts_late(
     project.add("d.json", [_row(6, 6)]).run()
     assert _stored(project) == _logged(project)
     assert _quality(project) == _counted(project, capsys)
+
+
+def test_lines_are_refused_that_another_driver_wrote_before_many_other_commits(
+    spark: Any, tmp_path: Path
+):
+    spec = TableSpec(schema=parse_schema(spark, "line STRING"), declared=True)
+    table, other = (LogTable(spark, TableRef(str(tmp_path), "log"), spec) for _ in range(2))
+    for each in (table, other):
+        each.open()
+    other.add("paused", 0, ['{"line": "first"}'])
+    other.commit(without_rows=False)
+    for number in range(NEWEST):
+        other.add("another", number, [])
+        other.commit(without_rows=True)
+    table.add("paused", 0, ['{"line": "first"}'])
+    with pytest.raises(SetupError, match="another driver has written events"):
+        table.commit(without_rows=False)
 
 
 def test_a_table_that_cannot_be_written_is_a_warning_and_no_failure(

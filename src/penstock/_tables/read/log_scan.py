@@ -15,26 +15,26 @@ from pyspark.sql import SparkSession
 from penstock._tables.commits import CommitResult, actions_of, result_from_commit
 from penstock._tables.delta_log import DeltaJvm
 
-_NEWEST = 20
+NEWEST = 20
 _WHOLE = 100
 
 
 def last_batch(delta: DeltaJvm, path: str, version: int, app_id: str) -> int | None:
     """The last batch of an app id at a version; -1 if the whole log has none."""
-    for at in range(version, max(version - _NEWEST, -1), -1):
+    for at in range(version, max(version - NEWEST, -1), -1):
         lines = delta.commit_lines(path, at)
         if lines is None:
             return None
         for transaction in actions_of(lines, "txn"):
             if transaction["appId"] == app_id:
                 return int(transaction["version"])
-    return -1 if version < _NEWEST else None
+    return -1 if version < NEWEST else None
 
 
 def last_batches(delta: DeltaJvm, path: str, version: int, after: int = -1) -> dict[str, int]:
     """The last batch of each app id in the newest commits after a version."""
     last: dict[str, int] = {}
-    for at in range(version, max(version - _NEWEST, after), -1):
+    for at in range(version, max(version - NEWEST, after), -1):
         for transaction in actions_of(delta.commit_lines(path, at) or (), "txn"):
             last.setdefault(transaction["appId"], int(transaction["version"]))
     return last

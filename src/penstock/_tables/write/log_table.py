@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.layout import TableRef
-from penstock._tables.read.log_scan import last_batches
+from penstock._tables.read.log_scan import NEWEST, last_batches
 from penstock._tables.write.prepare import prepare_table
 from penstock._tables.write.schema import plain_schema
 from penstock._tables.write.table_spec import TableSpec, TableState
@@ -64,9 +64,14 @@ class LogTable:
         if not self._pending or not (self._rows or without_rows):
             return False
         transaction = self._delta.begin(self.ref.path)
-        now_at = int(transaction.snapshot().version())
-        others = last_batches(self._delta, self.ref.path, now_at, after=self._version)
-        if not self._pending.keys().isdisjoint(others):
+        snapshot = transaction.snapshot()
+        newest = int(snapshot.version())
+        others = (
+            last_batches(self._delta, self.ref.path, newest, after=self._version)
+            if newest - self._version <= NEWEST
+            else self._delta.last_transactions(snapshot)
+        )
+        if any(others.get(app, -1) > self._last.get(app, -1) for app in self._pending):
             raise SetupError(
                 "EVENT_TABLE_TAKEN_OVER",
                 f"another driver has written events of this update to {self.ref.name}",
