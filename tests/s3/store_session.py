@@ -10,6 +10,7 @@ Each line of standard input is a list in JSON: a call and its arguments.
     copied PATH                 content of a local copy of a file
     log STORE PATH              files of a log from a path on
     after ROOT PATH...          files of a root that come after each path
+    checkpoint FOLDER           whether an offset exists before and after it is created
     lease PLAN                  one of two drivers that race for a lease
     penstock FOLDER ARGUMENT... exit code and output of a command, which uses this session
 
@@ -159,6 +160,18 @@ def after(spark: SparkSession, root: str, *paths: str) -> list[list[str]]:
     return [[file.path for file in files_after(spark, roots, folder, path)] for path in paths]
 
 
+def checkpoint(spark: SparkSession, folder: str) -> list[bool]:
+    """Also replaces a small file there."""
+    jvm: Any = spark._jvm
+    conf = spark._jsparkSession.sessionState().newHadoopConf()
+    path = jvm.org.apache.hadoop.fs.Path(f"{folder}/offsets/0")
+    files = jvm.penstock.storage.ObjectCheckpointFiles(path.getParent(), conf)
+    before = files.exists(path)
+    files.createAtomic(path, False).close()
+    StorageFiles(spark).write(f"{folder}/committed.json", "{}")
+    return [before, files.exists(path)]
+
+
 def penstock(spark: SparkSession, folder: str, *arguments: str) -> tuple[int, str]:
     """As on a machine of its own: its locks are in the folder of the project."""
     output = io.StringIO()
@@ -185,6 +198,7 @@ CALLS = {
     "copied": copied,
     "log": log,
     "after": after,
+    "checkpoint": checkpoint,
     "penstock": penstock,
 }
 

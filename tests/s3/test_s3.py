@@ -132,6 +132,20 @@ def test_log_listing_requests_only_the_needed_versions(
     assert not any("list-type=2" in path for path in requests)
 
 
+def test_small_files_of_a_checkpoint_are_not_looked_for_as_folders(
+    proxy: FaultyProxy, session: StoreSession
+) -> None:
+    requests: list[str] = []
+
+    def fault(number: int, method: str, path: str) -> str:
+        requests.append(f"{method} {path.rpartition('/')[2]}")
+        return ""
+
+    with mock.patch.object(proxy, "fault", fault):
+        assert session("checkpoint", f"s3a://{BUCKET}/flow/epoch") == [False, True]
+    assert requests == ["HEAD 0", "PUT 0", "PUT committed.json", "HEAD 0"]
+
+
 def test_replaced_object_is_read_again(server: S3Double, session: StoreSession) -> None:
     landing = Landing(server, "replaced")
     path = "s3a://replaced/in/0"  # of no known format, and opened as Spark opens its offsets

@@ -108,7 +108,9 @@ class StorageFiles:
             return
         system, remote = hadoop_path(self._spark, uri)
         self._check_lease()
-        stream = system.create(remote, True)
+        # By default s3a lists first whether it is a folder.
+        file = system.createFile(remote).overwrite(True).recursive()
+        stream = file.opt("fs.s3a.create.performance", True).build()
         try:
             stream.write(bytearray(text.encode()))
         finally:

@@ -2,6 +2,8 @@ package penstock.storage;
 
 import java.io.ByteArrayOutputStream;
 import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.util.Set;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FSDataOutputStream;
 import org.apache.hadoop.fs.Path;
@@ -18,11 +20,30 @@ import org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileMana
  */
 public final class ObjectCheckpointFiles extends AbstractFileContextBasedCheckpointFileManager {
 
+  private static final Set<String> LOGS = Set.of("offsets", "commits");
+
   private final Configuration conf;
 
   public ObjectCheckpointFiles(Path path, Configuration conf) {
     super(path, conf);
     this.conf = conf;
+  }
+
+  /**
+   * A file of a log is looked for as a file only. S3 needs one more request to find a folder, and
+   * each batch looks for three files before it creates them.
+   */
+  @Override
+  @SuppressWarnings("deprecation") // `isFile` is what s3a implements without a listing
+  public boolean exists(Path path) {
+    Path folder = path.getParent();
+    boolean isOfLog =
+        LOGS.contains(folder.getName()) || folder.getParent().getName().equals("sources");
+    try {
+      return isOfLog ? path.getFileSystem(conf).isFile(path) : super.exists(path);
+    } catch (IOException e) {
+      throw new UncheckedIOException(e);
+    }
   }
 
   @Override
@@ -34,7 +55,7 @@ public final class ObjectCheckpointFiles extends AbstractFileContextBasedCheckpo
       StorageLease.check();
       return new Upload(path.getFileSystem(conf).create(path, true));
     } catch (IOException e) {
-      throw new java.io.UncheckedIOException(e);
+      throw new UncheckedIOException(e);
     }
   }
 

@@ -121,9 +121,15 @@ public final class StorageLease {
   }
 
   private void write(String text) throws IOException {
-    try (FSDataOutputStream stream = files.create(file, true)) {
+    try (FSDataOutputStream stream = overwrite(files, file)) {
       stream.write(text.getBytes(StandardCharsets.UTF_8));
     }
+  }
+
+  /** Replaces a small file; s3a does not list whether it is a folder, as it does by default. */
+  public static FSDataOutputStream overwrite(FileSystem files, Path path) throws IOException {
+    FSDataOutputStreamBuilder<?, ?> create = files.createFile(path).overwrite(true).recursive();
+    return create.opt("fs.s3a.create.performance", true).build();
   }
 
   /**
