@@ -1,6 +1,7 @@
 """Direct scans of the log give the same results as Delta."""
 
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -108,6 +109,22 @@ def test_scans_fail_or_return_none_when_the_log_is_too_long_or_damaged(
             scan(log.delta, log.path, version)
     (folder / f"{0:020d}.json").unlink()
     assert append_only_start(log.delta, log.path, version) is None
+
+
+def test_commits_of_remote_storage_are_read_several_at_a_time() -> None:
+    together = threading.Barrier(4, timeout=60)
+
+    class Delta:
+        def commit_lines(self, path: str, version: int) -> list[str]:
+            assert path == "s3a://lake/orders"
+            if version < 12:
+                together.wait()
+            app = "ours" if version == 5 else "other"
+            return [json.dumps({"txn": {"appId": app, "version": version}})]
+
+    delta: Any = Delta()
+    assert last_batch(delta, "s3a://lake/orders", 12, "other") == 12
+    assert last_batch(delta, "s3a://lake/orders", 12, "ours") == 5
 
 
 def test_append_only_start_is_none_when_the_partitions_changed(

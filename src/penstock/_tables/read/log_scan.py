@@ -6,23 +6,26 @@ cleaned up; the caller then asks Delta.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeGuard
 
 from pyspark.sql import SparkSession
 
 from penstock._tables.commits import CommitResult, actions_of, result_from_commit
 from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.files import local_path
 
 NEWEST = 20
 _WHOLE = 100
+_READERS = 8
 
 
 def last_batch(delta: DeltaJvm, path: str, version: int, app_id: str) -> int | None:
     """The last batch of an app id at a version; -1 if the whole log has none."""
-    for at in range(version, max(version - NEWEST, -1), -1):
-        lines = delta.commit_lines(path, at)
+    for _, lines in _commits(delta, path, range(version, max(version - NEWEST, -1), -1)):
         if lines is None:
             return None
         for transaction in actions_of(lines, "txn"):
@@ -34,8 +37,8 @@ def last_batch(delta: DeltaJvm, path: str, version: int, app_id: str) -> int | N
 def last_batches(delta: DeltaJvm, path: str, version: int, after: int = -1) -> dict[str, int]:
     """The last batch of each app id in the newest commits after a version."""
     last: dict[str, int] = {}
-    for at in range(version, max(version - NEWEST, after), -1):
-        for transaction in actions_of(delta.commit_lines(path, at) or (), "txn"):
+    for _, lines in _commits(delta, path, range(version, max(version - NEWEST, after), -1)):
+        for transaction in actions_of(lines or (), "txn"):
             last.setdefault(transaction["appId"], int(transaction["version"]))
     return last
 
@@ -47,11 +50,11 @@ def read_commit_counts(
     delta = DeltaJvm(spark)
     results = []
     # From the newest back to the first that was deleted: all older ones were deleted, too.
-    for version in range(delta.version(path), max(since_version, -1), -1):
-        info = delta.commit_info(path, version)
-        if info is None:
+    versions = range(delta.version(path), max(since_version, -1), -1)
+    for version, lines in _commits(delta, path, versions):
+        if lines is None:
             break
-        result = result_from_commit(version, info)
+        result = result_from_commit(version, next(actions_of(lines, "commitInfo"), {}))
         if result is not None:
             results.append(result)
     return results[::-1]
@@ -71,9 +74,8 @@ def append_only_start(
     start: int | None = 0
     shape: tuple[str, ...] | None = None
     live: set[tuple[str, str]] = set()
-    for at in range(version + 1):
-        lines = _lines(delta, path, at)
-        if lines is None:
+    for at, lines in _commits(delta, path, range(version + 1)):
+        if not _is_whole(lines):
             return None
         new_shape = _shape(lines) or shape
         if shape is not None and new_shape != shape:
@@ -99,25 +101,23 @@ class LoggedRemovals:
 
 def logged_removals(delta: DeltaJvm, path: str, version: int) -> LoggedRemovals:
     removals: dict[int, tuple[str, int]] = {}
-    at = version
-    while at >= 0:
-        lines = delta.commit_lines(path, at)
+    first = version + 1
+    for at, lines in _commits(delta, path, range(version, -1, -1)):
         if lines is None:
             break
+        first = at
         if any(file.get("dataChange", True) for file in actions_of(lines, "remove")):
             info = next(actions_of(lines, "commitInfo"), {})
             removals[at] = str(info.get("operation", "unknown")), int(info.get("timestamp", 0))
-        at -= 1
-    return LoggedRemovals(at + 1, dict(sorted(removals.items())))
+    return LoggedRemovals(first, dict(sorted(removals.items())))
 
 
 def keeps_rows(delta: DeltaJvm, path: str, since: int, version: int) -> bool:
     """Whether the commits after a version, as those of OPTIMIZE, only rearranged the rows."""
     if not since <= version <= since + _WHOLE:
         return False
-    for at in range(version, since, -1):
-        lines = _lines(delta, path, at)
-        if lines is None or any(actions_of(lines, "metaData")):
+    for _, lines in _commits(delta, path, range(version, since, -1)):
+        if not _is_whole(lines) or any(actions_of(lines, "metaData")):
             return False
         files = [*actions_of(lines, "add"), *actions_of(lines, "remove")]
         if any(file.get("dataChange", True) for file in files):
@@ -153,12 +153,29 @@ def file_identity(file: Mapping[str, Any]) -> tuple[str, str]:
     return file["path"], json.dumps(vector, sort_keys=True) if vector else ""
 
 
-def _lines(delta: DeltaJvm, path: str, version: int) -> list[str] | None:
-    """The lines of a commit; `None` if it was deleted; `ValueError` if its end is missing."""
-    lines = delta.commit_lines(path, version)
+def _commits(
+    delta: DeltaJvm, path: str, versions: Sequence[int]
+) -> Iterator[tuple[int, list[str] | None]]:
+    """The lines of commits, `None` if it was deleted; after the first one, several at a time.
+
+    The first is often enough. On an object store, each one is a request.
+    """
+    read = partial(delta.commit_lines, path)
+    if local_path(path) is not None:
+        yield from zip(versions, map(read, versions), strict=True)
+        return
+    yield from zip(versions[:1], map(read, versions[:1]), strict=True)
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="log-scan") as pool:
+        for start in range(1, len(versions), _READERS):
+            part = versions[start : start + _READERS]
+            yield from zip(part, pool.map(read, part), strict=True)
+
+
+def _is_whole(lines: list[str] | None) -> TypeGuard[list[str]]:
+    """Whether a commit was not deleted; `ValueError` if its end is missing."""
     if lines:
         json.loads(lines[-1])
-    return lines
+    return lines is not None
 
 
 def _shape(lines: list[str]) -> tuple[str, ...] | None:
