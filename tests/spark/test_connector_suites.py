@@ -15,6 +15,7 @@ from penstock.sinks.function import FunctionSink
 from penstock.sources.delta.source import DeltaSource
 from penstock.sources.files.source import AutoLoaderSource, FileSource
 from penstock.testing import SinkSuite, SourceSuite
+from penstock.testing.streams import flow_named
 
 SCHEMA = "id BIGINT, name STRING"
 Rows = Sequence[tuple[Any, ...]]
@@ -107,7 +108,22 @@ class TestDeltaSource(SourceSuite):
         "[DELTA_SOURCE_TABLE_IGNORE_CHANGES] a data update": "SOURCE_ROWS_CHANGED",
         "[DELTA_SOURCE_IGNORE_DELETE] deleted data": "SOURCE_ROWS_CHANGED",
         "[DELTA_SCHEMA_CHANGED_WITH_STARTING_OPTIONS] Detected": "SOURCE_SCHEMA_CHANGED",
+        "[DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE_USE_SCHEMA_LOG]": "SOURCE_SCHEMA_CHANGED",
     }
+
+    def test_files_that_vacuum_deleted_are_lost_rows(self, spark: Any, tmp_path: Path) -> None:
+        self.add_rows(spark, tmp_path, [(1, "a")])
+        opened, flow, table = self._open(spark, tmp_path), flow_named("f"), tmp_path / "table"
+        for text in (
+            f"java.io.FileNotFoundException: {table}/part-1.parquet",
+            f"[FAILED_READ_FILE.FILE_NOT_EXIST] while reading file file://{table}/part-1.parquet",
+        ):
+            error = opened.explain(text, flow)
+            assert error is not None, text
+            assert (error.condition, error.retryable) == ("SOURCE_ROWS_LOST", False)
+        for name in ("table_quarantine/part-1.parquet", "table/_delta_log/_last_checkpoint"):
+            text = f"java.io.FileNotFoundException: {tmp_path / name}"
+            assert opened.explain(text, flow) is None
 
     def paths(self, folder: Path) -> tuple[str, ...]:
         return (str(folder / "table"),)

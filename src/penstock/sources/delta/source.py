@@ -1,5 +1,6 @@
 """Streams of Delta tables, the pipeline's own and others."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -119,14 +120,26 @@ class DeltaStream(OpenedSource):
                 hint='read its change feed (option "readChangeFeed"), ignore changes with option '
                 f'"skipChangeCommits", or --full-refresh {flow.target}; {flow.sink_reset}',
             )
-        if "DELTA_SCHEMA_CHANGED" in text:
+        is_final = "DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE" in text
+        if is_final or "DELTA_SCHEMA_CHANGED" in text:
             return flow_error(
                 "SOURCE_SCHEMA_CHANGED",
                 flow,
                 f"it reads a table whose columns changed: {self.path}",
-                retryable=True,  # a column that was added during the update is read then
+                # A column that was added during the update is read then.
+                retryable=not is_final,
                 hint="if a column was removed, renamed or has another type: "
                 f"--full-refresh {flow.target}; {flow.sink_reset}",
+            )
+        data_file = re.escape(f"{self.path}/") + "(?!_delta_log)"
+        if re.search(f"(?:FileNotFoundException|FILE_NOT_(?:EXIST|FOUND)).*{data_file}", text):
+            return flow_error(
+                "SOURCE_ROWS_LOST",
+                flow,
+                f"files with rows that were not read yet are missing, as after VACUUM: {self.path}",
+                hint=f"--full-refresh {flow.target} reads the newest version of the table; "
+                f"{flow.sink_reset}. A longer `delta.deletedFileRetentionDuration` of the table "
+                "keeps files for flows that do not run for a while",
             )
         if "DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE" in text:
             return flow_error(
