@@ -19,6 +19,7 @@ _SERVER = Path(__file__).with_name("atomic_moto.py")
 BUCKET = "lake"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "not-a-secret-at-all"}
 _START_SECONDS = 60.0
+_REFUSALS = {"busy": 503, "denied": 403}
 
 
 class S3Double:
@@ -60,8 +61,9 @@ class S3Double:
 class FaultyProxy:
     """Passes requests on to a server, except where `fault` says otherwise.
 
-    `fault` gets the number of the request, its method and its path, and returns `""`, `busy` (the
-    server never sees it; 503) or `lost` (the server carries it out; the client gets no answer).
+    `fault` gets the number of the request, its method and its path, and returns `""`, `busy` or
+    `denied` (the server never sees it; 503 or 403) or `lost` (the server carries it out; the client
+    gets no answer).
     """
 
     def __init__(self, port: int, fault: Callable[[int, str, str], str] | None = None) -> None:
@@ -90,8 +92,8 @@ class FaultyProxy:
                     proxy.counts["all"] += 1
                     kind = proxy.fault(proxy.counts["all"], self.command, self.path)
                     proxy.counts[kind or "passed"] += 1
-                if kind == "busy":
-                    self.send_response(503)
+                if kind in _REFUSALS:
+                    self.send_response(_REFUSALS[kind])
                     self.send_header("Content-Length", "0")
                     self.end_headers()
                     return

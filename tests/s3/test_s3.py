@@ -146,6 +146,21 @@ def test_small_files_of_a_checkpoint_are_not_looked_for_as_folders(
     assert requests == ["HEAD 0", "PUT 0", "PUT committed.json", "HEAD 0"]
 
 
+def test_error_of_a_refused_commit_names_the_bucket(
+    proxy: FaultyProxy, session: StoreSession
+) -> None:
+    table = f"s3a://{BUCKET}/refused"
+
+    def fault(number: int, method: str, path: str) -> str:
+        return "denied" if method == "PUT" and path.endswith(".json") else ""
+
+    with (
+        mock.patch.object(proxy, "fault", fault),
+        pytest.raises(AssertionError, match=f"AccessDeniedException: {table}/_delta_log/0+.json: "),
+    ):
+        session("sql", f"CREATE TABLE delta.`{table}` (n INT)")
+
+
 def test_replaced_object_is_read_again(server: S3Double, session: StoreSession) -> None:
     landing = Landing(server, "replaced")
     path = "s3a://replaced/in/0"  # of no known format, and opened as Spark opens its offsets

@@ -3,6 +3,7 @@ package penstock.storage;
 import java.io.FileNotFoundException;
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.AccessDeniedException;
 import java.nio.file.FileAlreadyExistsException;
 import java.util.Arrays;
 import java.util.concurrent.TimeUnit;
@@ -146,6 +147,12 @@ public final class StorageLease {
     }
     try (FSDataOutputStream stream = create.build()) {
       stream.write(content);
+    } catch (AccessDeniedException e) {
+      // The message of s3a lacks the bucket.
+      AccessDeniedException denied =
+          new AccessDeniedException(path.toString(), null, e.getReason());
+      denied.initCause(e.getCause());
+      throw denied;
     } catch (IOException e) {
       byte[] stored = read(files, path);
       if (stored == null) {
